@@ -39,6 +39,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3, help="of random reads, default: 3")
     parser.add_argument("--image", type=Path, default=TARGET / "bench-base.raw",
                         help="made if it is not there; default: %(default)s")
+    parser.add_argument("--accel", default="tcg", help="QEMU's accelerator, default: %(default)s")
     parser.add_argument("--server-cpu", type=int, help="default: as make bench's")
     parser.add_argument("--load-cpu", type=int, help="default: as make bench's")
     return parser.parse_args()
@@ -70,10 +71,9 @@ def kernel() -> tuple[Path, Path]:
     sys.exit("base.py: no kernel with an initrd in /boot")
 
 
-def boot(place: Path, disk: Path) -> float:
+def boot(place: Path, disk: Path, accel: str) -> float:
     """Seconds until a login is possible."""
     image, initrd = kernel()
-    accel = "kvm" if os.access("/dev/kvm", os.W_OK) else "tcg"
     command = ["qemu-system-x86_64", "-machine", f"q35,accel={accel}", "-m", "512M", "-nographic",
                "-no-reboot", "-kernel", image, "-initrd", initrd, "-append",
                "root=/dev/vda rw console=ttyS0 quiet systemd.mask=systemd-networkd-wait-online",
@@ -126,7 +126,7 @@ class Host:
 
     def boot(self, command: list, cpu: int) -> float:
         with running(command, self.socket, cpu):
-            return boot(self.place, self.socket)
+            return boot(self.place, self.socket, self.args.accel)
 
 
 def forget(path: Path) -> None:
@@ -218,7 +218,7 @@ def reads(args: argparse.Namespace, place: Path, cpus: tuple[int, int]) -> bool:
 
 def main() -> int:
     args = parse()
-    cpus = choose_cpus(args.server_cpu, args.load_cpu)
+    cpus = choose_cpus(args)
     make_image(args.image)
     # Direct I/O must work there, and paths of sockets be short.
     with tempfile.TemporaryDirectory(prefix="fathom-", dir="/var/tmp") as name:

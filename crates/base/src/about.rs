@@ -16,6 +16,9 @@ pub struct About {
     format: u32,
     /// As users write it.
     pub remote: String,
+    /// Of S3: whose, if it is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
     #[serde(flatten)]
     pub origin: Origin,
 }
@@ -36,8 +39,14 @@ impl About {
         About {
             format: FORMAT,
             remote: remote.to_owned(),
+            endpoint: endpoint_of(remote),
             origin,
         }
+    }
+
+    /// Whether it is of what this remote is now.
+    pub fn is_of(&self, remote: &str) -> bool {
+        self.remote == remote && self.endpoint == endpoint_of(remote)
     }
 
     /// None: there is no cache there, or none that is whole.
@@ -70,6 +79,13 @@ impl About {
     pub fn write(&self, dir: &Path) -> io::Result<()> {
         write_whole(dir, FILE, &serde_json::to_vec(self)?)
     }
+}
+
+/// The same bucket is another one elsewhere.
+fn endpoint_of(remote: &str) -> Option<String> {
+    let names = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+    let given = || names.iter().find_map(|name| std::env::var(name).ok());
+    remote.starts_with("s3://").then(given).flatten()
 }
 
 /// A file of `dir`, durable, as it was before or as it is to be.

@@ -118,6 +118,10 @@ impl Cache {
             .clone()
             .filter(|&stripe| !cache.live.has(stripe))
             .collect();
+        // A keeper that was killed while it took something away may not have said so yet.
+        gone.iter()
+            .for_each(|&stripe| cache.durable.set(stripe, false));
+        cache.durable.write()?;
         cache.punch(&gone)?;
         cache.present = all.clone().filter(|&stripe| cache.live.has(stripe)).count() as u32;
         cache.fresh = all
@@ -223,16 +227,20 @@ impl Cache {
     /// In order of their places. See the module's own words.
     fn remove(&mut self, stripes: &[u32]) -> io::Result<()> {
         self.removals += 1;
-        for &stripe in stripes {
-            if self.live.has(stripe) {
-                self.live.remove(stripe);
-                self.present -= 1;
-            }
+        // What is not there may be on its way to its place.
+        let there = stripes
+            .iter()
+            .copied()
+            .filter(|&stripe| self.live.has(stripe));
+        let stripes: Vec<u32> = there.collect();
+        for &stripe in &stripes {
+            self.live.remove(stripe);
+            self.present -= 1;
             self.durable.set(stripe, false);
         }
         self.fresh.retain(|stripe| self.live.has(*stripe));
         self.durable.write()?;
-        self.punch(stripes)
+        self.punch(&stripes)
     }
 
     /// A stripe that is not there, and of which a part may have been written: it has nothing again.

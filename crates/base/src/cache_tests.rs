@@ -83,6 +83,43 @@ fn data_that_could_not_be_made_durable_is_not_served() {
 }
 
 #[test]
+fn what_a_killed_keeper_was_taking_away_is_gone_after_a_loss_of_power_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cache = open_at(dir.path(), 0);
+    put(&mut cache, 5);
+    let synced = cache.sync().unwrap().run();
+    cache.synced(synced).unwrap();
+    // It had got no further.
+    cache.live.remove(5);
+    drop(cache);
+    assert!(there(&open_at(dir.path(), 0)).is_empty());
+    assert!(there(&open_at(dir.path(), 1)).is_empty());
+}
+
+#[test]
+fn what_comes_again_while_a_sync_fails_is_not_taken_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cache = open_at(dir.path(), 0);
+    put(&mut cache, 5);
+    let sync = cache.sync().unwrap();
+    assert_eq!(cache.evict(1).unwrap(), 1);
+    // On its way.
+    cache.data.write_all_at(&[6; 4096], 5 * STRIPE).unwrap();
+    let (stripes, removals) = (sync.stripes, sync.removals);
+    let outcome = Err(io::Error::from_raw_os_error(5));
+    let failed = Synced {
+        stripes,
+        removals,
+        outcome,
+    };
+    assert!(cache.synced(failed).is_err());
+    cache.add(5);
+    let mut data = [0; 4096];
+    cache.data.read_exact_at(&mut data, 5 * STRIPE).unwrap();
+    assert_eq!(data, [6; 4096]);
+}
+
+#[test]
 fn what_has_gone_meanwhile_does_not_become_durable() {
     let dir = tempfile::tempdir().unwrap();
     let mut cache = open_at(dir.path(), 0);

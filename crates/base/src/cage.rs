@@ -8,6 +8,7 @@ use fathom_storage::cached::Terms;
 use std::env;
 use std::fs::File;
 use std::io;
+use std::net::ToSocketAddrs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -46,6 +47,8 @@ pub fn shut_in(terms: &Terms) -> io::Result<()> {
         // Its library, before it cannot be loaded any more. Who wants the image hears of it.
         let _ = fathom_storage::rbd::prepare();
     }
+    // Likewise what names of hosts are looked up by.
+    let _ = ("localhost", 0).to_socket_addrs();
     let named = NAMED.iter().filter_map(env::var_os).map(PathBuf::from);
     let location = location.as_ref();
     let path = location.and_then(Location::path);

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 const LOCK: &str = "lock";
+const SOCKET: &str = "socket";
 
 /// The right to be an image's keeper, for as long as it is open.
 pub fn lock(place: &Path) -> io::Result<Option<File>> {
@@ -41,8 +42,8 @@ pub struct Listed {
     pub taken: u64,
     /// Somebody uses it.
     pub is_used: bool,
-    /// When something was last added.
-    pub changed: SystemTime,
+    /// When it was last in use, as far as is known.
+    pub used: SystemTime,
 }
 
 /// Those in `dir`, in the order of their names; none, if it is not there.
@@ -62,14 +63,27 @@ pub fn list(dir: &Path) -> io::Result<Vec<Listed>> {
 
 fn examine(place: &Path) -> Option<Listed> {
     let about = About::read(place).ok()??;
-    let data = fs::metadata(place.join(cache::DATA)).ok()?;
+    let data = fs::metadata(place.join(cache::DATA)).ok();
+    // A keeper makes its socket when it begins.
+    let times = [
+        data.as_ref().and_then(|data| data.modified().ok()),
+        begun(place),
+    ];
     Some(Listed {
         about,
         place: place.to_owned(),
-        taken: data.blocks() * 512,
+        taken: data.map_or(0, |data| data.blocks() * 512),
         is_used: !matches!(lock(place), Ok(Some(_))),
-        changed: data.modified().ok()?,
+        used: times
+            .into_iter()
+            .flatten()
+            .max()
+            .unwrap_or(SystemTime::UNIX_EPOCH),
     })
+}
+
+fn begun(place: &Path) -> Option<SystemTime> {
+    fs::metadata(place.join(SOCKET)).ok()?.modified().ok()
 }
 
 /// Removes one that nobody uses; false: somebody does.
@@ -80,7 +94,7 @@ pub fn remove(place: &Path) -> io::Result<bool> {
     // Who comes now waits for the lock, and begins anew: what is there is his, and nothing is there.
     About::forget(place)?;
     cache::forget(place)?;
-    for name in [crate::profile::FILE, "socket", LOCK] {
+    for name in [crate::profile::FILE, SOCKET, LOCK] {
         let _ = fs::remove_file(place.join(name));
     }
     let _ = fs::remove_dir(place);
@@ -88,20 +102,33 @@ pub fn remove(place: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Makes room of at least so many bytes, by caches that nobody uses: the oldest first, as a whole. Returns what all
-/// the others take then.
-pub fn others(dir: &Path, own: &Path, too_many: impl Fn(u64) -> bool) -> io::Result<u64> {
+/// What all caches but one's own take, and how many of them are in use.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Others {
+    pub taken: u64,
+    pub used: u32,
+}
+
+/// Looks at the others, and makes room if they take too much: by those that nobody uses, the one that was not used
+/// for longest first. What they were of stays known.
+pub fn others(dir: &Path, own: &Path, too_many: impl Fn(u64) -> bool) -> io::Result<Others> {
     let mut others = list(dir)?;
-    others.retain(|other| other.place != own);
-    others.sort_by_key(|other| other.changed);
-    let mut taken: u64 = others.iter().map(|other| other.taken).sum();
+    others.retain(|other| other.place != own && other.taken > 0);
+    others.sort_by_key(|other| other.used);
+    let mut all = Others {
+        taken: others.iter().map(|other| other.taken).sum(),
+        used: others.iter().filter(|other| other.is_used).count() as u32,
+    };
     for other in others.iter().filter(|other| !other.is_used) {
-        if !too_many(taken) {
+        if !too_many(all.taken) {
             break;
         }
-        if remove(&other.place)? {
-            taken -= other.taken;
+        // (What cannot be removed is the affair of who looks after the directory.)
+        if let Ok(Some(_lock)) = lock(&other.place)
+            && cache::forget(&other.place).is_ok()
+        {
+            all.taken -= other.taken;
         }
     }
-    Ok(taken)
+    Ok(all)
 }

@@ -3,21 +3,20 @@
 use crate::about::{About, Origin};
 use crate::away::Away;
 use crate::cache::{self, Cache};
-use crate::directory;
+use crate::directory::{self, Others};
+use crate::known::{check_known, first_profile};
+use crate::landing::land;
 use crate::profile;
 use crate::queue::{Early, Queue, Why};
 use crate::rate::Rate;
 use crate::remote::{Problem, Remote};
 use crate::users::{Event, Users};
 use fathom_storage::cached::Terms;
-use fathom_storage::cached::wire::{FromKeeper, Geometry, Run, ToKeeper, VERSION};
+use fathom_storage::cached::wire::{FromKeeper, Geometry, Identity, Run, ToKeeper, VERSION};
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::task::{spawn_blocking, spawn_local};
@@ -28,8 +27,6 @@ const LINGER: Duration = Duration::from_secs(10);
 /// How often what has come is made durable, and what others take is looked at.
 const SYNC: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_secs(10);
-/// What does not come within this time does not come.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Those who wait are told of it after this time.
 const SLOW: Duration = Duration::from_secs(5);
 /// Bytes in flight at once.
@@ -51,10 +48,11 @@ pub struct Keeper {
     away: Option<Away>,
     rate: Rate,
     profile: Vec<u32>,
-    /// How often a stripe was not what it should be.
-    tries: HashMap<u32, u32>,
-    /// Bytes that the other caches take.
-    others: u64,
+    /// How often a stripe has not come, or not as it should be; and how many had come before that.
+    tries: HashMap<u32, (u32, u64)>,
+    /// How many stripes have come.
+    landings: u64,
+    others: Others,
     times: Times,
     is_syncing: bool,
     most: usize,
@@ -74,6 +72,9 @@ struct Times {
     looked: Instant,
     landed: Instant,
     used: Instant,
+    /// When there was no room for what nobody asks for, and when the file system was full.
+    full: Option<Instant>,
+    space: Option<Instant>,
 }
 
 impl Keeper {
@@ -82,7 +83,9 @@ impl Keeper {
         let place = terms.place();
         let failed = |error: io::Error| format!("its cache at {}: {error}", place.display());
         let about = About::read(&place).map_err(failed)?;
-        let about = about.filter(|about| about.remote == terms.remote);
+        if let Some(about) = &about {
+            check_known(about, &terms)?;
+        }
         let (origin, remote) = match about {
             Some(about) => (about.origin, Link::None),
             None => {
@@ -105,6 +108,10 @@ impl Keeper {
             .write(&place)
             .map_err(failed)?;
         let stripes = geometry.stripes() as u32;
+        let of_its_own = match &remote {
+            Link::Open(remote) => remote.profile(),
+            _ => Vec::new(),
+        };
         let now = Instant::now();
         // What is on its way is not to drive away what has just come, and is not read yet.
         let part = terms.cache.size / 8;
@@ -112,15 +119,18 @@ impl Keeper {
             queue: Queue::new(stripes, geometry.stripe, part),
             users: Users::new(events.clone()),
             rate: Rate::new(terms.cache.rate, geometry.stripe),
-            profile: first_profile(&terms, &place, &origin, &remote),
+            profile: first_profile(&terms, &place, &origin, of_its_own),
             most: (FLYING.min(part) / geometry.stripe).clamp(2, 64) as usize,
             tries: HashMap::new(),
-            others: 0,
+            landings: 0,
+            others: Others::default(),
             times: Times {
                 synced: now,
                 looked: now,
                 landed: now,
                 used: now,
+                full: None,
+                space: None,
             },
             is_syncing: false,
             away: None,
@@ -175,8 +185,12 @@ impl Keeper {
     fn take_in(&mut self, event: Event) {
         match event {
             Event::Came(socket) => {
+                let image = Identity {
+                    remote: self.terms.remote.clone(),
+                    version: self.origin.version.clone(),
+                };
                 let away = self.away.as_ref().map(|away| &*away.text);
-                let admitted = self.users.admit(socket, &self.cache, away);
+                let admitted = self.users.admit(socket, (&self.cache, image), away);
                 self.report(admitted, "cannot be shown to a user");
                 self.queue.begin(&self.profile);
             }
@@ -193,8 +207,8 @@ impl Keeper {
                 let synced = self.cache.synced(synced);
                 self.report(synced, "cannot be made durable");
             }
-            Event::Others(taken) => match taken {
-                Ok(taken) => self.others = taken,
+            Event::Others(others) => match others {
+                Ok(others) => self.have_others(others),
                 failed => self.report(failed.map(drop), "has neighbours that cannot be looked at"),
             },
         }
@@ -221,6 +235,11 @@ impl Keeper {
 
     fn used(&mut self, user: u64, runs: &[Run]) {
         let stripes = self.cache.geometry().stripes() as u32;
+        let all: u64 = runs.iter().map(|(_, count)| u64::from(*count)).sum();
+        if all > u64::from(stripes) {
+            // Each can be used once only.
+            return drop(self.users.leave(user));
+        }
         for (first, count) in runs {
             let end = first.saturating_add(*count).min(stripes);
             (*first..end).for_each(|stripe| self.cache.is_used(stripe));
@@ -241,24 +260,21 @@ impl Keeper {
     /// Begins to fetch what is next.
     fn fetch(&mut self) {
         while self.may_fetch() {
-            let early = match self.queue.in_flight() < self.most / 2 && self.rate.may() {
-                false => Early::Nothing,
-                true if self.users.wait() => Early::Profile,
-                true if self.users.is_empty() => Early::Nothing,
-                true => Early::All,
-            };
-            let cache = &self.cache;
-            let Some((stripe, why)) = self.queue.next(early, |stripe| cache.has(stripe)) else {
+            let early = self.early();
+            let (cache, users) = (&self.cache, &self.users);
+            let has = |stripe| cache.has(stripe);
+            let waits = |stripe| users.wait_for(stripe);
+            let Some((stripe, why)) = self.queue.next(early, has, waits) else {
                 return;
             };
             if !self.make_room(why) {
-                // What nobody asks for is not worth what others use: no more of that.
-                self.queue.landed(stripe);
-                self.rate = Rate::new(0, self.origin.stripe);
+                // What nobody asks for is not worth what others use: no more of that for a while.
+                self.queue.put_back(stripe);
+                self.times.full = Some(Instant::now());
                 continue;
             }
             let Link::Open(remote) = &self.remote else {
-                self.queue.failed(stripe);
+                self.queue.put_back(stripe);
                 return self.open_remote();
             };
             if why == Why::Early {
@@ -270,6 +286,17 @@ impl Keeper {
                 let outcome = land(&remote, data, stripe, at).await;
                 let _ = events.send(Event::Landed(stripe, outcome)).await;
             });
+        }
+    }
+
+    /// What of that which nobody asks for may be fetched now.
+    fn early(&mut self) -> Early {
+        let is_full = self.times.full.is_some_and(|then| then.elapsed() < LOOK);
+        match self.queue.in_flight() < self.most / 2 && !is_full && self.rate.may() {
+            false => Early::Nothing,
+            true if self.users.wait() => Early::Profile,
+            true if self.users.is_empty() => Early::Nothing,
+            true => Early::All,
         }
     }
 
@@ -288,8 +315,8 @@ impl Keeper {
         self.remote = Link::Opening;
         let (terms, events) = (self.terms.clone(), self.events.clone());
         spawn_local(async move {
-            let opened = timeout(PATIENCE, Remote::open(&terms)).await;
-            let opened = opened.unwrap_or_else(|_| Err(Problem::Away("it does not answer".into())));
+            // It ends by itself, and there are not to be two. (Those who wait are told that it takes long.)
+            let opened = Remote::open(&terms).await;
             let _ = events.send(Event::Opened(opened.map(Rc::new))).await;
         });
     }
@@ -327,9 +354,11 @@ impl Keeper {
 
     fn landed(&mut self, stripe: u32, outcome: Result<(), Problem>) {
         self.times.landed = Instant::now();
-        if !matches!(outcome, Err(Problem::Away(_))) && self.away.take().is_some() {
+        let is_away = matches!(outcome, Err(Problem::Away(_) | Problem::Full));
+        if !is_away && self.away.take().is_some() {
             self.users.tell_all(&FromKeeper::Back);
         }
+        self.landings += u64::from(outcome.is_ok());
         match outcome {
             Ok(()) => {
                 self.cache.add(stripe);
@@ -348,22 +377,20 @@ impl Keeper {
     fn has_not_come(&mut self, stripe: u32, problem: Problem) {
         match problem {
             Problem::Away(text) => {
+                // While others come, it is this one that does not.
+                if self.others_come(stripe) {
+                    self.queue.landed(stripe);
+                    return self.users.tell(stripe, Some(&text));
+                }
                 self.queue.failed(stripe);
                 self.fails(text);
             }
             Problem::Full => {
                 self.queue.failed(stripe);
-                let present = self.cache.present() as usize;
-                let evicted = self.cache.evict((present / 8).max(1));
-                if !matches!(evicted, Ok(1..)) {
-                    let place = self.place.display();
-                    self.fails(format!(
-                        "its cache at {place} has no space left on its file system"
-                    ));
-                }
+                self.make_space();
             }
             Problem::Wrong(text) => {
-                let tries = self.tries.entry(stripe).or_default();
+                let (tries, _) = self.tries.entry(stripe).or_default();
                 *tries += 1;
                 if *tries < TRIES {
                     return self.queue.failed(stripe);
@@ -379,21 +406,78 @@ impl Keeper {
         }
     }
 
+    /// Whether this one has failed again and again while others have come.
+    fn others_come(&mut self, stripe: u32) -> bool {
+        let (tries, since) = self.tries.entry(stripe).or_insert((0, self.landings));
+        *tries += 1;
+        let is_so = *tries > TRIES && self.landings > *since;
+        if is_so {
+            self.tries.remove(&stripe);
+        }
+        is_so
+    }
+
+    /// The file system is full: a part of the cache goes, once for all who have found it so.
+    fn make_space(&mut self) {
+        if self
+            .times
+            .space
+            .is_some_and(|then| then.elapsed() < Duration::from_millis(200))
+        {
+            return;
+        }
+        self.times.space = Some(Instant::now());
+        let present = self.cache.present() as usize;
+        let evicted = self.cache.evict((present / 8).max(1));
+        if !matches!(evicted, Ok(1..)) {
+            let place = self.place.display();
+            let text = format!("its cache at {place} has no space left on its file system");
+            self.fails(text);
+        }
+    }
+
+    /// What it may have at least, whatever others take.
+    fn share(&self) -> u64 {
+        self.terms.cache.size / (u64::from(self.others.used) + 1)
+    }
+
     /// For one stripe more. False: it would cost another one, and is not worth that.
     fn make_room(&mut self, why: Why) -> bool {
         let flying = self.queue.in_flight() as u64 * self.origin.stripe;
-        let taken = self.cache.taken() + self.others + flying;
-        if taken <= self.terms.cache.size {
+        let own = self.cache.taken() + flying;
+        let most = self
+            .terms
+            .cache
+            .size
+            .saturating_sub(self.others.taken)
+            .max(self.share());
+        if own <= most {
             return true;
         }
         if why == Why::Early {
             return false;
         }
-        let excess = (taken - self.terms.cache.size).div_ceil(self.origin.stripe) as usize;
-        let part = self.cache.present() as usize / 32;
-        let evicted = self.cache.evict(excess.max(part));
-        self.report(evicted.map(drop), "cannot be made smaller");
+        let part = u64::from(self.cache.present() / 32) * self.origin.stripe;
+        self.shrink((own - most).max(part));
         true
+    }
+
+    /// Those who have more than their share give others theirs.
+    fn have_others(&mut self, others: Others) {
+        self.others = others;
+        let own = self.cache.taken();
+        let excess = (own + others.taken).saturating_sub(self.terms.cache.size);
+        let more = own.saturating_sub(self.share());
+        if excess.min(more) > 0 {
+            self.shrink(excess.min(more));
+        }
+    }
+
+    fn shrink(&mut self, bytes: u64) {
+        let evicted = self
+            .cache
+            .evict(bytes.div_ceil(self.origin.stripe) as usize);
+        self.report(evicted.map(drop), "cannot be made smaller");
     }
 
     /// What is done from time to time.
@@ -451,43 +535,4 @@ impl Keeper {
             );
         }
     }
-}
-
-/// What boots read first: as was recorded here; as is said; as the image says.
-fn first_profile(terms: &Terms, place: &Path, origin: &Origin, remote: &Link) -> Vec<u32> {
-    let read = |path: &Path| match profile::read(path, origin.stripe) {
-        Ok(profile) => profile,
-        Err(error) => {
-            tracing::warn!("{}: {error}: boots are not foreseen", path.display());
-            Vec::new()
-        }
-    };
-    let own = read(&place.join(profile::FILE));
-    let given = terms.cache.profile.as_deref().map(read).unwrap_or_default();
-    let with_it = match remote {
-        Link::Open(remote) => remote.profile(),
-        _ => Vec::new(),
-    };
-    profile::merge(own, &profile::merge(given, &with_it))
-}
-
-/// A stripe, from where it comes to its place.
-async fn land(remote: &Remote, data: Arc<File>, stripe: u32, at: u64) -> Result<(), Problem> {
-    let bytes = timeout(PATIENCE, remote.fetch(stripe)).await;
-    let bytes = bytes.unwrap_or_else(|_| Err(Problem::Away("it does not answer".into())))?;
-    let write = move || match is_zero(&bytes) {
-        // There is nothing, which reads as this.
-        true => Ok(()),
-        false => data.write_all_at(&bytes, at),
-    };
-    let written = spawn_blocking(write).await;
-    let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
-    written.map_err(|error| match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Problem::Full,
-        _ => Problem::Away(format!("its cache cannot be written to: {error}")),
-    })
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|&byte| byte == 0)
 }

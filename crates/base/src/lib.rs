@@ -14,6 +14,8 @@ mod cage;
 mod directory;
 mod durable;
 mod keeper;
+mod known;
+mod landing;
 mod life;
 mod profile;
 mod queue;

@@ -9,9 +9,10 @@ use fathom_storage::cached::Terms;
 use fathom_storage::cached::finder::{dial, open_place, socket_in};
 use fathom_storage::cached::wire::{self, FromKeeper};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -60,6 +61,11 @@ pub fn keep(terms: Terms) -> Result<(), String> {
 fn take(place: &Path) -> io::Result<Option<Post>> {
     let deadline = Instant::now() + TURN;
     let lock = loop {
+        // Whoever had it may have removed it.
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(place)?;
         match directory::lock(place)? {
             Some(lock) => break lock,
             None if dial(place).is_ok() || Instant::now() > deadline => return Ok(None),
@@ -90,6 +96,7 @@ fn take(place: &Path) -> io::Result<Option<Post>> {
 }
 
 async fn serve(terms: Terms, post: Post) -> Result<(), String> {
+    let socket = terms.place().join("socket");
     let (events, mut happened) = channel(EVENTS);
     let listener = watched(post.listener);
     let listener = listener.map_err(|error| error.to_string())?;
@@ -110,7 +117,10 @@ async fn serve(terms: Terms, post: Post) -> Result<(), String> {
         }
     };
     keeper.run(&mut happened).await;
-    keeper.finish();
+    // Who comes now comes to the next one, which waits for the lock.
+    let _ = fs::remove_file(&socket);
     accepting.abort();
+    let _ = accepting.await;
+    keeper.finish();
     Ok(())
 }

@@ -71,16 +71,24 @@ impl Queue {
 
     /// Somebody waits for these, of which `has` are there.
     pub fn want(&mut self, (first, count): Run, has: impl Fn(u32) -> bool) {
+        let mut is_new = false;
         for stripe in first..first + count {
             match self.flying.get_mut(&stripe) {
-                Some(why) => *why = Why::Wanted,
+                Some(why) => {
+                    is_new |= *why != Why::Wanted;
+                    *why = Why::Wanted;
+                }
                 None if !has(stripe) && self.waiting.insert(stripe) => {
-                    self.wanted.push_back(stripe)
+                    is_new = true;
+                    self.wanted.push_back(stripe);
                 }
                 None => {}
             }
         }
-        self.look_ahead(first, first + count);
+        // Who only asks again has not gone on.
+        if is_new {
+            self.look_ahead(first, first + count);
+        }
     }
 
     /// What follows on `from..to`.
@@ -112,13 +120,19 @@ impl Queue {
     }
 
     /// The next one, which is in flight from now on.
-    pub fn next(&mut self, early: Early, has: impl Fn(u32) -> bool) -> Option<(u32, Why)> {
+    /// `waits`: whether somebody still waits for it.
+    pub fn next(
+        &mut self,
+        early: Early,
+        has: impl Fn(u32) -> bool,
+        waits: impl Fn(u32) -> bool,
+    ) -> Option<(u32, Why)> {
         let is_out = |flying: &HashMap<u32, Why>, stripe: &u32| {
             !has(*stripe) && !flying.contains_key(stripe)
         };
         while let Some(stripe) = self.wanted.pop_front() {
             self.waiting.remove(&stripe);
-            if is_out(&self.flying, &stripe) {
+            if waits(stripe) && is_out(&self.flying, &stripe) {
                 return Some(self.fly(stripe, Why::Wanted));
             }
         }
@@ -168,10 +182,18 @@ impl Queue {
         self.flying.remove(&stripe);
     }
 
-    /// It has not come, and is to be tried again, before others.
+    /// It has not come, and is to be tried again if somebody waits for it: after the others.
     pub fn failed(&mut self, stripe: u32) {
+        if self.flying.remove(&stripe) == Some(Why::Wanted) && self.waiting.insert(stripe) {
+            self.wanted.push_back(stripe);
+        }
+    }
+
+    /// Nobody tried to fetch it.
+    pub fn put_back(&mut self, stripe: u32) {
         match self.flying.remove(&stripe) {
             Some(Why::Wanted) if self.waiting.insert(stripe) => self.wanted.push_front(stripe),
+            Some(Why::Ahead) => self.ahead.push_front(stripe),
             Some(Why::Early) => self.profile.push_front(stripe),
             _ => {}
         }
@@ -186,7 +208,7 @@ mod tests {
 
     fn all(queue: &mut Queue, early: Early, has: impl Fn(u32) -> bool) -> Vec<u32> {
         let mut order = Vec::new();
-        while let Some((stripe, _)) = queue.next(early, &has) {
+        while let Some((stripe, _)) = queue.next(early, &has, |_| true) {
             order.push(stripe);
         }
         order
@@ -207,8 +229,11 @@ mod tests {
         assert_eq!(queue.in_flight(), 11);
         // In flight is in flight.
         queue.want((0, 12), NONE);
-        assert_eq!(queue.next(Early::All, NONE), Some((9, Why::Wanted)));
-        assert_eq!(queue.next(Early::All, NONE), None);
+        assert_eq!(
+            queue.next(Early::All, NONE, |_| true),
+            Some((9, Why::Wanted))
+        );
+        assert_eq!(queue.next(Early::All, NONE, |_| true), None);
     }
 
     #[test]
@@ -230,13 +255,19 @@ mod tests {
     fn what_has_failed_comes_again() {
         let mut queue = Queue::new(10, 1 << 20, 1 << 30);
         queue.want((3, 1), NONE);
-        assert_eq!(queue.next(Early::Nothing, NONE), Some((3, Why::Wanted)));
+        assert_eq!(
+            queue.next(Early::Nothing, NONE, |_| true),
+            Some((3, Why::Wanted))
+        );
         queue.failed(3);
-        assert_eq!(queue.next(Early::Nothing, NONE), Some((3, Why::Wanted)));
+        assert_eq!(
+            queue.next(Early::Nothing, NONE, |_| true),
+            Some((3, Why::Wanted))
+        );
         queue.landed(3);
         assert_eq!(all(&mut queue, Early::Nothing, |stripe| stripe == 3), [4]);
         queue.failed(4);
-        assert_eq!(queue.next(Early::Nothing, NONE), None);
+        assert_eq!(queue.next(Early::Nothing, NONE, |_| true), None);
         // It is among the rest.
         assert!(all(&mut queue, Early::All, NONE).contains(&4));
     }
@@ -245,9 +276,15 @@ mod tests {
     fn a_stripe_on_its_way_becomes_urgent() {
         let mut queue = Queue::new(10, 1 << 20, 1 << 30);
         queue.begin(&[8]);
-        assert_eq!(queue.next(Early::All, NONE), Some((8, Why::Early)));
+        assert_eq!(
+            queue.next(Early::All, NONE, |_| true),
+            Some((8, Why::Early))
+        );
         queue.want((8, 1), NONE);
         queue.failed(8);
-        assert_eq!(queue.next(Early::Nothing, NONE), Some((8, Why::Wanted)));
+        assert_eq!(
+            queue.next(Early::Nothing, NONE, |_| true),
+            Some((8, Why::Wanted))
+        );
     }
 }

@@ -1,9 +1,10 @@
 //! Who uses the image: a task for each, which takes in what he says.
 
 use crate::cache::{Cache, Synced};
+use crate::directory::Others;
 use crate::profile::Recording;
 use crate::remote::{Problem, Remote};
-use fathom_storage::cached::wire::{self, FromKeeper, MAX_WANTED, Run, ToKeeper};
+use fathom_storage::cached::wire::{self, FromKeeper, Identity, MAX_WANTED, Run, ToKeeper};
 use rustix::fs::OFlags;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -33,7 +34,7 @@ pub enum Event {
     Opened(Result<Rc<Remote>, Problem>),
     Synced(Synced),
     /// What the other caches take.
-    Others(io::Result<u64>),
+    Others(io::Result<Others>),
 }
 
 struct User {
@@ -77,8 +78,18 @@ impl Users {
         !self.waiting.is_empty()
     }
 
+    /// Whether somebody waits for this one.
+    pub fn wait_for(&self, stripe: u32) -> bool {
+        self.waiting.contains_key(&stripe)
+    }
+
     /// Show the cache to who has come.
-    pub fn admit(&mut self, socket: OwnedFd, cache: &Cache, away: Option<&str>) -> io::Result<()> {
+    pub fn admit(
+        &mut self,
+        socket: OwnedFd,
+        (cache, image): (&Cache, Identity),
+        away: Option<&str>,
+    ) -> io::Result<()> {
         if self.all.len() >= MOST {
             let _ = wire::send(
                 &socket,
@@ -90,7 +101,11 @@ impl Users {
         rustix::fs::fcntl_setfl(&socket, OFlags::NONBLOCK)?;
         let files = cache.shown()?;
         let files = [files[0].as_fd(), files[1].as_fd()];
-        wire::send(&socket, &FromKeeper::Welcome(*cache.geometry()), &files)?;
+        wire::send(
+            &socket,
+            &FromKeeper::Welcome(*cache.geometry(), image),
+            &files,
+        )?;
         if let Some(away) = away {
             wire::send(&socket, &FromKeeper::Away(away.to_owned()), &[])?;
         }
@@ -125,6 +140,9 @@ impl Users {
         let Some(user) = self.all.get_mut(&number) else {
             return true;
         };
+        if count as usize > MAX_WANTED {
+            return false;
+        }
         for stripe in first..first + count {
             if has(stripe) {
                 continue;

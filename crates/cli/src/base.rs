@@ -3,6 +3,7 @@
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use fathom_base::{Listed, list, profile_of, remove};
+use fathom_storage::Location;
 use fathom_storage::cached::{CacheTerms, Terms};
 use fathom_units::short_size;
 use serde_json::json;
@@ -68,7 +69,13 @@ impl ImageArgs {
             dir: self.dir.dir(),
             ..CacheTerms::default()
         };
-        Terms::new(self.image, cache).place()
+        // As disks have it.
+        let location = Location::cached(&self.image).ok();
+        let remote = location
+            .as_ref()
+            .and_then(Location::remote)
+            .unwrap_or(&self.image);
+        Terms::new(remote.to_owned(), cache).place()
     }
 }
 
@@ -81,8 +88,9 @@ pub fn run(command: BaseCommand) -> anyhow::Result<()> {
 }
 
 /// A keeper's whole life.
-pub fn keep(terms: &str) -> anyhow::Result<()> {
-    let terms: Terms = serde_json::from_str(terms).context("its terms are not understood")?;
+pub fn keep() -> anyhow::Result<()> {
+    let terms = serde_json::from_reader::<_, Terms>(std::io::stdin().lock());
+    let terms = terms.context("its terms are not understood")?;
     let remote = fathom_img::shown(&terms.remote);
     fathom_base::keep(terms).map_err(|problem| anyhow::anyhow!("{remote}: {problem}"))
 }

@@ -238,7 +238,15 @@ fn as_seen_elsewhere(mut table: DiskTable) -> anyhow::Result<DiskTable> {
     if let Some(SocketSpec::Path(path)) = &mut table.vhost_user {
         *path = absolute(path)?;
     }
+    if let Some(base) = &mut table.base {
+        let location = Location::cached(base).map_err(anyhow::Error::msg)?;
+        *base = location.remote().unwrap_or_default().to_owned();
+    }
     let files = table.data_file.iter_mut().chain(&mut table.trace);
+    let files = files.chain(&mut table.base_cache);
+    let files = files
+        .chain(&mut table.base_manifest)
+        .chain(&mut table.base_profile);
     for path in files.chain(&mut table.allow_dirs) {
         *path = absolute(path)?;
     }

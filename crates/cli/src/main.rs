@@ -88,11 +88,12 @@ enum Command {
     /// Keeps a base image, for those who use it, of whom the first starts it
     #[command(hide = true)]
     BaseKeeper {
-        terms: String,
+        place: std::path::PathBuf,
     },
     /// Starts successors of a server, which starts it
     #[command(hide = true)]
     Starter {
+        sandbox: fathom_daemon::SandboxMode,
         #[arg(last = true)]
         arguments: Vec<OsString>,
     },
@@ -149,13 +150,15 @@ fn main() -> ExitCode {
         Command::Breakdown(args) => breakdown::run(args),
         Command::Img(args) => img::run(args),
         Command::Base(args) => base::run(args),
-        Command::BaseKeeper { terms } => base::keep(&terms),
+        Command::BaseKeeper { .. } => base::keep(),
         Command::Lab(args) => lab::run(args),
         Command::Report(args) => report::run(args),
         Command::Guest(args) => guest::run(args),
         Command::Man(args) => manual::man(&args),
         Command::Completions(args) => manual::completions(&args),
-        Command::Starter { arguments } => start_successors(&arguments).map_err(Into::into),
+        Command::Starter { sandbox, arguments } => {
+            start_successors(sandbox, &arguments).map_err(Into::into)
+        }
         Command::Tenant { .. } => tenant.map_or(Ok(()), serve_tenant).map_err(Into::into),
     };
     repeats.tell();

@@ -50,6 +50,8 @@ const IOCTLS: [u64; 8] = [
     0x5421,      // FIONBIO
 ];
 
+const FIONREAD: u64 = 0x541b;
+
 /// Whether standard error is a terminal.
 const TCGETS: u64 = 0x5401;
 
@@ -247,6 +249,8 @@ pub(crate) fn network() -> Calls {
     let calls = Calls::default()
         .any(&[libc::SYS_socket, libc::SYS_connect, libc::SYS_bind])
         .any(&[libc::SYS_sendmmsg, libc::SYS_recvmmsg]);
+    // How much a name server has answered.
+    let calls = calls.one_of(SYS_ioctl, 1, &[FIONREAD]);
     #[cfg(target_arch = "x86_64")]
     let calls = calls.any(&[libc::SYS_epoll_create, libc::SYS_chmod]);
     calls

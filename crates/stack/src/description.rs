@@ -139,8 +139,7 @@ impl Description {
 
     /// Where the image below comes from.
     pub(crate) fn base_location(&self) -> Result<Option<Location>, String> {
-        let parse = |base: &String| Location::parse(format!("cached:{base}").as_ref());
-        let parsed = self.base.as_ref().map(parse).transpose();
+        let parsed = self.base.as_deref().map(Location::cached).transpose();
         parsed.map_err(|error| format!("--base: {error}"))
     }
 

@@ -178,15 +178,6 @@ enum Reach {
     Beside(Location, OpenOptions),
 }
 
-impl Base {
-    /// As users write it.
-    fn remote(&self) -> String {
-        let text = self.location.to_string();
-        text.split_once(':')
-            .map_or_else(String::new, |(_, remote)| remote.to_owned())
-    }
-}
-
 /// The external data file of one image, as the user names both.
 struct DataFile {
     image: PathBuf,
@@ -270,7 +261,7 @@ impl ImageOpener {
                 problem: format!(
                     "has no backing file: --base is for images that are above one (`fathom img create -b {}` makes \
                      one)",
-                    base.remote()
+                    base.location.remote().unwrap_or_default()
                 ),
             });
         }

@@ -68,6 +68,11 @@ pub(crate) trait Place: fmt::Display + Send + Sync {
         None
     }
 
+    /// Where a base image comes from, of those that are kept on this host.
+    fn remote(&self) -> Option<&str> {
+        None
+    }
+
     /// The directory of files that say how it is reached, if it names some.
     fn settings_dir(&self) -> Option<&Path> {
         None

@@ -71,6 +71,16 @@ impl Location {
             .map_or_else(|| self.to_string().into(), Path::to_owned)
     }
 
+    /// A base image that comes from there, and is kept on this host.
+    pub fn cached(remote: &str) -> Result<Location, String> {
+        Location::parse(format!("cached:{remote}").as_ref())
+    }
+
+    /// Where it comes from, of those.
+    pub fn remote(&self) -> Option<&str> {
+        self.place.remote()
+    }
+
     /// The directory of files that say how it is reached, if it names some.
     pub fn settings_dir(&self) -> Option<&Path> {
         self.place.settings_dir()

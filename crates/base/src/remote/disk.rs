@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use tokio::sync::oneshot;
-use tokio::task::spawn_blocking;
 
 /// Who waits for which answer.
 type Waiting = Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>;
@@ -24,12 +23,12 @@ pub struct RemoteDisk {
     size: u64,
 }
 
-fn options() -> OpenOptions {
+fn options(growable: bool) -> OpenOptions {
     OpenOptions {
         cache: Cache::Writeback,
         read_only: true,
         discard: false,
-        growable: true,
+        growable,
         force_share: false,
         patient: false,
         succeeds: false,
@@ -47,8 +46,13 @@ fn options() -> OpenOptions {
 
 impl RemoteDisk {
     pub async fn open(remote: String) -> Result<RemoteDisk, Problem> {
-        let opened = spawn_blocking(move || open(&remote)).await;
-        opened.unwrap_or_else(|error| Err(Problem::Away(error.to_string())))
+        // (Not one of the threads that write, which what never comes could take up.)
+        let (sender, opened) = oneshot::channel();
+        let job = move || drop(sender.send(open(&remote)));
+        let started = Builder::new().name("remote".into()).spawn(job);
+        started.map_err(|error| Problem::Away(error.to_string()))?;
+        let gone = |_| Err(Problem::Away("its thread has ended".into()));
+        opened.await.unwrap_or_else(gone)
     }
 
     /// In bytes.
@@ -83,6 +87,16 @@ impl RemoteDisk {
     }
 }
 
+impl Drop for RemoteDisk {
+    /// What is in flight has to end first, which may take long.
+    fn drop(&mut self) {
+        let client = self.client.take();
+        let _ = Builder::new()
+            .name("remote ends".into())
+            .spawn(move || drop(client));
+    }
+}
+
 fn waiting(all: &Waiting) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<Answer>>> {
     all.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -93,7 +107,9 @@ fn open(remote: &str) -> Result<RemoteDisk, Problem> {
         return Err(Problem::Never("a base image comes from elsewhere".into()));
     }
     let away = |error: fathom_core::DiskError| Problem::Away(error.to_string());
-    let opened = location.open(&options()).map_err(away)?;
+    // A file's last sector need not be whole.
+    let is_file = location.path().is_some();
+    let opened = location.open(&options(is_file)).map_err(away)?;
     let size = match &opened.bytes {
         Some(bytes) => bytes
             .len()
@@ -103,6 +119,10 @@ fn open(remote: &str) -> Result<RemoteDisk, Problem> {
             .as_ref()
             .map_or(opened.disk.info().size, |file| file.info().size),
     };
+    if let Some(file) = &opened.file {
+        // One that becomes shorter is being written to, and has no zeroes there.
+        file.guard_end(Arc::new(move |end| end >= size));
+    }
     opened.disk.activate().map_err(away)?;
     let mut job = Job::default();
     let client = job

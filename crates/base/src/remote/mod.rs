@@ -140,13 +140,13 @@ async fn open(remote: &str) -> Result<(Way, u64, String), Problem> {
 }
 
 /// Of what is in it, whenever it was made.
-fn version_of(manifest: &Manifest) -> String {
+pub fn version_of(manifest: &Manifest) -> String {
     let hash = |stripe: &Option<Hash>| stripe.map_or([0; Hash::LEN], |hash| hash.0);
     let hashes: Vec<u8> = manifest.stripes().iter().flat_map(hash).collect();
     Hash::of(&hashes).to_string()
 }
 
-fn read_manifest(path: &Path) -> Result<Manifest, String> {
+pub fn read_manifest(path: &Path) -> Result<Manifest, String> {
     let told = |problem: String| format!("--base-manifest {}: {problem}", path.display());
     let bytes = std::fs::read(path).map_err(|error| told(error.to_string()))?;
     Manifest::parse(&bytes).map_err(told)

@@ -15,7 +15,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// By which `fathom serve` is told that its standard input is a predecessor.
 pub const TAKE_OVER: &str = "--take-over";
@@ -31,7 +31,7 @@ pub struct Starter {
 }
 
 /// Held from an order to its outcome.
-pub type Apart = Mutex<Link>;
+pub type Apart = Mutex<(Link, u64)>;
 
 /// To the other process; the first one comes with the successor's standard input.
 #[derive(Serialize, Deserialize)]
@@ -56,10 +56,10 @@ pub enum Started<'a> {
 impl Starter {
     /// Before the cage is entered.
     pub fn new(arguments: Vec<OsString>, sandbox: Mode) -> Result<Starter, Error> {
-        let apart = (sandbox != Mode::Off).then(|| apart(&arguments));
+        let apart = (sandbox != Mode::Off).then(|| apart(&arguments, sandbox));
         let apart = apart.transpose();
         let apart = apart.map_err(Error::io("cannot start the process that starts successors"))?;
-        let apart = apart.map(|link| Arc::new(Mutex::new(link)));
+        let apart = apart.map(|link| Arc::new(Mutex::new((link, 0))));
         Ok(Starter { arguments, apart })
     }
 
@@ -120,12 +120,12 @@ impl Started<'_> {
     }
 }
 
-fn apart(arguments: &[OsString]) -> io::Result<Link> {
+fn apart(arguments: &[OsString], sandbox: Mode) -> io::Result<Link> {
     let (link, theirs) = Link::pair()?;
     Command::new("/proc/self/exe")
         // Whoever looks for servers by their program's name does not mean this.
         .arg0("fathom-starter")
-        .args(["starter", "--"])
+        .args(["starter", sandbox.name(), "--"])
         .args(arguments)
         .stdin(theirs)
         // What a terminal has to say is said to the server.
@@ -144,23 +144,34 @@ fn order(
     order: &Order,
     with: Option<OwnedFd>,
 ) -> Result<(u32, Option<OwnedFd>), String> {
-    let link = apart.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut apart = apart.lock().unwrap_or_else(PoisonError::into_inner);
+    let (link, number) = &mut *apart;
+    *number += 1;
     let failed = |error: io::Error| format!("the process that starts successors: {error}");
-    link.send(order, with.as_ref().map(AsFd::as_fd), false)
+    link.send(&(*number, order), with.as_ref().map(AsFd::as_fd), false)
         .map_err(failed)?;
     drop(with);
-    if !link.has_message(PATIENCE) {
-        return Err(failed(io::ErrorKind::TimedOut.into()));
-    }
-    let answer = link.receive::<Outcome>(false).map_err(failed)?;
-    match answer {
-        Some((outcome, with)) => Ok((outcome?, with)),
-        None => Err(failed(io::ErrorKind::WouldBlock.into())),
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(failed(io::ErrorKind::TimedOut.into()));
+        }
+        // (A signal may have ended the wait.)
+        if !link.has_message(left) {
+            continue;
+        }
+        match link.receive::<(u64, Outcome)>(false).map_err(failed)? {
+            Some(((of, outcome), with)) if of == *number => return Ok((outcome?, with)),
+            // To an order that nobody waits for any more.
+            Some(_) | None => {}
+        }
     }
 }
 
 /// The other process's whole life: do what comes on standard input, until the server there has ended.
-pub fn start_successors(arguments: &[OsString]) -> Result<(), Error> {
+/// `sandbox`: of the keepers of base images that it starts, whatever is said.
+pub fn start_successors(sandbox: Mode, arguments: &[OsString]) -> Result<(), Error> {
     // Started by way of /proc, it has a name of that. (This one is for people only.)
     let _ = rustix::thread::set_name(c"fathom-starter");
     // Sockets that a service manager has passed are the server's.
@@ -171,11 +182,13 @@ pub fn start_successors(arguments: &[OsString]) -> Result<(), Error> {
     let mut child: Option<Child> = None;
     let mut keepers: Vec<Child> = Vec::new();
     // An error is the server's end.
-    while let Ok(Some((order, input))) = link.receive(true) {
+    while let Ok(Some(((number, order), input))) = link.receive::<(u64, Order)>(true) {
         keepers.retain_mut(|keeper| !matches!(keeper.try_wait(), Ok(Some(_))));
         let mut found = None;
         let outcome: Outcome = match (order, input) {
             (Order::Base(terms), _) => {
+                let sandbox = sandbox.to_string();
+                let terms = Terms { sandbox, ..terms };
                 match find_or_start(&terms, &mut |keeper| keepers.push(keeper)) {
                     Ok(connection) => {
                         found = Some(connection);
@@ -199,7 +212,7 @@ pub fn start_successors(arguments: &[OsString]) -> Result<(), Error> {
             },
         };
         if link
-            .send(&outcome, found.as_ref().map(AsFd::as_fd), true)
+            .send(&(number, outcome), found.as_ref().map(AsFd::as_fd), true)
             .is_err()
         {
             break;

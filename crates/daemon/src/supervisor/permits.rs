@@ -7,6 +7,7 @@ use fathom_files::gate::{Got, Refused, Wanted};
 use fathom_filters::{COW, Spec};
 use fathom_nbd::NbdUri;
 use fathom_stack::AllowedDirs;
+use fathom_storage::Location;
 use fathom_storage::cached::Terms;
 use std::collections::BTreeMap;
 use std::io;
@@ -38,7 +39,13 @@ struct Permit {
     listener: Option<Arc<Listener>>,
     traces: Vec<PathBuf>,
     logs: Vec<PathBuf>,
+    /// When it has got connections to keepers of base images.
+    bases: Vec<Instant>,
 }
+
+/// So many of them in a while: each takes something of a process that others need, too.
+const MAX_BASES: usize = 30;
+const WHILE: Duration = Duration::from_secs(60);
 
 /// Why a tenant does not get something.
 #[derive(Debug)]
@@ -90,6 +97,7 @@ impl Permits {
             listener,
             traces: table.trace.clone().into_iter().collect(),
             logs: table.filters.iter().filter_map(log_file).collect(),
+            bases: Vec::new(),
             table: table.clone(),
         };
         self.disks().insert(table.name.clone(), permit);
@@ -216,9 +224,15 @@ impl Permits {
                 Ok(got(socket))
             }
             Wanted::Base { remote } => {
-                let disks = self.disks();
-                let permit = disks.values().find(|permit| permit.allows(wanted));
-                let cache = permit.ok_or(Denied::Forbidden)?.table.cache_terms();
+                let mut disks = self.disks();
+                let permit = disks.values_mut().find(|permit| permit.allows(wanted));
+                let permit = permit.ok_or(Denied::Forbidden)?;
+                permit.bases.retain(|then| then.elapsed() < WHILE);
+                if permit.bases.len() >= MAX_BASES {
+                    return Err(io::Error::from_raw_os_error(libc::EAGAIN).into());
+                }
+                permit.bases.push(Instant::now());
+                let cache = permit.table.cache_terms();
                 drop(disks);
                 let terms = Terms::new(remote.clone(), cache);
                 Ok(got(fathom_storage::cached::finder::find_here(&terms)?))
@@ -253,9 +267,9 @@ impl Permit {
             Wanted::Trace { path, rings, .. } => *rings <= MAX_RINGS && self.traces.contains(path),
             Wanted::Server { uri, .. } => self.table.image.to_string() == *uri,
             Wanted::Base { remote } => {
-                let is_itself =
-                    self.table.image.to_string().strip_prefix("cached:") == Some(remote);
-                is_itself || self.table.base.as_ref() == Some(remote)
+                let below = self.table.base.as_deref().map(Location::cached);
+                let is = |location: &Location| location.remote() == Some(remote);
+                is(&self.table.image) || below.is_some_and(|below| below.as_ref().is_ok_and(is))
             }
             Wanted::Certificates { uri, path } => {
                 self.table.image.to_string() == *uri && are_for(uri, path)

@@ -10,14 +10,31 @@ use fathom_core::{
 };
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A request that is not there yet.
 struct Waiting {
     id: RequestId,
     /// In ticks.
     since: u64,
-    is_asked_for: bool,
+    asked: Asked,
 }
+
+/// What the keeper was last asked for, for a request.
+#[derive(Clone, Copy, Default)]
+struct Asked {
+    /// None: it has not got through.
+    connection: Option<u64>,
+    /// In ticks.
+    at: u64,
+    /// Of how many stripes.
+    missing: u32,
+}
+
+/// How long requests are waited for of a source that leaves: while it is hopeless, and at most.
+const DRAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+/// Then it is asked again, whatever has become of it.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 pub(super) struct CachedChannel {
     shared: Arc<Shared>,
@@ -133,17 +150,32 @@ impl CachedChannel {
 
     #[cold]
     fn wait(&mut self, cx: &mut Cx, id: RequestId) {
-        let run = self.run(&cx.slab[id]);
-        let is_asked_for = run.is_none_or(|run| self.shared.want(&self.view, run));
         let since = cx.tick();
-        self.waiting.push(Waiting {
-            id,
-            since,
-            is_asked_for,
-        });
+        let asked = self.ask(cx, id, Asked::default());
+        self.waiting.push(Waiting { id, since, asked });
         // It may have come meanwhile, and the bell, too.
         self.bell.ring(None);
         self.look_later(cx);
+    }
+
+    /// Asks for what the request waits for, if that was not done, or is to be done once more: the keeper is another
+    /// one, something that had come has gone again, or it is long ago.
+    fn ask(&self, cx: &Cx, id: RequestId, asked: Asked) -> Asked {
+        let Some(run) = self.run(&cx.slab[id]) else {
+            return asked;
+        };
+        let missing = self.shared.missing(&self.view, run);
+        let connection = self.shared.connection();
+        let is_old = cx.now().saturating_sub(asked.at) > cx.clock().ticks(ASK_AGAIN);
+        if asked.connection == Some(connection) && missing <= asked.missing && !is_old {
+            return Asked { missing, ..asked };
+        }
+        let is_said = self.shared.want(&self.view, run);
+        Asked {
+            connection: is_said.then_some(connection),
+            at: cx.now(),
+            missing,
+        }
     }
 
     fn look_later(&self, cx: &mut Cx) {
@@ -158,25 +190,31 @@ impl CachedChannel {
             return;
         }
         let now = cx.tick();
-        let is_away = self.shared.is_away();
-        let patience = cx.clock().ticks(self.shared.patience);
         for mut waiting in std::mem::take(&mut self.waiting) {
             let id = waiting.id;
             if self.try_read(cx, id) {
                 continue;
             }
             let run = self.run(&cx.slab[id]).unwrap_or_default();
-            let waits = cx.may_wait(id) && now.saturating_sub(waiting.since) <= patience;
-            if failed.iter().any(|failed| overlap(*failed, run)) || (is_away && !waits) {
+            let waited = cx.clock().duration(now.saturating_sub(waiting.since));
+            if failed.iter().any(|failed| overlap(*failed, run)) || self.is_enough(cx, id, waited) {
                 cx.complete(id, libc::EIO);
                 continue;
             }
-            // What was asked for of a keeper that has ended is asked for again.
-            waiting.is_asked_for = self.shared.want(&self.view, run);
+            waiting.asked = self.ask(cx, id, waiting.asked);
             self.waiting.push(waiting);
         }
         if !self.waiting.is_empty() {
             self.look_later(cx);
+        }
+    }
+
+    /// Whether it has waited for long enough.
+    fn is_enough(&self, cx: &Cx, id: RequestId, waited: Duration) -> bool {
+        let is_hopeless = self.shared.is_hopeless(waited) || self.epoch != self.shared.epoch();
+        match cx.may_wait(id) {
+            true => is_hopeless && waited > self.shared.patience,
+            false => waited > DRAIN.1 || (is_hopeless && waited > DRAIN.0),
         }
     }
 

@@ -4,13 +4,15 @@
 use super::terms::Terms;
 use fathom_files::gate::{self, Wanted};
 use rustix::fs::{Mode, OFlags};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt,
+};
 use std::fs::DirBuilder;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::thread::sleep;
@@ -24,7 +26,11 @@ static FIND: OnceLock<Find> = OnceLock::new();
 /// A keeper that is started is there within this time.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// By which the program is told that it is a keeper: its terms follow in JSON.
+/// It takes somebody in within this time.
+const DIAL: Duration = Duration::from_secs(2);
+
+/// By which the program is told that it is a keeper, and of what directory (for people); its terms come in JSON
+/// by its standard input, since they may be secret.
 pub const KEEPER: &str = "base-keeper";
 
 /// Have keepers be found so from now on: by whoever may start programs. The first one stays.
@@ -53,22 +59,30 @@ pub fn find_here(terms: &Terms) -> io::Result<OwnedFd> {
     }
 }
 
-/// Connects to the keeper, and starts one if there is none: `started` gets it.
+/// Connects to the keeper, and starts one if there is none: `started` gets those that it has started.
 pub fn find_or_start(terms: &Terms, started: &mut dyn FnMut(Child)) -> io::Result<OwnedFd> {
     let place = terms.place();
     let deadline = Instant::now() + PATIENCE;
-    let mut is_started = false;
-    loop {
+    let mut child: Option<Child> = None;
+    let found = loop {
         match dial(&place) {
             Err(error) if is_absent(&error) && Instant::now() < deadline => {}
-            result => return result.map_err(|error| told(&place, is_started, error)),
+            result => break result.map_err(|error| told(&place, child.is_some(), error)),
         }
-        if !is_started {
-            started(start(terms).map_err(|error| told(&place, false, error))?);
-            is_started = true;
+        // One may have found that there was another, which has ended since.
+        let is_there = child
+            .as_mut()
+            .is_some_and(|child| matches!(child.try_wait(), Ok(None)));
+        if !is_there {
+            match start(terms) {
+                Ok(new) => child.replace(new).into_iter().for_each(&mut *started),
+                Err(error) => break Err(told(&place, false, error)),
+            }
         }
-        sleep(Duration::from_millis(2));
-    }
+        sleep(Duration::from_millis(5));
+    };
+    child.into_iter().for_each(started);
+    found
 }
 
 fn told(place: &Path, is_started: bool, error: io::Error) -> io::Error {
@@ -101,6 +115,8 @@ pub fn dial(place: &Path) -> io::Result<OwnedFd> {
     let dir = open_place(place)?;
     let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let socket = socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
+    // A keeper that takes nobody in must not hold up whoever looks for several.
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(DIAL))?;
     connect(&socket, &socket_in(&dir)?)?;
     Ok(socket)
 }
@@ -112,19 +128,19 @@ fn start(terms: &Terms) -> io::Result<Child> {
         .recursive(true)
         .mode(0o700)
         .create(&place)?;
-    let terms = serde_json::to_string(terms)?;
-    Command::new(program()?)
+    let mut child = Command::new("/proc/self/exe")
         .arg0("fathom-base")
-        .args([KEEPER, &terms])
+        .arg(KEEPER)
+        .arg(&place)
         .env_remove("NOTIFY_SOCKET")
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::null())
         // Whoever ends this process from its terminal does not mean the keeper, which others use, too.
         .process_group(0)
-        .spawn()
-}
-
-/// The program that this process was started from.
-fn program() -> io::Result<PathBuf> {
-    Ok("/proc/self/exe".into())
+        .spawn()?;
+    if let Some(mut input) = child.stdin.take() {
+        // (It is shorter than what a pipe holds. If it has ended, that is found.)
+        let _ = input.write_all(&serde_json::to_vec(terms)?);
+    }
+    Ok(child)
 }

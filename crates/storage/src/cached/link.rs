@@ -1,10 +1,10 @@
 //! The thread that listens to the keeper, and finds another one when it has ended.
 
-use super::finder::{PATIENCE, find};
+use super::finder::find;
 use super::shared::{Shared, Shown};
 use super::terms::Terms;
 use super::view::View;
-use super::wire::{self, FromKeeper, Geometry, ToKeeper};
+use super::wire::{self, FromKeeper, ToKeeper};
 use crate::file::FileOptions;
 use fathom_core::{DiskError, ThreadKind, thread_starts};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,6 +21,11 @@ const SELDOM: Duration = Duration::from_secs(10);
 /// For so long it is told often.
 const BEGINNING: Duration = Duration::from_secs(120);
 
+/// A keeper that is new has to find where the image comes from first.
+const WELCOME: Duration = Duration::from_secs(30);
+/// So often one is looked for that does not end at once.
+const ATTEMPTS: u32 = 4;
+
 /// Between two attempts to find a keeper.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
 
@@ -34,6 +39,37 @@ pub(super) fn connect(
     files: &FileOptions,
     now: Option<&Arc<View>>,
 ) -> Result<Shown, DiskError> {
+    let unusable = |problem: String| DiskError::Unusable {
+        path: name.to_owned(),
+        problem,
+    };
+    let (keeper, first, given) = first_words(terms, name)?;
+    let (geometry, image) = match first {
+        FromKeeper::Welcome(geometry, image) => (geometry, image),
+        FromKeeper::Refused(problem) => return Err(unusable(problem)),
+        _ => return Err(unusable("the cache's keeper does not begin".into())),
+    };
+    geometry.check().map_err(unusable)?;
+    if image.remote != terms.remote {
+        return Err(unusable(format!("its cache is one of {}", image.remote)));
+    }
+    let view = match now {
+        Some(now) if (now.geometry, &now.image) != (geometry, &image) => {
+            let problem = "it is another image now, which does not fit below what was written above the one before";
+            return Err(unusable(problem.into()));
+        }
+        Some(now) if now.is(&given) => now.clone(),
+        _ => Arc::new(View::new(name, (geometry, image), given, files)?),
+    };
+    let keeper = Arc::new(keeper);
+    Ok(Shown { view, keeper })
+}
+
+/// A connection to a keeper, and what it says first.
+fn first_words(
+    terms: &Terms,
+    name: &Path,
+) -> Result<(OwnedFd, FromKeeper, Vec<OwnedFd>), DiskError> {
     let failed = |what| {
         move |source| DiskError::Io {
             path: name.to_owned(),
@@ -41,32 +77,22 @@ pub(super) fn connect(
             source,
         }
     };
-    let unusable = |problem: String| DiskError::Unusable {
-        path: name.to_owned(),
-        problem,
-    };
-    let keeper = find(terms).map_err(failed("there is no cache"))?;
-    if !is_readable(&keeper, None, PATIENCE) {
-        return Err(unusable("the cache's keeper says nothing".into()));
-    }
-    let first =
-        wire::receive::<FromKeeper>(&keeper).map_err(failed("the cache's keeper has ended"))?;
-    let (geometry, given) = match first {
-        (FromKeeper::Welcome(geometry), given) => (geometry, given),
-        (FromKeeper::Refused(problem), _) => return Err(unusable(problem)),
-        _ => return Err(unusable("the cache's keeper does not begin".into())),
-    };
-    geometry.check().map_err(unusable)?;
-    let view = match now {
-        Some(now) if now.geometry != geometry => {
-            let problem = "it is another image now: serve the disk anew if that is right";
-            return Err(unusable(problem.into()));
+    for attempt in 1.. {
+        let keeper = find(terms).map_err(failed("there is no cache"))?;
+        if !is_readable(&keeper, None, WELCOME) {
+            return Err(DiskError::Unusable {
+                path: name.to_owned(),
+                problem: "the cache's keeper says nothing".into(),
+            });
         }
-        Some(now) if now.is(&given) => now.clone(),
-        _ => Arc::new(View::new(name, geometry, given, files)?),
-    };
-    let keeper = Arc::new(keeper);
-    Ok(Shown { view, keeper })
+        match wire::receive::<FromKeeper>(&keeper) {
+            Ok((first, given)) => return Ok((keeper, first, given)),
+            // It was about to end: the next one is another.
+            Err(_) if attempt < ATTEMPTS => std::thread::sleep(PAUSE.0),
+            Err(error) => return Err(failed("the cache's keeper has ended")(error)),
+        }
+    }
+    unreachable!("it returns")
 }
 
 /// Whether there is something to read within that time; not if the other one can be read first.
@@ -157,6 +183,7 @@ fn hear(shared: &Shared, keeper: &OwnedFd) -> bool {
         match wire::receive::<FromKeeper>(keeper) {
             Ok((message, _)) => {
                 is_news = true;
+                shared.has_heard();
                 take_in(shared, message);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => break true,
@@ -188,6 +215,6 @@ fn take_in(shared: &Shared, message: FromKeeper) {
         FromKeeper::Back if shared.set_away(false) => tracing::warn!("{name}: is back"),
         FromKeeper::Away(_) | FromKeeper::Back | FromKeeper::Here(_) => {}
         // Only at the beginning.
-        FromKeeper::Welcome(Geometry { .. }) | FromKeeper::Refused(_) => {}
+        FromKeeper::Welcome(..) | FromKeeper::Refused(_) => {}
     }
 }

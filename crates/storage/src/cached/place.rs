@@ -2,6 +2,7 @@
 
 use super::disk::CachedDisk;
 use crate::kind::{Kind, OpenOptions, Opened, Place};
+use crate::kinds::Location;
 use fathom_core::DiskError;
 use std::fmt;
 use std::sync::Arc;
@@ -22,15 +23,31 @@ pub(crate) const KIND: Kind = Kind {
         let remote = text.strip_prefix(PREFIX).unwrap_or_default();
         match remote.is_empty() || remote.starts_with(PREFIX) {
             true => Err(format!("'{text}' says of no image where it is")),
-            false => Ok(Arc::new(At(remote.to_owned()))),
+            false => Ok(Arc::new(At(as_seen_from_anywhere(remote)?))),
         }
     },
 };
+
+/// A path is the same for all users of the cache, wherever they are.
+fn as_seen_from_anywhere(remote: &str) -> Result<String, String> {
+    let location = Location::parse(remote.as_ref());
+    let Some(path) = location.as_ref().ok().and_then(Location::path) else {
+        return Ok(remote.to_owned());
+    };
+    let path = std::path::absolute(path).map_err(|error| format!("{remote}: {error}"))?;
+    path.into_os_string()
+        .into_string()
+        .map_err(|path| format!("{}: is not in UTF-8", path.display()))
+}
 
 /// Where the image comes from.
 struct At(String);
 
 impl Place for At {
+    fn remote(&self) -> Option<&str> {
+        Some(&self.0)
+    }
+
     fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError> {
         let disk = CachedDisk::open(self.to_string().into(), &self.0, options)?;
         Ok(Opened {

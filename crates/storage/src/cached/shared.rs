@@ -31,6 +31,11 @@ pub(super) struct Shared {
     /// Nobody uses the image any more: then this is rung.
     pub(super) end: Bell,
     has_ended: AtomicBool,
+    /// When the keeper last said something, in milliseconds after the beginning, or a connection began.
+    heard: AtomicU64,
+    /// It grows with each connection.
+    connection: AtomicU64,
+    beginning: Instant,
 }
 
 struct Now {
@@ -70,6 +75,9 @@ impl Shared {
             }),
             end: Bell::new()?,
             has_ended: AtomicBool::new(false),
+            heard: AtomicU64::new(0),
+            connection: AtomicU64::new(0),
+            beginning: Instant::now(),
         })
     }
 
@@ -98,6 +106,26 @@ impl Shared {
 
     pub(super) fn is_away(&self) -> bool {
         self.is_away.load(Ordering::Relaxed)
+    }
+
+    /// The keeper has said something.
+    pub(super) fn has_heard(&self) {
+        let now = self.beginning.elapsed().as_millis() as u64;
+        self.heard.store(now, Ordering::Relaxed);
+    }
+
+    /// For somebody who has waited for so long: whether nothing is to be hoped for now. (A keeper that lives says
+    /// by then that it waits, too.)
+    pub(super) fn is_hopeless(&self, waited: Duration) -> bool {
+        let heard = Duration::from_millis(self.heard.load(Ordering::Relaxed));
+        let silence = self.beginning.elapsed().saturating_sub(heard);
+        self.is_away() || waited.min(silence) > SILENCE
+    }
+
+    /// Of a keeper that was asked something.
+    #[inline]
+    pub(super) fn connection(&self) -> u64 {
+        self.connection.load(Ordering::Relaxed)
     }
 
     /// Whether that is news.
@@ -138,6 +166,8 @@ impl Shared {
         }
         now.keeper = Some(shown.keeper);
         drop(now);
+        self.has_heard();
+        self.connection.fetch_add(1, Ordering::Relaxed);
         self.is_away.store(false, Ordering::Relaxed);
         // Everybody asks again.
         self.ring(None);
@@ -147,6 +177,12 @@ impl Shared {
     pub(super) fn say(&self, message: &ToKeeper) -> bool {
         let keeper = self.now().keeper.clone();
         keeper.is_some_and(|keeper| wire::send(&*keeper, message, &[]).is_ok())
+    }
+
+    /// How many of the stripes are not there.
+    pub(super) fn missing(&self, view: &View, (first, count): Run) -> u32 {
+        let missing = (first..first + count).filter(|&stripe| !view.live.has(stripe));
+        missing.count() as u32
     }
 
     /// Asks for those of the stripes that are not there. False: that has to be done again later.
@@ -188,7 +224,8 @@ impl Shared {
                 None => waiting.insert((self.listen()?, Instant::now())),
             };
             let has_failed = bell.hear().into_iter().any(|failed| overlap(failed, run));
-            if has_failed || (self.is_away() && since.elapsed() > self.patience) {
+            let waited = since.elapsed();
+            if has_failed || (self.is_hopeless(waited) && waited > self.patience) {
                 return Err(io::Error::other("it does not come: see the log"));
             }
             self.want(&view, run);
@@ -196,6 +233,9 @@ impl Shared {
         }
     }
 }
+
+/// A keeper that says nothing for so long, and is waited for, does not live.
+const SILENCE: Duration = Duration::from_secs(15);
 
 /// After so long one looks again, whatever has been heard.
 pub(super) const AGAIN: Duration = Duration::from_millis(500);

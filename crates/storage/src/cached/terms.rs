@@ -107,7 +107,9 @@ impl Terms {
     pub fn place(&self) -> PathBuf {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || ".-".contains(c);
         let plain = |c| if is_plain(c) { c } else { '_' };
-        let name: Vec<char> = self.remote.chars().map(plain).collect();
+        // What is behind a question mark may be a secret.
+        let shown = self.remote.split('?').next().unwrap_or_default();
+        let name: Vec<char> = shown.chars().map(plain).collect();
         let name: String = name[name.len().saturating_sub(NAME)..].iter().collect();
         let name = name.trim_start_matches(['.', '-', '_']);
         let number = hash(self.remote.as_bytes());

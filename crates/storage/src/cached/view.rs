@@ -1,7 +1,7 @@
 //! What a keeper shows of a base image.
 
 use super::live::LiveMap;
-use super::wire::Geometry;
+use super::wire::{Geometry, Identity};
 use crate::file::{FileDisk, FileOptions};
 use fathom_core::DiskError;
 use fathom_files::gate;
@@ -14,16 +14,18 @@ use std::path::Path;
 /// The files of a cache. A keeper that follows another one has the same, mostly.
 pub(super) struct View {
     pub(super) geometry: Geometry,
+    pub(super) image: Identity,
     pub(super) live: LiveMap,
     pub(super) disk: FileDisk,
     /// The same data by the page cache, for who waits.
     pub(super) data: File,
-    identity: Identity,
+    files: Files,
 }
 
-type Identity = [(u64, u64); 2];
+/// What tells them from others.
+type Files = [(u64, u64); 2];
 
-fn identity(data: &File, live: &File) -> io::Result<Identity> {
+fn identity(data: &File, live: &File) -> io::Result<Files> {
     let of = |file: &File| file.metadata().map(|meta| (meta.dev(), meta.ino()));
     Ok([of(data)?, of(live)?])
 }
@@ -32,7 +34,7 @@ impl View {
     /// `files`: data and map. The error is one line.
     pub(super) fn new(
         name: &Path,
-        geometry: Geometry,
+        (geometry, image): (Geometry, Identity),
         files: Vec<OwnedFd>,
         options: &FileOptions,
     ) -> Result<View, DiskError> {
@@ -44,17 +46,18 @@ impl View {
         let [data, live]: [File; 2] = <[OwnedFd; 2]>::try_from(files)
             .map_err(|_| failed(io::Error::other("the keeper has sent no files")))?
             .map(File::from);
-        let identity = identity(&data, &live).map_err(failed)?;
+        let files = identity(&data, &live).map_err(failed)?;
         let live = LiveMap::map(&live, geometry.stripes(), false).map_err(failed)?;
         // Direct I/O is asked for by the file that is open: this one is for those who need none.
         let plain = gate::open_again(&data, false).map_err(failed)?;
         let disk = FileDisk::from_file(name, data, options.clone())?;
         Ok(View {
             geometry,
+            image,
             live,
             disk,
             data: plain,
-            identity,
+            files,
         })
     }
 
@@ -65,7 +68,7 @@ impl View {
             .map(|file| file.try_clone().map(File::from))
             .collect();
         match opened.as_deref() {
-            Ok([data, live]) => identity(data, live).is_ok_and(|other| other == self.identity),
+            Ok([data, live]) => identity(data, live).is_ok_and(|other| other == self.files),
             _ => false,
         }
     }

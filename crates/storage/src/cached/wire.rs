@@ -38,7 +38,7 @@ pub enum ToKeeper {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromKeeper {
     /// First: with the file of the data and that of the map.
-    Welcome(Geometry),
+    Welcome(Geometry, Identity),
     /// First and last: why there is nothing to be had. One line for the user.
     Refused(String),
     /// These stripes are there, or were.
@@ -49,6 +49,15 @@ pub enum FromKeeper {
     Away(String),
     /// It comes again.
     Back,
+}
+
+/// Which image it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Where it comes from, as users write it.
+    pub remote: String,
+    /// What tells it from others that were, or will be, there.
+    pub version: String,
 }
 
 /// Of a base image. Sizes in bytes.
@@ -165,11 +174,16 @@ mod tests {
             stripe: 1 << 20,
         };
         let files = [a.as_fd(), b.as_fd()];
-        send(&a, &FromKeeper::Welcome(geometry), &files).unwrap();
+        let identity = Identity {
+            remote: "https://h/x".into(),
+            version: "tag".into(),
+        };
+        let welcome = FromKeeper::Welcome(geometry, identity);
+        send(&a, &welcome, &files).unwrap();
         let longest = ToKeeper::Used(vec![(u32::MAX, u32::MAX); MAX_RUNS]);
         send(&a, &longest, &[]).unwrap();
-        let (welcome, files) = receive::<FromKeeper>(&b).unwrap();
-        assert_eq!((welcome, files.len()), (FromKeeper::Welcome(geometry), 2));
+        let (received, files) = receive::<FromKeeper>(&b).unwrap();
+        assert_eq!((received, files.len()), (welcome, 2));
         assert_eq!(receive::<ToKeeper>(&b).unwrap().0, longest);
         drop((a, files));
         let end = receive::<ToKeeper>(&b).map_err(kind).unwrap_err();
