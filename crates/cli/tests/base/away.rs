@@ -119,6 +119,51 @@ fn what_comes_is_checked_by_a_manifest() {
     same(&disk.uri(), &host.arg("base.raw"));
 }
 
+/// What was kept before anybody gave a manifest was not checked.
+#[test]
+fn a_cache_that_was_not_checked_is_refused_with_a_manifest() {
+    let host = Host::new();
+    let manifest = host.arg("base.manifest");
+    stdout_of(&["img", "manifest", "-q", &host.arg("base.raw"), &manifest]);
+    let base = host.arg("base.raw");
+    let image = host.overlay("disk", &base, "raw");
+    let disk = host.serve(&image, &base, &[]);
+    same(&disk.uri(), &base);
+    drop(disk);
+    eventually("the keeper's end", || {
+        host.keepers().is_empty().then_some(())
+    });
+    let (cache, nbd) = (host.arg("cache"), format!("unix:{}", host.arg("n")));
+    let args = ["serve", &image, "--format", "qcow2", "--base", &base];
+    let more = ["--base-cache", &cache, "--base-manifest", &manifest];
+    let args = [&args, &more[..], &["--nbd", &nbd]].concat();
+    refused(1, &args, &["was not checked by this --base-manifest"]);
+    host.kill_keepers();
+    stdout_of(&["base", "remove", &base, "--base-cache", &cache]);
+    let disk = host.serve(&image, &base, &["--base-manifest", &manifest]);
+    same(&disk.uri(), &base);
+}
+
+/// There are no zeroes where somebody is writing an image anew.
+#[test]
+fn an_image_that_becomes_shorter_is_away_there() {
+    let host = Host::new();
+    let base = host.arg("base.raw");
+    let more = ["--base-fetch", "off", "--server-reconnect", "1s"];
+    let disk = host.serve(&host.overlay("disk", &base, "raw"), &base, &more);
+    assert!(qemu_io(&disk.uri(), "read 0 64k"));
+    let kept = fs::read(&base).unwrap();
+    let file = fs::File::options().write(true).open(&base).unwrap();
+    file.set_len(8 << 20).unwrap();
+    assert!(!qemu_io(&disk.uri(), "read 40M 4k"));
+    assert!(!qemu_io(&disk.uri(), "read 17M 4k"));
+    fs::write(&base, kept).unwrap();
+    eventually("it comes", || {
+        qemu_io(&disk.uri(), "read 40M 4k").then_some(())
+    });
+    same(&disk.uri(), &base);
+}
+
 /// A file system that has no room for the cache, and gets some.
 #[test]
 fn a_full_disk_makes_requests_wait() {

@@ -164,7 +164,7 @@ fn what_was_not_used_for_longest_goes_when_there_is_no_room() {
 #[test]
 fn keepers_that_are_killed_lose_nothing() {
     let host = Host::new();
-    let source = Source::start(&host, &host.path("base.raw"), 5);
+    let source = Source::sturdy(&host, &host.path("base.raw"), 5);
     let uri = source.uri();
     let disk = host.serve(
         &host.overlay("disk", &uri, "raw"),
@@ -201,7 +201,7 @@ fn keepers_that_are_killed_lose_nothing() {
 #[test]
 fn the_server_changes_while_the_image_comes() {
     let host = Host::new();
-    let source = Source::start(&host, &host.path("base.raw"), 3);
+    let source = Source::sturdy(&host, &host.path("base.raw"), 3);
     let uri = source.uri();
     let disk = host.serve(
         &host.overlay("disk", &uri, "raw"),

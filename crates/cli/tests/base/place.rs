@@ -1,11 +1,11 @@
 //! A host that has a cache, and an image that is elsewhere.
 
 use crate::support::nbd::Nbd;
-use crate::support::{as_arg, disk_dir, eventually, listens, stdout_of};
+use crate::support::{Kept, as_arg, disk_dir, eventually, fathom, listens, stdout_of};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use tempfile::TempDir;
 
 /// Bytes of the image.
@@ -113,9 +113,9 @@ fn noise(seed: u64) -> Vec<u8> {
     words.collect()
 }
 
-/// Who has the image: nbdkit, which notes what is read.
+/// Who has the image, and notes what is read: nbdkit; or Fathom, which survives that its clients are killed.
 pub struct Source {
-    child: std::process::Child,
+    _child: Kept,
     socket: PathBuf,
     log: PathBuf,
 }
@@ -123,26 +123,39 @@ pub struct Source {
 impl Source {
     /// Serve `image`, each read of which takes so many milliseconds.
     pub fn start(host: &Host, image: &Path, delay_ms: u32) -> Source {
+        let mut nbdkit = Command::new("nbdkit");
+        let filters = ["--filter=log", "--filter=delay"];
+        nbdkit
+            .args(["--foreground", "--readonly"])
+            .args(filters)
+            .arg("--unix");
+        nbdkit.arg(host.path("source")).arg("file");
+        nbdkit.arg(format!("file={}", image.display()));
+        nbdkit.arg(format!("logfile={}", host.arg("source.log")));
+        nbdkit.args(["logappend=true".into(), format!("rdelay={delay_ms}ms")]);
+        Source::run(host, &mut nbdkit)
+    }
+
+    /// Likewise, by Fathom.
+    pub fn sturdy(host: &Host, image: &Path, delay_ms: u32) -> Source {
+        let mut server = fathom();
+        server.arg("serve").arg(image).arg("--readonly");
+        server.args(["--nbd", &format!("unix:{}", host.arg("source"))]);
+        server.args(["--filter", &format!("delay:read={delay_ms}ms")]);
+        server.args(["--filter", &format!("log:file={}", host.arg("source.log"))]);
+        Source::run(host, server.args(["--api", &host.arg("source.api")]))
+    }
+
+    fn run(host: &Host, server: &mut Command) -> Source {
         let (socket, log) = (host.path("source"), host.path("source.log"));
         let _ = fs::remove_file(&socket);
-        let child = Command::new("nbdkit")
-            .args([
-                "--foreground",
-                "--readonly",
-                "--filter=log",
-                "--filter=delay",
-                "--unix",
-            ])
-            .arg(&socket)
-            .arg("file")
-            .arg(format!("file={}", image.display()))
-            .arg(format!("logfile={}", log.display()))
-            .args(["logappend=true".into(), format!("rdelay={delay_ms}ms")])
-            .stdin(Stdio::null())
-            .spawn();
-        let child = child.expect("nbdkit is installed by `make setup`");
-        eventually("nbdkit listens", || listens(&socket).then_some(()));
-        Source { child, socket, log }
+        let child = Kept::spawn(server);
+        eventually("it listens", || listens(&socket).then_some(()));
+        Source {
+            _child: child,
+            socket,
+            log,
+        }
     }
 
     pub fn uri(&self) -> String {
@@ -152,19 +165,21 @@ impl Source {
     /// Where what has been read begins, in order.
     pub fn reads(&self) -> Vec<u64> {
         let log = fs::read_to_string(&self.log).unwrap();
-        let reads = log.lines().filter(|line| line.contains(" Read id="));
-        let offset = |line: &str| {
-            let (_, rest) = line.split_once("offset=")?;
-            u64::from_str_radix(rest.split(' ').next()?.trim_start_matches("0x"), 16).ok()
+        let number = |text: &str| match text.strip_prefix("0x") {
+            Some(hex) => u64::from_str_radix(hex, 16).ok(),
+            None => text.parse().ok(),
         };
-        reads.filter_map(offset).collect()
-    }
-}
-
-impl Drop for Source {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let nbdkits = |line: &str| {
+            let (_, rest) = line.split_once(" Read id=")?.1.split_once("offset=")?;
+            number(rest.split(' ').next()?)
+        };
+        let fathoms = |line: &str| {
+            let (_, rest) = line.split_once(" read queue ")?.1.split_once(" offset ")?;
+            number(rest.split(' ').next()?)
+        };
+        log.lines()
+            .filter_map(|line| nbdkits(line).or_else(|| fathoms(line)))
+            .collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::place::{Host, qemu_io, same};
 use crate::support::nbd::Nbd;
 use crate::support::s3::S3;
-use crate::support::{Kept, eventually, stdout_of};
+use crate::support::{Kept, eventually, run, stdout_of};
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -91,6 +91,25 @@ fn an_image_comes_from_a_web_server_until_it_is_another_one() {
     assert!(!qemu_io(&disk.uri(), "read 40M 4k"));
     assert!(qemu_io(&disk.uri(), "read 0 1M"));
     assert!(disk.log().contains("has changed"), "{}", disk.log());
+    // That is not forgotten when there was no room for what was kept.
+    drop(disk);
+    eventually("the keeper's end", || {
+        host.keepers().is_empty().then_some(())
+    });
+    let place = host.listed()["directory"].as_str().unwrap().to_owned();
+    for name in ["data", "live", "durable"] {
+        fs::remove_file(Path::new(&place).join(name)).unwrap();
+    }
+    let (disk, cache) = (host.arg("disk"), host.arg("cache"));
+    let nbd = format!("unix:{}", host.arg("n"));
+    let args = ["serve", &disk, "--format", "qcow2", "--base", &url];
+    let args = [&args, &["--base-cache", &cache, "--nbd", &nbd][..], &more].concat();
+    let output = run(&args);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        !output.status.success() && said.contains("another image"),
+        "{said}"
+    );
 }
 
 /// An archive in a directory, whose stripes are damaged one after the other.

@@ -8,7 +8,7 @@ use std::process::Command;
 #[test]
 fn tenants_share_what_only_its_keeper_can_write_to() {
     let host = Host::new();
-    let source = Source::start(&host, &host.path("base.raw"), 1);
+    let source = Source::sturdy(&host, &host.path("base.raw"), 1);
     let uri = source.uri();
     let dir = short_dir();
     let mut config = format!(
