@@ -22,7 +22,7 @@ pub const MAX_MESSAGE: usize = 64 << 10;
 pub const MAX_RUNS: usize = 2048;
 
 /// So many requests of one user the keeper has in mind.
-pub const MAX_WANTED: usize = 4096;
+pub const MAX_WANTED: usize = 1 << 15;
 
 /// A first stripe, and how many.
 pub type Run = (u32, u32);
