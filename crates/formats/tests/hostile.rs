@@ -83,3 +83,36 @@ proptest! {
         fuzz::qed_image(&data);
     }
 }
+
+/// A compressed cluster that is said to be where the header is: when it is written over, its place was free, and the
+/// next data came there.
+#[test]
+fn the_headers_place_is_not_given_up() {
+    let parts: [(&[u8], usize); 4] = [
+        (
+            &[
+                122, 128, 212, 0, 0, 10, 0, 0, 0, 11, 0, 0, 0, 0, 0, 0, 1, 63, 0, 0, 0, 0, 2, 0, 0,
+                0, 0, 0, 48, 0, 0, 0, 0, 32, 188, 0, 170, 68, 60, 0, 1, 64, 0, 0, 0, 0, 2, 0, 0, 0,
+                0, 0, 35, 0, 0, 0, 0, 0, 0, 130, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 15, 0, 0, 0, 0, 0,
+                0, 130,
+            ],
+            8,
+        ),
+        (&[7], 9),
+        (
+            &[
+                12, 0, 0, 0, 0, 46, 80, 0, 6, 0, 0, 0, 0, 0, 0, 71, 38, 0, 179, 0, 0, 0, 0, 0, 0,
+                178, 159, 0, 29, 43, 83, 8, 0, 81, 30, 56, 8, 0, 11, 43, 45, 0, 0, 0, 0, 196, 20,
+                0, 85,
+            ],
+            61,
+        ),
+        (&[16, 128, 0, 64, 0], 0),
+    ];
+    let zeroes = |n| std::iter::repeat_n(0, n);
+    let data: Vec<u8> = parts
+        .iter()
+        .flat_map(|(bytes, n)| bytes.iter().copied().chain(zeroes(*n)))
+        .collect();
+    fuzz::served_image(&data);
+}

@@ -233,6 +233,12 @@ impl Tables {
         if is_table {
             state.alloc.metadata.remove_table(cluster..cluster + 1);
         }
+        // What guest data has left may be metadata's, too, which would be given to other data next.
+        if let Some(region) = state.alloc.metadata.in_cluster(cluster) {
+            return self.checked(Err(format!(
+                "guest data was in cluster {cluster}, which holds {region}"
+            )));
+        }
         let Some(space) = refcounts(state) else {
             return Ok(false);
         };
