@@ -169,8 +169,8 @@ def boots(args: argparse.Namespace, place: Path, cpus: tuple[int, int]) -> bool:
             print(f"round {turn + 1}: " + ", ".join(f"{what} {all[-1]:.1f} s"
                                                      for what, all in times.items()), flush=True)
     runs = profile.read_text("utf-8").splitlines()
-    stripes = sum(int(re.split(r"\s", run)[1]) for run in runs)
-    print(f"a boot reads {stripes * 256 >> 10} MiB in stripes of 256 KiB")
+    read = sum(int(re.split(r"\s", run)[1]) for run in runs)
+    print(f"a boot reads {read >> 20} MiB")
     kept = True
     for what in ("warm", "profile", "cold"):
         ratio = median(a / b for a, b in zip(times[what], times["local"]))
