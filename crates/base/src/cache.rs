@@ -62,7 +62,8 @@ impl Sync {
     }
 }
 
-fn open(path: &Path) -> io::Result<File> {
+/// A file of a cache, made if it is not there: nobody else's to read.
+pub fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options
         .read(true)

@@ -3,9 +3,9 @@
 use crate::about::About;
 use crate::cache;
 use rustix::fs::{FlockOperation, flock};
-use std::fs::{self, DirEntry, File, OpenOptions};
+use std::fs::{self, DirEntry, File};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -14,14 +14,7 @@ const SOCKET: &str = "socket";
 
 /// The right to be an image's keeper, for as long as it is open.
 pub fn lock(place: &Path) -> io::Result<Option<File>> {
-    let mut options = OpenOptions::new();
-    options
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600);
-    let file = options.open(place.join(LOCK))?;
+    let file = cache::open(&place.join(LOCK))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         // Who had it may have removed it.
         Ok(()) => match fs::metadata(place.join(LOCK)) {

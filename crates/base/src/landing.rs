@@ -1,6 +1,7 @@
 //! A stripe that comes.
 
-use crate::remote::{Problem, Remote};
+use crate::problem::Problem;
+use crate::remote::Remote;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;

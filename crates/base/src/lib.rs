@@ -17,6 +17,7 @@ mod keeper;
 mod known;
 mod landing;
 mod life;
+mod problem;
 mod profile;
 mod queue;
 mod rate;

@@ -2,8 +2,9 @@
 
 use crate::cache::{Cache, Synced};
 use crate::directory::Others;
+use crate::problem::Problem;
 use crate::profile::Recording;
-use crate::remote::{Problem, Remote};
+use crate::remote::Remote;
 use fathom_storage::cached::wire::{self, FromKeeper, Identity, MAX_WANTED, Run, ToKeeper};
 use rustix::fs::OFlags;
 use std::collections::{BTreeMap, HashMap};

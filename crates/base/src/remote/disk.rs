@@ -1,6 +1,6 @@
 //! Images that are disks of the other kinds of storage: on an NBD server, on Ceph, in a file.
 
-use super::Problem;
+use crate::problem::Problem;
 use fathom_core::{Disk, Op};
 use fathom_stack::{Answer, Ask, Client, Job, Pages};
 use fathom_storage::cached::CacheTerms;

@@ -4,32 +4,11 @@ mod disk;
 mod stored;
 
 use crate::about::Origin;
+use crate::problem::Problem;
 use disk::RemoteDisk;
 use fathom_archive::{Hash, Image, Manifest, Object};
 use fathom_storage::cached::Terms;
 use std::path::Path;
-
-/// Why something does not come. One line each, without the image's name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Problem {
-    /// It may come later.
-    Away(String),
-    /// It has no place here.
-    Full,
-    /// What has come is not what it should be; another time it may be.
-    Wrong(String),
-    /// It does not come.
-    Never(String),
-}
-
-impl Problem {
-    pub fn text(&self) -> &str {
-        match self {
-            Problem::Full => "there is no space left",
-            Problem::Away(text) | Problem::Wrong(text) | Problem::Never(text) => text,
-        }
-    }
-}
 
 /// The unit that is fetched of images that do not say.
 const STRIPE: u64 = 256 << 10;

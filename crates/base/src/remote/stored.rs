@@ -1,6 +1,6 @@
 //! Images on web servers and in S3: as they are, or in an archive.
 
-use super::Problem;
+use crate::problem::Problem;
 use fathom_archive::{Error, Image, Object};
 
 /// Whether it is an address of that kind.

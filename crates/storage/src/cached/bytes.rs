@@ -1,6 +1,6 @@
 //! A base image for whoever waits: its headers and tables, when it is opened.
 
-use super::disk::User;
+use super::shared::User;
 use fathom_files::ImageFile;
 use std::io;
 use std::sync::Arc;

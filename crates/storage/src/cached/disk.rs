@@ -3,7 +3,7 @@
 use super::bytes::Bytes;
 use super::channel::CachedChannel;
 use super::link;
-use super::shared::Shared;
+use super::shared::{Shared, User};
 use super::terms::Terms;
 use crate::file::FileOptions;
 use crate::kind::OpenOptions;
@@ -17,15 +17,6 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) struct CachedDisk(Arc<User>);
-
-/// The image's last user ends the thread that listens to the keeper.
-pub(super) struct User(pub(super) Arc<Shared>);
-
-impl Drop for User {
-    fn drop(&mut self) {
-        self.0.finish();
-    }
-}
 
 impl CachedDisk {
     /// Connects to the image's keeper; may block.

@@ -2,7 +2,7 @@
 
 use super::disk::CachedDisk;
 use crate::kind::{Kind, OpenOptions, Opened, Place};
-use crate::kinds::Location;
+use crate::{memory, nbd, null, rbd};
 use fathom_core::DiskError;
 use std::fmt;
 use std::sync::Arc;
@@ -30,11 +30,12 @@ pub(crate) const KIND: Kind = Kind {
 
 /// A path is the same for all users of the cache, wherever they are.
 fn as_seen_from_anywhere(remote: &str) -> Result<String, String> {
-    let location = Location::parse(remote.as_ref());
-    let Some(path) = location.as_ref().ok().and_then(Location::path) else {
+    let others = [&memory::KIND, &null::KIND, &nbd::KIND, &rbd::KIND];
+    let mut prefixes = others.iter().flat_map(|kind| kind.prefixes);
+    if remote.contains("://") || prefixes.any(|prefix| remote.starts_with(prefix)) {
         return Ok(remote.to_owned());
-    };
-    let path = std::path::absolute(path).map_err(|error| format!("{remote}: {error}"))?;
+    }
+    let path = std::path::absolute(remote).map_err(|error| format!("{remote}: {error}"))?;
     path.into_os_string()
         .into_string()
         .map_err(|path| format!("{}: is not in UTF-8", path.display()))

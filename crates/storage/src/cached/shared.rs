@@ -239,3 +239,12 @@ const SILENCE: Duration = Duration::from_secs(15);
 
 /// After so long one looks again, whatever has been heard.
 pub(super) const AGAIN: Duration = Duration::from_millis(500);
+
+/// The image's last user ends the thread that listens to the keeper.
+pub(super) struct User(pub(super) Arc<Shared>);
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.0.finish();
+    }
+}
