@@ -34,8 +34,9 @@ impl Dedicated {
     /// Serve until told to stop.
     pub(crate) fn run(mut self) {
         while !self.worker.is_stopping {
-            if !self.turn() {
-                self.wait();
+            match self.turn() {
+                true => self.poller.moved(),
+                false => self.wait(),
             }
             // Others are for pools.
             if let Some(Letter::To(_, command)) = self.inbox.take() {
@@ -107,7 +108,7 @@ impl Dedicated {
             now = self.worker.cx.clock.now();
         }
         probe!(fathom, poll, found, now - start, now);
-        self.poller.spun(now - start);
+        self.poller.spun(now - start, found);
         self.worker.counters.polled(now - start, found);
         found
     }

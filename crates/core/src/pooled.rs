@@ -102,8 +102,9 @@ impl Pooled {
     /// Serve until told to end.
     pub(crate) fn run(mut self) {
         while !self.is_ending || self.members.iter().any(Option::is_some) {
-            if !self.turn() {
-                self.wait();
+            match self.turn() {
+                true => self.poller.moved(),
+                false => self.wait(),
             }
             self.read_letters();
         }
@@ -298,7 +299,7 @@ impl Pooled {
         }
         let spun = now - start;
         probe!(fathom, poll, found, spun, now);
-        self.poller.spun(spun);
+        self.poller.spun(spun, found);
         // It was for all of them.
         let each = spun / self.active.len().max(1) as u64;
         for number in &self.active {

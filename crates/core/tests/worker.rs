@@ -12,7 +12,8 @@ mod pool;
 mod pooled;
 
 use fathom_core::testing::{PollEngine, TestDisk};
-use fathom_core::{Disk, Polling, Pool, WorkerHandle, WorkerOptions};
+use fathom_core::{Disk, Engine, Polling, Pool, WorkerHandle, WorkerOptions};
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,16 +41,31 @@ fn options(polling: Polling) -> WorkerOptions {
 
 /// A pool of that many threads.
 fn pool(threads: usize, polling: Polling) -> Pool {
-    let options = std::iter::repeat_n(options(polling), threads);
-    Pool::start(options, PollEngine::boxed).unwrap()
+    pool_on(threads, polling, PollEngine::boxed)
 }
+
+fn pool_on(threads: usize, polling: Polling, engine: MakeEngine) -> Pool {
+    let options = std::iter::repeat_n(options(polling), threads);
+    Pool::start(options, engine).unwrap()
+}
+
+type MakeEngine = fn() -> io::Result<Box<dyn Engine>>;
 
 /// A worker as the suite of that name wants it.
 fn spawn(suite: &str, disk: &Arc<dyn Disk>, polling: Polling) -> WorkerHandle {
+    spawn_on(suite, disk, polling, PollEngine::boxed)
+}
+
+fn spawn_on(
+    suite: &str,
+    disk: &Arc<dyn Disk>,
+    polling: Polling,
+    engine: MakeEngine,
+) -> WorkerHandle {
     if !suite.contains("pooled") {
-        return WorkerHandle::spawn(disk.clone(), PollEngine::boxed, options(polling)).unwrap();
+        return WorkerHandle::spawn(disk.clone(), engine, options(polling)).unwrap();
     }
-    let pool = pool(1, polling);
+    let pool = pool_on(1, polling, engine);
     // Not the first of its thread, whose number is 0 as that of a worker alone.
     let other: Arc<dyn Disk> = TestDisk::new();
     let other = pool.join(&other, false).unwrap();

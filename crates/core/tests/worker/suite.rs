@@ -3,8 +3,8 @@
 mod holding;
 
 use crate::support::{Peer, TestSource};
-use crate::{DEADLINE, spawn, until};
-use fathom_core::testing::TestDisk;
+use crate::{DEADLINE, spawn, spawn_on, until};
+use fathom_core::testing::{PollEngine, TestDisk};
 use fathom_core::{Disk, Polling, Stage, Unheard, WorkerHandle};
 use fathom_trace::{Clock, RingFile, RingReader};
 use std::sync::Arc;
@@ -78,6 +78,22 @@ fn an_idle_worker_sleeps() {
         until("the request is answered", || peer.answered() == round + 1);
     }
     until_it_sleeps_for(Duration::from_millis(200), &worker);
+}
+
+/// A flag of a kernel's may stay up.
+#[test]
+fn a_worker_whose_engine_is_wrong_about_what_there_is_sleeps_nevertheless() {
+    for polling in [Polling::Auto, Polling::Fixed(Duration::from_micros(20))] {
+        let disk: Arc<dyn Disk> = TestDisk::new();
+        let worker = spawn_on(module_path!(), &disk, polling, PollEngine::insisting);
+        let peer = Peer::new();
+        worker.attach(TestSource::boxed(&peer, 8)).unwrap();
+        for round in 0..1000 {
+            peer.offer(1);
+            until("the request is answered", || peer.answered() == round + 1);
+        }
+        until_it_sleeps_for(Duration::from_millis(200), &worker);
+    }
 }
 
 #[test]
