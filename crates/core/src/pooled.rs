@@ -8,7 +8,7 @@
 use crate::cx::Cx;
 use crate::disk::{Disk, DiskError};
 use crate::engine::{Engine, Wait};
-use crate::mailbox::{Address, Inbox, Joining, Letter};
+use crate::mailbox::{Address, Command, Inbox, Joining, Letter};
 use crate::polling::{Awaited, Poller, Waited};
 use crate::shared_engine::{InFlight, Share, SharedEngine, cancel_all};
 use crate::token::{MEMBERS, Target, Token};
@@ -356,6 +356,7 @@ impl Pooled {
                         continue; // that one has gone
                     }
                     member.worker.cx.tick();
+                    let attaches = matches!(command, Command::Attach { .. });
                     member.worker.obey(command);
                     if member.worker.is_stopping {
                         cancel_all(&self.engine, &member.in_flight);
@@ -363,6 +364,10 @@ impl Pooled {
                     } else {
                         self.answer(address.member);
                         self.activate(address.member);
+                    }
+                    // The next letter may detach it, and what it brings is to be popped before.
+                    if attaches {
+                        return;
                     }
                 }
                 Some(Letter::Join(joining)) => self.join(*joining),
