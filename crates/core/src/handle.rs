@@ -1,5 +1,6 @@
 //! A worker as the other threads see it: commands in, counters out.
 
+use crate::changes::Changes;
 use crate::counters::Counters;
 use crate::cx::Cx;
 use crate::dedicated::Dedicated;
@@ -160,6 +161,12 @@ impl WorkerHandle {
     /// comes is traced, or what was answered before is in the trace.
     pub fn trace(&self, writer: Option<RingWriter>) {
         self.outbox.send(Command::Trace(writer));
+    }
+
+    /// Have noted what is changed by requests that end from now on, or no longer; does not wait for it: see
+    /// [`WorkerHandle::trace`]. It is noted before a source is given back that has asked for it.
+    pub fn note_changes(&self, changes: Option<Arc<Changes>>) {
+        self.outbox.send(Command::Note(changes));
     }
 
     /// Let the channel look at what has changed ([`Channel::timer`]); returns

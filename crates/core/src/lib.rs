@@ -5,6 +5,7 @@
 //! the channel does its I/O through the worker's [`Engine`], and the source
 //! answers it. `worker.rs` reads like this sentence.
 
+pub mod changes;
 mod counters;
 pub mod cx;
 mod dedicated;
@@ -33,6 +34,7 @@ mod thread;
 pub mod token;
 pub mod worker;
 
+pub use changes::Changes;
 pub use counters::{BATCH_SIZES, Counter, Counters, SourceCounters};
 pub use cx::{Completed, Cx, Mark};
 pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits, Resize, SizeWatch};

@@ -1,5 +1,6 @@
 //! What other threads ask of a worker, and how it hears of it.
 
+use crate::changes::Changes;
 use crate::counters::Counters;
 use crate::disk::{Disk, DiskError};
 use crate::oldest::Oldest;
@@ -25,6 +26,8 @@ pub(crate) enum Command {
         reply: SyncSender<Box<dyn Source>>,
     },
     Trace(Option<RingWriter>),
+    /// Note what is changed.
+    Note(Option<Arc<Changes>>),
     /// Something that the channel goes by has changed.
     Look {
         wanted: Arc<Wanted>,

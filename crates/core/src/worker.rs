@@ -5,6 +5,7 @@
 //! together. Whose turn it is, and when nobody's, is the thread's to say: that of
 //! one worker (`dedicated.rs`) or of many (`pooled.rs`).
 
+use crate::changes::Changes;
 use crate::counters::Counters;
 use crate::cx::Cx;
 use crate::disk::Channel;
@@ -17,7 +18,7 @@ use crate::settle::Unsettleds;
 use crate::slot::Slot;
 use crate::source::{Source, SourceId};
 use crate::token::{GENERATIONS, Target, Token};
-use fathom_trace::{Recorder, RingWriter, Stage, Stamps, TraceRecord};
+use fathom_trace::{Op, Recorder, RingWriter, Stage, Stamps, TraceRecord};
 use probe::probe;
 use std::io;
 use std::sync::Arc;
@@ -47,6 +48,7 @@ pub(crate) struct Worker {
     pub(crate) peers: Awaited,
     recorder: Recorder,
     trace: Option<RingWriter>,
+    changes: Option<Arc<Changes>>,
     pub(crate) counters: Arc<Counters>,
     batch: Vec<RequestId>,
     /// What is to be dispatched.
@@ -76,6 +78,7 @@ impl Worker {
             peers: Awaited::Peer,
             recorder,
             trace: None,
+            changes: None,
             counters,
             batch: Vec::new(),
             completions: Vec::new(),
@@ -340,6 +343,12 @@ impl Worker {
             if let Some(trace) = &mut self.trace {
                 trace.write(&trace_record(request));
             }
+            if let Some(changes) = &self.changes
+                && changes_data(request.op)
+            {
+                // One that has failed may have been done in part.
+                changes.mark(request.offset, request.len);
+            }
             self.cx.slab.put(id);
         }
         self.recorder.flush();
@@ -418,6 +427,7 @@ impl Worker {
                 self.release();
             }
             Command::Trace(writer) => self.trace = writer,
+            Command::Note(changes) => self.changes = changes,
             Command::Look { wanted, reply } => {
                 // Even if nobody waits: it may be the last to be told.
                 self.bell.hear(&wanted);
@@ -548,6 +558,13 @@ fn occupied(slots: &mut [Option<Slot>], index: u16) -> &mut Slot {
     slots[usize::from(index)]
         .as_mut()
         .expect("a source stays attached while it has requests in flight")
+}
+
+fn changes_data(op: Op) -> bool {
+    match op {
+        Op::Write | Op::Discard | Op::WriteZeroes => true,
+        Op::Read | Op::Flush | Op::BlockStatus => false,
+    }
 }
 
 fn trace_record(request: &Request) -> TraceRecord {

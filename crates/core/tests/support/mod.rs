@@ -30,6 +30,8 @@ pub struct Peer {
     notified: AtomicU64,
     /// A notification takes until this is false.
     slow: AtomicBool,
+    /// Requests write zeroes to the first block.
+    zeroes: AtomicBool,
 }
 
 impl Peer {
@@ -46,6 +48,7 @@ impl Peer {
             published: AtomicU64::new(0),
             notified: AtomicU64::new(0),
             slow: AtomicBool::new(false),
+            zeroes: AtomicBool::new(false),
         })
     }
 
@@ -70,6 +73,11 @@ impl Peer {
     /// Whether notifications are to take until they no longer are.
     pub fn be_slow(&self, slow: bool) {
         self.slow.store(slow, SeqCst);
+    }
+
+    /// Have its requests write zeroes to the first block.
+    pub fn write_zeroes(&self) {
+        self.zeroes.store(true, SeqCst);
     }
 
     pub fn popped(&self) -> u64 {
@@ -147,7 +155,12 @@ impl Source for TestSource {
         let available = self.peer.offered.load(SeqCst) - self.peer.popped.load(SeqCst);
         for _ in 0..available.min(room as u64) {
             let id = cx.slab.take().expect("room was promised");
-            cx.slab[id].op = Op::Read;
+            let request = &mut cx.slab[id];
+            request.op = Op::Read;
+            if self.peer.zeroes.load(SeqCst) {
+                request.op = Op::WriteZeroes;
+                (request.offset, request.len) = (0, 4096);
+            }
             batch.push(id);
             self.peer.popped.fetch_add(1, SeqCst);
         }

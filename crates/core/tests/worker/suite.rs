@@ -4,8 +4,8 @@ mod holding;
 
 use crate::support::{Peer, TestSource};
 use crate::{DEADLINE, spawn, spawn_on, until};
-use fathom_core::testing::{PollEngine, TestDisk};
-use fathom_core::{Disk, Polling, Stage, Unheard, WorkerHandle};
+use fathom_core::testing::{PollEngine, SIZE, TestDisk};
+use fathom_core::{Changes, Disk, Polling, Stage, Unheard, WorkerHandle};
 use fathom_trace::{Clock, RingFile, RingReader};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -355,4 +355,31 @@ fn a_source_that_was_given_up_is_dropped() {
     worker.look().unwrap();
     assert_eq!(refused.popped(), 0);
     assert_eq!(Arc::strong_count(&refused), 1);
+}
+
+#[test]
+fn what_is_written_is_noted_before_its_source_is_given_back() {
+    let disk = TestDisk::new();
+    let worker = worker(&disk, Polling::Off);
+    let size = SIZE as u64;
+    let changes = Arc::new(Changes::new(size));
+    let taken = || {
+        let runs = changes.take(0..size, usize::MAX).into_iter();
+        runs.filter(|run| run.changed).count()
+    };
+    for (noting, expected) in [
+        (None, 0),
+        (Some(changes.clone()), 1),
+        (Some(changes.clone()), 1),
+        (None, 0),
+    ] {
+        worker.note_changes(noting);
+        let peer = Peer::new();
+        peer.write_zeroes();
+        let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
+        peer.offer(1);
+        until("it is answered", || peer.answered() == 1);
+        worker.detach(id);
+        assert_eq!(taken(), expected);
+    }
 }

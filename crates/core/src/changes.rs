@@ -1,0 +1,273 @@
+//! Which parts of a disk have been changed, for somebody who fetches them.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A block is so large that a disk has no more than these: 32 MiB of bits.
+const MOST_BLOCKS: u64 = 1 << 28;
+
+/// The smallest block in bytes.
+const SMALLEST: u64 = 4096;
+
+/// Blocks of a word, and words of a word of the summary.
+const BITS: u64 = u64::BITS as u64;
+
+/// A bit for each block of a disk: it was changed since somebody took the bit.
+///
+/// Whoever takes a bit reads the block afterwards, and so sees what it was set for; what is written
+/// meanwhile sets it again. Any number of threads mark; one takes.
+#[derive(Debug)]
+pub struct Changes {
+    /// Of the disk, in bytes.
+    size: u64,
+    /// log2 of a block's bytes.
+    shift: u32,
+    words: Box<[AtomicU64]>,
+    /// A bit for each word that may not be 0.
+    summary: Box<[AtomicU64]>,
+    /// Something beyond the end was changed: the disk is larger than it was.
+    outgrown: AtomicBool,
+}
+
+/// Bytes that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub len: u64,
+    pub changed: bool,
+}
+
+impl Changes {
+    /// Of a disk of so many bytes, in which nothing has changed.
+    pub fn new(size: u64) -> Changes {
+        let block = size.div_ceil(MOST_BLOCKS).next_power_of_two();
+        let block = block.max(SMALLEST);
+        let words = size.div_ceil(block).div_ceil(BITS);
+        let zeroes = |n: u64| (0..n).map(|_| AtomicU64::new(0)).collect();
+        Changes {
+            size,
+            shift: block.trailing_zeros(),
+            words: zeroes(words),
+            summary: zeroes(words.div_ceil(BITS)),
+            outgrown: AtomicBool::new(false),
+        }
+    }
+
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes that share a bit.
+    pub fn block(&self) -> u64 {
+        1 << self.shift
+    }
+
+    pub fn is_outgrown(&self) -> bool {
+        self.outgrown.load(Ordering::Relaxed)
+    }
+
+    /// These bytes were changed.
+    #[inline]
+    pub fn mark(&self, offset: u64, len: u64) {
+        let end = offset.saturating_add(len);
+        if end > self.size {
+            self.outgrown.store(true, Ordering::Relaxed);
+        }
+        let end = end.min(self.size);
+        if offset >= end {
+            return;
+        }
+        let (mut block, last) = (offset >> self.shift, (end - 1) >> self.shift);
+        while block <= last {
+            let (word, bit) = (block / BITS, block % BITS);
+            let count = (last - block + 1).min(BITS - bit);
+            self.set(word as usize, (u64::MAX >> (BITS - count)) << bit);
+            block += count;
+        }
+    }
+
+    #[inline]
+    fn set(&self, word: usize, bits: u64) {
+        // Bits that are set already will be taken after this, and their blocks read after that.
+        let add = |to: &AtomicU64, bits: u64| {
+            if to.load(Ordering::SeqCst) & bits != bits {
+                to.fetch_or(bits, Ordering::SeqCst);
+            }
+        };
+        // The word first: who takes looks the other way round.
+        add(&self.words[word], bits);
+        let (at, bit) = (word / BITS as usize, word % BITS as usize);
+        add(&self.summary[at], 1 << bit);
+    }
+
+    /// Takes the bits from `range.start`, the beginning of a block, on: of all of the range, or as far as
+    /// about `most` runs go. The runs follow one another, and are none if the range is empty.
+    pub fn take(&self, range: Range<u64>, most: usize) -> Vec<Run> {
+        let end = range.end.min(self.size);
+        let mut runs = Runs::default();
+        let mut at = range.start;
+        while at < end && runs.0.len() < most {
+            let block = at >> self.shift;
+            let (word, bit) = (block / BITS, block % BITS);
+            let whole = bit == 0 && end - at >= self.bytes(BITS);
+            if whole && !self.takes_in_summary(word) {
+                // As many words of the summary as say nothing.
+                let quiet = self.quiet(word, end - at);
+                runs.add(self.bytes(quiet * BITS), false);
+                at += self.bytes(quiet * BITS);
+                continue;
+            }
+            let count = (BITS - bit).min((end - at).div_ceil(self.block()));
+            let mask = (u64::MAX >> (BITS - count)) << bit;
+            let word = &self.words[word as usize];
+            let bits = word.fetch_and(!mask, Ordering::SeqCst);
+            for n in bit..bit + count {
+                let len = self.block().min(end - at);
+                runs.add(len, bits >> n & 1 == 1);
+                at += len;
+            }
+        }
+        runs.0
+    }
+
+    fn bytes(&self, blocks: u64) -> u64 {
+        blocks << self.shift
+    }
+
+    /// Takes the word's bit in the summary, before the word is looked at.
+    fn takes_in_summary(&self, word: u64) -> bool {
+        let bit = 1 << (word % BITS);
+        let summary = &self.summary[(word / BITS) as usize];
+        summary.load(Ordering::SeqCst) & bit != 0
+            && summary.fetch_and(!bit, Ordering::SeqCst) & bit != 0
+    }
+
+    /// How many words from this one on, which has no bit in the summary, have none: 1 at least, and no
+    /// more than are within `bytes`.
+    fn quiet(&self, word: u64, bytes: u64) -> u64 {
+        let most = bytes / self.bytes(BITS);
+        let mut quiet = 1;
+        while quiet < most {
+            let next = word + quiet;
+            let summary = self.summary[(next / BITS) as usize].load(Ordering::SeqCst);
+            let left = summary >> (next % BITS);
+            if left != 0 {
+                quiet += u64::from(left.trailing_zeros());
+                break;
+            }
+            quiet += BITS - next % BITS;
+        }
+        quiet.min(most)
+    }
+}
+
+#[derive(Default)]
+struct Runs(Vec<Run>);
+
+impl Runs {
+    fn add(&mut self, len: u64, changed: bool) {
+        match self.0.last_mut() {
+            Some(last) if last.changed == changed => last.len += len,
+            _ => self.0.push(Run { len, changed }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::atomic::AtomicU32;
+
+    /// All that there is, as bytes.
+    fn take_all(changes: &Changes, most: usize) -> Vec<Range<u64>> {
+        let (mut at, mut changed) = (0, Vec::<Range<u64>>::new());
+        while at < changes.size() {
+            let runs = changes.take(at..u64::MAX, most);
+            assert!(!runs.is_empty());
+            for run in runs {
+                if run.changed {
+                    match changed.last_mut() {
+                        Some(last) if last.end == at => last.end += run.len,
+                        _ => changed.push(at..at + run.len),
+                    }
+                }
+                at += run.len;
+            }
+        }
+        assert_eq!(at, changes.size());
+        changed
+    }
+
+    proptest! {
+        /// What is marked is taken once, in whole blocks, and nothing else.
+        #[test]
+        fn what_is_marked_is_taken(
+            size in prop_oneof![1u64..100_000, 1u64..200 << 20],
+            marks in prop::collection::vec((any::<prop::sample::Index>(), 1u64..3 << 20), 0..20),
+            most in 1usize..8,
+        ) {
+            let changes = Changes::new(size);
+            let mut model = vec![false; size.div_ceil(4096) as usize];
+            for (at, len) in marks {
+                let at = at.index(size as usize) as u64;
+                let len = len.min(size - at);
+                changes.mark(at, len);
+                model[(at / 4096) as usize..(at + len).div_ceil(4096) as usize].fill(true);
+            }
+            let mut expected = Vec::<Range<u64>>::new();
+            for (n, _) in model.iter().enumerate().filter(|(_, marked)| **marked) {
+                let range = n as u64 * 4096..((n as u64 + 1) * 4096).min(size);
+                match expected.last_mut() {
+                    Some(last) if last.end == range.start => last.end = range.end,
+                    _ => expected.push(range),
+                }
+            }
+            prop_assert!(!changes.is_outgrown());
+            prop_assert_eq!(take_all(&changes, most), expected);
+            prop_assert_eq!(take_all(&changes, most), vec![]);
+        }
+    }
+
+    #[test]
+    fn large_disks_have_large_blocks() {
+        assert_eq!(Changes::new(1 << 40).block(), 4096);
+        let changes = Changes::new((1 << 40) + 1);
+        assert_eq!(changes.block(), 8192);
+        changes.mark(1 << 40, 1);
+        assert_eq!(take_all(&changes, 1), [1 << 40..(1 << 40) + 1]);
+        changes.mark((1 << 40) - 1, 4);
+        assert!(changes.is_outgrown());
+    }
+
+    /// Each version of a block is seen by whoever takes the bit that was set after it was written.
+    #[test]
+    fn nothing_is_missed_that_is_marked_meanwhile() {
+        const BLOCKS: usize = 300;
+        const ROUNDS: u32 = 20_000;
+        let changes = Changes::new(BLOCKS as u64 * 4096);
+        let blocks: Vec<_> = (0..BLOCKS).map(|_| AtomicU32::new(0)).collect();
+        let mut seen = vec![0; BLOCKS];
+        let look = |seen: &mut Vec<u32>| {
+            for range in take_all(&changes, 3) {
+                for n in range.start / 4096..range.end / 4096 {
+                    seen[n as usize] = blocks[n as usize].load(Ordering::SeqCst);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    let n = round as usize * 7919 % BLOCKS;
+                    blocks[n].store(round, Ordering::SeqCst);
+                    changes.mark(n as u64 * 4096, 4096);
+                }
+            });
+            while !writer.is_finished() {
+                look(&mut seen);
+            }
+        });
+        look(&mut seen);
+        let last: Vec<_> = blocks.iter().map(|b| b.load(Ordering::SeqCst)).collect();
+        assert_eq!(seen, last);
+    }
+}
