@@ -1,6 +1,7 @@
 //! What clients may choose from.
 
 use super::connection::ExportView;
+use super::moving::Moving;
 use crate::watch::{Visit, Watch};
 use fathom_core::{Disk, Source, SourceId, WorkerHandle};
 use std::io;
@@ -13,6 +14,8 @@ pub struct Export {
     description: String,
     disk: Arc<dyn Disk>,
     workers: Arc<[WorkerHandle]>,
+    /// Another server may take the disk over. Clients only read then.
+    moving: Option<Arc<Moving>>,
     watch: Option<Watch>,
     /// Connections of each worker.
     loads: Mutex<Box<[usize]>>,
@@ -34,8 +37,21 @@ impl Export {
             disk,
             loads: Mutex::new(vec![0; workers.len()].into()),
             workers,
+            moving: None,
             watch: None,
         }
+    }
+
+    /// One that another server may take over.
+    pub fn movable(self, moving: Arc<Moving>) -> Export {
+        Export {
+            moving: Some(moving),
+            ..self
+        }
+    }
+
+    pub(super) fn moving(&self) -> Option<&Arc<Moving>> {
+        self.moving.as_ref()
     }
 
     /// With somebody who hears of its clients.
@@ -63,7 +79,11 @@ impl Export {
 
     /// As a client that comes now sees it.
     pub fn view(&self) -> ExportView {
-        ExportView::new(&self.name, &self.disk.info())
+        let view = ExportView::new(&self.name, &self.disk.info());
+        ExportView {
+            read_only: view.read_only || self.moving.is_some(),
+            ..view
+        }
     }
 
     /// How long a client waits before it is served.

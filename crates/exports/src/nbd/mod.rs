@@ -11,6 +11,7 @@
 //! - `handshake` finds out which disk a client wants, and how,
 //! - `tls` is what is needed for encryption,
 //! - `export` is what there is to choose from,
+//! - `moving` lets another server take a disk over,
 //! - `holding` holds clients up, for another process to go on with them,
 //! - `connection` serves requests.
 //!
@@ -24,6 +25,7 @@ pub mod fuzz;
 mod handshake;
 mod holding;
 mod listen;
+mod moving;
 mod peer;
 mod server;
 mod table;
@@ -32,5 +34,6 @@ mod tls;
 pub use export::{Export, Exports, SameName};
 pub use holding::ClientState;
 pub use listen::{Address, listen_at, local_name};
+pub use moving::Moving;
 pub use server::{ConnectionInfo, Leaving, NbdServer, Options};
 pub use tls::{Mode as TlsMode, Tls};

@@ -453,7 +453,7 @@ impl Entered {
             read_ahead: Vec::new(),
         };
         let (wake, on_end) = Wake::new();
-        let source = NbdSource::new(
+        let mut source = NbdSource::new(
             stream,
             &agreement.view,
             agreement.agreed,
@@ -461,6 +461,9 @@ impl Entered {
             self.number as u16,
             on_end,
         )?;
+        if let Some(mover) = agreement.mover {
+            source.tell_changes(mover);
+        }
         self.delay(agreement.in_use.export().connect_delay());
         self.live(agreement.in_use, Box::new(source), wake)
     }

@@ -84,6 +84,9 @@ pub mod command {
     pub const CACHE: u16 = 5;
     pub const WRITE_ZEROES: u16 = 6;
     pub const BLOCK_STATUS: u16 = 7;
+    /// Fathom's own, of a client that has agreed on a context of changes: no guest of the server's may have
+    /// the disk any more. Without offset and length.
+    pub const TAKE_OVER: u16 = 0x4654;
 }
 
 /// Of a request ("Command flags").
@@ -116,6 +119,20 @@ pub const REPLY_FLAG_DONE: u16 = 1;
 /// The metadata context that tells holes from data ("`base:allocation`
 /// metadata context").
 pub const BASE_ALLOCATION: &str = "base:allocation";
+
+/// What has changed, for a server that takes the disk over: contexts of Fathom's own, before an id that is
+/// the client's to choose. Each extent of an answer is told once. The first one forgets what was noted before.
+pub const CHANGES_BEGIN: &str = "fathom:changes-begin:";
+pub const CHANGES_GO_ON: &str = "fathom:changes-go-on:";
+
+/// Of an extent of such a context: it has changed.
+pub const CHANGED: u32 = 1 << 0;
+
+/// Whether a client may call itself that.
+pub fn is_move_id(id: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    (1..=64).contains(&id.len()) && id.bytes().all(is_plain)
+}
 
 /// Of base:allocation.
 pub mod state {

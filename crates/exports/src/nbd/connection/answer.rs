@@ -4,9 +4,9 @@ use super::check::Kind;
 use super::pool::{BLOCK, Span};
 use super::reply::{Data, Reply, To};
 use super::{Held, NbdSource};
-use fathom_core::Request;
 use fathom_core::extents::extents;
-use fathom_nbd::protocol::ErrorCode;
+use fathom_core::{Request, Status};
+use fathom_nbd::protocol::{ErrorCode, state};
 
 /// From this length on, data that is read is looked through: zeroes go out as
 /// a hole. Data that is not zero is given up on at once, and looking costs
@@ -91,7 +91,8 @@ impl NbdSource {
         let len = request.segments.first().map_or(0, |s| s.iov_len);
         // SAFETY: the pages were the request's and are ours again.
         let words = unsafe { std::slice::from_raw_parts(self.pool.at(span), len) };
-        self.reply().extents(to, context, extents(words));
+        let extents = extents(words).map(|(status, len)| (flags(status), len));
+        self.reply().extents(to, context, extents);
         self.pool.put(span);
     }
 
@@ -153,6 +154,12 @@ impl NbdSource {
             }
         }
     }
+}
+
+/// Of base:allocation.
+fn flags(status: Status) -> u32 {
+    let hole = if status.hole { state::HOLE } else { 0 };
+    hole | if status.zero { state::ZERO } else { 0 }
 }
 
 fn verb(kind: Kind) -> &'static str {

@@ -139,6 +139,9 @@ impl NbdSource {
                 return Ok(());
             }
         };
+        if self.mover.is_some() && self.answer_mover(&header, intake) {
+            return Ok(());
+        }
         match check(&self.export, self.agreed, &header) {
             Ok(Verdict::Do(Kind::Write)) => self.begin_write(&header, intake),
             Ok(Verdict::Do(kind)) => {
@@ -179,7 +182,7 @@ impl NbdSource {
         self.answered_early(intake);
     }
 
-    fn answered_early(&mut self, intake: &mut Intake<'_>) {
+    pub(super) fn answered_early(&mut self, intake: &mut Intake<'_>) {
         intake.answered += 1;
         self.answered += 1;
     }

@@ -5,6 +5,7 @@
 //! - `intake` makes requests of it, which `check` has found to be in order,
 //! - `answer` makes replies of requests that are done,
 //! - `outbox` sends them,
+//! - `mover` tells a server that takes the disk over what changes,
 //! - `state` holds a connection up, and takes it to another process.
 //!
 //! All memory is the connection's own `pool`: when it is used up, or there is
@@ -18,12 +19,14 @@ pub mod fuzz;
 mod inbox;
 mod intake;
 mod life;
+mod mover;
 mod outbox;
 mod pool;
 mod reply;
 mod state;
 mod table;
 
+use super::moving::Mover;
 use fathom_core::{Broken, Cx, DiskInfo, RangeLimits, Request, RequestId, Source, SourceId};
 use fathom_nbd::protocol::{MAX_PAYLOAD, Replies, export_flag};
 use fathom_nbd::tls::Session;
@@ -115,6 +118,9 @@ impl ExportView {
         flags
     }
 }
+
+/// The id of contexts of changes.
+pub const CHANGES_ID: u32 = 2;
 
 /// What one connection may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,6 +255,8 @@ impl Held {
 pub struct NbdSource {
     export: ExportView,
     agreed: Agreed,
+    /// It asks what changes.
+    mover: Option<Mover>,
     number: u16,
     socket: OwnedFd,
     tls: Option<Session>,
@@ -306,6 +314,7 @@ impl NbdSource {
         Ok(NbdSource {
             export: export.clone(),
             agreed,
+            mover: None,
             number,
             socket: stream.socket,
             tls: stream.tls.map(Session::new),

@@ -3,10 +3,7 @@
 use super::outbox::Outbox;
 use super::pool::Span;
 use super::table::Failure;
-use fathom_core::Status;
-use fathom_nbd::protocol::{
-    ChunkHeader, ErrorCode, REPLY_FLAG_DONE, Replies, chunk, simple_reply, state,
-};
+use fathom_nbd::protocol::{ChunkHeader, ErrorCode, REPLY_FLAG_DONE, Replies, chunk, simple_reply};
 
 /// Whom a reply is for.
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +128,7 @@ impl Reply<'_> {
         &mut self,
         to: To,
         context: u32,
-        extents: impl Iterator<Item = (Status, u64)>,
+        extents: impl Iterator<Item = (u32, u64)>,
     ) {
         let wide = self.replies == Replies::Extended;
         let mut payload = context.to_be_bytes().to_vec();
@@ -139,9 +136,7 @@ impl Reply<'_> {
             payload.extend([0; 4]);
         }
         let mut count = 0u32;
-        for (status, len) in extents {
-            let hole = if status.hole { state::HOLE } else { 0 };
-            let flags = hole | if status.zero { state::ZERO } else { 0 };
+        for (flags, len) in extents {
             if wide {
                 payload.extend(len.to_be_bytes());
                 payload.extend(u64::from(flags).to_be_bytes());

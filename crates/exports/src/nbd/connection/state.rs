@@ -195,6 +195,9 @@ impl NbdSource {
         if self.tls.is_some() {
             return Ok(None);
         }
+        if self.mover.is_some() {
+            return Err("it is taking its disk over, and is to end that first".into());
+        }
         let failed = |error: io::Error| format!("cannot be handed over: {error}");
         let indices = self.table.in_use();
         let payload = self.payload.as_ref().map(|payload| PayloadState {

@@ -99,11 +99,15 @@ impl<H: Host> Handshake<'_, H> {
     }
 
     fn agree(&mut self, in_use: InUse, view: ExportView) -> Next {
+        let export = in_use.export();
+        let changes = self.changes_of.take();
+        let mover = changes.filter(|(of, _)| Arc::ptr_eq(of, export));
         let agreed = Agreed {
             replies: self.replies,
             allocation_context: self.has_context(in_use.export()).then_some(ALLOCATION_ID),
         };
         Next::Agreed(Box::new(Agreement {
+            mover: mover.map(|(_, mover)| mover),
             in_use,
             agreed,
             view,

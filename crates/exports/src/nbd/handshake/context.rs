@@ -1,10 +1,14 @@
-//! Metadata contexts: there is one, base:allocation.
+//! Metadata contexts: base:allocation, and what servers ask that take disks over.
 
 use super::choose::ALLOCATION_ID;
 use super::option::{Fields, TOO_SHORT};
 use super::{Handshake, Host, No};
+use crate::nbd::connection::CHANGES_ID;
 use crate::nbd::export::Export;
-use fathom_nbd::protocol::{BASE_ALLOCATION, Replies, opt, rep};
+use crate::nbd::moving::Ask;
+use fathom_nbd::protocol::{
+    BASE_ALLOCATION, CHANGES_BEGIN, CHANGES_GO_ON, Replies, is_move_id, opt, rep,
+};
 use std::sync::Arc;
 
 /// All of the namespace, in a list.
@@ -24,7 +28,20 @@ impl<H: Host> Handshake<'_, H> {
     pub(super) fn set_contexts(&mut self, data: &[u8]) -> Result<(), No> {
         // proto.md: what was chosen before is replaced even by what fails.
         self.allocation_of = None;
+        self.changes_of = None;
         let (export, queries) = self.queries(data)?;
+        if let [query] = queries[..]
+            && let Some((ask, id)) = asked(query)
+            && let Some(moving) = export.moving()
+        {
+            let mover = moving
+                .ask(ask, id)
+                .map_err(|why| No(rep::ERR_POLICY, why))?;
+            self.changes_of = Some((export, mover));
+            let parts = [&CHANGES_ID.to_be_bytes()[..], query.as_bytes()];
+            self.reply(opt::SET_META_CONTEXT, rep::META_CONTEXT, &parts);
+            return Ok(());
+        }
         if queries.contains(&BASE_ALLOCATION) {
             self.allocation_of = Some(export);
             self.context(opt::SET_META_CONTEXT, ALLOCATION_ID);
@@ -44,6 +61,13 @@ impl<H: Host> Handshake<'_, H> {
         let (name, queries) = parse(data).map_err(No::invalid)?;
         Ok((self.find(name)?, queries))
     }
+}
+
+/// What a query asks of changes, and as whom.
+fn asked(query: &str) -> Option<(Ask, &str)> {
+    let begin = query.strip_prefix(CHANGES_BEGIN).map(|id| (Ask::Begin, id));
+    let ask = begin.or_else(|| query.strip_prefix(CHANGES_GO_ON).map(|id| (Ask::GoOn, id)));
+    ask.filter(|(_, id)| is_move_id(id))
 }
 
 /// An export's name and queries. Those of namespaces that are not known here

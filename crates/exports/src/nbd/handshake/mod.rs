@@ -14,6 +14,7 @@ mod tests;
 
 use super::connection::Agreed;
 use super::export::{Export, Exports, InUse};
+use super::moving::Mover;
 use super::tls::{Mode, Tls};
 use fathom_nbd::protocol::{
     INIT_MAGIC, OPTION_MAGIC, OptionHeader, Replies, handshake_flag, opt, rep,
@@ -63,6 +64,8 @@ pub enum Outcome {
 pub struct Agreement {
     pub in_use: InUse,
     pub agreed: Agreed,
+    /// The client is to be told what changes.
+    pub mover: Option<Mover>,
     /// As the client was told.
     pub view: super::connection::ExportView,
 }
@@ -132,6 +135,8 @@ pub struct Handshake<'a, H: Host> {
     replies: Replies,
     /// The export whose base:allocation the client has asked for.
     allocation_of: Option<Arc<Export>>,
+    /// The export whose changes it has asked for instead.
+    changes_of: Option<(Arc<Export>, Mover)>,
     /// Replies that are not sent yet.
     out: Vec<u8>,
 }
@@ -145,6 +150,7 @@ impl<'a, H: Host> Handshake<'a, H> {
             no_zeroes: false,
             replies: Replies::Simple,
             allocation_of: None,
+            changes_of: None,
             out: Vec::new(),
         }
     }
@@ -333,6 +339,7 @@ impl<'a, H: Host> Handshake<'a, H> {
         // with somebody in the middle, is forgotten.
         self.replies = Replies::Simple;
         self.allocation_of = None;
+        self.changes_of = None;
         Ok(Next::Option)
     }
 

@@ -1,0 +1,181 @@
+//! Disks that another server takes over while their guests use them.
+//!
+//! That server copies the disk as any client reads it, and is told what has changed since: by a metadata
+//! context of Fathom's own, on one connection. When the guest has stopped here it takes the disk over,
+//! by a command of Fathom's own, and is told the rest. No guest can have the disk here afterwards.
+//! docs/move.md has the protocol.
+
+use fathom_core::changes::Run;
+use fathom_core::{Changes, Disk, WorkerHandle};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+/// Runs in one answer, about.
+const MOST_RUNS: usize = 256;
+
+/// Whether a disk has moved, and who is at it.
+pub struct Moving {
+    disk: Arc<dyn Disk>,
+    workers: Arc<[WorkerHandle]>,
+    state: Mutex<State>,
+    /// Locked while workers are told; never by them.
+    telling: Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    front_end: bool,
+    /// By whom it has been taken over.
+    taken: Option<String>,
+    move_: Option<Move>,
+}
+
+/// What one server has been told.
+struct Move {
+    id: String,
+    changes: Arc<Changes>,
+    /// The connection that asks; there is one at a time.
+    asks: Weak<()>,
+}
+
+/// What a connection that asks for changes has.
+pub struct Mover {
+    moving: Arc<Moving>,
+    id: String,
+    changes: Arc<Changes>,
+    _asks: Arc<()>,
+}
+
+/// Whether all of them have done what they were told until now.
+fn workers_hear(workers: &[WorkerHandle]) -> bool {
+    let looks: Vec<_> = workers.iter().map(WorkerHandle::begin_look).collect();
+    looks.into_iter().all(|look| look.wait().is_ok())
+}
+
+/// What a connection asks to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// What changes from now on.
+    Begin,
+    /// What has changed since it was last told.
+    GoOn,
+}
+
+impl Moving {
+    /// Nobody is at it.
+    pub fn new(disk: Arc<dyn Disk>, workers: Arc<[WorkerHandle]>) -> Arc<Moving> {
+        Arc::new(Moving {
+            disk,
+            workers,
+            state: Mutex::default(),
+            telling: Mutex::default(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// A guest wants the disk. The error says why it cannot have it.
+    pub fn front_end_comes(&self) -> Result<(), String> {
+        let mut state = self.state();
+        if let Some(id) = &state.taken {
+            return Err(format!(
+                "it has moved to another server (as {id}), where its guest is to run"
+            ));
+        }
+        state.front_end = true;
+        Ok(())
+    }
+
+    /// Nothing of the guest is in flight, and nothing more will come.
+    pub fn front_end_left(&self) {
+        self.state().front_end = false;
+    }
+
+    /// By whom it has been taken over; None: it has not moved.
+    pub fn taken(&self) -> Option<String> {
+        self.state().taken.clone()
+    }
+
+    /// The error says why not.
+    pub(super) fn ask(self: &Arc<Self>, ask: Ask, id: &str) -> Result<Mover, String> {
+        let telling = self.telling.lock().unwrap_or_else(|e| e.into_inner());
+        let asks = Arc::new(());
+        let mut state = self.state();
+        let taken = state.taken.as_ref();
+        if taken.is_some_and(|taken| taken != id) {
+            return Err("another server has taken it over".into());
+        }
+        if let Some(other) = &mut state.move_ {
+            if other.id != id && other.asks.strong_count() > 0 {
+                return Err("another server is at it".into());
+            }
+            if other.id == id && ask == Ask::GoOn {
+                other.asks = Arc::downgrade(&asks);
+                let changes = other.changes.clone();
+                drop(state);
+                return Ok(self.mover(id, changes, asks));
+            }
+        }
+        if ask == Ask::GoOn {
+            return Err("nothing is known of this move: it is to begin again".into());
+        }
+        let changes = Arc::new(Changes::new(self.disk.info().size));
+        state.move_ = Some(Move {
+            id: id.to_owned(),
+            changes: changes.clone(),
+            asks: Arc::downgrade(&asks),
+        });
+        // A worker may want to know the state meanwhile.
+        drop(state);
+        let note = |worker: &WorkerHandle| worker.note_changes(Some(changes.clone()));
+        self.workers.iter().for_each(note);
+        let heard = workers_hear(&self.workers);
+        drop(telling);
+        match heard {
+            true => Ok(self.mover(id, changes, asks)),
+            false => Err("one of its workers does not answer".into()),
+        }
+    }
+
+    fn mover(self: &Arc<Self>, id: &str, changes: Arc<Changes>, asks: Arc<()>) -> Mover {
+        Mover {
+            moving: self.clone(),
+            id: id.to_owned(),
+            changes,
+            _asks: asks,
+        }
+    }
+}
+
+impl Mover {
+    /// What has changed in the range since it was last told, from its beginning on. The error is for the
+    /// server that asks.
+    pub(super) fn changed(&self, range: Range<u64>) -> Result<Vec<Run>, &'static str> {
+        if !range.start.is_multiple_of(self.changes.block()) {
+            return Err("what has changed is told by whole blocks");
+        }
+        if self.changes.is_outgrown() || self.changes.size() != self.moving.disk.info().size {
+            return Err("the disk has another size now");
+        }
+        Ok(self.changes.take(range, MOST_RUNS))
+    }
+
+    /// From now on no guest has the disk here. Whoever has taken it over may do so again.
+    pub(super) fn take_over(&self) -> Result<(), &'static str> {
+        let mut state = self.moving.state();
+        let is_its = state.move_.as_ref();
+        if !is_its.is_some_and(|one| Arc::ptr_eq(&one.changes, &self.changes)) {
+            return Err("another server is at it");
+        }
+        if state.front_end {
+            return Err("its guest is running here");
+        }
+        if state.taken.is_none() {
+            tracing::info!("nbd: another server has taken a disk over, as {}", self.id);
+        }
+        state.taken = Some(self.id.clone());
+        Ok(())
+    }
+}
