@@ -31,8 +31,9 @@ pub struct Wishes<'a> {
     /// Forms of replies, the best first; simple replies if the server has none
     /// of them.
     pub replies: &'a [Replies],
-    /// To be told which parts hold data, if replies are not simple.
-    pub allocation: bool,
+    /// A metadata context, if replies are not simple. A server may do without base:allocation, but with no
+    /// other.
+    pub context: Option<&'a str>,
 }
 
 /// An export, as its server describes it.
@@ -52,8 +53,8 @@ pub struct Export {
     pub maximum_block: u32,
     /// What was agreed upon.
     pub replies: Replies,
-    /// The id of base:allocation, if the server tells which parts hold data.
-    pub allocation: Option<u32>,
+    /// The id of the metadata context that was wished for, if the server has it.
+    pub context: Option<u32>,
 }
 
 impl Export {
@@ -125,9 +126,10 @@ pub fn handshake_by_tls(
 fn agree(stream: &mut (impl Read + Write), flags: u16, wishes: &Wishes<'_>) -> Result<Export> {
     let name = wishes.export;
     let replies = choose_replies(stream, wishes.replies)?;
-    let allocation = match wishes.allocation && replies != Replies::Simple {
-        true => choose_allocation(stream, name)?,
-        false => None,
+    let context = match wishes.context {
+        Some(context) if replies != Replies::Simple => choose_context(stream, name, context)?,
+        Some(BASE_ALLOCATION) | None => None,
+        Some(_) => return Err(broken("has no structured replies")),
     };
     let export = match go(stream, name)? {
         Some(export) => export,
@@ -137,7 +139,7 @@ fn agree(stream: &mut (impl Read + Write), flags: u16, wishes: &Wishes<'_>) -> R
     };
     Ok(Export {
         replies,
-        allocation,
+        context,
         ..export
     })
 }
@@ -180,23 +182,29 @@ fn choose_replies(stream: &mut (impl Read + Write), wanted: &[Replies]) -> Resul
     Ok(Replies::Simple)
 }
 
-/// The id of base:allocation; None if the server has it not.
-fn choose_allocation(stream: &mut (impl Read + Write), name: &str) -> Result<Option<u32>> {
+/// The id of the context; None if the server has base:allocation not.
+fn choose_context(
+    stream: &mut (impl Read + Write),
+    name: &str,
+    context: &str,
+) -> Result<Option<u32>> {
     let mut data = Vec::new();
     put_string(&mut data, name.as_bytes());
     data.extend_from_slice(&1u32.to_be_bytes());
-    put_string(&mut data, BASE_ALLOCATION.as_bytes());
+    put_string(&mut data, context.as_bytes());
     send_option(stream, opt::SET_META_CONTEXT, &data)?;
     let mut id = None;
     for _ in 0..MAX_ANSWERS {
         let answer = Answer::read(stream, opt::SET_META_CONTEXT)?;
         match answer.kind {
-            rep::ACK => return Ok(id),
-            rep::META_CONTEXT if answer.data.get(4..) == Some(BASE_ALLOCATION.as_bytes()) => {
+            rep::ACK if id.is_some() || context == BASE_ALLOCATION => return Ok(id),
+            rep::ACK => return Err(broken(&format!("does not let '{name}' be taken over"))),
+            rep::META_CONTEXT if answer.data.get(4..) == Some(context.as_bytes()) => {
                 id = Some(u32_at(&answer.data, 0));
             }
             // Why, it says when the export is asked for.
-            kind if kind & rep::ERROR_BIT != 0 => return Ok(None),
+            kind if kind & rep::ERROR_BIT != 0 && context == BASE_ALLOCATION => return Ok(None),
+            kind if kind & rep::ERROR_BIT != 0 => return Err(answer.refusal(name)),
             _ => return Err(answer.unexpected()),
         }
     }
@@ -274,7 +282,7 @@ fn export(export: ExportInfo, blocks: Option<BlockSizes>) -> Result<Export> {
         preferred_block: preferred,
         maximum_block: maximum,
         replies: Replies::Simple,
-        allocation: None,
+        context: None,
     })
 }
 

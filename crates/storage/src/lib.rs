@@ -52,6 +52,6 @@ pub use file::{Cache, EndGuard, FileDisk, FileOptions};
 pub use kind::{Kind, OpenOptions, Opened, PART};
 pub use kinds::{KINDS, Location};
 pub use memory::MemoryDisk;
-pub use nbd::{NbdDisk, NbdOptions, connect};
+pub use nbd::{ChangesClient, NbdDisk, NbdOptions, connect};
 pub use null::NullDisk;
 pub use rbd::RbdDisk;

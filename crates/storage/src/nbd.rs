@@ -9,12 +9,15 @@
 //!   them;
 //! - `links` knows which channel has connections, and `flushes` what is durable;
 //! - `unflushed` keeps what the server may yet lose, `recovery` finds it again
-//!   when it was lost, and `replay` writes that once more.
+//!   when it was lost, and `replay` writes that once more, whose `answers` it waits for;
+//! - `changes` asks a server of Fathom's what has changed since it was asked last.
 //!
 //! What a server says is checked before it is believed: whatever it sends, no
 //! byte goes anywhere but into the segments of a request that it answers. A
 //! connection on which it breaks the rules is closed.
 
+mod answers;
+mod changes;
 mod channel;
 mod connect;
 mod connection;
@@ -42,6 +45,7 @@ mod unflushed;
 use fathom_nbd::NbdUri;
 use fathom_nbd::client::Export;
 
+pub use changes::{Changed, ChangesClient, Refused};
 use channel::NbdChannel;
 pub use connect::connect;
 use endpoint::cannot_start;

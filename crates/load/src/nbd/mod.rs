@@ -83,7 +83,7 @@ fn agree(stream: &mut File, server: &Nbd) -> Result<Export> {
             Some(wanted) => std::slice::from_ref(wanted),
             None => &[Replies::Extended, Replies::Structured],
         },
-        allocation: false,
+        context: None,
     };
     let export = handshake(stream, &wishes).map_err(|e| Error::Handshake(e.to_string()))?;
     match server.replies {

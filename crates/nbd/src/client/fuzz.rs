@@ -2,7 +2,7 @@
 //! a fuzz target and of a test.
 
 use super::{Export, Refusal, Wishes, handshake};
-use crate::protocol::Replies;
+use crate::protocol::{BASE_ALLOCATION, Replies};
 use std::io::{self, Read, Write};
 
 /// A server's side of a handshake; what the client says goes nowhere.
@@ -43,7 +43,7 @@ fn greet(input: &[u8], replies: &[Replies], allocation: bool) -> Result<Export, 
     let wishes = Wishes {
         export: "export",
         replies,
-        allocation,
+        context: allocation.then_some(BASE_ALLOCATION),
     };
     let outcome = handshake(&mut Script(input), &wishes);
     match &outcome {
@@ -56,7 +56,7 @@ fn greet(input: &[u8], replies: &[Replies], allocation: bool) -> Result<Export, 
             assert!(export.size <= i64::MAX as u64);
             assert!(export.replies == Replies::Simple || replies.contains(&export.replies));
             let may_tell = allocation && export.replies != Replies::Simple;
-            assert!(export.allocation.is_none() || may_tell);
+            assert!(export.context.is_none() || may_tell);
         }
         Err(Refusal(line)) => assert!(!line.chars().any(char::is_control), "{line:?}"),
     }

@@ -314,7 +314,7 @@ impl Channel for NbdChannel {
         if let Some(errno) = self.answer_at_once(request) {
             return cx.complete(id, errno);
         }
-        if request.op == Op::BlockStatus && self.shared.export.allocation.is_none() {
+        if request.op == Op::BlockStatus && self.shared.export.context.is_none() {
             // SAFETY: the request is in flight.
             unsafe { Extents::of(&request.segments, request.len) }.push(Status::DATA, request.len);
             return cx.complete(id, 0);

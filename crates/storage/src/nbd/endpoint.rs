@@ -4,7 +4,7 @@ use super::connect::{dial_server, load_tls};
 use fathom_core::DiskError;
 use fathom_nbd::NbdUri;
 use fathom_nbd::client::{Export, Wishes, handshake, handshake_by_tls};
-use fathom_nbd::protocol::{Replies, RequestHeader, command};
+use fathom_nbd::protocol::{BASE_ALLOCATION, Replies, RequestHeader, command};
 use fathom_nbd::tls::{ClientTls, Session};
 use fathom_nbd::transport::Transport;
 use rustix::net::{SendFlags, send};
@@ -51,6 +51,11 @@ impl Endpoint {
 
     /// Connects and agrees on the export, blocking.
     pub(super) fn connect(&self) -> Result<(Greeted, Export), DiskError> {
+        self.connect_for(BASE_ALLOCATION)
+    }
+
+    /// Likewise, with that metadata context.
+    pub(super) fn connect_for(&self, context: &str) -> Result<(Greeted, Export), DiskError> {
         let deadline = Instant::now() + self.patience;
         let socket = dial_server(&self.uri, deadline).map_err(|source| DiskError::Io {
             path: self.name(),
@@ -64,7 +69,7 @@ impl Endpoint {
         let wishes = Wishes {
             export: self.uri.export(),
             replies: &[Replies::Extended, Replies::Structured],
-            allocation: true,
+            context: Some(context),
         };
         let export = match &self.tls {
             None => handshake(&mut transport, &wishes),
@@ -78,7 +83,7 @@ impl Endpoint {
         let greeted = Greeted {
             transport,
             socket,
-            allocation: export.allocation,
+            allocation: export.context,
         };
         Ok((greeted, export))
     }
@@ -130,7 +135,7 @@ pub(super) fn say_goodbye(socket: &OwnedFd, tls: Option<&mut Session>, replies: 
 pub(super) struct Connected {
     pub(super) socket: OwnedFd,
     pub(super) tls: Option<Session>,
-    /// See [`Export::allocation`].
+    /// The id of base:allocation, if the server has it.
     pub(super) allocation: Option<u32>,
 }
 

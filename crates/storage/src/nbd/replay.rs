@@ -1,22 +1,18 @@
 //! Sending writes again, by somebody who waits.
 
+use super::answers::Answers;
 use super::unflushed::Kept;
 use fathom_core::Op;
 use fathom_nbd::client::Export;
-use fathom_nbd::protocol::{
-    ChunkHeader, REPLY_FLAG_DONE, Replies, ReplyHeader, RequestHeader, chunk, command,
-    command_flag, errno, u32_at,
-};
+use fathom_nbd::protocol::{Replies, RequestHeader, command, command_flag};
 use fathom_nbd::transport::Transport;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 /// Requests that the server has at once, and their bytes: replies to so many fit into any socket's buffer, so
 /// that nobody waits for a server that waits for its replies to be read.
 const WINDOW: usize = 64;
 const WINDOW_BYTES: u64 = 4 << 20;
-/// The longest text of an error, and room.
-const MAX_CHUNK: u64 = 8 << 10;
 
 /// The server of an export, to whoever waits.
 pub(super) struct Replay<'a> {
@@ -125,7 +121,8 @@ impl<'a> Replay<'a> {
         self.out.clear();
         let mut left: Vec<bool> = vec![true; self.window.len()];
         while left.contains(&true) {
-            let index = self.reply()?.wrapping_sub(self.cookie);
+            let done = Answers::new(self.transport, self.export.replies).done()?;
+            let index = done.wrapping_sub(self.cookie);
             let awaited = usize::try_from(index).ok().and_then(|n| left.get_mut(n));
             match awaited.filter(|awaited| **awaited) {
                 Some(awaited) => *awaited = false,
@@ -137,60 +134,6 @@ impl<'a> Replay<'a> {
         self.bytes = 0;
         Ok(())
     }
-
-    /// The cookie of the next request that is done; an error: it failed.
-    fn reply(&mut self) -> io::Result<u64> {
-        loop {
-            match self.header()? {
-                ReplyHeader::Simple { error: 0, cookie } => return Ok(cookie),
-                ReplyHeader::Simple { error, .. } => return Err(server_error(error)),
-                ReplyHeader::Chunk(header) => {
-                    let payload = self.payload(header)?;
-                    if header.kind & chunk::ERROR_BIT != 0 {
-                        return Err(server_error(u32_at(&payload, 0)));
-                    }
-                    if header.flags & REPLY_FLAG_DONE != 0 {
-                        return Ok(header.cookie);
-                    }
-                }
-            }
-        }
-    }
-
-    fn header(&mut self) -> io::Result<ReplyHeader> {
-        let replies = self.export.replies;
-        let mut bytes = vec![0; ReplyHeader::SIMPLE_LEN];
-        self.transport.read_exact(&mut bytes)?;
-        loop {
-            let parsed = ReplyHeader::parse(replies, &bytes);
-            match parsed.map_err(|_| io::Error::other("sent no reply"))? {
-                Some((header, _)) => return Ok(header),
-                None => {
-                    let have = bytes.len();
-                    let whole = match replies {
-                        Replies::Extended => ReplyHeader::EXTENDED_LEN,
-                        _ => ReplyHeader::STRUCTURED_LEN,
-                    };
-                    bytes.resize(whole, 0);
-                    self.transport.read_exact(&mut bytes[have..])?;
-                }
-            }
-        }
-    }
-
-    fn payload(&mut self, header: ChunkHeader) -> io::Result<Vec<u8>> {
-        let is_error = header.kind & chunk::ERROR_BIT != 0;
-        if header.len > MAX_CHUNK || is_error && header.len < 6 {
-            return Err(io::Error::other("sent a chunk that makes no sense"));
-        }
-        let mut payload = vec![0; header.len as usize];
-        self.transport.read_exact(&mut payload)?;
-        Ok(payload)
-    }
-}
-
-fn server_error(error: u32) -> io::Error {
-    io::Error::from_raw_os_error(errno(error))
 }
 
 fn told(error: io::Error) -> String {

@@ -90,9 +90,9 @@ impl Shared {
     pub(super) fn connect_again(&self) -> Result<Greeted, DiskError> {
         let (greeted, export) = self.endpoint.connect()?;
         // The id is the server's to choose, each time.
-        let same_context = export.allocation.is_some() == self.export.allocation.is_some();
+        let same_context = export.context.is_some() == self.export.context.is_some();
         let export = Export {
-            allocation: self.export.allocation,
+            context: self.export.context,
             ..export
         };
         match same_context && export == self.export {

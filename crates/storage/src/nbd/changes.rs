@@ -1,0 +1,161 @@
+//! Asking a server of Fathom's what changes of a disk that is to be taken over: `moving.rs` of the exports
+//! has the other side.
+
+use super::answers::Answers;
+use super::endpoint::{Endpoint, Greeted};
+use fathom_core::DiskError;
+use fathom_nbd::NbdUri;
+use fathom_nbd::client::Export;
+use fathom_nbd::protocol::{
+    CHANGED, CHANGES_BEGIN, CHANGES_GO_ON, REPLY_FLAG_DONE, Replies, ReplyHeader, RequestHeader,
+    chunk, command, is_move_id, u32_at, u64_at,
+};
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+/// For connecting, and for each answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Bytes of one extent, and before the first.
+const EXTENT: usize = 16;
+const HEAD: usize = 8;
+
+/// Bytes that have changed since somebody asked last, or have not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Changed {
+    pub len: u64,
+    pub changed: bool,
+}
+
+/// The server says no, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
+
+/// A connection on which is asked.
+pub struct ChangesClient {
+    endpoint: Endpoint,
+    greeted: Greeted,
+    export: Export,
+    cookie: u64,
+}
+
+impl ChangesClient {
+    /// Connects, blocking. `begins`: what was changed before is of no interest; else the server must know of
+    /// the move that `id` names. The error is one line for the user.
+    pub fn connect(uri: &NbdUri, id: &str, begins: bool) -> Result<ChangesClient, DiskError> {
+        debug_assert!(is_move_id(id));
+        let endpoint = Endpoint::new(uri, PATIENCE)?;
+        let context = if begins { CHANGES_BEGIN } else { CHANGES_GO_ON };
+        let (greeted, export) = endpoint.connect_for(&format!("{context}{id}"))?;
+        if export.replies != Replies::Extended {
+            return Err(endpoint.unusable("the server has no extended headers"));
+        }
+        Ok(ChangesClient {
+            endpoint,
+            greeted,
+            export,
+            cookie: 0,
+        })
+    }
+
+    /// Bytes of the disk.
+    pub fn size(&self) -> u64 {
+        self.export.size
+    }
+
+    /// What has changed since it was last told, from `offset` on, which is where an answer has ended, or 0.
+    /// Never nothing; no more than `len` bytes. After an error the range may have been told, and not heard of.
+    pub fn next(&mut self, offset: u64, len: u64) -> Result<Vec<Changed>, DiskError> {
+        let payload = self.ask(command::BLOCK_STATUS, offset, len)?;
+        let payload = payload.map_err(|refused| self.endpoint.unusable(refused.0))?;
+        let nonsense = || {
+            self.endpoint
+                .unusable("the server sent extents that make no sense")
+        };
+        let extents = payload.get(HEAD..).ok_or_else(nonsense)?;
+        let extents = extents.chunks_exact(EXTENT).map(|extent| Changed {
+            len: u64_at(extent, 0),
+            changed: u64_at(extent, 8) & u64::from(CHANGED) != 0,
+        });
+        let extents: Vec<_> = extents.collect();
+        let told = extents
+            .iter()
+            .try_fold(0u64, |sum, extent| sum.checked_add(extent.len));
+        let fits = told.is_some_and(|told| (1..=len).contains(&told));
+        match fits && extents.iter().all(|extent| extent.len > 0) {
+            true => Ok(extents),
+            false => Err(nonsense()),
+        }
+    }
+
+    /// No guest of the server's may have the disk from now on. It may have been taken over even if no answer
+    /// comes.
+    pub fn take_over(&mut self) -> Result<Result<(), Refused>, DiskError> {
+        let answer = self.ask(command::TAKE_OVER, 0, 0)?;
+        Ok(answer.map(drop))
+    }
+
+    /// The payload of the answer, if it has one.
+    fn ask(
+        &mut self,
+        command: u16,
+        offset: u64,
+        len: u64,
+    ) -> Result<Result<Vec<u8>, Refused>, DiskError> {
+        self.cookie += 1;
+        self.asked(command, offset, len)
+            .map_err(|source| DiskError::Io {
+                path: self.endpoint.name(),
+                what: "cannot be asked what has changed",
+                source,
+            })
+    }
+
+    fn asked(
+        &mut self,
+        command: u16,
+        offset: u64,
+        len: u64,
+    ) -> io::Result<Result<Vec<u8>, Refused>> {
+        let transport = &mut self.greeted.transport;
+        transport.set_deadline(Instant::now() + PATIENCE);
+        let header = RequestHeader {
+            flags: 0,
+            command,
+            cookie: self.cookie,
+            offset,
+            len,
+        };
+        let mut out = Vec::new();
+        header.put(self.export.replies, &mut out);
+        transport.write_all(&out)?;
+        let mut answers = Answers::new(transport, self.export.replies);
+        let mut payload = Vec::new();
+        loop {
+            let header = match answers.header()? {
+                ReplyHeader::Chunk(header) if header.cookie == self.cookie => header,
+                _ => return Err(io::Error::other("the server answered what was not asked")),
+            };
+            let bytes = answers.payload(header)?;
+            if header.kind & chunk::ERROR_BIT != 0 {
+                return Ok(Err(Refused(text_of(&bytes))));
+            }
+            if header.kind == chunk::BLOCK_STATUS_EXT {
+                payload = bytes;
+            }
+            if header.flags & REPLY_FLAG_DONE != 0 {
+                return Ok(Ok(payload));
+            }
+        }
+    }
+}
+
+/// What an error's chunk says.
+fn text_of(bytes: &[u8]) -> String {
+    let text = bytes.get(6..).unwrap_or_default();
+    match fathom_nbd::protocol::readable(text) {
+        text if text.is_empty() => format!("the server fails it ({})", u32_at(bytes, 0)),
+        text => format!("the server says: {text}"),
+    }
+}
