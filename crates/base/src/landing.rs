@@ -2,6 +2,7 @@
 
 use crate::problem::Problem;
 use crate::remote::Remote;
+use fathom_core::is_zero;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -28,8 +29,4 @@ pub async fn land(remote: &Remote, data: Arc<File>, stripe: u32, at: u64) -> Res
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Problem::Full,
         _ => Problem::Away(format!("its cache cannot be written to: {error}")),
     })
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|&byte| byte == 0)
 }

@@ -39,6 +39,11 @@ pub struct DiskArgs {
     #[arg(long, value_name = "TEXT", value_parser = parse_export_string)]
     pub export_description: Option<String>,
 
+    /// Let another server take the disk over (see --pull): NBD clients only read, and stay when the guest
+    /// leaves
+    #[arg(long)]
+    pub nbd_move: bool,
+
     /// Format of the image: raw, qcow2 or qed [default: raw, but refuse what
     /// looks like another]
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
@@ -126,6 +131,19 @@ pub struct DiskArgs {
     #[arg(long, value_name = "FILE")]
     pub base_profile: Option<PathBuf>,
 
+    /// The disk comes from this server, an NBD URI, where its guest runs: it is copied, and taken over when
+    /// the guest comes here by live migration. There it is served with --nbd-move
+    #[arg(long, value_name = "URI")]
+    pub pull: Option<String>,
+
+    /// Where it is noted how far the disk has come [default: beside the image, with .pull behind its name]
+    #[arg(long, value_name = "FILE", requires = "pull")]
+    pub pull_record: Option<PathBuf>,
+
+    /// How much a second is copied [default: as much as there can be]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "pull")]
+    pub pull_speed: Option<u64>,
+
     /// Most virtqueues that the guest may use
     #[arg(long, value_name = "N", default_value_t = 64,
           value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -183,6 +201,7 @@ impl DiskArgs {
             socket_mode: self.socket_mode,
             socket_group: self.socket_group,
             export_name: self.export_name,
+            nbd_move: self.nbd_move,
             export_description: self.export_description.unwrap_or_default(),
             format: self.format,
             offset: self.offset,
@@ -203,6 +222,9 @@ impl DiskArgs {
             base_fetch: self.base_fetch,
             base_manifest: self.base_manifest,
             base_profile: self.base_profile,
+            pull: self.pull,
+            pull_record: self.pull_record,
+            pull_speed: self.pull_speed,
             queues: Some(self.queues),
             iothreads: Some(self.iothreads),
             cpus: self.cpus,

@@ -18,7 +18,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 49] = [
+const ONE_DISK: [&str; 53] = [
     "disk",
     "vhost_user",
     "socket_mode",
@@ -26,6 +26,7 @@ const ONE_DISK: [&str; 49] = [
     "nbd",
     "export_name",
     "export_description",
+    "nbd_move",
     "tls",
     "tls_certificates",
     "tls_verify_peer",
@@ -51,6 +52,9 @@ const ONE_DISK: [&str; 49] = [
     "base_fetch",
     "base_manifest",
     "base_profile",
+    "pull",
+    "pull_record",
+    "pull_speed",
     "queues",
     "iothreads",
     "cpus",
@@ -77,6 +81,7 @@ const ONE_DISK: [&str; 49] = [
 #[derive(Args, Debug)]
 #[command(mut_arg("export_name", |arg| arg.requires("nbd")))]
 #[command(mut_arg("export_description", |arg| arg.requires("nbd")))]
+#[command(mut_arg("nbd_move", |arg| arg.requires("nbd")))]
 pub struct ServeArgs {
     #[arg(value_name = "DISK", value_parser = location_parser(), help = location_help(),
           required_unless_present = "config")]

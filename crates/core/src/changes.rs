@@ -129,6 +129,20 @@ impl Changes {
         runs.0
     }
 
+    /// What [`Changes::take`] would tell of, as blocks have it.
+    pub fn changed_bytes(&self) -> u64 {
+        let mut blocks = 0;
+        for (n, summary) in self.summary.iter().enumerate() {
+            let mut left = summary.load(Ordering::SeqCst);
+            while left != 0 {
+                let word = n * BITS as usize + left.trailing_zeros() as usize;
+                blocks += u64::from(self.words[word].load(Ordering::SeqCst).count_ones());
+                left &= left - 1;
+            }
+        }
+        self.bytes(blocks)
+    }
+
     fn bytes(&self, blocks: u64) -> u64 {
         blocks << self.shift
     }
@@ -223,6 +237,8 @@ mod tests {
                 }
             }
             prop_assert!(!changes.is_outgrown());
+            let marked = model.iter().filter(|marked| **marked).count() as u64;
+            prop_assert_eq!(changes.changed_bytes(), marked * 4096);
             prop_assert_eq!(take_all(&changes, most), expected);
             prop_assert_eq!(take_all(&changes, most), vec![]);
         }

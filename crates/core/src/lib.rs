@@ -33,6 +33,7 @@ pub mod testing;
 mod thread;
 pub mod token;
 pub mod worker;
+mod zero;
 
 pub use changes::Changes;
 pub use counters::{BATCH_SIZES, Counter, Counters, SourceCounters};
@@ -52,3 +53,4 @@ pub use request::{Owner, Request, RequestId, Segments, Slab};
 pub use source::{Broken, Source, SourceId, WrapSource};
 pub use thread::{ThreadId, WorkerOptions};
 pub use token::Token;
+pub use zero::is_zero;

@@ -3,6 +3,7 @@
 use crate::alarm::AlarmInfo;
 use fathom_core::{Clock, Counter, WorkerHandle};
 use fathom_formats::served::ImageCounts;
+use fathom_jobs::pull::Status;
 use fathom_sandbox::Report;
 use fathom_stack::FilterInfo;
 use serde::{Deserialize, Serialize};
@@ -58,6 +59,12 @@ pub struct Info {
     /// What its alarms are, and whether they are raised.
     #[serde(default)]
     pub alarms: Vec<AlarmInfo>,
+    /// How far it is on its way here from another server; None: it is not on its way.
+    #[serde(default)]
+    pub pull: Option<PullInfo>,
+    /// Another server has taken it over: no guest can have it here.
+    #[serde(default)]
+    pub moved: bool,
     /// It stands still, and who uses it waits.
     #[serde(default)]
     pub frozen: bool,
@@ -70,6 +77,32 @@ pub struct Info {
     /// is no limit.
     #[serde(default)]
     pub limits: Option<TenantLimits>,
+}
+
+/// A disk on its way here.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PullInfo {
+    /// `copying`; `ready`: its guest may come; `switching`: it has been taken over, and the rest comes;
+    /// `done`.
+    pub phase: String,
+    /// Bytes that have been copied, some of them several times.
+    pub copied: u64,
+    /// Bytes that are still to be copied, as far as is known.
+    pub left: u64,
+    /// Why it does not go on; it is tried again.
+    #[serde(default)]
+    pub problem: Option<String>,
+}
+
+impl From<Status> for PullInfo {
+    fn from(status: Status) -> PullInfo {
+        PullInfo {
+            phase: status.phase.name().to_owned(),
+            copied: status.copied,
+            left: status.left,
+            problem: status.problem,
+        }
+    }
 }
 
 /// Of an image, since its disk was opened here; all of it only grows.

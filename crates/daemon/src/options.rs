@@ -9,6 +9,7 @@ use crate::table::{DEFAULT_QUEUES, DiskTable};
 use crate::tenancy::Tenancy;
 use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
+use fathom_jobs::pull;
 use fathom_sandbox::Mode;
 use fathom_stack::{Description, PoolOptions};
 use fathom_units::parse_duration;
@@ -173,6 +174,8 @@ pub struct ExportOptions {
     pub name: String,
     /// For people.
     pub description: String,
+    /// Another server may take the disk over; clients only read.
+    pub may_be_moved: bool,
 }
 
 impl ExportOptions {
@@ -185,6 +188,7 @@ impl ExportOptions {
         let export = ExportOptions {
             name: name.unwrap_or_else(|| table.name.clone()),
             description: table.export_description.clone(),
+            may_be_moved: table.nbd_move,
         };
         for (key, text) in [
             ("export-name", &export.name),
@@ -224,6 +228,8 @@ pub struct DiskOptions {
     /// Trace to this file from the start.
     pub trace: Option<PathBuf>,
     pub alarms: Vec<Alarm>,
+    /// It is to come from another server.
+    pub pull: Option<pull::Terms>,
     /// As it was written, if it was.
     pub table: Option<Box<DiskTable>>,
 }
@@ -241,6 +247,7 @@ impl DiskOptions {
             serial: None,
             trace: None,
             alarms: Vec::new(),
+            pull: None,
             table: None,
         }
     }
@@ -251,6 +258,7 @@ impl DiskOptions {
         table.check(has_nbd)?;
         let written = Some(Box::new(table.clone().without_defaults()));
         let base_cache = table.cache_terms();
+        let pull = table.pull_terms()?;
         let new = Description::new(table.image);
         let disk = Description {
             base_cache,
@@ -288,6 +296,7 @@ impl DiskOptions {
             serial: table.serial,
             trace: table.trace,
             alarms: table.alarms,
+            pull,
             table: written,
             ..new
         };

@@ -7,6 +7,8 @@ use crate::text;
 use fathom_core::Polling;
 use fathom_filters::{Spec, find};
 use fathom_formats::Format;
+use fathom_jobs::pull;
+use fathom_nbd::NbdUri;
 use fathom_stack::{CpuList, Description, PoolOptions, parse_format};
 use fathom_storage::cached::FetchRate;
 use fathom_storage::{Cache, CacheTerms, EngineKind, Location};
@@ -56,6 +58,9 @@ pub struct DiskTable {
     /// None: the disk's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub export_name: Option<String>,
+    /// Another server may take the disk over; its NBD clients only read.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub nbd_move: bool,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub export_description: String,
     #[serde(
@@ -150,6 +155,20 @@ pub struct DiskTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub base_profile: Option<PathBuf>,
+    /// The server from which the disk is to come: an NBD URI.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pull: Option<String>,
+    /// Where it is noted how far it is. None: beside the image, with .pull behind its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub pull_record: Option<PathBuf>,
+    /// Bytes a second.
+    #[serde(
+        default,
+        deserialize_with = "text::size",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub pull_speed: Option<u64>,
     #[serde(default, skip_serializing_if = "is_false")]
     pub force_share: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -290,6 +309,7 @@ impl DiskTable {
             socket_group: None,
             nbd: None,
             export_name: None,
+            nbd_move: false,
             export_description: String::new(),
             format: None,
             offset: None,
@@ -310,6 +330,9 @@ impl DiskTable {
             base_fetch: None,
             base_manifest: None,
             base_profile: None,
+            pull: None,
+            pull_record: None,
+            pull_speed: None,
             force_share: false,
             discard: None,
             queues: None,
@@ -352,6 +375,61 @@ impl DiskTable {
             manifest: self.base_manifest.clone(),
             profile: self.base_profile.clone(),
         }
+    }
+
+    /// Which disk is to come here. The error is one line for the user.
+    pub(crate) fn pull_terms(&self) -> Result<Option<pull::Terms>, String> {
+        let Some(source) = &self.pull else {
+            return match self.pull_record.is_some() || self.pull_speed.is_some() {
+                true => {
+                    Err("pull-record and pull-speed are for disks that are pulled (--pull)".into())
+                }
+                false => Ok(None),
+            };
+        };
+        let source: NbdUri = source
+            .parse()
+            .map_err(|problem| format!("--pull: {problem}"))?;
+        if self.vhost_user.is_none() {
+            return Err("--pull needs --vhost-user: the disk comes with its guest".into());
+        }
+        if self.readonly || self.force_share {
+            return Err("--pull does not go with --readonly: the disk is written".into());
+        }
+        if self.pull_speed == Some(0) {
+            return Err("--pull-speed needs 1 at least".into());
+        }
+        let record = self.pull_record_path().ok_or_else(|| {
+            format!(
+                "{}: is no file: say by --pull-record where to note how far it has come",
+                self.image
+            )
+        })?;
+        Ok(Some(pull::Terms {
+            source,
+            record,
+            rate: self.pull_speed,
+        }))
+    }
+
+    /// Whether an NBD server is needed for the disk.
+    pub(crate) fn is_server(&self, uri: &str) -> bool {
+        self.image.to_string() == uri || self.pull.as_deref() == Some(uri)
+    }
+
+    /// Where it is noted how far a disk has come.
+    pub(crate) fn pull_record_path(&self) -> Option<PathBuf> {
+        let beside = |path: &Path| {
+            let mut name = path.as_os_str().to_owned();
+            name.push(".pull");
+            PathBuf::from(name)
+        };
+        let own = || {
+            let path = self.image.path()?;
+            let is_device = path.starts_with("/dev") && !path.starts_with("/dev/shm");
+            (!is_device).then(|| beside(path))
+        };
+        self.pull_record.clone().or_else(own)
     }
 
     /// Change options of a filter; an empty value is the option's default.
@@ -414,7 +492,8 @@ impl DiskTable {
             Some(SocketSpec::Path(path)) => Some(&**path),
             _ => None,
         };
-        let files = [&self.data_file, &self.trace].into_iter().flatten();
+        let files = [&self.data_file, &self.trace, &self.pull_record];
+        let files = files.into_iter().flatten();
         let files = files.chain(&self.allow_dirs).map(PathBuf::as_path);
         let mut all = files.chain(self.image.path()).chain(socket);
         all.try_for_each(check_path)

@@ -21,6 +21,8 @@ pub enum Wanted {
     Again { write: bool },
     /// A file to append to, new if need be.
     Append { path: PathBuf },
+    /// A file of this program's own, read and written, new if need be.
+    Record { path: PathBuf },
     /// A new file without a name.
     Unnamed { dir: PathBuf },
     /// The file that one of the layers of `image` calls `name`, to be read. It may be below the
@@ -135,6 +137,13 @@ pub fn append(path: &Path) -> io::Result<File> {
     get(&Wanted::Append { path }, None).map(File::from)
 }
 
+/// A file of this program's own, in a directory that is there: read and written, and made durably if it is
+/// not there.
+pub fn record(path: &Path) -> io::Result<File> {
+    let path = path.to_owned();
+    get(&Wanted::Record { path }, None).map(File::from)
+}
+
 /// What a client of this NBD server needs for TLS.
 pub fn certificates(uri: &str, path: &Path) -> io::Result<File> {
     let (uri, path) = (uri.to_owned(), path.to_owned());
@@ -177,11 +186,25 @@ impl Wanted {
                 options.read(true).custom_flags(flags).open(path)
             }
             Wanted::Append { path } => OpenOptions::new().append(true).create(true).open(path),
+            Wanted::Record { path } => open_record(path),
             Wanted::Unnamed { dir } => tempfile::tempfile_in(dir),
             _ => Err(io::ErrorKind::Unsupported.into()),
         };
         file.map(OwnedFd::from)
     }
+}
+
+fn open_record(path: &Path) -> io::Result<File> {
+    if path.symlink_metadata().is_ok() {
+        refuse_strange(path)?;
+    }
+    let mut options = OpenOptions::new();
+    let flags = libc::O_NOCTTY | libc::O_NONBLOCK;
+    let options = options.read(true).write(true).create(true).truncate(false);
+    let file = options.custom_flags(flags).open(path)?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    File::open(dir.unwrap_or(Path::new(".")))?.sync_all()?;
+    Ok(file)
 }
 
 /// Refuses what a disk cannot be in, before it is opened: that might block, or do something.

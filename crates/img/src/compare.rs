@@ -1,10 +1,10 @@
 //! `fathom img compare`
 
 use crate::error::Error;
-use crate::job::{Pool, Segment, State, is_zero};
+use crate::job::{Pool, Segment, State};
 use crate::progress::Progress;
 use crate::source::{Opened, Source};
-use fathom_core::Op;
+use fathom_core::{Op, is_zero};
 use fathom_stack::{Answer, Ask, Job, Pages};
 use smallvec::SmallVec;
 use std::ops::Range;

@@ -2,11 +2,11 @@
 
 use crate::chain::Chain;
 use crate::error::{Error, Moving, of, usage};
-use crate::job::{Burst, Pool, Segment, Segments, State, compressed_at_once, is_zero};
+use crate::job::{Burst, Pool, Segment, Segments, State, compressed_at_once};
 use crate::open::{OpenOptions, format_of, identity_of, open};
 use crate::progress::Progress;
 use crate::source::Opened;
-use fathom_core::Op;
+use fathom_core::{Op, is_zero};
 use fathom_formats::Format;
 use fathom_formats::offline::backing::{NewBacking, set_backing};
 use fathom_formats::served::Storage;

@@ -1,7 +1,7 @@
 //! Standard input as an image.
 
 use crate::error::{Error, io_error};
-use crate::job::is_zero;
+use fathom_core::is_zero;
 use rustix::fs::{Mode, OFlags, open};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};

@@ -2,11 +2,11 @@
 
 use crate::background::{Background, pause_after};
 use crate::error::Error;
-use crate::job::{Pool, Segments, State, is_zero};
+use crate::job::{Pool, Segments, State};
 use crate::progress::Progress;
 use crate::source::Opened;
 use fathom_archive::{Hash, Manifest, Put, Writer};
-use fathom_core::Op;
+use fathom_core::{Op, is_zero};
 use fathom_stack::{Answer, Ask, Job, Pages};
 use std::iter::Peekable;
 use std::ops::Range;

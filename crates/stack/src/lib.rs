@@ -4,7 +4,7 @@
 //! [`Description`] is what users say; [`Stack::open`] makes the disk. On the way: `confined` opens
 //! what images name, in the directories that they may use; `image_files` are an image's files as the
 //! formats use them; `cow` puts an overlay over an image; `filters` are those of one disk; `inject`
-//! delays on purpose; `pools` are threads that disks share. `client` is for whoever reads and writes a disk
+//! delays on purpose; `held` has users wait; `pools` are threads that disks share. `client` is for whoever reads and writes a disk
 //! as a guest does, but waits.
 //!
 //! Who uses the disk, and how they come to it, is not known here.
@@ -16,6 +16,7 @@ mod cow;
 mod cpus;
 mod description;
 mod filters;
+mod held;
 mod image_files;
 mod inject;
 mod magic;
@@ -28,8 +29,9 @@ pub use confined::{AllowedDirs, data_file, no_data_file};
 pub use cpus::CpuList;
 pub use description::{Description, parse_format};
 pub use filters::{DiskFilters, FilterInfo, position_of_filter};
+pub use held::Latch;
 pub use image_files::{ImageOpener, StoredImage, seen_from};
 pub use inject::{Injected, Injection, Injector};
 pub use pages::Pages;
 pub use pools::{PoolOptions, Pools};
-pub use stack::{Error, Stack};
+pub use stack::{Error, Hold, Stack};

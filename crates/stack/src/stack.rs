@@ -4,6 +4,7 @@ use crate::bare::Bare;
 use crate::cow;
 use crate::description::Description;
 use crate::filters::DiskFilters;
+use crate::held::{Held, Latch};
 use crate::image_files::{ImageOpener, StoredImage};
 use crate::inject::Injector;
 use crate::magic;
@@ -28,6 +29,12 @@ pub enum Error {
     Disk(#[from] DiskError),
 }
 
+/// Users wait until the latch is opened; whoever works on the disk until then has it.
+pub struct Hold {
+    pub latch: Latch,
+    pub disk: Arc<dyn Disk>,
+}
+
 /// A disk with its workers.
 pub struct Stack {
     pub disk: Arc<dyn Disk>,
@@ -41,16 +48,19 @@ pub struct Stack {
     /// What has something to leave.
     pub parts: Parts,
     pub injector: Option<Arc<Injector>>,
+    /// What keeps users waiting, if that is wanted.
+    pub hold: Option<Hold>,
     /// The engine that is used, after a fallback if need be.
     pub engine: &'static str,
 }
 
 impl Stack {
     /// Opens the disk and starts its workers. `any_bytes`: it has users whose requests are not of
-    /// whole blocks.
+    /// whole blocks. `held`: users wait at first.
     pub fn open(
         description: &Description,
         any_bytes: bool,
+        held: bool,
         all: &Filters,
         pools: &Pools,
     ) -> Result<Stack, Error> {
@@ -86,6 +96,13 @@ impl Stack {
         if any_bytes {
             disk = Arc::new(ByteDisk::new(disk));
         }
+        let hold = held.then(|| {
+            let below = disk.clone();
+            let held = Held::new(below.clone());
+            let latch = held.latch();
+            disk = Arc::new(held);
+            Hold { latch, disk: below }
+        });
         let (workers, engine) = match pool {
             Some(pool) => join(pool, &disk, description)?,
             None => start_workers(&disk, description)?,
@@ -99,6 +116,7 @@ impl Stack {
             filters,
             parts,
             injector,
+            hold,
             engine,
         })
     }

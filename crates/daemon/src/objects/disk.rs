@@ -3,6 +3,7 @@
 mod handover;
 
 use super::inherited::Inherited;
+use super::moves::{self, Moves};
 use super::serving::Serving;
 use super::shared_disk::SharedDisk;
 use super::tracer::Tracer;
@@ -57,6 +58,7 @@ pub struct Served {
     events: Events,
     options: DiskOptions,
     stack: Stack,
+    moves: Moves,
     shared: Arc<SharedDisk>,
     /// For front-ends, until they are served.
     listener: Option<Listener>,
@@ -83,16 +85,29 @@ impl Served {
             pools,
             events,
         } = shared;
-        let stack = Stack::open(&options.disk, options.nbd.is_some(), &filters, &pools)?;
+        let coming = moves::prepare(options.pull.as_ref()).map_err(Error::Options)?;
+        let held = coming.is_some();
+        let any_bytes = options.nbd.is_some();
+        let mut stack = Stack::open(&options.disk, any_bytes, held, &filters, &pools)?;
+        let moves = Moves::new(&options, &stack);
+        moves.add_to(&mut stack.parts);
         let name = options.disk.location.to_string();
-        let goes = options.vhost_user.is_some() && options.disk.location.kind().locks;
-        let shared = SharedDisk::new(stack.disk.clone(), name, goes);
+        // Who takes a disk over has it when its front-end has left.
+        let goes = options.vhost_user.is_some()
+            && options.disk.location.kind().locks
+            && moves.going.is_none();
+        let shared = SharedDisk::new(stack.disk.clone(), name, goes, moves.guards());
+        if let Some(coming) = coming {
+            let begun = moves.begin(coming, &stack, &shared, &options, &events);
+            begun.map_err(Error::Options)?;
+        }
         let alarms = Watches::new(&options.alarms);
         let mut served = Served {
             size: stack.disk.info().size,
             events,
             options,
             stack,
+            moves,
             shared,
             listener,
             vhost_user: None,
@@ -175,7 +190,11 @@ impl Served {
             self.shared.for_clients(),
             self.stack.workers.clone(),
         );
-        Some(export.watched(self.watch(By::Nbd)))
+        let export = export.watched(self.watch(By::Nbd));
+        Some(match &self.moves.going {
+            Some(moving) => export.movable(moving.clone()),
+            None => export,
+        })
     }
 
     /// Tells who comes and goes in one way.
@@ -234,6 +253,7 @@ impl Served {
     /// Finish what front-ends have in flight and let them go; does not wait
     /// for it.
     pub fn begin_stop(&self) {
+        self.moves.begin_stop();
         self.vhost_user.iter().for_each(Serving::begin_stop);
     }
 
@@ -243,6 +263,9 @@ impl Served {
             Some(serving) => serving.end(deadline)?,
             None => Ok(()),
         };
+        if !self.moves.end(deadline) {
+            return None;
+        }
         Some(ended.map_err(Error::io("serving front-ends failed")))
     }
 
@@ -398,6 +421,8 @@ impl Served {
             trace: self.trace.as_ref().map(|trace| trace.path().to_owned()),
             alarms: self.alarms.info(),
             frozen: false,
+            pull: self.moves.status().map(Into::into),
+            moved: self.moves.has_gone(),
             uptime_seconds: 0,
             sandbox: fathom_sandbox::report(),
             limits: None,

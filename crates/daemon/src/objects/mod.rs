@@ -6,6 +6,7 @@ mod changes;
 mod disk;
 mod freeze;
 mod inherited;
+mod moves;
 mod nbd;
 mod remake;
 mod serving;

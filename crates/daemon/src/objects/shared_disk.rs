@@ -27,8 +27,18 @@ pub struct SharedDisk {
     /// Clients do not come before the front-end.
     front_end_first: bool,
     users: Mutex<Users>,
+    guards: Vec<Arc<dyn Guard>>,
     /// A client has left.
     left: Condvar,
+}
+
+/// Hears of front-ends, and may refuse them.
+pub trait Guard: Send + Sync {
+    /// One wants the disk. The error says why it does not get it.
+    fn comes(&self) -> Result<(), String>;
+
+    /// It has left, with all that it had in flight; or did not get the disk.
+    fn left(&self);
 }
 
 #[derive(Default)]
@@ -39,7 +49,15 @@ struct Users {
     /// It waits for clients to leave, and then deactivates the disk.
     front_end_leaves: bool,
     clients: usize,
+    /// Work on the disk goes on, which neither follows nor leads anybody.
+    jobs: usize,
     disconnect: Option<Disconnect>,
+}
+
+impl Users {
+    fn are_some(&self) -> bool {
+        self.front_end || self.clients > 0 || self.jobs > 0
+    }
 }
 
 /// Makes the disk's clients leave; need not wait for it.
@@ -47,7 +65,12 @@ pub type Disconnect = Box<dyn Fn() + Send + Sync>;
 
 impl SharedDisk {
     /// `goes`: others use its image, too, and it has a vhost-user socket.
-    pub fn new(disk: Arc<dyn Disk>, name: String, goes: bool) -> Arc<SharedDisk> {
+    pub fn new(
+        disk: Arc<dyn Disk>,
+        name: String,
+        goes: bool,
+        guards: Vec<Arc<dyn Guard>>,
+    ) -> Arc<SharedDisk> {
         let clients_follow = goes && !disk.info().read_only;
         Arc::new(SharedDisk {
             clients_follow,
@@ -55,6 +78,7 @@ impl SharedDisk {
             disk,
             name,
             users: Mutex::default(),
+            guards,
             left: Condvar::new(),
         })
     }
@@ -63,6 +87,7 @@ impl SharedDisk {
     pub fn for_front_end(self: &Arc<Self>) -> Arc<dyn Disk> {
         Arc::new(View {
             shared: self.clone(),
+            disk: self.disk.clone(),
             user: User::FrontEnd,
         })
     }
@@ -71,7 +96,17 @@ impl SharedDisk {
     pub fn for_clients(self: &Arc<Self>) -> Arc<dyn Disk> {
         Arc::new(View {
             shared: self.clone(),
+            disk: self.disk.clone(),
             user: User::Client,
+        })
+    }
+
+    /// `below`, which is the disk or a part of it, for work on it.
+    pub fn for_job(self: &Arc<Self>, below: Arc<dyn Disk>) -> Arc<dyn Disk> {
+        Arc::new(View {
+            shared: self.clone(),
+            disk: below,
+            user: User::Job,
         })
     }
 
@@ -95,8 +130,15 @@ impl SharedDisk {
                     .into(),
             });
         }
-        if !users.front_end && users.clients == 0 {
-            self.disk.activate()?;
+        if user == User::FrontEnd {
+            self.let_in()?;
+        }
+        if !users.are_some() {
+            let activated = self.disk.activate();
+            if activated.is_err() && user == User::FrontEnd {
+                self.guards.iter().for_each(|guard| guard.left());
+            }
+            activated?;
         }
         match user {
             User::FrontEnd => {
@@ -104,6 +146,19 @@ impl SharedDisk {
                 users.front_end_came = true;
             }
             User::Client => users.clients += 1,
+            User::Job => users.jobs += 1,
+        }
+        Ok(())
+    }
+
+    /// A front-end, if nobody has anything against it.
+    fn let_in(&self) -> Result<(), DiskError> {
+        for (n, guard) in self.guards.iter().enumerate() {
+            if let Err(problem) = guard.comes() {
+                self.guards[..n].iter().for_each(|guard| guard.left());
+                let path = PathBuf::from(&self.name);
+                return Err(DiskError::Unusable { path, problem });
+            }
         }
         Ok(())
     }
@@ -113,6 +168,7 @@ impl SharedDisk {
         match user {
             User::FrontEnd => {
                 users.front_end = false;
+                self.guards.iter().for_each(|guard| guard.left());
                 if self.clients_follow {
                     users.front_end_leaves = true;
                     users = self.wait_for_clients(users);
@@ -126,8 +182,9 @@ impl SharedDisk {
                     return Ok(());
                 }
             }
+            User::Job => users.jobs -= 1,
         }
-        match users.front_end || users.clients > 0 {
+        match users.are_some() {
             true => Ok(()),
             false => self.disk.deactivate(),
         }
@@ -136,7 +193,7 @@ impl SharedDisk {
     /// Gives it another size, whoever uses it. Nobody comes or goes meanwhile.
     pub fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
         let users = self.users();
-        if users.front_end || users.clients > 0 || to.size.is_none() {
+        if users.are_some() || to.size.is_none() {
             return self.resize_active(to);
         }
         if self.front_end_first && !users.front_end_came {
@@ -182,29 +239,31 @@ impl SharedDisk {
 enum User {
     FrontEnd,
     Client,
+    Job,
 }
 
 /// The disk as one kind of user has it.
 struct View {
     shared: Arc<SharedDisk>,
+    disk: Arc<dyn Disk>,
     user: User,
 }
 
 impl Disk for View {
     fn info(&self) -> DiskInfo {
-        self.shared.disk.info()
+        self.disk.info()
     }
 
     fn keepsake_len(&self) -> u64 {
-        self.shared.disk.keepsake_len()
+        self.disk.keepsake_len()
     }
 
     fn keep(&self, keepsake: Option<Keepsake>) {
-        self.shared.disk.keep(keepsake);
+        self.disk.keep(keepsake);
     }
 
     fn connect_delay(&self) -> Duration {
-        self.shared.disk.connect_delay()
+        self.disk.connect_delay()
     }
 
     fn activate(&self) -> Result<(), DiskError> {
@@ -216,7 +275,7 @@ impl Disk for View {
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
-        self.shared.disk.channel(cx)
+        self.disk.channel(cx)
     }
 }
 
@@ -280,7 +339,7 @@ mod tests {
             read_only: case.read_only,
             ..Counted::default()
         });
-        let shared = SharedDisk::new(disk.clone(), "disk".into(), case.goes);
+        let shared = SharedDisk::new(disk.clone(), "disk".into(), case.goes, Vec::new());
         (disk, shared)
     }
 

@@ -265,15 +265,16 @@ impl Permit {
             Wanted::Place { path } => is_image(path) || is_data(path) || self.found.contains(path),
             Wanted::Append { path } => self.logs.contains(path),
             Wanted::Trace { path, rings, .. } => *rings <= MAX_RINGS && self.traces.contains(path),
-            Wanted::Server { uri, .. } => self.table.image.to_string() == *uri,
+            Wanted::Server { uri, .. } => self.table.is_server(uri),
+            Wanted::Record { path } => opening.is_some_and(|table| {
+                table.pull.is_some() && table.pull_record_path().as_ref() == Some(path)
+            }),
             Wanted::Base { remote } => {
                 let below = self.table.base.as_deref().map(Location::cached);
                 let is = |location: &Location| location.remote() == Some(remote);
                 is(&self.table.image) || below.is_some_and(|below| below.as_ref().is_ok_and(is))
             }
-            Wanted::Certificates { uri, path } => {
-                self.table.image.to_string() == *uri && are_for(uri, path)
-            }
+            Wanted::Certificates { uri, path } => self.table.is_server(uri) && are_for(uri, path),
             Wanted::Image { path, write } => opening.is_some_and(|table| {
                 let has_overlay = table.filters.iter().any(|spec| spec.name == COW.name);
                 let may_write = !table.readonly && !has_overlay;

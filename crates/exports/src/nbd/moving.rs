@@ -6,7 +6,10 @@
 //! docs/move.md has the protocol.
 
 use fathom_core::changes::Run;
-use fathom_core::{Changes, Disk, WorkerHandle};
+use fathom_core::{Changes, Disk, Left, Part, WorkerHandle};
+use fathom_nbd::protocol::is_move_id;
+use serde_json::json;
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -149,6 +152,39 @@ impl Moving {
     }
 }
 
+/// Whoever goes on with the disk knows that it has moved. What is noted of a move stays behind: it begins
+/// again.
+impl Part for Moving {
+    fn may_go(&self) -> Result<(), String> {
+        let state = self.state();
+        let is_asked = |one: &Move| one.asks.strong_count() > 0;
+        match state.taken.is_none() && state.move_.as_ref().is_some_and(is_asked) {
+            true => Err("another server is taking it over: wait until it has".into()),
+            false => Ok(()),
+        }
+    }
+
+    fn leave(&self) -> io::Result<Option<Left>> {
+        let mut state = self.state();
+        state.move_ = None;
+        Ok(state.taken.as_ref().map(|id| Left {
+            values: json!({ TAKEN: id }),
+            files: Vec::new(),
+            is_needed: true,
+        }))
+    }
+
+    fn inherit(&self, left: Left) -> Result<(), String> {
+        let id = left.values[TAKEN].as_str().filter(|id| is_move_id(id));
+        let id = id.ok_or("it is not said by whom it was taken over")?;
+        self.state().taken = Some(id.to_owned());
+        Ok(())
+    }
+}
+
+/// By whom, in what is left.
+const TAKEN: &str = "taken";
+
 impl Mover {
     /// What has changed in the range since it was last told, from its beginning on. The error is for the
     /// server that asks.
@@ -159,15 +195,22 @@ impl Mover {
         if self.changes.is_outgrown() || self.changes.size() != self.moving.disk.info().size {
             return Err("the disk has another size now");
         }
+        if !self.is_current(&self.moving.state()) {
+            return Err("nothing is known of this move any more: it is to begin again");
+        }
         Ok(self.changes.take(range, MOST_RUNS))
+    }
+
+    fn is_current(&self, state: &State) -> bool {
+        let current = state.move_.as_ref();
+        current.is_some_and(|one| Arc::ptr_eq(&one.changes, &self.changes))
     }
 
     /// From now on no guest has the disk here. Whoever has taken it over may do so again.
     pub(super) fn take_over(&self) -> Result<(), &'static str> {
         let mut state = self.moving.state();
-        let is_its = state.move_.as_ref();
-        if !is_its.is_some_and(|one| Arc::ptr_eq(&one.changes, &self.changes)) {
-            return Err("another server is at it");
+        if !self.is_current(&state) {
+            return Err("nothing is known of this move any more: it is to begin again");
         }
         if state.front_end {
             return Err("its guest is running here");

@@ -14,7 +14,7 @@ pub(crate) use burst::Burst;
 pub use copy::{Copy, CopyOptions};
 pub(crate) use pool::Pool;
 pub use segment::{Segment, Segments, State};
-pub(crate) use zero::{is_zero, run_of};
+pub(crate) use zero::run_of;
 
 /// How many writes of `unit` bytes, each of which is compressed by itself, are to be under way: they
 /// keep all cores busy, and those that become tiny fill a block of the file together.

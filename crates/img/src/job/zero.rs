@@ -1,12 +1,6 @@
 //! Zeroes among data.
 
-/// Whether all bytes are zero.
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    // Blocks that the compiler turns into vector instructions.
-    let (blocks, rest) = bytes.as_chunks::<128>();
-    let any = |block: &[u8; 128]| block.iter().fold(0, |all, byte| all | byte) != 0;
-    !blocks.iter().any(any) && rest.iter().all(|byte| *byte == 0)
-}
+use fathom_core::is_zero;
 
 /// Whether bytes begin with zeroes, and how many of them are like the first: whole granules of the disk, in
 /// which they are at `start`. With a granule of 0 all are data.
@@ -33,20 +27,7 @@ pub(crate) fn run_of(bytes: &[u8], start: u64, granule: u64) -> (bool, u64) {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_zero, run_of};
-
-    #[test]
-    fn one_byte_is_seen_wherever_it_is() {
-        for len in [0, 1, 127, 128, 129, 600] {
-            let mut bytes = vec![0; len];
-            assert!(is_zero(&bytes));
-            for at in 0..len {
-                bytes[at] = 1;
-                assert!(!is_zero(&bytes));
-                bytes[at] = 0;
-            }
-        }
-    }
+    use super::run_of;
 
     #[test]
     fn runs_end_where_granules_do() {

@@ -5,7 +5,7 @@ use super::pool::{BLOCK, Span};
 use super::reply::{Data, Reply, To};
 use super::{Held, NbdSource};
 use fathom_core::extents::extents;
-use fathom_core::{Request, Status};
+use fathom_core::{Request, Status, is_zero};
 use fathom_nbd::protocol::{ErrorCode, state};
 
 /// From this length on, data that is read is looked through: zeroes go out as
@@ -171,28 +171,5 @@ fn verb(kind: Kind) -> &'static str {
         Kind::WriteZeroes { .. } => "write of zeroes",
         Kind::Cache => "cache",
         Kind::BlockStatus { .. } => "block status",
-    }
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    // SAFETY: any bits are a u64.
-    let (head, words, tail) = unsafe { bytes.align_to::<u64>() };
-    let zero = |chunk: &[u64]| chunk.iter().fold(0, |all, word| all | word) == 0;
-    head.iter().chain(tail).all(|byte| *byte == 0) && words.chunks(64).all(zero)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_single_byte_makes_the_difference() {
-        let mut bytes = vec![0; 70_001];
-        assert!(is_zero(&bytes));
-        for at in [0, 1, 511, 512, 40_000, 70_000] {
-            bytes[at] = 1;
-            assert!(!is_zero(&bytes), "{at}");
-            bytes[at] = 0;
-        }
     }
 }

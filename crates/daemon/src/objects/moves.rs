@@ -1,0 +1,146 @@
+//! Disks that move from one server to another: those that go, and those that come.
+
+use super::shared_disk::{Guard, SharedDisk};
+use crate::events::{Events, Happened};
+use crate::options::DiskOptions;
+use fathom_core::{Disk, Part, Parts};
+use fathom_exports::nbd::Moving;
+use fathom_jobs::pull::{Phase, Prepared, Pull, Status, Target, Terms};
+use fathom_stack::{Hold, Stack};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// What they are called among a disk's parts.
+const GOES: &str = "move";
+const COMES: &str = "pull";
+
+/// How a disk goes and comes.
+pub struct Moves {
+    /// Another server may take it over.
+    pub going: Option<Arc<Moving>>,
+    coming: Option<Arc<Coming>>,
+}
+
+/// A disk that comes here, once it has begun to.
+#[derive(Default)]
+struct Coming(OnceLock<Pull>);
+
+impl Moves {
+    pub fn new(options: &DiskOptions, stack: &Stack) -> Moves {
+        let goes = options
+            .nbd
+            .as_ref()
+            .is_some_and(|export| export.may_be_moved);
+        let moving = || Moving::new(stack.disk.clone(), stack.workers.clone());
+        Moves {
+            going: goes.then(moving),
+            coming: stack.hold.is_some().then(Arc::default),
+        }
+    }
+
+    /// Who hears of the front-end.
+    pub fn guards(&self) -> Vec<Arc<dyn Guard>> {
+        let going = self.going.clone().map(|moving| moving as Arc<dyn Guard>);
+        let coming = self.coming.clone().map(|coming| coming as Arc<dyn Guard>);
+        going.into_iter().chain(coming).collect()
+    }
+
+    pub fn add_to(&self, parts: &mut Parts) {
+        if let Some(moving) = &self.going {
+            parts.add(GOES, moving.clone());
+        }
+        if let Some(coming) = &self.coming {
+            parts.add(COMES, coming.clone());
+        }
+    }
+
+    /// It has been taken over by another server.
+    pub fn has_gone(&self) -> bool {
+        self.going
+            .as_ref()
+            .is_some_and(|going| going.taken().is_some())
+    }
+
+    /// How far one is that comes.
+    pub fn status(&self) -> Option<Status> {
+        self.coming.as_ref()?.0.get().map(Pull::status)
+    }
+
+    /// Let it be, if it comes; does not wait for it.
+    pub fn begin_stop(&self) {
+        self.pull().map(Pull::begin_stop);
+    }
+
+    /// False: it has not let go of the disk at `deadline`.
+    pub fn end(&self, deadline: Instant) -> bool {
+        self.pull().is_none_or(|pull| pull.end(deadline))
+    }
+
+    fn pull(&self) -> Option<&Pull> {
+        self.coming.as_ref()?.0.get()
+    }
+
+    /// Have it come. The error is for the user.
+    pub fn begin(
+        &self,
+        prepared: Prepared,
+        stack: &Stack,
+        shared: &Arc<SharedDisk>,
+        options: &DiskOptions,
+        events: &Events,
+    ) -> Result<(), String> {
+        let (Some(coming), Some(Hold { latch, disk })) = (&self.coming, &stack.hold) else {
+            return Ok(());
+        };
+        let target = Target {
+            disk: shared.for_job(disk.clone()) as Arc<dyn Disk>,
+            engine: options.disk.engine,
+            latch: latch.clone(),
+            workers: stack.workers.clone(),
+        };
+        let (events, name) = (events.clone(), options.name.clone());
+        let tell = move |phase: Phase| {
+            let (disk, phase) = (name.clone(), phase.name().to_owned());
+            events.tell(Happened::Pulled { disk, phase });
+        };
+        let pull = prepared.start(target, Box::new(tell))?;
+        let _ = coming.0.set(pull);
+        Ok(())
+    }
+}
+
+/// The disk that is to come, unless it has come before. The error is for the user.
+pub fn prepare(terms: Option<&Terms>) -> Result<Option<Prepared>, String> {
+    let prepared = terms.cloned().map(Prepared::new).transpose()?;
+    Ok(prepared.flatten())
+}
+
+impl Guard for Moving {
+    fn comes(&self) -> Result<(), String> {
+        self.front_end_comes()
+    }
+
+    fn left(&self) {
+        self.front_end_left();
+    }
+}
+
+impl Guard for Coming {
+    fn comes(&self) -> Result<(), String> {
+        self.0.get().inspect(|pull| pull.want(true));
+        Ok(())
+    }
+
+    fn left(&self) {
+        self.0.get().inspect(|pull| pull.want(false));
+    }
+}
+
+impl Part for Coming {
+    fn may_go(&self) -> Result<(), String> {
+        match self.0.get().is_none_or(Pull::is_done) {
+            true => Ok(()),
+            false => Err("it is coming from another server: wait until it has".into()),
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Copying what is to be copied.
+
+use fathom_core::extents::extents;
+use fathom_core::{Changes, Op, RangeLimits, is_zero};
+use fathom_stack::{Answer, Ask, Client, Job, Pages};
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// Bytes of a piece, of which so many are under way.
+const PIECE: u64 = 1 << 20;
+const DEPTH: usize = 8;
+
+/// Of longer runs it is asked which parts hold data.
+const WORTH_ASKING: u64 = 4 << 20;
+/// So many bytes of a run at once, and memory for the answer.
+const ASKED: u64 = 1 << 30;
+const ANSWER: usize = 64 << 10;
+
+/// Runs that are taken on at once.
+const RUNS: usize = 64;
+
+/// How long a slice of copying may last: what has changed meanwhile is asked for in between.
+const SLICE: Duration = Duration::from_millis(250);
+
+/// Between looks whether it is to end.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Why it has not been copied.
+pub(super) enum Failure {
+    /// It is to end.
+    Stopped,
+    Problem(String),
+}
+
+/// The disk that is copied, and the one that becomes the same.
+pub(super) struct Copy<'a> {
+    pub(super) job: &'a Job,
+    pub(super) source: &'a Client,
+    pub(super) target: &'a Client,
+    /// Bytes a second.
+    pub(super) rate: Option<u64>,
+    /// Whether to end.
+    pub(super) stops: &'a dyn Fn() -> bool,
+}
+
+/// What a slice has taken on.
+#[derive(Default)]
+struct Slice {
+    /// To be split into pieces, in order; `true`: nothing is known of it.
+    runs: VecDeque<(Range<u64>, bool)>,
+    /// All of it, to be done again if it fails.
+    taken: Vec<Range<u64>>,
+    in_flight: usize,
+    free: Vec<Pages>,
+    copied: u64,
+    failure: Option<Failure>,
+}
+
+impl Copy<'_> {
+    /// Copies some of what is to be done, from `cursor` on; returns how many bytes. What fails is to be done
+    /// again.
+    pub(super) fn slice(&self, todo: &Changes, cursor: &mut u64) -> Result<u64, Failure> {
+        let begin = Instant::now();
+        let mut slice = Slice::default();
+        loop {
+            if (self.stops)() {
+                slice.failure.get_or_insert(Failure::Stopped);
+            }
+            while slice.failure.is_none()
+                && slice.in_flight < DEPTH
+                && self.may_begin(&slice, begin)
+            {
+                let is_over = begin.elapsed() > SLICE;
+                match self.begin(&mut slice, todo, cursor, is_over) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(problem) => slice.failure = Some(Failure::Problem(problem)),
+                }
+            }
+            let waits = slice.failure.is_none() && !self.may_begin(&slice, begin);
+            if slice.in_flight == 0 && !waits {
+                break;
+            }
+            if let Some(answer) = self.job.wait_for(TICK) {
+                self.take(answer, &mut slice);
+            }
+        }
+        match slice.failure {
+            None => Ok(slice.copied),
+            Some(failure) => {
+                let again = slice.taken.into_iter();
+                again.for_each(|range| todo.mark(range.start, range.end - range.start));
+                Err(failure)
+            }
+        }
+    }
+
+    /// Whether the rate allows more.
+    fn may_begin(&self, slice: &Slice, begin: Instant) -> bool {
+        self.rate
+            .is_none_or(|rate| slice.copied as f64 <= begin.elapsed().as_secs_f64() * rate as f64)
+    }
+
+    /// Begins one more piece. False: there is none, or it is time for something else.
+    fn begin(
+        &self,
+        slice: &mut Slice,
+        todo: &Changes,
+        cursor: &mut u64,
+        is_over: bool,
+    ) -> Result<bool, String> {
+        if is_over {
+            put_back(slice, todo, cursor);
+        } else if slice.runs.is_empty() {
+            take_runs(slice, todo, cursor);
+        }
+        let Some((range, is_new)) = slice.runs.pop_front() else {
+            return Ok(false);
+        };
+        let len = range.end - range.start;
+        if is_new && len >= WORTH_ASKING {
+            self.look_for_data(range, slice)?;
+            return Ok(true);
+        }
+        let end = range.end.min((range.start / PIECE + 1) * PIECE);
+        if end < range.end {
+            slice.runs.push_front((end..range.end, is_new));
+        }
+        let pages = slice
+            .free
+            .pop()
+            .map_or_else(|| Pages::new(PIECE as usize), Ok);
+        let pages = pages.map_err(|error| format!("no memory to copy with: {error}"))?;
+        let len = end - range.start;
+        self.source
+            .ask(Ask::new(Op::Read, range.start, len, Some(pages)));
+        slice.in_flight += 1;
+        slice.copied += len;
+        Ok(true)
+    }
+
+    /// Zeroes are not read, if the target can write them by itself.
+    fn look_for_data(&self, range: Range<u64>, slice: &mut Slice) -> Result<(), String> {
+        let end = range.end.min(range.start + ASKED);
+        if end < range.end {
+            slice.runs.push_front((end..range.end, true));
+        }
+        let pages = Pages::new(ANSWER).map_err(|error| format!("no memory: {error}"))?;
+        let ask = Ask::new(Op::BlockStatus, range.start, end - range.start, Some(pages));
+        let Answer { ask, errno, .. } = self.job.answer_to(self.source, ask);
+        if errno != 0 {
+            return Err(failed("source cannot be read", errno));
+        }
+        let pages = ask.pages.expect("it had some");
+        let (mut at, mut data, mut parts) = (range.start, range.start, Vec::new());
+        for (status, len) in extents(pages.bytes()) {
+            let part = at..at.saturating_add(len).min(end);
+            at = part.end;
+            if let Some(limits) = self.zeroes().filter(|_| status.zero) {
+                let inner = self.whole_blocks(part);
+                if !inner.is_empty() {
+                    self.write_zeroes(&inner, limits, slice);
+                    parts.push(data..inner.start);
+                    data = inner.end;
+                }
+            }
+        }
+        // An answer may end early.
+        let known = if at == range.start { end } else { at };
+        slice.runs.push_front((known..end, true));
+        parts.push(data..known);
+        for part in parts.into_iter().rev().filter(|part| !part.is_empty()) {
+            slice.runs.push_front((part, false));
+        }
+        Ok(())
+    }
+
+    /// What of the range is blocks of both disks.
+    fn whole_blocks(&self, range: Range<u64>) -> Range<u64> {
+        let block = u64::from(self.target.info().physical_block_size).max(4096);
+        let end = match range.end == self.target.info().size {
+            true => range.end,
+            false => range.end / block * block,
+        };
+        range.start.next_multiple_of(block)..end
+    }
+
+    fn zeroes(&self) -> Option<RangeLimits> {
+        self.target.info().write_zeroes
+    }
+
+    fn write_zeroes(&self, range: &Range<u64>, limits: RangeLimits, slice: &mut Slice) {
+        let most = limits.max_len.min(ASKED);
+        let mut at = range.start;
+        while at < range.end {
+            let len = most.min(range.end - at);
+            self.target.ask(zeroes(at, len));
+            slice.in_flight += 1;
+            at += len;
+        }
+    }
+
+    fn take(&self, answer: Answer, slice: &mut Slice) {
+        let Answer { client, ask, errno } = answer;
+        slice.in_flight -= 1;
+        let is_source = client == self.source.number();
+        if errno != 0 {
+            let what = match is_source {
+                true => "the source cannot be read",
+                false => "the disk cannot be written",
+            };
+            let problem = Failure::Problem(failed(what, errno));
+            slice.failure.get_or_insert(problem);
+            return;
+        }
+        let Some(pages) = ask.pages else {
+            return;
+        };
+        if !is_source || slice.failure.is_some() {
+            slice.free.push(pages);
+            return;
+        }
+        let is_zero = is_zero(&pages.bytes()[..ask.len as usize]);
+        let fits = |limits: RangeLimits| limits.max_len >= ask.len;
+        if is_zero && self.zeroes().is_some_and(fits) {
+            self.target.ask(zeroes(ask.offset, ask.len));
+            slice.free.push(pages);
+        } else {
+            self.target
+                .ask(Ask::new(Op::Write, ask.offset, ask.len, Some(pages)));
+        }
+        slice.in_flight += 1;
+    }
+}
+
+fn take_runs(slice: &mut Slice, todo: &Changes, cursor: &mut u64) {
+    // Once around, at most.
+    for _ in 0..2 {
+        for run in todo.take(*cursor..todo.size(), RUNS) {
+            let range = *cursor..*cursor + run.len;
+            *cursor = range.end;
+            if run.changed {
+                slice.taken.push(range.clone());
+                slice.runs.push_back((range, true));
+            }
+        }
+        if *cursor >= todo.size() {
+            *cursor = 0;
+        }
+        if !slice.runs.is_empty() {
+            return;
+        }
+    }
+}
+
+/// It is for the next slice.
+fn put_back(slice: &mut Slice, todo: &Changes, cursor: &mut u64) {
+    if let Some((first, _)) = slice.runs.front() {
+        *cursor = first.start / todo.block() * todo.block();
+    }
+    for (range, _) in slice.runs.drain(..) {
+        todo.mark(range.start, range.end - range.start);
+    }
+}
+
+fn zeroes(offset: u64, len: u64) -> Ask {
+    Ask {
+        unmap: true,
+        ..Ask::new(Op::WriteZeroes, offset, len, None)
+    }
+}
+
+fn failed(what: &str, errno: i32) -> String {
+    format!("{what}: {}", io::Error::from_raw_os_error(errno))
+}

@@ -1,0 +1,23 @@
+//! A disk that moves here: it is copied from the server that has it while its guest goes on there, what
+//! changes meanwhile is copied again, and when the guest comes here the disk is taken over from that
+//! server. Until all of it is here, the guest waits.
+//!
+//! - `terms` are what is asked for, and what is told of it;
+//! - `record` is what is known of it after a restart;
+//! - `source` is that server, and what it says of changes;
+//! - `copy` copies;
+//! - `puller` is the thread that does all this, again and again if need be.
+//!
+//! Nothing is lost whatever is interrupted. As long as the disk has not been taken over, the other server
+//! has it, and a copy that ends early is begun again. From the moment at which it has been taken over, and
+//! until `record` says so durably, nobody has changed the copy but the puller: then, too, it can be begun
+//! again. Only then the guest goes on.
+
+mod copy;
+mod puller;
+mod record;
+mod source;
+mod terms;
+
+pub use puller::{Prepared, Pull, Target};
+pub use terms::{Phase, Status, Terms};
