@@ -8,9 +8,13 @@ use std::io;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Bytes of a piece, of which so many are under way.
+/// Bytes of a piece, and of one that counts as small.
 const PIECE: u64 = 1 << 20;
-const DEPTH: usize = 8;
+const SMALL: u64 = 64 << 10;
+
+/// Pieces under way, and those among them that are not small: over a long way, many make up for its length.
+const DEPTH: usize = 128;
+const LARGE_DEPTH: usize = 8;
 
 /// Of longer runs it is asked which parts hold data.
 const WORTH_ASKING: u64 = 4 << 20;
@@ -53,9 +57,31 @@ struct Slice {
     /// All of it, to be done again if it fails.
     taken: Vec<Range<u64>>,
     in_flight: usize,
-    free: Vec<Pages>,
+    large: usize,
+    /// Memory for small pieces, and for others.
+    free: [Vec<Pages>; 2],
     copied: u64,
     failure: Option<Failure>,
+}
+
+impl Slice {
+    fn has_room(&self) -> bool {
+        self.in_flight < DEPTH && self.large < LARGE_DEPTH
+    }
+
+    fn memory(&mut self, len: u64) -> io::Result<Pages> {
+        let is_large = len > SMALL;
+        self.large += usize::from(is_large);
+        let pages = self.free[usize::from(is_large)].pop();
+        let size = if is_large { PIECE } else { SMALL };
+        pages.map_or_else(|| Pages::new(size as usize), Ok)
+    }
+
+    fn give_back(&mut self, pages: Pages, len: u64) {
+        let is_large = len > SMALL;
+        self.large -= usize::from(is_large);
+        self.free[usize::from(is_large)].push(pages);
+    }
 }
 
 impl Copy<'_> {
@@ -68,10 +94,7 @@ impl Copy<'_> {
             if (self.stops)() {
                 slice.failure.get_or_insert(Failure::Stopped);
             }
-            while slice.failure.is_none()
-                && slice.in_flight < DEPTH
-                && self.may_begin(&slice, begin)
-            {
+            while slice.failure.is_none() && slice.has_room() && self.may_begin(&slice, begin) {
                 let is_over = begin.elapsed() > SLICE;
                 match self.begin(&mut slice, todo, cursor, is_over) {
                     Ok(true) => {}
@@ -128,12 +151,9 @@ impl Copy<'_> {
         if end < range.end {
             slice.runs.push_front((end..range.end, is_new));
         }
-        let pages = slice
-            .free
-            .pop()
-            .map_or_else(|| Pages::new(PIECE as usize), Ok);
-        let pages = pages.map_err(|error| format!("no memory to copy with: {error}"))?;
         let len = end - range.start;
+        let pages = slice.memory(len);
+        let pages = pages.map_err(|error| format!("no memory to copy with: {error}"))?;
         self.source
             .ask(Ask::new(Op::Read, range.start, len, Some(pages)));
         slice.in_flight += 1;
@@ -219,14 +239,13 @@ impl Copy<'_> {
             return;
         };
         if !is_source || slice.failure.is_some() {
-            slice.free.push(pages);
-            return;
+            return slice.give_back(pages, ask.len);
         }
         let is_zero = is_zero(&pages.bytes()[..ask.len as usize]);
         let fits = |limits: RangeLimits| limits.max_len >= ask.len;
         if is_zero && self.zeroes().is_some_and(fits) {
             self.target.ask(zeroes(ask.offset, ask.len));
-            slice.free.push(pages);
+            slice.give_back(pages, ask.len);
         } else {
             self.target
                 .ask(Ask::new(Op::Write, ask.offset, ask.len, Some(pages)));

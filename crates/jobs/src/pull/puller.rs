@@ -245,7 +245,7 @@ impl Puller {
             rate: self.terms.rate,
             stops: &stops,
         };
-        let mut since = Instant::now();
+        let mut speed = Speed::default();
         loop {
             if !self.taken {
                 source::fetch(&mut client, &self.todo).map_err(problem)?;
@@ -256,23 +256,25 @@ impl Puller {
             let left = self.todo.changes().changed_bytes();
             self.now_left(left);
             if left > 0 {
+                if speed.takes(left) < SHORT {
+                    self.enter(Phase::Ready);
+                }
+                let begin = Instant::now();
                 let copied = copy.slice(self.todo.changes(), &mut self.cursor)?;
+                speed.copied(copied, begin.elapsed());
                 self.has_copied(copied);
                 continue;
             }
             if self.taken {
                 return self.finish(&job, &own, target);
             }
-            if since.elapsed() < SHORT {
-                self.enter(Phase::Ready);
-            }
+            self.enter(Phase::Ready);
             let wanted = self.is_wanted();
             let pause = if wanted { IMPATIENT } else { IDLE };
             self.shared.pause(pause, |state| state.wanted && !wanted);
             if self.shared.stops() {
                 return Err(Failure::Stopped);
             }
-            since = Instant::now();
         }
     }
 
@@ -341,10 +343,12 @@ impl Puller {
 
     fn enter(&self, phase: Phase) {
         let mut state = self.shared.state();
-        state.status.problem = None;
-        if state.status.phase == phase {
+        let before = state.status.phase;
+        // What has been taken over stays so while the rest is copied.
+        if before == phase || (before, phase) == (Phase::Switching, Phase::Ready) {
             return;
         }
+        state.status.problem = None;
         state.status.phase = phase;
         drop(state);
         let source = &self.terms.source;
@@ -357,6 +361,29 @@ impl Puller {
             Phase::Done => tracing::info!("{source}: all of it is here"),
         }
         (self.tell)(phase);
+    }
+}
+
+/// How fast it is copied.
+#[derive(Default)]
+struct Speed {
+    /// Bytes a second, of late.
+    rate: f64,
+}
+
+impl Speed {
+    fn copied(&mut self, bytes: u64, time: Duration) {
+        let rate = bytes as f64 / time.as_secs_f64().max(1e-6);
+        self.rate = match self.rate {
+            0.0 => rate,
+            before => (3.0 * before + rate) / 4.0,
+        };
+    }
+
+    /// How long so much takes, as far as can be told.
+    fn takes(&self, bytes: u64) -> Duration {
+        let seconds = bytes as f64 / self.rate.max(1.0);
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
 

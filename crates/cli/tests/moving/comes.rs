@@ -1,0 +1,133 @@
+//! Disks that come, with nothing in their way.
+
+use crate::pair::{Pair, changes, ends_well, guest, listed, pull, wait_for_phase};
+use crate::support::{eventually, refused, stdout_of};
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+#[test]
+fn a_disk_comes_with_all_that_was_changed_meanwhile() {
+    for (from, to) in [
+        ("raw", "raw"),
+        ("qcow2", "raw"),
+        ("raw", "qcow2"),
+        ("qed", "qed"),
+    ] {
+        let pair = Pair::new(from, to);
+        let mut source = pair.source();
+        let load = changes(&source);
+        let mut target = pair.target();
+        wait_for_phase(&target, "ready");
+        // The guest stops there, and is here.
+        drop(load);
+        ends_well(guest(&target));
+        wait_for_phase(&target, "done");
+        assert_eq!(pull(&target)["left"], 0);
+        source.terminate();
+        target.terminate();
+        pair.check_same();
+    }
+}
+
+#[test]
+fn holes_stay_holes() {
+    let pair = Pair::new("raw", "raw");
+    let source = pair.source();
+    let target = pair.target();
+    wait_for_phase(&target, "ready");
+    drop((source, target));
+    pair.check_same();
+    let blocks = |name: &str| pair.path(name).metadata().unwrap().blocks();
+    assert!(blocks("to") < blocks("from") + (8 << 20) / 512);
+}
+
+#[test]
+fn a_guest_waits_until_it_has_left_where_it_was() {
+    let pair = Pair::new("raw", "raw");
+    let source = pair.source();
+    let load = changes(&source);
+    let target = pair.target();
+    let early = guest(&target);
+    eventually("it says why", || {
+        let problem = pull(&target)["problem"].to_string();
+        problem.contains("its guest is running here").then_some(())
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    let stats = stdout_of(&["stats", &target.api(), "--json"]);
+    let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+    assert_eq!(
+        stats["operations"].as_array().map_or(0, Vec::len),
+        0,
+        "{stats}"
+    );
+    drop(load);
+    ends_well(early);
+    wait_for_phase(&target, "done");
+    drop((source, target));
+    pair.check_same();
+}
+
+#[test]
+fn a_guest_that_goes_away_again_leaves_the_disk_where_it_is() {
+    let pair = Pair::new("raw", "raw");
+    let source = pair.source();
+    let load = changes(&source);
+    let target = pair.target();
+    let mut early = guest(&target);
+    eventually("it waits", || {
+        pull(&target)["problem"].is_string().then_some(())
+    });
+    early.kill().unwrap();
+    early.wait().unwrap();
+    eventually("nobody wants it", || {
+        target
+            .log()
+            .contains("front-end disconnected")
+            .then_some(())
+    });
+    drop(load);
+    // A guest comes back there, and changes it once more.
+    source.load(500, &["--rw", "randwrite"]);
+    wait_for_phase(&target, "ready");
+    ends_well(guest(&target));
+    wait_for_phase(&target, "done");
+    drop((source, target));
+    pair.check_same();
+}
+
+#[test]
+fn a_disk_that_has_gone_is_for_no_guest_there_nor_after_an_upgrade() {
+    let pair = Pair::new("raw", "raw");
+    let source = pair.source();
+    let target = pair.target();
+    ends_well(guest(&target));
+    wait_for_phase(&target, "done");
+    let socket = source.arg("s");
+    let bench = ["bench", "--vhost-user", &socket, "--number-ios", "1"];
+    refused(1, &bench, &["failed"]);
+    assert!(source.log().contains("it has moved to another server"));
+    eventually("the other one has left", || {
+        let connections = listed(&source)["nbd"]["connections"].clone();
+        connections.as_array()?.is_empty().then_some(())
+    });
+    source.upgrade();
+    refused(1, &bench, &["failed"]);
+    drop(target);
+}
+
+#[test]
+fn the_speed_is_bounded() {
+    let pair = Pair::new("raw", "raw");
+    let _source = pair.source();
+    let args = pair.target_args();
+    let mut args: Vec<_> = args.iter().map(String::as_str).collect();
+    args.extend(["--pull-speed", "4M"]);
+    let begin = std::time::Instant::now();
+    let target = crate::support::Served::start(&pair.arg("to"), &args);
+    wait_for_phase(&target, "ready");
+    let copied = pull(&target)["copied"].as_u64().unwrap() as f64;
+    // (Some is under way when it is ready.)
+    assert!(copied > 10e6);
+    let rate = (copied - 10e6) / begin.elapsed().as_secs_f64();
+    assert!(rate < 6.0 * 1024.0 * 1024.0, "{rate}");
+}

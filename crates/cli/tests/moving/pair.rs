@@ -1,0 +1,151 @@
+//! Two servers: where a disk is, and where it is to go.
+
+use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, short_dir, stdout_of};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use tempfile::TempDir;
+
+pub const SIZE: u64 = 96 << 20;
+
+/// Data here and there, and holes.
+pub fn make_image(path: &Path, format: &str) {
+    let raw = path.with_extension("made");
+    let file = File::create(&raw).unwrap();
+    file.set_len(SIZE).unwrap();
+    let data: Vec<u8> = (0..5_000_003u32).map(|n| (n % 251) as u8 + 1).collect();
+    use std::os::unix::fs::FileExt;
+    for at in [0, 11 << 20, 50 << 20, SIZE - data.len() as u64] {
+        file.write_all_at(&data, at).unwrap();
+    }
+    qemu_img(&["convert", "-O", format, &as_arg(&raw), &as_arg(path)]);
+    fs::remove_file(raw).unwrap();
+}
+
+pub fn qemu_img(args: &[&str]) {
+    let output = Command::new("qemu-img").args(args).output().unwrap();
+    assert!(output.status.success(), "{args:?}: {output:?}");
+}
+
+/// A server that a disk may leave, and the images of both.
+pub struct Pair {
+    images: TempDir,
+    formats: [String; 2],
+    socket: TempDir,
+}
+
+impl Pair {
+    pub fn new(from: &str, to: &str) -> Pair {
+        let pair = Pair {
+            images: disk_dir(),
+            formats: [from.to_owned(), to.to_owned()],
+            socket: short_dir(),
+        };
+        make_image(&pair.path("from"), from);
+        qemu_img(&["create", "-f", to, &pair.arg("to"), &SIZE.to_string()]);
+        pair
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.images.path().join(name)
+    }
+
+    pub fn arg(&self, name: &str) -> String {
+        as_arg(&self.path(name))
+    }
+
+    pub fn uri(&self) -> String {
+        let socket = as_arg(&self.socket.path().join("n"));
+        format!("nbd+unix:///d?socket={socket}")
+    }
+
+    /// Where the disk is.
+    pub fn source(&self) -> Served {
+        let nbd = format!("unix:{}", as_arg(&self.socket.path().join("n")));
+        let _ = fs::remove_file(self.socket.path().join("n"));
+        Served::start(
+            &self.arg("from"),
+            &[
+                "--format",
+                &self.formats[0],
+                "--nbd",
+                &nbd,
+                "--export-name",
+                "d",
+                "--nbd-move",
+            ],
+        )
+    }
+
+    /// What the other one is started by, beside its image.
+    pub fn target_args(&self) -> [String; 4] {
+        [
+            "--format".into(),
+            self.formats[1].clone(),
+            "--pull".into(),
+            self.uri(),
+        ]
+    }
+
+    /// Where it is to go.
+    pub fn target(&self) -> Served {
+        let args = self.target_args();
+        Served::start(&self.arg("to"), &args.each_ref().map(String::as_str))
+    }
+
+    /// Neither is served any more.
+    pub fn check_same(&self) {
+        let [from, to] = &self.formats;
+        for (format, name) in [(from, "from"), (to, "to")] {
+            if format != "raw" {
+                qemu_img(&["check", "-f", format, &self.arg(name)]);
+            }
+        }
+        let (one, other) = (self.arg("from"), self.arg("to"));
+        qemu_img(&["compare", "-f", from, "-F", to, &one, &other]);
+    }
+}
+
+/// What is told of the disk's way here.
+pub fn pull(served: &Served) -> Value {
+    listed(served)["pull"].clone()
+}
+
+/// What is told of the disk; nothing, if the server is not there.
+pub fn listed(served: &Served) -> Value {
+    let listed = stdout_of(&["list", "--json"]);
+    let listed: Vec<Value> = serde_json::from_str(&listed).unwrap();
+    let pid = served.child.id();
+    let own = listed.into_iter().find(|disk| disk["pid"] == pid);
+    own.unwrap_or(Value::Null)
+}
+
+pub fn wait_for_phase(served: &Served, phase: &str) {
+    eventually(phase, || (pull(served)["phase"] == phase).then_some(()));
+}
+
+/// A guest of the disk that changes it, in ways of all kinds, until it is killed.
+pub fn changes(served: &Served) -> Kept {
+    let load = ["--rw", "randrw", "--rwmixtrim", "5", "--rwmixzero", "10"];
+    Kept(served.start_load(1_000_000_000, &[&load[..], &["--iodepth", "8"]].concat()))
+}
+
+/// A guest that comes and reads.
+pub fn guest(served: &Served) -> Child {
+    let mut bench = fathom();
+    bench.args([
+        "bench",
+        "--vhost-user",
+        &served.arg("s"),
+        "--number-ios",
+        "64",
+    ]);
+    bench.stdout(Stdio::null()).stderr(Stdio::piped());
+    bench.spawn().unwrap()
+}
+
+pub fn ends_well(child: Child) {
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
