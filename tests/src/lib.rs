@@ -2,6 +2,7 @@
 //! sockets, and runs of its command line.
 
 pub mod ceph;
+pub mod hosts;
 pub mod image;
 pub mod load;
 

@@ -70,6 +70,27 @@ impl Load {
         guest.check(&script, Duration::from_secs(120)).unwrap();
     }
 
+    /// Waits until it has written some more on each disk.
+    ///
+    /// # Panics
+    /// When nothing is written for a minute.
+    pub fn wait_for_more_writes(&self, guest: &mut Guest) {
+        let script = format!(
+            "writes() {{ set -- $(cat /sys/block/$name/stat); echo $5; }}
+            for name in {}; do
+                before=$(writes)
+                for i in $(seq 300); do
+                    [ $(writes) -gt $((before + 20)) ] && continue 2
+                    sleep 0.2
+                done
+                cat /tmp/load.$name.log
+                exit 1
+            done",
+            self.names
+        );
+        guest.check(&script, Duration::from_secs(120)).unwrap();
+    }
+
     /// Checks that it still runs on all disks: what the test did happened in its middle.
     ///
     /// # Panics

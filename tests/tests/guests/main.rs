@@ -15,6 +15,7 @@ mod kvm_host;
 mod limiter;
 mod limits;
 mod migration;
+mod moves;
 mod profile;
 mod tenants;
 mod upgrades;

@@ -94,12 +94,15 @@ impl Server {
     }
 }
 
+/// All Unix sockets of a network.
+const LIST: &str = "/proc/thread-self/net/unix";
+
 /// Whether somebody listens on a Unix socket, without connecting: a connection would count as a
 /// front-end. Listening sockets have the flag __SO_ACCEPTCON in /proc/net/unix (proc_net_unix(5)).
+/// They are those of this thread's network, in which it has started the server.
 fn is_listening(path: &Path) -> Result<bool> {
     const ACCEPTCON: &str = "00010000";
-    let table =
-        fs::read_to_string("/proc/net/unix").context(|| "cannot read /proc/net/unix".into())?;
+    let table = fs::read_to_string(LIST).context(|| format!("cannot read {LIST}"))?;
     let wanted = path.to_string_lossy();
     Ok(table.lines().any(|line| {
         let mut fields = line.split_whitespace();
