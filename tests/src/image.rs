@@ -93,6 +93,12 @@ impl Image {
         image
     }
 
+    /// One that is there.
+    #[must_use]
+    pub fn at(path: PathBuf, kind: Kind) -> Self {
+        Self { kind, path }
+    }
+
     /// Makes an image with the bytes of a raw one: a copy of them, or an overlay of it.
     ///
     /// # Panics

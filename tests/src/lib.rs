@@ -5,6 +5,7 @@ pub mod ceph;
 pub mod hosts;
 pub mod image;
 pub mod load;
+pub mod moves;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

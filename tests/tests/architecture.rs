@@ -63,6 +63,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-units",
         ],
     ),
+    (
+        "fathom-jobs",
+        &[
+            "fathom-stack",
+            "fathom-storage",
+            "fathom-core",
+            "fathom-files",
+            "fathom-nbd",
+            "fathom-trace",
+        ],
+    ),
     ("fathom-archive", &[]),
     (
         "fathom-base",
@@ -82,6 +93,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "fathom-client",
             "fathom-sandbox",
+            "fathom-jobs",
             "fathom-stack",
             "fathom-exports",
             "fathom-filters",

@@ -182,6 +182,20 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
     if let Some(pool) = &info.pool {
         writeln!(out, "pool:       {pool}")?;
     }
+    if let Some(pull) = &info.pull {
+        let (copied, left) = (Size(pull.copied), Size(pull.left));
+        write!(
+            out,
+            "pulled:     {}, {copied} copied, {left} left",
+            pull.phase
+        )?;
+        let problem = pull.problem.as_deref();
+        problem.map_or(Ok(()), |problem| write!(out, "; {problem}"))?;
+        writeln!(out)?;
+    }
+    if info.moved {
+        writeln!(out, "moved:      another server has taken it over")?;
+    }
     if info.frozen {
         writeln!(out, "frozen:     who uses it waits (fathom disk thaw)")?;
     }

@@ -280,6 +280,33 @@ pub const DISKS: &[Family] = &[
         samples: |disk, to| to.gauge(&[], disk.info.frozen.into()),
     },
     Family {
+        name: "pull_left",
+        unit: Some(Unit::Bytes),
+        kind: Gauge,
+        help: "Bytes of a disk that comes from another server that are still to be copied, as far as is known",
+        samples: |disk, to| match &disk.info.pull {
+            Some(pull) => to.gauge(&[], pull.left),
+            None => Ok(()),
+        },
+    },
+    Family {
+        name: "pull_copied",
+        unit: Some(Unit::Bytes),
+        kind: Counter,
+        help: "Bytes of it that have been copied, some of them several times",
+        samples: |disk, to| match &disk.info.pull {
+            Some(pull) => to.counter(&[], pull.copied),
+            None => Ok(()),
+        },
+    },
+    Family {
+        name: "disk_moved",
+        unit: None,
+        kind: Gauge,
+        help: "Whether another server has taken the disk over",
+        samples: |disk, to| to.gauge(&[], disk.info.moved.into()),
+    },
+    Family {
         name: "requests_bounced",
         unit: None,
         kind: Counter,

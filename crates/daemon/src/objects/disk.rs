@@ -172,6 +172,11 @@ impl Served {
         self.vhost_user.as_ref().map(Serving::shared)
     }
 
+    /// It is on its way here from another server.
+    pub fn is_coming(&self) -> bool {
+        self.moves.is_coming()
+    }
+
     /// What it is served by, if it was written.
     pub fn table(&self) -> Option<&DiskTable> {
         self.options.table.as_deref()

@@ -66,6 +66,10 @@ impl Moves {
         self.coming.as_ref()?.0.get().map(Pull::status)
     }
 
+    pub fn is_coming(&self) -> bool {
+        self.pull().is_some_and(|pull| !pull.is_done())
+    }
+
     /// Let it be, if it comes; does not wait for it.
     pub fn begin_stop(&self) {
         self.pull().map(Pull::begin_stop);

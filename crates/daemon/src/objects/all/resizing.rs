@@ -41,6 +41,12 @@ impl Objects {
             "just being changed"
         } else if self.frozen.contains_key(name) {
             "frozen: thaw it first"
+        } else if self
+            .disks
+            .iter()
+            .any(|disk| disk.name() == name && disk.is_coming())
+        {
+            "on its way here from another server: wait until it has come"
         } else {
             return None;
         };

@@ -1,0 +1,75 @@
+//! How long a guest's disk does not answer while the guest moves: with a disk that moves along, and with one that
+//! both hosts reach; interleaved. `moves ROUNDS`. It needs root, for the hosts are network namespaces.
+
+use std::time::{Duration, Instant};
+
+use fathom_lab::Guest;
+use fathom_tests::moves::Moves;
+use serde_json::{Value, json};
+
+const STEP: Duration = Duration::from_secs(120);
+
+fn main() {
+    let rounds = std::env::args().nth(1).map_or(Ok(5), |text| text.parse());
+    let Ok(rounds) = rounds else {
+        eprintln!("moves ROUNDS");
+        std::process::exit(2);
+    };
+    let mut pauses = [Vec::new(), Vec::new()];
+    println!("longest read of 4k, one at a time, while a guest moves (ms)");
+    println!("round  shared  moved");
+    for round in 1..=rounds {
+        let both = [true, false].map(pause);
+        println!("{round:5} {:7.1} {:6.1}", both[0], both[1]);
+        for (all, pause) in pauses.iter_mut().zip(both) {
+            all.push(pause);
+        }
+    }
+    let [shared, moved] = pauses.map(median);
+    println!("median {shared:6.1} {moved:6.1}  {:+.1}", moved - shared);
+}
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
+}
+
+/// In milliseconds.
+fn pause(shared: bool) -> f64 {
+    let moves = Moves::new(shared);
+    let mut here = moves.begin();
+    let device = here.guest.device("disk").unwrap();
+    // Something to be moved, and something that changes it all the time.
+    let fill = format!("dd if=/dev/urandom of={device} bs=1M count=64 oflag=direct 2>/dev/null");
+    here.guest.check(&fill, STEP).unwrap();
+    let common = format!("--filename={device} --direct=1 --bs=4k --time_based --runtime=14");
+    let load = format!(
+        "(fio --name=w --rw=randwrite --size=64M --rate_iops=200 {common} >/dev/null 2>&1 &
+          fio --name=r --rw=randread --size=64M --output-format=json {common} >/tmp/r.json 2>&1
+          touch /tmp/done) >/dev/null 2>&1 &"
+    );
+    here.guest.check(&load, STEP).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    let mut there = moves.prepare(1);
+    moves.migrate(&mut here, &mut there, 1);
+    there.guest.wait_event("RESUME", STEP).unwrap();
+    here.guest.quit().unwrap();
+    let deadline = Instant::now() + STEP;
+    while there
+        .guest
+        .check("ls /tmp/done || true", STEP)
+        .unwrap()
+        .is_empty()
+    {
+        assert!(Instant::now() < deadline, "fio does not end");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    longest(&mut there.guest)
+}
+
+fn longest(guest: &mut Guest) -> f64 {
+    let text = guest.check("cat /tmp/r.json", STEP).unwrap();
+    let report: Value = serde_json::from_str(&text).unwrap_or_else(|_| json!({}));
+    let longest = report["jobs"][0]["read"]["clat_ns"]["max"].as_f64();
+    longest.unwrap_or_else(|| panic!("fio says: {text}")) / 1e6
+}

@@ -1,0 +1,187 @@
+//! A guest that moves between two hosts with its disk, or over a disk that both reach.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use fathom_lab::{Disk, Guest, Machine, Server};
+use serde_json::json;
+
+use crate::Place;
+use crate::hosts::Hosts;
+use crate::image::{Image, Kind};
+
+const STEP: Duration = Duration::from_secs(120);
+
+/// Of the disk, in bytes.
+pub const SIZE: u64 = 512 << 20;
+
+/// One host's part: its server, and the guest that it has.
+#[derive(Debug)]
+pub struct Stay {
+    pub server: Server,
+    pub guest: Guest,
+    pub image: Image,
+}
+
+/// All that the moves have in common.
+#[derive(Debug)]
+pub struct Moves {
+    /// The disk is shared, and does not move.
+    shared: bool,
+    hosts: Hosts,
+    place: Place,
+    certificates: PathBuf,
+}
+
+impl Moves {
+    /// Two hosts, and no guest yet. `shared`: both reach the disk's image, as it is.
+    ///
+    /// # Panics
+    /// When there can be no hosts or no certificates.
+    #[must_use]
+    pub fn new(shared: bool) -> Moves {
+        let place = Place::new();
+        let certificates = place.path("tls");
+        make_certificates(&certificates);
+        Moves {
+            shared,
+            hosts: Hosts::new(),
+            place,
+            certificates,
+        }
+    }
+
+    fn image(&self, n: usize) -> Image {
+        let n = if self.shared { 0 } else { n };
+        let kind = [Kind::RAW, Kind::QCOW2, Kind::RAW, Kind::QED][n % 4];
+        let path = self.place.path(&format!("disk-{n}"));
+        if self.shared && path.exists() {
+            return Image::at(path, kind);
+        }
+        let _ = std::fs::remove_file(&path);
+        let mut record = path.clone().into_os_string();
+        record.push(".pull");
+        let _ = std::fs::remove_file(record);
+        Image::create(path, kind, SIZE)
+    }
+
+    /// The nth server, on a host of its own; it pulls from the one before.
+    fn serve(&self, n: usize, image: &Image) -> Server {
+        let certificates = self.certificates.display().to_string();
+        let from = self.hosts.address((n + 1) % 2);
+        let uri = format!("nbds://{from}/d?tls-certificates={certificates}&tls-hostname=localhost");
+        let mut args = Vec::new();
+        if !self.shared {
+            args.extend([
+                "--nbd",
+                "tcp:0.0.0.0:10809",
+                "--export-name",
+                "d",
+                "--nbd-move",
+                "--tls-certificates",
+                &certificates,
+                "--tls-verify-peer",
+            ]);
+            if n > 0 {
+                args.extend(["--pull", &uri]);
+            }
+        }
+        let name = format!("server-{n}");
+        self.hosts
+            .on(n % 2, || image.serve(&self.place, &name, &args))
+    }
+
+    fn machine(&self, server: &Server, incoming: bool) -> Machine {
+        Machine {
+            cpus: 2,
+            memory_mib: 192,
+            disks: vec![Disk::vhost_user("disk", server.socket())],
+            incoming,
+            ..Machine::default()
+        }
+    }
+
+    /// The guest on the first host.
+    ///
+    /// # Panics
+    /// When it does not boot.
+    #[must_use]
+    pub fn begin(&self) -> Stay {
+        let image = self.image(0);
+        let server = self.serve(0, &image);
+        let machine = self.machine(&server, false);
+        let guest = self.hosts.on(0, || Guest::boot(&machine).unwrap());
+        Stay {
+            server,
+            guest,
+            image,
+        }
+    }
+
+    /// What waits for the guest on the other host, for its nth move: its disk is ready to come.
+    ///
+    /// # Panics
+    /// When it is not, for long.
+    #[must_use]
+    pub fn prepare(&self, n: usize) -> Stay {
+        let image = self.image(n);
+        let mut server = self.serve(n, &image);
+        if !self.shared {
+            wait_for_log(&mut server, "its guest may come");
+        }
+        let machine = self.machine(&server, true);
+        let guest = self.hosts.on(n % 2, || Guest::start(&machine).unwrap());
+        Stay {
+            server,
+            guest,
+            image,
+        }
+    }
+
+    /// Lets the guest go; does not wait for it.
+    ///
+    /// # Panics
+    /// When QEMU does not want to.
+    pub fn migrate(&self, from: &mut Stay, to: &mut Stay, n: usize) {
+        let port = 4000 + n % 100;
+        let listen = json!({"uri": format!("tcp:0.0.0.0:{port}")});
+        to.guest.qmp("migrate-incoming", listen).unwrap();
+        let address = self.hosts.address(n % 2);
+        let uri = json!({"uri": format!("tcp:{address}:{port}")});
+        from.guest.qmp("migrate", uri).unwrap();
+    }
+}
+
+/// Waits until a server has said this.
+///
+/// # Panics
+/// When it does not, for long.
+pub fn wait_for_log(server: &mut Server, words: &str) {
+    let deadline = Instant::now() + STEP;
+    while !server.process().log().contains(words) {
+        assert!(
+            Instant::now() < deadline,
+            "no '{words}': {}",
+            server.process().log()
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// One key and certificate for all, in both roles.
+fn make_certificates(dir: &Path) {
+    std::fs::create_dir(dir).unwrap();
+    let script = "cd \"$0\"
+        openssl req -x509 -nodes -newkey rsa:2048 -days 2 -subj /CN=ours \
+            -keyout ca-key.pem -out ca-cert.pem 2>/dev/null
+        openssl req -nodes -newkey rsa:2048 -subj /CN=localhost -out request \
+            -keyout server-key.pem 2>/dev/null
+        echo 'subjectAltName=DNS:localhost' >names
+        openssl x509 -req -in request -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 2 \
+            -extfile names -out server-cert.pem 2>/dev/null
+        cp server-key.pem client-key.pem
+        cp server-cert.pem client-cert.pem";
+    let made = Command::new("sh").args(["-ec", script]).arg(dir).status();
+    assert!(made.unwrap().success());
+}
