@@ -26,7 +26,9 @@ fn moves_wanted() -> usize {
 fn a_guest_and_its_disk_move_between_hosts_under_verified_load() {
     let moves = Moves::new(false);
     let many = moves_wanted();
-    let bytes = (u64::from(RATE) * 4096 * 10 * many as u64).min(SIZE);
+    // A move takes two seconds or so.
+    let seconds = 10 + 3 * many as u64;
+    let bytes = (u64::from(RATE) * 4096 * seconds).min(SIZE);
     let mut here = moves.begin();
     let load = Load::start(&mut here.guest, &["disk"], bytes, RATE);
     load.wait_for_writes(&mut here.guest);
