@@ -54,7 +54,12 @@ impl Moves {
 
     fn image(&self, n: usize) -> Image {
         let n = if self.shared { 0 } else { n };
-        let kind = [Kind::RAW, Kind::QCOW2, Kind::RAW, Kind::QED][n % 4];
+        let kind = [
+            Kind::RAW,
+            Kind::QCOW2_SMALL,
+            Kind::QED_SMALL,
+            Kind::QCOW2_SMALL,
+        ][n % 4];
         let path = self.place.path(&format!("disk-{n}"));
         if self.shared && path.exists() {
             return Image::at(path, kind);
@@ -96,7 +101,7 @@ impl Moves {
         Machine {
             cpus: 2,
             memory_mib: 192,
-            disks: vec![Disk::vhost_user("disk", server.socket())],
+            disks: vec![Disk::vhost_user("disk", server.socket()).with_reconnect()],
             incoming,
             ..Machine::default()
         }
@@ -139,6 +144,16 @@ impl Moves {
         }
     }
 
+    /// Kills the server of the guest's nth stay, and starts it again.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn replace_server(&self, stay: &mut Stay, n: usize) {
+        stay.server.process().kill().unwrap();
+        stay.image.check_consistent();
+        stay.server = self.serve(n, &stay.image);
+    }
+
     /// Lets the guest go; does not wait for it.
     ///
     /// # Panics
@@ -158,8 +173,16 @@ impl Moves {
 /// # Panics
 /// When it does not, for long.
 pub fn wait_for_log(server: &mut Server, words: &str) {
+    wait_for_nth(server, words, 1);
+}
+
+/// Likewise, so many times.
+///
+/// # Panics
+/// Likewise.
+pub fn wait_for_nth(server: &mut Server, words: &str, n: usize) {
     let deadline = Instant::now() + STEP;
-    while !server.process().log().contains(words) {
+    while server.process().log().matches(words).count() < n {
         assert!(
             Instant::now() < deadline,
             "no '{words}': {}",

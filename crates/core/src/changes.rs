@@ -9,6 +9,9 @@ const MOST_BLOCKS: u64 = 1 << 28;
 /// The smallest block in bytes.
 const SMALLEST: u64 = 4096;
 
+/// Words that are looked at in one go: somebody waits meanwhile.
+const MOST_WORDS: usize = 4096;
+
 /// Blocks of a word, and words of a word of the summary.
 const BITS: u64 = u64::BITS as u64;
 
@@ -100,12 +103,13 @@ impl Changes {
     }
 
     /// Takes the bits from `range.start`, the beginning of a block, on: of all of the range, or as far as
-    /// about `most` runs go. The runs follow one another, and are none if the range is empty.
+    /// about `most` runs, or a good part of a gigabyte that has changed, go. The runs follow one another, and
+    /// are none if the range is empty.
     pub fn take(&self, range: Range<u64>, most: usize) -> Vec<Run> {
         let end = range.end.min(self.size);
         let mut runs = Runs::default();
-        let mut at = range.start;
-        while at < end && runs.0.len() < most {
+        let (mut at, mut words) = (range.start, 0);
+        while at < end && runs.0.len() < most && words < MOST_WORDS {
             let block = at >> self.shift;
             let (word, bit) = (block / BITS, block % BITS);
             let whole = bit == 0 && end - at >= self.bytes(BITS);
@@ -119,7 +123,14 @@ impl Changes {
             let count = (BITS - bit).min((end - at).div_ceil(self.block()));
             let mask = (u64::MAX >> (BITS - count)) << bit;
             let word = &self.words[word as usize];
-            let bits = word.fetch_and(!mask, Ordering::SeqCst);
+            let bits = word.fetch_and(!mask, Ordering::SeqCst) & mask;
+            words += 1;
+            if bits == 0 || bits == mask {
+                let len = self.bytes(count).min(end - at);
+                runs.add(len, bits != 0);
+                at += len;
+                continue;
+            }
             for n in bit..bit + count {
                 let len = self.block().min(end - at);
                 runs.add(len, bits >> n & 1 == 1);

@@ -407,6 +407,7 @@ impl DiskTable {
         })?;
         Ok(Some(pull::Terms {
             source,
+            image: self.image.path().map(Path::to_owned),
             record,
             rate: self.pull_speed,
         }))

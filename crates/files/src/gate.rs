@@ -194,14 +194,20 @@ impl Wanted {
     }
 }
 
+/// By no link: it may be in a directory of somebody with fewer rights.
 fn open_record(path: &Path) -> io::Result<File> {
-    if path.symlink_metadata().is_ok() {
-        refuse_strange(path)?;
-    }
     let mut options = OpenOptions::new();
-    let flags = libc::O_NOCTTY | libc::O_NONBLOCK;
-    let options = options.read(true).write(true).create(true).truncate(false);
-    let file = options.custom_flags(flags).open(path)?;
+    let flags = libc::O_NOCTTY | libc::O_NONBLOCK | libc::O_NOFOLLOW;
+    options.read(true).write(true).custom_flags(flags);
+    let file = match options.open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            options.create_new(true).open(path)?
+        }
+        found => found?,
+    };
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("is not a file"));
+    }
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
     File::open(dir.unwrap_or(Path::new(".")))?.sync_all()?;
     Ok(file)
@@ -260,6 +266,21 @@ mod tests {
         assert!(open_again(&writer, true).is_ok());
         let appender = append(&path).unwrap();
         assert!(open_again(&appender, true).is_err());
+    }
+
+    #[test]
+    fn a_record_is_a_file_and_no_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        record(&path("record")).unwrap();
+        assert!(record(&path("record")).is_ok());
+        std::os::unix::fs::symlink(path("record"), path("link")).unwrap();
+        std::os::unix::fs::symlink(path("new"), path("dangling")).unwrap();
+        for name in ["link", "dangling"] {
+            assert!(record(&path(name)).is_err(), "{name}");
+        }
+        assert!(record(dir.path()).is_err() && record(Path::new("/dev/null")).is_err());
+        assert!(!path("new").exists());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fathom_lab::Guest;
 use fathom_tests::load::Load;
-use fathom_tests::moves::{Moves, SIZE, wait_for_log};
+use fathom_tests::moves::{Moves, SIZE, wait_for_log, wait_for_nth};
 use serde_json::json;
 
 use super::migration::{expect_no_io_errors, wait_migrated};
@@ -26,14 +26,17 @@ fn moves_wanted() -> usize {
 fn a_guest_and_its_disk_move_between_hosts_under_verified_load() {
     let moves = Moves::new(false);
     let many = moves_wanted();
-    // A move takes two seconds or so.
-    let seconds = 10 + 3 * many as u64;
+    // A move takes some seconds, with all that is killed.
+    let seconds = 10 + 8 * many as u64;
     let bytes = (u64::from(RATE) * 4096 * seconds).min(SIZE);
     let mut here = moves.begin();
     let load = Load::start(&mut here.guest, &["disk"], bytes, RATE);
     load.wait_for_writes(&mut here.guest);
     for n in 1..=many {
         let mut there = moves.prepare(n);
+        // Its guest goes on with what it keeps, and the other host copies all of it once more.
+        moves.replace_server(&mut here, n - 1);
+        wait_for_nth(&mut there.server, "its guest may come", 2);
         moves.migrate(&mut here, &mut there, n);
         wait_migrated(&mut here.guest);
         there.guest.wait_event("RESUME", STEP).unwrap();
@@ -43,6 +46,10 @@ fn a_guest_and_its_disk_move_between_hosts_under_verified_load() {
         here.server.stop().unwrap();
         std::fs::remove_file(here.image.path()).unwrap();
         here = there;
+        // What the guest has written since is in nothing but memory that it keeps.
+        load.wait_for_more_writes(&mut here.guest);
+        moves.replace_server(&mut here, n);
+        load.wait_for_more_writes(&mut here.guest);
     }
     load.expect_running(&mut here.guest);
     load.finish(&mut here.guest);

@@ -105,7 +105,10 @@ fn a_disk_that_has_gone_is_for_no_guest_there_nor_after_an_upgrade() {
     let socket = source.arg("s");
     let bench = ["bench", "--vhost-user", &socket, "--number-ios", "1"];
     refused(1, &bench, &["failed"]);
-    assert!(source.log().contains("it has moved to another server"));
+    eventually("it says why", || {
+        let log = source.log();
+        log.contains("it has moved to another server").then_some(())
+    });
     eventually("the other one has left", || {
         let connections = listed(&source)["nbd"]["connections"].clone();
         connections.as_array()?.is_empty().then_some(())

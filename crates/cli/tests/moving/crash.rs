@@ -11,9 +11,9 @@ use std::time::Duration;
 fn either_server_may_be_killed_while_a_disk_comes() {
     let pair = Pair::new("qcow2", "raw");
     let mut source = pair.source();
+    let mut load = changes(&source);
     let mut target = pair.target();
     for round in 0..8u64 {
-        let load = changes(&source);
         std::thread::sleep(Duration::from_millis(37 * round));
         if round % 2 == 0 {
             target.signal("KILL");
@@ -24,9 +24,9 @@ fn either_server_may_be_killed_while_a_disk_comes() {
             source.end();
             drop(load);
             source = pair.source();
+            load = changes(&source);
         }
     }
-    let load = changes(&source);
     wait_for_phase(&target, "ready");
     drop(load);
     ends_well(guest(&target));

@@ -128,7 +128,12 @@ pub fn wait_for_phase(served: &Served, phase: &str) {
 /// A guest of the disk that changes it, in ways of all kinds, until it is killed.
 pub fn changes(served: &Served) -> Kept {
     let load = ["--rw", "randrw", "--rwmixtrim", "5", "--rwmixzero", "10"];
-    Kept(served.start_load(1_000_000_000, &[&load[..], &["--iodepth", "8"]].concat()))
+    let load = [&load[..], &["--iodepth", "8"]].concat();
+    let load = Kept(served.start_load(1_000_000_000, &load));
+    eventually("it has the disk", || {
+        (listed(served)["queues_running"] == 1).then_some(())
+    });
+    load
 }
 
 /// A guest that comes and reads.

@@ -86,19 +86,21 @@ impl Served {
             events,
         } = shared;
         let coming = moves::prepare(options.pull.as_ref()).map_err(Error::Options)?;
-        let held = coming.is_some();
+        let held = coming.as_ref().is_some_and(|coming| !coming.is_here());
         let any_bytes = options.nbd.is_some();
         let mut stack = Stack::open(&options.disk, any_bytes, held, &filters, &pools)?;
-        let moves = Moves::new(&options, &stack);
+        let mut moves = Moves::new(&options, &stack);
         moves.add_to(&mut stack.parts);
         let name = options.disk.location.to_string();
+        let goes = options.vhost_user.is_some() && options.disk.location.kind().locks;
         // Who takes a disk over has it when its front-end has left.
-        let goes = options.vhost_user.is_some()
-            && options.disk.location.kind().locks
-            && moves.going.is_none();
-        let shared = SharedDisk::new(stack.disk.clone(), name, goes, moves.guards());
+        let stay = moves.going.is_some();
+        let shared = SharedDisk::new(stack.disk.clone(), name, goes, stay, moves.guards());
         if let Some(coming) = coming {
-            let begun = moves.begin(coming, &stack, &shared, &options, &events);
+            let begun = match held {
+                true => moves.begin(coming, &stack, &shared, &options, &events),
+                false => moves.has_come(coming),
+            };
             begun.map_err(Error::Options)?;
         }
         let alarms = Watches::new(&options.alarms);
@@ -172,9 +174,9 @@ impl Served {
         self.vhost_user.as_ref().map(Serving::shared)
     }
 
-    /// It is on its way here from another server.
-    pub fn is_coming(&self) -> bool {
-        self.moves.is_coming()
+    /// Why nothing is to be done with it that takes it from its users: it moves.
+    pub fn may_not_be_disturbed(&self) -> Option<String> {
+        self.moves.may_go().err()
     }
 
     /// What it is served by, if it was written.

@@ -5,7 +5,7 @@ use crate::events::{Events, Happened};
 use crate::options::DiskOptions;
 use fathom_core::{Disk, Part, Parts};
 use fathom_exports::nbd::Moving;
-use fathom_jobs::pull::{Phase, Prepared, Pull, Status, Target, Terms};
+use fathom_jobs::pull::{Gone, Phase, Prepared, Pull, Status, Target, Terms};
 use fathom_stack::{Hold, Stack};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -19,6 +19,8 @@ pub struct Moves {
     /// Another server may take it over.
     pub going: Option<Arc<Moving>>,
     coming: Option<Arc<Coming>>,
+    /// Of one that has come, and may go.
+    watch: Option<Pull>,
 }
 
 /// A disk that comes here, once it has begun to.
@@ -35,6 +37,7 @@ impl Moves {
         Moves {
             going: goes.then(moving),
             coming: stack.hold.is_some().then(Arc::default),
+            watch: None,
         }
     }
 
@@ -66,8 +69,14 @@ impl Moves {
         self.coming.as_ref()?.0.get().map(Pull::status)
     }
 
-    pub fn is_coming(&self) -> bool {
-        self.pull().is_some_and(|pull| !pull.is_done())
+    /// Refuses while it is on its way.
+    pub fn may_go(&self) -> Result<(), String> {
+        let going = self.going.as_ref().map_or(Ok(()), |going| going.may_go());
+        going.and_then(|()| {
+            self.coming
+                .as_ref()
+                .map_or(Ok(()), |coming| coming.may_go())
+        })
     }
 
     /// Let it be, if it comes; does not wait for it.
@@ -81,7 +90,22 @@ impl Moves {
     }
 
     fn pull(&self) -> Option<&Pull> {
-        self.coming.as_ref()?.0.get()
+        let coming = self.coming.as_ref().and_then(|coming| coming.0.get());
+        coming.or(self.watch.as_ref())
+    }
+
+    /// Whether it has been taken over, to be asked.
+    fn gone(&self) -> Option<Gone> {
+        let going = self.going.clone()?;
+        Some(Box::new(move || going.taken().is_some()))
+    }
+
+    /// It has come before: note when it goes. The error is for the user.
+    pub fn has_come(&mut self, prepared: Prepared) -> Result<(), String> {
+        if let Some(gone) = self.gone() {
+            self.watch = Some(prepared.note_going(gone)?);
+        }
+        Ok(())
     }
 
     /// Have it come. The error is for the user.
@@ -107,16 +131,15 @@ impl Moves {
             let (disk, phase) = (name.clone(), phase.name().to_owned());
             events.tell(Happened::Pulled { disk, phase });
         };
-        let pull = prepared.start(target, Box::new(tell))?;
+        let pull = prepared.start(target, Box::new(tell), self.gone())?;
         let _ = coming.0.set(pull);
         Ok(())
     }
 }
 
-/// The disk that is to come, unless it has come before. The error is for the user.
+/// The disk that is to come, or has come before. The error is for the user.
 pub fn prepare(terms: Option<&Terms>) -> Result<Option<Prepared>, String> {
-    let prepared = terms.cloned().map(Prepared::new).transpose()?;
-    Ok(prepared.flatten())
+    terms.cloned().map(Prepared::new).transpose()
 }
 
 impl Guard for Moving {

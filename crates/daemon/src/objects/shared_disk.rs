@@ -18,6 +18,11 @@ use std::time::Duration;
 /// that memory, with what a killed server has left in it: whoever changed the
 /// image before that is read could write over what the guest knows to be
 /// done.
+///
+/// Of a disk that may go to another server, clients only read, and stay when the
+/// front-end leaves. With a keepsake they are interrupted whenever it comes or
+/// leaves: it is read when the disk is activated, and all is in the image when it
+/// was deactivated.
 pub struct SharedDisk {
     disk: Arc<dyn Disk>,
     /// For messages.
@@ -26,6 +31,8 @@ pub struct SharedDisk {
     clients_follow: bool,
     /// Clients do not come before the front-end.
     front_end_first: bool,
+    /// Clients stay without the front-end, once it has been there.
+    clients_stay: bool,
     users: Mutex<Users>,
     guards: Vec<Arc<dyn Guard>>,
     /// A client has left.
@@ -46,11 +53,13 @@ struct Users {
     front_end: bool,
     /// It has been there.
     front_end_came: bool,
-    /// It waits for clients to leave, and then deactivates the disk.
-    front_end_leaves: bool,
+    /// It comes or leaves, and waits for clients to leave first.
+    front_end_changes: bool,
     clients: usize,
     /// Work on the disk goes on, which neither follows nor leads anybody.
     jobs: usize,
+    /// It was deactivated at the end of a job, and is to be activated again.
+    is_between: bool,
     disconnect: Option<Disconnect>,
 }
 
@@ -64,17 +73,20 @@ impl Users {
 pub type Disconnect = Box<dyn Fn() + Send + Sync>;
 
 impl SharedDisk {
-    /// `goes`: others use its image, too, and it has a vhost-user socket.
+    /// `goes`: others use its image, too, and it has a vhost-user socket. `clients_stay`: it may be taken
+    /// over by a client.
     pub fn new(
         disk: Arc<dyn Disk>,
         name: String,
         goes: bool,
+        clients_stay: bool,
         guards: Vec<Arc<dyn Guard>>,
     ) -> Arc<SharedDisk> {
-        let clients_follow = goes && !disk.info().read_only;
+        let goes = goes && !disk.info().read_only;
         Arc::new(SharedDisk {
-            clients_follow,
-            front_end_first: clients_follow && disk.keepsake_len() > 0,
+            clients_follow: goes && !clients_stay,
+            front_end_first: goes && disk.keepsake_len() > 0,
+            clients_stay,
             disk,
             name,
             users: Mutex::default(),
@@ -122,8 +134,8 @@ impl SharedDisk {
     fn activate(&self, user: User) -> Result<(), DiskError> {
         // Held while the disk is activated: others need it active.
         let mut users = self.users();
-        let is_led = self.front_end_first || self.clients_follow && users.front_end_came;
-        if user == User::Client && is_led && !users.front_end {
+        let mut is_active = false;
+        if user == User::Client && self.are_kept_out(&users) {
             return Err(DiskError::Unusable {
                 path: PathBuf::from(&self.name),
                 problem: "its virtual machine is not running; NBD clients are let in while it is"
@@ -132,9 +144,15 @@ impl SharedDisk {
         }
         if user == User::FrontEnd {
             self.let_in()?;
+            (users, is_active) = self.clear(users);
         }
         if !users.are_some() {
-            let activated = self.disk.activate();
+            let ended = if is_active {
+                self.disk.deactivate()
+            } else {
+                Ok(())
+            };
+            let activated = ended.and_then(|()| self.disk.activate());
             if activated.is_err() && user == User::FrontEnd {
                 self.guards.iter().for_each(|guard| guard.left());
             }
@@ -149,6 +167,15 @@ impl SharedDisk {
             User::Job => users.jobs += 1,
         }
         Ok(())
+    }
+
+    fn are_kept_out(&self, users: &Users) -> bool {
+        if users.front_end_changes {
+            return true;
+        }
+        let needs_it = self.front_end_first || self.clients_follow && users.front_end_came;
+        let has_had_it = self.clients_stay && users.front_end_came;
+        needs_it && !users.front_end && !has_had_it
     }
 
     /// A front-end, if nobody has anything against it.
@@ -168,25 +195,58 @@ impl SharedDisk {
         match user {
             User::FrontEnd => {
                 users.front_end = false;
-                self.guards.iter().for_each(|guard| guard.left());
-                if self.clients_follow {
-                    users.front_end_leaves = true;
-                    users = self.wait_for_clients(users);
-                    users.front_end_leaves = false;
-                }
+                users = match self.clients_follow {
+                    true => self.wait_for_clients(users),
+                    false => self.clear(users).0,
+                };
             }
             User::Client => {
                 users.clients -= 1;
                 self.left.notify_all();
-                if users.front_end_leaves {
+                if users.front_end_changes {
                     return Ok(());
                 }
             }
-            User::Job => users.jobs -= 1,
+            User::Job => {
+                if users.front_end && self.front_end_first && users.jobs == 1 {
+                    self.activate_again(&mut users)?;
+                }
+                users.jobs -= 1;
+            }
         }
-        match users.are_some() {
+        let done = match users.are_some() {
             true => Ok(()),
             false => self.disk.deactivate(),
+        };
+        // (All is where others find it.)
+        if user == User::FrontEnd && done.is_ok() {
+            if self.clients_stay {
+                // It is not theirs.
+                self.disk.keep(None);
+            }
+            self.guards.iter().for_each(|guard| guard.left());
+        }
+        done
+    }
+
+    /// A front-end has come while there was a job, with a keepsake that nobody has looked at. Nothing is in
+    /// flight: all wait for the job's end.
+    fn activate_again(&self, users: &mut Users) -> Result<(), DiskError> {
+        if !std::mem::replace(&mut users.is_between, true) {
+            self.disk.deactivate()?;
+        }
+        self.disk.activate()?;
+        users.is_between = false;
+        Ok(())
+    }
+
+    /// Has clients leave who stay else, where the front-end's coming and leaving concerns them. True: there
+    /// were some, and the disk is still active.
+    fn clear<'a>(&'a self, users: MutexGuard<'a, Users>) -> (MutexGuard<'a, Users>, bool) {
+        let are_some = self.clients_stay && self.front_end_first && users.clients > 0;
+        match are_some {
+            true => (self.wait_for_clients(users), true),
+            false => (users, false),
         }
     }
 
@@ -219,6 +279,7 @@ impl SharedDisk {
     }
 
     fn wait_for_clients<'a>(&'a self, mut users: MutexGuard<'a, Users>) -> MutexGuard<'a, Users> {
+        users.front_end_changes = true;
         while users.clients > 0 {
             if let Some(disconnect) = users.disconnect.take() {
                 // Clients that leave need the lock.
@@ -231,6 +292,7 @@ impl SharedDisk {
             let wait = self.left.wait_timeout(users, Duration::from_millis(100));
             users = wait.unwrap_or_else(|e| e.into_inner()).0;
         }
+        users.front_end_changes = false;
         users
     }
 }
@@ -339,7 +401,7 @@ mod tests {
             read_only: case.read_only,
             ..Counted::default()
         });
-        let shared = SharedDisk::new(disk.clone(), "disk".into(), case.goes, Vec::new());
+        let shared = SharedDisk::new(disk.clone(), "disk".into(), case.goes, false, Vec::new());
         (disk, shared)
     }
 
@@ -409,6 +471,77 @@ mod tests {
             assert!(error.contains("not running"), "{error}");
             front_end.activate().unwrap();
             client.activate().unwrap();
+        }
+    }
+
+    /// A disk that a client may take over; how often clients were disconnected.
+    fn movable(keepsake: u64) -> (Arc<Counted>, Arc<SharedDisk>, Arc<AtomicUsize>) {
+        let disk = Arc::new(Counted {
+            keepsake,
+            ..Counted::default()
+        });
+        let shared = SharedDisk::new(disk.clone(), "disk".into(), true, true, Vec::new());
+        let asked = Arc::new(AtomicUsize::new(0));
+        let (client, count) = (shared.for_clients(), asked.clone());
+        shared.set_disconnect(Box::new(move || {
+            if count.fetch_add(1, SeqCst).is_multiple_of(2) {
+                let client = client.clone();
+                std::thread::spawn(move || client.deactivate().unwrap());
+            }
+        }));
+        (disk, shared, asked)
+    }
+
+    #[test]
+    fn clients_of_a_disk_that_moves_stay_without_its_front_end() {
+        let (disk, shared, asked) = movable(0);
+        let (front_end, client) = (shared.for_front_end(), shared.for_clients());
+        client.activate().unwrap();
+        front_end.activate().unwrap();
+        front_end.deactivate().unwrap();
+        assert_eq!(disk.active.load(SeqCst), 1);
+        client.deactivate().unwrap();
+        client.activate().unwrap();
+        assert_eq!((disk.activations.load(SeqCst), asked.load(SeqCst)), (2, 0));
+    }
+
+    /// It is read when the disk is activated, and what it was for is done when it was deactivated.
+    #[test]
+    fn a_keepsake_is_read_whenever_the_front_end_comes() {
+        let (disk, shared, asked) = movable(8);
+        let (front_end, client) = (shared.for_front_end(), shared.for_clients());
+        assert!(client.activate().is_err());
+        front_end.activate().unwrap();
+        client.activate().unwrap();
+        front_end.deactivate().unwrap();
+        assert!(asked.load(SeqCst) > 0);
+        assert_eq!(disk.active.load(SeqCst), 0);
+        client.activate().unwrap();
+        assert_eq!(disk.activations.load(SeqCst), 2);
+        // (The disconnecting client of the test answers every other time.)
+        asked.store(0, SeqCst);
+        front_end.activate().unwrap();
+        assert!(asked.load(SeqCst) > 0);
+        assert_eq!(
+            (disk.active.load(SeqCst), disk.activations.load(SeqCst)),
+            (1, 3)
+        );
+    }
+
+    #[test]
+    fn a_keepsake_of_who_came_during_a_job_is_read_at_its_end() {
+        for (keepsake, activations) in [(0, 1), (8, 2)] {
+            let (disk, shared, _) = movable(keepsake);
+            let front_end = shared.for_front_end();
+            let job = shared.for_job(disk.clone());
+            job.activate().unwrap();
+            front_end.activate().unwrap();
+            assert_eq!(disk.activations.load(SeqCst), 1);
+            job.deactivate().unwrap();
+            assert_eq!(disk.activations.load(SeqCst), activations);
+            assert_eq!(disk.active.load(SeqCst), 1);
+            front_end.deactivate().unwrap();
+            assert_eq!(disk.active.load(SeqCst), 0);
         }
     }
 }

@@ -105,6 +105,9 @@ impl Moving {
     pub(super) fn ask(self: &Arc<Self>, ask: Ask, id: &str) -> Result<Mover, String> {
         let telling = self.telling.lock().unwrap_or_else(|e| e.into_inner());
         let asks = Arc::new(());
+        // (Workers want to know the state, too, and do not wait for memory.)
+        let begins = ask == Ask::Begin;
+        let new = begins.then(|| Arc::new(Changes::new(self.disk.info().size)));
         let mut state = self.state();
         let taken = state.taken.as_ref();
         if taken.is_some_and(|taken| taken != id) {
@@ -114,17 +117,16 @@ impl Moving {
             if other.id != id && other.asks.strong_count() > 0 {
                 return Err("another server is at it".into());
             }
-            if other.id == id && ask == Ask::GoOn {
+            if other.id == id && !begins && self.is_as_long(&other.changes) {
                 other.asks = Arc::downgrade(&asks);
                 let changes = other.changes.clone();
                 drop(state);
                 return Ok(self.mover(id, changes, asks));
             }
         }
-        if ask == Ask::GoOn {
+        let Some(changes) = new else {
             return Err("nothing is known of this move: it is to begin again".into());
-        }
-        let changes = Arc::new(Changes::new(self.disk.info().size));
+        };
         state.move_ = Some(Move {
             id: id.to_owned(),
             changes: changes.clone(),
@@ -140,6 +142,10 @@ impl Moving {
             true => Ok(self.mover(id, changes, asks)),
             false => Err("one of its workers does not answer".into()),
         }
+    }
+
+    fn is_as_long(&self, changes: &Changes) -> bool {
+        !changes.is_outgrown() && changes.size() == self.disk.info().size
     }
 
     fn mover(self: &Arc<Self>, id: &str, changes: Arc<Changes>, asks: Arc<()>) -> Mover {
@@ -192,7 +198,7 @@ impl Mover {
         if !range.start.is_multiple_of(self.changes.block()) {
             return Err("what has changed is told by whole blocks");
         }
-        if self.changes.is_outgrown() || self.changes.size() != self.moving.disk.info().size {
+        if !self.moving.is_as_long(&self.changes) {
             return Err("the disk has another size now");
         }
         if !self.is_current(&self.moving.state()) {
@@ -215,10 +221,12 @@ impl Mover {
         if state.front_end {
             return Err("its guest is running here");
         }
-        if state.taken.is_none() {
+        let is_new = state.taken.is_none();
+        state.taken = Some(self.id.clone());
+        drop(state);
+        if is_new {
             tracing::info!("nbd: another server has taken a disk over, as {}", self.id);
         }
-        state.taken = Some(self.id.clone());
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use fathom_core::extents::extents;
 use fathom_core::{Changes, Op, RangeLimits, is_zero};
 use fathom_stack::{Answer, Ask, Client, Job, Pages};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -43,8 +44,10 @@ pub(super) struct Copy<'a> {
     pub(super) job: &'a Job,
     pub(super) source: &'a Client,
     pub(super) target: &'a Client,
-    /// Bytes a second.
+    /// Bytes a second; `None`: as many as there can be.
     pub(super) rate: Option<u64>,
+    /// When the rate allows the next piece.
+    pub(super) next: Cell<Instant>,
     /// Whether to end.
     pub(super) stops: &'a dyn Fn() -> bool,
 }
@@ -94,7 +97,7 @@ impl Copy<'_> {
             if (self.stops)() {
                 slice.failure.get_or_insert(Failure::Stopped);
             }
-            while slice.failure.is_none() && slice.has_room() && self.may_begin(&slice, begin) {
+            while slice.failure.is_none() && slice.has_room() && self.may_begin() {
                 let is_over = begin.elapsed() > SLICE;
                 match self.begin(&mut slice, todo, cursor, is_over) {
                     Ok(true) => {}
@@ -102,9 +105,12 @@ impl Copy<'_> {
                     Err(problem) => slice.failure = Some(Failure::Problem(problem)),
                 }
             }
-            let waits = slice.failure.is_none() && !self.may_begin(&slice, begin);
-            if slice.in_flight == 0 && !waits {
-                break;
+            if slice.in_flight == 0 {
+                let waits = slice.failure.is_none() && !self.may_begin();
+                if !waits || begin.elapsed() > SLICE {
+                    put_back(&mut slice, todo, cursor);
+                    break;
+                }
             }
             if let Some(answer) = self.job.wait_for(TICK) {
                 self.take(answer, &mut slice);
@@ -121,9 +127,17 @@ impl Copy<'_> {
     }
 
     /// Whether the rate allows more.
-    fn may_begin(&self, slice: &Slice, begin: Instant) -> bool {
-        self.rate
-            .is_none_or(|rate| slice.copied as f64 <= begin.elapsed().as_secs_f64() * rate as f64)
+    fn may_begin(&self) -> bool {
+        self.rate.is_none() || self.next.get() <= Instant::now()
+    }
+
+    /// So much has begun.
+    fn has_begun(&self, bytes: u64) {
+        if let Some(rate) = self.rate {
+            let time = Duration::from_secs_f64(bytes as f64 / rate as f64);
+            let from = self.next.get().max(Instant::now());
+            self.next.set(from.checked_add(time).unwrap_or(from));
+        }
     }
 
     /// Begins one more piece. False: there is none, or it is time for something else.
@@ -158,6 +172,7 @@ impl Copy<'_> {
             .ask(Ask::new(Op::Read, range.start, len, Some(pages)));
         slice.in_flight += 1;
         slice.copied += len;
+        self.has_begun(len);
         Ok(true)
     }
 
@@ -187,10 +202,19 @@ impl Copy<'_> {
                 }
             }
         }
-        // An answer may end early.
-        let known = if at == range.start { end } else { at };
-        slice.runs.push_front((known..end, true));
-        parts.push(data..known);
+        // An answer may end early, and anywhere.
+        let known = self.whole_blocks(range.start..at).end;
+        let known = if known > range.start && at < end {
+            known
+        } else {
+            end
+        };
+        if known < end {
+            slice.runs.push_front((known..end, true));
+        }
+        if data < known {
+            parts.push(data..known);
+        }
         for part in parts.into_iter().rev().filter(|part| !part.is_empty()) {
             slice.runs.push_front((part, false));
         }

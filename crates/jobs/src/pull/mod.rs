@@ -19,5 +19,5 @@ mod record;
 mod source;
 mod terms;
 
-pub use puller::{Prepared, Pull, Target};
+pub use puller::{Gone, Prepared, Pull, Target};
 pub use terms::{Phase, Status, Terms};

@@ -4,9 +4,10 @@ use super::copy::{Copy, Failure};
 use super::record::Record;
 use super::source::{self, Todo};
 use super::terms::{Phase, Status, Terms};
-use fathom_core::{Disk, ThreadKind, WorkerHandle, thread_starts};
+use fathom_core::{Disk, DiskError, ThreadKind, WorkerHandle, thread_starts};
 use fathom_stack::{Client, Job, Latch};
 use fathom_storage::{ChangesClient, EngineKind};
+use std::cell::Cell;
 use std::collections::hash_map::RandomState;
 use std::fmt::Display;
 use std::hash::{BuildHasher, Hasher};
@@ -19,11 +20,13 @@ use std::time::{Duration, Instant};
 const SHORT: Duration = Duration::from_millis(200);
 
 /// How long is waited after a failure, at first and at most.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_secs(10);
 
 /// While all is copied, it is asked so often what has changed.
 const IDLE: Duration = Duration::from_millis(100);
+/// So often it is looked whether a disk that is here has gone to another server.
+const GOING: Duration = Duration::from_millis(200);
 /// And so often whether the guest has stopped there, when it is to go on here.
 const IMPATIENT: Duration = Duration::from_millis(2);
 
@@ -83,47 +86,91 @@ impl Shared {
 }
 
 impl Prepared {
-    /// None: it has come here before. The error is for the user.
-    pub fn new(terms: Terms) -> Result<Option<Prepared>, String> {
-        let record = Record::open(&terms.record, &new_id())?;
-        Ok((!record.is_taken()).then_some(Prepared { terms, record }))
+    /// The error is for the user.
+    pub fn new(terms: Terms) -> Result<Prepared, String> {
+        let record = Record::open(&terms, &new_id())?;
+        Ok(Prepared { terms, record })
+    }
+
+    /// It has come here before, and is the disk.
+    pub fn is_here(&self) -> bool {
+        self.record.is_taken()
+    }
+
+    /// Notes it when the disk, which is here, goes to another server.
+    pub fn note_going(self, gone: Gone) -> Result<Pull, String> {
+        Pull::start(move |shared| note_going(shared, self.record, &gone))
     }
 
     /// Has it come, from now on. The error is for the user: it can never come, as things are.
-    pub fn start(self, target: Target, tell: Tell) -> Result<Pull, String> {
+    pub fn start(self, target: Target, tell: Tell, gone: Option<Gone>) -> Result<Pull, String> {
         let size = target.disk.info().size;
         let mut todo = Todo::new(size);
         // What is wrong with the source is said at once.
         let id = self.record.id();
         let client = source::connect(&self.terms.source, id, &mut todo);
         let (client, _) = client.map_err(|error| error.to_string())?;
+        Pull::start(move |shared| {
+            shared.state().status.left = size;
+            let puller = Puller {
+                terms: self.terms,
+                record: self.record,
+                shared: shared.clone(),
+                todo,
+                cursor: 0,
+                taken: false,
+                asked: false,
+                told: None,
+                client: Some(client),
+                tell,
+            };
+            let record = puller.run(&target);
+            if let Some((record, gone)) = record.zip(gone) {
+                note_going(shared, record, &gone);
+            }
+        })
+    }
+}
+
+/// Whether another server has taken the disk over.
+pub type Gone = Box<dyn Fn() -> bool + Send>;
+
+/// Until it has, or until the end.
+fn note_going(shared: &Shared, mut record: Record, gone: &Gone) {
+    let mut told = false;
+    loop {
+        shared.pause(GOING, |_| false);
+        let stops = shared.stops();
+        if gone() {
+            match record.set_gone() {
+                Ok(()) => return,
+                Err(_) if told => {}
+                Err(error) => tracing::error!("it cannot be noted that a disk has gone: {error}"),
+            }
+            told = true;
+        }
+        if stops {
+            return;
+        }
+    }
+}
+
+impl Pull {
+    fn start(work: impl FnOnce(&Arc<Shared>) + Send + 'static) -> Result<Pull, String> {
         let shared = Arc::<Shared>::default();
-        shared.state().status.left = size;
-        let puller = Puller {
-            terms: self.terms,
-            record: self.record,
-            shared: shared.clone(),
-            todo,
-            cursor: 0,
-            taken: false,
-            client: Some(client),
-            tell,
-        };
-        let thread = std::thread::Builder::new()
-            .name("pull".into())
-            .spawn(move || {
-                thread_starts(ThreadKind::General);
-                puller.run(&target);
-            });
+        let own = shared.clone();
+        let thread = std::thread::Builder::new().name("pull".into());
+        let thread = thread.spawn(move || {
+            thread_starts(ThreadKind::General);
+            work(&own);
+        });
         let thread = thread.map_err(|error| format!("cannot start a thread: {error}"))?;
         Ok(Pull {
             shared,
             thread: Mutex::new(Some(thread)),
         })
     }
-}
 
-impl Pull {
     pub fn status(&self) -> Status {
         self.shared.state().status.clone()
     }
@@ -176,59 +223,84 @@ struct Puller {
     cursor: u64,
     /// It has been taken over: nothing changes there any more.
     taken: bool,
+    /// It was asked for, and nobody knows what has become of that.
+    asked: bool,
+    /// The last problem that was told.
+    told: Option<String>,
     /// One that was connected beforehand.
     client: Option<ChangesClient>,
     tell: Tell,
 }
 
 impl Puller {
-    fn run(mut self, target: &Target) {
-        let activated = loop {
-            match target.disk.activate() {
-                Ok(()) => break true,
-                Err(error) => self.fails(&error.to_string(), FIRST_PAUSE),
-            }
-            if self.shared.stops() {
-                break false;
-            }
-        };
-        if activated {
-            self.try_again_and_again(target);
+    /// Until it is here, with the record of that; or until it is to stop.
+    fn run(mut self, target: &Target) -> Option<Record> {
+        self.insist(|_| target.disk.activate())?;
+        let is_here = self.try_again_and_again(target);
+        if !is_here {
             if let Err(error) = target.disk.deactivate() {
                 tracing::error!("{error}");
+            }
+            return None;
+        }
+        // Whoever has come meanwhile gets the disk with what it has brought.
+        self.insist(|_| target.disk.deactivate())?;
+        target.latch.open(&target.workers);
+        self.enter(Phase::Done);
+        Some(self.record)
+    }
+
+    /// Tries again until it succeeds. None: it is to stop.
+    fn insist(&mut self, act: impl Fn(&Puller) -> Result<(), DiskError>) -> Option<()> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match act(self) {
+                Ok(()) => return Some(()),
+                Err(error) => self.fails(&error.to_string(), pause),
+            }
+            pause = (pause * 2).min(LAST_PAUSE);
+            if self.shared.stops() {
+                return None;
             }
         }
     }
 
-    fn try_again_and_again(&mut self, target: &Target) {
+    /// False: it is to stop.
+    fn try_again_and_again(&mut self, target: &Target) -> bool {
         let mut pause = FIRST_PAUSE;
         loop {
-            let before = self.shared.state().status.copied;
+            let begin = Instant::now();
             match self.pull(target) {
-                Ok(()) | Err(Failure::Stopped) => return,
+                Ok(()) => return true,
+                Err(Failure::Stopped) => return false,
                 Err(Failure::Problem(problem)) => {
-                    let has_gone_on = self.shared.state().status.copied > before;
-                    pause = if has_gone_on { FIRST_PAUSE } else { pause };
+                    if begin.elapsed() > LAST_PAUSE {
+                        pause = FIRST_PAUSE;
+                    }
                     self.fails(&problem, pause);
                     pause = (pause * 2).min(LAST_PAUSE);
                 }
             }
+            if self.shared.stops() {
+                return false;
+            }
         }
     }
 
-    /// It is told once.
-    fn fails(&self, problem: &str, pause: Duration) {
-        let mut state = self.shared.state();
-        if state.status.problem.as_deref() != Some(problem) {
+    /// A problem is told once, as long as there is no other.
+    fn fails(&mut self, problem: &str, pause: Duration) {
+        if self.told.as_deref() != Some(problem) {
             tracing::warn!("{}: {problem}; it will be tried again", self.terms.source);
-            state.status.problem = Some(problem.to_owned());
+            self.told = Some(problem.to_owned());
         }
-        drop(state);
+        self.shared.state().status.problem = Some(problem.to_owned());
         self.shared.pause(pause, |_| false);
     }
 
     /// Until all is here.
     fn pull(&mut self, target: &Target) -> Result<(), Failure> {
+        let uncertain = self.record.make_certain();
+        uncertain.map_err(|error| self.unwritten(&error))?;
         let mut client = self.connect()?;
         let disk = Arc::new(source::open(&self.terms.source).map_err(problem)?);
         let mut job = Job::default();
@@ -238,26 +310,32 @@ impl Puller {
             .map_err(problem)?;
         let shared = self.shared.clone();
         let stops = || shared.stops();
-        let copy = Copy {
+        let mut copy = Copy {
             job: &job,
             source: &source,
             target: &own,
             rate: self.terms.rate,
+            next: Cell::new(Instant::now()),
             stops: &stops,
         };
         let mut speed = Speed::default();
         loop {
             if !self.taken {
-                source::fetch(&mut client, &self.todo).map_err(problem)?;
-                if self.is_wanted() && self.take_over(&mut client)? {
+                source::fetch(&mut client, &mut self.todo, &stops)?;
+                if (self.is_wanted() || self.asked) && self.take_over(&mut client, &stops)? {
+                    // A guest waits.
+                    copy.rate = None;
                     continue;
                 }
             }
             let left = self.todo.changes().changed_bytes();
             self.now_left(left);
             if left > 0 {
-                if speed.takes(left) < SHORT {
+                let time = speed.takes(left);
+                if time < SHORT {
                     self.enter(Phase::Ready);
+                } else if time > 5 * SHORT {
+                    self.enter(Phase::Copying);
                 }
                 let begin = Instant::now();
                 let copied = copy.slice(self.todo.changes(), &mut self.cursor)?;
@@ -266,7 +344,10 @@ impl Puller {
                 continue;
             }
             if self.taken {
-                return self.finish(&job, &own, target);
+                match self.finish(&job, &own, &mut client, &stops)? {
+                    true => return Ok(()),
+                    false => continue,
+                }
             }
             self.enter(Phase::Ready);
             let wanted = self.is_wanted();
@@ -284,9 +365,11 @@ impl Puller {
         }
         let (uri, id) = (&self.terms.source, self.record.id());
         let (client, is_new) = source::connect(uri, id, &mut self.todo).map_err(problem)?;
-        if is_new && std::mem::take(&mut self.taken) {
+        if is_new {
             // Its guest may have come back to it.
-            self.enter(Phase::Copying);
+            self.taken = false;
+            self.asked = false;
+            self.shared.state().status.phase = Phase::Copying;
         }
         Ok(client)
     }
@@ -296,27 +379,35 @@ impl Puller {
     }
 
     /// True: nothing changes there any more, and all that has is to be done.
-    fn take_over(&mut self, client: &mut ChangesClient) -> Result<bool, Failure> {
+    fn take_over(
+        &mut self,
+        client: &mut ChangesClient,
+        stops: &dyn Fn() -> bool,
+    ) -> Result<bool, Failure> {
+        self.asked = true;
         match client.take_over().map_err(problem)? {
             Ok(()) => {
-                source::fetch(client, &self.todo).map_err(|error| {
-                    // It may have been told, and not heard of.
-                    self.todo.all();
-                    problem(error)
-                })?;
+                source::fetch(client, &mut self.todo, stops)?;
                 self.taken = true;
                 self.enter(Phase::Switching);
                 Ok(true)
             }
             Err(refused) => {
+                self.asked = false;
                 self.shared.state().status.problem = Some(refused.to_string());
                 Ok(false)
             }
         }
     }
 
-    /// All is here: from now on this is the disk.
-    fn finish(&mut self, job: &Job, own: &Client, target: &Target) -> Result<(), Failure> {
+    /// All is here: from now on this is the disk. False: there is still something to be done.
+    fn finish(
+        &mut self,
+        job: &Job,
+        own: &Client,
+        client: &mut ChangesClient,
+        stops: &dyn Fn() -> bool,
+    ) -> Result<bool, Failure> {
         let errno = job.flush(own);
         if errno != 0 {
             // What was written may be lost.
@@ -324,11 +415,20 @@ impl Puller {
             let error = io::Error::from_raw_os_error(errno);
             return Err(problem(format!("the disk cannot be flushed: {error}")));
         }
+        // The other server still knows that it has been taken over, and nobody has had the disk there.
+        let taken = client.take_over().map_err(problem)?;
+        taken.map_err(problem)?;
+        source::fetch(client, &mut self.todo, stops)?;
+        if self.todo.changes().changed_bytes() > 0 {
+            return Ok(false);
+        }
         let noted = self.record.set_taken();
-        noted.map_err(|error| problem(format!("{}: {error}", self.terms.record.display())))?;
-        target.latch.open(&target.workers);
-        self.enter(Phase::Done);
-        Ok(())
+        noted.map_err(|error| self.unwritten(&error))?;
+        Ok(true)
+    }
+
+    fn unwritten(&self, error: &io::Error) -> Failure {
+        problem(format!("{}: {error}", self.terms.record.display()))
     }
 
     fn now_left(&self, left: u64) {

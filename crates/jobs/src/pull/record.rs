@@ -1,14 +1,16 @@
 //! What is known after a restart: a file beside the image.
 
+use super::terms::Terms;
 use fathom_files::gate;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::time::UNIX_EPOCH;
 
-/// All of the file: written at once, a disk's smallest block.
-const LEN: usize = 512;
+/// All of the file, which is written at once.
+const LEN: usize = 4096;
 
 /// How far the move was at least.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,44 +18,57 @@ const LEN: usize = 512;
 struct State {
     /// What this server calls itself.
     id: String,
-    taken: bool,
+    source: String,
+    /// What tells the image from others of its name.
+    image: Option<String>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Stage {
+    Copying,
+    /// All of it is here.
+    Taken,
+    /// It was, and then another server has taken it over from here.
+    Gone,
 }
 
 #[derive(Debug)]
 pub(super) struct Record {
     file: File,
     state: State,
+    /// It could not be written: nobody knows what is there.
+    is_uncertain: bool,
 }
 
 impl Record {
-    /// The record of that name, which begins with `new_id` if there is none. The error is for the user.
-    pub(super) fn open(path: &Path, new_id: &str) -> Result<Record, String> {
-        let shown = path.display();
+    /// The record of this move, which begins with `new_id` if there is none. The error is for the user: it
+    /// is of another one.
+    pub(super) fn open(terms: &Terms, new_id: &str) -> Result<Record, String> {
+        let shown = terms.record.display();
         let failed = |error: io::Error| format!("{shown}: {error}");
-        let file = gate::record(path).map_err(failed)?;
-        let mut bytes = Vec::new();
-        let len = file.metadata().map_err(failed)?.len();
-        if len > LEN as u64 {
-            return Err(format!("{shown}: is no record of a disk's move"));
-        }
-        bytes.resize(len as usize, 0);
-        file.read_exact_at(&mut bytes, 0).map_err(failed)?;
-        // One that was made and not written, at a crash, is as good as none.
-        if bytes.iter().all(|byte| *byte == 0) {
-            let state = State {
-                id: new_id.to_owned(),
-                taken: false,
-            };
-            let record = Record { file, state };
-            record.write().map_err(failed)?;
-            return Ok(record);
-        }
-        let state: State = serde_json::from_slice(&bytes)
-            .map_err(|_| format!("{shown}: is no record of a disk's move"))?;
-        match fathom_nbd::protocol::is_move_id(&state.id) {
-            true => Ok(Record { file, state }),
-            false => Err(format!("{shown}: is no record of a disk's move")),
-        }
+        let image = terms.image.as_deref().map(identity).transpose();
+        let new = State {
+            id: new_id.to_owned(),
+            source: terms.source.as_str().to_owned(),
+            image: image.map_err(failed)?,
+            stage: Stage::Copying,
+        };
+        let file = gate::record(&terms.record).map_err(failed)?;
+        let found = read(&file).map_err(failed)?;
+        let state = match found {
+            Found::Nothing => new,
+            Found::State(state) => state.or(new).map_err(|why| format!("{shown}: {why}"))?,
+            Found::Other => return Err(format!("{shown}: is no record of a disk's move")),
+        };
+        let mut record = Record {
+            file,
+            state,
+            is_uncertain: true,
+        };
+        record.make_certain().map_err(failed)?;
+        Ok(record)
     }
 
     pub(super) fn id(&self) -> &str {
@@ -62,17 +77,41 @@ impl Record {
 
     /// All of the disk is here, and has been since.
     pub(super) fn is_taken(&self) -> bool {
-        self.state.taken
+        self.state.stage == Stage::Taken
     }
 
     /// All of the disk is here, durably.
     pub(super) fn set_taken(&mut self) -> io::Result<()> {
-        self.state.taken = true;
-        self.write().inspect_err(|_| self.state.taken = false)
+        self.set(Stage::Taken)
+    }
+
+    /// Another server has taken the disk over from here.
+    pub(super) fn set_gone(&mut self) -> io::Result<()> {
+        self.set(Stage::Gone)
+    }
+
+    /// What is there is what is known here.
+    pub(super) fn make_certain(&mut self) -> io::Result<()> {
+        if self.is_uncertain {
+            self.write()?;
+            self.is_uncertain = false;
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, stage: Stage) -> io::Result<()> {
+        let before = std::mem::replace(&mut self.state.stage, stage);
+        self.write().inspect_err(|_| {
+            self.state.stage = before;
+            self.is_uncertain = true;
+        })
     }
 
     fn write(&self) -> io::Result<()> {
         let mut bytes = serde_json::to_vec(&self.state)?;
+        if bytes.len() >= LEN {
+            return Err(io::Error::other("the source's name is too long"));
+        }
         bytes.resize(LEN - 1, b' ');
         bytes.push(b'\n');
         self.file.write_all_at(&bytes, 0)?;
@@ -80,38 +119,149 @@ impl Record {
     }
 }
 
+impl State {
+    /// What is known of the move that `new` describes. The error says what to do.
+    fn or(self, new: State) -> Result<State, String> {
+        let is_same = (&self.source, &self.image) == (&new.source, &new.image);
+        match self.stage {
+            Stage::Copying if is_same => Ok(self),
+            Stage::Copying => Ok(new),
+            Stage::Taken if is_same => Ok(self),
+            Stage::Taken if self.image != new.image => Err(
+                "says that another image of this name has come: remove it, if this one is to come"
+                    .into(),
+            ),
+            Stage::Taken => Err(format!(
+                "says that the disk has come from {}: remove it, if it is to come from elsewhere",
+                self.source
+            )),
+            Stage::Gone if self.image != new.image => Ok(new),
+            Stage::Gone => Err(
+                "says that the disk has gone to another server since: this image is old. Make a new one"
+                    .into(),
+            ),
+        }
+    }
+}
+
+enum Found {
+    Nothing,
+    State(State),
+    Other,
+}
+
+fn read(file: &File) -> io::Result<Found> {
+    let len = file.metadata()?.len();
+    if len > LEN as u64 {
+        return Ok(Found::Other);
+    }
+    let mut bytes = vec![0; len as usize];
+    file.read_exact_at(&mut bytes, 0)?;
+    // One that was made and not written, at a crash, is as good as none.
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Ok(Found::Nothing);
+    }
+    let state = serde_json::from_slice(&bytes).ok();
+    let state = state.filter(|state: &State| fathom_nbd::protocol::is_move_id(&state.id));
+    Ok(state.map_or(Found::Other, Found::State))
+}
+
+/// What tells the file from another one of its name.
+fn identity(image: &Path) -> io::Result<String> {
+    let metadata = gate::place(image)?.metadata()?;
+    let born = metadata.created().ok();
+    let born = born.and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+    let (device, inode) = (metadata.dev(), metadata.ino());
+    Ok(format!(
+        "{device}:{inode}:{}",
+        born.unwrap_or_default().as_nanos()
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::path::PathBuf;
+
+    struct Place(tempfile::TempDir);
+
+    impl Place {
+        fn new() -> Place {
+            let place = Place(tempfile::tempdir().unwrap());
+            place.make_image();
+            place
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.0.path().join(name)
+        }
+
+        /// One that was not there before.
+        fn make_image(&self) {
+            fs::write(self.path("new"), [0; 512]).unwrap();
+            fs::rename(self.path("new"), self.path("image")).unwrap();
+        }
+
+        fn open(&self, source: &str, id: &str) -> Result<Record, String> {
+            let terms = Terms {
+                source: format!("nbd://{source}/x").parse().unwrap(),
+                image: Some(self.path("image")),
+                record: self.path("record"),
+                rate: None,
+            };
+            Record::open(&terms, id)
+        }
+    }
 
     #[test]
     fn what_was_noted_is_known_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("record");
-        let record = |id: &str| Record::open(&path, id).unwrap();
-        assert_eq!(record("first").id(), "first");
-        assert!(!record("second").is_taken());
-        let mut known = record("second");
-        assert_eq!(known.id(), "first");
-        known.set_taken().unwrap();
-        assert!(record("third").is_taken());
-        assert_eq!(record("third").id(), "first");
+        let place = Place::new();
+        assert_eq!(place.open("a", "first").unwrap().id(), "first");
+        assert_eq!(place.open("a", "second").unwrap().id(), "first");
+        // Another move.
+        assert_eq!(place.open("b", "third").unwrap().id(), "third");
+        let mut record = place.open("b", "fourth").unwrap();
+        assert!(!record.is_taken());
+        record.set_taken().unwrap();
+        let record = place.open("b", "fifth").unwrap();
+        assert!(record.is_taken() && record.id() == "third");
+    }
+
+    #[test]
+    fn nothing_is_served_that_is_old() {
+        let place = Place::new();
+        place.open("a", "first").unwrap().set_taken().unwrap();
+        let error = place.open("b", "second").unwrap_err();
+        assert!(error.contains("has come from nbd://a/x"), "{error}");
+        place.open("a", "second").unwrap().set_gone().unwrap();
+        for source in ["a", "b"] {
+            let error = place.open(source, "third").unwrap_err();
+            assert!(error.contains("has gone to another server"), "{error}");
+        }
+        place.make_image();
+        assert!(!place.open("a", "fourth").unwrap().is_taken());
+        place.open("a", "fifth").unwrap().set_taken().unwrap();
+        place.make_image();
+        let error = place.open("a", "sixth").unwrap_err();
+        assert!(error.contains("another image"), "{error}");
     }
 
     #[test]
     fn another_file_is_not_taken_for_a_record() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("record");
-        for bytes in [&b"hello"[..], &[1; 4096], br#"{"id":"","taken":true}"#] {
-            std::fs::write(&path, bytes).unwrap();
-            let error = Record::open(&path, "id").unwrap_err();
+        let place = Place::new();
+        let path = place.path("record");
+        let no_id = br#"{"id":"","source":"","image":null,"stage":"taken"}"#;
+        for bytes in [&b"hello"[..], &[1; 8192], no_id] {
+            fs::write(&path, bytes).unwrap();
+            let error = place.open("a", "id").unwrap_err();
             assert!(error.contains("is no record"), "{error}");
-            assert_eq!(std::fs::read(&path).unwrap(), bytes);
+            assert_eq!(fs::read(&path).unwrap(), bytes);
         }
         // Made, and not written.
-        for bytes in [&b""[..], &[0; 512]] {
-            std::fs::write(&path, bytes).unwrap();
-            assert_eq!(Record::open(&path, "id").unwrap().id(), "id");
+        for bytes in [&b""[..], &[0; 4096]] {
+            fs::write(&path, bytes).unwrap();
+            assert_eq!(place.open("a", "id").unwrap().id(), "id");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The server that has the disk.
 
+use super::copy::Failure;
 use fathom_core::{Changes, DiskError};
 use fathom_nbd::NbdUri;
 use fathom_storage::{ChangesClient, NbdDisk, NbdOptions};
@@ -10,7 +11,7 @@ const RANGE: u64 = 64 << 30;
 
 /// So long a server that is away is waited for with what is under way; then all is begun again.
 const RECONNECT: Duration = Duration::from_secs(5);
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What is to be copied, and whether anything is known of it.
 pub(super) struct Todo {
@@ -65,15 +66,26 @@ pub(super) fn connect(
     Ok((client, true))
 }
 
-/// Adds what has changed to what is to be done.
-pub(super) fn fetch(client: &mut ChangesClient, todo: &Todo) -> Result<(), DiskError> {
+/// Adds what has changed to what is to be done: all of it, or it fails.
+pub(super) fn fetch(
+    client: &mut ChangesClient,
+    todo: &mut Todo,
+    stops: &dyn Fn() -> bool,
+) -> Result<(), Failure> {
     let size = todo.changes.size();
     let mut at = 0;
     while at < size {
+        if stops() {
+            return Err(Failure::Stopped);
+        }
         let len = RANGE.min(size - at);
-        let told = client
-            .next(at, len)
-            .inspect_err(|_| todo.changes.mark(at, len))?;
+        let told = client.next(at, len);
+        let told = told.map_err(|error| {
+            todo.changes.mark(at, len);
+            // It has said no: what it knows is of no use.
+            todo.is_known &= !matches!(error, DiskError::Unusable { .. });
+            Failure::Problem(error.to_string())
+        })?;
         for run in told {
             if run.changed {
                 todo.changes.mark(at, run.len);

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
     pub source: NbdUri,
+    /// The image that it comes to, if that is a file.
+    pub image: Option<PathBuf>,
     /// Where it is noted how far it is.
     pub record: PathBuf,
     /// Bytes a second; None: as many as there can be.

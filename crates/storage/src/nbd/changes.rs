@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// For connecting, and for each answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// What is told of consists of these.
+const BLOCK: u64 = 4096;
+
 /// Bytes of one extent, and before the first.
 const EXTENT: usize = 16;
 const HEAD: usize = 8;
@@ -82,7 +85,9 @@ impl ChangesClient {
         let told = extents
             .iter()
             .try_fold(0u64, |sum, extent| sum.checked_add(extent.len));
-        let fits = told.is_some_and(|told| (1..=len).contains(&told));
+        // (Blocks, for who tells of less never comes to an end.)
+        let is_block = |told: u64| told.is_multiple_of(BLOCK) || told == len;
+        let fits = told.is_some_and(|told| (1..=len).contains(&told) && is_block(told));
         match fits && extents.iter().all(|extent| extent.len > 0) {
             true => Ok(extents),
             false => Err(nonsense()),

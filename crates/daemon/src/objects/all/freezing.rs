@@ -14,7 +14,7 @@ impl Objects {
     pub(super) fn freeze(&mut self, index: usize, timeout: Option<Duration>, asker: Asker) {
         let disk = &self.disks[index];
         let name = disk.name().to_owned();
-        if let Some(refusal) = self.is_busy(&name) {
+        if let Some(refusal) = self.is_on_its_way(&name) {
             return asker(Err(refusal));
         }
         let server = self.nbd.as_ref().map(Nbd::server);

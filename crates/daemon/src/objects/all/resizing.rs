@@ -11,7 +11,7 @@ impl Objects {
     pub(super) fn resize(&mut self, index: usize, size: Option<u64>, shrink: bool, asker: Asker) {
         let disk = &self.disks[index];
         let name = disk.name().to_owned();
-        if let Some(refusal) = self.is_busy(&name) {
+        if let Some(refusal) = self.is_on_its_way(&name) {
             return asker(Err(refusal));
         }
         if let Err(error) = changes::resize(disk, size, shrink, self.mail.post()) {
@@ -24,7 +24,7 @@ impl Objects {
     /// Take in what others may have done to sizes, of disks with which nothing else is done.
     pub(super) fn take_in_sizes(&mut self) {
         let (later, now) = { std::mem::take(&mut self.sizes_seen).into_iter() }
-            .partition(|name| self.is_busy(name).is_some());
+            .partition(|name| self.is_on_its_way(name).is_some());
         self.sizes_seen = later;
         let now: BTreeSet<String> = now;
         for name in now {
@@ -41,16 +41,19 @@ impl Objects {
             "just being changed"
         } else if self.frozen.contains_key(name) {
             "frozen: thaw it first"
-        } else if self
-            .disks
-            .iter()
-            .any(|disk| disk.name() == name && disk.is_coming())
-        {
-            "on its way here from another server: wait until it has come"
         } else {
             return None;
         };
         Some(Kind::Conflict.because(format!("disk '{name}' is {what}")))
+    }
+
+    /// Likewise, of what would disturb its move.
+    pub(super) fn is_on_its_way(&self, name: &str) -> Option<Refusal> {
+        let disk = self.disks.iter().find(|disk| disk.name() == name);
+        let problem = disk.and_then(|disk| disk.may_not_be_disturbed());
+        let refusal =
+            problem.map(|problem| Kind::Conflict.because(format!("disk '{name}': {problem}")));
+        self.is_busy(name).or(refusal)
     }
 
     pub(super) fn take_in_resized(&mut self, name: &str, resized: Result<u64, DiskError>) {

@@ -54,6 +54,8 @@ impl NbdSource {
         }
         self.inbox.consume(self.agreed.replies.request_len());
         self.answered_early(intake);
+        // Guests wait for the worker meanwhile: one in a turn.
+        intake.budget = 0;
         true
     }
 }

@@ -4,6 +4,7 @@ use super::option::{Fields, TOO_SHORT, parse_string};
 use super::{Agreement, Failure, Handshake, Host, Next, No, refused};
 use crate::nbd::connection::{Agreed, ExportView, Limits};
 use crate::nbd::export::{Export, InUse};
+use crate::nbd::moving::Mover;
 use fathom_nbd::protocol::{
     BlockSizes, ExportInfo, MAX_STRING, Replies, export_flag, info, opt, rep,
 };
@@ -46,24 +47,38 @@ impl<H: Host> Handshake<'_, H> {
         if !self.no_zeroes {
             self.out.extend_from_slice(&[0; 124]);
         }
-        Ok(self.agree(in_use, view))
+        Ok(self.agree(in_use, None, view))
     }
 
     /// INFO and GO, which differ in what comes after them.
     pub(super) fn choose(&mut self, option: u32, data: &[u8]) -> Result<Next, No> {
         let choice = Choice::parse(data).map_err(No::invalid)?;
         let export = self.find(choice.name)?;
-        let in_use = match option {
-            opt::GO => Some(self.host.admit(&export)?),
+        let chosen = match option {
+            opt::GO => {
+                let mover = self.mover(&export)?;
+                Some((self.host.admit(&export)?, mover))
+            }
             _ => None,
         };
         let view = export.view();
         self.describe(option, &choice, &export, &view);
         self.reply(option, rep::ACK, &[]);
-        Ok(match in_use {
-            Some(in_use) => self.agree(in_use, view),
+        Ok(match chosen {
+            Some((in_use, mover)) => self.agree(in_use, mover, view),
             None => Next::Option,
         })
+    }
+
+    /// The client is to be told what changes of the export.
+    fn mover(&mut self, export: &Arc<Export>) -> Result<Option<Mover>, No> {
+        let asked = self.changes_of.take();
+        let asked = asked.filter(|(of, ..)| Arc::ptr_eq(of, export));
+        let Some(((_, ask, id), moving)) = asked.zip(export.moving()) else {
+            return Ok(None);
+        };
+        let mover = moving.ask(ask, &id);
+        mover.map(Some).map_err(|why| No(rep::ERR_POLICY, why))
     }
 
     fn describe(
@@ -98,16 +113,13 @@ impl<H: Host> Handshake<'_, H> {
         self.reply(option, rep::INFO, &parts);
     }
 
-    fn agree(&mut self, in_use: InUse, view: ExportView) -> Next {
-        let export = in_use.export();
-        let changes = self.changes_of.take();
-        let mover = changes.filter(|(of, _)| Arc::ptr_eq(of, export));
+    fn agree(&mut self, in_use: InUse, mover: Option<Mover>, view: ExportView) -> Next {
         let agreed = Agreed {
             replies: self.replies,
             allocation_context: self.has_context(in_use.export()).then_some(ALLOCATION_ID),
         };
         Next::Agreed(Box::new(Agreement {
-            mover: mover.map(|(_, mover)| mover),
+            mover,
             in_use,
             agreed,
             view,

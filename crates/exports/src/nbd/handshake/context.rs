@@ -32,12 +32,9 @@ impl<H: Host> Handshake<'_, H> {
         let (export, queries) = self.queries(data)?;
         if let [query] = queries[..]
             && let Some((ask, id)) = asked(query)
-            && let Some(moving) = export.moving()
+            && export.moving().is_some()
         {
-            let mover = moving
-                .ask(ask, id)
-                .map_err(|why| No(rep::ERR_POLICY, why))?;
-            self.changes_of = Some((export, mover));
+            self.changes_of = Some((export, ask, id.to_owned()));
             let parts = [&CHANGES_ID.to_be_bytes()[..], query.as_bytes()];
             self.reply(opt::SET_META_CONTEXT, rep::META_CONTEXT, &parts);
             return Ok(());

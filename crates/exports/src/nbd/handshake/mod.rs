@@ -14,7 +14,7 @@ mod tests;
 
 use super::connection::Agreed;
 use super::export::{Export, Exports, InUse};
-use super::moving::Mover;
+use super::moving::{Ask, Mover};
 use super::tls::{Mode, Tls};
 use fathom_nbd::protocol::{
     INIT_MAGIC, OPTION_MAGIC, OptionHeader, Replies, handshake_flag, opt, rep,
@@ -136,7 +136,7 @@ pub struct Handshake<'a, H: Host> {
     /// The export whose base:allocation the client has asked for.
     allocation_of: Option<Arc<Export>>,
     /// The export whose changes it has asked for instead.
-    changes_of: Option<(Arc<Export>, Mover)>,
+    changes_of: Option<(Arc<Export>, Ask, String)>,
     /// Replies that are not sent yet.
     out: Vec<u8>,
 }
