@@ -61,6 +61,8 @@ struct Busy {
     /// They end before what they load.
     _loads: Vec<Kept>,
     _served: Served,
+    /// Where one of its disks comes from.
+    _far: Served,
     _dirs: [TempDir; 2],
 }
 
@@ -70,13 +72,19 @@ impl Busy {
         let (socket, image) = (sockets.path().join("s"), images.path().join("image"));
         let (socket, image) = (as_arg(&socket), as_arg(&image));
         stdout_of(&["img", "create", "-q", "-f", "qcow2", &image, "64M"]);
+        let path = |name: &str| as_arg(&sockets.path().join(name));
+        let (nbd, record, comes) = (path("n"), path("record"), path("comes"));
+        let listen = format!("unix:{nbd}");
+        let far = Served::start("memory:16M", &["--nbd", &listen, "--nbd-move"]);
         let (served, address) = server(&format!(
             "[pool.p]\nthreads = 1\n\
              [[disk]]\nname = 'file'\nimage = '{image}'\nformat = 'qcow2'\nvhost-user = '{socket}'\nalarms = ['older=10s']\n\
              [[disk]]\nname = 'slow'\nimage = 'memory:16M'\nfilters = ['delay:read=30ms,write=30ms', 'throttle:iops-total=100000']\n\
              alarms = ['read:p50=1ms']\n\
              [[disk]]\nname = 'broken'\nimage = 'memory:16M'\nfilters = ['fault:error=EIO,op=write']\n\
-             [[disk]]\nname = 'pooled'\nimage = 'memory:16M'\npool = 'p'\n"
+             [[disk]]\nname = 'pooled'\nimage = 'memory:16M'\npool = 'p'\n\
+             [[disk]]\nname = 'comes'\nimage = 'memory:16M'\nvhost-user = '{comes}'\n\
+             pull = 'nbd+unix:///?socket={nbd}'\npull-record = '{record}'\n"
         ));
         let vhost_user = load(&["--vhost-user", &socket, "--iodepth", "8"]);
         let by_nbd = ["slow", "broken", "pooled"]
@@ -85,6 +93,7 @@ impl Busy {
             address,
             _loads: by_nbd.into_iter().chain([vhost_user]).collect(),
             _served: served,
+            _far: far,
             _dirs: [sockets, images],
         }
     }
