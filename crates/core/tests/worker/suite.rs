@@ -361,10 +361,9 @@ fn a_source_that_was_given_up_is_dropped() {
 fn what_is_written_is_noted_before_its_source_is_given_back() {
     let disk = TestDisk::new();
     let worker = worker(&disk, Polling::Off);
-    let size = SIZE as u64;
-    let changes = Arc::new(Changes::new(size));
+    let changes = Arc::new(Changes::new(SIZE));
     let taken = || {
-        let runs = changes.take(0..size, usize::MAX).into_iter();
+        let runs = changes.take(0..SIZE, usize::MAX).into_iter();
         runs.filter(|run| run.changed).count()
     };
     for (noting, expected) in [
