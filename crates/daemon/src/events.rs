@@ -34,7 +34,8 @@ pub enum Happened {
     Changed { disk: String },
     /// It has another size, in bytes.
     Resized { disk: String, size: u64 },
-    /// It is on its way here from another server: `ready` (its guest may come), `switching`, `done`.
+    /// It is on its way here from another server: `copying` (again), `ready` (its guest may come), `switching`,
+    /// `done`.
     Pulled { disk: String, phase: String },
     /// Somebody uses it: a virtual machine (`vhost-user`) or an NBD client (`nbd`).
     Attached {

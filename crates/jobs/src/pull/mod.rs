@@ -6,7 +6,8 @@
 //! - `record` is what is known of it after a restart;
 //! - `source` is that server, and what it says of changes;
 //! - `copy` copies;
-//! - `puller` is the thread that does all this, again and again if need be.
+//! - `puller` is what the thread does, again and again if need be; it is started and asked by way of
+//!   `handle`, and `shared` is what both know.
 //!
 //! Nothing is lost whatever is interrupted. As long as the disk has not been taken over, the other server
 //! has it, and a copy that ends early is begun again. From the moment at which it has been taken over, and
@@ -14,10 +15,13 @@
 //! again. Only then the guest goes on.
 
 mod copy;
+mod handle;
 mod puller;
 mod record;
+mod shared;
 mod source;
 mod terms;
 
-pub use puller::{Gone, Prepared, Pull, Target};
+pub use handle::{Gone, Prepared, Pull};
+pub use puller::Target;
 pub use terms::{Phase, Status, Terms};

@@ -2,18 +2,16 @@
 
 use super::copy::{Copy, Failure};
 use super::record::Record;
+use super::shared::Shared;
 use super::source::{self, Todo};
-use super::terms::{Phase, Status, Terms};
-use fathom_core::{Disk, DiskError, ThreadKind, WorkerHandle, thread_starts};
+use super::terms::{Phase, Terms};
+use fathom_core::{Disk, DiskError, WorkerHandle};
 use fathom_stack::{Client, Job, Latch};
 use fathom_storage::{ChangesClient, EngineKind};
 use std::cell::Cell;
-use std::collections::hash_map::RandomState;
 use std::fmt::Display;
-use std::hash::{BuildHasher, Hasher};
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A guest can wait for so long: what is left then is no reason not to come.
@@ -25,16 +23,8 @@ const LAST_PAUSE: Duration = Duration::from_secs(10);
 
 /// While all is copied, it is asked so often what has changed.
 const IDLE: Duration = Duration::from_millis(100);
-/// So often it is looked whether a disk that is here has gone to another server.
-const GOING: Duration = Duration::from_millis(200);
-/// And so often whether the guest has stopped there, when it is to go on here.
+/// So often it is asked whether the guest has stopped there, when it is to go on here.
 const IMPATIENT: Duration = Duration::from_millis(2);
-
-/// A disk that is to come here, and has not come yet.
-pub struct Prepared {
-    terms: Terms,
-    record: Record,
-}
 
 /// Where it comes.
 pub struct Target {
@@ -49,172 +39,8 @@ pub struct Target {
 /// Hears of each change of phase.
 pub type Tell = Box<dyn Fn(Phase) + Send>;
 
-/// A disk that comes here.
-pub struct Pull {
-    shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-#[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    status: Status,
-    /// A guest is here and wants the disk.
-    wanted: bool,
-    stop: bool,
-}
-
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    /// Waits until that time is over, or there is something to be looked at.
-    fn pause(&self, time: Duration, is_news: impl Fn(&State) -> bool) {
-        let idle = |state: &mut State| !state.stop && !is_news(state);
-        drop(self.changed.wait_timeout_while(self.state(), time, idle));
-    }
-
-    fn stops(&self) -> bool {
-        self.state().stop
-    }
-}
-
-impl Prepared {
-    /// The error is for the user.
-    pub fn new(terms: Terms) -> Result<Prepared, String> {
-        let record = Record::open(&terms, &new_id())?;
-        Ok(Prepared { terms, record })
-    }
-
-    /// It has come here before, and is the disk.
-    pub fn is_here(&self) -> bool {
-        self.record.is_taken()
-    }
-
-    /// Notes it when the disk, which is here, goes to another server.
-    pub fn note_going(self, gone: Gone) -> Result<Pull, String> {
-        Pull::start(move |shared| note_going(shared, self.record, &gone))
-    }
-
-    /// Has it come, from now on. The error is for the user: it can never come, as things are.
-    pub fn start(self, target: Target, tell: Tell, gone: Option<Gone>) -> Result<Pull, String> {
-        let size = target.disk.info().size;
-        let mut todo = Todo::new(size);
-        // What is wrong with the source is said at once.
-        let id = self.record.id();
-        let client = source::connect(&self.terms.source, id, &mut todo);
-        let (client, _) = client.map_err(|error| error.to_string())?;
-        Pull::start(move |shared| {
-            shared.state().status.left = size;
-            let puller = Puller {
-                terms: self.terms,
-                record: self.record,
-                shared: shared.clone(),
-                todo,
-                cursor: 0,
-                taken: false,
-                asked: false,
-                told: None,
-                client: Some(client),
-                tell,
-            };
-            let record = puller.run(&target);
-            if let Some((record, gone)) = record.zip(gone) {
-                note_going(shared, record, &gone);
-            }
-        })
-    }
-}
-
-/// Whether another server has taken the disk over.
-pub type Gone = Box<dyn Fn() -> bool + Send>;
-
-/// Until it has, or until the end.
-fn note_going(shared: &Shared, mut record: Record, gone: &Gone) {
-    let mut told = false;
-    loop {
-        shared.pause(GOING, |_| false);
-        let stops = shared.stops();
-        if gone() {
-            match record.set_gone() {
-                Ok(()) => return,
-                Err(_) if told => {}
-                Err(error) => tracing::error!("it cannot be noted that a disk has gone: {error}"),
-            }
-            told = true;
-        }
-        if stops {
-            return;
-        }
-    }
-}
-
-impl Pull {
-    fn start(work: impl FnOnce(&Arc<Shared>) + Send + 'static) -> Result<Pull, String> {
-        let shared = Arc::<Shared>::default();
-        let own = shared.clone();
-        let thread = std::thread::Builder::new().name("pull".into());
-        let thread = thread.spawn(move || {
-            thread_starts(ThreadKind::General);
-            work(&own);
-        });
-        let thread = thread.map_err(|error| format!("cannot start a thread: {error}"))?;
-        Ok(Pull {
-            shared,
-            thread: Mutex::new(Some(thread)),
-        })
-    }
-
-    pub fn status(&self) -> Status {
-        self.shared.state().status.clone()
-    }
-
-    /// All of it is here.
-    pub fn is_done(&self) -> bool {
-        self.shared.state().status.phase == Phase::Done
-    }
-
-    /// A guest is here and wants the disk, or does no more.
-    pub fn want(&self, wanted: bool) {
-        self.shared.state().wanted = wanted;
-        self.shared.changed.notify_all();
-    }
-
-    /// Lets it be; what is copied is of no use then, unless all of it is. Does not wait for it.
-    pub fn begin_stop(&self) {
-        self.shared.state().stop = true;
-        self.shared.changed.notify_all();
-    }
-
-    /// Waits until it has let go of the disk. False: it has not at `deadline`.
-    pub fn end(&self, deadline: Instant) -> bool {
-        self.begin_stop();
-        let mut thread = self.thread.lock().unwrap_or_else(|e| e.into_inner());
-        while thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
-            if Instant::now() >= deadline {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        // A panic has been told of.
-        thread.take().map(JoinHandle::join);
-        true
-    }
-}
-
-impl Drop for Pull {
-    fn drop(&mut self) {
-        self.begin_stop();
-    }
-}
-
-struct Puller {
+/// Has it come.
+pub(super) struct Puller {
     terms: Terms,
     record: Record,
     shared: Arc<Shared>,
@@ -233,8 +59,31 @@ struct Puller {
 }
 
 impl Puller {
+    /// `begun`: what is to be done, and a client that has been told so.
+    pub(super) fn new(
+        terms: Terms,
+        record: Record,
+        shared: Arc<Shared>,
+        begun: (Todo, ChangesClient),
+        tell: Tell,
+    ) -> Puller {
+        let (todo, client) = begun;
+        Puller {
+            terms,
+            record,
+            shared,
+            todo,
+            cursor: 0,
+            taken: false,
+            asked: false,
+            told: None,
+            client: Some(client),
+            tell,
+        }
+    }
+
     /// Until it is here, with the record of that; or until it is to stop.
-    fn run(mut self, target: &Target) -> Option<Record> {
+    pub(super) fn run(mut self, target: &Target) -> Option<Record> {
         self.insist(|_| target.disk.activate())?;
         let is_here = self.try_again_and_again(target);
         if !is_here {
@@ -331,11 +180,8 @@ impl Puller {
             let left = self.todo.changes().changed_bytes();
             self.now_left(left);
             if left > 0 {
-                let time = speed.takes(left);
-                if time < SHORT {
-                    self.enter(Phase::Ready);
-                } else if time > 5 * SHORT {
-                    self.enter(Phase::Copying);
+                if !self.taken {
+                    self.is_ready_in(speed.takes(left));
                 }
                 let begin = Instant::now();
                 let copied = copy.slice(self.todo.changes(), &mut self.cursor)?;
@@ -435,6 +281,15 @@ impl Puller {
         self.shared.state().status.left = left;
     }
 
+    /// What is left takes so long.
+    fn is_ready_in(&self, time: Duration) {
+        if time < SHORT {
+            self.enter(Phase::Ready);
+        } else if time > 5 * SHORT {
+            self.enter(Phase::Copying);
+        }
+    }
+
     fn has_copied(&self, bytes: u64) {
         let status = &mut self.shared.state().status;
         status.copied += bytes;
@@ -443,9 +298,7 @@ impl Puller {
 
     fn enter(&self, phase: Phase) {
         let mut state = self.shared.state();
-        let before = state.status.phase;
-        // What has been taken over stays so while the rest is copied.
-        if before == phase || (before, phase) == (Phase::Switching, Phase::Ready) {
+        if state.status.phase == phase {
             return;
         }
         state.status.problem = None;
@@ -489,11 +342,4 @@ impl Speed {
 
 fn problem(error: impl Display) -> Failure {
     Failure::Problem(error.to_string())
-}
-
-/// One that nobody else has.
-fn new_id() -> String {
-    // (Keyed by the system's random numbers.)
-    let random = || RandomState::new().build_hasher().finish();
-    format!("{:016x}{:016x}", random(), random())
 }
