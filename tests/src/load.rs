@@ -54,20 +54,7 @@ impl Load {
     /// # Panics
     /// When nothing is written for a minute.
     pub fn wait_for_writes(&self, guest: &mut Guest) {
-        // The fifth number in a block device's stat is the writes done.
-        let script = format!(
-            "writes() {{ set -- $(cat /sys/block/$name/stat); echo $5; }}
-            for name in {}; do
-                for i in $(seq 300); do
-                    [ $(writes) -gt 300 ] && continue 2
-                    sleep 0.2
-                done
-                cat /tmp/load.$name.log
-                exit 1
-            done",
-            self.names
-        );
-        guest.check(&script, Duration::from_secs(120)).unwrap();
+        self.wait_for("0", 300, guest);
     }
 
     /// Waits until it has written some more on each disk.
@@ -75,12 +62,18 @@ impl Load {
     /// # Panics
     /// When nothing is written for a minute.
     pub fn wait_for_more_writes(&self, guest: &mut Guest) {
+        self.wait_for("$(writes)", 20, guest);
+    }
+
+    /// Until there are more writes than so many beyond those from which it is counted.
+    fn wait_for(&self, from: &str, count: u32, guest: &mut Guest) {
+        // The fifth number in a block device's stat is the writes done.
         let script = format!(
             "writes() {{ set -- $(cat /sys/block/$name/stat); echo $5; }}
             for name in {}; do
-                before=$(writes)
+                before={from}
                 for i in $(seq 300); do
-                    [ $(writes) -gt $((before + 20)) ] && continue 2
+                    [ $(writes) -gt $((before + {count})) ] && continue 2
                     sleep 0.2
                 done
                 cat /tmp/load.$name.log

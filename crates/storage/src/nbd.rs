@@ -45,7 +45,7 @@ mod unflushed;
 use fathom_nbd::NbdUri;
 use fathom_nbd::client::Export;
 
-pub use changes::{Changed, ChangesClient, Refused};
+pub use changes::{ChangesClient, Refused};
 use channel::NbdChannel;
 pub use connect::connect;
 use endpoint::cannot_start;

@@ -4,6 +4,7 @@
 use super::answers::Answers;
 use super::endpoint::{Endpoint, Greeted};
 use fathom_core::DiskError;
+use fathom_core::changes::Run;
 use fathom_nbd::NbdUri;
 use fathom_nbd::client::Export;
 use fathom_nbd::protocol::{
@@ -22,13 +23,6 @@ const BLOCK: u64 = 4096;
 /// Bytes of one extent, and before the first.
 const EXTENT: usize = 16;
 const HEAD: usize = 8;
-
-/// Bytes that have changed since somebody asked last, or have not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Changed {
-    pub len: u64,
-    pub changed: bool,
-}
 
 /// The server says no, and why.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +63,7 @@ impl ChangesClient {
 
     /// What has changed since it was last told, from `offset` on, which is where an answer has ended, or 0.
     /// Never nothing; no more than `len` bytes. After an error the range may have been told, and not heard of.
-    pub fn next(&mut self, offset: u64, len: u64) -> Result<Vec<Changed>, DiskError> {
+    pub fn next(&mut self, offset: u64, len: u64) -> Result<Vec<Run>, DiskError> {
         let payload = self.ask(command::BLOCK_STATUS, offset, len)?;
         let payload = payload.map_err(|refused| self.endpoint.unusable(refused.0))?;
         let nonsense = || {
@@ -77,7 +71,7 @@ impl ChangesClient {
                 .unusable("the server sent extents that make no sense")
         };
         let extents = payload.get(HEAD..).ok_or_else(nonsense)?;
-        let extents = extents.chunks_exact(EXTENT).map(|extent| Changed {
+        let extents = extents.chunks_exact(EXTENT).map(|extent| Run {
             len: u64_at(extent, 0),
             changed: u64_at(extent, 8) & u64::from(CHANGED) != 0,
         });
