@@ -6,6 +6,7 @@ pub mod hosts;
 pub mod image;
 pub mod load;
 pub mod moves;
+mod patience;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -15,11 +16,13 @@ use std::time::Duration;
 use fathom_lab::{Process, Server};
 use tempfile::TempDir;
 
-/// The `fathom` program of the build that this test belongs to.
+/// The `fathom` program of the build that this test belongs to. A test that has asked for it and does
+/// not end is ended, with all others of its process, after it has said where it hangs.
 ///
 /// # Panics
 /// When it has not been built: `cargo test` builds programs only for their own package's tests.
 pub fn fathom() -> PathBuf {
+    patience::watch();
     let path = profile_dir().join("fathom");
     assert!(
         path.is_file(),

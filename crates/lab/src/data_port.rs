@@ -8,11 +8,14 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use crate::agent::{self, Output};
 use crate::error::{Context, Error, Result};
 use crate::guest::Guest;
 use crate::initramfs;
 use crate::lines::LineStream;
+use crate::pulse::{self, Pulse};
 
 const CHUNK: usize = 64 << 10;
 /// Chunks that wait for their reader before the guest is held back.
@@ -75,8 +78,8 @@ impl Guest {
     /// output that is returned is what it printed on standard error.
     ///
     /// # Errors
-    /// When the guest does not answer, `sink` fails, or the script does not end in time; the
-    /// script's own failure is in the status.
+    /// When the guest does not answer, its CPUs have stopped, `sink` fails, or the script does not end
+    /// in time; the script's own failure is in the status.
     pub fn stream(
         &mut self,
         script: &str,
@@ -91,6 +94,7 @@ impl Guest {
         self.data().discard();
         let id = self.agent().ask(&script, timeout)?;
         let deadline = Instant::now() + timeout + agent::LATE;
+        let mut pulse = Pulse::of(self.pid());
         let (mut received, mut answer) = (0, None);
         loop {
             if let Some(chunk) = self.receive_data()? {
@@ -109,6 +113,9 @@ impl Guest {
             }
             if Instant::now() >= deadline {
                 return Err(self.agent().late(&script, timeout));
+            }
+            if let Some(still) = pulse.feel() {
+                self.revive(still)?;
             }
         }
     }
@@ -169,6 +176,24 @@ impl Guest {
             let reason = String::from_utf8_lossy(&unpacked.stderr).trim().to_owned();
             let path = into.to_owned();
             return Err(Error::Unusable { path, reason });
+        }
+        Ok(())
+    }
+
+    /// Does what there is to be done when its CPUs have not run for so long.
+    fn revive(&mut self, still: Duration) -> Result<()> {
+        if still >= pulse::LOST {
+            return Err(Error::Timeout {
+                what: "the guest's CPUs have stopped".into(),
+                after: still,
+                tail: self.console().tail(),
+            });
+        }
+        if still >= pulse::FAINT {
+            eprintln!("the guest's CPUs stand still: they get an interrupt");
+            // A key that means nothing to the guest.
+            let keys = json!({"keys": [{"type": "qcode", "data": "shift"}]});
+            let _ = self.qmp("send-key", keys);
         }
         Ok(())
     }

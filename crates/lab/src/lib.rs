@@ -31,6 +31,7 @@ mod partitions;
 mod perf;
 mod process;
 mod process_tree;
+mod pulse;
 mod put_back;
 mod qmp;
 pub mod scratch;

@@ -1,0 +1,112 @@
+//! Whether a virtual machine's CPUs run. One that QEMU emulates may stop with an interrupt pending, of
+//! its timer say, when its guest has guests of its own (seen of QEMU 10.0): it goes on when there is
+//! another interrupt, and a guest that waits for nothing but its timer gets none.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// A kernel that has nothing to do does something at least every few seconds: after this it is to get an
+/// interrupt.
+pub(crate) const FAINT: Duration = Duration::from_secs(5);
+/// After this it will not go on.
+pub(crate) const LOST: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Of one QEMU, from when on it is felt.
+#[derive(Debug)]
+pub(crate) struct Pulse {
+    tasks: PathBuf,
+    ran: Option<u64>,
+    beat: Instant,
+    looked: Instant,
+}
+
+impl Pulse {
+    pub fn of(qemu: u32) -> Pulse {
+        let tasks = Path::new("/proc").join(qemu.to_string()).join("task");
+        let now = Instant::now();
+        Pulse {
+            ran: cpus_ran(&tasks),
+            tasks,
+            beat: now,
+            looked: now,
+        }
+    }
+
+    /// For how long no CPU has run; looks once a second, and says nothing in between.
+    pub fn feel(&mut self) -> Option<Duration> {
+        if self.looked.elapsed() < LOOK {
+            return None;
+        }
+        self.looked = Instant::now();
+        let ran = cpus_ran(&self.tasks);
+        if ran.is_none() || std::mem::replace(&mut self.ran, ran) != ran {
+            self.beat = self.looked;
+        }
+        Some(self.looked - self.beat)
+    }
+}
+
+/// Nanoseconds that the threads of its CPUs ran (`CPU 0/TCG`; proc_pid_schedstat(5)). None where that
+/// is not known.
+fn cpus_ran(tasks: &Path) -> Option<u64> {
+    let is_cpu = |task: &PathBuf| {
+        let name = fs::read_to_string(task.join("comm"));
+        name.is_ok_and(|name| name.starts_with("CPU "))
+    };
+    let tasks = fs::read_dir(tasks).ok()?.flatten().map(|task| task.path());
+    let ran = tasks.filter(is_cpu).map(|task| {
+        let text = fs::read_to_string(task.join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    // With no CPU at all, nothing is known.
+    ran.reduce(|one, other| Some(one? + other?)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(tasks: &Path, ran: &[u64]) {
+        for (index, ran) in ran.iter().enumerate() {
+            let task = tasks.join(index.to_string());
+            fs::create_dir_all(&task).unwrap();
+            fs::write(task.join("comm"), format!("CPU {index}/TCG\n")).unwrap();
+            fs::write(task.join("schedstat"), format!("{ran} 7 9\n")).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_pulse_is_missed_when_no_cpu_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let tasks = dir.path().to_owned();
+        assert_eq!(cpus_ran(&tasks), None);
+        set(&tasks, &[5, 6]);
+        assert_eq!(cpus_ran(&tasks), Some(11));
+        let before = Instant::now().checked_sub(2 * LOOK).unwrap();
+        let mut pulse = Pulse {
+            ran: Some(11),
+            beat: before,
+            looked: before,
+            tasks: tasks.clone(),
+        };
+        assert!(pulse.feel() >= Some(2 * LOOK));
+        assert_eq!(pulse.feel(), None, "it has just looked");
+        // Of several CPUs one is enough.
+        set(&tasks, &[5, 7]);
+        pulse.looked = before;
+        assert_eq!(pulse.feel(), Some(Duration::ZERO));
+        // Of one that has gone, or whose kernel does not count, nothing is known.
+        pulse = Pulse::of(0);
+        (pulse.beat, pulse.looked) = (before, before);
+        assert_eq!(pulse.feel(), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn the_kernel_counts() {
+        let count = || assert!(cpus_ran(Path::new("/proc/self/task")) > Some(0));
+        let thread = std::thread::Builder::new().name("CPU 0/test".into());
+        thread.spawn(count).unwrap().join().unwrap();
+    }
+}

@@ -1,0 +1,105 @@
+//! Ends a run of tests of which one hangs, after it has said where: whoever waits for the run would
+//! stop it later and know nothing.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+/// Many times what the longest takes.
+const PATIENCE: Duration = Duration::from_secs(20 * 60);
+const LOOK: Duration = Duration::from_secs(5);
+
+/// The tests that run, by the threads that run them.
+static RUNNING: Mutex<Option<HashMap<ThreadId, (String, Instant)>>> = Mutex::new(None);
+
+thread_local! {
+    static WATCHED: Watched = Watched::begin();
+}
+
+/// This thread's test must end some day.
+pub(crate) fn watch() {
+    WATCHED.with(|_| {});
+}
+
+/// A test, until its thread ends.
+struct Watched;
+
+impl Watched {
+    fn begin() -> Watched {
+        static WATCHER: Once = Once::new();
+        WATCHER.call_once(|| {
+            thread::spawn(look_again_and_again);
+        });
+        let thread = thread::current();
+        // With one thread for all tests, the main one runs them, and none of them ends it.
+        if let Some(name) = thread.name().filter(|name| *name != "main") {
+            let begun = (name.to_owned(), Instant::now());
+            running().get_or_insert_default().insert(thread.id(), begun);
+        }
+        Watched
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let id = thread::current().id();
+        running().as_mut().map(|tests| tests.remove(&id));
+    }
+}
+
+fn running() -> MutexGuard<'static, Option<HashMap<ThreadId, (String, Instant)>>> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn look_again_and_again() {
+    loop {
+        thread::sleep(LOOK);
+        let tests = running();
+        let hangs = |(_, since): &&(String, Instant)| since.elapsed() > PATIENCE;
+        let Some((name, _)) = tests.iter().flat_map(HashMap::values).find(hangs) else {
+            continue;
+        };
+        // Not by a macro: what those print is caught for tests, and lost with this process.
+        let said = format!("{name} hangs. What waits for what:\n{}", who_waits());
+        let _ = std::io::stderr().write_all(said.as_bytes());
+        std::process::exit(101);
+    }
+}
+
+/// All threads of this process and of those below it: where each is in the kernel.
+fn who_waits() -> String {
+    let mut said = String::new();
+    let mut processes = vec![std::process::id()];
+    while let Some(process) = processes.pop() {
+        let at = Path::new("/proc").join(process.to_string());
+        let read = |path: &Path| {
+            let bytes = fs::read(path).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).replace(['\0', '\n'], " ")
+        };
+        said += &format!("{process}: {:.300}\n", read(&at.join("cmdline")));
+        for task in fs::read_dir(at.join("task"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let of = |name| read(&task.path().join(name));
+            let state = of("stat");
+            let state = state
+                .rsplit_once(") ")
+                .map_or("gone", |(_, rest)| &rest[..1]);
+            let (name, call, stack) = (of("comm"), of("syscall"), of("stack"));
+            said += &format!("    {name}{state} in {}: {call}{stack}\n", of("wchan"));
+            let children = of("children");
+            processes.extend(
+                children
+                    .split_whitespace()
+                    .filter_map(|pid| pid.parse::<u32>().ok()),
+            );
+        }
+    }
+    said
+}
