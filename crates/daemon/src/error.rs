@@ -2,7 +2,7 @@
 
 use crate::options::StopTimeout;
 use fathom_exports::ListenError;
-use fathom_nbd::tls::TlsError;
+use fathom_tls::TlsError;
 use fathom_trace::TraceError;
 use std::io;
 

@@ -4,7 +4,7 @@
 //! - `uri` is where an export is,
 //! - `protocol` has the numbers, and the small structures as bytes,
 //! - `client` is a client's handshake,
-//! - `transport` has the bytes of a handshake, `tls` what makes them secret,
+//! - `transport` has the bytes of a handshake,
 //! - `vsock` has the addresses of one kind of socket.
 //!
 //! "NBD" and "proto.md" in comments are doc/proto.md of NetworkBlockDevice/nbd,
@@ -12,7 +12,6 @@
 
 pub mod client;
 pub mod protocol;
-pub mod tls;
 pub mod transport;
 pub mod uri;
 pub mod vsock;

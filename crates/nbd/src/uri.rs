@@ -7,7 +7,7 @@ use crate::protocol::MAX_STRING;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
-pub use terms::{TlsFiles, TlsTerms};
+pub use terms::TlsTerms;
 use text::{decode, query_of};
 
 /// The port that IANA has assigned to NBD.

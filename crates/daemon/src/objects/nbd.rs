@@ -8,7 +8,7 @@ use crate::options::{NbdOptions, TlsOptions};
 use fathom_core::ThreadKind;
 use fathom_exports::nbd::{ClientState, Exports, Leaving, Options, Tls, local_name};
 use fathom_exports::{Bound, Descriptors, Listener, ListenerState, NbdServer};
-use fathom_nbd::tls::TlsError;
+use fathom_tls::TlsError;
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::BorrowedFd;

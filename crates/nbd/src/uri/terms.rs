@@ -1,6 +1,7 @@
 //! What a URI says of TLS: libnbd's words for it (nbd_set_uri_allow_tls(3) and those beside it).
 
 use super::text::{decode, query_of};
+use fathom_tls::ClientFiles;
 use std::path::PathBuf;
 
 /// Whom a client believes, and as whom it comes.
@@ -10,15 +11,6 @@ pub struct TlsTerms {
     pub certificates: Option<PathBuf>,
     /// What the server's certificate must be for.
     pub server: String,
-}
-
-/// Files of PEM.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// Of those whose word is taken for the server's; none: this system has none.
-    pub authorities: Option<PathBuf>,
-    /// The client's certificate and key, which need not be there.
-    pub own: Option<(PathBuf, PathBuf)>,
 }
 
 impl TlsTerms {
@@ -45,23 +37,7 @@ impl TlsTerms {
     }
 
     /// What is read to connect.
-    pub fn files(&self) -> TlsFiles {
-        match &self.certificates {
-            None => TlsFiles {
-                authorities: openssl_probe::probe().cert_file,
-                own: None,
-            },
-            Some(dir) => TlsFiles {
-                authorities: Some(dir.join("ca-cert.pem")),
-                own: Some((dir.join("client-cert.pem"), dir.join("client-key.pem"))),
-            },
-        }
-    }
-}
-
-impl TlsFiles {
-    pub fn all(self) -> impl Iterator<Item = PathBuf> {
-        let own = self.own.into_iter().flat_map(|(cert, key)| [cert, key]);
-        self.authorities.into_iter().chain(own)
+    pub fn files(&self) -> ClientFiles {
+        ClientFiles::of(self.certificates.as_deref())
     }
 }

@@ -1,9 +1,9 @@
 //! A socket that is connected before a deadline, and what TLS on it takes.
 
 use fathom_files::gate::{self, Wanted};
-use fathom_nbd::tls::{ClientTls, TlsError};
 use fathom_nbd::vsock::VsockAddr;
 use fathom_nbd::{Address, NbdUri};
+use fathom_tls::{ClientTls, TlsError};
 use rustix::io::Errno;
 use rustix::net::addr::SocketAddrArg;
 use rustix::net::sockopt::{self, Timeout};
@@ -35,7 +35,7 @@ pub(super) fn dial_server(uri: &NbdUri, deadline: Instant) -> io::Result<OwnedFd
 pub(super) fn load_tls(uri: &NbdUri) -> Result<Option<ClientTls>, TlsError> {
     let open = |path: &Path| gate::certificates(uri.as_str(), path);
     uri.tls()
-        .map(|terms| ClientTls::load(terms, &open))
+        .map(|terms| ClientTls::load(&terms.files(), &terms.server, &open))
         .transpose()
 }
 

@@ -5,7 +5,7 @@ use super::receiver::Receiver;
 use super::sender::Sender;
 use super::table::Table;
 use fathom_core::Slab;
-use fathom_nbd::tls::{Opened, Session};
+use fathom_tls::{Opened, Session};
 use libc::{iovec, msghdr};
 
 /// Encrypted at once, at most.

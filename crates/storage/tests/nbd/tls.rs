@@ -3,8 +3,8 @@
 use crate::server::{Server, guest, refused};
 use crate::servers::exercise;
 use fathom_nbd::NbdUri;
-use fathom_nbd::tls::pki::Pki;
 use fathom_storage::{EngineKind, NbdDisk, NbdOptions};
+use fathom_tls::pki::Pki;
 use std::path::Path;
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use super::{Ending, NbdSource, RECEIVE, SEND};
 use fathom_core::{Cx, SocketIo, SocketIoKind};
-use fathom_nbd::tls::Opened;
+use fathom_tls::Opened;
 use libc::{iovec, msghdr};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};

@@ -29,7 +29,7 @@ mod table;
 use super::moving::Mover;
 use fathom_core::{Broken, Cx, DiskInfo, RangeLimits, Request, RequestId, Source, SourceId};
 use fathom_nbd::protocol::{MAX_PAYLOAD, Replies, export_flag};
-use fathom_nbd::tls::Session;
+use fathom_tls::Session;
 use inbox::Inbox;
 use intake::{Intake, Payload, Stop};
 use life::Receive;

@@ -3,7 +3,7 @@
 
 use super::pool::{Pool, Span};
 use fathom_core::{Cx, SocketIo, SocketIoKind, Token};
-use fathom_nbd::tls::Session;
+use fathom_tls::Session;
 use libc::{iovec, msghdr};
 use std::os::fd::RawFd;
 

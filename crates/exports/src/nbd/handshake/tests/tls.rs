@@ -4,7 +4,7 @@ use super::super::{Failure, Mode, Outcome};
 use super::client::{Client, TestHost, choice, contexts, header, host, host_with_tls};
 use crate::nbd::tls::Tls;
 use fathom_nbd::protocol::{Replies, opt, rep};
-use fathom_nbd::tls::pki::Pki;
+use fathom_tls::pki::Pki;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};

@@ -17,6 +17,36 @@ pub fn open_here(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
+/// What a client reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientFiles {
+    /// Of those whose word is taken for a server's; none: this system has none.
+    pub authorities: Option<PathBuf>,
+    /// The client's certificate and key, which need not be there.
+    pub own: Option<(PathBuf, PathBuf)>,
+}
+
+impl ClientFiles {
+    /// Those of a directory laid out as for nbdkit and QEMU; without one, what this system trusts.
+    pub fn of(dir: Option<&Path>) -> ClientFiles {
+        match dir {
+            None => ClientFiles {
+                authorities: openssl_probe::probe().cert_file,
+                own: None,
+            },
+            Some(dir) => ClientFiles {
+                authorities: Some(dir.join("ca-cert.pem")),
+                own: Some((dir.join("client-cert.pem"), dir.join("client-key.pem"))),
+            },
+        }
+    }
+
+    pub fn all(self) -> impl Iterator<Item = PathBuf> {
+        let own = self.own.into_iter().flat_map(|(cert, key)| [cert, key]);
+        self.authorities.into_iter().chain(own)
+    }
+}
+
 /// Why there is no TLS; one line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {

@@ -5,8 +5,10 @@ mod client;
 mod files;
 #[cfg(feature = "testing-certificates")]
 pub mod pki;
+mod server;
 mod session;
 
-pub use client::ClientTls;
-pub use files::{TlsError, open_here, read_certificates, read_key};
+pub use client::{ClientTls, client_config};
+pub use files::{ClientFiles, TlsError, open_here};
+pub use server::server_config;
 pub use session::{Opened, Session};
