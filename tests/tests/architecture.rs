@@ -90,7 +90,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-units",
         ],
     ),
-    ("fathom-client", &[]),
+    ("fathom-client", &["fathom-tls"]),
     (
         "fathom-daemon",
         &[

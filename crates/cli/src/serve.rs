@@ -4,8 +4,9 @@ use crate::disk_args::{DiskArgs, location_help, location_parser, socket_parser};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use fathom_daemon::{
-    ApiOptions, Daemon, DiskOptions, Events, Group, NbdOptions, Outcome, SandboxMode, ServeOptions,
-    SocketSpec, StopTimeout, Tenancy, TlsOptions, access, groups, read_config,
+    ApiOptions, Daemon, DiskOptions, Events, Group, NbdOptions, Outcome, RemoteOptions,
+    SandboxMode, ServeOptions, SocketSpec, StopTimeout, Tenancy, TlsOptions, access, groups,
+    read_config,
 };
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_stack::Injection;
@@ -18,7 +19,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 53] = [
+const ONE_DISK: [&str; 55] = [
     "disk",
     "vhost_user",
     "socket_mode",
@@ -68,6 +69,8 @@ const ONE_DISK: [&str; 53] = [
     "api_group",
     "api_read_group",
     "http",
+    "api_listen",
+    "api_certificates",
     "stop_timeout",
     "sandbox",
     "force_share",
@@ -154,6 +157,16 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDRESS")]
     http: Option<String>,
 
+    /// Address (host:port) where clients from other hosts may look at everything by the API, and change
+    /// nothing: `fathom fleet`, Prometheus; by TLS, with certificates
+    #[arg(long, value_name = "ADDRESS", requires = "api_certificates")]
+    api_listen: Option<String>,
+
+    /// Directory with server-cert.pem and server-key.pem for that, and ca-cert.pem, by which clients'
+    /// certificates have to be signed
+    #[arg(long, value_name = "DIR", requires = "api_listen")]
+    api_certificates: Option<PathBuf>,
+
     /// What holds back a thread that a guest, a client or an image has taken over: off; log (the
     /// kernel logs system calls that it has no need of); on (they end the server)
     #[arg(long, value_name = "MODE", default_value_t)]
@@ -234,6 +247,7 @@ impl ServeArgs {
                 socket: self.api,
                 groups,
                 http: self.http,
+                remote: RemoteOptions::of(self.api_listen, self.api_certificates)?,
             },
             config: None,
             kept: None,

@@ -2,6 +2,7 @@
 
 use crate::error::ClientError;
 use crate::lines::Lines;
+use crate::server::{Server, Stream};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
@@ -13,9 +14,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::cell::RefCell;
-use std::io;
 use std::os::unix::net;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::runtime::{self, Runtime};
@@ -31,26 +31,33 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'.')
     .remove(b'~');
 
-/// A server by its socket. Each call has a connection of its own.
+/// A server. Each call has a connection of its own.
 #[derive(Debug)]
 pub struct Client {
     runtime: Runtime,
-    path: PathBuf,
+    server: Server,
     /// For the first call.
     connected: RefCell<Option<net::UnixStream>>,
 }
 
 impl Client {
-    /// Fails when nobody listens there.
+    /// That of this host at a socket. Fails when nobody listens there.
     pub fn connect(path: &Path) -> Result<Client, ClientError> {
-        let failed = |source| ClientError::of_connect(path, source);
+        let client = Client::of(Server::Local(path.to_owned()))?;
+        let failed = |source| ClientError::of_connect(&client.server, source);
         let connected = net::UnixStream::connect(path).map_err(failed)?;
         connected.set_nonblocking(true).map_err(failed)?;
+        client.connected.replace(Some(connected));
+        Ok(client)
+    }
+
+    /// Any; whether it is there is seen when it is asked.
+    pub fn of(server: Server) -> Result<Client, ClientError> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build();
         Ok(Client {
-            runtime: runtime.map_err(failed)?,
-            path: path.to_owned(),
-            connected: RefCell::new(Some(connected)),
+            runtime: runtime.map_err(|source| ClientError::of_connect(&server, source))?,
+            server,
+            connected: RefCell::default(),
         })
     }
 
@@ -75,22 +82,30 @@ impl Client {
         Call::new(self, Method::DELETE, place)
     }
 
-    /// Its socket.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// Where it is.
+    pub fn server(&self) -> &Server {
+        &self.server
     }
 
-    async fn socket(&self) -> io::Result<UnixStream> {
+    async fn socket(&self) -> Result<TokioIo<Box<dyn Stream>>, ClientError> {
         let connected = self.connected.take();
-        match connected {
-            Some(socket) => UnixStream::from_std(socket),
-            None => UnixStream::connect(&self.path).await,
-        }
+        let Some(socket) = connected else {
+            return self.server.connect().await;
+        };
+        let socket = UnixStream::from_std(socket);
+        let socket = socket.map_err(|error| ClientError::of_connect(&self.server, error))?;
+        Ok(TokioIo::new(Box::new(socket)))
     }
 
     fn strange(&self) -> ClientError {
-        ClientError::NotFathom(self.path.clone())
+        ClientError::NotFathom(self.server.to_string())
     }
+}
+
+/// How a place is written.
+pub(crate) fn path_of(place: &[&str]) -> String {
+    let encoded = |part: &&str| format!("/{}", utf8_percent_encode(part, ENCODED));
+    place.iter().map(encoded).collect()
 }
 
 /// A request that is not sent yet.
@@ -106,11 +121,10 @@ pub struct Call<'a> {
 
 impl<'a> Call<'a> {
     fn new(client: &'a Client, method: Method, place: &[&str]) -> Call<'a> {
-        let encoded = |part: &&str| format!("/{}", utf8_percent_encode(part, ENCODED));
         Call {
             client,
             method,
-            path: place.iter().map(encoded).collect(),
+            path: path_of(place),
             headers: Vec::new(),
             body: None,
             patience: Some(PATIENCE),
@@ -162,7 +176,7 @@ impl<'a> Call<'a> {
                 return exchange.await;
             };
             let late = |_| ClientError::Late {
-                path: client.path.clone(),
+                server: client.server.to_string(),
                 seconds: patience.as_secs(),
             };
             tokio::time::timeout(patience, exchange)
@@ -179,14 +193,14 @@ impl<'a> Call<'a> {
         let request = self.into_request()?;
         client.runtime.block_on(async {
             let late = |_| ClientError::Late {
-                path: client.path.clone(),
+                server: client.server.to_string(),
                 seconds: PATIENCE.as_secs(),
             };
             let response = tokio::time::timeout(PATIENCE, begin(client, request));
             let response = response.await.map_err(late)??;
             if response.status().is_success() {
                 let body = response.into_body();
-                return Ok(Lines::new(&client.runtime, &client.path, body));
+                return Ok(Lines::new(&client.runtime, &client.server, body));
             }
             let status = response.status();
             let body = collect(client, response.into_body()).await?;
@@ -230,30 +244,31 @@ async fn begin(
     client: &Client,
     request: Request<Full<Bytes>>,
 ) -> Result<Response<Incoming>, ClientError> {
-    let path = &client.path;
-    let failed = |error| ClientError::of_connection(path, error);
-    let socket = client.socket().await;
-    let socket = socket.map_err(|error| ClientError::of_connect(path, error))?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(socket))
-        .await
-        .map_err(failed)?;
+    let failed = |error| ClientError::of_connection(&client.server, error);
+    let socket = client.socket().await?;
+    let (mut sender, connection) = http1::handshake(socket).await.map_err(failed)?;
     // What becomes of it is told where the answer is read.
     tokio::spawn(connection);
     sender.send_request(request).await.map_err(failed)
 }
 
 async fn collect(client: &Client, body: Incoming) -> Result<Bytes, ClientError> {
+    collect_of(&client.server, body).await
+}
+
+/// All of an answer.
+pub(crate) async fn collect_of(server: &Server, body: Incoming) -> Result<Bytes, ClientError> {
     let body = Limited::new(body, MAX_ANSWER).collect().await;
     let body = body.map_err(|error| match error.downcast::<hyper::Error>() {
-        Ok(error) => ClientError::of_connection(&client.path, *error),
+        Ok(error) => ClientError::of_connection(server, *error),
         // It is too long.
-        Err(_) => client.strange(),
+        Err(_) => ClientError::NotFathom(server.to_string()),
     })?;
     Ok(body.to_bytes())
 }
 
 /// None: that is not how a server answers.
-fn understand<T: DeserializeOwned>(
+pub(crate) fn understand<T: DeserializeOwned>(
     status: StatusCode,
     body: &[u8],
 ) -> Option<Result<T, ClientError>> {

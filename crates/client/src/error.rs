@@ -1,25 +1,25 @@
 //! Why a server did not do what it was asked.
 
+use crate::server::Server;
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
 
 /// One line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    #[error("{}: no server is listening there", .0.display())]
-    NotRunning(PathBuf),
-    #[error("{}: {what}: {source}", path.display())]
+    #[error("{0}: no server is listening there")]
+    NotRunning(String),
+    #[error("{server}: {what}: {source}")]
     Io {
-        path: PathBuf,
+        server: String,
         what: &'static str,
         source: io::Error,
     },
-    #[error("{}: the server has closed the connection", .0.display())]
-    Closed(PathBuf),
-    #[error("{}: no answer within {seconds} s", path.display())]
-    Late { path: PathBuf, seconds: u64 },
-    #[error("{}: it does not speak fathom's API", .0.display())]
-    NotFathom(PathBuf),
+    #[error("{0}: the server has closed the connection")]
+    Closed(String),
+    #[error("{server}: no answer within {seconds} s")]
+    Late { server: String, seconds: u64 },
+    #[error("{0}: it does not speak fathom's API")]
+    NotFathom(String),
     /// The server's own words, and its HTTP status.
     #[error("{text}")]
     Refused { status: u16, text: String },
@@ -36,12 +36,13 @@ impl ClientError {
     }
 
     /// Nobody could be reached.
-    pub(crate) fn of_connect(path: &Path, source: io::Error) -> ClientError {
-        let path = path.to_owned();
+    pub(crate) fn of_connect(server: &Server, source: io::Error) -> ClientError {
         match source.kind() {
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused => ClientError::NotRunning(path),
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                ClientError::NotRunning(server.to_string())
+            }
             _ => ClientError::Io {
-                path,
+                server: server.to_string(),
                 what: "cannot connect",
                 source,
             },
@@ -49,11 +50,18 @@ impl ClientError {
     }
 
     /// A connection has failed.
-    pub(crate) fn of_connection(path: &Path, error: hyper::Error) -> ClientError {
-        let path = path.to_owned();
-        match error.is_parse() {
-            true => ClientError::NotFathom(path),
-            false => ClientError::Closed(path),
+    pub(crate) fn of_connection(server: &Server, error: hyper::Error) -> ClientError {
+        let inner = std::error::Error::source(&error);
+        let inner = inner.and_then(|inner| inner.downcast_ref::<io::Error>());
+        match inner {
+            _ if error.is_parse() => ClientError::NotFathom(server.to_string()),
+            // A server tells by an alert that it does not believe its client.
+            Some(inner) if inner.kind() == ErrorKind::InvalidData => ClientError::Io {
+                server: server.to_string(),
+                what: "TLS",
+                source: io::Error::new(inner.kind(), inner.to_string()),
+            },
+            _ => ClientError::Closed(server.to_string()),
         }
     }
 }

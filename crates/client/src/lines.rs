@@ -1,9 +1,9 @@
 //! What a server tells line by line.
 
 use crate::error::ClientError;
+use crate::server::Server;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use std::path::Path;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
@@ -13,7 +13,7 @@ const MAX_LINE: usize = 64 << 20;
 /// Of one call.
 pub struct Lines<'a> {
     runtime: &'a Runtime,
-    path: &'a Path,
+    server: &'a Server,
     body: Incoming,
     /// What has come and was not given yet: the end of it is no whole line.
     buffer: Vec<u8>,
@@ -22,10 +22,10 @@ pub struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    pub(crate) fn new(runtime: &'a Runtime, path: &'a Path, body: Incoming) -> Lines<'a> {
+    pub(crate) fn new(runtime: &'a Runtime, server: &'a Server, body: Incoming) -> Lines<'a> {
         Lines {
             runtime,
-            path,
+            server,
             body,
             buffer: Vec::new(),
             seen: 0,
@@ -54,12 +54,12 @@ impl<'a> Lines<'a> {
                     self.buffer.extend_from_slice(&data);
                 }
                 Ok(Some(Err(error))) => {
-                    return Err(ClientError::of_connection(self.path, error));
+                    return Err(ClientError::of_connection(self.server, error));
                 }
-                Ok(None) => return Err(ClientError::Closed(self.path.to_owned())),
+                Ok(None) => return Err(ClientError::Closed(self.server.to_string())),
             }
             if self.buffer.len() > MAX_LINE {
-                return Err(ClientError::NotFathom(self.path.to_owned()));
+                return Err(ClientError::NotFathom(self.server.to_string()));
             }
         }
     }

@@ -136,6 +136,9 @@ impl Daemon {
         }
         if let Some(api) = &self.api {
             tracing::info!("the API is at {}", api.path().display());
+            if let Some(address) = api.remote_address() {
+                tracing::info!("other hosts may look by TLS at {address}");
+            }
             if let Some(address) = api.web_address() {
                 tracing::info!(
                     "metrics are at http://{address}/metrics, a live page at http://{address}/"

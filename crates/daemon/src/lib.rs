@@ -53,7 +53,8 @@ pub use live::{
 };
 pub use objects::Outcome;
 pub use options::{
-    ApiOptions, DiskOptions, ExportOptions, NbdOptions, ServeOptions, StopTimeout, TlsOptions,
+    ApiOptions, DiskOptions, ExportOptions, NbdOptions, RemoteOptions, ServeOptions, StopTimeout,
+    TlsOptions,
 };
 pub use repeats::Repeats;
 pub use socket_spec::SocketSpec;

@@ -130,6 +130,36 @@ pub struct ApiOptions {
     pub groups: Groups,
     /// An address (host:port) at which anybody may see what is counted.
     pub http: Option<String>,
+    /// For clients from other hosts.
+    pub remote: Option<RemoteOptions>,
+}
+
+/// Where clients from other hosts may look at everything, by TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteOptions {
+    /// host:port.
+    pub listen: String,
+    /// A directory with server-cert.pem, server-key.pem, and ca-cert.pem, by which clients' certificates
+    /// have to be signed.
+    pub certificates: PathBuf,
+}
+
+impl RemoteOptions {
+    /// Both, or neither.
+    pub fn of(
+        listen: Option<String>,
+        certificates: Option<PathBuf>,
+    ) -> Result<Option<RemoteOptions>, String> {
+        match (listen, certificates) {
+            (Some(listen), Some(certificates)) => Ok(Some(RemoteOptions {
+                listen,
+                certificates,
+            })),
+            (None, None) => Ok(None),
+            (Some(_), None) => Err("an address for other hosts needs certificates".into()),
+            (None, Some(_)) => Err("certificates need an address for other hosts".into()),
+        }
+    }
 }
 
 /// Who may connect by NBD, and how.

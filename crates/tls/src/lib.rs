@@ -9,6 +9,6 @@ mod server;
 mod session;
 
 pub use client::{ClientTls, client_config};
-pub use files::{ClientFiles, TlsError, open_here};
+pub use files::{ClientFiles, TlsError, open_here, read_certificates};
 pub use server::server_config;
 pub use session::{Opened, Session};

@@ -1,11 +1,11 @@
 //! Where samples come from: a thread for each server, which are looked for again and again.
 
-use fathom_client::{Client, ClientError, place};
+use fathom_client::{Client, ClientError, Server, place};
 use fathom_daemon::Sample;
 use fathom_units::short_duration;
 use serde_json::Value;
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,9 +23,11 @@ pub enum Which {
     /// Of all of this machine's servers that are this user's.
     All,
     One {
-        socket: PathBuf,
+        server: Server,
         disk: Option<String>,
     },
+    /// Of these.
+    Fleet(Arc<[Server]>),
 }
 
 /// What has come.
@@ -76,15 +78,17 @@ impl Feed {
 
     /// The servers that are to be heard.
     pub fn servers(&self) -> Vec<String> {
-        let found = self.which.found();
-        found.iter().map(|path| name_of(path)).collect()
+        self.which.found().into_keys().collect()
     }
 
     /// Have slow requests of a disk told: they come as news.
     pub fn ask_slow(&self, server: &str, disk: &str) {
+        let Some(asked) = self.which.found().remove(server) else {
+            return; // it has gone
+        };
         let (to, server, disk) = (self.to.clone(), server.to_owned(), disk.to_owned());
         thread::spawn(move || {
-            let told = Client::connect(Path::new(&server))
+            let told = Client::of(asked)
                 .and_then(|client| client.get(&["v1", "disks", &disk, "slow"]).send::<Value>());
             // Nobody may listen any more.
             let _ = to.send(News::Slow(server, disk, told.ok()));
@@ -93,28 +97,30 @@ impl Feed {
 }
 
 impl Which {
-    /// Sockets, each once: some of a server's names are links to it.
-    fn found(&self) -> BTreeSet<PathBuf> {
-        let all = match self {
-            Which::All => place::all().into_iter().map(|(_, path)| path).collect(),
-            Which::One { socket, .. } => vec![socket.clone()],
+    /// By name, each once: some of a server's names are links to its socket.
+    fn found(&self) -> BTreeMap<String, Server> {
+        let real = |path: PathBuf| Server::Local(path.canonicalize().unwrap_or(path));
+        let all: Vec<_> = match self {
+            Which::All => place::all()
+                .into_iter()
+                .map(|(_, path)| real(path))
+                .collect(),
+            Which::One { server, .. } => vec![match server {
+                Server::Local(path) => real(path.clone()),
+                other => other.clone(),
+            }],
+            Which::Fleet(servers) => servers.to_vec(),
         };
-        let real = all
-            .into_iter()
-            .map(|path| path.canonicalize().unwrap_or(path));
-        real.collect()
+        let named = all.into_iter().map(|server| (server.to_string(), server));
+        named.collect()
     }
 
     fn disk(&self) -> Option<&str> {
         match self {
-            Which::All => None,
+            Which::All | Which::Fleet(_) => None,
             Which::One { disk, .. } => disk.as_deref(),
         }
     }
-}
-
-fn name_of(path: &Path) -> String {
-    path.to_string_lossy().into_owned()
 }
 
 /// Finds servers, and has each watched.
@@ -122,33 +128,35 @@ struct Finder {
     which: Which,
     to: Sender<News>,
     interval_ms: Arc<AtomicU64>,
-    watched: Arc<Mutex<BTreeSet<PathBuf>>>,
+    watched: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Finder {
     fn run(self) {
         loop {
-            for path in self.which.found() {
-                let is_new = lock(&self.watched).insert(path.clone());
+            for (name, server) in self.which.found() {
+                let is_new = lock(&self.watched).insert(name.clone());
                 if is_new {
-                    self.watch(path);
+                    self.watch(name, server);
                 }
             }
             thread::sleep(LOOK);
         }
     }
 
-    fn watch(&self, path: PathBuf) {
+    fn watch(&self, name: String, server: Server) {
         let watched = self.watched.clone();
         let watcher = Watcher {
-            name: name_of(&path),
+            name: name.clone(),
             disk: self.which.disk().map(str::to_owned),
             to: self.to.clone(),
             interval_ms: self.interval_ms.clone(),
         };
         thread::spawn(move || {
-            let ended = watcher.run(&path);
-            let problem = ended.err().filter(|error| !error.is_gone());
+            let is_remote = matches!(server, Server::Remote(_));
+            let ended = watcher.run(server);
+            // Those that have gone from here are just not there any more.
+            let problem = ended.err().filter(|error| is_remote || !error.is_gone());
             let problem = problem.map(|error| explain(&watcher.name, &error));
             let has_problem = problem.is_some();
             // Nobody may listen any more.
@@ -157,12 +165,12 @@ impl Finder {
                 // It does not go away that soon.
                 thread::sleep(4 * LOOK);
             }
-            lock(&watched).remove(&path);
+            lock(&watched).remove(&name);
         });
     }
 }
 
-fn lock(watched: &Mutex<BTreeSet<PathBuf>>) -> std::sync::MutexGuard<'_, BTreeSet<PathBuf>> {
+fn lock(watched: &Mutex<BTreeSet<String>>) -> std::sync::MutexGuard<'_, BTreeSet<String>> {
     watched.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -185,8 +193,8 @@ struct Watcher {
 
 impl Watcher {
     /// Until the server is there no more.
-    fn run(&self, path: &Path) -> Result<(), ClientError> {
-        let client = Client::connect(path)?;
+    fn run(&self, server: Server) -> Result<(), ClientError> {
+        let client = Client::of(server)?;
         loop {
             let interval = self.interval_ms.load(Relaxed);
             let text = short_duration(Duration::from_millis(interval));
@@ -203,7 +211,7 @@ impl Watcher {
                     patience = patience.saturating_sub(BRIEF.as_millis() as u64);
                     if patience == 0 {
                         return Err(ClientError::Late {
-                            path: path.to_owned(),
+                            server: self.name.clone(),
                             seconds: (3 * interval + 10_000) / 1000,
                         });
                     }
@@ -211,7 +219,7 @@ impl Watcher {
                 };
                 patience = 3 * interval + 10_000;
                 let sample = serde_json::from_slice(&line);
-                let sample = sample.map_err(|_| ClientError::NotFathom(path.to_owned()))?;
+                let sample = sample.map_err(|_| ClientError::NotFathom(self.name.clone()))?;
                 if self
                     .to
                     .send(News::Sample(self.name.clone(), Box::new(sample)))

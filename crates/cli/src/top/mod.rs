@@ -89,7 +89,7 @@ pub fn run(args: TopArgs) -> anyhow::Result<()> {
         Some(text) => {
             let (server, disk) = find(text)?;
             Which::One {
-                socket: server.path().to_owned(),
+                server: server.server().clone(),
                 disk,
             }
         }

@@ -3,13 +3,15 @@
 use super::rights::Groups;
 use crate::error::Error;
 use crate::handover::DoorState;
-use crate::options::ApiOptions;
+use crate::options::{ApiOptions, RemoteOptions};
 use crate::runtime;
 use crate::socket::{listen_for_api, path_of};
 use crate::socket_spec::SocketSpec;
 use fathom_client::place;
 use fathom_exports::{Access, Bound, Descriptors, Listener};
+use fathom_tls::{TlsError, server_config};
 use rustix::process::geteuid;
+use rustls::ServerConfig;
 use std::fs::{self, DirBuilder, symlink_metadata};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
@@ -17,12 +19,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Listening; the socket and the entry by which it is found are removed when this is dropped.
 pub struct Door {
     listener: Listener,
     /// For those who may see what there is to see, by TCP.
     web: Option<TcpListener>,
+    /// For those from other hosts.
+    remote: Option<RemoteDoor>,
     path: PathBuf,
     _entry: Option<Entry>,
 }
@@ -32,13 +37,15 @@ impl Door {
     /// place goes on without.
     pub fn open(options: &ApiOptions) -> Result<Option<Door>, Error> {
         let entry = place::entry_of(std::process::id());
-        let web = options.http.as_deref().map(listen_for_web).transpose()?;
+        let web = options.http.as_deref();
+        let web = web.map(|address| listen("--http", address)).transpose()?;
+        let remote = options.remote.as_ref().map(RemoteDoor::open).transpose()?;
         let Some(spec) = &options.socket else {
             let Some(entry) = entry else {
                 tracing::warn!("no API: XDG_RUNTIME_DIR is not set; give a socket by --api");
                 return Ok(None);
             };
-            return Ok(at_entry(entry, web)
+            return Ok(at_entry(entry, web, remote)
                 .inspect_err(|error| tracing::warn!("no API: {error}"))
                 .ok());
         };
@@ -47,6 +54,7 @@ impl Door {
         Ok(Some(Door {
             listener,
             web,
+            remote,
             path,
             _entry: entry,
         }))
@@ -66,12 +74,26 @@ impl Door {
         self.web.as_ref().map(TcpListener::try_clone).transpose()
     }
 
+    /// Where it is asked from other hosts.
+    pub fn remote_address(&self) -> Option<SocketAddr> {
+        let remote = self.remote.as_ref()?;
+        remote.listener.local_addr().ok()
+    }
+
+    /// That once more.
+    pub fn remote(&self) -> io::Result<Option<RemoteDoor>> {
+        self.remote.as_ref().map(RemoteDoor::try_clone).transpose()
+    }
+
     /// The sockets, for a successor.
     pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<DoorState> {
         Ok(DoorState {
             listener: self.listener.hand_over(files)?,
             web: { self.web.as_ref() }
                 .map(|web| files.add(web))
+                .transpose()?,
+            remote: { self.remote.as_ref() }
+                .map(|remote| files.add(&remote.listener))
                 .transpose()?,
         })
     }
@@ -83,6 +105,7 @@ impl Door {
             listener,
             mut bound,
             web,
+            remote,
         } = adopted;
         let path = match spec {
             Some(SocketSpec::Path(path)) => Some(path),
@@ -109,9 +132,40 @@ impl Door {
         Door {
             listener,
             web,
+            remote,
             path,
             _entry: entry,
         }
+    }
+}
+
+/// Where clients from other hosts connect, and what they are shown and have to show.
+pub struct RemoteDoor {
+    pub listener: TcpListener,
+    pub tls: Arc<ServerConfig>,
+}
+
+impl RemoteDoor {
+    fn open(options: &RemoteOptions) -> Result<RemoteDoor, Error> {
+        let tls = RemoteDoor::certificates(options).map_err(|e| Error::Options(e.to_string()))?;
+        let listener = listen("--api-listen", &options.listen)?;
+        Ok(RemoteDoor { listener, tls })
+    }
+
+    fn certificates(options: &RemoteOptions) -> Result<Arc<ServerConfig>, TlsError> {
+        let file = |name| options.certificates.join(name);
+        server_config(
+            &file("server-cert.pem"),
+            &file("server-key.pem"),
+            Some(&file("ca-cert.pem")),
+        )
+    }
+
+    fn try_clone(&self) -> io::Result<RemoteDoor> {
+        Ok(RemoteDoor {
+            listener: self.listener.try_clone()?,
+            tls: self.tls.clone(),
+        })
     }
 }
 
@@ -137,32 +191,51 @@ pub struct Adopted {
     listener: Listener,
     bound: Bound,
     web: Option<TcpListener>,
+    remote: Option<RemoteDoor>,
 }
 
 impl Adopted {
-    pub fn new(state: DoorState, files: &mut Descriptors) -> Result<Adopted, String> {
+    /// `options`: what is to be from now on. Certificates are read anew.
+    pub fn new(
+        state: DoorState,
+        options: &ApiOptions,
+        files: &mut Descriptors,
+    ) -> Result<Adopted, String> {
         let (listener, bound) = Listener::adopt(state.listener, files)?;
         let web = state.web.map(|web| files.take(web)).transpose()?;
+        let remote = state.remote.map(|number| files.take(number)).transpose()?;
+        let remote = remote.zip(options.remote.as_ref());
+        let remote = remote.map(|(listener, options)| {
+            let tls = RemoteDoor::certificates(options).map_err(|error| error.to_string())?;
+            let listener = TcpListener::from(listener);
+            Ok::<_, String>(RemoteDoor { listener, tls })
+        });
         Ok(Adopted {
             listener,
             bound,
             web: web.map(TcpListener::from),
+            remote: remote.transpose()?,
         })
     }
 }
 
-fn listen_for_web(address: &str) -> Result<TcpListener, Error> {
-    let failed = |error| Error::Options(format!("--http {address}: {error}"));
+fn listen(option: &str, address: &str) -> Result<TcpListener, Error> {
+    let failed = |error| Error::Options(format!("{option} {address}: {error}"));
     let socket = TcpListener::bind(address).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
     Ok(socket)
 }
 
-fn at_entry(entry: PathBuf, web: Option<TcpListener>) -> Result<Door, Error> {
+fn at_entry(
+    entry: PathBuf,
+    web: Option<TcpListener>,
+    remote: Option<RemoteDoor>,
+) -> Result<Door, Error> {
     prepare(&entry).map_err(Error::io("the directory of its socket cannot be used"))?;
     Ok(Door {
         listener: Listener::bind(&entry, Access::PRIVATE)?,
         web,
+        remote,
         path: entry,
         _entry: None,
     })

@@ -8,7 +8,7 @@
 //!   all of them, `stream` what happens;
 //! - `request` is what is read of each;
 //! - `metrics` is what is counted (on `pages`), `live` what goes on right now, `page` shows that in a
-//!   browser, and `web` is what can be had by TCP;
+//!   browser, and `web` is what can be had by TCP, `remote` by TLS;
 //! - `rights` says who may do what;
 //! - `problem` is how errors look (RFC 9457), `tag` how two versions of a disk are told apart;
 //! - `schema` describes in JSON Schema what is defined elsewhere.
@@ -23,6 +23,7 @@ mod metrics;
 mod page;
 mod pages;
 mod problem;
+mod remote;
 mod request;
 mod rights;
 mod schema;
@@ -120,7 +121,7 @@ impl Api {
         let socket = door.as_fd().try_clone_to_owned()?;
         let socket = std::os::unix::net::UnixListener::from(socket);
         socket.set_nonblocking(true)?;
-        let web = door.web()?;
+        let (web, remote) = (door.web()?, door.remote()?);
         let (stop, stopped) = oneshot::channel::<()>();
         let (held, is_held) = watch::channel(false);
         let (routes, description) = routes();
@@ -135,9 +136,13 @@ impl Api {
                         web,
                         is_held.clone(),
                         web::router(asking.clone()),
+                        async |client| Some(client),
                     ));
                 }
                 let router = router(routes, asking);
+                if let Some(remote) = remote {
+                    tokio::spawn(remote::accept(remote, is_held.clone(), router.clone()));
+                }
                 tokio::spawn(accept_clients(socket, is_held, groups, router));
                 // An error says that nobody can ask for it any more.
                 let _ = stopped.await;
@@ -179,6 +184,11 @@ impl Api {
     /// Where clients connect.
     pub fn path(&self) -> &Path {
         self.door.path()
+    }
+
+    /// Where it is asked from other hosts.
+    pub fn remote_address(&self) -> Option<SocketAddr> {
+        self.door.remote_address()
     }
 
     /// Where it is seen by TCP.

@@ -16,7 +16,8 @@ use axum::routing::get;
 use futures_util::future::{Either, select};
 use std::io;
 use std::pin::pin;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 pub fn router(asking: Asking) -> Router {
@@ -30,12 +31,18 @@ pub fn router(asking: Asking) -> Router {
         .with_state(asking)
 }
 
-/// Let clients in, but for as long as they are held.
-pub async fn accept(
+/// Let clients in, but for as long as they are held; `greet` makes of each what it talks through. They may
+/// look, and change nothing.
+pub async fn accept<C, F>(
     socket: std::net::TcpListener,
     mut held: watch::Receiver<bool>,
     router: Router,
-) -> io::Result<()> {
+    greet: impl Fn(TcpStream) -> F,
+) -> io::Result<()>
+where
+    C: AsyncRead + AsyncWrite + Send + 'static,
+    F: Future<Output = Option<C>> + Send + 'static,
+{
     let socket = TcpListener::from_std(socket)?;
     let mut clients = Clients::default();
     while held.wait_for(|held| !held).await.is_ok() {
@@ -48,7 +55,12 @@ pub async fn accept(
                 clients.make_room(Rights::Read);
                 let asks = Asks::default();
                 let guard = from_fn_with_state((Rights::Read, asks.clone()), guard);
-                let task = tokio::spawn(serve(client, router.clone().layer(guard)));
+                let (greeted, router) = (greet(client), router.clone().layer(guard));
+                let task = tokio::spawn(async move {
+                    if let Some(client) = greeted.await {
+                        serve(client, router).await;
+                    }
+                });
                 clients.add(Rights::Read, asks, task.abort_handle());
             }
             Err(error) => {

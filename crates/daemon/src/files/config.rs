@@ -5,7 +5,9 @@ use crate::access::{Group, Mode, access, groups};
 use crate::allowance::AllowanceTable;
 use crate::error::Error;
 use crate::events::Events;
-use crate::options::{ApiOptions, DiskOptions, NbdOptions, ServeOptions, StopTimeout, TlsOptions};
+use crate::options::{
+    ApiOptions, DiskOptions, NbdOptions, RemoteOptions, ServeOptions, StopTimeout, TlsOptions,
+};
 use crate::socket_spec::SocketSpec;
 use crate::table::{DiskTable, PoolTable, check_name};
 use crate::tenancy::{self, Tenancy};
@@ -83,11 +85,7 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         let line = line_of(text, table.span());
         return Err(format!("{line}: [tenant.{name}]: {problem}"));
     }
-    let api = file.api.map(|api| ApiOptions {
-        socket: api.socket,
-        groups: groups(api.group, api.read_group),
-        http: api.http,
-    });
+    let api = file.api.map(Api::into_options).transpose()?;
     Ok(ServeOptions {
         disks,
         pools,
@@ -164,6 +162,8 @@ struct Api {
     #[serde(default, with = "text::optional")]
     socket: Option<SocketSpec>,
     http: Option<String>,
+    listen: Option<String>,
+    tls_certificates: Option<PathBuf>,
     #[serde(default, with = "text::optional")]
     group: Option<Group>,
     #[serde(default, with = "text::optional")]
@@ -176,6 +176,18 @@ enum Tls {
     Off,
     On,
     Require,
+}
+
+impl Api {
+    fn into_options(self) -> Result<ApiOptions, String> {
+        let remote = RemoteOptions::of(self.listen, self.tls_certificates);
+        Ok(ApiOptions {
+            socket: self.socket,
+            groups: groups(self.group, self.read_group),
+            http: self.http,
+            remote: remote.map_err(|problem| format!(": [api]: {problem}"))?,
+        })
+    }
 }
 
 impl Nbd {

@@ -131,7 +131,9 @@ fn prepare(
         return Err("disks-dir is another one in the configuration: that needs a restart".into());
     }
     let hz = state.api.as_ref().and_then(|api| api.ticks_per_second);
-    let api = state.api.map(|api| Adopted::new(api.door, &mut own));
+    let api = state
+        .api
+        .map(|api| Adopted::new(api.door, &options.api, &mut own));
     let api = api.transpose()?;
     let scale = Scale::new(hz.unwrap_or_else(|| Clock::get().hz()));
     let api = api.map(|adopted| (adopted, options.api.socket.clone(), scale));

@@ -105,6 +105,9 @@ pub struct DoorState {
     /// By TCP.
     #[serde(default)]
     pub web: Option<usize>,
+    /// By TLS.
+    #[serde(default)]
+    pub remote: Option<usize>,
 }
 
 /// Control groups of tenants in one hierarchy.

@@ -1,0 +1,160 @@
+//! Where a server is, and the way there.
+
+use crate::error::ClientError;
+use fathom_tls::{ClientFiles, TlsError, client_config, open_here};
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+
+/// Where servers listen for clients from other hosts, unless it is said.
+pub const PORT: u16 = 9826;
+
+/// One that can be asked.
+#[derive(Clone, Debug)]
+pub enum Server {
+    /// Of this host, by its socket.
+    Local(PathBuf),
+    /// Of another host.
+    Remote(Remote),
+}
+
+/// As people name it.
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Server::Local(path) => path.display().fmt(f),
+            Server::Remote(remote) => f.write_str(&remote.host),
+        }
+    }
+}
+
+/// By TLS, with certificates on both sides.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    /// As it was named.
+    host: String,
+    /// What is connected to: a name or an address, and a port.
+    at: (String, u16),
+    /// What its certificate must be for.
+    name: ServerName<'static>,
+    config: Arc<ClientConfig>,
+}
+
+/// By whom servers are believed, and as whom they are asked.
+#[derive(Clone, Debug)]
+pub struct Credentials {
+    config: Arc<ClientConfig>,
+    /// What all of the servers' certificates are for; None: each for its host.
+    server: Option<String>,
+}
+
+impl Credentials {
+    /// `dir` has ca-cert.pem, client-cert.pem and client-key.pem.
+    pub fn load(dir: &Path, server: Option<String>) -> Result<Credentials, TlsError> {
+        let files = ClientFiles::of(Some(dir));
+        if let Some((cert, _)) = &files.own {
+            // Without it no server would answer.
+            fathom_tls::read_certificates(cert, &open_here)?;
+        }
+        let config = client_config(&files, &open_here)?;
+        Ok(Credentials { config, server })
+    }
+}
+
+impl Remote {
+    /// `host`: `HOST`, `HOST:PORT`, `[IPV6]:PORT`; the error is for the user.
+    pub fn new(host: &str, credentials: &Credentials) -> Result<Remote, String> {
+        let at = split(host).ok_or_else(|| format!("'{host}' is not HOST or HOST:PORT"))?;
+        let name = credentials.server.clone().unwrap_or_else(|| at.0.clone());
+        let bad = |_| format!("'{name}' is no name that a server's certificate could have");
+        Ok(Remote {
+            host: host.to_owned(),
+            name: ServerName::try_from(name.clone()).map_err(bad)?,
+            at,
+            config: credentials.config.clone(),
+        })
+    }
+
+    async fn connect(&self) -> io::Result<impl Stream + use<>> {
+        let (host, port) = &self.at;
+        let socket = TcpStream::connect((&**host, *port)).await?;
+        // What is asked fits into a packet, and is all that is sent.
+        socket.set_nodelay(true)?;
+        let connector = TlsConnector::from(self.config.clone());
+        connector.connect(self.name.clone(), socket).await
+    }
+}
+
+/// A host, and its port.
+fn split(host: &str) -> Option<(String, u16)> {
+    let (name, port) = match host.strip_prefix('[') {
+        Some(rest) => {
+            let (name, port) = rest.split_once(']')?;
+            let port = port.is_empty().then_some(None);
+            let port = port.or_else(|| rest.split_once("]:").map(|(_, port)| Some(port)));
+            (name, port?)
+        }
+        None => match host.split_once(':') {
+            // More than one colon: an address without a port.
+            Some((_, rest)) if rest.contains(':') => (host, None),
+            Some((name, port)) => (name, Some(port)),
+            None => (host, None),
+        },
+    };
+    let port = port.map_or(Some(PORT), |port| {
+        port.parse().ok().filter(|port| *port > 0)
+    });
+    (!name.is_empty()).then_some((name.to_owned(), port?))
+}
+
+/// What bytes go through.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Stream for T {}
+
+impl Server {
+    /// Anew.
+    pub(crate) async fn connect(&self) -> Result<TokioIo<Box<dyn Stream>>, ClientError> {
+        let stream: io::Result<Box<dyn Stream>> = match self {
+            Server::Local(path) => UnixStream::connect(path)
+                .await
+                .map(|one| Box::new(one) as _),
+            Server::Remote(remote) => remote.connect().await.map(|one| Box::new(one) as _),
+        };
+        let stream = stream.map_err(|error| ClientError::of_connect(self, error));
+        stream.map(TokioIo::new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_have_ports() {
+        let at = |text| split(text).map(|(name, port)| format!("{name} {port}"));
+        for (text, expected) in [
+            ("a.example", Some("a.example 9826")),
+            ("a:1", Some("a 1")),
+            ("10.0.0.1:70", Some("10.0.0.1 70")),
+            ("[::1]:70", Some("::1 70")),
+            ("[fe80::1]", Some("fe80::1 9826")),
+            ("fe80::1", Some("fe80::1 9826")),
+            ("", None),
+            (":70", None),
+            ("a:", None),
+            ("a:0", None),
+            ("a:65536", None),
+            ("[::1", None),
+            ("[::1]70", None),
+        ] {
+            assert_eq!(at(text).as_deref(), expected, "{text}");
+        }
+    }
+}

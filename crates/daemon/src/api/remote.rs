@@ -1,0 +1,40 @@
+//! Clients from other hosts: by TLS, with a certificate; they look, and change nothing.
+
+use super::listen::RemoteDoor;
+use super::web;
+use axum::Router;
+use std::io;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+
+/// For the handshake.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Lets clients in, but for as long as they are held.
+pub async fn accept(
+    door: RemoteDoor,
+    held: watch::Receiver<bool>,
+    router: Router,
+) -> io::Result<()> {
+    let acceptor = TlsAcceptor::from(door.tls);
+    let greet = move |client: TcpStream| {
+        let acceptor = acceptor.clone();
+        async move {
+            let peer = client.peer_addr();
+            let greeted = timeout(PATIENCE, acceptor.accept(client)).await;
+            let problem = match greeted {
+                Ok(Ok(client)) => return Some(client),
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "it took too long".to_owned(),
+            };
+            if let Ok(peer) = peer {
+                tracing::warn!("API: TLS with {peer} has failed: {problem}");
+            }
+            None
+        }
+    };
+    web::accept(door.listener, held, router, greet).await
+}
