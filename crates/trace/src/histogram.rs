@@ -14,19 +14,19 @@ pub const FINE: u32 = 7;
 const MAX_BITS: u32 = 44;
 
 /// Each power of two is divided into 2^BITS buckets.
-const fn buckets(bits: u32) -> usize {
+pub(crate) const fn buckets(bits: u32) -> usize {
     ((MAX_BITS - bits + 1) as usize) << bits
 }
 
 #[inline(always)]
-fn bucket_of<const BITS: u32>(value: u64) -> usize {
+pub(crate) fn bucket_of<const BITS: u32>(value: u64) -> usize {
     let value = value.min((1 << MAX_BITS) - 1);
     let shift = (63 - BITS).saturating_sub(value.leading_zeros());
     ((shift as usize) << BITS) + (value >> shift) as usize
 }
 
 /// The smallest value of a bucket and the number of values in it.
-fn bucket_range<const BITS: u32>(index: usize) -> (u64, u64) {
+pub(crate) fn bucket_range<const BITS: u32>(index: usize) -> (u64, u64) {
     let sub = 1 << BITS;
     if index < 2 * sub {
         return (index as u64, 1);
@@ -296,7 +296,7 @@ fn quantile_of_any(
 }
 
 fn count(ranges: impl Iterator<Item = (f64, f64, u64)>) -> u64 {
-    ranges.map(|(_, _, n)| n).sum()
+    ranges.fold(0, |sum: u64, (_, _, n)| sum.saturating_add(n))
 }
 
 #[cfg(test)]

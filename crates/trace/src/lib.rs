@@ -19,4 +19,4 @@ pub use recorder::{HistogramsState, Recorder, StageHistograms};
 pub use ring::{RingFile, RingReader, RingWriter, TraceError, TraceRecord};
 pub use slow_request::{Now, SlowRequest};
 pub use stage::{Op, Stage, Stamps};
-pub use summary::{Bucket, StageSummary, Summary};
+pub use summary::{Bucket, Merged, OpSummary, StageSummary, Summary};

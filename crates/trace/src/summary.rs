@@ -1,9 +1,12 @@
 //! Histograms as the figures that people read: a table or JSON.
 
+mod merged;
+
 use crate::clock::Clock;
 use crate::histogram::{COARSE, Counts, quantile};
 use crate::recorder::StageHistograms;
 use crate::stage::{Op, Stage};
+pub use merged::Merged;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -190,7 +193,9 @@ impl StageSummary {
             .map(|Bucket(from, to, n)| (*from, *to, *n));
         let at = |q| quantile(ranges.clone(), self.max_ns, q);
         StageSummary {
-            count: ranges.clone().map(|(_, _, n)| n).sum(),
+            count: ranges
+                .clone()
+                .fold(0, |sum: u64, (_, _, n)| sum.saturating_add(n)),
             p50_ns: at(0.5),
             p90_ns: at(0.9),
             p99_ns: at(0.99),
