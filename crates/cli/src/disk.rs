@@ -318,12 +318,23 @@ pub fn list(args: ListArgs) -> anyhow::Result<()> {
         writeln!(out, "{}", serde_json::to_string(&infos)?)?;
         return Ok(());
     }
-    let rows = infos
-        .iter()
-        .map(row)
-        .chain(empty.into_iter().map(empty_row));
+    let rows = infos.iter().map(|info| (info.pid.to_string(), Some(info)));
+    let empty = empty.into_iter().map(|pid| (pid.to_string(), None));
+    print_list(&mut out, "SERVER", rows.chain(empty))
+}
+
+/// A table of disks, of which each row begins with where the disk is; None: there is no disk.
+pub fn print_list<'a>(
+    out: &mut impl Write,
+    place: &str,
+    disks: impl Iterator<Item = (String, Option<&'a Info>)>,
+) -> anyhow::Result<()> {
+    let rows = disks.map(|(at, info)| match info {
+        Some(info) => row(at, info),
+        None => empty_row(at),
+    });
     let head = [
-        "SERVER",
+        place,
         "DISK",
         "SIZE",
         "FORMAT",
@@ -332,14 +343,14 @@ pub fn list(args: ListArgs) -> anyhow::Result<()> {
         "REACHED BY",
     ];
     print(
-        &mut out,
+        out,
         &[vec![head.map(str::to_owned)], rows.collect()].concat(),
     )
 }
 
 type Row = [String; 7];
 
-fn row(info: &Info) -> Row {
+fn row(at: String, info: &Info) -> Row {
     let vhost_user = info
         .vhost_user
         .as_ref()
@@ -350,7 +361,7 @@ fn row(info: &Info) -> Row {
         .map(|nbd| format!("NBD as {:?}", nbd.export));
     let ways: Vec<_> = vhost_user.into_iter().chain(nbd).collect();
     [
-        info.pid.to_string(),
+        at,
         info.name.clone(),
         Size(info.size).to_string(),
         info.format.clone(),
@@ -364,9 +375,9 @@ fn row(info: &Info) -> Row {
     ]
 }
 
-fn empty_row(pid: u32) -> Row {
+fn empty_row(at: String) -> Row {
     let mut row = Row::default();
-    (row[0], row[1]) = (pid.to_string(), "(none yet)".into());
+    (row[0], row[1]) = (at, "(none yet)".into());
     row
 }
 

@@ -13,6 +13,7 @@ mod breakdown;
 mod disk;
 mod disk_args;
 mod filters;
+mod fleet;
 mod group;
 mod guest;
 mod guest_run;
@@ -75,6 +76,7 @@ enum Command {
     Breakdown(breakdown::BreakdownArgs),
     Img(img::ImgArgs),
     Base(base::BaseCommand),
+    Fleet(fleet::FleetCommand),
     Lab(lab::LabArgs),
     Report(report::ReportArgs),
     Guest(guest::GuestArgs),
@@ -150,6 +152,7 @@ fn main() -> ExitCode {
         Command::Breakdown(args) => breakdown::run(args),
         Command::Img(args) => img::run(args),
         Command::Base(args) => base::run(args),
+        Command::Fleet(args) => fleet::run(args),
         Command::BaseKeeper { .. } => base::keep(),
         Command::Lab(args) => lab::run(args),
         Command::Report(args) => report::run(args),

@@ -14,14 +14,21 @@ pub struct Shown {
     pub state: Info,
 }
 
+/// All of a server's, as it lists them.
+#[derive(Deserialize)]
+pub struct Disks {
+    disks: Vec<Shown>,
+}
+
+impl Disks {
+    pub fn infos(self) -> Vec<Info> {
+        self.disks.into_iter().map(|disk| disk.state).collect()
+    }
+}
+
 /// The disks of a server.
 pub fn disks(server: &Client) -> Result<Vec<Info>, ClientError> {
-    #[derive(Deserialize)]
-    struct Disks {
-        disks: Vec<Shown>,
-    }
-    let Disks { disks } = server.get(&["v1", "disks"]).send()?;
-    Ok(disks.into_iter().map(|disk| disk.state).collect())
+    server.get(&["v1", "disks"]).send().map(Disks::infos)
 }
 
 /// Those of this user that can be asked, by process id.

@@ -41,7 +41,7 @@ pub struct StatsArgs {
     watch: Option<Duration>,
 }
 
-fn parse_seconds(text: &str) -> Result<Duration, String> {
+pub fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|s| (0.01..=86400.0).contains(s));
     let seconds = seconds.ok_or("it is not a number of seconds from 0.01 to 86400")?;
     Ok(Duration::from_secs_f64(seconds))

@@ -9,6 +9,7 @@ use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::{Request, header};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::de::DeserializeOwned;
 use std::io;
 use std::time::Duration;
@@ -84,4 +85,12 @@ pub fn ask_all<T>(
     // Names that are still being looked up are nobody's any more.
     runtime.shutdown_background();
     Ok(())
+}
+
+/// Lets this process have as many connections as it may.
+pub fn allow_files() {
+    let limits = getrlimit(Resource::Nofile);
+    let current = limits.maximum;
+    // Where that is refused, some servers cannot be asked, and say so.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current, ..limits });
 }

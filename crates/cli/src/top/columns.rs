@@ -7,6 +7,7 @@ use std::cmp::Ordering;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Column {
+    Host,
     Server,
     Disk,
     Guest,
@@ -28,7 +29,8 @@ pub enum Column {
 }
 
 impl Column {
-    pub const ALL: [Column; 18] = [
+    pub const ALL: [Column; 19] = [
+        Column::Host,
         Column::Server,
         Column::Disk,
         Column::Guest,
@@ -51,8 +53,8 @@ impl Column {
 
     /// Those that are shown at first.
     pub fn usual() -> Vec<Column> {
-        use Column::{Image, Iops, Max, Polling, Server};
-        let more = [Server, Iops, Max, Polling, Image];
+        use Column::{Host, Image, Iops, Max, Polling, Server};
+        let more = [Host, Server, Iops, Max, Polling, Image];
         let all = Column::ALL.into_iter();
         all.filter(|column| !more.contains(column)).collect()
     }
@@ -60,6 +62,7 @@ impl Column {
     /// Above its figures.
     pub fn head(self) -> &'static str {
         match self {
+            Column::Host => "HOST",
             Column::Server => "SERVER",
             Column::Disk => "DISK",
             Column::Guest => "GUEST",
@@ -84,6 +87,7 @@ impl Column {
     /// For who chooses.
     pub fn meaning(self) -> &'static str {
         match self {
+            Column::Host => "the host, or its server's socket",
             Column::Server => "the server's process",
             Column::Disk => "the disk's name",
             Column::Guest => "who uses it: a virtual machine, NBD clients",
@@ -110,6 +114,7 @@ impl Column {
     /// How wide it has to be, and how wide it is good for.
     pub fn widths(self) -> (usize, usize) {
         match self {
+            Column::Host => (8, 30),
             Column::Server => (7, 7),
             Column::Disk => (8, 24),
             Column::Guest => (6, 20),
@@ -132,7 +137,7 @@ impl Column {
     /// Which go first where there is no room: those of higher numbers.
     pub fn rank(self) -> u8 {
         match self {
-            Column::Disk => 0,
+            Column::Disk | Column::Host => 0,
             Column::Reads | Column::Writes | Column::P99 => 1,
             Column::Stages | Column::P50 | Column::InFlight => 2,
             Column::ReadMb | Column::WriteMb => 3,
@@ -145,8 +150,8 @@ impl Column {
     }
 
     pub fn is_text(self) -> bool {
-        use Column::{Disk, Guest, Hint, Image, Stages};
-        matches!(self, Disk | Guest | Hint | Image | Stages)
+        use Column::{Disk, Guest, Hint, Host, Image, Stages};
+        matches!(self, Host | Disk | Guest | Hint | Image | Stages)
     }
 
     /// What it shows of a disk. (Stages are a bar.)
@@ -154,6 +159,7 @@ impl Column {
         let disk = row.disk;
         let all = &disk.all;
         match self {
+            Column::Host => row.server.to_owned(),
             Column::Server => row.pid.to_string(),
             Column::Disk => disk.name.clone(),
             Column::Guest => row.guest(),
@@ -204,6 +210,7 @@ impl Column {
             _ => String::new(),
         };
         let order = match self {
+            Column::Host => a.server.cmp(b.server),
             Column::Server => a.pid.cmp(&b.pid),
             Column::Disk => Ordering::Equal,
             Column::Guest | Column::Image | Column::Hint => {
@@ -222,7 +229,7 @@ impl Column {
 /// of it columns of text have a use for.
 pub fn fit(wanted: &[Column], width: usize, rows: &[Row<'_>]) -> Vec<(Column, usize)> {
     let most = |column: Column| match column {
-        Column::Disk | Column::Guest | Column::Image | Column::Hint => {
+        Column::Host | Column::Disk | Column::Guest | Column::Image | Column::Hint => {
             let longest = rows
                 .iter()
                 .map(|row| column.cell(row).chars().count())

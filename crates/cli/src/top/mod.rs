@@ -30,7 +30,8 @@ use crate::servers::find;
 use anyhow::bail;
 use clap::Args;
 use columns::Column;
-use feed::{Feed, Which};
+use feed::Feed;
+pub use feed::Which;
 use look::Look;
 use state::State;
 use std::io::{IsTerminal, stdout};
@@ -50,6 +51,13 @@ pub struct TopArgs {
     #[arg(value_name = "NAME|PID|SOCKET")]
     server: Option<String>,
 
+    #[command(flatten)]
+    view: View,
+}
+
+/// How it is shown.
+#[derive(Args, Debug)]
+pub struct View {
     /// How long an interval is: 500ms to 60s, a number alone is seconds
     #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = parse_interval)]
     interval: Duration,
@@ -95,17 +103,25 @@ pub fn run(args: TopArgs) -> anyhow::Result<()> {
         }
     };
     let is_there = matches!(which, Which::One { .. }) || crate::servers::running().next().is_some();
-    if args.once && !is_there {
+    if args.view.once && !is_there {
         bail!("no server runs here: start one (`fathom serve --config FILE`), or name its socket");
     }
+    show(args.view, which)
+}
+
+/// Until somebody has seen enough.
+pub fn show(view: View, which: Which) -> anyhow::Result<()> {
     let look = Look::of_environment();
-    let count = if args.once { Some(1) } else { args.count };
-    let mut state = State::new(look, args.interval);
-    (state.sort, state.filter) = (args.sort, args.filter);
-    let is_screen = stdout().is_terminal() && look.can_move && !args.once && !args.json;
-    let feed = Feed::start(which, args.interval);
+    let count = if view.once { Some(1) } else { view.count };
+    let mut state = State::new(look, view.interval);
+    if matches!(which, Which::Fleet(_)) {
+        state.columns.insert(0, Column::Host);
+    }
+    (state.sort, state.filter) = (view.sort, view.filter);
+    let is_screen = stdout().is_terminal() && look.can_move && !view.once && !view.json;
+    let feed = Feed::start(which, view.interval);
     match is_screen {
         true => screen::run(state, &feed, count),
-        false => plain::run(state, &feed, count, args.json),
+        false => plain::run(state, &feed, count, view.json),
     }
 }

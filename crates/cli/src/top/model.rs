@@ -1,13 +1,14 @@
 //! What is known of servers and their disks.
 
-use fathom_daemon::{DiskSample, Sample};
-use fathom_trace::Stage;
+use fathom_daemon::{DiskSample, Sample, bucket_ns};
+use fathom_trace::{Stage, quantile};
+use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// So many intervals of a disk are remembered.
 const HISTORY: usize = 240;
-/// Of more disks than this at a server nothing is remembered, but of the one that is looked at.
+/// Of more disks than this nothing is remembered, but of the one that is looked at.
 const REMEMBERED: usize = 256;
 /// A server that has gone is shown for a while: it may only have been upgraded.
 const FAREWELL: Duration = Duration::from_secs(3);
@@ -100,7 +101,7 @@ impl Row<'_> {
 }
 
 /// Of all servers together.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Default, PartialEq, Serialize)]
 pub struct Totals {
     pub servers: usize,
     pub disks: usize,
@@ -111,6 +112,26 @@ pub struct Totals {
     pub write_bytes: f64,
     pub errors: f64,
     pub cpu_percent: f64,
+    /// Of all requests together, in microseconds; None: there are too few for it to mean anything.
+    pub p50_us: Option<f64>,
+    pub p99_us: Option<f64>,
+}
+
+/// How long the requests of all these disks took.
+fn merge(rows: &[Row<'_>]) -> BTreeMap<u32, u64> {
+    let mut merged = BTreeMap::new();
+    for (bucket, n) in rows.iter().flat_map(|row| &row.disk.histogram) {
+        let sum: &mut u64 = merged.entry(*bucket).or_default();
+        *sum = sum.saturating_add(*n);
+    }
+    merged
+}
+
+fn quantile_of(histogram: &BTreeMap<u32, u64>, q: f64) -> Option<f64> {
+    let ranges = histogram.iter();
+    let ranges =
+        ranges.map(|(bucket, n)| (bucket_ns(*bucket), bucket_ns(bucket.saturating_add(1)), *n));
+    quantile(ranges, f64::MAX, q).map(|ns| ns / 1e3)
 }
 
 impl Model {
@@ -121,8 +142,10 @@ impl Model {
         let mut histories = histories.unwrap_or_default();
         let is_watched =
             |name: &str| watched.is_some_and(|key| key.server == server && key.disk == name);
-        let all = sample.disks.len() <= REMEMBERED;
-        histories.retain(|name, _| sample.disks.iter().any(|disk| disk.name == *name));
+        let others = self.servers.values().map(|known| known.sample.disks.len());
+        let all = others.sum::<usize>() + sample.disks.len() <= REMEMBERED;
+        let is_there = |name: &str| sample.disks.iter().any(|disk| disk.name == name);
+        histories.retain(|name, _| is_there(name) && (all || is_watched(name)));
         for disk in sample
             .disks
             .iter()
@@ -201,9 +224,13 @@ impl Model {
         self.servers.get(&key.server)?.histories.get(&key.disk)
     }
 
-    pub fn samples(&self) -> impl Iterator<Item = &Sample> {
-        let there = self.servers.values().filter(|server| server.gone.is_none());
-        there.map(|server| &server.sample)
+    /// Of those that are there, by their names.
+    pub fn samples(&self) -> impl Iterator<Item = (&str, &Sample)> {
+        let there = self
+            .servers
+            .iter()
+            .filter(|(_, server)| server.gone.is_none());
+        there.map(|(name, server)| (&**name, &server.sample))
     }
 
     pub fn problems(&self) -> impl Iterator<Item = &str> {
@@ -216,6 +243,7 @@ impl Model {
         let sum = |of: &dyn Fn(&Row<'_>) -> f64| rows.iter().map(of).fold(0.0, |a, b| a + b);
         let (read_iops, write_iops) = (sum(&|row| row.iops("read")), sum(&|row| row.iops("write")));
         let servers = self.samples();
+        let histogram = merge(rows);
         Totals {
             servers: self.servers.len(),
             disks: rows.len(),
@@ -226,8 +254,10 @@ impl Model {
             write_bytes: sum(&|row| row.bytes("write")),
             errors: sum(&|row| row.disk.all.errors_per_second),
             cpu_percent: servers
-                .map(|sample| sample.cpu_percent)
+                .map(|(_, sample)| sample.cpu_percent)
                 .fold(0.0, |a, b| a + b),
+            p50_us: quantile_of(&histogram, 0.5),
+            p99_us: quantile_of(&histogram, 0.99),
         }
     }
 }

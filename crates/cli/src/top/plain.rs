@@ -2,8 +2,9 @@
 
 use super::columns::Column;
 use super::feed::{Feed, News};
+use super::model::Totals;
 use super::state::State;
-use super::words::{megabytes, rate};
+use super::words::{megabytes, rate, time_or_dash};
 use fathom_daemon::Sample;
 use fathom_trace::Stage;
 use serde::Serialize;
@@ -17,7 +18,16 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A line of JSON.
 #[derive(Serialize)]
 struct Told<'a> {
-    servers: Vec<&'a Sample>,
+    servers: Vec<ToldServer<'a>>,
+    total: Totals,
+}
+
+#[derive(Serialize)]
+struct ToldServer<'a> {
+    /// Its host, or its socket.
+    host: &'a str,
+    #[serde(flatten)]
+    sample: Sample,
 }
 
 pub fn run(mut state: State, feed: &Feed, count: Option<u64>, json: bool) -> anyhow::Result<()> {
@@ -27,9 +37,8 @@ pub fn run(mut state: State, feed: &Feed, count: Option<u64>, json: bool) -> any
         let mut out = std::io::stdout().lock();
         match json {
             true => {
-                let servers = filtered(&state);
-                let servers = servers.iter().collect();
-                writeln!(out, "{}", serde_json::to_string(&Told { servers })?)?;
+                let (servers, total) = (filtered(&state), state.model.totals(&state.rows()));
+                writeln!(out, "{}", serde_json::to_string(&Told { servers, total })?)?;
             }
             false => {
                 write!(out, "{}", text(&state))?;
@@ -71,17 +80,16 @@ fn round(state: &mut State, feed: &Feed) {
 }
 
 /// What servers have told, with the disks that are wanted, in order.
-fn filtered(state: &State) -> Vec<Sample> {
+fn filtered(state: &State) -> Vec<ToldServer<'_>> {
     let rows = state.rows();
-    let samples = state.model.samples().map(|sample| {
-        let wanted = rows
-            .iter()
-            .filter(|row| row.pid == sample.pid && !row.is_gone);
-        Sample {
+    let samples = state.model.samples().map(|(host, sample)| {
+        let wanted = rows.iter().filter(|row| row.server == host && !row.is_gone);
+        let sample = Sample {
             disks: wanted.map(|row| row.disk.clone()).collect(),
             version: sample.version.clone(),
             ..*sample
-        }
+        };
+        ToldServer { host, sample }
     });
     samples.collect()
 }
@@ -91,7 +99,7 @@ fn text(state: &State) -> String {
     let rows = state.rows();
     let totals = state.model.totals(&rows);
     let mut text = format!(
-        "servers {}, disks {}, IOPS read {} write {} other {}, MB/s read {} write {}, CPU {:.0}%\n",
+        "servers {}, disks {}, IOPS read {} write {} other {}, MB/s read {} write {}, CPU {:.0}%, p50 {} p99 {}\n",
         totals.servers,
         totals.disks,
         rate(totals.read_iops),
@@ -99,7 +107,9 @@ fn text(state: &State) -> String {
         rate(totals.other_iops),
         megabytes(totals.read_bytes),
         megabytes(totals.write_bytes),
-        totals.cpu_percent
+        totals.cpu_percent,
+        time_or_dash(totals.p50_us),
+        time_or_dash(totals.p99_us)
     );
     let head: Vec<_> = { state.columns.iter() }
         .map(|column| column.head().to_owned())
@@ -172,6 +182,6 @@ mod tests {
         let column = lines[1].find("STAGES").unwrap();
         assert!(lines[2][column..].starts_with("device"), "{text}");
         state.filter = "DB".into();
-        assert_eq!(filtered(&state)[0].disks.len(), 1);
+        assert_eq!(filtered(&state)[0].sample.disks.len(), 1);
     }
 }

@@ -1,7 +1,7 @@
 //! A frame of what somebody looks at.
 
 use super::state::{Overlay, State};
-use super::words::{megabytes, rate};
+use super::words::{megabytes, rate, time_or_dash};
 use super::{detail, help, table};
 use fathom_trace::Stage;
 use fathom_units::short_duration;
@@ -41,13 +41,15 @@ fn head_lines(state: &State) -> [Line<'static>; 2] {
         false => String::new(),
     };
     let figures = format!(
-        ", {}  IOPS r {} w {}{other}  MB/s r {} w {}  CPU {:.0}%",
+        ", {}  IOPS r {} w {}{other}  MB/s r {} w {}  CPU {:.0}%  p50 {} p99 {}",
         plural(totals.disks, "disk"),
         rate(totals.read_iops),
         rate(totals.write_iops),
         megabytes(totals.read_bytes),
         megabytes(totals.write_bytes),
         totals.cpu_percent,
+        time_or_dash(totals.p50_us),
+        time_or_dash(totals.p99_us),
     );
     let mut first = vec![
         Span::styled("fathom top", state.look.title()),

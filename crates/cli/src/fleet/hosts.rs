@@ -1,0 +1,166 @@
+//! Which hosts.
+
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use fathom_client::fleet::allow_files;
+use fathom_client::{Credentials, PORT, Remote, Server};
+use fathom_units::parse_duration;
+use std::collections::BTreeSet;
+use std::net::ToSocketAddrs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A host may be waited for so long.
+const LONGEST: Duration = Duration::from_secs(300);
+/// A file of hosts is no longer.
+const MAX_FILE: u64 = 16 << 20;
+
+#[derive(Args, Debug)]
+pub struct Hosts {
+    /// The hosts: a file with a line HOST or HOST:PORT for each (# begins a comment), a name in the DNS
+    /// with an address for each, or HOST,HOST,... [the port is 9826 unless it is said]
+    #[arg(long, value_name = "FILE|DNS|HOST,...")]
+    hosts: String,
+
+    /// Directory with ca-cert.pem, by which the servers' certificates have to be signed, and
+    /// client-cert.pem and client-key.pem, by which they know this client
+    #[arg(long, value_name = "DIR", default_value = "/etc/fathom/fleet")]
+    certificates: PathBuf,
+
+    /// What the servers' certificates are for [default: each for its host, as it is named in --hosts]
+    #[arg(long, value_name = "NAME")]
+    tls_hostname: Option<String>,
+
+    /// How long each host may take to answer
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_timeout)]
+    pub timeout: Duration,
+}
+
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    let time = parse_duration(text)?;
+    match (Duration::from_millis(1)..=LONGEST).contains(&time) {
+        true => Ok(time),
+        false => Err("it is from 1ms to 5min".to_owned()),
+    }
+}
+
+impl Hosts {
+    /// All of them, each once.
+    pub fn servers(&self) -> anyhow::Result<Vec<Server>> {
+        let (hosts, name) = self.named()?;
+        let name = self.tls_hostname.clone().or(name);
+        let credentials = Credentials::load(&self.certificates, name)?;
+        let server = |host: &String| {
+            let remote = Remote::new(host, &credentials);
+            remote
+                .map(Server::Remote)
+                .map_err(|problem| anyhow!("--hosts: {problem}"))
+        };
+        let servers = hosts
+            .iter()
+            .map(server)
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        allow_files();
+        Ok(servers)
+    }
+
+    /// The hosts, and what certificates are for where that is no host's name.
+    fn named(&self) -> anyhow::Result<(BTreeSet<String>, Option<String>)> {
+        let path = Path::new(&self.hosts);
+        if path.is_file() {
+            return Ok((read(path)?, None));
+        }
+        if self.hosts.contains('/') {
+            bail!("--hosts: there is no file {}", path.display());
+        }
+        let several: BTreeSet<_> = self
+            .hosts
+            .split(',')
+            .map(str::trim)
+            .map(str::to_owned)
+            .collect();
+        if several.len() > 1 || self.hosts.contains(',') {
+            return Ok((several, None));
+        }
+        let (name, port) = match self.hosts.split_once(':') {
+            // An IPv6 address has more of them.
+            Some((name, port)) if !port.contains(':') => (name, Some(port)),
+            _ => (&*self.hosts, None),
+        };
+        let port = port.map_or(Ok(PORT), str::parse);
+        let port =
+            port.map_err(|_| anyhow!("--hosts: '{}' is not NAME or NAME:PORT", self.hosts))?;
+        let found = (name, port).to_socket_addrs();
+        let found =
+            found.with_context(|| format!("--hosts: '{name}' is neither a file nor in the DNS"))?;
+        let addresses: BTreeSet<_> = found.map(|address| address.to_string()).collect();
+        match addresses.len() {
+            0 => bail!("--hosts: '{name}' has no address in the DNS"),
+            1 => Ok((BTreeSet::from([self.hosts.clone()]), None)),
+            _ => Ok((addresses, Some(name.to_owned()))),
+        }
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<BTreeSet<String>> {
+    let what = || format!("--hosts: {}", path.display());
+    if std::fs::metadata(path).with_context(what)?.len() > MAX_FILE {
+        bail!(
+            "--hosts: {} is too long for a list of hosts",
+            path.display()
+        );
+    }
+    let text = std::fs::read_to_string(path).with_context(what)?;
+    let lines = text
+        .lines()
+        .map(|line| line.split('#').next().unwrap_or_default().trim());
+    let hosts: BTreeSet<_> = lines
+        .filter(|line| !line.is_empty())
+        .map(str::to_owned)
+        .collect();
+    match hosts.is_empty() {
+        true => bail!("--hosts: {} names no host", path.display()),
+        false => Ok(hosts),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(hosts: &str) -> anyhow::Result<(BTreeSet<String>, Option<String>)> {
+        let hosts = Hosts {
+            hosts: hosts.to_owned(),
+            certificates: PathBuf::new(),
+            tls_hostname: None,
+            timeout: Duration::ZERO,
+        };
+        hosts.named()
+    }
+
+    #[test]
+    fn hosts_are_named_in_three_ways() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("hosts");
+        std::fs::write(&file, "# all of them\n b:1 # the second\n\na\nb:1\n").unwrap();
+        let set = |hosts: &[&str]| hosts.iter().map(|&host| host.to_owned()).collect();
+        let file = file.to_str().unwrap();
+        assert_eq!(named(file).unwrap(), (set(&["a", "b:1"]), None));
+        assert_eq!(named("x, y:2,x").unwrap(), (set(&["x", "y:2"]), None));
+        // A name of one address is a host's.
+        assert_eq!(
+            named("127.0.0.1:70").unwrap(),
+            (set(&["127.0.0.1:70"]), None)
+        );
+        std::fs::write(file, "# none\n").unwrap();
+        for (hosts, problem) in [
+            (file, "names no host"),
+            ("/no/such", "there is no file /no/such"),
+            ("no-such-name.invalid", "neither a file nor in the DNS"),
+            ("a:b", "is not NAME or NAME:PORT"),
+        ] {
+            let error = format!("{:#}", named(hosts).unwrap_err());
+            assert!(error.contains(problem), "{error}");
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! `fathom fleet`: the disks of many hosts, as if they were one.
+//!
+//! - `hosts` says which, `answers` what comes of asking them;
+//! - `list` and `stats` ask each once, `top` (of `fathom top`) listens to all.
+
+mod answers;
+mod hosts;
+mod list;
+mod stats;
+mod worst;
+
+use crate::top::{self, View, Which};
+use clap::{Args, Subcommand};
+use hosts::Hosts;
+
+/// Look at the disks of many hosts at once
+///
+/// Their servers are asked by TLS at `fathom serve --api-listen`. Hosts that do not answer are named,
+/// and the others are shown.
+#[derive(Args, Debug)]
+pub struct FleetCommand {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    List(list::ListArgs),
+    Stats(stats::StatsArgs),
+    Top(TopArgs),
+}
+
+/// Show what the disks of all hosts do right now
+///
+/// As `fathom top` does for one. The first line has percentiles of all requests together; --sort p99
+/// shows the worst disks first.
+#[derive(Args, Debug)]
+struct TopArgs {
+    #[command(flatten)]
+    hosts: Hosts,
+
+    #[command(flatten)]
+    view: View,
+}
+
+pub fn run(args: FleetCommand) -> anyhow::Result<()> {
+    match args.command {
+        Command::List(args) => list::run(&args),
+        Command::Stats(args) => stats::run(&args),
+        Command::Top(args) => {
+            let servers = args.hosts.servers()?;
+            top::show(args.view, Which::Fleet(servers.into()))
+        }
+    }
+}

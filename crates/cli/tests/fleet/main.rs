@@ -1,0 +1,49 @@
+//! Many hosts as one view: servers that are asked from other hosts, by TLS.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod door;
+mod many;
+
+use serde_json::Value;
+use support::certificates::Certificates;
+use support::{Served, stdout_of};
+
+/// A server that other hosts may ask, and where. Its NBD clients connect at `n`.
+fn host(certificates: &Certificates, disks: &str) -> (Served, String) {
+    let of_api = format!(
+        ", listen = '127.0.0.1:0', tls-certificates = '{}'",
+        certificates.path("server")
+    );
+    let mut served = Served::waiting(&of_api, disks);
+    let address = address(&mut served);
+    (served, address)
+}
+
+fn address(served: &mut Served) -> String {
+    const WORDS: &str = "other hosts may look by TLS at ";
+    served.wait_for(WORDS);
+    let log = served.log();
+    let at = log.split(WORDS).nth(1).unwrap();
+    at.split_whitespace().next().unwrap().to_owned()
+}
+
+/// What `fathom fleet` says of these hosts, as JSON.
+fn fleet(certificates: &Certificates, command: &str, hosts: &str, more: &[&str]) -> Value {
+    let client = certificates.path("client");
+    let args = [
+        "fleet",
+        command,
+        "--hosts",
+        hosts,
+        "--certificates",
+        &client,
+        "--json",
+    ];
+    serde_json::from_str(&stdout_of(&[&args[..], more].concat())).unwrap()
+}
+
+fn nbd(served: &Served, disk: &str) -> String {
+    format!("nbd+unix:///{disk}?socket={}", served.arg("n"))
+}

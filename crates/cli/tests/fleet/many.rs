@@ -1,0 +1,219 @@
+//! Fifty of them, and some that are down.
+
+use super::{fleet, host, nbd};
+use crate::support::certificates::Certificates;
+use crate::support::{Served, as_arg, disk_dir, run, stdout_of};
+use serde_json::Value;
+use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const HOSTS: usize = 50;
+/// Requests for each disk.
+const N: u64 = 40;
+
+/// All of them, and their addresses. The disks of one are slow.
+fn start(certificates: &Certificates) -> Vec<(Served, String)> {
+    let one = |n: usize| {
+        let filter = match n {
+            7 => "filters = ['delay:read=40ms']\n",
+            _ => "",
+        };
+        let disk = |name: &str| {
+            format!("[[disk]]\nname = '{name}'\nimage = 'memory:1M'\nnbd = true\n{filter}")
+        };
+        host(certificates, &[disk("a"), disk("b")].concat())
+    };
+    (0..HOSTS).map(one).collect()
+}
+
+fn count(summary: &Value) -> u64 {
+    let read = summary["operations"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|op| op["op"] == "read");
+    read.map_or(0, |read| {
+        let total = read["stages"].as_array().unwrap().last().unwrap();
+        total["count"].as_u64().unwrap()
+    })
+}
+
+#[test]
+fn fifty_servers_are_one_view_also_when_some_are_down() {
+    let certificates = Certificates::new();
+    let servers = start(&certificates);
+    for (served, _) in &servers {
+        let read = [
+            "bench",
+            "--rw",
+            "randread",
+            "--number-ios",
+            "20",
+            "--iodepth",
+            "4",
+            "--nbd",
+        ];
+        stdout_of(&[&read[..], &[&nbd(served, "a")]].concat());
+        stdout_of(&[&read[..], &[&nbd(served, "b")]].concat());
+    }
+    // Nobody is there; somebody never answers; somebody says something else.
+    let nobody = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (hangs, strange) = (silent.local_addr().unwrap(), other.local_addr().unwrap());
+    thread::spawn(move || {
+        for client in other.incoming() {
+            let _ = client.unwrap().write_all(b"220 mail.example ESMTP\r\n");
+        }
+    });
+    let dir = disk_dir();
+    let file = dir.path().join("hosts");
+    let lines = servers.iter().map(|(_, address)| address.clone());
+    let down = [nobody, hangs, strange].map(|address| format!("{address} # down"));
+    fs::write(&file, lines.chain(down).collect::<Vec<_>>().join("\n")).unwrap();
+    let hosts = as_arg(&file);
+    let patience = ["--timeout", "4s"];
+    let begun = Instant::now();
+    let listed = fleet(&certificates, "list", &hosts, &patience);
+    // It has waited for who hangs, and for nobody else.
+    assert!(
+        begun.elapsed() < Duration::from_secs(60),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert_eq!(listed["hosts"].as_array().unwrap().len(), HOSTS);
+    let failed = |told: &Value| {
+        let failed = told["failed"].as_array().unwrap().iter();
+        failed
+            .map(|one| one["host"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let mut down = [nobody, hangs, strange].map(|address| address.to_string());
+    down.sort();
+    assert_eq!(failed(&listed), down);
+
+    let told = fleet(
+        &certificates,
+        "stats",
+        &hosts,
+        &[&patience[..], &["--worst", "3"]].concat(),
+    );
+    assert_eq!(
+        (told["hosts"].as_u64(), told["disks"].as_u64()),
+        (Some(50), Some(100))
+    );
+    assert_eq!(failed(&told), down);
+    // As each says of its own.
+    let own = servers.iter().map(|(served, _)| {
+        let of_disk = |disk| {
+            let said = stdout_of(&["stats", &served.api(), "--disk", disk, "--json"]);
+            count(&serde_json::from_str(&said).unwrap())
+        };
+        of_disk("a") + of_disk("b")
+    });
+    assert_eq!(
+        (count(&told["summary"]), own.sum::<u64>()),
+        (HOSTS as u64 * N, HOSTS as u64 * N)
+    );
+    // 2 of 100 disks are slow: half of the requests are quick, and 99 of 100 are not.
+    let total = told["summary"]["operations"][0]["stages"]
+        .as_array()
+        .unwrap()
+        .last()
+        .unwrap();
+    let ns = |name: &str| total[name].as_f64().unwrap();
+    assert!(ns("p50_ns") < 40e6 && ns("p99_ns") >= 39e6, "{total}");
+    let worst: Vec<_> = told["worst"].as_array().unwrap().iter().collect();
+    assert_eq!(worst.len(), 3);
+    for (slow, disk) in worst.iter().zip(["a", "b"]) {
+        assert_eq!(
+            (slow["host"].as_str(), &slow["disk"]),
+            (Some(&*servers[7].1), &disk.into())
+        );
+        assert_eq!(
+            (&slow["stage"], slow["count"].as_u64()),
+            (&"queue".into(), Some(20))
+        );
+    }
+
+    top(&certificates, &hosts, &servers[7]);
+    // People are told, too.
+    let client = certificates.path("client");
+    let list = [
+        "fleet",
+        "list",
+        "--hosts",
+        &hosts,
+        "--certificates",
+        &client,
+    ];
+    let output = run(&[&list[..], &patience].concat());
+    assert!(output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("3 of 53 hosts have not answered"), "{said}");
+    assert!(
+        said.contains(&format!("{nobody}: no server is listening there")),
+        "{said}"
+    );
+    assert!(
+        said.contains(&format!("{hangs}: no answer within 4 s")),
+        "{said}"
+    );
+    assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 101);
+    // One that is all there is.
+    let nobody = nobody.to_string();
+    crate::support::refused(
+        1,
+        &[
+            "fleet",
+            "stats",
+            "--hosts",
+            &nobody,
+            "--certificates",
+            &client,
+        ],
+        &[&nobody],
+    );
+}
+
+/// All of them, while one is busy.
+fn top(certificates: &Certificates, hosts: &str, busy: &(Served, String)) {
+    let uri = nbd(&busy.0, "b");
+    let mut load = crate::support::fathom();
+    load.args([
+        "bench",
+        "--rw",
+        "randread",
+        "--runtime",
+        "1h",
+        "--iodepth",
+        "4",
+        "--nbd",
+        &uri,
+    ]);
+    let _load = crate::support::Kept::spawn(&mut load);
+    crate::support::eventually("it is seen", || {
+        let told = fleet(
+            certificates,
+            "top",
+            hosts,
+            &["--once", "--sort", "p99", "--interval", "1s"],
+        );
+        let servers = told["servers"].as_array().unwrap();
+        assert_eq!(told["total"]["servers"], HOSTS);
+        assert_eq!(told["total"]["disks"], 2 * HOSTS);
+        let busy = servers.iter().find(|one| one["host"] == *busy.1)?;
+        let is_b = |disk: &&Value| disk["name"] == "b";
+        let disk = busy["disks"].as_array().unwrap().iter().find(is_b)?;
+        let iops = disk["all"]["iops"].as_f64()?;
+        let all = told["total"]["read_iops"].as_f64()?;
+        (iops > 50.0 && (all - iops).abs() < 1e-6 && told["total"]["p50_us"].as_f64()? > 30e3)
+            .then_some(())
+    });
+}
