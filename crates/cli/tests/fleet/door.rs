@@ -170,7 +170,7 @@ fn options_that_make_no_sense_are_refused() {
     let client = certificates.path("client");
     for (args, words) in [
         (
-            vec!["--hosts", "a.example", "--certificates", &empty],
+            vec!["--hosts", "a.example,b", "--certificates", &empty],
             "client-cert.pem: cannot be read",
         ),
         (
