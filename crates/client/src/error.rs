@@ -1,6 +1,6 @@
 //! Why a server did not do what it was asked.
 
-use crate::server::Server;
+use std::fmt::Display;
 use std::io::{self, ErrorKind};
 
 /// One line for the user.
@@ -36,7 +36,7 @@ impl ClientError {
     }
 
     /// Nobody could be reached.
-    pub(crate) fn of_connect(server: &Server, source: io::Error) -> ClientError {
+    pub(crate) fn of_connect(server: &impl Display, source: io::Error) -> ClientError {
         match source.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
                 ClientError::NotRunning(server.to_string())
@@ -50,7 +50,7 @@ impl ClientError {
     }
 
     /// A connection has failed.
-    pub(crate) fn of_connection(server: &Server, error: hyper::Error) -> ClientError {
+    pub(crate) fn of_connection(server: &impl Display, error: hyper::Error) -> ClientError {
         let inner = std::error::Error::source(&error);
         let inner = inner.and_then(|inner| inner.downcast_ref::<io::Error>());
         match inner {

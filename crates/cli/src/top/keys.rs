@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(state.index(&state.rows()), 1);
         type_in(&mut state, "N");
         assert_eq!(names(&state), ["web", "log", "db"]);
-        type_in(&mut state, "or");
+        type_in(&mut state, "os");
         assert_eq!(
             (state.sort, &state.overlay),
             (Column::Hint, &Overlay::Nothing)
@@ -277,9 +277,9 @@ mod tests {
     fn fields_are_switched_and_one_is_left() {
         let mut state = state();
         let before = state.columns.clone();
-        type_in(&mut state, "fa");
+        type_in(&mut state, "fb");
         assert_eq!(state.columns[0], Column::Server);
-        type_in(&mut state, "a\n");
+        type_in(&mut state, "b\n");
         assert_eq!(
             (&state.columns, &state.overlay),
             (&before, &Overlay::Nothing)
