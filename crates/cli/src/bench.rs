@@ -2,10 +2,12 @@
 
 mod files;
 mod record;
+mod together;
 mod users;
 
 use self::files::FilesArgs;
 use self::record::Record;
+use self::together::Clients;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -27,7 +29,7 @@ use serde::Serialize;
 ///
 /// Ctrl-C ends it early, and prints what was measured until then.
 #[derive(Args, Debug)]
-#[command(group = ArgGroup::new("target").required(true).args(["path", "vhost_user", "nbd"]))]
+#[command(group = ArgGroup::new("target").required(true).args(["path", "vhost_user", "nbd", "client"]))]
 pub struct BenchArgs {
     /// File or block device of this host to measure, or with --workload a
     /// directory
@@ -242,6 +244,9 @@ pub struct BenchArgs {
 
     #[command(flatten)]
     files: FilesArgs,
+
+    #[command(flatten)]
+    together: Clients,
 }
 
 /// fio's words for a kind of load.
@@ -391,6 +396,13 @@ impl BenchArgs {
 /// Runs the load and prints the result on stdout; when a signal ends it early,
 /// that of what was measured until then.
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
+    let others = &args.together;
+    if let (Some(address), Some(certificates)) = (&others.serve, &others.certificates) {
+        return together::serve(&args, address, certificates);
+    }
+    if !others.client.is_empty() {
+        return on_other_hosts(&args);
+    }
     if let Some(dir) = &args.output {
         record::check(dir)?;
     }
@@ -427,7 +439,12 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let mut line = ProgressLine::new();
     let result = fathom_load::run(&options, &mut |p| line.show(p));
     line.clear();
-    let report = result?;
+    let mut report = result?;
+    // For who merges it, and long.
+    report
+        .operations
+        .iter_mut()
+        .for_each(|one| one.histogram.clear());
     show(&report, args.json)?;
     if let Some(dir) = &args.output {
         record::add(dir, Record::of(&report))?;
@@ -436,6 +453,23 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         bail!("{} requests failed", report.errors);
     }
     Ok(())
+}
+
+/// Prints what agents on other hosts have measured.
+fn on_other_hosts(args: &BenchArgs) -> anyhow::Result<()> {
+    let mut load = args.load()?;
+    load.stop = stop_on_signal()?;
+    let told = together::run(&args.together, &load)?;
+    show(&told, args.json)?;
+    let problems = told.problems();
+    problems
+        .iter()
+        .for_each(|problem| eprintln!("fathom: {}", fathom_img::shown(problem)));
+    match (problems.len(), told.errors()) {
+        (0, 0) => Ok(()),
+        (0, errors) => bail!("{errors} requests failed"),
+        (failed, _) => bail!("{failed} hosts have no figures"),
+    }
 }
 
 fn show(what: &(impl Display + Serialize), json: bool) -> anyhow::Result<()> {

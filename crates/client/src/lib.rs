@@ -11,4 +11,4 @@ mod server;
 pub use client::{Call, Client};
 pub use error::ClientError;
 pub use lines::Lines;
-pub use server::{Credentials, PORT, Remote, Server};
+pub use server::{Credentials, PORT, Remote, Server, split_host};

@@ -71,7 +71,8 @@ impl Credentials {
 impl Remote {
     /// `host`: `HOST`, `HOST:PORT`, `[IPV6]:PORT`; the error is for the user.
     pub fn new(host: &str, credentials: &Credentials) -> Result<Remote, String> {
-        let at = split(host).ok_or_else(|| format!("'{host}' is not HOST or HOST:PORT"))?;
+        let at =
+            split_host(host, PORT).ok_or_else(|| format!("'{host}' is not HOST or HOST:PORT"))?;
         let name = credentials.server.clone().unwrap_or_else(|| at.0.clone());
         let bad = |_| format!("'{name}' is no name that a server's certificate could have");
         Ok(Remote {
@@ -92,8 +93,8 @@ impl Remote {
     }
 }
 
-/// A host, and its port.
-fn split(host: &str) -> Option<(String, u16)> {
+/// A host, and its port, if that is said: `HOST`, `HOST:PORT`, `[IPV6]:PORT`.
+pub fn split_host(host: &str, usual: u16) -> Option<(String, u16)> {
     let (name, port) = match host.strip_prefix('[') {
         Some(rest) => {
             let (name, port) = rest.split_once(']')?;
@@ -108,7 +109,7 @@ fn split(host: &str) -> Option<(String, u16)> {
             None => (host, None),
         },
     };
-    let port = port.map_or(Some(PORT), |port| {
+    let port = port.map_or(Some(usual), |port| {
         port.parse().ok().filter(|port| *port > 0)
     });
     (!name.is_empty()).then_some((name.to_owned(), port?))
@@ -138,7 +139,7 @@ mod tests {
 
     #[test]
     fn hosts_have_ports() {
-        let at = |text| split(text).map(|(name, port)| format!("{name} {port}"));
+        let at = |text| split_host(text, PORT).map(|(name, port)| format!("{name} {port}"));
         for (text, expected) in [
             ("a.example", Some("a.example 9826")),
             ("a:1", Some("a 1")),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use fathom_trace::Bucket;
 use fathom_trace::histogram::{Counts, FINE};
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,9 @@ pub struct Direction {
     /// 10^6 bytes per second; 0 for a flush.
     pub mb_per_s: f64,
     pub latency: Latency,
+    /// Of each that occurred, in nanoseconds; for who merges it with others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub histogram: Vec<Bucket>,
 }
 
 /// Latencies in nanoseconds; all zero without requests.
@@ -159,9 +163,18 @@ fn directions(load: &Load, workers: &[Measured], ns_per_tick: f64, seconds: f64)
             iops,
             mb_per_s: iops * f64::from(bytes) / 1e6,
             latency: Latency::of(&all, ns_per_tick),
+            histogram: buckets(&all, ns_per_tick),
         }
     };
     Op::ALL.map(one).into_iter().filter(|d| d.ios > 0).collect()
+}
+
+fn buckets(ticks: &Counts<FINE>, ns_per_tick: f64) -> Vec<Bucket> {
+    let ns = |ticks| ticks as f64 * ns_per_tick;
+    let occupied = ticks.occupied();
+    occupied
+        .map(|(from, to, n)| Bucket(ns(from), ns(to), n))
+        .collect()
 }
 
 fn names(target: &Target) -> (String, String, String) {

@@ -4,6 +4,7 @@
 mod support;
 
 mod door;
+mod loads;
 mod many;
 
 use serde_json::Value;

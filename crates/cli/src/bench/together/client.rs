@@ -1,0 +1,209 @@
+//! `fathom bench --client`: asks agents for a load, all at one instant.
+
+use super::PORT;
+use super::terms::Terms;
+use super::told::{Host, Told};
+use super::wire::{Done, Message, Wire};
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use fathom_client::split_host;
+use fathom_load::Load;
+use fathom_tls::{ClientFiles, ClientTls, open_here};
+use rustls::{ClientConnection, StreamOwned};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Barrier, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// For each step before the load.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often somebody looks whether it is to end early.
+const LOOK: Duration = Duration::from_millis(200);
+/// Beyond what a load is to take, its agent may take so long to end and to tell.
+const LATE: Duration = Duration::from_secs(60);
+
+#[derive(Args, Debug)]
+pub struct Clients {
+    /// Have agents on these hosts make the load, all at one instant, and merge what they have measured:
+    /// HOST or HOST:PORT of each (9827 unless it is said), where `fathom bench --serve` waits
+    #[arg(
+        long,
+        value_name = "HOST,...",
+        value_delimiter = ',',
+        requires = "certificates",
+        conflicts_with_all = ["info", "workload", "output"],
+        help_heading = "Many hosts"
+    )]
+    pub client: Vec<String>,
+
+    /// Wait at this address (host:port) for clients on other hosts, and load PATH, --vhost-user or --nbd as they
+    /// say, one load at a time
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        requires = "certificates",
+        conflicts_with_all = ["client", "info", "workload", "output", "json"],
+        help_heading = "Many hosts"
+    )]
+    pub serve: Option<String>,
+
+    /// Directory with ca-cert.pem, and client-cert.pem and client-key.pem (--client) or server-cert.pem and
+    /// server-key.pem (--serve)
+    #[arg(long, value_name = "DIR", help_heading = "Many hosts")]
+    pub certificates: Option<PathBuf>,
+
+    /// What the agents' certificates are for [default: each for its host]
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "client",
+        help_heading = "Many hosts"
+    )]
+    pub tls_hostname: Option<String>,
+}
+
+type Socket = StreamOwned<ClientConnection, TcpStream>;
+
+/// When a host was told to go, and when it had heard.
+#[derive(Clone, Copy)]
+struct Gone {
+    told: Instant,
+    heard: Instant,
+}
+
+/// What all hosts have measured. Fails before any load has begun where one of them cannot have it.
+pub fn run(args: &Clients, load: &Load) -> anyhow::Result<Told> {
+    let terms = Terms::of(load)?;
+    let mut hosts = args.client.clone();
+    hosts.sort();
+    hosts.dedup();
+    // All are ready, or none has to go.
+    let (ready, refusals) = (Barrier::new(hosts.len()), Mutex::new(Vec::new()));
+    let one = |host: &String| {
+        let wire = prepare(args, host, &terms);
+        let wire = wire.map_err(|error| lock(&refusals).push(format!("{host}: {error:#}")));
+        ready.wait();
+        match wire {
+            Ok(wire) if lock(&refusals).is_empty() => Some(go(wire, load)),
+            _ => None,
+        }
+    };
+    let ended: Vec<_> = std::thread::scope(|scope| {
+        let all: Vec<_> = hosts
+            .iter()
+            .map(|host| scope.spawn(move || one(host)))
+            .collect();
+        all.into_iter()
+            .map(std::thread::ScopedJoinHandle::join)
+            .collect()
+    });
+    let mut refusals = refusals
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    refusals.sort();
+    if let Some(first) = refusals.first() {
+        let more = match refusals.len() {
+            1 => String::new(),
+            n => format!(" (and {} more)", n - 1),
+        };
+        bail!("{first}{more}: no load was begun");
+    }
+    let (mut told, mut begins) = (Told::default(), Vec::new());
+    for (host, ended) in hosts.into_iter().zip(ended) {
+        match ended.ok().flatten() {
+            Some(Ok((gone, done))) => {
+                let began = done.began_us.map(Duration::from_micros);
+                begins.push(began.map(|began| (gone.told + began, gone.heard + began)));
+                told.hosts.push(Host {
+                    host,
+                    report: done.report,
+                });
+            }
+            Some(Err(error)) => told.fail(host, &format!("{error:#}")),
+            None => told.fail(host, "its thread has died"),
+        }
+    }
+    // Nobody knows a host's clock; but each began after it was told to, and what it said then was heard
+    // later.
+    let begins: Option<Vec<_>> = begins.into_iter().collect();
+    told.spread = begins.and_then(|begins| {
+        let first = begins.iter().map(|(earliest, _)| *earliest).min()?;
+        let last = begins.iter().map(|(_, latest)| *latest).max()?;
+        Some(last - first)
+    });
+    told.merge();
+    Ok(told)
+}
+
+fn lock(refusals: &Mutex<Vec<String>>) -> std::sync::MutexGuard<'_, Vec<String>> {
+    refusals.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Up to where the agent waits.
+fn prepare(args: &Clients, host: &str, terms: &Terms) -> anyhow::Result<Wire<Socket>> {
+    let (name, port) = split_host(host, PORT).context("it is not HOST or HOST:PORT")?;
+    let files = ClientFiles::of(args.certificates.as_deref());
+    let tls = ClientTls::load(
+        &files,
+        args.tls_hostname.as_ref().unwrap_or(&name),
+        &open_here,
+    )?;
+    let addresses = (&*name, port).to_socket_addrs()?;
+    let mut failed = anyhow!("it has no address");
+    for address in addresses {
+        let socket = match TcpStream::connect_timeout(&address, PATIENCE) {
+            Ok(socket) => socket,
+            Err(error) => {
+                failed = error.into();
+                continue;
+            }
+        };
+        socket.set_nodelay(true)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_write_timeout(Some(PATIENCE))?;
+        let mut wire = Wire::new(StreamOwned::new(tls.session()?, socket));
+        wire.send(&Message::Load(Box::new(terms.clone())))?;
+        return match wire.receive()? {
+            Message::Ready { .. } => Ok(wire),
+            other => Err(refusal(other)),
+        };
+    }
+    Err(failed)
+}
+
+fn refusal(message: Message) -> anyhow::Error {
+    match message {
+        Message::Failed { problem } => anyhow!("{problem}"),
+        _ => anyhow!("it says what was not asked"),
+    }
+}
+
+/// Has it go, and waits for its end.
+fn go(mut wire: Wire<Socket>, load: &Load) -> anyhow::Result<(Gone, Done)> {
+    let told = Instant::now();
+    wire.send(&Message::Go)?;
+    match wire.receive()? {
+        Message::Going => {}
+        other => return Err(refusal(other)),
+    }
+    let heard = Instant::now();
+    wire.stream().sock.set_read_timeout(Some(LOOK))?;
+    let ends = load
+        .runtime
+        .map(|runtime| heard + load.ramp + runtime + load.timeout + LATE);
+    let (mut is_stopping, mut ends) = (false, ends);
+    loop {
+        match wire.try_receive()? {
+            Some(Message::Done(done)) => return Ok((Gone { told, heard }, *done)),
+            Some(other) => return Err(refusal(other)),
+            None if ends.is_some_and(|ends| Instant::now() > ends) => bail!("it does not end"),
+            None => {}
+        }
+        if load.stop.load(Ordering::Relaxed) && !is_stopping {
+            wire.send(&Message::Stop)?;
+            is_stopping = true;
+            ends = Some(Instant::now() + load.timeout + LATE);
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Loads of many hosts that begin together: agents (`fathom bench --serve`) wait on each host, each with a
+//! disk to load; a client (`--client`) says what load it is to be, lets all of them go at once, and merges
+//! what they have measured.
+//!
+//! - `wire` is what the two say to each other, `terms` the load;
+//! - `agent` waits and loads, `client` asks; `told` is what comes of it.
+
+mod agent;
+mod client;
+mod terms;
+mod told;
+mod wire;
+
+pub use agent::serve;
+pub use client::{Clients, run};
+
+/// Where agents listen, unless it is said.
+const PORT: u16 = 9827;

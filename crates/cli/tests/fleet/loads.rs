@@ -1,0 +1,251 @@
+//! Loads of many hosts that begin together.
+
+use super::nbd;
+use crate::support::certificates::Certificates;
+use crate::support::{Kept, Served, eventually, fathom, refused, run, short_dir, stdout_of};
+use serde_json::Value;
+use std::fs::File;
+use std::process::{Command, Stdio};
+
+/// A host's disk, whose reads take so many milliseconds, and its agent.
+struct Host {
+    served: Served,
+    agent: Kept,
+    address: String,
+    _dir: tempfile::TempDir,
+}
+
+impl Host {
+    fn start(certificates: &Certificates, ms: u32) -> Host {
+        let disk = format!(
+            "[[disk]]\nname = 'd'\nimage = 'memory:16M'\nnbd = true\nfilters = ['delay:read={ms}ms']\n"
+        );
+        let served = Served::waiting("", &disk);
+        let dir = short_dir();
+        let log = dir.path().join("log");
+        let mut agent = fathom();
+        agent.args([
+            "bench",
+            "--serve",
+            "127.0.0.1:0",
+            "--nbd",
+            &nbd(&served, "d"),
+        ]);
+        agent.args(["--certificates", &certificates.path("server")]);
+        agent
+            .stdout(Stdio::null())
+            .stderr(File::create(&log).unwrap());
+        let agent = Kept(agent.spawn().unwrap());
+        let address = eventually("it waits", || {
+            let said = std::fs::read_to_string(&log).unwrap();
+            let at = said.split("by TLS at ").nth(1)?.split('\n').next()?;
+            Some(at.to_owned())
+        });
+        Host {
+            served,
+            agent,
+            address,
+            _dir: dir,
+        }
+    }
+
+    /// Reads that its disk has had.
+    fn reads(&self) -> u64 {
+        let said = stdout_of(&["stats", &self.served.api(), "--json"]);
+        let summary: Value = serde_json::from_str(&said).unwrap();
+        let ops = summary["operations"].as_array().unwrap();
+        let read = ops.iter().find(|op| op["op"] == "read");
+        read.map_or(0, |read| read["stages"][6]["count"].as_u64().unwrap())
+    }
+}
+
+fn bench(certificates: &Certificates, hosts: &[&Host], args: &[&str]) -> Command {
+    let all: Vec<_> = hosts.iter().map(|host| host.address.clone()).collect();
+    let mut bench = fathom();
+    bench.args([
+        "bench",
+        "--client",
+        &all.join(","),
+        "--certificates",
+        &certificates.path("client"),
+    ]);
+    bench.args(args);
+    bench
+}
+
+#[test]
+fn loads_begin_together_and_are_merged() {
+    let certificates = Certificates::new();
+    let [quick, slow] = [1, 40].map(|ms| Host::start(&certificates, ms));
+    let load = [
+        "--rw",
+        "randread",
+        "--iodepth",
+        "4",
+        "--number-ios",
+        "400",
+        "--json",
+    ];
+    let output = bench(&certificates, &[&quick, &slow], &load)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let read = &told["operations"][0];
+    assert_eq!(
+        (&read["op"], read["ios"].as_u64()),
+        (&"read".into(), Some(800))
+    );
+    assert_eq!((quick.reads(), slow.reads()), (400, 400));
+    // Half of them were slow: the middle is between the two, the end is the slow one's.
+    let of = |name: &str| read[name].as_f64().unwrap();
+    assert!(of("p90_ns") >= 39e6 && of("p50_ns") <= 42e6, "{read}");
+    let mean = |index: usize| {
+        let host = &told["hosts"][index]["report"]["operations"][0];
+        host["latency"]["mean_ns"].as_f64().unwrap()
+    };
+    let middle = f64::midpoint(mean(0), mean(1));
+    assert!((of("mean_ns") - middle).abs() <= 0.03 * middle, "{told}");
+    let rate = |of: &Value| of["iops"].as_f64().unwrap();
+    let rates = told["hosts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|host| rate(&host["report"]));
+    assert!((rate(&told) - rates.sum::<f64>()).abs() < 1.0);
+}
+
+#[test]
+fn a_load_that_one_host_cannot_have_begins_nowhere() {
+    let certificates = Certificates::new();
+    let [one, other] = [1, 1].map(|ms| Host::start(&certificates, ms));
+    let long = ["--rw", "randread", "--runtime", "1h"];
+    let mut busy = bench(&certificates, &[&other], &long);
+    let busy = Kept(
+        busy.stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
+    eventually("it is busy", || (other.reads() > 0).then_some(()));
+    let both = format!("{},{}", one.address, other.address);
+    let client = certificates.path("client");
+    let ask = ["bench", "--client", &both, "--certificates", &client];
+    refused(
+        1,
+        &ask,
+        &[
+            &other.address,
+            "another load runs here",
+            "no load was begun",
+        ],
+    );
+    assert_eq!(one.reads(), 0);
+    // Its client is killed: it ends, and is free.
+    drop(busy);
+    eventually("it is free", || {
+        run(&[&ask[..], &["--number-ios", "8"]].concat())
+            .status
+            .success()
+            .then_some(())
+    });
+    // What cannot be is said by those who know.
+    let wrong = ["--bs", "100"];
+    refused(
+        1,
+        &[&ask[..], &wrong].concat(),
+        &[&one.address, "no load was begun"],
+    );
+    for (args, words) in [
+        (vec!["--cpus", "0"], "by --serve"),
+        (vec!["--verify", "--verify-state", "/tmp/no"], "by --serve"),
+    ] {
+        refused(1, &[&ask[..], &args].concat(), &[words]);
+    }
+    // Nobody is there, or nobody who is known.
+    drop(other.agent);
+    refused(1, &ask, &[&other.address, "no load was begun"]);
+    let stranger = certificates.path("stranger");
+    refused(
+        1,
+        &[
+            "bench",
+            "--client",
+            &one.address,
+            "--certificates",
+            &stranger,
+        ],
+        &[&one.address],
+    );
+    let output = run(&[
+        "bench",
+        "--client",
+        &one.address,
+        "--certificates",
+        &client,
+        "--nbd",
+        "nbd://h/e",
+    ]);
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn a_load_ends_early_and_without_a_host_that_dies() {
+    let certificates = Certificates::new();
+    let [one, other] = [1, 1].map(|ms| Host::start(&certificates, ms));
+    let long = ["--rw", "randread", "--runtime", "1h", "--json"];
+    let begin = || {
+        let before = one.reads();
+        let mut load = bench(&certificates, &[&one, &other], &long);
+        let load = load
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Past its first second, which is not measured.
+        eventually("it runs", || (one.reads() > before + 1200).then_some(()));
+        load
+    };
+    let load = begin();
+    let pid = load.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let output = load.wait_with_output().unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(told["hosts"].as_array().unwrap().len(), 2);
+    assert!(told["iops"].as_f64().unwrap() > 1.0);
+    assert!(told["began_within_ms"].as_f64().unwrap() > 0.0, "{told}");
+
+    let load = begin();
+    let pid = load.id().to_string();
+    let gone = other.address.clone();
+    drop(other);
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let output = load.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains(&gone) && said.contains("1 hosts have no figures"),
+        "{said}"
+    );
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(told["failed"][0]["host"], *gone);
+    assert_eq!(told["hosts"][0]["host"], *one.address);
+}
