@@ -459,7 +459,10 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
 fn on_other_hosts(args: &BenchArgs) -> anyhow::Result<()> {
     let mut load = args.load()?;
     load.stop = stop_on_signal()?;
-    let told = together::run(&args.together, &load)?;
+    let told = match &args.together.fio {
+        Some(job) => together::run_fio(&args.together.client, job, &load.stop)?,
+        None => together::run(&args.together, &load)?,
+    };
     show(&told, args.json)?;
     let problems = told.problems();
     problems

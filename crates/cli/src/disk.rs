@@ -382,9 +382,14 @@ fn empty_row(at: String) -> Row {
 }
 
 fn print(out: &mut impl Write, rows: &[Row]) -> anyhow::Result<()> {
+    // Names in them may be a stranger's.
+    let rows: Vec<_> = rows
+        .iter()
+        .map(|row| row.each_ref().map(|cell| fathom_img::shown(cell)))
+        .collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     let widths: Vec<_> = (0..7).map(|column| width(column).unwrap_or(0)).collect();
-    for row in rows {
+    for row in &rows {
         let cells = row
             .iter()
             .zip(&widths)

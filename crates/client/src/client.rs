@@ -43,7 +43,7 @@ pub struct Client {
 impl Client {
     /// That of this host at a socket. Fails when nobody listens there.
     pub fn connect(path: &Path) -> Result<Client, ClientError> {
-        let client = Client::of(Server::Local(path.to_owned()))?;
+        let client = Client::new(Server::Local(path.to_owned()))?;
         let failed = |source| ClientError::of_connect(&client.server, source);
         let connected = net::UnixStream::connect(path).map_err(failed)?;
         connected.set_nonblocking(true).map_err(failed)?;
@@ -51,8 +51,15 @@ impl Client {
         Ok(client)
     }
 
-    /// Any; whether it is there is seen when it is asked.
+    /// Any. Whether one on another host is there is seen when it is asked.
     pub fn of(server: Server) -> Result<Client, ClientError> {
+        match server {
+            Server::Local(path) => Client::connect(&path),
+            remote => Client::new(remote),
+        }
+    }
+
+    fn new(server: Server) -> Result<Client, ClientError> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build();
         Ok(Client {
             runtime: runtime.map_err(|source| ClientError::of_connect(&server, source))?,
@@ -158,6 +165,12 @@ impl<'a> Call<'a> {
         self
     }
 
+    /// The answer, or its beginning, may take so long.
+    pub fn within(mut self, patience: Duration) -> Call<'a> {
+        self.patience = Some(patience);
+        self
+    }
+
     /// The answer may take as long as storage does.
     pub fn patiently(mut self) -> Call<'a> {
         self.patience = None;
@@ -177,7 +190,7 @@ impl<'a> Call<'a> {
             };
             let late = |_| ClientError::Late {
                 server: client.server.to_string(),
-                seconds: patience.as_secs(),
+                after: patience,
             };
             tokio::time::timeout(patience, exchange)
                 .await
@@ -189,14 +202,14 @@ impl<'a> Call<'a> {
 
     /// Waits until the server begins to tell something line by line.
     pub fn stream(self) -> Result<Lines<'a>, ClientError> {
-        let client = self.client;
+        let (client, patience) = (self.client, self.patience.unwrap_or(PATIENCE));
         let request = self.into_request()?;
         client.runtime.block_on(async {
             let late = |_| ClientError::Late {
                 server: client.server.to_string(),
-                seconds: PATIENCE.as_secs(),
+                after: patience,
             };
-            let response = tokio::time::timeout(PATIENCE, begin(client, request));
+            let response = tokio::time::timeout(patience, begin(client, request));
             let response = response.await.map_err(late)??;
             if response.status().is_success() {
                 let body = response.into_body();
@@ -253,12 +266,16 @@ async fn begin(
 }
 
 async fn collect(client: &Client, body: Incoming) -> Result<Bytes, ClientError> {
-    collect_of(&client.server, body).await
+    collect_of(&client.server, body, MAX_ANSWER).await
 }
 
-/// All of an answer.
-pub(crate) async fn collect_of(server: &Server, body: Incoming) -> Result<Bytes, ClientError> {
-    let body = Limited::new(body, MAX_ANSWER).collect().await;
+/// All of an answer, of so many bytes at most.
+pub(crate) async fn collect_of(
+    server: &Server,
+    body: Incoming,
+    limit: usize,
+) -> Result<Bytes, ClientError> {
+    let body = Limited::new(body, limit).collect().await;
     let body = body.map_err(|error| match error.downcast::<hyper::Error>() {
         Ok(error) => ClientError::of_connection(server, *error),
         // It is too long.
@@ -272,14 +289,12 @@ pub(crate) fn understand<T: DeserializeOwned>(
     status: StatusCode,
     body: &[u8],
 ) -> Option<Result<T, ClientError>> {
-    let body: Value = match body {
-        [] => Value::Null,
-        body => serde_json::from_slice(body).ok()?,
-    };
+    let body = if body.is_empty() { b"null" } else { body };
     if status.is_success() {
-        return serde_json::from_value(body).ok().map(Ok);
+        return serde_json::from_slice(body).ok().map(Ok);
     }
-    let text = body.get("detail")?.as_str()?.to_owned();
+    let problem: Value = serde_json::from_slice(body).ok()?;
+    let text = problem.get("detail")?.as_str()?.to_owned();
     let status = status.as_u16();
     Some(Err(ClientError::Refused { status, text }))
 }

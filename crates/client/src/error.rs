@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
+use std::time::Duration;
 
 /// One line for the user.
 #[derive(Debug, thiserror::Error)]
@@ -16,8 +17,8 @@ pub enum ClientError {
     },
     #[error("{0}: the server has closed the connection")]
     Closed(String),
-    #[error("{server}: no answer within {seconds} s")]
-    Late { server: String, seconds: u64 },
+    #[error("{server}: no answer within {after:?}")]
+    Late { server: String, after: Duration },
     #[error("{0}: it does not speak fathom's API")]
     NotFathom(String),
     /// The server's own words, and its HTTP status.

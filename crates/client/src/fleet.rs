@@ -18,39 +18,62 @@ use tokio::time::timeout;
 
 /// So many at once. The others wait for their turn.
 const AT_ONCE: usize = 256;
+/// Of a server that is asked for many things, all answers may take so many times as long as one.
+const ANSWERS: u32 = 12;
+/// The longest answer that is read, in bytes: there may be as many at once.
+const MAX_ANSWER: usize = 16 << 20;
 
 /// A connection to one server, over which it is asked one thing after the other.
 pub struct Session<'a> {
     server: &'a Server,
+    patience: Duration,
     sender: SendRequest<Full<Bytes>>,
 }
 
 impl<'a> Session<'a> {
-    async fn begin(server: &'a Server) -> Result<Session<'a>, ClientError> {
+    async fn begin(server: &'a Server, patience: Duration) -> Result<Session<'a>, ClientError> {
         let socket = server.connect().await?;
         let (sender, connection) = http1::handshake(socket)
             .await
             .map_err(|error| ClientError::of_connection(server, error))?;
         // It ends with the sender; what becomes of it is told where the answer is read.
         tokio::spawn(connection);
-        Ok(Session { server, sender })
+        Ok(Session {
+            server,
+            patience,
+            sender,
+        })
     }
 
     /// `place`: what stands between the slashes, as it is meant: `["v1", "disks", "a"]`.
     pub async fn get<T: DeserializeOwned>(&mut self, place: &[&str]) -> Result<T, ClientError> {
+        let patience = self.patience;
+        let late = late(self.server, patience);
+        timeout(patience, self.exchange(place))
+            .await
+            .map_err(|_| late)?
+    }
+
+    async fn exchange<T: DeserializeOwned>(&mut self, place: &[&str]) -> Result<T, ClientError> {
         let failed = |error| ClientError::of_connection(self.server, error);
         let strange = || ClientError::NotFathom(self.server.to_string());
         let request = Request::get(path_of(place)).header(header::HOST, "fathom");
         let request = request.body(Full::default()).map_err(|_| strange())?;
         let answer = self.sender.send_request(request).await.map_err(failed)?;
         let status = answer.status();
-        let body = collect_of(self.server, answer.into_body()).await?;
+        let body = collect_of(self.server, answer.into_body(), MAX_ANSWER).await?;
         understand(status, &body).unwrap_or_else(|| Err(strange()))
     }
 }
 
-/// Asks all `servers`, some hundreds at once; `take` gets what comes of each as it comes. One that has not
-/// answered after `patience` is given up, so that all of it takes no longer than that for each few hundred.
+fn late(server: &Server, after: Duration) -> ClientError {
+    let server = server.to_string();
+    ClientError::Late { server, after }
+}
+
+/// Asks all `servers`, some hundreds at once; `take` gets what comes of each as it comes. One that lets wait
+/// for an answer longer than `patience`, or for all of them [`ANSWERS`] times as long, is given up: so all of
+/// it takes no longer than that for each few hundred.
 ///
 /// # Errors
 /// When there can be no runtime.
@@ -64,15 +87,12 @@ pub fn ask_all<T>(
         .enable_all()
         .build()?;
     let one = async |server| {
-        let asked = async {
-            let mut session = Session::begin(server).await?;
-            ask(&mut session).await
-        };
-        let late = |_| ClientError::Late {
-            server: server.to_string(),
-            seconds: patience.as_secs(),
-        };
-        timeout(patience, asked).await.map_err(late)?
+        let begun = timeout(patience, Session::begin(server, patience)).await;
+        let mut session = begun.map_err(|_| late(server, patience))??;
+        let all = patience * ANSWERS;
+        timeout(all, ask(&mut session))
+            .await
+            .map_err(|_| late(server, all))?
     };
     runtime.block_on(async {
         let all = stream::iter(servers.iter().enumerate());

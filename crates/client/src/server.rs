@@ -83,6 +83,11 @@ impl Remote {
         })
     }
 
+    /// What tells it from others, however it is written.
+    pub fn place(&self) -> (String, u16) {
+        (self.at.0.to_lowercase(), self.at.1)
+    }
+
     async fn connect(&self) -> io::Result<impl Stream + use<>> {
         let (host, port) = &self.at;
         let socket = TcpStream::connect((&**host, *port)).await?;

@@ -39,9 +39,12 @@ impl Pulse {
         if self.looked.elapsed() < LOOK {
             return None;
         }
+        let was_away = self.looked.elapsed() > FAINT;
         self.looked = Instant::now();
         let ran = cpus_ran(&self.tasks);
-        if ran.is_none() || std::mem::replace(&mut self.ran, ran) != ran {
+        // Who did not look either knows nothing.
+        let moves = std::mem::replace(&mut self.ran, ran) != ran;
+        if ran.is_none() || moves || was_away {
             self.beat = self.looked;
         }
         Some(self.looked - self.beat)

@@ -46,7 +46,7 @@ pub use error::{Error, Result};
 pub use nbd::{ExportInfo, NbdUri, Replies, info as nbd_info, server_pid};
 pub use options::{Engine, File, Load, Nbd, Options, Rw, Target, VhostUser, Wait};
 pub use port::Op;
-pub use report::{Latency, Report};
+pub use report::{Direction, Latency, Report};
 pub use run::Progress;
 pub use server::{ServerInfo, info};
 

@@ -28,7 +28,11 @@ pub fn ask<T>(
         Ok(answer) => take(index, answer),
         Err(error) => failed.push(Failed {
             host: servers[index].to_string(),
-            problem: error.to_string(),
+            problem: match &error {
+                // Their own words name no host.
+                ClientError::Refused { text, .. } => format!("{}: {text}", servers[index]),
+                other => other.to_string(),
+            },
         }),
     })?;
     failed.sort_by(|a, b| a.host.cmp(&b.host));

@@ -3,10 +3,12 @@
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use fathom_client::fleet::allow_files;
-use fathom_client::{Credentials, PORT, Remote, Server};
+use fathom_client::{Credentials, PORT, Remote, Server, split_host};
 use fathom_units::parse_duration;
-use std::collections::BTreeSet;
-use std::net::ToSocketAddrs;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -50,67 +52,68 @@ impl Hosts {
         let (hosts, name) = self.named()?;
         let name = self.tls_hostname.clone().or(name);
         let credentials = Credentials::load(&self.certificates, name)?;
-        let server = |host: &String| {
-            let remote = Remote::new(host, &credentials);
-            remote
-                .map(Server::Remote)
-                .map_err(|problem| anyhow!("--hosts: {problem}"))
-        };
-        let servers = hosts
-            .iter()
-            .map(server)
-            .collect::<anyhow::Result<Vec<_>>>()?;
+        let mut servers = BTreeMap::new();
+        for host in hosts {
+            let remote = Remote::new(&host, &credentials);
+            let remote = remote.map_err(|problem| anyhow!("--hosts: {problem}"))?;
+            // By whatever words it is named.
+            servers
+                .entry(remote.place())
+                .or_insert(Server::Remote(remote));
+        }
         allow_files();
-        Ok(servers)
+        Ok(servers.into_values().collect())
     }
 
     /// The hosts, and what certificates are for where that is no host's name.
     fn named(&self) -> anyhow::Result<(BTreeSet<String>, Option<String>)> {
         let path = Path::new(&self.hosts);
-        if path.is_file() {
-            return Ok((read(path)?, None));
+        match std::fs::metadata(path) {
+            Ok(found) if !found.is_dir() => return Ok((read(path)?, None)),
+            _ if self.hosts.contains('/') => bail!("--hosts: there is no file {}", path.display()),
+            _ => {}
         }
-        if self.hosts.contains('/') {
-            bail!("--hosts: there is no file {}", path.display());
-        }
-        let several: BTreeSet<_> = self
-            .hosts
-            .split(',')
-            .map(str::trim)
-            .map(str::to_owned)
-            .collect();
-        if several.len() > 1 || self.hosts.contains(',') {
+        let several = self.hosts.split(',').map(str::trim).map(str::to_owned);
+        let several: BTreeSet<_> = several.collect();
+        if self.hosts.contains(',') {
             return Ok((several, None));
         }
-        let (name, port) = match self.hosts.split_once(':') {
-            // An IPv6 address has more of them.
-            Some((name, port)) if !port.contains(':') => (name, Some(port)),
-            _ => (&*self.hosts, None),
+        let Some((name, port)) = split_host(&self.hosts, PORT) else {
+            bail!("--hosts: '{}' is not NAME or NAME:PORT", self.hosts);
         };
-        let port = port.map_or(Ok(PORT), str::parse);
-        let port =
-            port.map_err(|_| anyhow!("--hosts: '{}' is not NAME or NAME:PORT", self.hosts))?;
-        let found = (name, port).to_socket_addrs();
+        let found = (&*name, port).to_socket_addrs();
         let found =
             found.with_context(|| format!("--hosts: '{name}' is neither a file nor in the DNS"))?;
-        let addresses: BTreeSet<_> = found.map(|address| address.to_string()).collect();
+        // A host may have an address of each kind, and is to be counted once.
+        let (mut addresses, others): (BTreeSet<_>, BTreeSet<_>) =
+            found.partition(SocketAddr::is_ipv4);
+        if addresses.is_empty() {
+            addresses = others;
+        }
         match addresses.len() {
             0 => bail!("--hosts: '{name}' has no address in the DNS"),
-            1 => Ok((BTreeSet::from([self.hosts.clone()]), None)),
-            _ => Ok((addresses, Some(name.to_owned()))),
+            1 => Ok((several, None)),
+            _ => Ok((
+                addresses.iter().map(SocketAddr::to_string).collect(),
+                Some(name),
+            )),
         }
     }
 }
 
 fn read(path: &Path) -> anyhow::Result<BTreeSet<String>> {
     let what = || format!("--hosts: {}", path.display());
-    if std::fs::metadata(path).with_context(what)?.len() > MAX_FILE {
+    let mut text = String::new();
+    let file = File::open(path).with_context(what)?;
+    file.take(MAX_FILE)
+        .read_to_string(&mut text)
+        .with_context(what)?;
+    if text.len() as u64 >= MAX_FILE {
         bail!(
             "--hosts: {} is too long for a list of hosts",
             path.display()
         );
     }
-    let text = std::fs::read_to_string(path).with_context(what)?;
     let lines = text
         .lines()
         .map(|line| line.split('#').next().unwrap_or_default().trim());
@@ -147,6 +150,7 @@ mod tests {
         let file = file.to_str().unwrap();
         assert_eq!(named(file).unwrap(), (set(&["a", "b:1"]), None));
         assert_eq!(named("x, y:2,x").unwrap(), (set(&["x", "y:2"]), None));
+        assert_eq!(named("[::1]:70").unwrap(), (set(&["[::1]:70"]), None));
         // A name of one address is a host's.
         assert_eq!(
             named("127.0.0.1:70").unwrap(),

@@ -10,6 +10,7 @@ mod stats;
 mod worst;
 
 use crate::top::{self, View, Which};
+pub use answers::Failed;
 use clap::{Args, Subcommand};
 use hosts::Hosts;
 
@@ -49,7 +50,7 @@ pub fn run(args: FleetCommand) -> anyhow::Result<()> {
         Command::Stats(args) => stats::run(&args),
         Command::Top(args) => {
             let servers = args.hosts.servers()?;
-            top::show(args.view, Which::Fleet(servers.into()))
+            top::show(args.view, Which::Fleet(servers.into()), args.hosts.timeout)
         }
     }
 }

@@ -64,7 +64,11 @@ pub fn run(args: &StatsArgs) -> anyhow::Result<()> {
     look(args, &servers, Some(&mut last))?;
     loop {
         std::thread::sleep(interval);
-        print(args, &servers, look(args, &servers, Some(&mut last))?)?;
+        match look(args, &servers, Some(&mut last)) {
+            Ok(told) => print(args, &servers, told)?,
+            // They may come back.
+            Err(error) => eprintln!("fathom: {}", fathom_img::shown(&format!("{error:#}"))),
+        }
     }
 }
 
@@ -77,19 +81,29 @@ async fn summaries(session: &mut Session<'_>, filter: &str) -> Result<Summaries,
         }
         match session.get(&["v1", "disks", &disk.name, "stats"]).await {
             Ok(summary) => summaries.push((disk.name, summary)),
-            // It has gone meanwhile.
-            Err(ClientError::Refused { status: 404, .. }) => {}
+            // It has gone meanwhile, or its tenant cannot tell: that is no reason to know nothing of others.
+            Err(ClientError::Refused { .. }) => {}
             Err(error) => return Err(error),
         }
     }
     Ok(summaries)
 }
 
+/// Names of operations and stages may be a stranger's.
+fn clean(summary: &mut Summary) {
+    for op in &mut summary.operations {
+        op.op = fathom_img::shown(&op.op);
+        for stage in &mut op.stages {
+            stage.stage = fathom_img::shown(&stage.stage);
+        }
+    }
+}
+
 /// Asks all. With `last`, it is what has come since; a disk that was not there says nothing yet.
 fn look(
     args: &StatsArgs,
     servers: &[Server],
-    mut last: Option<&mut HashMap<(usize, String), Summary>>,
+    mut last: Option<&mut HashMap<usize, HashMap<String, Summary>>>,
 ) -> anyhow::Result<Told> {
     let (mut merged, mut worst) = (Merged::default(), Worst::new(usize::from(args.worst)));
     let mut hosts = 0;
@@ -101,18 +115,21 @@ fn look(
         |index, all: Summaries| {
             hosts += 1;
             let host = servers[index].to_string();
-            for (disk, now) in all {
-                let shown = match &mut last {
-                    None => Some(now),
-                    Some(last) => {
-                        let shown = last.get(&(index, disk.clone())).map(|then| now.since(then));
-                        last.insert((index, disk.clone()), now);
-                        shown
-                    }
+            let before = last
+                .as_mut()
+                .map(|last| last.insert(index, HashMap::new()).unwrap_or_default());
+            for (disk, mut now) in all {
+                clean(&mut now);
+                let shown = match &before {
+                    None => Some(now.clone()),
+                    Some(before) => before.get(&disk).map(|then| now.since(then)),
                 };
                 if let Some(shown) = shown {
                     merged.add(&shown);
                     worst.add(&host, &disk, &shown);
+                }
+                if let Some(kept) = last.as_mut().and_then(|last| last.get_mut(&index)) {
+                    kept.insert(disk, now);
                 }
             }
         },

@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// One operation of a disk.
+/// A disk, by the operation that takes longest.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Slow {
     pub host: String,
@@ -49,7 +49,8 @@ impl Worst {
     pub fn add(&mut self, host: &str, disk: &str, summary: &Summary) {
         let each = summary.operations.iter();
         let each = each.filter_map(|op| slow(host, disk, op));
-        self.all.extend(each);
+        self.all
+            .extend(each.max_by(|a, b| a.rank().total_cmp(&b.rank())));
         // Not at each time, which would be as long as all of them.
         if self.all.len() > 2 * self.most + 64 {
             self.keep();

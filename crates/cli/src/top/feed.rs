@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -16,6 +16,8 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(500);
 /// How soon another interval is noticed.
 const BRIEF: Duration = Duration::from_millis(100);
+/// So much news waits to be taken; who has more waits.
+const QUEUED: usize = 1024;
 
 /// Whose samples.
 #[derive(Clone, Debug)]
@@ -41,19 +43,22 @@ pub enum News {
 
 pub struct Feed {
     news: Receiver<News>,
-    to: Sender<News>,
+    to: SyncSender<News>,
     interval_ms: Arc<AtomicU64>,
     which: Which,
+    patience: Duration,
 }
 
 impl Feed {
-    pub fn start(which: Which, interval: Duration) -> Feed {
-        let (to, news) = channel();
+    /// `patience`: for each answer.
+    pub fn start(which: Which, interval: Duration, patience: Duration) -> Feed {
+        let (to, news) = sync_channel(QUEUED);
         let interval_ms = Arc::new(AtomicU64::new(interval.as_millis() as u64));
         let finder = Finder {
             which: which.clone(),
             to: to.clone(),
             interval_ms: interval_ms.clone(),
+            patience,
             watched: Arc::default(),
         };
         // It looks as long as there is this process.
@@ -63,6 +68,7 @@ impl Feed {
             to,
             interval_ms,
             which,
+            patience,
         }
     }
 
@@ -73,7 +79,19 @@ impl Feed {
     /// What has come since, or comes within that time.
     pub fn take(&self, patience: Duration) -> Vec<News> {
         let first = self.news.recv_timeout(patience).ok();
-        first.into_iter().chain(self.news.try_iter()).collect()
+        first
+            .into_iter()
+            .chain(self.news.try_iter().take(QUEUED))
+            .collect()
+    }
+
+    /// How long somebody who is just coming is waited for, beyond an interval.
+    pub fn patience(&self) -> Duration {
+        self.patience + BRIEF
+    }
+
+    pub fn is_fleet(&self) -> bool {
+        matches!(self.which, Which::Fleet(_))
     }
 
     /// The servers that are to be heard.
@@ -126,8 +144,9 @@ impl Which {
 /// Finds servers, and has each watched.
 struct Finder {
     which: Which,
-    to: Sender<News>,
+    to: SyncSender<News>,
     interval_ms: Arc<AtomicU64>,
+    patience: Duration,
     watched: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -151,6 +170,7 @@ impl Finder {
             disk: self.which.disk().map(str::to_owned),
             to: self.to.clone(),
             interval_ms: self.interval_ms.clone(),
+            patience: self.patience,
         };
         thread::spawn(move || {
             let is_remote = matches!(server, Server::Remote(_));
@@ -179,6 +199,8 @@ fn explain(name: &str, error: &ClientError) -> String {
         ClientError::Refused { status: 404, text } if text.contains("/v1/live") => {
             format!("{name}: this server is of a version that tells nothing of intervals")
         }
+        // Their own words name no server.
+        ClientError::Refused { text, .. } => format!("{name}: {text}"),
         other => other.to_string(),
     }
 }
@@ -187,8 +209,9 @@ fn explain(name: &str, error: &ClientError) -> String {
 struct Watcher {
     name: String,
     disk: Option<String>,
-    to: Sender<News>,
+    to: SyncSender<News>,
     interval_ms: Arc<AtomicU64>,
+    patience: Duration,
 }
 
 impl Watcher {
@@ -198,7 +221,8 @@ impl Watcher {
         loop {
             let interval = self.interval_ms.load(Relaxed);
             let text = short_duration(Duration::from_millis(interval));
-            let call = client.get(&["v1", "live"]).parameter("interval", &text);
+            let call = client.get(&["v1", "live"]).within(self.patience);
+            let call = call.parameter("interval", &text);
             let call = match &self.disk {
                 Some(disk) => call.parameter("disk", disk),
                 None => call,
@@ -212,7 +236,7 @@ impl Watcher {
                     if patience == 0 {
                         return Err(ClientError::Late {
                             server: self.name.clone(),
-                            seconds: (3 * interval + 10_000) / 1000,
+                            after: Duration::from_millis(3 * interval + 10_000),
                         });
                     }
                     continue;

@@ -41,6 +41,9 @@ use std::time::Duration;
 const INTERVALS: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(500)..=Duration::from_secs(60);
 
+/// For each answer of a server here.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// Show what all disks do right now: how fast, how long requests take and where, what holds them back
 ///
 /// All servers of this machine, or one. On a terminal it is a table that changes: h tells the keys,
@@ -106,11 +109,11 @@ pub fn run(args: TopArgs) -> anyhow::Result<()> {
     if args.view.once && !is_there {
         bail!("no server runs here: start one (`fathom serve --config FILE`), or name its socket");
     }
-    show(args.view, which)
+    show(args.view, which, PATIENCE)
 }
 
-/// Until somebody has seen enough.
-pub fn show(view: View, which: Which) -> anyhow::Result<()> {
+/// Until somebody has seen enough. `patience`: for each answer.
+pub fn show(view: View, which: Which, patience: Duration) -> anyhow::Result<()> {
     let look = Look::of_environment();
     let count = if view.once { Some(1) } else { view.count };
     let mut state = State::new(look, view.interval);
@@ -119,7 +122,7 @@ pub fn show(view: View, which: Which) -> anyhow::Result<()> {
     }
     (state.sort, state.filter) = (view.sort, view.filter);
     let is_screen = stdout().is_terminal() && look.can_move && !view.once && !view.json;
-    let feed = Feed::start(which, view.interval);
+    let feed = Feed::start(which, view.interval, patience);
     match is_screen {
         true => screen::run(state, &feed, count),
         false => plain::run(state, &feed, count, view.json),

@@ -1,6 +1,6 @@
 //! What is known of servers and their disks.
 
-use fathom_daemon::{DiskSample, Sample, bucket_ns};
+use fathom_daemon::{BUCKETS_PER_DOUBLING, DiskSample, Sample, bucket_ns};
 use fathom_trace::{Stage, quantile};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 /// So many intervals of a disk are remembered.
 const HISTORY: usize = 240;
 /// Of more disks than this nothing is remembered, but of the one that is looked at.
-const REMEMBERED: usize = 256;
+const REMEMBERED: usize = 1024;
+/// Nothing takes longer than 2^64 ns.
+const BUCKETS: u32 = 64 * BUCKETS_PER_DOUBLING;
 /// A server that has gone is shown for a while: it may only have been upgraded.
 const FAREWELL: Duration = Duration::from_secs(3);
 
@@ -108,13 +110,25 @@ pub struct Totals {
     pub read_iops: f64,
     pub write_iops: f64,
     pub other_iops: f64,
-    pub read_bytes: f64,
-    pub write_bytes: f64,
-    pub errors: f64,
+    pub read_bytes_per_second: f64,
+    pub write_bytes_per_second: f64,
+    pub errors_per_second: f64,
     pub cpu_percent: f64,
     /// Of all requests together, in microseconds; None: there are too few for it to mean anything.
     pub p50_us: Option<f64>,
     pub p99_us: Option<f64>,
+}
+
+/// A server of another host may send anything; what is drawn of it has bounds.
+fn tame(sample: &mut Sample) {
+    // (A minute is the longest interval there is.)
+    sample.seconds = sample.seconds.clamp(0.1, 600.0);
+    for disk in &mut sample.disks {
+        disk.histogram.retain(|(bucket, _)| *bucket < BUCKETS);
+        disk.histogram
+            .iter_mut()
+            .for_each(|(_, n)| *n = (*n).min(1 << 40));
+    }
 }
 
 /// How long the requests of all these disks took.
@@ -127,16 +141,18 @@ fn merge(rows: &[Row<'_>]) -> BTreeMap<u32, u64> {
     merged
 }
 
-fn quantile_of(histogram: &BTreeMap<u32, u64>, q: f64) -> Option<f64> {
+/// `max`: nothing took longer, in microseconds.
+fn quantile_of(histogram: &BTreeMap<u32, u64>, max: f64, q: f64) -> Option<f64> {
     let ranges = histogram.iter();
     let ranges =
         ranges.map(|(bucket, n)| (bucket_ns(*bucket), bucket_ns(bucket.saturating_add(1)), *n));
-    quantile(ranges, f64::MAX, q).map(|ns| ns / 1e3)
+    quantile(ranges, max * 1e3, q).map(|ns| ns / 1e3)
 }
 
 impl Model {
     /// `watched`: the disk that is looked at.
-    pub fn take(&mut self, server: String, sample: Sample, watched: Option<&Key>) {
+    pub fn take(&mut self, server: String, mut sample: Sample, watched: Option<&Key>) {
+        tame(&mut sample);
         self.problems.remove(&server);
         let histories = self.servers.remove(&server).map(|known| known.histories);
         let mut histories = histories.unwrap_or_default();
@@ -225,7 +241,7 @@ impl Model {
     }
 
     /// Of those that are there, by their names.
-    pub fn samples(&self) -> impl Iterator<Item = (&str, &Sample)> {
+    pub fn samples(&self) -> impl Iterator<Item = (&str, &Sample)> + Clone {
         let there = self
             .servers
             .iter()
@@ -233,8 +249,14 @@ impl Model {
         there.map(|(name, server)| (&**name, &server.sample))
     }
 
-    pub fn problems(&self) -> impl Iterator<Item = &str> {
-        self.problems.values().map(String::as_str)
+    pub fn problems(&self) -> impl Iterator<Item = (&str, &str)> {
+        let all = self.problems.iter();
+        all.map(|(server, problem)| (&**server, &**problem))
+    }
+
+    /// It is not waited for.
+    pub fn has_problem(&self, server: &str) -> bool {
+        self.problems.contains_key(server)
     }
 
     /// Of all servers, and of these disks.
@@ -244,20 +266,24 @@ impl Model {
         let (read_iops, write_iops) = (sum(&|row| row.iops("read")), sum(&|row| row.iops("write")));
         let servers = self.samples();
         let histogram = merge(rows);
+        let max = rows
+            .iter()
+            .filter_map(|row| row.disk.all.max_us)
+            .fold(0.0, f64::max);
         Totals {
-            servers: self.servers.len(),
+            servers: servers.clone().count(),
             disks: rows.len(),
             read_iops,
             write_iops,
             other_iops: (sum(&|row| row.disk.all.iops) - read_iops - write_iops).max(0.0),
-            read_bytes: sum(&|row| row.bytes("read")),
-            write_bytes: sum(&|row| row.bytes("write")),
-            errors: sum(&|row| row.disk.all.errors_per_second),
+            read_bytes_per_second: sum(&|row| row.bytes("read")),
+            write_bytes_per_second: sum(&|row| row.bytes("write")),
+            errors_per_second: sum(&|row| row.disk.all.errors_per_second),
             cpu_percent: servers
                 .map(|(_, sample)| sample.cpu_percent)
                 .fold(0.0, |a, b| a + b),
-            p50_us: quantile_of(&histogram, 0.5),
-            p99_us: quantile_of(&histogram, 0.99),
+            p50_us: quantile_of(&histogram, max, 0.5),
+            p99_us: quantile_of(&histogram, max, 0.99),
         }
     }
 }
@@ -284,7 +310,7 @@ mod tests {
             (totals.servers, totals.disks, totals.read_iops),
             (2, 3, 160.0)
         );
-        assert_eq!(totals.read_bytes, 160.0 * 4096.0);
+        assert_eq!(totals.read_bytes_per_second, 160.0 * 4096.0);
         model.lose("a", None, now);
         assert!(model.rows()[0].is_gone);
         assert_eq!(model.samples().count(), 1);
@@ -309,14 +335,14 @@ mod tests {
         model.expire(now + Duration::from_secs(4));
         assert_eq!(model.rows().len(), 1);
         assert!(model.row(&key("x")).is_none());
-        assert_eq!(model.problems().collect::<Vec<_>>(), ["no"]);
+        assert_eq!(model.problems().collect::<Vec<_>>(), [("a", "no")]);
     }
 
     #[test]
     fn memory_is_bounded() {
         let mut model = Model::default();
         let many = || {
-            (0..300)
+            (0..1200)
                 .map(|n| disk(&n.to_string(), 1.0))
                 .collect::<Vec<_>>()
         };

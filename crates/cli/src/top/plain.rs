@@ -5,6 +5,8 @@ use super::feed::{Feed, News};
 use super::model::Totals;
 use super::state::State;
 use super::words::{megabytes, rate, time_or_dash};
+use crate::fleet::Failed;
+use anyhow::bail;
 use fathom_daemon::Sample;
 use fathom_trace::Stage;
 use serde::Serialize;
@@ -12,14 +14,15 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// Who is just coming is waited for so long, beyond an interval.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// So many of those that tell nothing are named.
+const NAMED: usize = 10;
 
 /// A line of JSON.
 #[derive(Serialize)]
 struct Told<'a> {
     servers: Vec<ToldServer<'a>>,
     total: Totals,
+    failed: Vec<Failed>,
 }
 
 #[derive(Serialize)]
@@ -34,11 +37,21 @@ pub fn run(mut state: State, feed: &Feed, count: Option<u64>, json: bool) -> any
     let mut left = count.unwrap_or(u64::MAX);
     while left > 0 {
         round(&mut state, feed);
+        if feed.is_fleet() && state.model.samples().next().is_none() {
+            bail!("{}", nobody(&state));
+        }
+        tell(&state);
         let mut out = std::io::stdout().lock();
         match json {
             true => {
-                let (servers, total) = (filtered(&state), state.model.totals(&state.rows()));
-                writeln!(out, "{}", serde_json::to_string(&Told { servers, total })?)?;
+                let mut rows = state.rows();
+                rows.retain(|row| !row.is_gone);
+                let told = Told {
+                    servers: filtered(&state),
+                    total: state.model.totals(&rows),
+                    failed: failed(&state),
+                };
+                writeln!(out, "{}", serde_json::to_string(&told)?)?;
             }
             false => {
                 write!(out, "{}", text(&state))?;
@@ -55,7 +68,7 @@ pub fn run(mut state: State, feed: &Feed, count: Option<u64>, json: bool) -> any
 
 /// Until all servers have told of an interval, or have had their time.
 fn round(state: &mut State, feed: &Feed) {
-    let until = Instant::now() + state.interval + PATIENCE;
+    let until = Instant::now() + state.interval + feed.patience();
     let mut heard = BTreeSet::new();
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -69,14 +82,40 @@ fn round(state: &mut State, feed: &Feed) {
             state.take(news, Instant::now());
         }
         let now = feed.servers();
-        if !heard.is_empty() && now.iter().all(|server| heard.contains(server)) {
+        if !heard.is_empty()
+            && now
+                .iter()
+                .all(|server| heard.contains(server) || state.model.has_problem(server))
+        {
             break;
         }
     }
     state.model.expire(Instant::now());
-    for problem in state.model.problems() {
-        eprintln!("fathom: {}", state.look.clean(problem));
+}
+
+fn tell(state: &State) {
+    let failed = failed(state);
+    for one in failed.iter().take(NAMED) {
+        eprintln!("fathom: {}", state.look.clean(&one.problem));
     }
+    if failed.len() > NAMED {
+        eprintln!("fathom: {} servers have not answered", failed.len());
+    }
+}
+
+/// Those that tell nothing, and why.
+fn failed(state: &State) -> Vec<Failed> {
+    let failed = state.model.problems().map(|(host, problem)| Failed {
+        host: host.to_owned(),
+        problem: problem.to_owned(),
+    });
+    failed.collect()
+}
+
+fn nobody(state: &State) -> String {
+    let problem = state.model.problems().next();
+    let problem = problem.map_or("it may be too soon", |(_, problem)| problem);
+    format!("no host has answered: {problem}")
 }
 
 /// What servers have told, with the disks that are wanted, in order.
@@ -105,8 +144,8 @@ fn text(state: &State) -> String {
         rate(totals.read_iops),
         rate(totals.write_iops),
         rate(totals.other_iops),
-        megabytes(totals.read_bytes),
-        megabytes(totals.write_bytes),
+        megabytes(totals.read_bytes_per_second),
+        megabytes(totals.write_bytes_per_second),
         totals.cpu_percent,
         time_or_dash(totals.p50_us),
         time_or_dash(totals.p99_us)

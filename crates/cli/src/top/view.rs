@@ -45,8 +45,8 @@ fn head_lines(state: &State) -> [Line<'static>; 2] {
         plural(totals.disks, "disk"),
         rate(totals.read_iops),
         rate(totals.write_iops),
-        megabytes(totals.read_bytes),
-        megabytes(totals.write_bytes),
+        megabytes(totals.read_bytes_per_second),
+        megabytes(totals.write_bytes_per_second),
         totals.cpu_percent,
         time_or_dash(totals.p50_us),
         time_or_dash(totals.p99_us),
@@ -56,8 +56,8 @@ fn head_lines(state: &State) -> [Line<'static>; 2] {
         Span::raw(format!("  {}", plural(totals.servers, "server"))),
         Span::raw(figures),
     ];
-    if totals.errors > 0.0 {
-        let errors = format!("  ERR/s {}", rate(totals.errors));
+    if totals.errors_per_second > 0.0 {
+        let errors = format!("  ERR/s {}", rate(totals.errors_per_second));
         first.push(Span::styled(errors, state.look.bad()));
     }
     let mut second = vec![Span::styled("stages ", state.look.quiet())];
@@ -106,7 +106,7 @@ fn foot_line(state: &State, area: Rect) -> Line<'static> {
     let problem = state
         .note
         .as_deref()
-        .or_else(|| state.model.problems().next());
+        .or_else(|| state.model.problems().next().map(|(_, problem)| problem));
     if let Some(text) = problem {
         return Line::styled(state.look.clean(text), state.look.bad());
     }

@@ -118,8 +118,24 @@ fn a_successor_is_asked_at_the_same_place_with_certificates_of_its_own() {
     served.upgrade();
     let listed = fleet(&renewed, "list", &address, &[]);
     assert_eq!(listed["hosts"][0]["disks"][0]["name"], "d");
-    let before = curl(&certificates, "stranger", &address, &["/v1/disks"]);
-    assert!(!before.status.success());
+    // Those of before are not let in any more, whatever they believe themselves.
+    let before = curl(
+        &certificates,
+        "client",
+        &address,
+        &["/v1/disks", "--insecure"],
+    );
+    assert!(
+        !before.status.success() && before.stdout.is_empty(),
+        "{before:?}"
+    );
+    let now = curl(
+        &renewed,
+        "client",
+        &address,
+        &["/v1/disks", "--insecure", "--fail"],
+    );
+    assert!(now.status.success(), "{now:?}");
 }
 
 #[test]
@@ -187,16 +203,29 @@ fn options_that_make_no_sense_are_refused() {
     }
 }
 
-/// A connection that never says anything holds up nobody.
+/// Connections that never say anything hold up nobody, and take the place of nobody who is known.
 #[test]
 fn those_who_hang_keep_nobody_out() {
     let certificates = Certificates::new();
     let (mut served, at) = host(&certificates, DISK);
     assert_eq!(address(&mut served), at);
-    let silent: Vec<_> = (0..200)
-        .map(|_| std::net::TcpStream::connect(&at).unwrap())
-        .collect();
-    let listed = fleet(&certificates, "list", &at, &[]);
-    assert_eq!(listed["hosts"][0]["disks"][0]["name"], "d");
-    drop(silent);
+    let live = ["--no-buffer", "--max-time", "3", "--output"];
+    let dir = crate::support::short_dir();
+    let lines = as_arg(&dir.path().join("lines"));
+    let args = [&["/v1/live?interval=500ms"], &live[..], &[&lines]].concat();
+    let known: Vec<_> = std::thread::scope(|scope| {
+        let known = scope.spawn(|| curl(&certificates, "client", &at, &args));
+        let connect = |_| std::net::TcpStream::connect(&at).unwrap();
+        let mut silent: Vec<_> = (0..200).map(connect).collect();
+        let listed = fleet(&certificates, "list", &at, &[]);
+        assert_eq!(listed["hosts"][0]["disks"][0]["name"], "d");
+        crate::support::eventually("it is told", || {
+            fs::read(&lines).ok().filter(|lines| !lines.is_empty())
+        });
+        silent.extend((0..200).map(connect));
+        vec![known.join().unwrap()]
+    });
+    // It has listened for as long as it wanted to (curl's 28).
+    assert_eq!(known[0].status.code(), Some(28), "{known:?}");
+    assert!(fs::read_to_string(&lines).unwrap().lines().count() >= 3);
 }

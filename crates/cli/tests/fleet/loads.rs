@@ -102,7 +102,7 @@ fn loads_begin_together_and_are_merged() {
     let of = |name: &str| read[name].as_f64().unwrap();
     assert!(of("p90_ns") >= 39e6 && of("p50_ns") <= 42e6, "{read}");
     let mean = |index: usize| {
-        let host = &told["hosts"][index]["report"]["operations"][0];
+        let host = &told["hosts"][index]["operations"][0];
         host["latency"]["mean_ns"].as_f64().unwrap()
     };
     let middle = f64::midpoint(mean(0), mean(1));
@@ -155,7 +155,7 @@ fn a_load_that_one_host_cannot_have_begins_nowhere() {
     refused(
         1,
         &[&ask[..], &wrong].concat(),
-        &[&one.address, "no load was begun"],
+        &["--bs must be", "no load was begun"],
     );
     for (args, words) in [
         (vec!["--cpus", "0"], "by --serve"),
@@ -248,4 +248,60 @@ fn a_load_ends_early_and_without_a_host_that_dies() {
     let told: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(told["failed"][0]["host"], *gone);
     assert_eq!(told["hosts"][0]["host"], *one.address);
+}
+
+/// fio adds up how many there were, which is what is held against.
+#[test]
+fn fio_has_its_hosts_begin_together_too() {
+    let dir = crate::support::disk_dir();
+    let servers: Vec<_> = (0..2)
+        .map(|_| {
+            let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let port = free.local_addr().unwrap().port();
+            drop(free);
+            let server = Kept::spawn(Command::new("fio").arg(format!("--server=127.0.0.1,{port}")));
+            let at = format!("127.0.0.1:{port}");
+            eventually("it waits", || std::net::TcpStream::connect(&at).ok());
+            (server, at)
+        })
+        .collect();
+    let job = dir.path().join("job.fio");
+    let text = format!(
+        "[global]\nioengine=psync\nsize=1M\nloops=4\ndirectory={}\n[one]\nrw=read\n[two]\nrw=write\n",
+        dir.path().display()
+    );
+    std::fs::write(&job, text).unwrap();
+    let hosts = format!("{},{}", servers[0].1, servers[1].1);
+    let job = crate::support::as_arg(&job);
+    let bench = ["bench", "--fio", &job, "--client", &hosts];
+    let told: Value =
+        serde_json::from_str(&stdout_of(&[&bench[..], &["--json"]].concat())).unwrap();
+    assert_eq!(told["hosts"].as_array().unwrap().len(), 4);
+    for (index, op) in ["read", "write"].iter().enumerate() {
+        let all = &told["operations"][index];
+        assert_eq!(
+            (&all["op"], all["ios"].as_u64()),
+            (&(*op).into(), Some(2 * 4 * 256)),
+            "{told}"
+        );
+        assert!(all["p99_ns"].as_f64().unwrap() <= all["max_ns"].as_f64().unwrap());
+    }
+    let said = stdout_of(&bench);
+    assert!(
+        said.contains(&format!("{} one", servers[0].1)) && said.contains("all hosts"),
+        "{said}"
+    );
+    for (args, words) in [
+        (["bench", "--fio", "/no/such", "--client", &hosts], "fio"),
+        (["bench", "--fio", &job, "--client", "127.0.0.1:1"], "fio"),
+    ] {
+        let output = run(&args);
+        assert_eq!(output.status.code(), Some(1));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            said.starts_with("fathom: fio") && said.lines().count() == 1 && said.contains(words),
+            "{said}"
+        );
+    }
+    assert_eq!(run(&["bench", "--client", &hosts]).status.code(), Some(2));
 }

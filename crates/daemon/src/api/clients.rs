@@ -29,35 +29,69 @@ struct Client {
 
 /// Whether a request of a client is being carried out.
 #[derive(Clone, Default)]
-pub struct Asks(Arc<AtomicBool>);
+pub struct Asks(Arc<Told>);
+
+#[derive(Default)]
+struct Told {
+    asks: AtomicBool,
+    /// It has not shown yet who it is.
+    is_stranger: AtomicBool,
+}
 
 impl Asks {
+    /// Of a client that has not shown yet who it is.
+    pub fn of_stranger() -> Asks {
+        let asks = Asks::default();
+        asks.0.is_stranger.store(true, Ordering::Relaxed);
+        asks
+    }
+
+    pub fn is_known(&self) {
+        self.0.is_stranger.store(false, Ordering::Relaxed);
+    }
+
     pub fn set(&self, asks: bool) {
-        self.0.store(asks, Ordering::Relaxed);
+        self.0.asks.store(asks, Ordering::Relaxed);
     }
 
     fn get(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.asks.load(Ordering::Relaxed)
+    }
+
+    fn is_stranger(&self) -> bool {
+        self.0.is_stranger.load(Ordering::Relaxed)
     }
 }
 
 impl Clients {
-    /// Makes room for one more of these rights.
-    pub fn make_room(&mut self, rights: Rights) {
+    /// Adds one, for which room is made among those of its rights. Strangers have places of their own, and
+    /// take nobody else's.
+    pub fn add(&mut self, rights: Rights, asks: Asks, task: AbortHandle) {
         self.all.retain(|client| !client.task.is_finished());
-        let of_its_kind = |(_, client): &(usize, &Client)| client.rights == rights;
-        let mut alike = self.all.iter().enumerate().filter(of_its_kind);
-        if alike.clone().count() < MAX_CLIENTS {
-            return;
+        for strangers in [false, true] {
+            // Some may be known meanwhile.
+            let most = MAX_CLIENTS - usize::from(strangers == asks.is_stranger());
+            self.keep(most, |client| {
+                client.rights == rights && client.asks.is_stranger() == strangers
+            });
         }
-        let quiet = alike.clone().find(|(_, client)| !client.asks.get());
-        if let Some((index, _)) = quiet.or_else(|| alike.next()) {
-            self.all.remove(index).task.abort();
-        }
+        self.all.push(Client { rights, asks, task });
     }
 
-    pub fn add(&mut self, rights: Rights, asks: Asks, task: AbortHandle) {
-        self.all.push(Client { rights, asks, task });
+    /// So many of some at most.
+    fn keep(&mut self, most: usize, is_one: impl Fn(&Client) -> bool) {
+        while self.all.iter().filter(|client| is_one(client)).count() > most {
+            let mut these = self
+                .all
+                .iter()
+                .enumerate()
+                .filter(|(_, client)| is_one(client));
+            let quiet = these.clone().find(|(_, client)| !client.asks.get());
+            let Some((index, _)) = quiet.or_else(|| these.next()) else {
+                return;
+            };
+            self.all.remove(index).task.abort();
+        }
     }
 }
 

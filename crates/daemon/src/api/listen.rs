@@ -42,12 +42,21 @@ impl Door {
         let remote = options.remote.as_ref().map(RemoteDoor::open).transpose()?;
         let Some(spec) = &options.socket else {
             let Some(entry) = entry else {
-                tracing::warn!("no API: XDG_RUNTIME_DIR is not set; give a socket by --api");
+                let problem = "no API: XDG_RUNTIME_DIR is not set; give a socket by --api";
+                if web.is_some() || remote.is_some() {
+                    return Err(Error::Options(problem.to_owned()));
+                }
+                tracing::warn!("{problem}");
                 return Ok(None);
             };
-            return Ok(at_entry(entry, web, remote)
-                .inspect_err(|error| tracing::warn!("no API: {error}"))
-                .ok());
+            let is_asked_for = web.is_some() || remote.is_some();
+            return match at_entry(entry, web, remote) {
+                Err(error) if !is_asked_for => {
+                    tracing::warn!("no API: {error}");
+                    Ok(None)
+                }
+                door => door.map(Some),
+            };
         };
         let (listener, path) = listen_for_api(spec, access(options.groups))?;
         let entry = entry.and_then(|entry| Entry::make(entry, &path));
@@ -204,6 +213,11 @@ impl Adopted {
         let (listener, bound) = Listener::adopt(state.listener, files)?;
         let web = state.web.map(|web| files.take(web)).transpose()?;
         let remote = state.remote.map(|number| files.take(number)).transpose()?;
+        if remote.is_none() && options.remote.is_some() {
+            tracing::warn!(
+                "other hosts cannot look yet: --api-listen is new, which needs a restart"
+            );
+        }
         let remote = remote.zip(options.remote.as_ref());
         let remote = remote.map(|(listener, options)| {
             let tls = RemoteDoor::certificates(options).map_err(|error| error.to_string())?;

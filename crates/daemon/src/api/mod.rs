@@ -141,7 +141,12 @@ impl Api {
                 }
                 let router = router(routes, asking);
                 if let Some(remote) = remote {
-                    tokio::spawn(remote::accept(remote, is_held.clone(), router.clone()));
+                    let accepted = remote::accept(remote, is_held.clone(), router.clone());
+                    tokio::spawn(async {
+                        if let Err(error) = accepted.await {
+                            tracing::error!("other hosts cannot look: {error}");
+                        }
+                    });
                 }
                 tokio::spawn(accept_clients(socket, is_held, groups, router));
                 // An error says that nobody can ask for it any more.
@@ -267,7 +272,6 @@ async fn accept_clients(
         match accepted {
             Ok((client, _)) => {
                 let rights = groups.rights(&client).unwrap_or(Rights::Nothing);
-                clients.make_room(rights);
                 let asks = Asks::default();
                 let guard = from_fn_with_state((rights, asks.clone()), guard);
                 let task = tokio::spawn(serve(client, router.clone().layer(guard)));

@@ -52,19 +52,20 @@ where
         };
         match accepted {
             Ok((client, _)) => {
-                clients.make_room(Rights::Read);
-                let asks = Asks::default();
+                let asks = Asks::of_stranger();
                 let guard = from_fn_with_state((Rights::Read, asks.clone()), guard);
                 let (greeted, router) = (greet(client), router.clone().layer(guard));
+                let known = asks.clone();
                 let task = tokio::spawn(async move {
                     if let Some(client) = greeted.await {
+                        known.is_known();
                         serve(client, router).await;
                     }
                 });
                 clients.add(Rights::Read, asks, task.abort_handle());
             }
             Err(error) => {
-                tracing::warn!("HTTP: cannot accept a client: {error}");
+                tracing::warn!("API: cannot accept a client by TCP: {error}");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

@@ -4,8 +4,8 @@ use super::{Bucket, OpSummary, StageSummary, Summary, stage_names};
 use crate::histogram::{FINE, bucket_of, bucket_range, buckets};
 use crate::stage::Op;
 
-/// More operations than there are, stages and buckets that a summary may have: a server of another host may
-/// send anything.
+/// More operations than there are, and stages of each: in all, and in one summary. A server of another host
+/// may send anything. Likewise buckets.
 const MANY: usize = 16;
 const MANY_BUCKETS: usize = 1 << 12;
 /// A bucket of theirs is no wider than a few of those here.
@@ -44,7 +44,9 @@ struct MergedStage {
 impl Merged {
     pub fn add(&mut self, summary: &Summary) {
         for op in summary.operations.iter().take(MANY) {
-            self.operation(&op.op).add(op);
+            if let Some(merged) = self.operation(&op.op) {
+                merged.add(op);
+            }
         }
         self.refused = self.refused.saturating_add(summary.refused);
         self.in_flight = self.in_flight.saturating_add(summary.in_flight);
@@ -74,8 +76,12 @@ impl Merged {
         }
     }
 
-    fn operation(&mut self, op: &str) -> &mut MergedOp {
+    /// None: there are too many.
+    fn operation(&mut self, op: &str) -> Option<&mut MergedOp> {
         let found = self.operations.iter().position(|one| one.op == op);
+        if found.is_none() && self.operations.len() >= MANY {
+            return None;
+        }
         let index = found.unwrap_or_else(|| {
             self.operations.push(MergedOp {
                 op: op.to_owned(),
@@ -85,7 +91,7 @@ impl Merged {
             });
             self.operations.len() - 1
         });
-        &mut self.operations[index]
+        Some(&mut self.operations[index])
     }
 }
 
@@ -95,6 +101,9 @@ impl MergedOp {
         self.bytes = self.bytes.saturating_add(op.bytes);
         for from in op.stages.iter().take(MANY) {
             let found = self.stages.iter().position(|one| one.stage == from.stage);
+            if found.is_none() && self.stages.len() >= MANY {
+                continue;
+            }
             let index = found.unwrap_or_else(|| {
                 self.stages.push(MergedStage {
                     stage: from.stage.clone(),
@@ -145,7 +154,7 @@ impl MergedStage {
             let part = ((low + width) as f64 - from) / (to - from).max(f64::MIN_POSITIVE);
             let until = match index == last {
                 true => n,
-                false => (part.clamp(0.0, 1.0) * n as f64).round() as u64,
+                false => ((part.clamp(0.0, 1.0) * n as f64).round() as u64).min(n),
             };
             self.counts[index] = self.counts[index].saturating_add(until - placed);
             placed = until;
@@ -280,6 +289,20 @@ mod tests {
         let all = merged(&[summary.clone(), summary]);
         assert_eq!(all.operations[0].bytes, u64::MAX);
         assert_eq!(all.operations[0].stages[0].count, 200);
+        // As a float it is one more.
+        let odd = 9_007_199_254_740_995;
+        let mut summary = told(&[500; 100], 1.0);
+        summary.operations[0].stages[1].histogram = vec![Bucket(0.0, 1.0, odd)];
+        assert_eq!(merged(&[summary]).operations[0].stages[1].count, odd);
+        // Each brings other names.
+        let named = |n: u32| {
+            let mut summary = told(&[500], 1.0);
+            summary.operations[0].op = n.to_string();
+            summary.operations[0].stages[0].stage = n.to_string();
+            summary
+        };
+        let many: Vec<_> = (0..100).map(named).collect();
+        assert_eq!(merged(&many).operations.len(), MANY);
     }
 
     #[test]

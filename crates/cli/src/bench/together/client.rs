@@ -5,7 +5,7 @@ use super::terms::Terms;
 use super::told::{Host, Told};
 use super::wire::{Done, Message, Wire};
 use anyhow::{Context, anyhow, bail};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use fathom_client::split_host;
 use fathom_load::Load;
 use fathom_tls::{ClientFiles, ClientTls, open_here};
@@ -24,6 +24,7 @@ const LOOK: Duration = Duration::from_millis(200);
 const LATE: Duration = Duration::from_secs(60);
 
 #[derive(Args, Debug)]
+#[command(group = ArgGroup::new("way").args(["certificates", "fio"]))]
 pub struct Clients {
     /// Have agents on these hosts make the load, all at one instant, and merge what they have measured:
     /// HOST or HOST:PORT of each (9827 unless it is said), where `fathom bench --serve` waits
@@ -31,7 +32,7 @@ pub struct Clients {
         long,
         value_name = "HOST,...",
         value_delimiter = ',',
-        requires = "certificates",
+        requires = "way",
         conflicts_with_all = ["info", "workload", "output"],
         help_heading = "Many hosts"
     )]
@@ -52,6 +53,17 @@ pub struct Clients {
     /// server-key.pem (--serve)
     #[arg(long, value_name = "DIR", help_heading = "Many hosts")]
     pub certificates: Option<PathBuf>,
+
+    /// Have fio's servers on the hosts of --client (`fio --server`; port 8765 unless it is said) run this job
+    /// file, instead of agents; all options of the load are its own. It knows no certificates
+    #[arg(
+        long,
+        value_name = "JOBFILE",
+        requires = "client",
+        conflicts_with_all = ["tls_hostname", "rw", "bs", "iodepth", "queues", "runtime", "verify"],
+        help_heading = "Many hosts"
+    )]
+    pub fio: Option<PathBuf>,
 
     /// What the agents' certificates are for [default: each for its host]
     #[arg(
@@ -115,10 +127,7 @@ pub fn run(args: &Clients, load: &Load) -> anyhow::Result<Told> {
             Some(Ok((gone, done))) => {
                 let began = done.began_us.map(Duration::from_micros);
                 begins.push(began.map(|began| (gone.told + began, gone.heard + began)));
-                told.hosts.push(Host {
-                    host,
-                    report: done.report,
-                });
+                told.hosts.push(Host::of(host, done.report));
             }
             Some(Err(error)) => told.fail(host, &format!("{error:#}")),
             None => told.fail(host, "its thread has died"),

@@ -3,16 +3,19 @@
 //! what they have measured.
 //!
 //! - `wire` is what the two say to each other, `terms` the load;
-//! - `agent` waits and loads, `client` asks; `told` is what comes of it.
+//! - `agent` waits and loads, `client` asks; `fio` does the same by fio's servers;
+//!   `told` is what comes of it.
 
 mod agent;
 mod client;
+mod fio;
 mod terms;
 mod told;
 mod wire;
 
 pub use agent::serve;
 pub use client::{Clients, run};
+pub use fio::run as run_fio;
 
 /// Where agents listen, unless it is said.
 const PORT: u16 = 9827;

@@ -1,6 +1,6 @@
 //! What the loads of many hosts have measured together.
 
-use fathom_load::Report;
+use fathom_load::{Direction, Report};
 use fathom_trace::{Merged, OpSummary, StageSummary, Summary};
 use serde::Serialize;
 use std::fmt;
@@ -23,7 +23,35 @@ pub struct Told {
 #[derive(Debug, Serialize)]
 pub struct Host {
     pub host: String,
-    pub report: Report,
+    /// Of several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
+    pub operations: Vec<Direction>,
+    pub errors: u64,
+    /// All else that was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report: Option<Report>,
+}
+
+impl Host {
+    pub fn of(host: String, mut report: Report) -> Host {
+        Host {
+            host,
+            job: None,
+            operations: std::mem::take(&mut report.operations),
+            errors: report.errors,
+            report: Some(report),
+        }
+    }
+
+    /// For people.
+    fn name(&self) -> String {
+        let job = self
+            .job
+            .as_ref()
+            .map_or_else(String::new, |job| format!(" {job}"));
+        fathom_img::shown(&format!("{}{job}", self.host))
+    }
 }
 
 /// One that was told to go, and has no figures.
@@ -59,15 +87,14 @@ impl Told {
     pub fn merge(&mut self) {
         let mut merged = Merged::default();
         for host in &mut self.hosts {
-            merged.add(&summary(&host.report));
+            merged.add(&summary(&host.operations));
             // It is in what is merged, and is long.
-            host.report
-                .operations
+            host.operations
                 .iter_mut()
                 .for_each(|one| one.histogram.clear());
         }
         let all = merged.summary();
-        let each = || self.hosts.iter().flat_map(|host| &host.report.operations);
+        let each = || self.hosts.iter().flat_map(|host| &host.operations);
         let operations = all.operations.iter().filter_map(|op| {
             let total = op.stages.last()?;
             let these = || each().filter(|one| one.op == op.op);
@@ -92,7 +119,7 @@ impl Told {
 
     /// Requests that have failed, of all.
     pub fn errors(&self) -> u64 {
-        self.hosts.iter().map(|host| host.report.errors).sum()
+        self.hosts.iter().map(|host| host.errors).sum()
     }
 
     /// Of those that have no figures.
@@ -105,8 +132,8 @@ impl Told {
 }
 
 /// As servers tell of theirs.
-fn summary(report: &Report) -> Summary {
-    let operations = report.operations.iter().map(|one| OpSummary {
+fn summary(operations: &[Direction]) -> Summary {
+    let operations = operations.iter().map(|one| OpSummary {
         op: one.op.clone(),
         errors: 0,
         bytes: 0,
@@ -131,7 +158,7 @@ fn summary(report: &Report) -> Summary {
 
 impl fmt::Display for Told {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = self.hosts.iter().map(|host| host.host.chars().count());
+        let names = self.hosts.iter().map(|host| host.name().chars().count());
         let width = names.max().unwrap_or(0).max("all hosts".len());
         write!(
             f,
@@ -162,12 +189,12 @@ impl fmt::Display for Told {
             writeln!(f)
         };
         for host in &self.hosts {
-            for one in &host.report.operations {
+            for one in &host.operations {
                 let l = &one.latency;
                 let ns = [l.mean_ns, l.p50_ns, l.p90_ns, l.p99_ns, l.p999_ns, l.max_ns];
                 row(
                     f,
-                    &host.host,
+                    &host.name(),
                     &fathom_img::shown(&one.op),
                     one.iops,
                     one.mb_per_s,
