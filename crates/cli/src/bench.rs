@@ -7,7 +7,7 @@ mod users;
 
 use self::files::FilesArgs;
 use self::record::Record;
-use self::together::Clients;
+use self::together::{Clients, Noise};
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -247,6 +247,9 @@ pub struct BenchArgs {
 
     #[command(flatten)]
     together: Clients,
+
+    #[command(flatten)]
+    noise: Noise,
 }
 
 /// fio's words for a kind of load.
@@ -459,10 +462,14 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
 fn on_other_hosts(args: &BenchArgs) -> anyhow::Result<()> {
     let mut load = args.load()?;
     load.stop = stop_on_signal()?;
-    let told = match &args.together.fio {
+    if !args.noise.noise.is_empty() {
+        return show(&args.noise.run(&args.together, &load)?, args.json);
+    }
+    let mut told = match &args.together.fio {
         Some(job) => together::run_fio(&args.together.client, job, &load.stop)?,
-        None => together::run(&args.together, &load)?,
+        None => together::run(&args.together, &args.together.parts(&load))?,
     };
+    told.merge();
     show(&told, args.json)?;
     let problems = told.problems();
     problems

@@ -15,32 +15,32 @@ struct Host {
     _dir: tempfile::TempDir,
 }
 
+/// Waits for clients, with that to load; and where.
+fn agent(certificates: &Certificates, uri: &str) -> (Kept, String, tempfile::TempDir) {
+    let dir = short_dir();
+    let log = dir.path().join("log");
+    let mut agent = fathom();
+    agent.args(["bench", "--serve", "127.0.0.1:0", "--nbd", uri]);
+    agent.args(["--certificates", &certificates.path("server")]);
+    agent
+        .stdout(Stdio::null())
+        .stderr(File::create(&log).unwrap());
+    let agent = Kept(agent.spawn().unwrap());
+    let address = eventually("it waits", || {
+        let said = std::fs::read_to_string(&log).unwrap();
+        let at = said.split("by TLS at ").nth(1)?.split_once('\n')?.0;
+        Some(at.to_owned())
+    });
+    (agent, address, dir)
+}
+
 impl Host {
     fn start(certificates: &Certificates, ms: u32) -> Host {
         let disk = format!(
             "[[disk]]\nname = 'd'\nimage = 'memory:16M'\nnbd = true\nfilters = ['delay:read={ms}ms']\n"
         );
         let served = Served::waiting("", &disk);
-        let dir = short_dir();
-        let log = dir.path().join("log");
-        let mut agent = fathom();
-        agent.args([
-            "bench",
-            "--serve",
-            "127.0.0.1:0",
-            "--nbd",
-            &nbd(&served, "d"),
-        ]);
-        agent.args(["--certificates", &certificates.path("server")]);
-        agent
-            .stdout(Stdio::null())
-            .stderr(File::create(&log).unwrap());
-        let agent = Kept(agent.spawn().unwrap());
-        let address = eventually("it waits", || {
-            let said = std::fs::read_to_string(&log).unwrap();
-            let at = said.split("by TLS at ").nth(1)?.split('\n').next()?;
-            Some(at.to_owned())
-        });
+        let (agent, address, dir) = agent(certificates, &nbd(&served, "d"));
         Host {
             served,
             agent,
@@ -304,4 +304,58 @@ fn fio_has_its_hosts_begin_together_too() {
         );
     }
     assert_eq!(run(&["bench", "--client", &hosts]).status.code(), Some(2));
+}
+
+/// Both have their requests counted by one limit: what one does not get, the other does.
+#[test]
+fn a_neighbour_that_is_noisy_is_seen() {
+    let certificates = Certificates::new();
+    let limit = "filters = ['throttle:iops-total=1000,group=g']\n";
+    let disk = |name: &str| {
+        format!("[[disk]]\nname = '{name}'\nimage = 'memory:16M'\nnbd = true\n{limit}")
+    };
+    let served = Served::waiting("", &[disk("quiet"), disk("loud")].concat());
+    let agents = ["quiet", "loud"].map(|disk| agent(&certificates, &nbd(&served, disk)));
+    let client = certificates.path("client");
+    let bench = [
+        "bench",
+        "--client",
+        &agents[0].1,
+        "--certificates",
+        &client,
+        "--rw",
+        "randread",
+    ];
+    let noise = [
+        "--iodepth",
+        "4",
+        "--runtime",
+        "2s",
+        "--noise",
+        &agents[1].1,
+        "--rounds",
+        "2",
+    ];
+    let told = stdout_of(&[&bench[..], &noise, &["--json"]].concat());
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["rounds"].as_array().unwrap().len(), 2);
+    let iops = &told["operations"][0]["iops"];
+    let of = |name: &str| iops[name].as_f64().unwrap();
+    assert!(
+        of("median") < 0.8 && of("beside") < 0.8 * of("alone"),
+        "{told}"
+    );
+    assert!(
+        told["operations"][0]["p50"]["median"].as_f64().unwrap() > 1.2,
+        "{told}"
+    );
+    for (args, words) in [
+        (
+            ["--noise", &*agents[0].1],
+            "both in --client and in --noise",
+        ),
+        (["--noise", "127.0.0.1:1"], "no load was begun"),
+    ] {
+        refused(1, &[&bench[..], &args].concat(), &[words]);
+    }
 }

@@ -84,16 +84,34 @@ struct Gone {
     heard: Instant,
 }
 
-/// What all hosts have measured. Fails before any load has begun where one of them cannot have it.
-pub fn run(args: &Clients, load: &Load) -> anyhow::Result<Told> {
-    let terms = Terms::of(load)?;
-    let mut hosts = args.client.clone();
-    hosts.sort();
-    hosts.dedup();
+/// A host, and its load.
+#[derive(Clone)]
+pub struct Part {
+    pub host: String,
+    pub load: Load,
+}
+
+impl Clients {
+    /// All with the same load.
+    pub fn parts(&self, load: &Load) -> Vec<Part> {
+        let mut hosts = self.client.clone();
+        hosts.sort();
+        hosts.dedup();
+        let part = |host| Part {
+            host,
+            load: load.clone(),
+        };
+        hosts.into_iter().map(part).collect()
+    }
+}
+
+/// What all hosts have measured; it is still to be merged. Fails before any load has begun where one of them
+/// cannot have it.
+pub fn run(args: &Clients, parts: &[Part]) -> anyhow::Result<Told> {
     // All are ready, or none has to go.
-    let (ready, refusals) = (Barrier::new(hosts.len()), Mutex::new(Vec::new()));
-    let one = |host: &String| {
-        let wire = prepare(args, host, &terms);
+    let (ready, refusals) = (Barrier::new(parts.len()), Mutex::new(Vec::new()));
+    let one = |Part { host, load }: &Part| {
+        let wire = Terms::of(load).and_then(|terms| prepare(args, host, &terms));
         let wire = wire.map_err(|error| lock(&refusals).push(format!("{host}: {error:#}")));
         ready.wait();
         match wire {
@@ -102,9 +120,10 @@ pub fn run(args: &Clients, load: &Load) -> anyhow::Result<Told> {
         }
     };
     let ended: Vec<_> = std::thread::scope(|scope| {
-        let all: Vec<_> = hosts
+        let one = &one;
+        let all: Vec<_> = parts
             .iter()
-            .map(|host| scope.spawn(move || one(host)))
+            .map(|part| scope.spawn(move || one(part)))
             .collect();
         all.into_iter()
             .map(std::thread::ScopedJoinHandle::join)
@@ -122,7 +141,8 @@ pub fn run(args: &Clients, load: &Load) -> anyhow::Result<Told> {
         bail!("{first}{more}: no load was begun");
     }
     let (mut told, mut begins) = (Told::default(), Vec::new());
-    for (host, ended) in hosts.into_iter().zip(ended) {
+    for (part, ended) in parts.iter().zip(ended) {
+        let host = part.host.clone();
         match ended.ok().flatten() {
             Some(Ok((gone, done))) => {
                 let began = done.began_us.map(Duration::from_micros);
@@ -141,7 +161,6 @@ pub fn run(args: &Clients, load: &Load) -> anyhow::Result<Told> {
         let last = begins.iter().map(|(_, latest)| *latest).max()?;
         Some(last - first)
     });
-    told.merge();
     Ok(told)
 }
 

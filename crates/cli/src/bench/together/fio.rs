@@ -120,7 +120,6 @@ fn understand(told: &Value) -> anyhow::Result<Told> {
             ),
         }
     }
-    merged.merge();
     Ok(merged)
 }
 
@@ -181,7 +180,8 @@ mod tests {
             job("c", 5, Value::Null),
             {"jobname": SUM, "hostname": "a", "port": 1, "error": 0, "read": of(200, json!({}))},
         ]});
-        let told = understand(&told).unwrap();
+        let mut told = understand(&told).unwrap();
+        told.merge();
         let shown = serde_json::to_value(&told).unwrap();
         let read = &shown["operations"][0];
         assert_eq!((&read["op"], &read["ios"]), (&json!("read"), &json!(200)));

@@ -3,12 +3,14 @@
 //! what they have measured.
 //!
 //! - `wire` is what the two say to each other, `terms` the load;
-//! - `agent` waits and loads, `client` asks; `fio` does the same by fio's servers;
+//! - `agent` waits and loads, `client` asks; `fio` does the same by fio's servers,
+//!   `noise` compares some with and without others;
 //!   `told` is what comes of it.
 
 mod agent;
 mod client;
 mod fio;
+mod noise;
 mod terms;
 mod told;
 mod wire;
@@ -16,6 +18,7 @@ mod wire;
 pub use agent::serve;
 pub use client::{Clients, run};
 pub use fio::run as run_fio;
+pub use noise::Noise;
 
 /// Where agents listen, unless it is said.
 const PORT: u16 = 9827;

@@ -17,7 +17,7 @@ pub struct Told {
     began_within_ms: Option<f64>,
     iops: f64,
     mb_per_s: f64,
-    operations: Vec<Together>,
+    pub operations: Vec<Together>,
 }
 
 #[derive(Debug, Serialize)]
@@ -64,17 +64,17 @@ pub struct Failed {
 /// An operation, of all hosts. A percentile is of all requests together, and is absent where there are too
 /// few for it to mean anything.
 #[derive(Debug, Serialize)]
-struct Together {
-    op: String,
-    ios: u64,
-    iops: f64,
-    mb_per_s: f64,
-    mean_ns: f64,
-    p50_ns: Option<f64>,
-    p90_ns: Option<f64>,
-    p99_ns: Option<f64>,
-    p999_ns: Option<f64>,
-    max_ns: f64,
+pub struct Together {
+    pub op: String,
+    pub ios: u64,
+    pub iops: f64,
+    pub mb_per_s: f64,
+    pub mean_ns: f64,
+    pub p50_ns: Option<f64>,
+    pub p90_ns: Option<f64>,
+    pub p99_ns: Option<f64>,
+    pub p999_ns: Option<f64>,
+    pub max_ns: f64,
 }
 
 impl Told {
