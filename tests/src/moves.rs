@@ -193,7 +193,10 @@ pub fn wait_for_nth(server: &mut Server, words: &str, n: usize) {
 }
 
 /// One key and certificate for all, in both roles.
-fn make_certificates(dir: &Path) {
+///
+/// # Panics
+/// When they cannot be made.
+pub fn make_certificates(dir: &Path) {
     std::fs::create_dir(dir).unwrap();
     let script = "cd \"$0\"
         openssl req -x509 -nodes -newkey rsa:2048 -days 2 -subj /CN=ours \

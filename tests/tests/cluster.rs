@@ -14,6 +14,8 @@ mod base;
 mod img;
 #[path = "cluster/limits.rs"]
 mod limits;
+#[path = "cluster/neighbours.rs"]
+mod neighbours;
 
 const GIB: u64 = 1 << 30;
 const STEP: Duration = Duration::from_secs(120);

@@ -4,6 +4,7 @@ use fathom_client::{Client, ClientError, Server, place};
 use fathom_daemon::Sample;
 use fathom_units::short_duration;
 use serde_json::Value;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -171,12 +172,15 @@ impl Finder {
             to: self.to.clone(),
             interval_ms: self.interval_ms.clone(),
             patience: self.patience,
+            has_told: Cell::new(false),
         };
         thread::spawn(move || {
             let is_remote = matches!(server, Server::Remote(_));
             let ended = watcher.run(server);
-            // Those that have gone from here are just not there any more.
-            let problem = ended.err().filter(|error| is_remote || !error.is_gone());
+            // Those that have gone from here are just not there any more. One of another host that told
+            // something may be upgraded.
+            let is_missed = is_remote && !watcher.has_told.get();
+            let problem = ended.err().filter(|error| is_missed || !error.is_gone());
             let problem = problem.map(|error| explain(&watcher.name, &error));
             let has_problem = problem.is_some();
             // Nobody may listen any more.
@@ -212,6 +216,7 @@ struct Watcher {
     to: SyncSender<News>,
     interval_ms: Arc<AtomicU64>,
     patience: Duration,
+    has_told: Cell<bool>,
 }
 
 impl Watcher {
@@ -244,6 +249,7 @@ impl Watcher {
                 patience = 3 * interval + 10_000;
                 let sample = serde_json::from_slice(&line);
                 let sample = sample.map_err(|_| ClientError::NotFathom(self.name.clone()))?;
+                self.has_told.set(true);
                 if self
                     .to
                     .send(News::Sample(self.name.clone(), Box::new(sample)))
