@@ -10,7 +10,7 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 /// Many times what the longest takes.
-const PATIENCE: Duration = Duration::from_secs(20 * 60);
+const PATIENCE: Duration = Duration::from_secs(30 * 60);
 const LOOK: Duration = Duration::from_secs(5);
 
 /// The tests that run, by the threads that run them.
