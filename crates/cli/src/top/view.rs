@@ -41,14 +41,13 @@ fn head_lines(state: &State) -> [Line<'static>; 2] {
         false => String::new(),
     };
     let figures = format!(
-        ", {}  IOPS r {} w {}{other}  MB/s r {} w {}  CPU {:.0}%  p50 {} p99 {}",
+        ", {}  IOPS r {} w {}{other}  MB/s r {} w {}  CPU {:.0}%  p99 {}",
         plural(totals.disks, "disk"),
         rate(totals.read_iops),
         rate(totals.write_iops),
         megabytes(totals.read_bytes_per_second),
         megabytes(totals.write_bytes_per_second),
         totals.cpu_percent,
-        time_or_dash(totals.p50_us),
         time_or_dash(totals.p99_us),
     );
     let mut first = vec![

@@ -294,10 +294,10 @@ fn a_screen_is_looked_at_and_left_as_it_was() {
     terminal.wait_for("bad");
     // Columns and help.
     terminal.press(&["f"]);
-    terminal.wait_for("* b  DISK");
-    terminal.press(&["c"]);
-    terminal.wait_for("  c  GUEST");
-    terminal.press(&["c", "Enter", "?"]);
+    terminal.wait_for("* c  DISK");
+    terminal.press(&["d"]);
+    terminal.wait_for("  d  GUEST");
+    terminal.press(&["d", "Enter", "?"]);
     terminal.wait_for("Ctrl-C");
     terminal.press(&["x", "s", "9", "9", "Enter"]);
     terminal.wait_for("from 500ms to 60s");
