@@ -3,7 +3,7 @@
 use anyhow::{Context, anyhow, bail};
 use fathom_client::{Client, ClientError, place};
 use fathom_daemon::Info;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,13 @@ use std::path::{Path, PathBuf};
 #[derive(Deserialize)]
 pub struct Shown {
     pub state: Info,
+}
+
+/// A host that has not told anything, and why.
+#[derive(Debug, Serialize)]
+pub struct Failed {
+    pub host: String,
+    pub problem: String,
 }
 
 /// All of a server's, as it lists them.

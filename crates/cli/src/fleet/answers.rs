@@ -1,20 +1,13 @@
 //! What comes of asking all hosts: from some nothing but why not.
 
+use crate::servers::Failed;
 use anyhow::bail;
 use fathom_client::fleet::{Session, ask_all};
 use fathom_client::{ClientError, Server};
-use serde::Serialize;
 use std::time::Duration;
 
 /// So many of those that have failed are named to people.
 const NAMED: usize = 10;
-
-/// A host that has not answered.
-#[derive(Debug, Serialize)]
-pub struct Failed {
-    pub host: String,
-    pub problem: String,
-}
 
 /// Asks all of them; `take` gets each answer as it comes. Fails when none has answered.
 pub fn ask<T>(

@@ -1,9 +1,9 @@
 //! Which disks there are.
 
-use super::answers::{Failed, ask, tell};
+use super::answers::{ask, tell};
 use super::hosts::Hosts;
 use crate::disk::print_list;
-use crate::servers::Disks;
+use crate::servers::{Disks, Failed};
 use clap::Args;
 use fathom_client::fleet::Session;
 use fathom_daemon::Info;

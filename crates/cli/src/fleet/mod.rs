@@ -10,7 +10,6 @@ mod stats;
 mod worst;
 
 use crate::top::{self, View, Which};
-pub use answers::Failed;
 use clap::{Args, Subcommand};
 use hosts::Hosts;
 

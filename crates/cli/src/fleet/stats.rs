@@ -1,9 +1,9 @@
 //! Where the requests of all disks spent their time.
 
-use super::answers::{Failed, ask, tell};
+use super::answers::{ask, tell};
 use super::hosts::Hosts;
 use super::worst::{self, Slow, Worst};
-use crate::servers::Disks;
+use crate::servers::{Disks, Failed};
 use crate::stats::parse_seconds;
 use clap::Args;
 use fathom_client::fleet::Session;

@@ -5,7 +5,7 @@ use super::feed::{Feed, News};
 use super::model::Totals;
 use super::state::State;
 use super::words::{megabytes, rate, time_or_dash};
-use crate::fleet::Failed;
+use crate::servers::Failed;
 use anyhow::bail;
 use fathom_daemon::Sample;
 use fathom_trace::Stage;

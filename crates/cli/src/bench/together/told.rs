@@ -1,5 +1,6 @@
 //! What the loads of many hosts have measured together.
 
+use crate::servers::Failed;
 use fathom_load::{Direction, Report};
 use fathom_trace::{Merged, OpSummary, StageSummary, Summary};
 use serde::Serialize;
@@ -10,6 +11,7 @@ use std::time::Duration;
 #[derive(Debug, Default, Serialize)]
 pub struct Told {
     pub hosts: Vec<Host>,
+    /// Those that were told to go, and have no figures.
     pub failed: Vec<Failed>,
     /// All measurements began within this time.
     #[serde(skip)]
@@ -52,13 +54,6 @@ impl Host {
             .map_or_else(String::new, |job| format!(" {job}"));
         fathom_img::shown(&format!("{}{job}", self.host))
     }
-}
-
-/// One that was told to go, and has no figures.
-#[derive(Debug, Serialize)]
-pub struct Failed {
-    host: String,
-    problem: String,
 }
 
 /// An operation, of all hosts. A percentile is of all requests together, and is absent where there are too
