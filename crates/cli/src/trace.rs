@@ -3,7 +3,7 @@
 use crate::servers::find;
 use crate::target::Disk;
 use clap::Args;
-use fathom_trace::ring::{Entry, Header, RingReader};
+use fathom_trace::ring::{Entry, Header, RingReader, Wire};
 use serde_json::{Value, json};
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -196,7 +196,19 @@ fn to_json(header: &Header, entry: &Entry) -> Value {
         "stamps": record.stamps,
         "polled": record.polled,
         "errno": record.error,
+        "wire": wire_json(record.wire),
     })
+}
+
+/// What another host knows it by. (JSON's numbers do not hold all cookies.)
+fn wire_json(wire: Wire) -> Value {
+    let cookie = |cookie: u64| format!("{cookie:016x}");
+    match wire {
+        Wire::None => Value::Null,
+        Wire::Came(with) => json!({ "came": cookie(with) }),
+        Wire::Went(with) => json!({ "went": cookie(with) }),
+        Wire::Several => json!("several"),
+    }
 }
 
 #[cfg(test)]

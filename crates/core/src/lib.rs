@@ -41,7 +41,7 @@ pub use cx::{Completed, Cx, Mark};
 pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits, Resize, SizeWatch};
 pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, SocketIo, SocketIoKind, Wait};
 pub use extents::{Extents, Status};
-pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary};
+pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary, Wire};
 pub use handle::{Detaching, Looking, Settling, Unheard, WorkerHandle};
 pub use keepsake::Keepsake;
 pub use kind::{ThreadKind, at_thread_start, thread_starts};

@@ -1,6 +1,6 @@
 //! One request, and the slab in which a worker keeps those in flight.
 
-use fathom_trace::{Op, Stamps};
+use fathom_trace::{Op, Stamps, Wire};
 use libc::iovec;
 use smallvec::SmallVec;
 use std::ops::{Index, IndexMut};
@@ -73,6 +73,8 @@ pub struct Request {
     pub len: u64,
     /// The source's: a virtqueue keeps the status byte's address here.
     pub cookie: u64,
+    /// What another host knows it by (for the trace).
+    pub wire: Wire,
     pub segments: Segments,
 }
 
@@ -94,6 +96,7 @@ impl Request {
             at: 0,
             len: 0,
             cookie: 0,
+            wire: Wire::None,
             segments: Segments::new(),
         }
     }

@@ -576,5 +576,6 @@ fn trace_record(request: &Request) -> TraceRecord {
         op: request.op,
         error: request.error,
         polled: request.polled,
+        wire: request.wire,
     }
 }

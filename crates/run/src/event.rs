@@ -1,7 +1,7 @@
 //! One thing that happened, whoever saw it.
 
 /// Arguments that an event can have.
-pub const MAX_ARGS: usize = 9;
+pub const MAX_ARGS: usize = 10;
 
 /// One event. What `args` mean is written at each [`Kind`]; the rest are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,12 @@ pub mod flags {
     pub const FUA: u64 = 1 << 6;
     /// Of a Fathom request: found by polling, not by a kick.
     pub const POLLED: u64 = 1 << 16;
+    /// It came from another host with its cookie,
+    pub const CAME: u64 = 1 << 17;
+    /// or went on to another one with it,
+    pub const WENT: u64 = 1 << 18;
+    /// or went on as several commands, none of which is all of it.
+    pub const SEVERAL: u64 = 1 << 19;
 }
 
 macro_rules! kinds {
@@ -137,11 +143,11 @@ kinds! {
 
     /// One request of `fathom serve`, at the instant its kick was seen. The six times that follow
     /// are when each next stage was entered and the last was left; `offset` and `length` in bytes;
-    /// `rest` is queue (bits 0 to 15), flags (16 to 47), errno (48 to 63). The thread is the
-    /// worker's where it is known.
+    /// `rest` is queue (bits 0 to 15), flags (16 to 47), errno (48 to 63); `cookie` is NBD's, where
+    /// the flags say so. The thread is the worker's where it is known.
     FathomRequest = "fathom_request"
         ("queue_at", "map_at", "device_at", "finish_at", "notify_at", "end", "offset", "length",
-         "rest");
+         "rest", "cookie");
 
     /// An event of QEMU's own: `name` is an index into the file's strings; the arguments are the
     /// numbers among those of QEMU's trace-events file, in its order, as many as fit. Its

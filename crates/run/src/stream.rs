@@ -389,7 +389,7 @@ mod tests {
         assert!(told(second, &[6]).contains("an event at 6 after one at 7"));
         // Records that are wider than an event can be.
         let header = String::from_utf8_lossy(&good[FIXED..second - (FIXED + 8)]);
-        let header = header.replace("\"width\":1", "\"width\":10");
+        let header = header.replace("\"width\":1", "\"width\":11");
         let mut wide = good[..12].to_vec();
         wide.extend((header.len() as u32).to_le_bytes());
         wide.extend(header.as_bytes());

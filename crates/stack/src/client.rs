@@ -3,7 +3,7 @@
 use crate::pages::Pages;
 use fathom_core::{
     Broken, Cx, Disk, DiskError, DiskInfo, Op, Owner, Polling, Request, RequestId, Source,
-    SourceId, WorkerHandle, WorkerOptions,
+    SourceId, Wire, WorkerHandle, WorkerOptions,
 };
 use fathom_storage::EngineKind;
 use libc::iovec;
@@ -251,6 +251,7 @@ fn fill(request: &mut Request, ask: &mut Ask, tag: u16) {
     request.fua = false;
     request.unmap = ask.unmap;
     request.queue = 0;
+    request.wire = Wire::None;
     request.owner = Owner::SOURCE;
     request.tag = tag;
     request.offset = ask.offset;

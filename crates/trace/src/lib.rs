@@ -16,7 +16,7 @@ pub mod summary;
 pub use clock::Clock;
 pub use histogram::{BUCKETS, Histogram, Occupied, middle_of, quantile, range_of};
 pub use recorder::{HistogramsState, Recorder, StageHistograms};
-pub use ring::{RingFile, RingReader, RingWriter, TraceError, TraceRecord};
+pub use ring::{RingFile, RingReader, RingWriter, TraceError, TraceRecord, Wire};
 pub use slow_request::{Now, SlowRequest};
 pub use stage::{Op, Stage, Stamps};
 pub use summary::{Bucket, Merged, OpSummary, StageSummary, Summary};

@@ -3,6 +3,8 @@
 use crate::clock::Clock;
 use crate::histogram::{COARSE, Counts, Histogram, Occupied, add};
 use crate::ring::TraceRecord;
+#[cfg(test)]
+use crate::ring::Wire;
 use crate::slow::{SlowTables, SlowWriter};
 use crate::stage::{Op, Stage, Stamps};
 use serde::{Deserialize, Serialize};
@@ -273,6 +275,7 @@ pub(crate) fn some_record(stamps: &Stamps) -> TraceRecord {
         op: Op::Read,
         error: 0,
         polled: false,
+        wire: Wire::None,
     }
 }
 

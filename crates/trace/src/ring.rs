@@ -12,6 +12,7 @@
 
 mod header;
 mod reader;
+mod wire;
 mod writer;
 
 use crate::stage::{Op, Stage};
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 pub use header::Header;
 pub use reader::{Entry, RingReader};
+pub use wire::Wire;
 pub use writer::{RingFile, RingWriter};
 
 /// One finished request.
@@ -36,6 +38,7 @@ pub struct TraceRecord {
     pub error: i32,
     /// Picked up by polling rather than by a kick.
     pub polled: bool,
+    pub wire: Wire,
 }
 
 /// Why a file cannot be used as a trace.
@@ -73,10 +76,11 @@ const RECORD: usize = WORDS * 8;
 /// Words of a record: the sequence, the stamps, then these.
 const OFFSET: usize = 1 + Stage::COUNT + 1;
 const LEN: usize = OFFSET + 1;
-/// queue (16 bits), op (8), polled (8), error (32), from the lowest bit.
+/// queue (16 bits), op (8), polled (1), what the cookie is (7), error (32), from the lowest bit.
 const REST: usize = LEN + 1;
+const COOKIE: usize = REST + 1;
 
-const _: () = assert!(REST < WORDS);
+const _: () = assert!(COOKIE < WORDS);
 
 /// The words of a record but for the sequence.
 type Payload = [u64; WORDS - 1];
@@ -87,10 +91,13 @@ fn encode(record: &TraceRecord) -> Payload {
     words[..Stage::COUNT + 1].copy_from_slice(&record.stamps);
     words[OFFSET - 1] = record.offset;
     words[LEN - 1] = record.len;
+    let (kind, cookie) = record.wire.to_words();
     words[REST - 1] = u64::from(record.queue)
         | u64::from(record.op as u8) << 16
         | u64::from(record.polled) << 24
+        | u64::from(kind) << 25
         | u64::from(record.error as u32) << 32;
+    words[COOKIE - 1] = cookie;
     words
 }
 
@@ -107,11 +114,8 @@ fn decode(words: &Payload) -> Option<TraceRecord> {
         len: words[LEN - 1],
         queue: rest as u16,
         op: Op::from_u8((rest >> 16) as u8)?,
-        polled: match (rest >> 24) as u8 {
-            0 => false,
-            1 => true,
-            _ => return None,
-        },
+        polled: rest >> 24 & 1 == 1,
+        wire: Wire::from_words((rest >> 25) as u8 & 0x7f, words[COOKIE - 1])?,
         error: (rest >> 32) as i32,
     })
 }

@@ -5,7 +5,7 @@
 //! others read whole records, or none.
 
 use crate::clock::Clock;
-use crate::ring::TraceRecord;
+use crate::ring::{TraceRecord, Wire};
 use crate::stage::{Op, Stage};
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -83,6 +83,7 @@ fn record(words: &[u64; WORDS]) -> Option<TraceRecord> {
         op: Op::from_u8((rest >> 16) as u8)?,
         error: (rest >> 32) as u32 as i32,
         polled: rest >> 24 & 1 == 1,
+        wire: Wire::None,
     })
 }
 
@@ -192,6 +193,7 @@ mod tests {
             op: Op::Write,
             error: 5,
             polled: true,
+            wire: Wire::None,
             ..some_record(&stamps)
         };
         recorder.record(Op::Write, 4096, &stamps, || record);

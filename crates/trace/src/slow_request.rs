@@ -85,6 +85,7 @@ impl SlowRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ring::Wire;
     use crate::stage::{Op, Stamps};
     use std::time::Duration;
 
@@ -105,6 +106,7 @@ mod tests {
             op: Op::Write,
             error: 0,
             polled: false,
+            wire: Wire::None,
         };
         let now = Now::read();
         let slow = SlowRequest::of(&record, &now);

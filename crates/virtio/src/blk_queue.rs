@@ -11,7 +11,7 @@ use crate::queue::layout::{IDX, RING, USED_ELEMENT, used_len};
 use crate::queue::{RingAddresses, RingError, SplitQueue, prefetch};
 use crate::request::{Limits, Parser, Status, Verdict};
 use fathom_core::peer_event::{self, Full};
-use fathom_core::{Broken, Buffer, Cx, Op, Request, RequestId, Segments, Source};
+use fathom_core::{Broken, Buffer, Cx, Op, Request, RequestId, Segments, Source, Wire};
 use std::any::Any;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
@@ -185,6 +185,7 @@ impl BlkQueue {
                 request.queue = self.setup.index;
                 request.tag = head;
                 request.cookie = status.as_ptr() as u64;
+                request.wire = Wire::None;
                 batch.push(id);
             } else {
                 cx.refused += u64::from(!matches!(verdict, Ok(Verdict::Identify(_))));

@@ -9,6 +9,7 @@ use fathom_core::{Cx, SocketIo, SocketIoKind, Token};
 use fathom_nbd::protocol::Replies;
 use libc::msghdr;
 use rustix::net::{Shutdown, shutdown};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -63,7 +64,7 @@ impl Connection {
             allocation,
         } = connected;
         Connection {
-            table: Table::new(replies),
+            table: Table::new(replies, RandomState::new().hash_one(())),
             sender: Sender::new(),
             receiver: Receiver::new(replies, allocation),
             socket: Some(socket),

@@ -83,7 +83,7 @@ pub fn replies(input: &[u8]) {
         memory: vec![GUARD; (SLOTS + 1) * REGION],
         ids: (0..SLOTS).map(|_| slab.take().expect("grown")).collect(),
         slab,
-        table: Table::new(replies),
+        table: Table::new(replies, 0),
         receiver: Receiver::new(replies, (replies != Replies::Simple).then_some(ALLOCATION)),
         asked: Vec::new(),
         stream: Vec::new(),

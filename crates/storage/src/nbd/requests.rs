@@ -74,6 +74,7 @@ impl NbdChannel {
             lost_at: (self.phase != Phase::Up).then(|| cx.now()),
             ..Progress::default()
         };
+        cx.slab[id].wire.starts_again();
         self.waiting.push_back(id);
     }
 
@@ -110,7 +111,8 @@ impl NbdChannel {
             } else if let Some(index) = self.least_used() {
                 let ask = self.next(cx, id);
                 cx.enter(id, Stage::Device);
-                self.put(index, ask);
+                let cookie = self.put(index, ask);
+                cx.slab[id].wire.goes(cookie);
             } else {
                 break;
             }
@@ -126,11 +128,13 @@ impl NbdChannel {
         (!least.table.is_full()).then_some(index)
     }
 
+    /// Returns the command's cookie.
     #[inline]
-    fn put(&mut self, index: usize, ask: Ask) {
+    fn put(&mut self, index: usize, ask: Ask) -> u64 {
         let connection = &mut self.connections[index];
         let command = connection.table.add(ask);
         connection.sender.add(command);
+        connection.table.cookie(command)
     }
 
     /// Have what is kept until a flush made durable before there is no more room for it.

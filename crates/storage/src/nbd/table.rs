@@ -6,7 +6,11 @@ use fathom_core::RequestId;
 use fathom_nbd::protocol::{Replies, RequestHeader, command};
 
 /// The most at once.
-pub(super) const COMMANDS: usize = 256;
+pub(super) const COMMANDS: usize = 1 << GENERATION_SHIFT;
+
+// A cookie is, from the top: 24 bits of the connection's, 32 of the command's generation, and its index.
+const SALT: u64 = !0 << 40;
+const GENERATION_SHIFT: u32 = 8;
 
 /// What the server is asked for: a request, or a part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +58,9 @@ pub(super) struct Command {
 /// A fixed number of places. They do not move: headers are sent from here.
 pub(super) struct Table {
     commands: Box<[Command]>,
+    /// The upper 24 bits of all cookies, so that those of other connections are others: where both hosts are
+    /// traced, a cookie tells which request it was.
+    salt: u64,
     replies: Replies,
     free: Vec<u16>,
     /// Bytes of the reads in flight.
@@ -62,7 +69,7 @@ pub(super) struct Table {
 
 impl Table {
     /// For a connection on which this has been agreed upon.
-    pub(super) fn new(replies: Replies) -> Table {
+    pub(super) fn new(replies: Replies, salt: u64) -> Table {
         let empty = || Command {
             ask: Ask {
                 id: RequestId::NOBODY,
@@ -83,6 +90,7 @@ impl Table {
         };
         Table {
             commands: std::iter::repeat_with(empty).take(COMMANDS).collect(),
+            salt: salt & SALT,
             replies,
             free: (0..COMMANDS as u16).rev().collect(),
             read_bytes: 0,
@@ -109,11 +117,13 @@ impl Table {
         let index = self.free.pop().expect("the caller has looked");
         let command = &mut self.commands[usize::from(index)];
         command.generation = command.generation.wrapping_add(1);
+        let cookie = self.cookie(index);
+        let command = &mut self.commands[usize::from(index)];
         command.ask = ask;
         let header = RequestHeader {
             flags: ask.flags,
             command: ask.command,
-            cookie: u64::from(command.generation) << 32 | u64::from(index),
+            cookie,
             offset: ask.offset,
             len: ask.len,
         };
@@ -133,13 +143,20 @@ impl Table {
         index
     }
 
+    /// What the server knows the command by that is there, or was the last one.
+    #[inline]
+    pub(super) fn cookie(&self, index: u16) -> u64 {
+        let generation = self.commands[usize::from(index)].generation;
+        self.salt | u64::from(generation) << GENERATION_SHIFT | u64::from(index)
+    }
+
     /// The command that the server means, if it awaits an answer.
     #[inline]
     pub(super) fn find(&self, cookie: u64) -> Option<u16> {
-        let index = cookie as u32;
-        let command = self.commands.get(index as usize)?;
+        let index = (cookie % COMMANDS as u64) as u16;
+        let command = &self.commands[usize::from(index)];
         let awaits = command.in_use && !command.answered;
-        (awaits && u64::from(command.generation) == cookie >> 32).then_some(index as u16)
+        (awaits && self.cookie(index) == cookie).then_some(index)
     }
 
     #[inline]
@@ -192,7 +209,8 @@ mod tests {
 
     #[test]
     fn a_cookie_is_good_once() {
-        let mut table = Table::new(Replies::Structured);
+        let salt = 0xabcd_efff_ffff_ffff;
+        let mut table = Table::new(Replies::Structured, salt);
         let ask = |command| Ask {
             id: RequestId(1),
             flags: 0,
@@ -206,9 +224,10 @@ mod tests {
         let old = cookie(&mut table, first);
         assert_eq!(table.find(old), Some(first));
         assert_eq!(table.awaited(), 512);
-        for wrong in [old + 1, old + (1 << 32), 0, u64::MAX] {
+        for wrong in [old + 1, old + (1 << 8), old + (1 << 40), 0, u64::MAX] {
             assert_eq!(table.find(wrong), None);
         }
+        assert_eq!(old >> 40, 0x00ab_cdef);
         table.get(first).answered = true;
         assert_eq!(table.find(old), None);
         table.remove(first);

@@ -15,7 +15,9 @@ pub(super) const MAX_RINGS: u32 = 1024;
 const MAX_NAME: usize = 255;
 
 const MAGIC: &[u8; 8] = b"FATHOMTR";
-const VERSION: u32 = 1;
+/// Since version 2 records have a cookie; in those before its place is 0, and so is what it is.
+const VERSION: u32 = 2;
+const OLDEST: u32 = 1;
 
 // Offsets in the header.
 const AT_VERSION: usize = 8;
@@ -118,10 +120,10 @@ impl Header {
             return Err("this is not a trace file of fathom".into());
         }
         let (version, record) = (u32_at(page, AT_VERSION), u32_at(page, AT_RECORD));
-        if version != VERSION || record as usize != RECORD {
+        if !(OLDEST..=VERSION).contains(&version) || record as usize != RECORD {
             return Err(format!(
                 "this trace has format {version} with records of {record} bytes; \
-                 this fathom reads format {VERSION} with {RECORD}"
+                 this fathom reads formats {OLDEST} to {VERSION} with {RECORD}"
             ));
         }
         let header = Header {

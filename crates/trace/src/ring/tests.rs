@@ -15,6 +15,7 @@ fn record(n: u64) -> TraceRecord {
         op: Op::ALL[n as usize % Op::COUNT],
         error: n as i32,
         polled: n.is_multiple_of(2),
+        wire: [Wire::None, Wire::Came(n), Wire::Went(!n), Wire::Several][n as usize % 4],
     }
 }
 
@@ -238,11 +239,13 @@ proptest! {
     fn what_is_written_is_what_is_read(
         deltas in any::<[u32; Stage::COUNT + 1]>(),
         offset: u64, len: u64, queue: u16, error: i32, polled: bool, op in 0..Op::COUNT,
+        wire in 0..4u8, cookie: u64,
     ) {
         let mut at = 0;
         let stamps = deltas.map(|delta| { at += u64::from(delta); at });
         let op = Op::ALL[op];
-        let record = TraceRecord { stamps, offset, len, queue, op, error, polled };
+        let wire = Wire::from_words(wire, cookie).unwrap();
+        let record = TraceRecord { stamps, offset, len, queue, op, error, polled, wire };
         prop_assert_eq!(decode(&encode(&record)), Some(record));
     }
 

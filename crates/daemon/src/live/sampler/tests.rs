@@ -1,7 +1,7 @@
 use super::*;
 use crate::info::FrontEnd;
 use crate::live::LimiterKind;
-use fathom_trace::{Op, Recorder, Stage, StageHistograms, Stamps, TraceRecord};
+use fathom_trace::{Op, Recorder, Stage, StageHistograms, Stamps, TraceRecord, Wire};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +40,7 @@ impl Disk {
                 op: Op::Read,
                 error: 0,
                 polled: false,
+                wire: Wire::None,
             };
             self.recorder.record(Op::Read, 4096, &stamps, record);
         }

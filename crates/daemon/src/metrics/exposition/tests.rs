@@ -1,6 +1,6 @@
 use super::*;
 use crate::metrics::pieces::PIECE;
-use fathom_trace::{Op, Recorder, Stage, StageHistograms, Stamps, TraceRecord};
+use fathom_trace::{Op, Recorder, Stage, StageHistograms, Stamps, TraceRecord, Wire};
 use serde_json::json;
 
 /// A disk that has read something, slowly.
@@ -18,6 +18,7 @@ fn measured(name: &str) -> Measured {
         op: Op::Read,
         error: 0,
         polled: false,
+        wire: Wire::None,
     });
     recorder.flush();
     let worker = json!({

@@ -5,7 +5,7 @@ use super::inbox::IN_PLACE;
 use super::pool::{BLOCK, PAGE, Span};
 use super::reply::To;
 use super::{Ending, Held, Limits, NbdSource};
-use fathom_core::{Cx, Op, Request, RequestId};
+use fathom_core::{Cx, Op, Request, RequestId, Wire};
 use fathom_nbd::protocol::{ErrorCode, Replies, RequestHeader, command_flag, u32_at, u64_at};
 use libc::iovec;
 use std::cmp::min;
@@ -455,6 +455,7 @@ impl NbdSource {
         request.offset = command.offset + command.issued;
         request.len = len;
         request.cookie = held.to_u64();
+        request.wire = Wire::Came(command.cookie);
         request.segments.clear();
         if buffer > 0 {
             request.segments.push(iovec {

@@ -3,7 +3,7 @@
 use std::fs;
 
 use fathom_run::{Event, Kind, flags};
-use fathom_trace::Op;
+use fathom_trace::{Op, Wire};
 use fathom_trace::ring::Entry;
 
 /// Thread ids of a daemon's workers, by their number. 0 where it is not known.
@@ -32,13 +32,20 @@ pub(super) fn workers(pid: u32) -> Vec<u32> {
 pub(super) fn event(entry: &Entry, workers: &[u32]) -> Event {
     let record = &entry.record;
     let polled = if record.polled { flags::POLLED } else { 0 };
+    let (wire, cookie) = match record.wire {
+        Wire::None => (0, 0),
+        Wire::Came(cookie) => (flags::CAME, cookie),
+        Wire::Went(cookie) => (flags::WENT, cookie),
+        Wire::Several => (flags::SEVERAL, 0),
+    };
     let errno = u16::try_from(record.error).unwrap_or(u16::MAX);
     let [start, stages @ ..] = record.stamps;
-    let mut args = [0; 9];
+    let mut args = [0; 10];
     args[..stages.len()].copy_from_slice(&stages);
     args[6] = record.offset;
     args[7] = record.len;
-    args[8] = Event::pack_fathom_rest(record.queue, bits(record.op) | polled, errno);
+    args[8] = Event::pack_fathom_rest(record.queue, bits(record.op) | polled | wire, errno);
+    args[9] = cookie;
     let tid = workers.get(entry.ring as usize).copied().unwrap_or(0);
     Event::new(start, Kind::FathomRequest, 0, tid, &args)
 }
@@ -69,6 +76,7 @@ mod tests {
             op: Op::Write,
             error: 28,
             polled: true,
+            wire: Wire::Went(77),
         };
         let event = event(&Entry { ring: 1, record }, &[70, 71]);
         assert_eq!(
@@ -76,6 +84,8 @@ mod tests {
             (10, 71, Kind::FathomRequest)
         );
         assert_eq!(event.args[..8], [11, 12, 13, 14, 15, 16, 4096, 512]);
-        assert_eq!(event.fathom_rest(), (3, flags::WRITE | flags::POLLED, 28));
+        let flags = flags::WRITE | flags::POLLED | flags::WENT;
+        assert_eq!(event.fathom_rest(), (3, flags, 28));
+        assert_eq!(event.args[9], 77);
     }
 }
