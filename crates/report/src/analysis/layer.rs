@@ -1,0 +1,304 @@
+//! The points of a request's way, and the layers between them.
+
+use serde::Serialize;
+
+/// A point on a request's way. In this order a request passes them; those that nobody saw are
+/// missing, and the time on both sides of a missing point belongs to one layer (see
+/// [`Layer::between`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Point {
+    /// The benchmark calls read() or write().
+    Call,
+    /// The guest's block layer has the bio.
+    Bio,
+    /// The guest's driver has the request; it is put into the ring at once.
+    Issue,
+    /// The guest writes the doorbell.
+    Kick,
+    /// The vCPU has left the guest.
+    Exit,
+    /// KVM signals the eventfd: its own event where a probe on it could be had, else the doorbell's,
+    /// which KVM emits just before (kvm_mmio, kvm_pio) or just after (kvm_fast_mmio).
+    Signal,
+    /// The server has woken up.
+    Wake,
+    /// The server has taken the request from the ring.
+    Pop,
+    /// The server hands the request to its image, past its filters.
+    Map,
+    /// The server hands the I/O to the kernel.
+    Device,
+    /// The host's block layer issues it to the host's driver.
+    HostIssue,
+    /// The host's driver reports it done.
+    HostComplete,
+    /// The server has the result.
+    Result,
+    /// The server has put the request into the used ring.
+    Used,
+    /// KVM sends the interrupt.
+    Interrupt,
+    /// The host runs the sleeping vCPU's thread again.
+    Woken,
+    /// The vCPU enters the guest again (only where it had to be woken).
+    Entry,
+    /// The guest's interrupt handler runs.
+    Handler,
+    /// The guest's block layer completes the request.
+    Complete,
+    /// read() or write() returns.
+    Return,
+}
+
+/// Where time goes. Every nanosecond between a request's call and its return is in exactly one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layer {
+    /// Call to Issue: system call, file system, block layer of the guest.
+    GuestSubmit,
+    /// Issue to Kick, or to Pop where the server polls: waiting in the ring for the batch's kick.
+    GuestBatch,
+    /// Kick to Exit.
+    KickExit,
+    /// Exit to Signal: KVM decodes the doorbell.
+    KickKvm,
+    /// Signal to Wake.
+    ServerWake,
+    /// Kick to Wake, where KVM was not watched between them.
+    KickPath,
+    /// Wake to Pop: waiting for the requests before it.
+    ServerPop,
+    /// Pop to Map: filters.
+    ServerQueue,
+    /// Map to Device: image metadata.
+    ServerMap,
+    /// Signal to HostIssue, where the server has no stamps of its own: QEMU, and the host's block
+    /// layer above the driver.
+    ServerIn,
+    /// Wake to Device, where the server has no stamps between them.
+    ServerTake,
+    /// Device to HostIssue: system call and block layer of the host.
+    HostSubmit,
+    /// HostIssue to HostComplete.
+    HostDevice,
+    /// HostComplete to Result.
+    HostReap,
+    /// Device to Result where the host's block layer was not seen for it: page cache, memory.
+    HostIo,
+    /// HostComplete to Interrupt, where the server has no stamps of its own.
+    ServerOut,
+    /// Result to Interrupt, where the server has no stamps between them.
+    ServerAnswer,
+    /// Result to Used: batching of completions included.
+    ServerFinish,
+    /// Used to Interrupt.
+    ServerNotify,
+    /// Interrupt to Entry: waking the vCPU.
+    VcpuWake,
+    /// Interrupt to Woken: the host's scheduler.
+    VcpuSchedule,
+    /// Woken to Entry: KVM.
+    VcpuEnter,
+    /// Entry (or Interrupt, where the vCPU was in the guest or its entries were not traced) to
+    /// Handler.
+    InterruptEntry,
+    /// Used to Handler, where KVM was not watched between them.
+    InterruptPath,
+    /// Kick to Handler, where nobody was watched between them: the device as the guest sees it.
+    GuestDevice,
+    /// Handler to Complete; Used to Complete where a handler that was running already took it.
+    GuestBottomHalf,
+    /// Complete to Return.
+    GuestReturn,
+    /// What lies between points too far apart to tell whose it is.
+    Unattributed,
+}
+
+/// How the wiki grouped its layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Group {
+    Guest,
+    /// Host/guest switching.
+    Switching,
+    /// Host/VMM switching.
+    ServerSwitching,
+    /// QEMU, or the disk's server.
+    Server,
+    HostIo,
+    /// Everything outside the guest, where only the guest was watched.
+    Device,
+    Unattributed,
+}
+
+impl Layer {
+    /// Every layer, in the order of a request's way.
+    pub const ALL: &'static [Layer] = &[
+        Layer::GuestSubmit,
+        Layer::GuestBatch,
+        Layer::KickExit,
+        Layer::KickKvm,
+        Layer::ServerWake,
+        Layer::KickPath,
+        Layer::ServerPop,
+        Layer::ServerQueue,
+        Layer::ServerMap,
+        Layer::ServerIn,
+        Layer::ServerTake,
+        Layer::HostSubmit,
+        Layer::HostDevice,
+        Layer::HostReap,
+        Layer::HostIo,
+        Layer::ServerOut,
+        Layer::ServerAnswer,
+        Layer::ServerFinish,
+        Layer::ServerNotify,
+        Layer::VcpuWake,
+        Layer::VcpuSchedule,
+        Layer::VcpuEnter,
+        Layer::InterruptEntry,
+        Layer::InterruptPath,
+        Layer::GuestDevice,
+        Layer::GuestBottomHalf,
+        Layer::GuestReturn,
+        Layer::Unattributed,
+    ];
+
+    /// The points that the layer lies between; None for [`Layer::Unattributed`].
+    pub fn span(self) -> Option<(Point, Point)> {
+        Some(match self {
+            Layer::GuestSubmit => (Point::Call, Point::Issue),
+            Layer::GuestBatch => (Point::Issue, Point::Kick),
+            Layer::KickExit => (Point::Kick, Point::Exit),
+            Layer::KickKvm => (Point::Exit, Point::Signal),
+            Layer::ServerWake => (Point::Signal, Point::Wake),
+            Layer::KickPath => (Point::Kick, Point::Wake),
+            Layer::ServerPop => (Point::Wake, Point::Pop),
+            Layer::ServerQueue => (Point::Pop, Point::Map),
+            Layer::ServerMap => (Point::Map, Point::Device),
+            Layer::ServerIn => (Point::Signal, Point::HostIssue),
+            Layer::ServerTake => (Point::Wake, Point::Device),
+            Layer::HostSubmit => (Point::Device, Point::HostIssue),
+            Layer::HostDevice => (Point::HostIssue, Point::HostComplete),
+            Layer::HostReap => (Point::HostComplete, Point::Result),
+            Layer::HostIo => (Point::Device, Point::Result),
+            Layer::ServerOut => (Point::HostComplete, Point::Interrupt),
+            Layer::ServerAnswer => (Point::Result, Point::Interrupt),
+            Layer::ServerFinish => (Point::Result, Point::Used),
+            Layer::ServerNotify => (Point::Used, Point::Interrupt),
+            Layer::VcpuWake => (Point::Interrupt, Point::Entry),
+            Layer::VcpuSchedule => (Point::Interrupt, Point::Woken),
+            Layer::VcpuEnter => (Point::Woken, Point::Entry),
+            Layer::InterruptEntry => (Point::Interrupt, Point::Handler),
+            Layer::InterruptPath => (Point::Used, Point::Handler),
+            Layer::GuestDevice => (Point::Kick, Point::Handler),
+            Layer::GuestBottomHalf => (Point::Handler, Point::Complete),
+            Layer::GuestReturn => (Point::Complete, Point::Return),
+            Layer::Unattributed => return None,
+        })
+    }
+
+    /// Whose the time between two points is, if all that lies between them went unseen: the
+    /// narrowest layer whose [`span`](Self::span) holds both, else [`Layer::Unattributed`]. The
+    /// join knows two more cases, which the points alone do not tell: Issue to Pop of a request
+    /// that the server found by itself is [`Layer::GuestBatch`], and Used to Complete of one that a
+    /// running handler took is [`Layer::GuestBottomHalf`].
+    pub fn between(from: Point, to: Point) -> Layer {
+        let width = |&layer: &Layer| layer.span().map_or(u8::MAX, |(a, b)| b as u8 - a as u8);
+        let holds = |layer: &Layer| layer.span().is_some_and(|(a, b)| a <= from && to <= b);
+        let all = Layer::ALL.iter().copied();
+        all.filter(holds)
+            .min_by_key(width)
+            .unwrap_or(Layer::Unattributed)
+    }
+
+    /// Whether it stands for layers that were not told apart: nobody watched the points within it,
+    /// or saw them.
+    pub fn is_gap(self) -> bool {
+        matches!(
+            self,
+            Layer::KickPath
+                | Layer::ServerIn
+                | Layer::ServerTake
+                | Layer::ServerOut
+                | Layer::ServerAnswer
+                | Layer::InterruptPath
+                | Layer::GuestDevice
+                | Layer::Unattributed
+        )
+    }
+
+    /// Name in tables, and group.
+    pub fn describe(self) -> (&'static str, Group) {
+        match self {
+            Layer::GuestSubmit => ("guest: call to driver", Group::Guest),
+            Layer::GuestBatch => ("guest: in the ring before the kick", Group::Guest),
+            Layer::KickExit => ("kick: vCPU leaves the guest", Group::Switching),
+            Layer::KickKvm => ("kick: KVM to eventfd", Group::Switching),
+            Layer::ServerWake => ("kick: eventfd to server", Group::ServerSwitching),
+            Layer::KickPath => ("kick: guest to server", Group::Switching),
+            Layer::ServerPop => ("server: wake to taken", Group::Server),
+            Layer::ServerQueue => ("server: filters", Group::Server),
+            Layer::ServerMap => ("server: image metadata", Group::Server),
+            Layer::ServerIn => ("server: eventfd to host's driver", Group::Server),
+            Layer::ServerTake => ("server: wake to submit", Group::Server),
+            Layer::HostSubmit => ("host: submit", Group::HostIo),
+            Layer::HostDevice => ("host: device", Group::HostIo),
+            Layer::HostReap => ("host: reap", Group::HostIo),
+            Layer::HostIo => ("host: I/O without a device", Group::HostIo),
+            Layer::ServerOut => ("server: host's driver to interrupt", Group::Server),
+            Layer::ServerAnswer => ("server: result to interrupt", Group::Server),
+            Layer::ServerFinish => ("server: finish", Group::Server),
+            Layer::ServerNotify => ("server: notify", Group::ServerSwitching),
+            Layer::VcpuWake => ("interrupt: vCPU wakes", Group::Switching),
+            Layer::VcpuSchedule => ("interrupt: host runs the vCPU", Group::Switching),
+            Layer::VcpuEnter => ("interrupt: vCPU enters the guest", Group::Switching),
+            Layer::InterruptEntry => ("interrupt: to the guest's handler", Group::Switching),
+            Layer::InterruptPath => ("interrupt: server to guest", Group::Switching),
+            Layer::GuestDevice => ("device, as the guest sees it", Group::Device),
+            Layer::GuestBottomHalf => ("guest: handler to completion", Group::Guest),
+            Layer::GuestReturn => ("guest: completion to return", Group::Guest),
+            Layer::Unattributed => ("unattributed", Group::Unattributed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_of_layers_is_in_order_and_spans_what_it_says() {
+        assert!(Layer::ALL.is_sorted());
+        assert_eq!(Layer::ALL.len(), Layer::Unattributed as usize + 1);
+        for &layer in Layer::ALL {
+            if let Some((from, to)) = layer.span() {
+                assert!(from < to, "{layer:?}");
+                assert_eq!(Layer::between(from, to), layer);
+            }
+        }
+    }
+
+    #[test]
+    fn a_gap_goes_to_the_narrowest_layer_that_holds_it() {
+        use Point::*;
+        let cases = [
+            (Call, Bio, Layer::GuestSubmit),
+            (Kick, Signal, Layer::KickPath),
+            (Entry, Handler, Layer::InterruptEntry),
+            (Wake, Map, Layer::ServerTake),
+            (Signal, Device, Layer::ServerIn),
+            (Wake, HostIssue, Layer::ServerIn),
+            (Used, Handler, Layer::InterruptPath),
+            (Result, Handler, Layer::GuestDevice),
+            (Signal, Interrupt, Layer::GuestDevice),
+            (Issue, Exit, Layer::Unattributed),
+            (Issue, Pop, Layer::Unattributed),
+            (Used, Complete, Layer::Unattributed),
+        ];
+        for (from, to, layer) in cases {
+            assert_eq!(Layer::between(from, to), layer, "{from:?} to {to:?}");
+        }
+    }
+}
