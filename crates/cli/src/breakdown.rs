@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{ArgGroup, Args};
-use fathom_lab::attach::{self, Options};
+use fathom_lab::attach::{self, Options, Served};
+use fathom_lab::tracers::fathom::Api;
 use fathom_lab::tracers::{qemu, remove_all_on_abort};
-use fathom_run::{Disk, Run};
+use fathom_run::Run;
 
 use crate::report::{self, ReportArgs};
+use crate::servers::find;
+use crate::target::Disk;
 use fathom_units::parse_seconds;
 
 /// Show where a running guest's disk requests spend their time
@@ -21,18 +24,26 @@ use fathom_units::parse_seconds;
 /// trace for a while, then for as long the system calls of the threads. What
 /// was recorded stays in the run directory, for `fathom report` and --join.
 ///
+/// With --server it records a disk of a server of Fathom's, whoever uses it. Where that
+/// disk lies on another server (`nbd://`), the same on that one's host, and --join, show the
+/// network, that server and its I/O as layers.
+///
 /// With --qemu-trace it reads a trace that some QEMU has written, by its log
 /// or by its simple backend, and shows how long each step within QEMU took.
 #[derive(Debug, Args)]
 #[group(skip)]
-#[command(group(ArgGroup::new("source").required(true).args(["pid", "join", "qemu_trace"])))]
+#[command(group(ArgGroup::new("source").required(true).args(["pid", "server", "join", "qemu_trace"])))]
 pub struct BreakdownArgs {
     /// Process id of the QEMU to attach to
     #[arg(long)]
     pid: Option<u32>,
 
-    /// The guest's disk, where it has several: QEMU's id for it
-    #[arg(long, value_name = "NAME", requires = "pid")]
+    /// A disk of a server of Fathom's: its name, or the process id or the API's socket of the server
+    #[arg(long, value_name = "NAME|PID|SOCKET")]
+    server: Option<String>,
+
+    /// The disk, where there are several: QEMU's id for it, with --server its name
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["join", "qemu_trace"])]
     disk: Option<String>,
 
     /// A QMP socket of QEMU's that nobody else uses: tells disks apart by their
@@ -40,13 +51,14 @@ pub struct BreakdownArgs {
     #[arg(long, value_name = "SOCKET", requires = "pid")]
     qmp: Option<PathBuf>,
 
-    /// How long each of the two recordings takes
-    #[arg(long, value_name = "SECONDS", default_value = "5s", value_parser = parse_window, requires = "pid")]
+    /// How long each recording takes; with --pid there are two
+    #[arg(long, value_name = "SECONDS", default_value = "5s", value_parser = parse_window, conflicts_with_all = ["join", "qemu_trace"])]
     seconds: Duration,
 
-    /// Put a host's run and a guest's (of `fathom guest record`), recorded at
-    /// the same time, together
-    #[arg(long, num_args = 2, value_names = ["HOST.RUN", "GUEST.RUN"])]
+    /// Put runs together that were recorded at the same time: a host's, and its guest's (of
+    /// `fathom guest record`), that of the server to which its requests go on (of --server, there),
+    /// or both
+    #[arg(long, num_args = 2..=3, value_names = ["HOST.RUN", "OTHER.RUN"])]
     join: Vec<PathBuf>,
 
     /// A file of QEMU's own trace events: of its log (with -msg timestamp=on)
@@ -59,8 +71,8 @@ pub struct BreakdownArgs {
     #[arg(long, value_name = "FILE", requires = "qemu_trace")]
     qemu_events: Option<PathBuf>,
 
-    /// The run directory to make (default: fathom-PID.run, joined.run, or the
-    /// trace's name with .run)
+    /// The run directory to make (default: fathom-PID.run, fathom-DISK.run, joined.run, or
+    /// the trace's name with .run)
     #[arg(long, short, value_name = "DIR")]
     output: Option<PathBuf>,
 
@@ -81,24 +93,24 @@ pub fn parse_window(text: &str) -> Result<Duration, String> {
 
 /// Runs the command; progress goes to standard error, tables to standard output.
 pub fn run(args: BreakdownArgs) -> anyhow::Result<()> {
-    let output = |default: &dyn Fn() -> PathBuf| args.output.clone().unwrap_or_else(default);
-    let (dir, run) = match (args.pid, args.join.as_slice(), &args.qemu_trace) {
-        (Some(pid), ..) => {
-            let dir = output(&|| format!("fathom-{pid}.run").into());
-            let run = record(&args, pid, &dir)?;
-            (dir, run)
-        }
-        (None, [host, guest], _) => {
-            let dir = output(&|| "joined.run".into());
-            let run = attach::join(host, guest, &dir)?;
-            (dir, run)
-        }
-        (None, _, Some(trace)) => {
-            let dir = output(&|| run_of(trace));
-            let run = qemu::import(trace, args.qemu_events.as_deref(), &dir)?;
-            (dir, run)
-        }
-        (None, _, None) => bail!("--pid, --join or --qemu-trace is needed"),
+    let output = |default: String| args.output.clone().unwrap_or_else(|| default.into());
+    let (dir, run) = if let Some(pid) = args.pid {
+        let dir = output(format!("fathom-{pid}.run"));
+        let run = record(&args, pid, &dir)?;
+        (dir, run)
+    } else if let Some(server) = &args.server {
+        record_served(&args, server, output)?
+    } else if let [host, others @ ..] = args.join.as_slice() {
+        let dir = output("joined.run".into());
+        let others: Vec<&Path> = others.iter().map(PathBuf::as_path).collect();
+        let run = attach::join(host, &others, &dir)?;
+        (dir, run)
+    } else if let Some(trace) = &args.qemu_trace {
+        let dir = args.output.clone().unwrap_or_else(|| run_of(trace));
+        let run = qemu::import(trace, args.qemu_events.as_deref(), &dir)?;
+        (dir, run)
+    } else {
+        bail!("--pid, --server, --join or --qemu-trace is needed")
     };
     list_disks(&run);
     match args.json {
@@ -131,6 +143,26 @@ fn record(args: &BreakdownArgs, pid: u32, dir: &Path) -> anyhow::Result<Run> {
     Ok(attach::record(&options, progress)?)
 }
 
+fn record_served(
+    args: &BreakdownArgs,
+    server: &str,
+    output: impl Fn(String) -> PathBuf,
+) -> anyhow::Result<(PathBuf, Run)> {
+    let (server, named) = find(server)?;
+    let Disk { server, name } = Disk::new(server, args.disk.clone().or(named))?;
+    let dir = output(format!("fathom-{name}.run"));
+    remove_all_on_abort();
+    let served = Served {
+        api: Api::new(server, name),
+        window: args.seconds,
+        output: &dir,
+        stop: &*stop_on_signal()?,
+    };
+    let progress = &mut |step: &str| eprintln!("breakdown: {step}");
+    let run = attach::record_served(served, progress)?;
+    Ok((dir, run))
+}
+
 /// From now on the first SIGINT or SIGTERM asks for an early end; a second one ends the process.
 pub fn stop_on_signal() -> anyhow::Result<Arc<AtomicBool>> {
     use signal_hook::consts::{SIGINT, SIGTERM};
@@ -153,7 +185,7 @@ fn list_disks(run: &Run) {
 }
 
 /// `* d0  vhost-user-blk  /images/a.img on vda, served by 1234, told by eventfd-id`
-fn line_of(disk: &Disk) -> String {
+fn line_of(disk: &fathom_run::Disk) -> String {
     let mark = if disk.under_test { '*' } else { ' ' };
     let mut line = format!("{mark} {}  {}", disk.name, disk.device);
     if let Some(image) = &disk.image {
@@ -189,11 +221,11 @@ mod tests {
 
     #[test]
     fn a_disk_that_cannot_be_told_from_others_says_so() {
-        let mut disk = Disk {
+        let mut disk = fathom_run::Disk {
             name: "d0".into(),
             device: "virtio-blk".into(),
             under_test: true,
-            ..Disk::default()
+            ..fathom_run::Disk::default()
         };
         assert_eq!(line_of(&disk), "* d0  virtio-blk, unidentified");
         disk.identified_by = Some("qmp".into());

@@ -115,7 +115,9 @@ impl<'a> Work<'a> {
             })
         });
         while let Some(seen) = merged.next() {
-            if !window.contains(&seen.at) {
+            // What went on to another host within the window may have come there after it.
+            let is_late = seen.side == Side::Remote && seen.at > *window.end();
+            if !window.contains(&seen.at) && !is_late {
                 continue;
             }
             means.event(&seen, |ticks| time.ns(seen.clock, ticks));
@@ -140,6 +142,7 @@ impl<'a> Work<'a> {
         for info in unknown {
             let why = match info.clock {
                 Clock::HostTsc => "no two readings relate the host's TSC to CLOCK_MONOTONIC",
+                Clock::RemoteTsc | Clock::RemoteMonotonic => time.remote_method.as_str(),
                 _ => time.method.as_str(),
             };
             self.problems
@@ -155,9 +158,18 @@ impl<'a> Work<'a> {
         self.counts.inconsistent += counts.inconsistent;
         self.counts.background += counts.background;
         self.counts.userspace += counts.userspace;
+        self.counts.others += counts.others;
+        self.counts.gone += counts.gone;
         self.counts.events += counts.events;
-        self.truth.clock_method = time.method.clone();
+        if survey.any(Side::Guest) {
+            self.truth.clock_method = time.method.clone();
+        }
         self.truth.clock_error_ns = self.truth.clock_error_ns.max(time.error);
+        if survey.any(Side::Remote) {
+            self.truth.remote_clock_method = Some(time.remote_method.clone());
+            let error = time.remote_error;
+            self.truth.remote_clock_error_ns = self.truth.remote_clock_error_ns.max(error);
+        }
         for (name, lost) in &survey.lost {
             match self.truth.lost.iter_mut().find(|(known, _)| known == name) {
                 Some((_, sum)) => *sum += lost,
@@ -170,6 +182,12 @@ impl<'a> Work<'a> {
             );
         }
         self.say_what_was_not_watched(survey);
+        if self.counts.gone > 0 && !survey.any(Side::Remote) {
+            self.say(
+                "its requests went on to another server: the same recorded there (fathom breakdown \
+                 --server), and --join, tell the network, that server and its I/O apart",
+            );
+        }
     }
 
     fn say_what_was_not_watched(&mut self, survey: &Survey) {
@@ -196,7 +214,9 @@ impl<'a> Work<'a> {
                  that share the pin cannot be told from its own"
             ));
         }
-        if !survey.doorbells() && self.run.kind != RunKind::Guest {
+        let is_vcpu = |thread: &fathom_run::Thread| thread.role == fathom_run::Role::Vcpu;
+        let has_guest = self.run.threads.iter().any(is_vcpu) || guest;
+        if !survey.doorbells() && self.run.kind != RunKind::Guest && has_guest {
             self.say(
                 "KVM's kicks and interrupts were not watched (no KVM, or its events are not \
                  traced): the way from the guest to the server and back is one layer each",
@@ -255,6 +275,13 @@ impl<'a> Work<'a> {
                 truth.violations
             ));
         }
+        if self.counts.others > 0 {
+            lines.push(format!(
+                "{} requests to the remote disk were of other clients, or before or after what was \
+                 recorded here",
+                self.counts.others
+            ));
+        }
         if self.counts.background > 0 {
             lines.push(format!(
                 "{} requests to the disk were not the benchmark's",
@@ -276,6 +303,8 @@ impl<'a> Work<'a> {
                 inconsistent: self.counts.inconsistent,
                 clock_method: std::mem::take(&mut self.truth.clock_method),
                 clock_error_ns: self.truth.clock_error_ns,
+                remote_clock_method: self.truth.remote_clock_method.take(),
+                remote_clock_error_ns: self.truth.remote_clock_error_ns,
                 lost: std::mem::take(&mut self.truth.lost),
                 ..exact.truth
             };

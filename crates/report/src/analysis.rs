@@ -75,6 +75,8 @@ pub enum HostClass {
     Merged,
     /// None: the page cache, or memory.
     Cached,
+    /// None here: another host's server did it.
+    Remote,
     /// Not traced, or not identified.
     Unknown,
 }
@@ -119,6 +121,9 @@ pub struct Truth {
     pub clock_method: String,
     /// The largest error that the relation of the clocks can have, in ns.
     pub clock_error_ns: Option<i64>,
+    /// The same of the remote host's clock; None where none was watched.
+    pub remote_clock_method: Option<String>,
+    pub remote_clock_error_ns: Option<i64>,
     /// Effects seen before their causes by more than that error.
     pub violations: u64,
     /// Events dropped, by stream; a dropped event invalidates tails.

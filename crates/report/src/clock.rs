@@ -4,6 +4,7 @@
 //! from KVM's offset where that is known and stayed the same, else from causality ([`bounds`]).
 
 pub(crate) mod bounds;
+pub(crate) mod crossings;
 mod line;
 pub(crate) mod trips;
 
@@ -29,11 +30,17 @@ pub(crate) struct TimeBase {
     /// The guest's TSC to the guest's CLOCK_MONOTONIC.
     guest_own: Option<Line>,
     guest: Guest,
+    /// The remote host's TSC to its CLOCK_MONOTONIC, and that to this host's.
+    remote_own: Option<Line>,
+    remote: Option<Line>,
     realtime: i64,
     /// For people: how the guest's clock was related to the host's.
     pub(crate) method: String,
     /// The greatest error between a guest's and a host's time; None where they are not related.
     pub(crate) error: Option<i64>,
+    /// The same of the remote host's clock: how it is related, and the greatest error.
+    pub(crate) remote_method: String,
+    pub(crate) remote_error: Option<i64>,
 }
 
 impl TimeBase {
@@ -47,8 +54,15 @@ impl TimeBase {
             host,
             guest_own,
             guest: Guest::Unknown,
+            remote_own: Line::fit(&clocks.remote),
+            remote: None,
             method: "the guest's clock is not related to the host's".into(),
             error: None,
+            remote_method:
+                "fewer than two requests were seen by both servers (were both recorded at the same \
+                            time, and is this disk's the other one?)"
+                    .into(),
+            remote_error: None,
         };
         if let (Some(offset), Some(host)) = (offset, &base.host) {
             // Stamps of both TSCs go through the same line, so its error shifts both alike; those
@@ -66,6 +80,15 @@ impl TimeBase {
         self.method = found.method;
         self.error = Some(found.error);
         self.guest = Guest::Bounds(found.line);
+        self
+    }
+
+    /// The same with the remote host's clock by bounds: of requests of this host's and the remote
+    /// server's part of them.
+    pub(crate) fn with_remote(mut self, found: bounds::Relation) -> TimeBase {
+        self.remote_method = found.method;
+        self.remote_error = Some(found.error);
+        self.remote = Some(found.line.inverse());
         self
     }
 
@@ -92,7 +115,16 @@ impl TimeBase {
                 (None, None) => None,
             },
             Clock::GuestMonotonic => Some(ticks as i64),
-            Clock::HostTsc | Clock::HostMonotonic | Clock::HostRealtime => None,
+            _ => None,
+        }
+    }
+
+    /// The remote host's ns of one of its clocks; None for the others.
+    pub(crate) fn remote_ns(&self, clock: Clock, ticks: u64) -> Option<i64> {
+        match clock {
+            Clock::RemoteTsc => self.remote_own.as_ref().map(|own| own.y(ticks)),
+            Clock::RemoteMonotonic => Some(ticks as i64),
+            _ => None,
         }
     }
 
@@ -103,6 +135,10 @@ impl TimeBase {
             Clock::HostTsc => self.host.as_ref().map(|line| line.y(ticks)),
             Clock::HostMonotonic => Some(ticks as i64),
             Clock::HostRealtime => Some((ticks as i64).wrapping_sub(self.realtime)),
+            Clock::RemoteTsc | Clock::RemoteMonotonic => {
+                let ns = self.remote_ns(clock, ticks)?;
+                self.remote.as_ref().map(|line| line.y(ns as u64))
+            }
             Clock::GuestTsc | Clock::GuestMonotonic => match &self.guest {
                 Guest::Unknown => None,
                 Guest::Offset(offset) => {
@@ -167,6 +203,7 @@ mod tests {
             // 2 GHz
             host: vec![pair(1_000_000, 5_000), pair(2_001_000_000, 1_000_005_000)],
             guest: vec![pair(500, 100), pair(2_000_000_500, 1_000_000_100)],
+            remote: vec![pair(70, 700), pair(2_000_000_070, 1_000_000_700)],
             realtime_minus_monotonic_ns: 1_000_000,
             guest_offset: Some(GuestOffset {
                 before: -999_500,
@@ -188,6 +225,8 @@ mod tests {
         assert_eq!(base.ns(Clock::GuestMonotonic, 1_100), Some(6_000));
         let alone = TimeBase::new(&clocks, None, true);
         assert_eq!(alone.ns(Clock::GuestTsc, 2_500), None);
+        assert_eq!(alone.remote_ns(Clock::RemoteTsc, 2_070), Some(1_700));
+        assert_eq!(alone.ns(Clock::RemoteTsc, 2_070), None);
         assert_eq!(alone.guest_alone().ns(Clock::GuestTsc, 2_500), Some(1_100));
     }
 

@@ -18,6 +18,7 @@ mod host_only;
 mod kvm;
 mod lanes;
 pub(crate) mod merge;
+mod remote;
 mod requests;
 mod resolve;
 mod server;
@@ -32,7 +33,7 @@ pub(crate) mod parts {
     pub(crate) use super::blocks::Blocks;
     pub(crate) use super::guest::Guest;
     pub(crate) use super::kvm::{Kvm, pins};
-    pub(crate) use super::server::{Record, Records};
+    pub(crate) use super::server::{Cookie, Record, Records};
 }
 
 use std::cmp::Reverse;
@@ -47,10 +48,11 @@ use guest::Guest;
 use kvm::Kvm;
 use lanes::Lane;
 use merge::{Seen, Side};
+use remote::Remote;
 use server::Records;
 use serving::Serving;
 use survey::Survey;
-use way::Way;
+use way::{Errors, Way};
 
 /// A request is followed this long after it completed: later than any event of its own.
 const SLACK: i64 = 10_000_000;
@@ -71,6 +73,8 @@ struct Probes {
     signal: bool,
     fathom: bool,
     interrupt: bool,
+    /// Another host's server, to which this one's requests go on.
+    remote: bool,
 }
 
 /// What a join counts besides the requests that it hands out.
@@ -83,6 +87,10 @@ pub(crate) struct Counts {
     pub(crate) background: u64,
     /// Kicks that went to user space.
     pub(crate) userspace: u64,
+    /// Requests to the remote disk that were not this one's.
+    pub(crate) others: u64,
+    /// Requests that went on to another server, which was not watched.
+    pub(crate) gone: u64,
     /// Events read.
     pub(crate) events: u64,
 }
@@ -91,11 +99,13 @@ pub(crate) struct Counts {
 pub(crate) struct Joiner<'a> {
     time: &'a TimeBase,
     error: i64,
+    errors: Errors,
     slack: i64,
     probes: Probes,
     guest: Guest,
     kvm: Kvm,
     records: Records,
+    remote: Remote,
     serving: Serving,
     blocks: Blocks,
     host_only: Option<host_only::HostOnly>,
@@ -136,18 +146,25 @@ impl<'a> Joiner<'a> {
                 true => survey.host(Kind::KvmSetIrq),
                 false => survey.host(Kind::KvmMsiSetIrq),
             },
+            remote: time.remote_error.is_some() && survey.any(Side::Remote),
         };
         let host_only =
             (!guest_seen).then(|| host_only::HostOnly::new(probes.fathom, blocks.is_watched()));
         let error = time.error.unwrap_or(0);
+        let errors = Errors {
+            guest: error,
+            remote: time.remote_error.unwrap_or(0),
+        };
         Joiner {
             time,
             error,
-            slack: SLACK + 4 * error,
+            errors,
+            slack: SLACK + 4 * error.max(errors.remote),
             probes,
             guest: Guest::new(run.disk(), survey),
             kvm: Kvm::new(run, survey),
             records: Records::default(),
+            remote: Remote::default(),
             serving: Serving::default(),
             blocks,
             host_only,
@@ -169,6 +186,10 @@ impl<'a> Joiner<'a> {
         match seen.side {
             Side::Guest => self.guest_event(seen),
             Side::Host => self.host_event(seen),
+            Side::Remote => {
+                let ns = |ticks| self.time.ns(seen.clock, ticks);
+                self.remote.event(seen.at, &seen.event, ns);
+            }
         }
         self.settle(self.now - self.slack);
         self.since_clearing += 1;
@@ -188,15 +209,18 @@ impl<'a> Joiner<'a> {
         self.close_kicks(i64::MAX);
         let since = self.window_start();
         self.records.prune(self.last, since);
+        self.remote.prune(i64::MAX);
         self.close_lanes(i64::MAX);
         Counts {
             inconsistent: self.counts.inconsistent
                 + self.guest.inconsistent
                 + self.serving.garbled
                 + self.records.strays
-                + self.records.garbled,
+                + self.records.garbled
+                + self.remote.garbled(),
             background: self.guest.background,
             userspace: self.kvm.userspace,
+            others: self.remote.others,
             ..self.counts
         }
     }
@@ -350,7 +374,7 @@ impl<'a> Joiner<'a> {
         way.points.put(Point::Call, unit.call);
         way.points.put(Point::Bio, bio);
         way.points.put(Point::Return, unit.end);
-        way.violations += way.misordered(self.error);
+        way.violations += way.misordered(self.errors);
         let announced = matches!(way.delivery, Delivery::Kicked | Delivery::Batched);
         let kick = unit.kick.filter(|_| announced);
         match kick.and_then(|id| self.guest.kicks.get_mut(id)) {
@@ -413,6 +437,7 @@ impl<'a> Joiner<'a> {
         let since = self.window_start();
         self.records.prune(horizon, since);
         self.blocks.prune(horizon);
+        self.remote.prune(horizon);
         let handlers = &mut self.guest.handlers;
         // One more is kept: it tells what came before the first.
         while handlers.get(1).is_some_and(|handler| handler.at < horizon) {

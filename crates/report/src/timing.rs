@@ -5,7 +5,7 @@ use std::path::Path;
 
 use fathom_run::{Clock, Round, Run, RunKind};
 
-use crate::clock::{self, TimeBase, bounds, trips};
+use crate::clock::{self, TimeBase, bounds, crossings, trips};
 use crate::join::merge::Side;
 use crate::join::survey::Survey;
 
@@ -24,7 +24,13 @@ pub(crate) fn time_base(
     let monotonic = [Clock::HostMonotonic, Clock::GuestMonotonic];
     let mut clocks = round.streams.iter().map(|info| info.clock);
     let mixed = clocks.any(|clock| monotonic.contains(&clock));
-    let time = TimeBase::new(&round.clocks, offset, mixed);
+    let mut time = TimeBase::new(&round.clocks, offset, mixed);
+    if survey.any(Side::Remote) {
+        let (near, remote) = crossings::of(dir, round, &time);
+        if let Some(found) = bounds::relate(&near, &remote) {
+            time = time.with_remote(found);
+        }
+    }
     if time.error.is_some() || !survey.any(Side::Guest) {
         return (time, doubt);
     }
@@ -46,7 +52,7 @@ pub(crate) fn common_window(run: &Run, survey: &Survey, time: &TimeBase) -> Rang
     if run.kind != RunKind::Joined {
         return window;
     }
-    for side in [Side::Guest, Side::Host] {
+    for side in [Side::Guest, Side::Host, Side::Remote] {
         let ends = survey.ends.iter().filter(|end| Side::of(end.0) == side);
         let ends = ends.filter_map(|&(clock, first, last)| {
             Some((time.ns(clock, first)?, time.ns(clock, last)?))

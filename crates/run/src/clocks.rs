@@ -17,6 +17,10 @@ pub enum Clock {
     GuestMonotonic,
     /// The host's CLOCK_REALTIME, in ns (QEMU's log).
     HostRealtime,
+    /// The time stamp counter of the remote host, to which requests go on.
+    RemoteTsc,
+    /// The remote host's CLOCK_MONOTONIC, in ns.
+    RemoteMonotonic,
 }
 
 /// One instant by two clocks.
@@ -44,6 +48,9 @@ pub struct Clocks {
     pub host: Vec<Pair>,
     /// The same of the guest, by its own clocks.
     pub guest: Vec<Pair>,
+    /// The same of the remote host. Since version 3.
+    #[serde(default)]
+    pub remote: Vec<Pair>,
     /// The host's CLOCK_REALTIME minus CLOCK_MONOTONIC, in ns, for QEMU's log.
     pub realtime_minus_monotonic_ns: i64,
     /// From KVM's debugfs, of vCPU 0; None without it.

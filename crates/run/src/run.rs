@@ -15,7 +15,7 @@ use crate::open::{MAX_EVENTS, MAX_RUN, RUN, is_name, open_file, open_within, rep
 use crate::stream::Stream;
 
 /// The format of run directories that this program writes, and the newest that it reads.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Of a round; the collectors make a dozen.
 const MAX_STREAMS: usize = 64;
 
@@ -33,11 +33,11 @@ pub enum RunKind {
     Experiment,
     /// The wiki's experiment: guest and host, rounds of every sort.
     Lab,
-    /// `fathom breakdown`: a running QEMU, from the host alone.
+    /// `fathom breakdown`: a running QEMU or a server's disk, from the host alone.
     Host,
     /// `fathom guest record`: the guest's share alone.
     Guest,
-    /// A host's and a guest's run, joined.
+    /// A host's run joined with its guest's, or with that of the host to which its requests go on.
     Joined,
     /// `fathom breakdown --qemu-trace`: QEMU's own trace, and nothing else.
     Qemu,
@@ -89,6 +89,9 @@ pub struct Scenario {
 pub struct Environment {
     pub host: Machine,
     pub guest: Option<Machine>,
+    /// The host to which requests go on. Since version 3.
+    #[serde(default)]
+    pub remote: Option<Machine>,
     /// `kvm` or `tcg`.
     pub accelerator: String,
     /// The version as QEMU prints it.
@@ -395,7 +398,7 @@ mod tests {
             ..run()
         };
         newer.save(dir.path()).unwrap();
-        assert!(message(dir.path()).contains("version 3; this fathom reads 1 to 2"));
+        assert!(message(dir.path()).contains("version 4; this fathom reads 1 to 3"));
         fs::write(dir.path().join(RUN), "{").unwrap();
         assert!(message(dir.path()).contains("damaged"));
     }

@@ -6,6 +6,7 @@ mod support;
 mod door;
 mod loads;
 mod many;
+mod wire;
 
 use serde_json::Value;
 use support::certificates::Certificates;

@@ -1,110 +1,163 @@
-//! One run directory from a host's and a guest's, recorded at the same time.
+//! One run directory of several that were recorded at the same time: a host's, and that of its guest,
+//! of the host to which its requests go on, or of both.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
-use fathom_run::{Clocks, Environment, Round, Run, RunKind, VERSION};
+use fathom_run::{Clock, Clocks, Environment, Round, Run, RunKind, StreamInfo};
 
+use super::window::refuse_to_overwrite;
 use crate::error::{Context, Error, Result};
-use crate::tracers::{guest, kvm};
+use crate::tracers::{fathom, guest, kvm};
 
 const JOINED: &str = "joined";
+/// The remote server's records, and in a round's list.
+const REMOTE: &str = "remote";
 
-/// Makes a run directory of a host's and a guest's: the guest's events come to the round in which
-/// the host watched KVM. Whether they overlap in time is for the report to find out.
+/// A run, and where it is.
+struct Part<'a> {
+    dir: &'a Path,
+    run: Run,
+}
+
+/// Makes a run directory of a host's and others': the others' events come to the round in which
+/// the host watched requests. Whether they overlap in time is for the report to find out.
 ///
 /// # Errors
-/// When one of the two is not what it should be, or the new one cannot be written.
-pub fn join(host_dir: &Path, guest_dir: &Path, output: &Path) -> Result<Run> {
-    let host = load(
-        host_dir,
-        RunKind::Host,
-        "a host's run (fathom breakdown --pid)",
-    )?;
-    let guest = load(
-        guest_dir,
-        RunKind::Guest,
-        "a guest's run (fathom guest record)",
-    )?;
-    if output.join("run.json").exists() {
-        return Err(Error::Unusable {
-            path: output.to_owned(),
-            reason: "it holds a run already; name a new folder".into(),
-        });
+/// When one of them is not what it should be, or the new one cannot be written.
+pub fn join(host: &Path, others: &[&Path], output: &Path) -> Result<Run> {
+    let host = load(host)?;
+    if host.run.kind != RunKind::Host {
+        return Err(unfit(
+            host.dir,
+            "it is not a host's run (fathom breakdown --pid or --server), which comes first",
+        ));
     }
+    let (mut guest, mut remote) = (None, None);
+    for dir in others {
+        let other = load(dir)?;
+        let place = match other.run.kind {
+            RunKind::Guest => &mut guest,
+            RunKind::Host
+                if other
+                    .run
+                    .rounds
+                    .iter()
+                    .any(|round| has(round, fathom::NAME)) =>
+            {
+                &mut remote
+            }
+            _ => {
+                return Err(unfit(
+                    dir,
+                    "it is neither a guest's run (fathom guest record) nor that of a server to which \
+                     requests go on (fathom breakdown --server, on its host)",
+                ));
+            }
+        };
+        if place.is_some() {
+            return Err(unfit(dir, "it is the second of its kind"));
+        }
+        *place = Some(other);
+    }
+    refuse_to_overwrite(output)?;
+    let best = best_round(&host.run);
     let mut rounds = Vec::new();
-    let best = best_round(&host);
-    let inside = guest.rounds.iter().find(|round| has(round, guest::NAME));
-    let inside = inside.or(guest.rounds.first());
-    for (index, round) in host.rounds.iter().enumerate() {
-        let mut round = round.clone();
+    for (index, round) in host.run.rounds.iter().enumerate() {
+        let mut joined = round.clone();
         if Some(index) == best {
-            round.name = JOINED.into();
+            joined.name = JOINED.into();
         }
-        let folder = output.join(&round.name);
-        copy(host_dir, &host.rounds[index], &folder)?;
-        if let Some(inside) = inside.filter(|_| Some(index) == best) {
-            copy(guest_dir, inside, &folder)?;
-            add(&mut round, inside);
+        let folder = output.join(&joined.name);
+        fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
+        for stream in &round.streams {
+            copy(host.dir, round, stream, &folder.join(stream.file_name()))?;
         }
-        rounds.push(round);
+        if Some(index) == best {
+            add_guest(&mut joined, guest.as_ref(), &folder)?;
+            add_remote(&mut joined, remote.as_ref(), &folder)?;
+        }
+        rounds.push(joined);
     }
-    let run = Run {
-        version: VERSION,
-        kind: RunKind::Joined,
-        title: host.title.clone(),
-        created: host.created,
-        experiment: None,
-        scenario: guest.scenario.clone().or(host.scenario.clone()),
-        environment: Environment {
-            guest: guest.environment.guest.clone(),
-            ..host.environment.clone()
-        },
-        disks: disks(&host, &guest),
-        threads: host.threads.clone(),
+    let run = run_of(
+        &host.run,
+        guest.map(|part| part.run),
+        remote.map(|part| part.run),
         rounds,
-        problems: problems(&host, &guest),
-    };
+    );
     run.save(output)?;
     Ok(run)
 }
 
-fn load(dir: &Path, kind: RunKind, what: &str) -> Result<Run> {
-    let run = Run::load(dir)?;
-    if run.kind != kind || run.rounds.is_empty() {
-        return Err(Error::Unusable {
-            path: dir.to_owned(),
-            reason: format!("it is not {what}; the host's comes first, then the guest's"),
-        });
+fn run_of(host: &Run, guest: Option<Run>, remote: Option<Run>, rounds: Vec<Round>) -> Run {
+    let machine =
+        |run: &Option<Run>, of: fn(&Run) -> Option<fathom_run::Machine>| run.as_ref().and_then(of);
+    let scenario = guest.as_ref().and_then(|guest| guest.scenario.clone());
+    Run {
+        created: host.created,
+        scenario: scenario.or(host.scenario.clone()),
+        environment: Environment {
+            guest: machine(&guest, |run| run.environment.guest.clone()),
+            remote: machine(&remote, |run| Some(run.environment.host.clone())),
+            ..host.environment.clone()
+        },
+        disks: disks(host, guest.as_ref()),
+        threads: host.threads.clone(),
+        rounds,
+        problems: problems(host, guest.as_ref(), remote.as_ref()),
+        ..Run::new(RunKind::Joined, host.title.clone())
     }
-    Ok(run)
+}
+
+fn load(dir: &Path) -> Result<Part<'_>> {
+    let run = Run::load(dir)?;
+    match run.rounds.is_empty() {
+        true => Err(unfit(dir, "nothing was recorded in it")),
+        false => Ok(Part { dir, run }),
+    }
+}
+
+fn unfit(dir: &Path, reason: &str) -> Error {
+    Error::Unusable {
+        path: dir.to_owned(),
+        reason: reason.into(),
+    }
 }
 
 fn has(round: &Round, name: &str) -> bool {
     round.traced.iter().any(|one| one == name)
 }
 
-/// The host's round that the guest's belongs to.
+/// The host's round that the others' belong to.
 fn best_round(host: &Run) -> Option<usize> {
-    let watched = host.rounds.iter().position(|round| has(round, kvm::NAME));
-    watched.or((!host.rounds.is_empty()).then_some(0))
+    let watched = |name| host.rounds.iter().position(|round| has(round, name));
+    let any = || (!host.rounds.is_empty()).then_some(0);
+    watched(kvm::NAME)
+        .or_else(|| watched(fathom::NAME))
+        .or_else(any)
 }
 
-/// Copies the files of a round of the run in `dir`.
-fn copy(dir: &Path, round: &Round, folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).context(|| format!("cannot create {}", folder.display()))?;
-    for stream in &round.streams {
-        let mut from = round.file(dir, stream)?;
-        let to = folder.join(stream.file_name());
-        // Two files of one name would become one.
-        let copied = File::create_new(&to).and_then(|mut to| io::copy(&mut from, &mut to));
-        copied.context(|| format!("cannot write {}", to.display()))?;
-    }
+/// Copies a file of events of the run in `dir`.
+fn copy(dir: &Path, round: &Round, stream: &StreamInfo, to: &Path) -> Result<()> {
+    let mut from = round.file(dir, stream)?;
+    // Two files of one name would become one.
+    let copied = File::create_new(to).and_then(|mut to| io::copy(&mut from, &mut to));
+    copied.context(|| format!("cannot write {}", to.display()))?;
     Ok(())
 }
 
-fn add(round: &mut Round, inside: &Round) {
+fn add_guest(round: &mut Round, guest: Option<&Part>, folder: &Path) -> Result<()> {
+    let Some(Part { dir, run }) = guest else {
+        return Ok(());
+    };
+    let inside = run.rounds.iter().find(|round| has(round, guest::NAME));
+    let Some(inside) = inside.or(run.rounds.first()) else {
+        return Ok(());
+    };
+    for stream in &inside.streams {
+        copy(dir, inside, stream, &folder.join(stream.file_name()))?;
+    }
     round.traced.extend(inside.traced.iter().cloned());
     round.benchmark = inside.benchmark.clone();
     round.streams.extend(inside.streams.iter().cloned());
@@ -112,12 +165,40 @@ fn add(round: &mut Round, inside: &Round) {
         guest: inside.clocks.guest.clone(),
         ..round.clocks.clone()
     };
+    Ok(())
+}
+
+/// Of the remote host only its server's records: they say what belongs to which request.
+fn add_remote(round: &mut Round, remote: Option<&Part>, folder: &Path) -> Result<()> {
+    let Some(Part { dir, run }) = remote else {
+        return Ok(());
+    };
+    let mut all = run
+        .rounds
+        .iter()
+        .flat_map(|round| round.streams.iter().map(move |stream| (round, stream)));
+    let Some((there, stream)) = all.find(|(_, stream)| stream.name == fathom::NAME) else {
+        return Ok(());
+    };
+    let renamed = StreamInfo {
+        name: REMOTE.into(),
+        clock: match stream.clock {
+            Clock::HostTsc => Clock::RemoteTsc,
+            _ => Clock::RemoteMonotonic,
+        },
+        ..stream.clone()
+    };
+    copy(dir, there, stream, &folder.join(renamed.file_name()))?;
+    round.traced.push(REMOTE.into());
+    round.streams.push(renamed);
+    round.clocks.remote = there.clocks.host.clone();
+    Ok(())
 }
 
 /// The host's disks; the one under test with what the guest knows of its own.
-fn disks(host: &Run, guest: &Run) -> Vec<fathom_run::Disk> {
+fn disks(host: &Run, guest: Option<&Run>) -> Vec<fathom_run::Disk> {
     let mut disks = host.disks.clone();
-    let Some(inside) = guest.disk() else {
+    let Some(inside) = guest.and_then(Run::disk) else {
         return disks;
     };
     if let Some(disk) = disks.iter_mut().find(|disk| disk.under_test) {
@@ -129,13 +210,17 @@ fn disks(host: &Run, guest: &Run) -> Vec<fathom_run::Disk> {
     disks
 }
 
-fn problems(host: &Run, guest: &Run) -> Vec<String> {
-    let of = |side: &'static str, run: &Run| {
-        let lines = run.problems.clone().into_iter();
+fn problems(host: &Run, guest: Option<&Run>, remote: Option<&Run>) -> Vec<String> {
+    let sides = [("host", Some(host)), ("guest", guest), ("remote", remote)];
+    let sides = sides
+        .into_iter()
+        .filter_map(|(side, run)| Some((side, run?)));
+    let lines = sides.flat_map(|(side, run)| {
+        let lines = run.problems.iter();
         lines.map(move |line| format!("{side}: {line}"))
-    };
-    let mut problems: Vec<String> = of("host", host).chain(of("guest", guest)).collect();
-    if guest.disk().is_none() {
+    });
+    let mut problems: Vec<String> = lines.collect();
+    if guest.is_some_and(|guest| guest.disk().is_none()) {
         problems.push("guest: no disk was chosen there; its requests cannot be joined".into());
     }
     problems
@@ -144,7 +229,7 @@ fn problems(host: &Run, guest: &Run) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fathom_run::{Clock, Disk, Event, Kind, Pair, StreamInfo, StreamWriter};
+    use fathom_run::{Disk, Event, Kind, Pair, StreamWriter, VERSION};
 
     fn make(dir: &Path, kind: RunKind, name: &str, disk: Disk) {
         let stream = StreamInfo {
@@ -207,7 +292,7 @@ mod tests {
         };
         make(&host, RunKind::Host, "kvm", disk("virtio-disk0", None));
         make(&inside, RunKind::Guest, "guest", disk("vda", Some(7)));
-        let run = join(&host, &inside, &out).unwrap();
+        let run = join(&host, &[&inside], &out).unwrap();
         assert_eq!(Run::load(&out).unwrap(), run);
         let round = &run.rounds[0];
         assert_eq!(round.traced, ["kvm", "guest"]);
@@ -222,7 +307,7 @@ mod tests {
         );
         assert_eq!(run.problems, ["host: p", "guest: p"]);
         // The wrong way round, and twice into the same folder.
-        assert!(join(&inside, &host, &dir.path().join("o2")).is_err());
-        assert!(join(&host, &inside, &out).is_err());
+        assert!(join(&inside, &[&host], &dir.path().join("o2")).is_err());
+        assert!(join(&host, &[&inside], &out).is_err());
     }
 }

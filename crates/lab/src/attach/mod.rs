@@ -14,7 +14,9 @@ mod monitor;
 mod options;
 mod process;
 mod record;
+mod served;
 mod sockets;
+mod window;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -28,6 +30,7 @@ pub use image::{Located, locate};
 pub use join::join;
 pub use process::{server_threads, threads_of};
 pub use record::{Options, record};
+pub use served::{Served, record_served};
 
 /// A QEMU process and what belongs to it.
 #[derive(Clone, Debug, Default)]

@@ -1,19 +1,19 @@
 //! Recording a running QEMU from the host alone: `fathom breakdown --pid`.
 
-use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use fathom_run::{Clocks, Environment, Kind, Round, Run, RunKind, Stream};
+use fathom_run::{Environment, Kind, Round, Run, RunKind, Stream};
 
-use super::{Qemu, TscOffset, guest_offset, tsc_offset};
+use super::window::{refuse_to_overwrite, take, trace_clock};
+use super::{Qemu, guest_offset, tsc_offset};
 use crate::environment;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::tracers::ftrace::Mode;
 use crate::tracers::on_host::{self, Start};
 use crate::tracers::scene::Scene;
-use crate::tracers::{self, Collector, Tracefs, io_calls, kvm, symbols, syscalls};
+use crate::tracers::{Collector, Tracefs, io_calls, kvm, symbols, syscalls};
 
 /// What to record.
 #[derive(Clone, Debug)]
@@ -35,7 +35,6 @@ pub struct Options<'a> {
 const LAYERS: &str = "layers";
 const SYSCALLS: &str = "syscalls";
 const KIB_PER_CPU: u32 = 16 << 10;
-const LOOK: Duration = Duration::from_millis(20);
 
 /// Records both windows into a new run directory. Collectors that cannot run are told in the
 /// run's problems.
@@ -48,12 +47,7 @@ pub fn record(options: &Options, say: &mut dyn FnMut(&str)) -> Result<Run> {
     let mut qemu = Qemu::inspect(options.pid, options.qmp)?;
     let chosen = qemu.choose(options.disk)?;
     qemu.disks[chosen].disk.under_test = true;
-    if options.output.join("run.json").exists() {
-        return Err(Error::Unusable {
-            path: options.output.to_owned(),
-            reason: "it holds a run already; name a new folder with --output".into(),
-        });
-    }
+    refuse_to_overwrite(options.output)?;
     let mut problems = std::mem::take(&mut qemu.problems);
     let mut rounds = Vec::new();
     for (name, which) in [(LAYERS, on_host::LAYERS), (SYSCALLS, on_host::CALLS)] {
@@ -135,65 +129,25 @@ impl<'a> Window<'a> {
             return Ok(None);
         }
         let folder = options.output.join(self.name);
-        fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
-        let before = (tracers::pair(), tsc_offset(options.pid));
-        wait(options);
-        let until = tracers::pair();
-        let mut collectors = self.collectors;
-        for collector in &mut collectors {
-            if let Err(error) = collector.halt() {
-                problems.push(format!("{}: {error}", collector.name()));
-            }
-        }
-        let offset = tsc_offset(options.pid);
-        let after = (until, offset);
-        for collector in &mut collectors {
-            collector.keep(before.0, until);
-        }
-        let traced = collectors.iter().map(|one| one.name().to_owned()).collect();
-        let mut collected = tracers::stop_all(collectors, &folder);
-        problems.append(&mut collected.problems);
+        let process = format!("/proc/{}/task", options.pid);
+        let before = tsc_offset(options.pid);
+        let mut taken = take(self.collectors, &folder, options.window, || {
+            options.stop.load(Ordering::Relaxed) || !Path::new(&process).exists()
+        })?;
+        let after = tsc_offset(options.pid);
+        taken.round.name = self.name.to_owned();
+        taken.round.clocks.guest_offset = guest_offset(before, after);
+        problems.append(&mut taken.problems);
         if self.name == SYSCALLS {
             match symbols::collect(&folder, &[syscalls::NAME], &self.qemu.threads) {
                 Ok(named) => {
-                    collected.streams.extend(named.streams);
+                    taken.round.streams.extend(named.streams);
                     problems.extend(named.problems);
                 }
                 Err(error) => problems.push(error.to_string()),
             }
         }
-        Ok(Some(Round {
-            name: self.name.to_owned(),
-            traced,
-            on_host: false,
-            benchmark: None,
-            clocks: clocks(before, after),
-            streams: collected.streams,
-        }))
-    }
-}
-
-type Reading = (fathom_run::Pair, Option<TscOffset>);
-
-fn clocks(before: Reading, after: Reading) -> Clocks {
-    Clocks {
-        host: vec![before.0, after.0],
-        guest: Vec::new(),
-        realtime_minus_monotonic_ns: tracers::realtime_minus_monotonic_ns(),
-        guest_offset: guest_offset(before.1, after.1),
-    }
-}
-
-/// Until the window has passed, somebody wants it to end, or QEMU has ended.
-fn wait(options: &Options) {
-    let process = format!("/proc/{}/task", options.pid);
-    let end = Instant::now() + options.window;
-    while !options.stop.load(Ordering::Relaxed) && Path::new(&process).exists() {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return;
-        }
-        std::thread::sleep(left.min(LOOK));
+        Ok(Some(taken.round))
     }
 }
 
@@ -257,20 +211,11 @@ fn run_of(qemu: Qemu, chosen: usize, rounds: Vec<Round>, problems: Vec<String>) 
         known("aio", &found.aio),
         known("cache", &found.cache),
     );
-    let is_tsc = |round: &Round| {
-        let mut streams = round.streams.iter();
-        streams.any(|stream| stream.clock == fathom_run::Clock::HostTsc)
-    };
-    let clock = if rounds.iter().any(is_tsc) {
-        "x86-tsc"
-    } else {
-        "mono"
-    };
     Run {
         environment: Environment {
             accelerator: qemu.accelerator.clone(),
             qemu: qemu.version.clone(),
-            ..environment::here(clock)
+            ..environment::here(trace_clock(&rounds))
         },
         disks: qemu.disks.into_iter().map(|one| one.disk).collect(),
         threads: qemu.threads,

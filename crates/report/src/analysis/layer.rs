@@ -27,8 +27,20 @@ pub enum Point {
     Pop,
     /// The server hands the request to its image, past its filters.
     Map,
-    /// The server hands the I/O to the kernel.
+    /// The server hands the I/O to the kernel, or to the connection to another host.
     Device,
+    /// The remote host's server has received it.
+    RemoteWake,
+    /// That server has taken it on.
+    RemotePop,
+    /// That server hands it to its image, past its filters.
+    RemoteMap,
+    /// That server hands the I/O to its kernel.
+    RemoteDevice,
+    /// That server has the result.
+    RemoteResult,
+    /// That server has handed the reply to its connection.
+    RemoteSent,
     /// The host's block layer issues it to the host's driver.
     HostIssue,
     /// The host's driver reports it done.
@@ -73,6 +85,20 @@ pub enum Layer {
     ServerQueue,
     /// Map to Device: image metadata.
     ServerMap,
+    /// Device to RemoteWake: from one server to the other.
+    NetworkOut,
+    /// RemoteWake to RemotePop: waiting for the requests before it.
+    RemotePop,
+    /// RemotePop to RemoteMap: the remote server's filters.
+    RemoteQueue,
+    /// RemoteMap to RemoteDevice: image metadata there.
+    RemoteMap,
+    /// RemoteDevice to RemoteResult.
+    RemoteDevice,
+    /// RemoteResult to RemoteSent.
+    RemoteAnswer,
+    /// RemoteSent to Result: the way back.
+    NetworkBack,
     /// Signal to HostIssue, where the server has no stamps of its own: QEMU, and the host's block
     /// layer above the driver.
     ServerIn,
@@ -126,10 +152,48 @@ pub enum Group {
     ServerSwitching,
     /// QEMU, or the disk's server.
     Server,
+    /// Between two hosts.
+    Network,
+    /// The server on the other host.
+    RemoteServer,
+    /// What that one has its bytes on.
+    RemoteIo,
     HostIo,
     /// Everything outside the guest, where only the guest was watched.
     Device,
     Unattributed,
+}
+
+impl Point {
+    /// Every point, in the order of the way.
+    pub const ALL: &'static [Point] = &[
+        Point::Call,
+        Point::Bio,
+        Point::Issue,
+        Point::Kick,
+        Point::Exit,
+        Point::Signal,
+        Point::Wake,
+        Point::Pop,
+        Point::Map,
+        Point::Device,
+        Point::RemoteWake,
+        Point::RemotePop,
+        Point::RemoteMap,
+        Point::RemoteDevice,
+        Point::RemoteResult,
+        Point::RemoteSent,
+        Point::HostIssue,
+        Point::HostComplete,
+        Point::Result,
+        Point::Used,
+        Point::Interrupt,
+        Point::Woken,
+        Point::Entry,
+        Point::Handler,
+        Point::Complete,
+        Point::Return,
+    ];
 }
 
 impl Layer {
@@ -144,6 +208,13 @@ impl Layer {
         Layer::ServerPop,
         Layer::ServerQueue,
         Layer::ServerMap,
+        Layer::NetworkOut,
+        Layer::RemotePop,
+        Layer::RemoteQueue,
+        Layer::RemoteMap,
+        Layer::RemoteDevice,
+        Layer::RemoteAnswer,
+        Layer::NetworkBack,
         Layer::ServerIn,
         Layer::ServerTake,
         Layer::HostSubmit,
@@ -177,6 +248,13 @@ impl Layer {
             Layer::ServerPop => (Point::Wake, Point::Pop),
             Layer::ServerQueue => (Point::Pop, Point::Map),
             Layer::ServerMap => (Point::Map, Point::Device),
+            Layer::NetworkOut => (Point::Device, Point::RemoteWake),
+            Layer::RemotePop => (Point::RemoteWake, Point::RemotePop),
+            Layer::RemoteQueue => (Point::RemotePop, Point::RemoteMap),
+            Layer::RemoteMap => (Point::RemoteMap, Point::RemoteDevice),
+            Layer::RemoteDevice => (Point::RemoteDevice, Point::RemoteResult),
+            Layer::RemoteAnswer => (Point::RemoteResult, Point::RemoteSent),
+            Layer::NetworkBack => (Point::RemoteSent, Point::Result),
             Layer::ServerIn => (Point::Signal, Point::HostIssue),
             Layer::ServerTake => (Point::Wake, Point::Device),
             Layer::HostSubmit => (Point::Device, Point::HostIssue),
@@ -241,6 +319,13 @@ impl Layer {
             Layer::ServerPop => ("server: wake to taken", Group::Server),
             Layer::ServerQueue => ("server: filters", Group::Server),
             Layer::ServerMap => ("server: image metadata", Group::Server),
+            Layer::NetworkOut => ("network: to the remote server", Group::Network),
+            Layer::RemotePop => ("remote server: wake to taken", Group::RemoteServer),
+            Layer::RemoteQueue => ("remote server: filters", Group::RemoteServer),
+            Layer::RemoteMap => ("remote server: image metadata", Group::RemoteServer),
+            Layer::RemoteDevice => ("remote server: its I/O", Group::RemoteIo),
+            Layer::RemoteAnswer => ("remote server: finish", Group::RemoteServer),
+            Layer::NetworkBack => ("network: back", Group::Network),
             Layer::ServerIn => ("server: eventfd to host's driver", Group::Server),
             Layer::ServerTake => ("server: wake to submit", Group::Server),
             Layer::HostSubmit => ("host: submit", Group::HostIo),
@@ -272,6 +357,8 @@ mod tests {
     fn the_list_of_layers_is_in_order_and_spans_what_it_says() {
         assert!(Layer::ALL.is_sorted());
         assert_eq!(Layer::ALL.len(), Layer::Unattributed as usize + 1);
+        assert!(Point::ALL.is_sorted());
+        assert_eq!(Point::ALL.len(), Point::Return as usize + 1);
         for &layer in Layer::ALL {
             if let Some((from, to)) = layer.span() {
                 assert!(from < to, "{layer:?}");

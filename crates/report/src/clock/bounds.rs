@@ -55,8 +55,8 @@ pub(crate) fn relate(guest: &[GuestTrip], host: &[HostTrip]) -> Option<Relation>
         line,
         error,
         method: format!(
-            "causality over {matched} requests (the guest's clock is {:+.1} ppm off)",
-            drift * -1e6
+            "causality over {matched} requests (the two differ by {:.1} ppm)",
+            drift.abs() * 1e6
         ),
     })
 }

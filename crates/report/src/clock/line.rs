@@ -75,6 +75,11 @@ impl Line {
         self.x0.wrapping_add((y / self.slope).round() as i64 as u64)
     }
 
+    /// The other way, of a line from ns to ns.
+    pub(crate) fn inverse(&self) -> Line {
+        Line::through(self.y0 as u64, self.x0 as i64, 1.0 / self.slope)
+    }
+
     /// ns a tick.
     pub(crate) fn slope(&self) -> f64 {
         self.slope
@@ -112,6 +117,9 @@ mod tests {
         assert_eq!(line.residual(), 0);
         assert_eq!(line.y(at(30).tsc), 30_000_000_042);
         assert_eq!(line.x(30_000_000_042), at(30).tsc);
+        let ns = Line::through(5_000_000_000, -7_000_000_000, 1.0001);
+        let there = ns.y(3_600_000_000_000);
+        assert_eq!(ns.inverse().y(there as u64), 3_600_000_000_000);
         assert_eq!(line.y(at(0).tsc - 2_100_000_000), -999_999_958);
     }
 

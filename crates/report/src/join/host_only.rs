@@ -128,7 +128,14 @@ impl Joiner<'_> {
             host.number += 1;
             self.counts.requests += 1;
             let way = match pending {
-                Pending::Record(record) => Some(self.follow_record(&record)),
+                Pending::Record(record) => {
+                    let (way, is_whole) = self.follow_record(&record);
+                    if !is_whole {
+                        self.counts.requests -= 1;
+                        continue;
+                    }
+                    Some(way)
+                }
                 Pending::Block(key, issue, issuer, complete) => {
                     Some(self.follow_block(key, (issue, issuer), complete))
                 }
@@ -137,7 +144,7 @@ impl Joiner<'_> {
             match way {
                 Some(mut way) => {
                     way.number = number;
-                    way.violations += way.misordered(self.error);
+                    way.violations += way.misordered(self.errors);
                     (self.sink)(way);
                 }
                 None => self.counts.unmatched += 1,
@@ -145,7 +152,8 @@ impl Joiner<'_> {
         }
     }
 
-    fn follow_record(&mut self, record: &Record) -> Way {
+    /// False: what it did elsewhere may lie beyond what was recorded.
+    fn follow_record(&mut self, record: &Record) -> (Way, bool) {
         let mut way = Way::new(record.key);
         way.points.set(Point::Wake, record.wake);
         way.set_record(record);
@@ -178,9 +186,10 @@ impl Joiner<'_> {
                 kvm.is_server(tid)
             });
         way.set_below(&below);
+        let is_whole = self.cross(&mut way, record);
         let sent = self.sent_for(record, i64::MAX / 2);
         way.points.put(Point::Interrupt, sent.map(|sent| sent.at));
-        way
+        (way, is_whole)
     }
 
     fn follow_block(&mut self, key: Key, (issue, issuer): (i64, u32), complete: i64) -> Way {

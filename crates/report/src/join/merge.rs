@@ -15,6 +15,8 @@ const HEAD_START: i64 = 50_000;
 pub(crate) enum Side {
     Guest,
     Host,
+    /// The host to which requests go on.
+    Remote,
 }
 
 impl Side {
@@ -23,6 +25,7 @@ impl Side {
         match clock {
             Clock::GuestTsc | Clock::GuestMonotonic => Side::Guest,
             Clock::HostTsc | Clock::HostMonotonic | Clock::HostRealtime => Side::Host,
+            Clock::RemoteTsc | Clock::RemoteMonotonic => Side::Remote,
         }
     }
 }

@@ -80,7 +80,10 @@ impl Joiner<'_> {
             .below(&rq.key, from, to, |tid| kvm.is_server(tid));
         way.set_below(&below);
         match record {
-            Some(record) => self.interrupt_of_record(&mut way, &record, rq.issue, complete),
+            Some(record) => {
+                self.cross(&mut way, &record);
+                self.interrupt_of_record(&mut way, &record, rq.issue, complete);
+            }
             None => {
                 let sent = self.interrupt_by_order(&mut way, queue, rq.issue, complete);
                 self.serve(&mut way, below.issuer, sent);

@@ -7,6 +7,29 @@ use smallvec::SmallVec;
 
 use super::way::Key;
 
+/// What another host knows a request by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cookie {
+    Came(u64),
+    Went(u64),
+    /// It went on as several commands.
+    Several,
+}
+
+impl Cookie {
+    fn of(event: &Event) -> Option<Cookie> {
+        let (_, flags, _) = event.fathom_rest();
+        let cookie = event.args[9];
+        [
+            (flags::CAME, Cookie::Came(cookie)),
+            (flags::WENT, Cookie::Went(cookie)),
+            (flags::SEVERAL, Cookie::Several),
+        ]
+        .into_iter()
+        .find_map(|(flag, cookie)| (flags & flag != 0).then_some(cookie))
+    }
+}
+
 /// A request as `fathom serve` saw it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
@@ -22,6 +45,7 @@ pub(crate) struct Record {
     pub(crate) end: i64,
     /// When the queue's server woke by a kick the time before.
     pub(crate) previous_wake: i64,
+    pub(crate) cookie: Option<Cookie>,
     serial: u64,
 }
 
@@ -62,6 +86,7 @@ impl Records {
             used: time(4)?,
             end: time(5)?,
             previous_wake: i64::MIN,
+            cookie: Cookie::of(event),
             serial: self.serial,
         };
         self.serial += 1;

@@ -15,10 +15,19 @@ const HEAT_COLUMNS: usize = 240;
 const LAYERS: usize = Layer::ALL.len();
 
 /// Sums of layers of the requests whose totals are nearly equal.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Slice {
     count: u64,
     layers: [i64; LAYERS],
+}
+
+impl Default for Slice {
+    fn default() -> Slice {
+        Slice {
+            count: 0,
+            layers: [0; LAYERS],
+        }
+    }
 }
 
 /// A request among the slowest, ordered by its time alone.

@@ -12,6 +12,7 @@ use super::merge::Side;
 pub(crate) struct Survey {
     guest: Vec<bool>,
     host: Vec<bool>,
+    remote: Vec<bool>,
     /// The guest's block device, and whether it had to be guessed from its events.
     pub(crate) guest_dev: Option<u64>,
     pub(crate) guest_dev_guessed: bool,
@@ -31,6 +32,7 @@ impl Survey {
         let mut survey = Survey {
             guest: vec![false; Kind::ALL.len()],
             host: vec![false; Kind::ALL.len()],
+            remote: vec![false; Kind::ALL.len()],
             ..Survey::default()
         };
         let mut devs: HashMap<u64, u64> = HashMap::new();
@@ -50,6 +52,7 @@ impl Survey {
                 let kinds = match side {
                     Side::Guest => &mut survey.guest,
                     Side::Host => &mut survey.host,
+                    Side::Remote => &mut survey.remote,
                 };
                 kinds[event.kind as usize] = true;
                 match event.kind {
@@ -122,6 +125,7 @@ impl Survey {
         match side {
             Side::Guest => self.guest.contains(&true),
             Side::Host => self.host.contains(&true),
+            Side::Remote => self.remote.contains(&true),
         }
     }
 
@@ -141,6 +145,7 @@ impl Survey {
                         .into_iter()
                         .any(|kind| self.host(kind))
             }
+            Side::Remote => self.remote[Kind::FathomRequest as usize],
         }
     }
 

@@ -115,6 +115,9 @@ pub(crate) fn doubt(environment: &Environment) -> Option<&'static str> {
 /// The machines and programs of a run: a name and words for each.
 pub(crate) fn machines(environment: &Environment) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
+    if let Some(remote) = &environment.remote {
+        rows.push(("remote host", machine(remote)));
+    }
     if let Some(guest) = &environment.guest {
         rows.push(("guest", machine(guest)));
     }
@@ -221,10 +224,23 @@ pub(super) fn hosts(truth: &Truth, count: Count) -> String {
     listed(classes.map(|(class, requests)| format!("{} {}", count(*requests), names::host(*class))))
 }
 
-/// How the clocks were related.
-pub(super) fn clocks(truth: &Truth) -> &str {
-    match truth.clock_method.as_str() {
-        "" => "one clock for all",
-        method => method,
+/// How the clocks were related, and how far that may be off.
+pub(super) fn clocks(truth: &Truth, duration: fn(f64) -> String) -> String {
+    let error = |error: Option<i64>| match error {
+        Some(ns) => format!("error at most {}", duration(ns as f64)),
+        None => "error unknown".to_owned(),
+    };
+    let here = match truth.clock_method.as_str() {
+        "" if truth.remote_clock_method.is_some() => "one clock for this host".to_owned(),
+        "" => "one clock for all".to_owned(),
+        method => format!("{method}; {}", error(truth.clock_error_ns)),
+    };
+    match &truth.remote_clock_method {
+        None => here,
+        Some(method) => format!(
+            "{here}; the remote host's by {method}; {}, in what is each way of the network, and none \
+             in what both take",
+            error(truth.remote_clock_error_ns)
+        ),
     }
 }

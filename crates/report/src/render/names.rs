@@ -9,6 +9,9 @@ pub(crate) fn group(group: Group) -> &'static str {
         Group::Switching => "Host/guest switching",
         Group::ServerSwitching => "Host/server switching",
         Group::Server => "Server (QEMU or the disk's)",
+        Group::Network => "Network",
+        Group::RemoteServer => "Remote server",
+        Group::RemoteIo => "Remote I/O",
         Group::HostIo => "Host I/O",
         Group::Device => "Device, as the guest sees it",
         Group::Unattributed => "Unattributed",
@@ -21,6 +24,7 @@ pub(crate) fn host(class: HostClass) -> &'static str {
         HostClass::Split => "split",
         HostClass::Merged => "merged",
         HostClass::Cached => "without a device",
+        HostClass::Remote => "remote",
         HostClass::Unknown => "unknown",
     }
 }

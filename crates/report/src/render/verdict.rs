@@ -65,8 +65,11 @@ pub(crate) fn sentence(run: &Analysis, duration: Duration) -> Option<Vec<Piece>>
                 // The layer itself took less than is said here.
                 pieces.insert(1, Piece::Text("the host's I/O, most of it ".into()));
             }
-            let named = (!is_sum).then_some(most.layer);
-            pieces.extend(tail.map(|tail| about_tail(named, tail)).unwrap_or_default());
+            let before = (!is_sum).then_some(most.layer);
+            pieces.extend(
+                tail.map(|tail| about_tail(before, tail))
+                    .unwrap_or_default(),
+            );
             pieces
         }
     })
@@ -88,23 +91,31 @@ fn about(most: Part, is_gap: bool, over_host: bool, duration: Duration) -> Vec<P
     }
     vec![
         Piece::Text(before.into()),
-        Piece::Layer(most.layer),
+        named(most.layer),
         Piece::Text(end),
     ]
 }
 
-/// `named`: the one that was spoken of.
-fn about_tail(named: Option<Layer>, tail: Part) -> Vec<Piece> {
+/// Of the network both ways are one part, see [`parts`].
+fn named(layer: Layer) -> Piece {
+    match layer.describe().1 {
+        Group::Network => Piece::Text("the network, there and back".into()),
+        _ => Piece::Layer(layer),
+    }
+}
+
+/// `before`: the one that was spoken of.
+fn about_tail(before: Option<Layer>, tail: Part) -> Vec<Piece> {
     let share = percent(tail.share);
     if !tail.stands_out {
         return vec![Piece::Text(" In the slowest 1%, none stands out.".into())];
     }
-    if named == Some(tail.layer) {
+    if before == Some(tail.layer) {
         return vec![Piece::Text(format!(" It takes {share} of the slowest 1%."))];
     }
     vec![
         Piece::Text(" In the slowest 1%, it is ".into()),
-        Piece::Layer(tail.layer),
+        named(tail.layer),
         Piece::Text(format!(": {share}.")),
     ]
 }
@@ -143,8 +154,16 @@ fn judge(run: &Analysis, exact: &Exact) -> Option<Verdict> {
     })
 }
 
+/// Each layer's part. The way to another host and the way back are one: what both take together
+/// does not depend on how the two clocks were related.
 fn parts(rows: &[LayerRow], of: fn(&LayerRow) -> f64) -> Vec<(Layer, f64)> {
-    rows.iter().map(|row| (row.layer, of(row))).collect()
+    let is_network = |row: &&LayerRow| row.group == Group::Network;
+    let others = rows.iter().filter(|row| !is_network(row));
+    let network = rows.iter().filter(is_network);
+    let both = network.clone().map(of).sum();
+    let both = network.map(|row| (row.layer, both)).next();
+    let others = others.map(|row| (row.layer, of(row)));
+    others.chain(both).collect()
 }
 
 fn sum(parts: &[(Layer, f64)]) -> f64 {

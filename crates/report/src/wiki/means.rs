@@ -136,6 +136,7 @@ impl Means {
         match seen.side {
             Side::Guest => self.guest(seen),
             Side::Host => self.host(seen, ns),
+            Side::Remote => {}
         }
     }
 

@@ -223,6 +223,7 @@ pub fn analysis() -> Analysis {
         environment: Environment {
             host: machine("6.12.41", 64),
             guest: Some(machine("6.1.0", 1)),
+            remote: None,
             accelerator: "kvm".into(),
             qemu: Some("10.0.2".into()),
             fathom: "0.1.0".into(),

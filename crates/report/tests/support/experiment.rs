@@ -61,6 +61,7 @@ pub fn run(rounds: u32) -> Run {
                 trace_clock: String::new(),
             },
             guest: None,
+            remote: None,
             accelerator: "kvm".into(),
             qemu: Some("10.0.2".into()),
             fathom: "0.1.0".into(),

@@ -85,6 +85,7 @@ impl Watches {
                     monotonic_ns: self.guest_monotonic(ns),
                 })
                 .to_vec(),
+            remote: Vec::new(),
             realtime_minus_monotonic_ns: 0,
             guest_offset: self.told.then_some(offset),
         }

@@ -51,7 +51,7 @@ impl Info {
     }
 }
 
-/// The only disk of a server.
+/// A disk, at its server.
 #[derive(Debug)]
 pub struct Api {
     client: Client,
@@ -69,7 +69,11 @@ struct Disks {
 }
 
 impl Api {
-    /// Connects to a server's socket.
+    pub fn new(client: Client, disk: String) -> Api {
+        Api { client, disk }
+    }
+
+    /// Connects to the socket of a server that has one disk.
     ///
     /// # Errors
     /// When nobody listens there, or it is unknown which of several disks is meant.

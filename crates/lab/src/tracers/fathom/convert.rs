@@ -3,8 +3,8 @@
 use std::fs;
 
 use fathom_run::{Event, Kind, flags};
-use fathom_trace::{Op, Wire};
 use fathom_trace::ring::Entry;
+use fathom_trace::{Op, Wire};
 
 /// Thread ids of a daemon's workers, by their number. 0 where it is not known.
 pub(super) fn workers(pid: u32) -> Vec<u32> {

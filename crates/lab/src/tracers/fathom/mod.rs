@@ -53,16 +53,16 @@ struct Drained {
 
 /// Of a server that has stamps of its own.
 pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
-    Some(boxed(start(scene.api?)))
+    let api = Api::connect(scene.api?);
+    Some(boxed(api.and_then(start)))
 }
 
-/// Starts to drain the trace of the server at this socket. Where tracing was off, it is
-/// switched on for the time of the recording.
+/// Starts to drain the trace of this disk. Where tracing was off, it is switched on for the time of
+/// the recording.
 ///
 /// # Errors
-/// When no daemon answers there, or it cannot trace.
-pub fn start(socket: &Path) -> Result<Fathom> {
-    let api = Api::connect(socket)?;
+/// When the server does not answer, or cannot trace.
+pub fn start(api: Api) -> Result<Fathom> {
     let info = api.info()?;
     let (file, scratch) = match &info.trace {
         Some(file) => (file.clone(), None),

@@ -75,7 +75,7 @@ fn truth(place: Place, exact: &Exact) -> Table {
         "events dropped",
         dropped(truth),
     );
-    row(None, "clocks", clocks(truth));
+    row(None, "clocks", facts::clocks(truth, duration));
     row(
         None,
         "how requests reached the server",
@@ -93,14 +93,6 @@ fn dropped(truth: &Truth) -> String {
     match truth.lost.is_empty() {
         true => "none".to_owned(),
         false => facts::lost(truth, grouped),
-    }
-}
-
-fn clocks(truth: &Truth) -> String {
-    let method = facts::clocks(truth);
-    match truth.clock_error_ns {
-        Some(ns) => format!("{method}; error at most {}", duration(ns as f64)),
-        None => format!("{method}; error unknown"),
     }
 }
 

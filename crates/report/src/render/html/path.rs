@@ -48,6 +48,12 @@ const STATIONS: [Station; 7] = [
     station("host", "device", &["block"]),
 ];
 
+/// In place of the last two, where requests go on to another host.
+const REMOTE: [Station; 2] = [
+    station("between hosts", "network", &["remote"]),
+    station("remote host", "server and its I/O", &["remote"]),
+];
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Side {
     Down,
@@ -74,6 +80,14 @@ fn place(layer: Layer) -> Option<(RangeInclusive<usize>, Side)> {
         Layer::KickExit | Layer::KickKvm | Layer::KickPath => (KVM..=KVM, Side::Down),
         Layer::ServerWake | Layer::ServerPop => (QUEUE..=QUEUE, Side::Down),
         Layer::ServerQueue | Layer::ServerMap => (WORKER..=WORKER, Side::Down),
+        // In a run with a remote server the last two stations are the network and that server.
+        Layer::NetworkOut => (HOST..=HOST, Side::Down),
+        Layer::RemotePop
+        | Layer::RemoteQueue
+        | Layer::RemoteMap
+        | Layer::RemoteDevice
+        | Layer::RemoteAnswer => (DEVICE..=DEVICE, Side::Both),
+        Layer::NetworkBack => (HOST..=HOST, Side::Up),
         Layer::ServerTake => (QUEUE..=WORKER, Side::Down),
         Layer::ServerIn => (QUEUE..=HOST, Side::Down),
         Layer::HostSubmit => (HOST..=HOST, Side::Down),
@@ -185,7 +199,7 @@ pub(super) fn show(html: &mut Html, at: Place, run: &Analysis, exact: &Exact) {
         html.raw("</div>\n");
     }
     for field in empty(&taken) {
-        let watched = was_watched(run, STATIONS[*field.stations.start()].watched_by);
+        let watched = was_watched(run, station_at(run, *field.stations.start()).watched_by);
         open(html, field.stations, field.side);
         nothing(html, watched);
         html.raw("</div>\n");
@@ -208,6 +222,13 @@ fn rows(stations: &RangeInclusive<usize>) -> String {
     format!("grid-row:{}/{}", stations.start() + 2, stations.end() + 3)
 }
 
+fn station_at(run: &Analysis, at: usize) -> &'static Station {
+    let remote = at
+        .checked_sub(HOST)
+        .filter(|_| was_watched(run, &["remote"]));
+    remote.map_or(&STATIONS[at], |at| &REMOTE[at])
+}
+
 /// The names to the left, on a ground for each owner.
 fn stations(html: &mut Html, run: &Analysis) {
     let server = match was_watched(run, &["fathom"]) {
@@ -215,7 +236,8 @@ fn stations(html: &mut Html, run: &Analysis) {
         false => "server",
     };
     station_label(html, "grid-row:1", ("guest", "application"));
-    for (i, station) in STATIONS.iter().enumerate() {
+    for i in 0..STATIONS.len() {
+        let station = station_at(run, i);
         let whose = match station.whose {
             "server" => server,
             whose => whose,
@@ -310,6 +332,7 @@ fn percentiles(p50: Option<i64>, p99: Option<i64>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::analysis::Group;
 
     fn told(layers: &[Layer]) -> Vec<(RangeInclusive<usize>, Side, Vec<Layer>)> {
         let fields = fields(layers).into_iter();
@@ -322,8 +345,17 @@ mod tests {
 
     #[test]
     fn every_layer_is_at_its_station_and_the_way_leads_down_before_it_leads_up() {
+        use Group::{HostIo, Network, RemoteIo, RemoteServer};
+        // A request goes on either here or on another host.
+        for elsewhere in [&[HostIo][..], &[Network, RemoteServer, RemoteIo]] {
+            let is_here = |layer: &Layer| !elsewhere.contains(&layer.describe().1);
+            leads_down_and_up(Layer::ALL.iter().copied().filter(is_here));
+        }
+    }
+
+    fn leads_down_and_up(layers: impl Iterator<Item = Layer>) {
         let mut last = (BLOCK, Side::Down);
-        for &layer in Layer::ALL {
+        for layer in layers {
             let Some((stations, side)) = place(layer) else {
                 assert_eq!(layer, Layer::Unattributed);
                 continue;
@@ -334,6 +366,7 @@ mod tests {
                 let onward = match (last.1, side) {
                     (Side::Down, Side::Down) => *stations.start() >= last.0,
                     (Side::Both | Side::Up, Side::Up) => *stations.start() <= last.0,
+                    (Side::Both, Side::Both) => *stations.start() == last.0,
                     (from, to) => from == Side::Down && to == Side::Both,
                 };
                 assert!(onward, "{layer:?}");

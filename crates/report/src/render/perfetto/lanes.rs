@@ -11,13 +11,15 @@ pub(super) enum Side {
     Kvm,
     Server,
     HostIo,
+    Remote,
 }
 
-const SIDES: [(&str, &str); 4] = [
+const SIDES: [(&str, &str); 5] = [
     ("Guest: requests", "request lane"),
     ("Host: KVM, to the guest and back", "KVM lane"),
     ("Host: the disk's server", "server lane"),
     ("Host: I/O", "I/O lane"),
+    ("Remote host: server and I/O", "remote lane"),
 ];
 
 /// One lane's tracks.

@@ -16,7 +16,8 @@ fn side(layer: Layer) -> Side {
             Group::Guest | Group::Unattributed => Side::Guest,
             Group::Switching | Group::ServerSwitching | Group::Device => Side::Kvm,
             Group::Server => Side::Server,
-            Group::HostIo => Side::HostIo,
+            Group::HostIo | Group::Network => Side::HostIo,
+            Group::RemoteServer | Group::RemoteIo => Side::Remote,
         },
     }
 }

@@ -46,11 +46,7 @@ fn joined(truth: &Truth) -> String {
 }
 
 fn clocks(truth: &Truth) -> String {
-    let method = facts::clocks(truth);
-    let error = match truth.clock_error_ns {
-        Some(ns) => format!("error at most {}", duration(ns as f64)),
-        None => "error unknown".to_owned(),
-    };
+    let clocks = facts::clocks(truth, duration);
     let violations = plural(truth.violations, "violation");
-    format!("{method}; {error}; {violations} of cause before effect")
+    format!("{clocks}; {violations} of cause before effect")
 }

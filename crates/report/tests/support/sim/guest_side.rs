@@ -131,7 +131,7 @@ impl World {
             t += self.some(50, 300);
             let args = [GUEST_DEV, offset / 512, length / 512, flags];
             self.guest(t, Kind::BlockRqIssue, vcpu, tid, &args);
-            let mut at = [None; 20];
+            let mut at = [None; Point::ALL.len()];
             at[Point::Issue as usize] = Some(t);
             self.rqs.push(Rq {
                 op,

@@ -132,7 +132,7 @@ struct Rq {
     offset: u64,
     length: u64,
     queue: u16,
-    at: [Option<i64>; 20],
+    at: [Option<i64>; Point::ALL.len()],
     kick: Option<usize>,
     popped: bool,
     polled: bool,
@@ -368,7 +368,7 @@ impl World {
             flags: op.flags,
             offset: op.offset,
             length: op.length,
-            points: POINTS
+            points: Point::ALL
                 .iter()
                 .filter_map(|&point| Some((point, at[point as usize]?)))
                 .collect(),
@@ -378,29 +378,6 @@ impl World {
         }
     }
 }
-
-pub const POINTS: [Point; 20] = [
-    Point::Call,
-    Point::Bio,
-    Point::Issue,
-    Point::Kick,
-    Point::Exit,
-    Point::Signal,
-    Point::Wake,
-    Point::Pop,
-    Point::Map,
-    Point::Device,
-    Point::HostIssue,
-    Point::HostComplete,
-    Point::Result,
-    Point::Used,
-    Point::Interrupt,
-    Point::Woken,
-    Point::Entry,
-    Point::Handler,
-    Point::Complete,
-    Point::Return,
-];
 
 /// Where bytes of the image lie.
 fn physical(offset: u64, length: u64) -> Vec<(u64, u64)> {

@@ -214,7 +214,7 @@ impl World {
         }
         for &rq in &done {
             self.rqs[rq].at[Point::Used as usize] = Some(now);
-            self.rqs[rq].at[19] = Some(end); // kept for its record
+            self.rqs[rq].at[Point::Return as usize] = Some(end); // kept for its record
             self.rqs[rq].sent = sent;
         }
     }
@@ -261,7 +261,7 @@ impl World {
             at(Point::Device),
             at(Point::Result),
             at(Point::Used),
-            rq.at[19].unwrap() as u64,
+            at(Point::Return),
             rq.offset,
             rq.length,
             Event::pack_fathom_rest(rq.queue, flags, 0),

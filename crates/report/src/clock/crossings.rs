@@ -1,0 +1,93 @@
+//! A round's requests that went on to another host, as each of the two saw them, for relating
+//! their clocks: none reaches the other server before it was sent, and none comes back before that
+//! server has answered it.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use fathom_run::{Event, Kind, Round};
+
+use super::TimeBase;
+use super::trips::{GuestTrip, HostTrip};
+use crate::join::merge::Side;
+use crate::join::parts::{Cookie, Record, Records};
+use crate::join::way::{Class, Key};
+
+/// Requests that are looked at: enough for any error, and memory is bounded.
+const MOST: usize = 200_000;
+
+/// From when to when a request was away, or was there; by its cookie.
+type Trips = HashMap<u64, (i64, i64)>;
+
+/// The requests that both saw, by the clocks of each, in the order of their beginnings.
+pub(crate) fn of(dir: &Path, round: &Round, time: &TimeBase) -> (Vec<GuestTrip>, Vec<HostTrip>) {
+    let (mut sent, mut served) = (Trips::new(), Trips::new());
+    each(dir, round, Side::Host, time, |record| {
+        if let Some(Cookie::Went(cookie)) = record.cookie {
+            sent.insert(cookie, (record.device, record.result));
+        }
+        sent.len() < MOST
+    });
+    each(dir, round, Side::Remote, time, |record| {
+        if let Some(Cookie::Came(cookie)) = record.cookie
+            && sent.contains_key(&cookie)
+        {
+            let now = (record.wake, record.end);
+            let trip = served.entry(cookie).or_insert(now);
+            // It may have been carried out in pieces.
+            *trip = (trip.0.min(now.0), trip.1.max(now.1));
+        }
+        true
+    });
+    sent.retain(|cookie, _| served.contains_key(cookie));
+    let key = |cookie| Key {
+        class: Class::Any,
+        offset: cookie,
+        length: 0,
+    };
+    let guest = |(cookie, (issue, complete))| GuestTrip {
+        key: key(cookie),
+        issue,
+        complete,
+        kick: None,
+        handler: None,
+    };
+    let host = |(cookie, (from, to))| HostTrip {
+        key: Some(key(cookie)),
+        from,
+        to,
+        exit: None,
+        back: None,
+    };
+    let mut sent: Vec<GuestTrip> = sent.into_iter().map(guest).collect();
+    let mut served: Vec<HostTrip> = served.into_iter().map(host).collect();
+    sent.sort_by_key(|trip| (trip.issue, trip.key.offset));
+    served.sort_by_key(|trip| (trip.from, trip.key.map(|key| key.offset)));
+    (sent, served)
+}
+
+/// Shows `f` the records of a side, by its own clock, until it has seen enough.
+fn each(dir: &Path, round: &Round, side: Side, time: &TimeBase, mut f: impl FnMut(Record) -> bool) {
+    let mut records = Records::default();
+    for info in &round.streams {
+        let Some(stream) = (Side::of(info.clock) == side)
+            .then(|| round.open(dir, info).ok())
+            .flatten()
+        else {
+            continue;
+        };
+        let ns = |ticks| {
+            time.ns(info.clock, ticks)
+                .or(time.remote_ns(info.clock, ticks))
+        };
+        let requests = stream
+            .flatten()
+            .filter(|event: &Event| event.kind == Kind::FathomRequest);
+        for event in requests {
+            let record = ns(event.time).and_then(|at| records.parse(at, &event, ns));
+            if !record.is_none_or(&mut f) {
+                return;
+            }
+        }
+    }
+}
