@@ -144,6 +144,10 @@ pub struct DiskArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "pull")]
     pub pull_speed: Option<u64>,
 
+    /// The guest goes on here at once, and the disk follows: what the guest touches first. (Raw images only)
+    #[arg(long, requires = "pull")]
+    pub pull_post_copy: bool,
+
     /// Most virtqueues that the guest may use
     #[arg(long, value_name = "N", default_value_t = 64,
           value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -225,6 +229,7 @@ impl DiskArgs {
             pull: self.pull,
             pull_record: self.pull_record,
             pull_speed: self.pull_speed,
+            pull_post_copy: self.pull_post_copy,
             queues: Some(self.queues),
             iothreads: Some(self.iothreads),
             cpus: self.cpus,

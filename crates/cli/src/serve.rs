@@ -19,7 +19,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 55] = [
+const ONE_DISK: [&str; 56] = [
     "disk",
     "vhost_user",
     "socket_mode",
@@ -54,6 +54,7 @@ const ONE_DISK: [&str; 55] = [
     "base_manifest",
     "base_profile",
     "pull",
+    "pull_post_copy",
     "pull_record",
     "pull_speed",
     "queues",

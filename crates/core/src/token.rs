@@ -35,6 +35,8 @@ pub mod woken {
     pub const BASE: u16 = u16::MAX - 2;
     /// A library has ended requests.
     pub const LIBRARY: u16 = u16::MAX - 3;
+    /// Who has waited for parts of a disk that comes while it is used.
+    pub const ARRIVING: u16 = u16::MAX - 4;
 }
 
 // From the top: 4 bits of kind, 12 bits of the member of a pool, 16 bits of tag or slot, and below them

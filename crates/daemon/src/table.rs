@@ -169,6 +169,9 @@ pub struct DiskTable {
         skip_serializing_if = "Option::is_none"
     )]
     pub pull_speed: Option<u64>,
+    /// The guest goes on here at once, and the disk follows: what it touches first.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub pull_post_copy: bool,
     #[serde(default, skip_serializing_if = "is_false")]
     pub force_share: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -333,6 +336,7 @@ impl DiskTable {
             pull: None,
             pull_record: None,
             pull_speed: None,
+            pull_post_copy: false,
             force_share: false,
             discard: None,
             queues: None,
@@ -380,12 +384,21 @@ impl DiskTable {
     /// Which disk is to come here. The error is one line for the user.
     pub(crate) fn pull_terms(&self) -> Result<Option<pull::Terms>, String> {
         let Some(source) = &self.pull else {
-            return match self.pull_record.is_some() || self.pull_speed.is_some() {
-                true => {
-                    Err("pull-record and pull-speed are for disks that are pulled (--pull)".into())
-                }
-                false => Ok(None),
-            };
+            if self.pull_record.is_some() || self.pull_speed.is_some() || self.pull_post_copy {
+                return Err(
+                    "pull-record, pull-speed and pull-post-copy are for disks that are pulled (--pull)"
+                        .into(),
+                );
+            }
+            let record = self.pull_record_path();
+            if let Some(record) = record.filter(|record| pull::is_unfinished(record)) {
+                return Err(format!(
+                    "{}: not all of it is here, as {} says: serve it with --pull, which brings the rest",
+                    self.image,
+                    record.display()
+                ));
+            }
+            return Ok(None);
         };
         let source: NbdUri = source
             .parse()
@@ -399,6 +412,12 @@ impl DiskTable {
         if self.pull_speed == Some(0) {
             return Err("--pull-speed needs 1 at least".into());
         }
+        if self.pull_post_copy && self.nbd_move {
+            return Err(
+                "--pull-post-copy does not go with --nbd-move: the disk can go on when it has come"
+                    .into(),
+            );
+        }
         let record = self.pull_record_path().ok_or_else(|| {
             format!(
                 "{}: is no file: say by --pull-record where to note how far it has come",
@@ -410,6 +429,7 @@ impl DiskTable {
             image: self.image.path().map(Path::to_owned),
             record,
             rate: self.pull_speed,
+            post_copy: self.pull_post_copy,
         }))
     }
 

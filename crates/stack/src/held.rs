@@ -1,17 +1,23 @@
 //! A disk whose users wait until it may be used.
 
+use crate::missing::Missing;
+use fathom_core::token::woken;
 use fathom_core::{
-    Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Request, RequestId, Resize, SizeWatch,
-    WorkerHandle,
+    Channel, Cx, Disk, DiskError, DiskInfo, Extents, Keepsake, Op, Request, RequestId, Resize,
+    SizeWatch, Status, Token, WorkerHandle,
 };
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Until it is opened, workers pop no requests of it: they stay where they come from, and none is lost.
+/// Until it is opened, workers pop no requests of it: they stay where they come from, and none is lost. Later those
+/// wait that are about what is missing.
 pub struct Held {
     disk: Arc<dyn Disk>,
     is_open: Arc<AtomicBool>,
+    missing: Arc<Missing>,
 }
 
 impl Held {
@@ -19,7 +25,12 @@ impl Held {
         Held {
             disk,
             is_open: Arc::default(),
+            missing: Arc::default(),
         }
+    }
+
+    pub fn missing(&self) -> Arc<Missing> {
+        self.missing.clone()
     }
 
     pub fn latch(&self) -> Latch {
@@ -80,9 +91,20 @@ impl Disk for Held {
         if !self.is_open.load(Ordering::SeqCst) {
             cx.close();
         }
+        let failed = |source| DiskError::Io {
+            path: PathBuf::from("a disk that comes"),
+            what: "cannot be waited for",
+            source,
+        };
+        let bell = self.missing.listen().map_err(failed)?;
+        let token = Token::channel(woken::ARRIVING);
+        cx.engine.watch(bell.as_raw_fd(), token).map_err(failed)?;
         Ok(Box::new(HeldChannel {
             channel,
             is_open: self.is_open.clone(),
+            missing: self.missing.clone(),
+            waiting: Vec::new(),
+            bell,
         }))
     }
 }
@@ -90,14 +112,61 @@ impl Disk for Held {
 struct HeldChannel {
     channel: Box<dyn Channel>,
     is_open: Arc<AtomicBool>,
+    missing: Arc<Missing>,
+    /// For what is missing.
+    waiting: Vec<RequestId>,
+    /// Rung when something has come.
+    bell: Arc<OwnedFd>,
+}
+
+impl HeldChannel {
+    fn is_let(&self, request: &Request) -> bool {
+        self.missing.lets(request.op, request.offset, request.len)
+    }
+
+    #[cold]
+    fn wait(&mut self, cx: &mut Cx, id: RequestId) {
+        let request = &cx.slab[id];
+        if request.op == Op::BlockStatus {
+            // What is not known to be a hole is data.
+            // SAFETY: the request is in flight.
+            let mut out = unsafe { Extents::of(&request.segments, request.len) };
+            out.push(Status::DATA, request.len);
+            return cx.complete(id, 0);
+        }
+        self.waiting.push(id);
+        self.missing.want(request.op, request.offset, request.len);
+        // It may have come meanwhile, or who waits here must not.
+        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// Goes on with what has come.
+    fn go_on(&mut self, cx: &mut Cx) {
+        for id in std::mem::take(&mut self.waiting) {
+            if self.is_let(&cx.slab[id]) {
+                self.channel.submit(cx, id);
+            } else if self.missing.is_hopeless() && !cx.may_wait(id) {
+                cx.complete(id, libc::EIO);
+            } else {
+                self.waiting.push(id);
+            }
+        }
+    }
 }
 
 impl Channel for HeldChannel {
+    #[inline]
     fn submit(&mut self, cx: &mut Cx, id: RequestId) {
-        self.channel.submit(cx, id);
+        match self.is_let(&cx.slab[id]) {
+            true => self.channel.submit(cx, id),
+            false => self.wait(cx, id),
+        }
     }
 
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
+        if id == RequestId::NOBODY && tag == woken::ARRIVING {
+            return self.go_on(cx);
+        }
         self.channel.complete(cx, id, tag, result);
     }
 
@@ -111,6 +180,7 @@ impl Channel for HeldChannel {
 
     fn drain(&mut self, cx: &mut Cx, source: u16) {
         self.channel.drain(cx, source);
+        self.go_on(cx);
     }
 
     fn answered(&mut self, request: &Request) {

@@ -4,7 +4,7 @@
 //! [`Description`] is what users say; [`Stack::open`] makes the disk. On the way: `confined` opens
 //! what images name, in the directories that they may use; `image_files` are an image's files as the
 //! formats use them; `cow` puts an overlay over an image; `filters` are those of one disk; `inject`
-//! delays on purpose; `held` has users wait; `pools` are threads that disks share. `client` is for whoever reads and writes a disk
+//! delays on purpose; `held` has users wait, for all of the disk or for what is `missing` of it; `pools` are threads that disks share. `client` is for whoever reads and writes a disk
 //! as a guest does, but waits.
 //!
 //! Who uses the disk, and how they come to it, is not known here.
@@ -20,6 +20,7 @@ mod held;
 mod image_files;
 mod inject;
 mod magic;
+mod missing;
 mod pages;
 mod pools;
 mod stack;
@@ -32,6 +33,7 @@ pub use filters::{DiskFilters, FilterInfo, position_of_filter};
 pub use held::Latch;
 pub use image_files::{ImageOpener, StoredImage, seen_from};
 pub use inject::{Injected, Injection, Injector};
+pub use missing::{Missing, block_of, words_of};
 pub use pages::Pages;
 pub use pools::{PoolOptions, Pools};
 pub use stack::{Error, Hold, Stack};

@@ -8,6 +8,7 @@ use crate::held::{Held, Latch};
 use crate::image_files::{ImageOpener, StoredImage};
 use crate::inject::Injector;
 use crate::magic;
+use crate::missing::Missing;
 use crate::pools::{NamedPool, Pools};
 use fathom_core::{Disk, DiskError, Parts, WorkerHandle, WorkerOptions};
 use fathom_files::gate;
@@ -29,9 +30,11 @@ pub enum Error {
     Disk(#[from] DiskError),
 }
 
-/// Users wait until the latch is opened; whoever works on the disk until then has it.
+/// Users wait until the latch is opened; whoever works on the disk until then has it. From then on they wait for
+/// what is missing.
 pub struct Hold {
     pub latch: Latch,
+    pub missing: Arc<Missing>,
     pub disk: Arc<dyn Disk>,
 }
 
@@ -99,9 +102,13 @@ impl Stack {
         let hold = held.then(|| {
             let below = disk.clone();
             let held = Held::new(below.clone());
-            let latch = held.latch();
+            let (latch, missing) = (held.latch(), held.missing());
             disk = Arc::new(held);
-            Hold { latch, disk: below }
+            Hold {
+                latch,
+                missing,
+                disk: below,
+            }
         });
         let (workers, engine) = match pool {
             Some(pool) => join(pool, &disk, description)?,

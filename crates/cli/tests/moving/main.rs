@@ -6,6 +6,7 @@ mod support;
 
 mod comes;
 mod crash;
+mod follows;
 mod pair;
 mod refused;
 mod tenants;

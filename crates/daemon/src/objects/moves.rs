@@ -6,7 +6,7 @@ use crate::options::DiskOptions;
 use fathom_core::{Disk, Part, Parts};
 use fathom_exports::nbd::Moving;
 use fathom_jobs::pull::{Gone, Phase, Prepared, Pull, Status, Target, Terms};
-use fathom_stack::{Hold, Stack};
+use fathom_stack::Stack;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -117,13 +117,14 @@ impl Moves {
         options: &DiskOptions,
         events: &Events,
     ) -> Result<(), String> {
-        let (Some(coming), Some(Hold { latch, disk })) = (&self.coming, &stack.hold) else {
+        let (Some(coming), Some(hold)) = (&self.coming, &stack.hold) else {
             return Ok(());
         };
         let target = Target {
-            disk: shared.for_job(disk.clone()) as Arc<dyn Disk>,
+            disk: shared.for_job(hold.disk.clone()) as Arc<dyn Disk>,
             engine: options.disk.engine,
-            latch: latch.clone(),
+            latch: hold.latch.clone(),
+            missing: hold.missing.clone(),
             workers: stack.workers.clone(),
         };
         let (events, name) = (events.clone(), options.name.clone());

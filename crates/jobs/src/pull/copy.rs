@@ -26,9 +26,6 @@ const ANSWER: usize = 64 << 10;
 /// Runs that are taken on at once.
 const RUNS: usize = 64;
 
-/// How long a slice of copying may last: what has changed meanwhile is asked for in between.
-const SLICE: Duration = Duration::from_millis(250);
-
 /// Between looks whether it is to end.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -50,6 +47,8 @@ pub(super) struct Copy<'a> {
     pub(super) next: Cell<Instant>,
     /// Whether to end.
     pub(super) stops: &'a dyn Fn() -> bool,
+    /// How long a slice may last: something else is looked at in between.
+    pub(super) slice: Duration,
 }
 
 /// What a slice has taken on.
@@ -98,7 +97,7 @@ impl Copy<'_> {
                 slice.failure.get_or_insert(Failure::Stopped);
             }
             while slice.failure.is_none() && slice.has_room() && self.may_begin() {
-                let is_over = begin.elapsed() > SLICE;
+                let is_over = begin.elapsed() > self.slice;
                 match self.begin(&mut slice, todo, cursor, is_over) {
                     Ok(true) => {}
                     Ok(false) => break,
@@ -107,7 +106,7 @@ impl Copy<'_> {
             }
             if slice.in_flight == 0 {
                 let waits = slice.failure.is_none() && !self.may_begin();
-                if !waits || begin.elapsed() > SLICE {
+                if !waits || begin.elapsed() > self.slice {
                     put_back(&mut slice, todo, cursor);
                     break;
                 }

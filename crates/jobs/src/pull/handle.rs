@@ -48,10 +48,21 @@ impl Prepared {
     pub fn start(self, target: Target, tell: Tell, gone: Option<Gone>) -> Result<Pull, String> {
         let size = target.disk.info().size;
         let mut todo = Todo::new(size);
-        // What is wrong with the source is said at once.
-        let id = self.record.id();
-        let client = source::connect(&self.terms.source, id, &mut todo);
-        let (client, _) = client.map_err(|error| error.to_string())?;
+        let (mut client, is_arriving) = (None, self.record.is_arriving());
+        if !is_arriving {
+            // What is wrong with the source is said at once.
+            let id = self.record.id();
+            let connected = source::connect(&self.terms.source, id, &mut todo);
+            client = Some(connected.map_err(|error| error.to_string())?.0);
+        }
+        let follows = self.terms.post_copy || is_arriving;
+        if follows && target.disk.keepsake_len() > 0 {
+            return Err(
+                "--pull-post-copy is for raw images, and this one has tables: make a raw one, or leave the \
+                 option out"
+                    .into(),
+            );
+        }
         Pull::start(move |shared| {
             shared.state().status.left = size;
             let puller = Puller::new(
@@ -61,7 +72,10 @@ impl Prepared {
                 (todo, client),
                 tell,
             );
-            let record = puller.run(&target);
+            let record = match follows {
+                true => puller.run_at_once(&target),
+                false => puller.run(&target),
+            };
             if let Some((record, gone)) = record.zip(gone) {
                 note_going(shared, record, &gone);
             }

@@ -6,16 +6,17 @@
 //! - `record` is what is known of it after a restart;
 //! - `source` is that server, and what it says of changes;
 //! - `copy` copies;
-//! - `puller` is what the thread does, again and again if need be; it is started and asked by way of
-//!   `handle`, and `shared` is what both know.
+//! - `puller` is what the thread does, again and again if need be, and `post_copy` what it does where the
+//!   guest does not wait; it is started and asked by way of `handle`, and `shared` is what both know.
 //!
 //! Nothing is lost whatever is interrupted. As long as the disk has not been taken over, the other server
 //! has it, and a copy that ends early is begun again. From the moment at which it has been taken over, and
 //! until `record` says so durably, nobody has changed the copy but the puller: then, too, it can be begun
-//! again. Only then the guest goes on.
+//! again. Only then the guest goes on. (With post-copy it goes on before: see there.)
 
 mod copy;
 mod handle;
+mod post_copy;
 mod puller;
 mod record;
 mod shared;
@@ -24,4 +25,5 @@ mod terms;
 
 pub use handle::{Gone, Prepared, Pull};
 pub use puller::Target;
+pub use record::is_unfinished;
 pub use terms::{Phase, Status, Terms};

@@ -6,7 +6,7 @@ use super::shared::Shared;
 use super::source::{self, Todo};
 use super::terms::{Phase, Terms};
 use fathom_core::{Disk, DiskError, WorkerHandle};
-use fathom_stack::{Client, Job, Latch};
+use fathom_stack::{Client, Job, Latch, Missing};
 use fathom_storage::{ChangesClient, EngineKind};
 use std::cell::Cell;
 use std::fmt::Display;
@@ -18,13 +18,16 @@ use std::time::{Duration, Instant};
 const SHORT: Duration = Duration::from_millis(200);
 
 /// How long is waited after a failure, at first and at most.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LAST_PAUSE: Duration = Duration::from_secs(10);
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(10);
+pub(super) const LAST_PAUSE: Duration = Duration::from_secs(10);
+
+/// What has changed meanwhile is asked for so often.
+const SLICE: Duration = Duration::from_millis(250);
 
 /// While all is copied, it is asked so often what has changed.
-const IDLE: Duration = Duration::from_millis(100);
+pub(super) const IDLE: Duration = Duration::from_millis(100);
 /// So often it is asked whether the guest has stopped there, when it is to go on here.
-const IMPATIENT: Duration = Duration::from_millis(2);
+pub(super) const IMPATIENT: Duration = Duration::from_millis(2);
 
 /// Where it comes.
 pub struct Target {
@@ -33,6 +36,8 @@ pub struct Target {
     pub engine: EngineKind,
     /// Opened for the guest, whose workers these are, when all is here.
     pub latch: Latch,
+    /// What is missing from then on.
+    pub missing: Arc<Missing>,
     pub workers: Arc<[WorkerHandle]>,
 }
 
@@ -41,9 +46,9 @@ pub type Tell = Box<dyn Fn(Phase) + Send>;
 
 /// Has it come.
 pub(super) struct Puller {
-    terms: Terms,
-    record: Record,
-    shared: Arc<Shared>,
+    pub(super) terms: Terms,
+    pub(super) record: Record,
+    pub(super) shared: Arc<Shared>,
     todo: Todo,
     /// Where copying goes on.
     cursor: u64,
@@ -54,7 +59,7 @@ pub(super) struct Puller {
     /// The last problem that was told.
     told: Option<String>,
     /// One that was connected beforehand.
-    client: Option<ChangesClient>,
+    pub(super) client: Option<ChangesClient>,
     tell: Tell,
 }
 
@@ -64,7 +69,7 @@ impl Puller {
         terms: Terms,
         record: Record,
         shared: Arc<Shared>,
-        begun: (Todo, ChangesClient),
+        begun: (Todo, Option<ChangesClient>),
         tell: Tell,
     ) -> Puller {
         let (todo, client) = begun;
@@ -77,7 +82,7 @@ impl Puller {
             taken: false,
             asked: false,
             told: None,
-            client: Some(client),
+            client,
             tell,
         }
     }
@@ -100,7 +105,7 @@ impl Puller {
     }
 
     /// Tries again until it succeeds. None: it is to stop.
-    fn insist(&mut self, act: impl Fn(&Puller) -> Result<(), DiskError>) -> Option<()> {
+    pub(super) fn insist(&mut self, act: impl Fn(&Puller) -> Result<(), DiskError>) -> Option<()> {
         let mut pause = FIRST_PAUSE;
         loop {
             match act(self) {
@@ -137,7 +142,7 @@ impl Puller {
     }
 
     /// A problem is told once, as long as there is no other.
-    fn fails(&mut self, problem: &str, pause: Duration) {
+    pub(super) fn fails(&mut self, problem: &str, pause: Duration) {
         if self.told.as_deref() != Some(problem) {
             tracing::warn!("{}: {problem}; it will be tried again", self.terms.source);
             self.told = Some(problem.to_owned());
@@ -166,6 +171,7 @@ impl Puller {
             rate: self.terms.rate,
             next: Cell::new(Instant::now()),
             stops: &stops,
+            slice: SLICE,
         };
         let mut speed = Speed::default();
         loop {
@@ -220,7 +226,7 @@ impl Puller {
         Ok(client)
     }
 
-    fn is_wanted(&self) -> bool {
+    pub(super) fn is_wanted(&self) -> bool {
         self.shared.state().wanted
     }
 
@@ -273,11 +279,11 @@ impl Puller {
         Ok(true)
     }
 
-    fn unwritten(&self, error: &io::Error) -> Failure {
+    pub(super) fn unwritten(&self, error: &io::Error) -> Failure {
         problem(format!("{}: {error}", self.terms.record.display()))
     }
 
-    fn now_left(&self, left: u64) {
+    pub(super) fn now_left(&self, left: u64) {
         self.shared.state().status.left = left;
     }
 
@@ -290,13 +296,13 @@ impl Puller {
         }
     }
 
-    fn has_copied(&self, bytes: u64) {
+    pub(super) fn has_copied(&self, bytes: u64) {
         let status = &mut self.shared.state().status;
         status.copied += bytes;
         status.problem = None;
     }
 
-    fn enter(&self, phase: Phase) {
+    pub(super) fn enter(&self, phase: Phase) {
         let mut state = self.shared.state();
         if state.status.phase == phase {
             return;
@@ -307,10 +313,18 @@ impl Puller {
         let source = &self.terms.source;
         match phase {
             Phase::Copying => {}
+            Phase::Ready if self.terms.post_copy => {
+                tracing::info!("{source}: is there, and follows its guest, which may come")
+            }
             Phase::Ready => {
                 tracing::info!("{source}: all but what changes is here: its guest may come")
             }
             Phase::Switching => tracing::info!("{source}: has been taken over"),
+            Phase::Arriving => {
+                tracing::info!(
+                    "{source}: has been taken over; its guest runs, and the rest follows"
+                )
+            }
             Phase::Done => tracing::info!("{source}: all of it is here"),
         }
         (self.tell)(phase);
@@ -340,6 +354,6 @@ impl Speed {
     }
 }
 
-fn problem(error: impl Display) -> Failure {
+pub(super) fn problem(error: impl Display) -> Failure {
     Failure::Problem(error.to_string())
 }

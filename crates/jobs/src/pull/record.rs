@@ -9,8 +9,10 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-/// All of the file, which is written at once.
+/// All of the file but the map, which is written at once.
 const LEN: usize = 4096;
+/// Bytes of a word of the map, the lowest first.
+const WORD: usize = 8;
 
 /// How far the move was at least.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +30,9 @@ struct State {
 #[serde(rename_all = "kebab-case")]
 enum Stage {
     Copying,
+    /// It has been taken over, and its guest may have changed what is here: the map behind this says what
+    /// that is.
+    Arriving,
     /// All of it is here.
     Taken,
     /// It was, and then another server has taken it over from here.
@@ -80,6 +85,40 @@ impl Record {
         self.state.stage == Stage::Taken
     }
 
+    /// Its guest has gone on here, and not all of it is here.
+    pub(super) fn is_arriving(&self) -> bool {
+        self.state.stage == Stage::Arriving
+    }
+
+    /// From now on its guest may run here, and nothing is here but what is noted. `words`: of the map.
+    pub(super) fn begin_arriving(&mut self, words: usize) -> io::Result<()> {
+        // An old map must not be taken for this one.
+        self.file.set_len(LEN as u64)?;
+        self.file.set_len((LEN + words * WORD) as u64)?;
+        self.file.sync_all()?;
+        self.set(Stage::Arriving)
+    }
+
+    /// What is here: a map of so many words.
+    pub(super) fn noted(&self, words: usize) -> io::Result<Vec<u64>> {
+        let mut bytes = vec![0; words * WORD];
+        if self.file.metadata()?.len() != (LEN + bytes.len()) as u64 {
+            return Err(io::Error::other("it is of a disk of another size"));
+        }
+        self.file.read_exact_at(&mut bytes, LEN as u64)?;
+        let (words, _) = bytes.as_chunks::<WORD>();
+        Ok(words.iter().map(|word| u64::from_le_bytes(*word)).collect())
+    }
+
+    /// Notes these words of the map, durably.
+    pub(super) fn note(&self, words: &[(usize, u64)]) -> io::Result<()> {
+        for (n, word) in words {
+            let at = (LEN + n * WORD) as u64;
+            self.file.write_all_at(&word.to_le_bytes(), at)?;
+        }
+        self.file.sync_data()
+    }
+
     /// All of the disk is here, durably.
     pub(super) fn set_taken(&mut self) -> io::Result<()> {
         self.set(Stage::Taken)
@@ -126,6 +165,12 @@ impl State {
         match self.stage {
             Stage::Copying if is_same => Ok(self),
             Stage::Copying => Ok(new),
+            Stage::Arriving if is_same => Ok(self),
+            Stage::Arriving if self.image != new.image => Ok(new),
+            Stage::Arriving => Err(format!(
+                "says that the disk is coming from {}, and that its guest has run here: pull it from there",
+                self.source
+            )),
             Stage::Taken if is_same => Ok(self),
             Stage::Taken if self.image != new.image => Err(
                 "says that another image of this name has come: remove it, if this one is to come"
@@ -144,6 +189,13 @@ impl State {
     }
 }
 
+/// Whether a record there says that a guest has run on a disk that is not all there: it must not be
+/// served by itself.
+pub fn is_unfinished(path: &Path) -> bool {
+    let found = File::open(path).and_then(|file| read(&file));
+    matches!(found, Ok(Found::State(state)) if state.stage == Stage::Arriving)
+}
+
 enum Found {
     Nothing,
     State(State),
@@ -152,10 +204,7 @@ enum Found {
 
 fn read(file: &File) -> io::Result<Found> {
     let len = file.metadata()?.len();
-    if len > LEN as u64 {
-        return Ok(Found::Other);
-    }
-    let mut bytes = vec![0; len as usize];
+    let mut bytes = vec![0; len.min(LEN as u64) as usize];
     file.read_exact_at(&mut bytes, 0)?;
     // One that was made and not written, at a crash, is as good as none.
     if bytes.iter().all(|byte| *byte == 0) {
@@ -209,6 +258,7 @@ mod tests {
                 image: Some(self.path("image")),
                 record: self.path("record"),
                 rate: None,
+                post_copy: false,
             };
             Record::open(&terms, id)
         }

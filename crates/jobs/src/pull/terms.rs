@@ -14,6 +14,8 @@ pub struct Terms {
     pub record: PathBuf,
     /// Bytes a second; None: as many as there can be.
     pub rate: Option<u64>,
+    /// The guest goes on here at once, and what is not here yet follows.
+    pub post_copy: bool,
 }
 
 /// How far it is.
@@ -26,6 +28,8 @@ pub enum Phase {
     Ready,
     /// The disk has been taken over, and the guest waits for the rest.
     Switching,
+    /// The disk has been taken over, the guest runs here, and the rest follows.
+    Arriving,
     /// All of it is here.
     Done,
 }
@@ -36,6 +40,7 @@ impl Phase {
             Phase::Copying => "copying",
             Phase::Ready => "ready",
             Phase::Switching => "switching",
+            Phase::Arriving => "arriving",
             Phase::Done => "done",
         }
     }

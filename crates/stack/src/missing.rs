@@ -1,0 +1,362 @@
+//! What of a disk is not here yet, while it is used.
+
+use fathom_core::Op;
+use rustix::event::{EventfdFlags, eventfd};
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+/// Blocks of a word.
+const BITS: u64 = u64::BITS as u64;
+/// The smallest block (bytes), and the most that a disk has.
+const SMALLEST: u64 = 64 << 10;
+const MOST_BLOCKS: u64 = 1 << 28;
+/// Of what somebody waits for, this much (bytes) is brought before others get their turn.
+const AT_ONCE: u64 = 4 << 20;
+
+/// Which parts of a disk its users have to wait for. Nothing is missing before [`Missing::begin`].
+///
+/// A block that is *here* may be read. One that is *noted* may be changed, too: after a crash of any sort
+/// it will not be brought again, over what was changed.
+#[derive(Default)]
+pub struct Missing {
+    map: OnceLock<Map>,
+    waits: Mutex<Waits>,
+    /// Somebody has begun to wait.
+    news: Condvar,
+    /// Who brings the rest cannot, at the moment.
+    hopeless: AtomicBool,
+    bells: Mutex<Vec<Weak<OwnedFd>>>,
+}
+
+struct Map {
+    size: u64,
+    block: u64,
+    here: Box<[AtomicU64]>,
+    noted: Box<[AtomicU64]>,
+    /// Blocks that are not noted.
+    left: AtomicU64,
+}
+
+/// Blocks that somebody waits for, in the order in which they came.
+#[derive(Default)]
+struct Waits(Vec<Want>);
+
+struct Want {
+    blocks: Range<u64>,
+    writes: bool,
+}
+
+/// Bytes of a block, of a disk of this size.
+pub fn block_of(size: u64) -> u64 {
+    let block = size.div_ceil(MOST_BLOCKS).next_power_of_two();
+    block.max(SMALLEST)
+}
+
+/// Words of a map, a bit for each block from the lowest on.
+pub fn words_of(size: u64) -> usize {
+    size.div_ceil(block_of(size)).div_ceil(BITS) as usize
+}
+
+fn bits(words: &[AtomicU64], blocks: Range<u64>) -> impl Iterator<Item = (&AtomicU64, u64)> {
+    let mut at = blocks.start;
+    std::iter::from_fn(move || {
+        (at < blocks.end).then(|| {
+            let (word, bit) = (at / BITS, at % BITS);
+            let count = (blocks.end - at).min(BITS - bit);
+            at += count;
+            (&words[word as usize], (u64::MAX >> (BITS - count)) << bit)
+        })
+    })
+}
+
+fn are_set(words: &[AtomicU64], blocks: Range<u64>) -> bool {
+    bits(words, blocks).all(|(word, mask)| word.load(Ordering::Acquire) & mask == mask)
+}
+
+impl Map {
+    /// The blocks that a range touches.
+    fn blocks(&self, offset: u64, len: u64) -> Range<u64> {
+        let end = offset.saturating_add(len).min(self.size);
+        offset.min(end) / self.block..end.div_ceil(self.block)
+    }
+
+    /// Whether this can be done now.
+    fn lets(&self, op: Op, offset: u64, len: u64) -> bool {
+        match op {
+            Op::Flush => true,
+            Op::Read | Op::BlockStatus => are_set(&self.here, self.blocks(offset, len)),
+            Op::Write | Op::Discard | Op::WriteZeroes => {
+                are_set(&self.noted, self.blocks(offset, len))
+            }
+        }
+    }
+
+    fn is_satisfied(&self, want: &Want) -> bool {
+        let words = if want.writes { &self.noted } else { &self.here };
+        are_set(words, want.blocks.clone())
+    }
+
+    /// The first blocks of these that are not here.
+    fn absent(&self, blocks: Range<u64>) -> Option<Range<u64>> {
+        let is_here = |block: u64| are_set(&self.here, block..block + 1);
+        let start = blocks.clone().find(|block| !is_here(*block))?;
+        let end = (start..blocks.end).find(|block| is_here(*block));
+        Some(start..end.unwrap_or(blocks.end))
+    }
+
+    fn bytes(&self, blocks: Range<u64>) -> Range<u64> {
+        let end = |block: u64| block.saturating_mul(self.block).min(self.size);
+        end(blocks.start)..end(blocks.end)
+    }
+}
+
+impl Missing {
+    /// From now on all is missing but what is noted: `words` of [`words_of`] the disk's size. Once, before
+    /// anybody uses it.
+    pub fn begin(&self, size: u64, words: &[u64]) {
+        let block = block_of(size);
+        let load = || words.iter().map(|word| AtomicU64::new(*word)).collect();
+        let noted: u64 = words.iter().map(|word| u64::from(word.count_ones())).sum();
+        let map = Map {
+            size,
+            block,
+            here: load(),
+            noted: load(),
+            left: AtomicU64::new(size.div_ceil(block).saturating_sub(noted)),
+        };
+        let is_first = self.map.set(map).is_ok();
+        debug_assert!(is_first);
+    }
+
+    /// Whether this can be done now.
+    #[inline]
+    pub(crate) fn lets(&self, op: Op, offset: u64, len: u64) -> bool {
+        match self.map.get() {
+            None => true,
+            Some(map) => map.left.load(Ordering::Acquire) == 0 || map.lets(op, offset, len),
+        }
+    }
+
+    /// Somebody waits for it, and looks again when his bell rings.
+    pub(crate) fn want(&self, op: Op, offset: u64, len: u64) {
+        let Some(map) = self.map.get() else { return };
+        let want = Want {
+            blocks: map.blocks(offset, len),
+            writes: op != Op::Read,
+        };
+        self.waits().0.push(want);
+        self.news.notify_all();
+    }
+
+    /// Signalled when somebody who waits is to look again.
+    pub(crate) fn listen(&self) -> io::Result<Arc<OwnedFd>> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let bell = Arc::new(bell);
+        let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        bells.retain(|bell| bell.strong_count() > 0);
+        bells.push(Arc::downgrade(&bell));
+        Ok(bell)
+    }
+
+    fn ring(&self) {
+        let bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        for bell in bells.iter().filter_map(Weak::upgrade) {
+            // An eventfd's counter cannot overflow by ones.
+            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    pub(crate) fn is_hopeless(&self) -> bool {
+        self.hopeless.load(Ordering::SeqCst)
+    }
+
+    /// Whether nothing comes at the moment: who must not wait fails then.
+    pub fn set_hopeless(&self, hopeless: bool) {
+        if self.hopeless.swap(hopeless, Ordering::SeqCst) != hopeless {
+            self.ring();
+        }
+    }
+
+    fn waits(&self) -> MutexGuard<'_, Waits> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What somebody waits for that is not here (bytes, whole blocks), of a few megabytes at most; waits for
+    /// somebody for so long.
+    pub fn wanted(&self, within: Duration) -> Option<Range<u64>> {
+        let map = self.map.get()?;
+        let find = |waits: &mut Waits| {
+            waits.0.retain(|want| !map.is_satisfied(want));
+            let mut absent = waits
+                .0
+                .iter()
+                .filter_map(|want| map.absent(want.blocks.clone()));
+            absent.next()
+        };
+        let mut waits = self.waits();
+        let mut found = find(&mut waits);
+        if found.is_none() && !within.is_zero() {
+            let news = self.news.wait_timeout(waits, within);
+            waits = news.unwrap_or_else(PoisonError::into_inner).0;
+            found = find(&mut waits);
+        }
+        let blocks = found?;
+        let most = AT_ONCE.div_ceil(map.block);
+        Some(map.bytes(blocks.start..blocks.end.min(blocks.start + most)))
+    }
+
+    /// Whether somebody waits for something to be noted that is here.
+    pub fn has_writers(&self) -> bool {
+        let Some(map) = self.map.get() else {
+            return false;
+        };
+        let is_here = |want: &Want| are_set(&map.here, want.blocks.clone());
+        let mut waits = self.waits();
+        waits.0.retain(|want| !map.is_satisfied(want));
+        waits.0.iter().any(|want| want.writes && is_here(want))
+    }
+
+    /// What is not here of a range (bytes, whole blocks).
+    pub fn absent(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let Some(map) = self.map.get() else {
+            return Vec::new();
+        };
+        let mut blocks = map.blocks(range.start, range.end.saturating_sub(range.start));
+        let mut all = Vec::new();
+        while let Some(absent) = map.absent(blocks.clone()) {
+            blocks.start = absent.end;
+            all.push(map.bytes(absent));
+        }
+        all
+    }
+
+    /// The blocks that lie wholly in this range (bytes) are here.
+    pub fn have_come(&self, range: Range<u64>) {
+        let Some(map) = self.map.get() else { return };
+        let end = match range.end >= map.size {
+            true => map.size.div_ceil(map.block),
+            false => range.end / map.block,
+        };
+        let blocks = range.start.div_ceil(map.block)..end;
+        for (word, mask) in bits(&map.here, blocks) {
+            word.fetch_or(mask, Ordering::AcqRel);
+        }
+        self.ring();
+    }
+
+    /// Words of the map with blocks that are here and not noted, as they are to be noted.
+    pub fn unnoted(&self) -> Vec<(usize, u64)> {
+        let Some(map) = self.map.get() else {
+            return Vec::new();
+        };
+        let words = map.here.iter().zip(&map.noted).enumerate();
+        let words = words.map(|(n, (here, noted))| {
+            (
+                n,
+                here.load(Ordering::Acquire),
+                noted.load(Ordering::Acquire),
+            )
+        });
+        let new = words.filter(|(_, here, noted)| here != noted);
+        new.map(|(n, here, _)| (n, here)).collect()
+    }
+
+    /// These have been noted.
+    pub fn are_noted(&self, words: &[(usize, u64)]) {
+        let Some(map) = self.map.get() else { return };
+        let mut new = 0;
+        for (n, word) in words {
+            let before = map.noted[*n].fetch_or(*word, Ordering::AcqRel);
+            new += u64::from((word & !before).count_ones());
+        }
+        map.left.fetch_sub(new, Ordering::AcqRel);
+        self.ring();
+    }
+
+    /// Bytes that are not here, in whole blocks.
+    pub fn left(&self) -> u64 {
+        self.map.get().map_or(0, |map| {
+            let here = map.here.iter().map(|word| word.load(Ordering::Acquire));
+            let here: u64 = here.map(|word| u64::from(word.count_ones())).sum();
+            map.size.div_ceil(map.block).saturating_sub(here) * map.block
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: u64 = SMALLEST;
+
+    fn of_blocks(blocks: u64, noted: &[u64]) -> Missing {
+        let missing = Missing::default();
+        let mut words = vec![0; words_of(blocks * BLOCK)];
+        noted
+            .iter()
+            .for_each(|n| words[(n / BITS) as usize] |= 1 << (n % BITS));
+        missing.begin(blocks * BLOCK - 512, &words);
+        missing
+    }
+
+    fn note(missing: &Missing) {
+        let words = missing.unnoted();
+        missing.are_noted(&words);
+    }
+
+    #[test]
+    fn what_is_here_is_read_and_what_is_noted_is_written() {
+        let missing = of_blocks(130, &[3]);
+        let lets = |op, block: u64, len| missing.lets(op, block * BLOCK + 512, len);
+        assert!(lets(Op::Read, 3, 512) && lets(Op::Write, 3, 512) && lets(Op::Flush, 9, 0));
+        assert!(!lets(Op::Read, 3, BLOCK) && !lets(Op::Read, 129, 512));
+        missing.have_come(4 * BLOCK..5 * BLOCK + 1);
+        assert!(lets(Op::Read, 3, BLOCK) && !lets(Op::Read, 4, BLOCK));
+        assert!(!lets(Op::Write, 4, 512) && !lets(Op::Discard, 3, BLOCK));
+        note(&missing);
+        assert!(lets(Op::Write, 3, BLOCK) && lets(Op::WriteZeroes, 4, 512));
+        assert_eq!(missing.left(), 128 * BLOCK);
+        missing.have_come(0..u64::MAX);
+        assert!(lets(Op::Read, 129, 512) && !lets(Op::Write, 129, 512));
+        note(&missing);
+        assert!(lets(Op::Write, 0, 130 * BLOCK));
+        assert_eq!((missing.left(), missing.unnoted()), (0, vec![]));
+    }
+
+    #[test]
+    fn nothing_is_missing_of_a_disk_that_is_here() {
+        let missing = Missing::default();
+        assert!(missing.lets(Op::Write, 0, u64::MAX));
+        assert_eq!(missing.wanted(Duration::ZERO), None);
+    }
+
+    #[test]
+    fn who_waits_first_is_served_first_and_in_pieces() {
+        let missing = of_blocks(1000, &[]);
+        missing.want(Op::Write, 10 * BLOCK, 100 * BLOCK);
+        missing.want(Op::Read, 5 * BLOCK + 7, 1);
+        let next = || missing.wanted(Duration::ZERO);
+        assert_eq!(next(), Some(10 * BLOCK..74 * BLOCK));
+        missing.have_come(next().unwrap());
+        assert_eq!(next(), Some(74 * BLOCK..110 * BLOCK));
+        assert!(!missing.has_writers());
+        missing.have_come(next().unwrap());
+        // Of the first one all is here; it waits for the note.
+        assert!(missing.has_writers());
+        assert_eq!(next(), Some(5 * BLOCK..6 * BLOCK));
+        missing.have_come(next().unwrap());
+        note(&missing);
+        assert!(!missing.has_writers());
+        assert_eq!(next(), None);
+        let absent = missing.absent(0..12 * BLOCK);
+        assert_eq!(absent, [0..5 * BLOCK, 6 * BLOCK..10 * BLOCK]);
+        assert_eq!(
+            missing.absent(990 * BLOCK..u64::MAX),
+            [990 * BLOCK..1000 * BLOCK - 512]
+        );
+    }
+}
