@@ -1,5 +1,5 @@
-//! How long a guest's disk does not answer while the guest moves: with a disk that moves along, and with one that
-//! both hosts reach; interleaved. `moves ROUNDS`. It needs root, for the hosts are network namespaces.
+//! How long a guest's disk does not answer while the guest moves: with a disk that both hosts reach, one that moves
+//! along, and one that follows; interleaved. `moves ROUNDS`. It needs root, for the hosts are network namespaces.
 
 use std::time::{Duration, Instant};
 
@@ -15,18 +15,31 @@ fn main() {
         eprintln!("moves ROUNDS");
         std::process::exit(2);
     };
-    let mut pauses = [Vec::new(), Vec::new()];
+    let ways = [Way::Shared, Way::Moved, Way::Followed];
+    let mut pauses = ways.map(|_| Vec::new());
     println!("longest read of 4k, one at a time, while a guest moves (ms)");
-    println!("round  shared  moved");
+    println!("round  shared  moved  followed");
     for round in 1..=rounds {
-        let both = [true, false].map(pause);
-        println!("{round:5} {:7.1} {:6.1}", both[0], both[1]);
-        for (all, pause) in pauses.iter_mut().zip(both) {
+        let all = ways.map(pause);
+        println!("{round:5} {:7.1} {:6.1} {:9.1}", all[0], all[1], all[2]);
+        for (all, pause) in pauses.iter_mut().zip(all) {
             all.push(pause);
         }
     }
-    let [shared, moved] = pauses.map(median);
-    println!("median {shared:6.1} {moved:6.1}  {:+.1}", moved - shared);
+    let [shared, moved, followed] = pauses.map(median);
+    println!("median {shared:6.1} {moved:6.1} {followed:9.1}");
+    println!(
+        "against shared {:+6.1} {:+9.1}",
+        moved - shared,
+        followed - shared
+    );
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    Shared,
+    Moved,
+    Followed,
 }
 
 fn median(mut all: Vec<f64>) -> f64 {
@@ -35,8 +48,8 @@ fn median(mut all: Vec<f64>) -> f64 {
 }
 
 /// In milliseconds.
-fn pause(shared: bool) -> f64 {
-    let moves = Moves::new(shared);
+fn pause(way: Way) -> f64 {
+    let moves = Moves::new(way == Way::Shared);
     let mut here = moves.begin();
     let device = here.guest.device("disk").unwrap();
     // Something to be moved, and something that changes it all the time.
@@ -50,9 +63,13 @@ fn pause(shared: bool) -> f64 {
     );
     here.guest.check(&load, STEP).unwrap();
     std::thread::sleep(Duration::from_secs(2));
-    let mut there = moves.prepare(1);
+    let mut there = match way {
+        Way::Followed => moves.prepare_follower(1),
+        _ => moves.prepare(1),
+    };
     moves.migrate(&mut here, &mut there, 1);
     there.guest.wait_event("RESUME", STEP).unwrap();
+    // (A disk that follows needs the server there.)
     here.guest.quit().unwrap();
     let deadline = Instant::now() + STEP;
     while there

@@ -74,8 +74,6 @@ impl Moves {
     /// The nth server, on a host of its own; it pulls from the one before.
     fn serve(&self, n: usize, image: &Image) -> Server {
         let certificates = self.certificates.display().to_string();
-        let from = self.hosts.address((n + 1) % 2);
-        let uri = format!("nbds://{from}/d?tls-certificates={certificates}&tls-hostname=localhost");
         let mut args = Vec::new();
         if !self.shared {
             args.extend([
@@ -88,13 +86,53 @@ impl Moves {
                 &certificates,
                 "--tls-verify-peer",
             ]);
-            if n > 0 {
-                args.extend(["--pull", &uri]);
-            }
         }
+        let uri = self.before(n);
+        if !self.shared && n > 0 {
+            args.extend(["--pull", &uri]);
+        }
+        self.start(n, image, &args)
+    }
+
+    /// The server whose disk the nth one is to have.
+    fn before(&self, n: usize) -> String {
+        let certificates = self.certificates.display();
+        let from = self.hosts.address((n + 1) % 2);
+        format!("nbds://{from}/d?tls-certificates={certificates}&tls-hostname=localhost")
+    }
+
+    fn start(&self, n: usize, image: &Image, args: &[&str]) -> Server {
         let name = format!("server-{n}");
         self.hosts
-            .on(n % 2, || image.serve(&self.place, &name, &args))
+            .on(n % 2, || image.serve(&self.place, &name, args))
+    }
+
+    /// The last server, whose disk follows the guest.
+    fn serve_follower(&self, n: usize, image: &Image) -> Server {
+        let uri = self.before(n);
+        let args = ["--pull", &uri, "--pull-post-copy", "--pull-speed", "32M"];
+        self.start(n, image, &args)
+    }
+
+    /// What waits for the guest on the other host, where its disk follows.
+    ///
+    /// # Panics
+    /// When it does not, for long.
+    #[must_use]
+    pub fn prepare_follower(&self, n: usize) -> Stay {
+        let image = Image::create(self.place.path("follower"), Kind::RAW, SIZE);
+        let mut server = self.serve_follower(n, &image);
+        wait_for_log(&mut server, "follows its guest");
+        self.stay(n, server, image)
+    }
+
+    /// Kills its server, and starts it again.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn replace_follower(&self, stay: &mut Stay, n: usize) {
+        stay.server.process().kill().unwrap();
+        stay.server = self.serve_follower(n, &stay.image);
     }
 
     fn machine(&self, server: &Server, incoming: bool) -> Machine {
@@ -135,6 +173,10 @@ impl Moves {
         if !self.shared {
             wait_for_log(&mut server, "its guest may come");
         }
+        self.stay(n, server, image)
+    }
+
+    fn stay(&self, n: usize, server: Server, image: Image) -> Stay {
         let machine = self.machine(&server, true);
         let guest = self.hosts.on(n % 2, || Guest::start(&machine).unwrap());
         Stay {

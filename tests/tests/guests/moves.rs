@@ -60,6 +60,35 @@ fn a_guest_and_its_disk_move_between_hosts_under_verified_load() {
     load.verify_on_host(&here.image.flat());
 }
 
+/// The guest goes on at once, and what it needs of its disk comes after it; servers of both hosts are killed
+/// meanwhile.
+#[test]
+fn a_guest_goes_on_at_once_and_its_disk_follows_under_verified_load() {
+    let moves = Moves::new(false);
+    let mut here = moves.begin();
+    let load = Load::start(&mut here.guest, &["disk"], 48 << 20, RATE);
+    load.wait_for_writes(&mut here.guest);
+    let mut there = moves.prepare_follower(1);
+    moves.migrate(&mut here, &mut there, 1);
+    wait_migrated(&mut here.guest);
+    there.guest.wait_event("RESUME", STEP).unwrap();
+    wait_for_log(&mut there.server, "and the rest follows");
+    here.guest.quit().unwrap();
+    load.wait_for_more_writes(&mut there.guest);
+    moves.replace_follower(&mut there, 1);
+    load.wait_for_more_writes(&mut there.guest);
+    moves.replace_server(&mut here, 0);
+    load.wait_for_more_writes(&mut there.guest);
+    wait_for_log(&mut there.server, "all of it is here");
+    here.server.stop().unwrap();
+    load.wait_for_more_writes(&mut there.guest);
+    load.finish(&mut there.guest);
+    expect_no_io_errors(&mut there.guest);
+    there.guest.power_off().unwrap();
+    there.server.stop().unwrap();
+    load.verify_on_host(&there.image.flat());
+}
+
 /// Whatever of the other host dies before the guest is there, it goes on where it is.
 #[test]
 fn a_guest_whose_move_is_interrupted_goes_on_where_it_is() {
