@@ -110,7 +110,7 @@ impl Moves {
     /// The last server, whose disk follows the guest.
     fn serve_follower(&self, n: usize, image: &Image) -> Server {
         let uri = self.before(n);
-        let args = ["--pull", &uri, "--pull-post-copy", "--pull-speed", "32M"];
+        let args = ["--pull", &uri, "--pull-post-copy", "--pull-speed", "16M"];
         self.start(n, image, &args)
     }
 
@@ -245,7 +245,7 @@ pub fn make_certificates(dir: &Path) {
             -keyout ca-key.pem -out ca-cert.pem 2>/dev/null
         openssl req -nodes -newkey rsa:2048 -subj /CN=localhost -out request \
             -keyout server-key.pem 2>/dev/null
-        echo 'subjectAltName=DNS:localhost' >names
+        echo 'subjectAltName=DNS:localhost,IP:10.77.0.1,IP:10.77.0.2' >names
         openssl x509 -req -in request -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 2 \
             -extfile names -out server-cert.pem 2>/dev/null
         cp server-key.pem client-key.pem

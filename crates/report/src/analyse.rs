@@ -142,6 +142,9 @@ impl<'a> Work<'a> {
         for info in unknown {
             let why = match info.clock {
                 Clock::HostTsc => "no two readings relate the host's TSC to CLOCK_MONOTONIC",
+                clock @ Clock::RemoteTsc if time.remote_ns(clock, 0).is_none() => {
+                    "no two readings relate the remote host's TSC to its CLOCK_MONOTONIC"
+                }
                 Clock::RemoteTsc | Clock::RemoteMonotonic => time.remote_method.as_str(),
                 _ => time.method.as_str(),
             };
@@ -268,7 +271,10 @@ impl<'a> Work<'a> {
             ));
         }
         if truth.violations > 0 {
-            let error = truth.clock_error_ns.unwrap_or(0);
+            let error = truth
+                .clock_error_ns
+                .max(truth.remote_clock_error_ns)
+                .unwrap_or(0);
             lines.push(format!(
                 "{} effects were seen before their causes by more than the clocks' error of \
                  {error} ns",
@@ -277,8 +283,8 @@ impl<'a> Work<'a> {
         }
         if self.counts.others > 0 {
             lines.push(format!(
-                "{} requests to the remote disk were of other clients, or before or after what was \
-                 recorded here",
+                "{} requests to the remote disk were of other clients, before or after what was recorded \
+                 here, flushes of this server's own, or parts of requests that went as several commands",
                 self.counts.others
             ));
         }

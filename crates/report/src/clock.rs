@@ -59,8 +59,8 @@ impl TimeBase {
             method: "the guest's clock is not related to the host's".into(),
             error: None,
             remote_method:
-                "fewer than two requests were seen by both servers (were both recorded at the same \
-                            time, and is this disk's the other one?)"
+                "the two servers have not seen enough of the same requests (were both recorded \
+                            at the same time, and is this disk's the other one?)"
                     .into(),
             remote_error: None,
         };

@@ -103,6 +103,7 @@ impl Disk for Held {
             channel,
             is_open: self.is_open.clone(),
             missing: self.missing.clone(),
+            forgotten: self.missing.forgotten(),
             waiting: Vec::new(),
             bell,
         }))
@@ -115,6 +116,8 @@ struct HeldChannel {
     missing: Arc<Missing>,
     /// For what is missing.
     waiting: Vec<RequestId>,
+    /// See [`Missing::forgotten`]: what waits was said since.
+    forgotten: u64,
     /// Rung when something has come.
     bell: Arc<OwnedFd>,
 }
@@ -142,12 +145,18 @@ impl HeldChannel {
 
     /// Goes on with what has come.
     fn go_on(&mut self, cx: &mut Cx) {
+        let forgotten = self.missing.forgotten();
+        let is_forgotten = std::mem::replace(&mut self.forgotten, forgotten) != forgotten;
         for id in std::mem::take(&mut self.waiting) {
-            if self.is_let(&cx.slab[id]) {
+            let request = &cx.slab[id];
+            if self.is_let(request) {
                 self.channel.submit(cx, id);
             } else if self.missing.is_hopeless() && !cx.may_wait(id) {
                 cx.complete(id, libc::EIO);
             } else {
+                if is_forgotten {
+                    self.missing.want(request.op, request.offset, request.len);
+                }
                 self.waiting.push(id);
             }
         }

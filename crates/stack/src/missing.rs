@@ -14,7 +14,8 @@ const BITS: u64 = u64::BITS as u64;
 /// The smallest block (bytes), and the most that a disk has.
 const SMALLEST: u64 = 64 << 10;
 const MOST_BLOCKS: u64 = 1 << 28;
-/// Of what somebody waits for, this much (bytes) is brought before others get their turn.
+/// Of what one waits for, so much (bytes) is brought before others get their turn, and of what all do.
+const OF_ONE: u64 = 1 << 20;
 const AT_ONCE: u64 = 4 << 20;
 
 /// Which parts of a disk its users have to wait for. Nothing is missing before [`Missing::begin`].
@@ -29,6 +30,8 @@ pub struct Missing {
     news: Condvar,
     /// Who brings the rest cannot, at the moment.
     hopeless: AtomicBool,
+    /// How often all has been forgotten that somebody waits for.
+    forgotten: AtomicU64,
     bells: Mutex<Vec<Weak<OwnedFd>>>,
 }
 
@@ -114,19 +117,48 @@ impl Map {
     }
 }
 
+impl Waits {
+    fn pieces(&mut self, map: &Map) -> Vec<Range<u64>> {
+        self.0.retain(|want| !map.is_satisfied(want));
+        let most = OF_ONE.div_ceil(map.block);
+        let (mut pieces, mut left) = (Vec::new(), AT_ONCE.div_ceil(map.block));
+        for want in &self.0 {
+            let Some(absent) = map.absent(want.blocks.clone()) else {
+                continue;
+            };
+            let len = (absent.end - absent.start).min(most).min(left);
+            pieces.push(map.bytes(absent.start..absent.start + len));
+            left -= len;
+            if left == 0 {
+                break;
+            }
+        }
+        pieces
+    }
+}
+
 impl Missing {
     /// From now on all is missing but what is noted: `words` of [`words_of`] the disk's size. Once, before
     /// anybody uses it.
     pub fn begin(&self, size: u64, words: &[u64]) {
         let block = block_of(size);
-        let load = || words.iter().map(|word| AtomicU64::new(*word)).collect();
-        let noted: u64 = words.iter().map(|word| u64::from(word.count_ones())).sum();
+        let blocks = size.div_ceil(block);
+        // Bits behind the end mean nothing.
+        let of_word = |n: usize| blocks.saturating_sub(n as u64 * BITS).min(BITS);
+        let mask = |n: usize| {
+            u64::MAX
+                .checked_shr((BITS - of_word(n)) as u32)
+                .unwrap_or(0)
+        };
+        let words = words.iter().enumerate().map(|(n, word)| word & mask(n));
+        let load = || words.clone().map(AtomicU64::new).collect();
+        let noted: u64 = words.clone().map(|word| u64::from(word.count_ones())).sum();
         let map = Map {
             size,
             block,
             here: load(),
             noted: load(),
-            left: AtomicU64::new(size.div_ceil(block).saturating_sub(noted)),
+            left: AtomicU64::new(blocks - noted),
         };
         let is_first = self.map.set(map).is_ok();
         debug_assert!(is_first);
@@ -174,39 +206,38 @@ impl Missing {
         self.hopeless.load(Ordering::SeqCst)
     }
 
-    /// Whether nothing comes at the moment: who must not wait fails then.
+    /// Whether nothing comes at the moment: who must not wait fails then. Who waits still says so again.
     pub fn set_hopeless(&self, hopeless: bool) {
         if self.hopeless.swap(hopeless, Ordering::SeqCst) != hopeless {
+            self.waits().0.clear();
+            self.forgotten.fetch_add(1, Ordering::SeqCst);
             self.ring();
         }
+    }
+
+    /// Changes when all has been forgotten that somebody waits for.
+    pub(crate) fn forgotten(&self) -> u64 {
+        self.forgotten.load(Ordering::SeqCst)
     }
 
     fn waits(&self) -> MutexGuard<'_, Waits> {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What somebody waits for that is not here (bytes, whole blocks), of a few megabytes at most; waits for
-    /// somebody for so long.
-    pub fn wanted(&self, within: Duration) -> Option<Range<u64>> {
-        let map = self.map.get()?;
-        let find = |waits: &mut Waits| {
-            waits.0.retain(|want| !map.is_satisfied(want));
-            let mut absent = waits
-                .0
-                .iter()
-                .filter_map(|want| map.absent(want.blocks.clone()));
-            absent.next()
+    /// What is waited for and not here (bytes, whole blocks): some of what each one waits for, a few megabytes at
+    /// most. Waits for somebody for so long.
+    pub fn wanted(&self, within: Duration) -> Vec<Range<u64>> {
+        let Some(map) = self.map.get() else {
+            return Vec::new();
         };
         let mut waits = self.waits();
-        let mut found = find(&mut waits);
-        if found.is_none() && !within.is_zero() {
+        let mut found = waits.pieces(map);
+        if found.is_empty() && !within.is_zero() {
             let news = self.news.wait_timeout(waits, within);
             waits = news.unwrap_or_else(PoisonError::into_inner).0;
-            found = find(&mut waits);
+            found = waits.pieces(map);
         }
-        let blocks = found?;
-        let most = AT_ONCE.div_ceil(map.block);
-        Some(map.bytes(blocks.start..blocks.end.min(blocks.start + most)))
+        found
     }
 
     /// Whether somebody waits for something to be noted that is here.
@@ -263,6 +294,35 @@ impl Missing {
         });
         let new = words.filter(|(_, here, noted)| here != noted);
         new.map(|(n, here, _)| (n, here)).collect()
+    }
+
+    /// What is here and not noted is not here after all (bytes, whole blocks).
+    pub fn forget_unnoted(&self) -> Vec<Range<u64>> {
+        let Some(map) = self.map.get() else {
+            return Vec::new();
+        };
+        let mut gone = Vec::new();
+        for (n, (here, noted)) in (0..).zip(map.here.iter().zip(&map.noted)) {
+            let noted = noted.load(Ordering::Acquire);
+            let mut lost = here.swap(noted, Ordering::AcqRel) & !noted;
+            while lost != 0 {
+                let block = n * BITS + u64::from(lost.trailing_zeros());
+                gone.push(map.bytes(block..block + 1));
+                lost &= lost - 1;
+            }
+        }
+        if !gone.is_empty() {
+            // Who waits for it may have been told that it is here.
+            self.forgotten.fetch_add(1, Ordering::SeqCst);
+            self.ring();
+        }
+        gone
+    }
+
+    /// Whether all is noted.
+    pub fn is_whole(&self) -> bool {
+        let map = self.map.get();
+        map.is_none_or(|map| map.left.load(Ordering::Acquire) == 0)
     }
 
     /// These have been noted.
@@ -331,32 +391,60 @@ mod tests {
     fn nothing_is_missing_of_a_disk_that_is_here() {
         let missing = Missing::default();
         assert!(missing.lets(Op::Write, 0, u64::MAX));
-        assert_eq!(missing.wanted(Duration::ZERO), None);
+        assert_eq!(missing.wanted(Duration::ZERO), []);
     }
 
     #[test]
-    fn who_waits_first_is_served_first_and_in_pieces() {
+    fn all_who_wait_are_served_and_in_pieces() {
         let missing = of_blocks(1000, &[]);
         missing.want(Op::Write, 10 * BLOCK, 100 * BLOCK);
         missing.want(Op::Read, 5 * BLOCK + 7, 1);
         let next = || missing.wanted(Duration::ZERO);
-        assert_eq!(next(), Some(10 * BLOCK..74 * BLOCK));
-        missing.have_come(next().unwrap());
-        assert_eq!(next(), Some(74 * BLOCK..110 * BLOCK));
+        assert_eq!(next(), [10 * BLOCK..26 * BLOCK, 5 * BLOCK..6 * BLOCK]);
+        next()
+            .into_iter()
+            .for_each(|piece| missing.have_come(piece));
+        assert_eq!(next(), [26 * BLOCK..42 * BLOCK]);
         assert!(!missing.has_writers());
-        missing.have_come(next().unwrap());
+        missing.have_come(0..110 * BLOCK);
         // Of the first one all is here; it waits for the note.
         assert!(missing.has_writers());
-        assert_eq!(next(), Some(5 * BLOCK..6 * BLOCK));
-        missing.have_come(next().unwrap());
+        assert_eq!(next(), []);
         note(&missing);
         assert!(!missing.has_writers());
-        assert_eq!(next(), None);
-        let absent = missing.absent(0..12 * BLOCK);
-        assert_eq!(absent, [0..5 * BLOCK, 6 * BLOCK..10 * BLOCK]);
+        let absent = missing.absent(100 * BLOCK..112 * BLOCK);
+        assert_eq!(absent, [110 * BLOCK..112 * BLOCK]);
         assert_eq!(
             missing.absent(990 * BLOCK..u64::MAX),
             [990 * BLOCK..1000 * BLOCK - 512]
         );
+        let many = (0..100).map(|n| missing.want(Op::Read, (200 + 2 * n) * BLOCK, 1));
+        assert_eq!(many.count(), 100);
+        assert_eq!(next().len(), 64);
+    }
+
+    #[test]
+    fn what_is_not_noted_can_be_taken_back() {
+        let missing = of_blocks(70, &[1]);
+        missing.have_come(0..2 * BLOCK);
+        missing.have_come(69 * BLOCK..u64::MAX);
+        assert_eq!(
+            missing.forget_unnoted(),
+            [0..BLOCK, 69 * BLOCK..70 * BLOCK - 512]
+        );
+        assert!(missing.lets(Op::Write, BLOCK, 1) && !missing.lets(Op::Read, 0, 1));
+        assert_eq!((missing.unnoted(), missing.left()), (vec![], 69 * BLOCK));
+    }
+
+    /// A map may be a stranger's.
+    #[test]
+    fn bits_behind_the_end_mean_nothing() {
+        let missing = Missing::default();
+        missing.begin(3 * BLOCK, &[u64::MAX - 1]);
+        assert_eq!(missing.left(), BLOCK);
+        assert!(!missing.is_whole() && !missing.lets(Op::Read, 0, 1));
+        missing.have_come(0..BLOCK);
+        note(&missing);
+        assert!(missing.is_whole());
     }
 }

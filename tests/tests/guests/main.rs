@@ -19,3 +19,4 @@ mod moves;
 mod profile;
 mod tenants;
 mod upgrades;
+mod walk;

@@ -66,6 +66,10 @@ fn a_guest_and_its_disk_move_between_hosts_under_verified_load() {
 fn a_guest_goes_on_at_once_and_its_disk_follows_under_verified_load() {
     let moves = Moves::new(false);
     let mut here = moves.begin();
+    // Something that the guest does not touch, and that takes a while.
+    let device = here.guest.device("disk").unwrap();
+    let fill = format!("dd if=/dev/urandom of={device} bs=1M seek=200 count=250 oflag=direct");
+    here.guest.check(&fill, STEP).unwrap();
     let load = Load::start(&mut here.guest, &["disk"], 48 << 20, RATE);
     load.wait_for_writes(&mut here.guest);
     let mut there = moves.prepare_follower(1);

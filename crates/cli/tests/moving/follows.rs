@@ -196,6 +196,30 @@ fn a_guest_waits_for_the_other_server_and_loses_nothing() {
     drop((source, target));
 }
 
+/// What is here is served by a server that is started again, whatever has become of the other one.
+#[test]
+fn what_is_here_needs_nobody() {
+    let pair = Pair::new("raw", "raw");
+    let source = pair.source();
+    let slowly = ["--pull-post-copy", "--pull-speed", "64k"];
+    let mut target = follower(&pair, &slowly);
+    wait_for_phase(&target, "ready");
+    let some = ["--rw", "write", "--bs", "64k", "--size", "2M"];
+    target.load(32, &some);
+    drop(source);
+    target.signal("KILL");
+    target.end();
+    let target = follower(&pair, &slowly);
+    wait_for_phase(&target, "arriving");
+    target.load(320, &["--rw", "randrw", "--bs", "4k", "--size", "2M"]);
+    let mut waits = target.start_load(1, &["--rw", "read", "--offset", "40M", "--timeout", "60s"]);
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(waits.try_wait().unwrap().is_none());
+    let source = pair.source();
+    assert!(waits.wait().unwrap().success());
+    drop((source, target));
+}
+
 /// A guest that leaves while the other server is away is not held up: what it waits for fails.
 #[test]
 fn a_guest_may_leave_while_the_other_server_is_away() {

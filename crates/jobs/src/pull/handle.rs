@@ -56,6 +56,11 @@ impl Prepared {
             client = Some(connected.map_err(|error| error.to_string())?.0);
         }
         let follows = self.terms.post_copy || is_arriving;
+        if is_arriving && gone.is_some() {
+            return Err(
+                "not all of it is here yet: serve it without --nbd-move until it is".into(),
+            );
+        }
         if follows && target.disk.keepsake_len() > 0 {
             return Err(
                 "--pull-post-copy is for raw images, and this one has tables: make a raw one, or leave the \

@@ -6,10 +6,10 @@
 use super::copy::{Copy, Failure};
 use super::puller::{FIRST_PAUSE, IDLE, IMPATIENT, LAST_PAUSE, Puller, Target, problem};
 use super::record::Record;
-use super::source::{self, Todo};
+use super::source;
 use super::terms::Phase;
 use fathom_core::Changes;
-use fathom_stack::{Job, words_of};
+use fathom_stack::{Job, Missing, words_of};
 use fathom_storage::ChangesClient;
 use std::cell::Cell;
 use std::io;
@@ -26,6 +26,12 @@ const NOTE: Duration = Duration::from_secs(1);
 /// So long it is waited for who wants something, when there is nothing else to do.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// It goes on after this at the latest, whatever its speed.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// Of this much (bytes) it is asked what has changed, to hear something of that server.
+const LOOKED_AT: u64 = 1 << 20;
+
 /// Runs that are looked at in one go.
 const RUNS: usize = 256;
 
@@ -41,38 +47,59 @@ struct Rest {
     next: Instant,
 }
 
-impl Puller {
-    /// Has the guest go on here as soon as it comes, and brings the disk after it. The record of that, or None: it is
-    /// to stop.
-    pub(super) fn run_at_once(mut self, target: &Target) -> Option<Record> {
-        let size = target.disk.info().size;
-        let words = self.come(size)?;
-        let todo = Changes::new(size);
-        target.missing.begin(size, &words);
-        for range in target.missing.absent(0..size) {
-            todo.mark(range.start, range.end - range.start);
+impl Rest {
+    /// Of all that is missing.
+    fn new(size: u64, missing: &Missing) -> Rest {
+        let (todo, now) = (Changes::new(size), Instant::now());
+        for part in missing.absent(0..size) {
+            todo.mark(part.start, part.end - part.start);
         }
-        self.now_left(target.missing.left());
-        target.latch.open(&target.workers);
-        self.enter(Phase::Arriving);
-        self.insist(|_| target.disk.activate())?;
-        let now = Instant::now();
-        let mut rest = Rest {
+        Rest {
             todo,
             urgent: Changes::new(size),
             cursor: 0,
             noted: now,
             next: now,
-        };
-        let is_here = self.bring_again_and_again(target, &mut rest);
-        if let Err(error) = target.disk.deactivate() {
-            tracing::error!("{error}");
         }
-        if !is_here {
+    }
+
+    /// What is not noted is to be brought again: its guest cannot have changed it.
+    fn take_back(&self, missing: &Missing) {
+        for part in missing.forget_unnoted() {
+            self.todo.mark(part.start, part.end - part.start);
+        }
+    }
+}
+
+impl Puller {
+    /// Has the guest go on here as soon as it comes, and brings the disk after it. The record of that, or None: it is
+    /// to stop.
+    pub(super) fn run_at_once(mut self, target: &Target) -> Option<Record> {
+        let size = target.disk.info().size;
+        self.forget_todo();
+        let words = self.come(size)?;
+        target.missing.begin(size, &words);
+        self.now_left(target.missing.left());
+        target.latch.open(&target.workers);
+        self.enter(Phase::Arriving);
+        if self.follow(target).is_none() {
+            // Whoever waits has nobody any more who brings it.
+            target.missing.set_hopeless(true);
             return None;
         }
         self.enter(Phase::Done);
         Some(self.record)
+    }
+
+    /// Until all is here. None: it is to stop.
+    fn follow(&mut self, target: &Target) -> Option<()> {
+        self.insist(|_| target.disk.activate())?;
+        let mut rest = Rest::new(target.disk.info().size, &target.missing);
+        let is_here = self.bring_again_and_again(target, &mut rest);
+        if let Err(error) = target.disk.deactivate() {
+            tracing::error!("{error}");
+        }
+        is_here.then_some(())
     }
 
     /// The map of what is here, once the disk has been taken over. None: it is to stop.
@@ -101,20 +128,23 @@ impl Puller {
     fn try_to_come(&mut self, size: u64) -> Result<Option<Vec<u64>>, Failure> {
         let uncertain = self.record.make_certain();
         uncertain.map_err(|error| self.unwritten(&error))?;
-        let is_arriving = self.record.is_arriving();
-        if !is_arriving && !self.is_wanted() {
-            self.enter(Phase::Ready);
-            return Ok(None);
-        }
-        let mut client = self.connect_again(size)?;
-        let taken = client.take_over().map_err(problem)?;
-        self.client = Some(client);
-        if let Err(refused) = taken {
-            self.shared.state().status.problem = Some(refused.to_string());
-            return Ok(None);
-        }
         let words = words_of(size);
-        if !is_arriving {
+        if !self.record.is_arriving() {
+            let (mut client, _) = self.connect_again(size)?;
+            if !self.is_wanted() {
+                // It is still there.
+                client.next(0, size.min(LOOKED_AT)).map_err(problem)?;
+                self.client = Some(client);
+                self.enter(Phase::Ready);
+                self.shared.state().status.problem = None;
+                return Ok(None);
+            }
+            let taken = client.take_over().map_err(problem)?;
+            self.client = Some(client);
+            if let Err(refused) = taken {
+                self.shared.state().status.problem = Some(refused.to_string());
+                return Ok(None);
+            }
             let begun = self.record.begin_arriving(words);
             begun.map_err(|error| self.unwritten(&error))?;
         }
@@ -122,14 +152,13 @@ impl Puller {
         noted.map(Some).map_err(|error| self.unwritten(&error))
     }
 
-    /// What has changed there does not matter: it is asked for when nothing changes any more.
-    fn connect_again(&mut self, size: u64) -> Result<ChangesClient, Failure> {
+    /// `true`: that server does not know of this move.
+    fn connect_again(&mut self, size: u64) -> Result<(ChangesClient, bool), Failure> {
         if let Some(client) = self.client.take() {
-            return Ok(client);
+            return Ok((client, false));
         }
         let (uri, id) = (&self.terms.source, self.record.id());
-        let connected = source::connect(uri, id, &mut Todo::new(size));
-        connected.map(|(client, _)| client).map_err(problem)
+        source::reach(uri, id, size, true).map_err(problem)
     }
 
     /// False: it is to stop.
@@ -163,12 +192,10 @@ impl Puller {
 
     /// Until all is here, and noted.
     fn bring(&mut self, target: &Target, rest: &mut Rest) -> Result<(), Failure> {
-        let size = target.disk.info().size;
-        let mut client = self.connect_again(size)?;
-        // Nobody has had it there meanwhile.
-        let taken = client.take_over().map_err(problem)?;
-        taken.map_err(problem)?;
-        self.client = Some(client);
+        if target.missing.is_whole() {
+            return self.has_come();
+        }
+        let mut client = self.take_again(target, rest)?;
         let disk = Arc::new(source::open(&self.terms.source).map_err(problem)?);
         let mut job = Job::default();
         let source = job.client(disk, target.engine).map_err(problem)?;
@@ -191,7 +218,7 @@ impl Puller {
         };
         target.missing.set_hopeless(false);
         self.shared.state().status.problem = None;
-        loop {
+        while !target.missing.is_whole() {
             if stops() {
                 return Err(Failure::Stopped);
             }
@@ -199,45 +226,75 @@ impl Puller {
             self.now_left(left);
             let is_due = rest.noted.elapsed() > NOTE || left == 0;
             if is_due || target.missing.has_writers() {
-                self.note(&copy, target)?;
+                // It is that server's disk still, of which nothing has changed.
+                let taken = client.take_over().map_err(problem)?;
+                taken.map_err(problem)?;
+                self.note(&copy, target, rest)?;
                 rest.noted = Instant::now();
-                if left == 0 {
-                    let noted = self.record.set_taken();
-                    return noted.map_err(|error| self.unwritten(&error));
-                }
+                continue;
             }
-            let goes_on = !self.shared.stops() && left > 0;
-            let wait = match goes_on {
-                true => rest
-                    .next
-                    .saturating_duration_since(Instant::now())
-                    .min(LOOK),
-                false => LOOK,
-            };
-            let copied = match target.missing.wanted(wait) {
-                Some(range) => bring_first(&copy, target, rest, range)?,
-                None if goes_on && rest.next <= Instant::now() => {
-                    let copied = bring_some(&copy, target, rest)?;
-                    if let Some(rate) = self.terms.rate {
-                        let time = Duration::from_secs_f64(copied as f64 / rate as f64);
-                        rest.next = Instant::now() + time.min(Duration::from_secs(60));
-                    }
-                    copied
-                }
-                None => 0,
-            };
-            self.has_copied(copied);
+            self.bring_more(&copy, target, rest)?;
         }
+        self.has_come()
+    }
+
+    fn has_come(&mut self) -> Result<(), Failure> {
+        self.now_left(0);
+        let noted = self.record.set_taken();
+        noted.map_err(|error| self.unwritten(&error))
+    }
+
+    /// Connected to the server that has the rest, where no guest has the disk.
+    fn take_again(&mut self, target: &Target, rest: &Rest) -> Result<ChangesClient, Failure> {
+        let (mut client, is_new) = self.connect_again(target.disk.info().size)?;
+        let taken = client.take_over().map_err(problem)?;
+        taken.map_err(problem)?;
+        if is_new {
+            let source = &self.terms.source;
+            tracing::warn!(
+                "{source}: has been started again since its disk was taken over; no guest must have run on it \
+                 there meanwhile"
+            );
+            rest.take_back(&target.missing);
+        }
+        Ok(client)
+    }
+
+    /// What somebody waits for, or else some of the rest.
+    fn bring_more(&mut self, copy: &Copy, target: &Target, rest: &mut Rest) -> Result<(), Failure> {
+        let goes_on = !self.shared.stops() && target.missing.left() > 0;
+        let wait = match goes_on {
+            true => rest
+                .next
+                .saturating_duration_since(Instant::now())
+                .min(LOOK),
+            false => LOOK,
+        };
+        let wanted = target.missing.wanted(wait);
+        if !wanted.is_empty() {
+            let copied = bring_first(copy, target, rest, wanted)?;
+            self.has_copied(copied);
+        } else if goes_on && rest.next <= Instant::now() {
+            let copied = bring_some(copy, target, rest)?;
+            self.has_copied(copied);
+            if let Some(rate) = self.terms.rate {
+                let time = Duration::from_secs_f64(copied as f64 / rate as f64);
+                rest.next = Instant::now() + time.min(LONGEST);
+            }
+        }
+        Ok(())
     }
 
     /// What is here is known after a crash, too, from now on.
-    fn note(&self, copy: &Copy, target: &Target) -> Result<(), Failure> {
+    fn note(&self, copy: &Copy, target: &Target, rest: &Rest) -> Result<(), Failure> {
         let words = target.missing.unnoted();
         if words.is_empty() {
             return Ok(());
         }
         let errno = copy.job.flush(copy.target);
         if errno != 0 {
+            // What was written may be lost.
+            rest.take_back(&target.missing);
             let error = io::Error::from_raw_os_error(errno);
             return Err(problem(format!("the disk cannot be flushed: {error}")));
         }
@@ -253,9 +310,12 @@ fn bring_first(
     copy: &Copy,
     target: &Target,
     rest: &Rest,
-    range: Range<u64>,
+    wanted: Vec<Range<u64>>,
 ) -> Result<u64, Failure> {
-    let absent = target.missing.absent(range);
+    let absent = wanted.into_iter();
+    let absent: Vec<_> = absent
+        .flat_map(|part| target.missing.absent(part))
+        .collect();
     for part in &absent {
         rest.urgent.mark(part.start, part.end - part.start);
     }

@@ -5,7 +5,7 @@ use fathom_files::gate;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
@@ -166,7 +166,11 @@ impl State {
             Stage::Copying if is_same => Ok(self),
             Stage::Copying => Ok(new),
             Stage::Arriving if is_same => Ok(self),
-            Stage::Arriving if self.image != new.image => Ok(new),
+            Stage::Arriving if self.image != new.image => Err(
+                "says that a guest has run on another image of this name, not all of which is here: remove it, \
+                 if this one is to come"
+                    .into(),
+            ),
             Stage::Arriving => Err(format!(
                 "says that the disk is coming from {}, and that its guest has run here: pull it from there",
                 self.source
@@ -192,7 +196,14 @@ impl State {
 /// Whether a record there says that a guest has run on a disk that is not all there: it must not be
 /// served by itself.
 pub fn is_unfinished(path: &Path) -> bool {
-    let found = File::open(path).and_then(|file| read(&file));
+    let mut options = File::options();
+    // Who owns the directory may have put anything there.
+    options.custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOCTTY);
+    let file = options.read(true).open(path);
+    let found = file.and_then(|file| match file.metadata()?.is_file() {
+        true => read(&file),
+        false => Ok(Found::Other),
+    });
     matches!(found, Ok(Found::State(state)) if state.stage == Stage::Arriving)
 }
 
@@ -215,16 +226,17 @@ fn read(file: &File) -> io::Result<Found> {
     Ok(state.map_or(Found::Other, Found::State))
 }
 
-/// What tells the file from another one of its name.
+/// What tells the file from another one of its name, also after a restart of the host: numbers of devices may
+/// be others then, and so is the file that stands for a device.
 fn identity(image: &Path) -> io::Result<String> {
     let metadata = gate::place(image)?.metadata()?;
+    if metadata.file_type().is_block_device() {
+        return Ok("device".into());
+    }
     let born = metadata.created().ok();
     let born = born.and_then(|born| born.duration_since(UNIX_EPOCH).ok());
-    let (device, inode) = (metadata.dev(), metadata.ino());
-    Ok(format!(
-        "{device}:{inode}:{}",
-        born.unwrap_or_default().as_nanos()
-    ))
+    let (inode, born) = (metadata.ino(), born.unwrap_or_default().as_nanos());
+    Ok(format!("{inode}:{born}"))
 }
 
 #[cfg(test)]
@@ -295,6 +307,35 @@ mod tests {
         place.make_image();
         let error = place.open("a", "sixth").unwrap_err();
         assert!(error.contains("another image"), "{error}");
+    }
+
+    #[test]
+    fn what_is_here_of_a_disk_that_arrives_is_known_again() {
+        let place = Place::new();
+        let mut record = place.open("a", "first").unwrap();
+        record.begin_arriving(3).unwrap();
+        assert_eq!(record.noted(3).unwrap(), [0, 0, 0]);
+        record.note(&[(1, 5), (2, u64::MAX)]).unwrap();
+        drop(record);
+        assert!(is_unfinished(&place.path("record")));
+        let mut record = place.open("a", "second").unwrap();
+        assert!(record.is_arriving() && !record.is_taken() && record.id() == "first");
+        assert_eq!(record.noted(3).unwrap(), [0, 5, u64::MAX]);
+        assert!(record.noted(4).is_err());
+        // Neither from elsewhere, nor into another image.
+        let error = place.open("b", "third").unwrap_err();
+        assert!(error.contains("its guest has run here"), "{error}");
+        record.set_taken().unwrap();
+        assert!(place.open("a", "fourth").unwrap().is_taken());
+        assert!(!is_unfinished(&place.path("record")));
+        // A second one begins with nothing.
+        record.begin_arriving(3).unwrap();
+        assert_eq!(record.noted(3).unwrap(), [0, 0, 0]);
+        place.make_image();
+        let error = place.open("a", "fifth").unwrap_err();
+        assert!(error.contains("another image"), "{error}");
+        assert!(is_unfinished(&place.path("record")));
+        assert!(!is_unfinished(&place.path("nothing")));
     }
 
     #[test]

@@ -45,14 +45,28 @@ pub(super) fn connect(
     id: &str,
     todo: &mut Todo,
 ) -> Result<(ChangesClient, bool), DiskError> {
-    if todo.is_known
-        && let Ok(client) = ChangesClient::connect(uri, id, false)
-    {
+    let is_known = std::mem::take(&mut todo.is_known);
+    let (client, is_new) = reach(uri, id, todo.changes.size(), is_known)?;
+    if is_new {
+        todo.all();
+    }
+    todo.is_known = true;
+    Ok((client, is_new))
+}
+
+/// Likewise, of a disk of `ours` bytes: `true` comes, too, unless the server `is_known` to have been told of this move
+/// and still knows it.
+pub(super) fn reach(
+    uri: &NbdUri,
+    id: &str,
+    ours: u64,
+    is_known: bool,
+) -> Result<(ChangesClient, bool), DiskError> {
+    if is_known && let Ok(client) = ChangesClient::connect(uri, id, false) {
         return Ok((client, false));
     }
-    todo.is_known = false;
     let client = ChangesClient::connect(uri, id, true)?;
-    let (theirs, ours) = (client.size(), todo.changes.size());
+    let theirs = client.size();
     if theirs != ours {
         return Err(DiskError::Unusable {
             path: uri.as_str().into(),
@@ -61,8 +75,6 @@ pub(super) fn connect(
             ),
         });
     }
-    todo.all();
-    todo.is_known = true;
     Ok((client, true))
 }
 

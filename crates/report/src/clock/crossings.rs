@@ -13,7 +13,7 @@ use crate::join::merge::Side;
 use crate::join::parts::{Cookie, Record, Records};
 use crate::join::way::{Class, Key};
 
-/// Requests that are looked at: enough for any error, and memory is bounded.
+/// Requests that are looked at, spread over all of the time: enough for any error, and memory is bounded.
 const MOST: usize = 200_000;
 
 /// From when to when a request was away, or was there; by its cookie.
@@ -22,11 +22,21 @@ type Trips = HashMap<u64, (i64, i64)>;
 /// The requests that both saw, by the clocks of each, in the order of their beginnings.
 pub(crate) fn of(dir: &Path, round: &Round, time: &TimeBase) -> (Vec<GuestTrip>, Vec<HostTrip>) {
     let (mut sent, mut served) = (Trips::new(), Trips::new());
+    // One in so many, a power of two, by something that is in no order.
+    let mut every: u64 = 1;
+    let is_taken = |cookie: u64, every: u64| {
+        cookie.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & (every - 1) == 0
+    };
     each(dir, round, Side::Host, time, |record| {
-        if let Some(Cookie::Went(cookie)) = record.cookie {
+        if let Some(Cookie::Went(cookie)) = record.cookie
+            && is_taken(cookie, every)
+        {
             sent.insert(cookie, (record.device, record.result));
+            if sent.len() >= MOST {
+                every *= 2;
+                sent.retain(|cookie, _| is_taken(*cookie, every));
+            }
         }
-        sent.len() < MOST
     });
     each(dir, round, Side::Remote, time, |record| {
         if let Some(Cookie::Came(cookie)) = record.cookie
@@ -37,7 +47,6 @@ pub(crate) fn of(dir: &Path, round: &Round, time: &TimeBase) -> (Vec<GuestTrip>,
             // It may have been carried out in pieces.
             *trip = (trip.0.min(now.0), trip.1.max(now.1));
         }
-        true
     });
     sent.retain(|cookie, _| served.contains_key(cookie));
     let key = |cookie| Key {
@@ -66,8 +75,8 @@ pub(crate) fn of(dir: &Path, round: &Round, time: &TimeBase) -> (Vec<GuestTrip>,
     (sent, served)
 }
 
-/// Shows `f` the records of a side, by its own clock, until it has seen enough.
-fn each(dir: &Path, round: &Round, side: Side, time: &TimeBase, mut f: impl FnMut(Record) -> bool) {
+/// Shows `f` the records of a side, by its own clock.
+fn each(dir: &Path, round: &Round, side: Side, time: &TimeBase, mut f: impl FnMut(Record)) {
     let mut records = Records::default();
     for info in &round.streams {
         let Some(stream) = (Side::of(info.clock) == side)
@@ -85,9 +94,7 @@ fn each(dir: &Path, round: &Round, side: Side, time: &TimeBase, mut f: impl FnMu
             .filter(|event: &Event| event.kind == Kind::FathomRequest);
         for event in requests {
             let record = ns(event.time).and_then(|at| records.parse(at, &event, ns));
-            if !record.is_none_or(&mut f) {
-                return;
-            }
+            record.into_iter().for_each(&mut f);
         }
     }
 }

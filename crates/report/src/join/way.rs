@@ -198,6 +198,12 @@ impl Way {
         match (a, b) {
             (Point::Issue, Point::Pop) if self.delivery == Delivery::Polled => Layer::GuestBatch,
             (Point::Used, Point::Complete) if self.reaped => Layer::GuestBottomHalf,
+            // It was on another host, and is not told apart there.
+            (Point::Device, Point::Result)
+                if matches!(self.host, HostClass::Remote | HostClass::Split) =>
+            {
+                Layer::Unattributed
+            }
             _ => Layer::between(a, b),
         }
     }

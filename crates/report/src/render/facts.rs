@@ -237,6 +237,9 @@ pub(super) fn clocks(truth: &Truth, duration: fn(f64) -> String) -> String {
     };
     match &truth.remote_clock_method {
         None => here,
+        Some(_) if truth.remote_clock_error_ns.is_none() => {
+            format!("{here}; the remote host's is not related to it")
+        }
         Some(method) => format!(
             "{here}; the remote host's by {method}; {}, in what is each way of the network, and none \
              in what both take",

@@ -16,12 +16,12 @@ const MAX_NAME: usize = 255;
 
 const MAGIC: &[u8; 8] = b"FATHOMTR";
 /// Since version 2 records have a cookie; in those before its place is 0, and so is what it is.
-const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 2;
 const OLDEST: u32 = 1;
 
 // Offsets in the header.
-const AT_VERSION: usize = 8;
-const AT_RECORD: usize = 12;
+pub(super) const AT_VERSION: usize = 8;
+pub(super) const AT_RECORD: usize = 12;
 const AT_RINGS: usize = 16;
 const AT_CAPACITY: usize = 20;
 pub(super) const AT_PID: usize = 24;

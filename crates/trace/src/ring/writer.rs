@@ -1,6 +1,8 @@
 //! Creating a trace file, and writing to it without ever waiting.
 
-use super::header::{AT_CLOCK, AT_HZ, AT_PID, HEADER, Header, has_magic};
+use super::header::{
+    AT_CLOCK, AT_HZ, AT_PID, AT_RECORD, AT_VERSION, HEADER, Header, VERSION, has_magic,
+};
 use super::{MAX_NUMBER, RECORD, TraceError, TraceRecord, WORDS, encode};
 use crate::clock::Clock;
 use fathom_sigbus::{Alarm, Guarded, Spare};
@@ -94,6 +96,12 @@ impl RingFile {
         both[AT_CLOCK - AT_PID..].copy_from_slice(&u32::from(self.header.tsc).to_ne_bytes());
         let word = u64::from_ne_bytes(both);
         self.mapping.words()[AT_PID / 8].store(word, Ordering::Relaxed);
+        // An older version has begun it, and what is written now it could not read.
+        let mut both = [0; 8];
+        both[..4].copy_from_slice(&VERSION.to_ne_bytes());
+        both[AT_RECORD - AT_VERSION..].copy_from_slice(&(RECORD as u32).to_ne_bytes());
+        let word = u64::from_ne_bytes(both);
+        self.mapping.words()[AT_VERSION / 8].store(word, Ordering::Relaxed);
     }
 
     /// With its lock.
