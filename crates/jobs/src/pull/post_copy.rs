@@ -347,13 +347,12 @@ fn forget(todo: &Changes, part: Range<u64>) {
 fn bring_some(copy: &Copy, target: &Target, rest: &mut Rest) -> Result<u64, Failure> {
     let (before, size) = (rest.cursor, rest.todo.size());
     let copied = copy.slice(&rest.todo, &mut rest.cursor)?;
-    let regions = match before < rest.cursor {
-        true => vec![before..rest.cursor],
+    if before < rest.cursor {
+        have_come(target, &rest.todo, before..rest.cursor);
+    } else {
         // Once around.
-        false => vec![before..size, 0..rest.cursor],
-    };
-    for region in regions {
-        have_come(target, &rest.todo, region);
+        have_come(target, &rest.todo, before..size);
+        have_come(target, &rest.todo, 0..rest.cursor);
     }
     Ok(copied)
 }
