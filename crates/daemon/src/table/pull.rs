@@ -1,0 +1,75 @@
+//! Where a disk comes from, as a table says it.
+
+use super::DiskTable;
+use fathom_jobs::pull;
+use fathom_nbd::NbdUri;
+use std::path::{Path, PathBuf};
+
+impl DiskTable {
+    /// Which disk is to come here. The error is one line for the user.
+    pub(crate) fn pull_terms(&self) -> Result<Option<pull::Terms>, String> {
+        let Some(source) = &self.pull else {
+            if self.pull_record.is_some() || self.pull_speed.is_some() || self.pull_post_copy {
+                return Err(
+                    "pull-record, pull-speed and pull-post-copy are for disks that are pulled (--pull)"
+                        .into(),
+                );
+            }
+            let record = self.pull_record_path();
+            if let Some(record) = record.filter(|record| pull::is_unfinished(record)) {
+                return Err(format!(
+                    "{}: not all of it is here, as {} says: serve it with --pull, which brings the rest",
+                    self.image,
+                    record.display()
+                ));
+            }
+            return Ok(None);
+        };
+        let source: NbdUri = source
+            .parse()
+            .map_err(|problem| format!("--pull: {problem}"))?;
+        if self.vhost_user.is_none() {
+            return Err("--pull needs --vhost-user: the disk comes with its guest".into());
+        }
+        if self.readonly || self.force_share {
+            return Err("--pull does not go with --readonly: the disk is written".into());
+        }
+        if self.pull_speed == Some(0) {
+            return Err("--pull-speed needs 1 at least".into());
+        }
+        if self.pull_post_copy && self.nbd_move {
+            return Err(
+                "--pull-post-copy does not go with --nbd-move: the disk can go on when it has come"
+                    .into(),
+            );
+        }
+        let record = self.pull_record_path().ok_or_else(|| {
+            format!(
+                "{}: is no file: say by --pull-record where to note how far it has come",
+                self.image
+            )
+        })?;
+        Ok(Some(pull::Terms {
+            source,
+            image: self.image.path().map(Path::to_owned),
+            record,
+            rate: self.pull_speed,
+            post_copy: self.pull_post_copy,
+        }))
+    }
+
+    /// Where it is noted how far a disk has come.
+    pub(crate) fn pull_record_path(&self) -> Option<PathBuf> {
+        let beside = |path: &Path| {
+            let mut name = path.as_os_str().to_owned();
+            name.push(".pull");
+            PathBuf::from(name)
+        };
+        let own = || {
+            let path = self.image.path()?;
+            let is_device = path.starts_with("/dev") && !path.starts_with("/dev/shm");
+            (!is_device).then(|| beside(path))
+        };
+        self.pull_record.clone().or_else(own)
+    }
+}
