@@ -35,7 +35,7 @@ pub enum Happened {
     /// It has another size, in bytes.
     Resized { disk: String, size: u64 },
     /// It is on its way here from another server: `copying` (again), `ready` (its guest may come), `switching`,
-    /// `done`.
+    /// `arriving` (its guest is here already), `done`.
     Pulled { disk: String, phase: String },
     /// Somebody uses it: a virtual machine (`vhost-user`) or an NBD client (`nbd`).
     Attached {

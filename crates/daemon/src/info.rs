@@ -83,7 +83,7 @@ pub struct Info {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PullInfo {
     /// `copying`; `ready`: its guest may come; `switching`: it has been taken over, and the rest comes;
-    /// `done`.
+    /// `arriving`: its guest is here already; `done`.
     pub phase: String,
     /// Bytes that have been copied, some of them several times.
     pub copied: u64,

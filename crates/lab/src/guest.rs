@@ -23,6 +23,11 @@ use crate::tools;
 
 /// What a kernel says whose timer has gone.
 pub(crate) const NO_TIMER: &str = "Possible timer handling issue";
+/// How QEMU ends now and then that emulates on several threads (seen with 10.0): one CPU maps a device while another
+/// one looks for it. It is at the boot that devices are mapped, and the guest has done nothing yet.
+const RACE: &str = "iotlb_to_section: Assertion";
+/// So often such a machine is started again.
+const AGAIN: usize = 2;
 /// A guest whose timer has gone so often will not find it again.
 const RESETS: usize = 2;
 const CONNECT: Duration = Duration::from_secs(30);
@@ -55,6 +60,16 @@ impl Guest {
     /// When something is missing, QEMU refuses, or the guest does not come up within the machine's
     /// patience; the error has the end of the console or of what QEMU said.
     pub fn boot(machine: &Machine) -> Result<Self> {
+        for _ in 0..AGAIN {
+            match Self::boot_once(machine) {
+                Err(error) if error.to_string().contains(RACE) => {}
+                outcome => return outcome,
+            }
+        }
+        Self::boot_once(machine)
+    }
+
+    fn boot_once(machine: &Machine) -> Result<Self> {
         let mut guest = Self::start(machine)?;
         if machine.boot != Boot::SeaBios && !machine.incoming {
             guest.wait_ready(0)?;
