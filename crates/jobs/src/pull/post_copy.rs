@@ -95,7 +95,13 @@ impl Puller {
     fn follow(&mut self, target: &Target) -> Option<()> {
         self.insist(|_| target.disk.activate())?;
         let mut rest = Rest::new(target.disk.info().size, &target.missing);
-        let is_here = self.bring_again_and_again(target, &mut rest);
+        let is_here = self.try_again_and_again(Puller::is_over, |puller| {
+            let brought = puller.bring(target, &mut rest);
+            if let Err(Failure::Problem(_)) = &brought {
+                target.missing.set_hopeless(true);
+            }
+            brought
+        });
         if let Err(error) = target.disk.deactivate() {
             tracing::error!("{error}");
         }
@@ -159,29 +165,6 @@ impl Puller {
         }
         let (uri, id) = (&self.terms.source, self.record.id());
         source::reach(uri, id, size, true).map_err(problem)
-    }
-
-    /// False: it is to stop.
-    fn bring_again_and_again(&mut self, target: &Target, rest: &mut Rest) -> bool {
-        let mut pause = FIRST_PAUSE;
-        loop {
-            let begin = Instant::now();
-            match self.bring(target, rest) {
-                Ok(()) => return true,
-                Err(Failure::Stopped) => return false,
-                Err(Failure::Problem(problem)) => {
-                    if begin.elapsed() > LAST_PAUSE {
-                        pause = FIRST_PAUSE;
-                    }
-                    target.missing.set_hopeless(true);
-                    self.fails(&problem, pause);
-                    pause = (pause * 2).min(LAST_PAUSE);
-                }
-            }
-            if self.is_over() {
-                return false;
-            }
-        }
     }
 
     /// Nobody is here any more who may wait for something.

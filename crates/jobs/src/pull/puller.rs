@@ -90,7 +90,8 @@ impl Puller {
     /// Until it is here, with the record of that; or until it is to stop.
     pub(super) fn run(mut self, target: &Target) -> Option<Record> {
         self.insist(|_| target.disk.activate())?;
-        let is_here = self.try_again_and_again(target);
+        let is_over = |puller: &Puller| puller.shared.stops();
+        let is_here = self.try_again_and_again(is_over, |puller| puller.pull(target));
         if !is_here {
             if let Err(error) = target.disk.deactivate() {
                 tracing::error!("{error}");
@@ -119,12 +120,16 @@ impl Puller {
         }
     }
 
-    /// False: it is to stop.
-    fn try_again_and_again(&mut self, target: &Target) -> bool {
+    /// Tries again until it succeeds. False: it is over before.
+    pub(super) fn try_again_and_again(
+        &mut self,
+        is_over: impl Fn(&Puller) -> bool,
+        mut attempt: impl FnMut(&mut Puller) -> Result<(), Failure>,
+    ) -> bool {
         let mut pause = FIRST_PAUSE;
         loop {
             let begin = Instant::now();
-            match self.pull(target) {
+            match attempt(self) {
                 Ok(()) => return true,
                 Err(Failure::Stopped) => return false,
                 Err(Failure::Problem(problem)) => {
@@ -135,7 +140,7 @@ impl Puller {
                     pause = (pause * 2).min(LAST_PAUSE);
                 }
             }
-            if self.shared.stops() {
+            if is_over(self) {
                 return false;
             }
         }
