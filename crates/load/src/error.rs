@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The result of every fallible function of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -28,6 +29,12 @@ pub enum Error {
         what: &'static str,
         cause: vhost::Error,
     },
+    /// The server hung up when it was to answer a message.
+    #[error("{what} was not answered: the server hung up, and its log says why")]
+    HungUp { what: &'static str },
+    /// The server did not answer in time.
+    #[error("{what} was not answered within {} s: the server waits for something, its storage perhaps", limit.as_secs())]
+    Late { what: &'static str, limit: Duration },
     /// The server broke the virtqueue's or the protocol's rules.
     #[error("queue {queue}: {what}")]
     Device { queue: usize, what: String },

@@ -5,8 +5,7 @@ use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -14,42 +13,30 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use crate::dirty_log::DirtyLog;
 use crate::error::{Error, Result};
 
-/// Shuts a socket down when its holder takes longer than agreed, since the
-/// `vhost` crate reads without a limit. The read then ends with an error.
-pub struct Deadline {
-    /// Dropped first, which ends the thread.
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Deadline {
-    /// From now until the guard is dropped.
-    pub fn start(stream: &UnixStream, limit: Duration) -> Result<Deadline> {
-        let stream = stream
-            .try_clone()
-            .map_err(|e| Error::os("duplicating a socket", e))?;
-        let (stop, stopped) = channel();
-        let thread = std::thread::spawn(move || watch(&stream, &stopped, limit));
-        Ok(Deadline {
-            stop: Some(stop),
-            thread: Some(thread),
-        })
-    }
-}
-
-fn watch(stream: &UnixStream, stopped: &Receiver<()>, limit: Duration) {
-    if stopped.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-        let _ = stream.shutdown(Shutdown::Both);
-    }
-}
-
-impl Drop for Deadline {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+/// Talks with a server, which may take so long for all its answers; then it is hung up on.
+///
+/// (`vhost` waits for an answer without a limit, and hides its socket.)
+pub fn within<T>(
+    stream: &UnixStream,
+    limit: Duration,
+    talk: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let (stop, stopped) = channel::<()>();
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(move || {
+            let late = stopped.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
+            if late {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+            late
+        });
+        let said = talk();
+        drop(stop);
+        match (said, watch.join()) {
+            (Err(Error::HungUp { what }), Ok(true)) => Err(Error::Late { what, limit }),
+            (said, _) => said,
         }
-    }
+    })
 }
 
 const SET_LOG_BASE: u32 = 6;
@@ -92,4 +79,28 @@ fn read_answer(mut stream: &UnixStream) -> Result<()> {
     }
     let mut payload = [0u8; MAX_ANSWER];
     stream.read_exact(&mut payload[..size]).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_says_nothing_is_told_from_one_that_hangs_up() {
+        let what = "GET_FEATURES";
+        let asked = |limit, server: Option<UnixStream>, ours: UnixStream| {
+            let said = within(&ours, limit, || match (&ours).read(&mut [0]) {
+                Ok(1) => Ok(()),
+                _ => Err(Error::HungUp { what }),
+            });
+            drop(server);
+            said
+        };
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let late = asked(Duration::from_millis(20), Some(theirs), ours);
+        assert!(matches!(late, Err(Error::Late { .. })), "{late:?}");
+        let (ours, _) = UnixStream::pair().unwrap();
+        let gone = asked(Duration::from_secs(60), None, ours);
+        assert!(matches!(gone, Err(Error::HungUp { .. })), "{gone:?}");
+    }
 }

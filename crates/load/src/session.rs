@@ -21,7 +21,7 @@ use crate::dirty_log::DirtyLog;
 use crate::error::{Error, Result};
 use crate::features::{BlockConfig, Feature};
 use crate::memory::{GUEST_BASE, GuestMemory};
-use crate::message::{self, Deadline};
+use crate::message::{self, within};
 use crate::ring::{RingLayout, used_index};
 
 /// How long a server may take to answer one message.
@@ -101,7 +101,12 @@ pub struct Session {
 }
 
 fn msg<T>(what: &'static str, result: vhost::Result<T>) -> Result<T> {
-    result.map_err(|cause| Error::Message { what, cause })
+    result.map_err(|cause| match cause {
+        vhost::Error::VhostUserProtocol(
+            Broken::SocketBroken(_) | Broken::Disconnected | Broken::PartialMessage,
+        ) => Error::HungUp { what },
+        cause => Error::Message { what, cause },
+    })
 }
 
 impl Session {
@@ -115,14 +120,10 @@ impl Session {
             path: path.to_owned(),
             cause,
         })?;
-        let _limit = Deadline::start(&stream, ANSWER)?;
         let mut frontend = Frontend::from_stream(other, 256);
-        let offer = learn(&mut frontend).map_err(|error| match error {
-            Error::Message {
-                cause:
-                    vhost::Error::VhostUserProtocol(Broken::SocketBroken(_) | Broken::Disconnected),
-                ..
-            } => Error::Gone(
+        let offer = within(&stream, ANSWER, || learn(&mut frontend));
+        let offer = offer.map_err(|error| match error {
+            Error::HungUp { .. } => Error::Gone(
                 "the server hung up at once: another front-end, a virtual machine perhaps, may \
                  have its disk"
                     .into(),
@@ -153,28 +154,8 @@ impl Session {
     /// `inflight` is filled in by the first call that succeeds; a server that
     /// has lost its state goes on from it.
     pub fn start(&mut self, plan: &Plan, inflight: &mut Option<Inflight>) -> Result<()> {
-        let _limit = Deadline::start(&self.stream, ANSWER)?;
-        let f = &mut self.frontend;
-        let features = plan.features | Feature::PROTOCOL_FEATURES.mask();
-        msg("SET_FEATURES", f.set_features(features))?;
-        if plan.inflight {
-            let area = match inflight {
-                Some(area) => area,
-                None => inflight.insert(get_inflight(f, plan)?),
-            };
-            let fd = area.file.as_raw_fd();
-            msg("SET_INFLIGHT_FD", f.set_inflight_fd(&area.description, fd))?;
-        }
-        msg("SET_MEM_TABLE", f.set_mem_table(&[region(&plan.memory)]))?;
-        for (i, queue) in plan.queues.iter().enumerate() {
-            start_queue(f, i, queue, plan)?;
-        }
-        if let Some(log) = &plan.log {
-            message::set_log_base(&self.stream, log)?;
-        }
-        for i in 0..plan.queues.len() {
-            msg("SET_VRING_ENABLE", self.frontend.set_vring_enable(i, true))?;
-        }
+        let (f, stream) = (&mut self.frontend, &self.stream);
+        within(stream, ANSWER, || start(f, stream, plan, inflight))?;
         // Requests may have been made available while nobody listened.
         for queue in &plan.queues {
             kick(&queue.events.kick)?;
@@ -184,14 +165,15 @@ impl Session {
 
     /// Stops the queues; returns the index from which each would go on.
     pub fn stop(&mut self, queues: usize) -> Result<Vec<u16>> {
-        let _limit = Deadline::start(&self.stream, ANSWER)?;
         let f = &mut self.frontend;
-        for i in 0..queues {
-            msg("SET_VRING_ENABLE", f.set_vring_enable(i, false))?;
-        }
-        (0..queues)
-            .map(|i| Ok(msg("GET_VRING_BASE", f.get_vring_base(i))? as u16))
-            .collect()
+        within(&self.stream, ANSWER, || {
+            for i in 0..queues {
+                msg("SET_VRING_ENABLE", f.set_vring_enable(i, false))?;
+            }
+            (0..queues)
+                .map(|i| Ok(msg("GET_VRING_BASE", f.get_vring_base(i))? as u16))
+                .collect()
+        })
     }
 
     /// Waits until the server hangs up; false: it has not within `time`.
@@ -295,6 +277,35 @@ fn learn(f: &mut Frontend) -> Result<Offer> {
         memory_slots,
         config: BlockConfig::parse(&config),
     })
+}
+
+fn start(
+    f: &mut Frontend,
+    stream: &UnixStream,
+    plan: &Plan,
+    inflight: &mut Option<Inflight>,
+) -> Result<()> {
+    let features = plan.features | Feature::PROTOCOL_FEATURES.mask();
+    msg("SET_FEATURES", f.set_features(features))?;
+    if plan.inflight {
+        let area = match inflight {
+            Some(area) => area,
+            None => inflight.insert(get_inflight(f, plan)?),
+        };
+        let fd = area.file.as_raw_fd();
+        msg("SET_INFLIGHT_FD", f.set_inflight_fd(&area.description, fd))?;
+    }
+    msg("SET_MEM_TABLE", f.set_mem_table(&[region(&plan.memory)]))?;
+    for (i, queue) in plan.queues.iter().enumerate() {
+        start_queue(f, i, queue, plan)?;
+    }
+    if let Some(log) = &plan.log {
+        message::set_log_base(stream, log)?;
+    }
+    for i in 0..plan.queues.len() {
+        msg("SET_VRING_ENABLE", f.set_vring_enable(i, true))?;
+    }
+    Ok(())
 }
 
 fn get_inflight(f: &mut Frontend, plan: &Plan) -> Result<Inflight> {
