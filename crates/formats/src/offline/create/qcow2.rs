@@ -22,14 +22,13 @@ struct Layout {
 
 impl Layout {
     /// The least refcount blocks that cover everything including themselves.
-    fn new(g: &Geometry, l1_entries: u64, preallocated: u64) -> Layout {
-        let l2_tables = if preallocated > 0 { l1_entries } else { 0 };
+    fn new(g: &Geometry, l1_entries: u64, l2_tables: u64, data: u64) -> Layout {
         let mut layout = Layout {
             table_clusters: 1,
             blocks: 1,
             l1_clusters: g.clusters_of(l1_entries * L1Entry::SIZE),
             l2_tables,
-            data: if g.data_file { 0 } else { preallocated },
+            data,
         };
         loop {
             let blocks = layout.total().div_ceil(g.refcount_block_entries());
@@ -63,39 +62,124 @@ impl Layout {
     }
 }
 
+/// An image that is to be, without its data.
+pub(super) struct Plan {
+    header: Header,
+    layout: Layout,
+    /// Its first cluster.
+    pub(super) first: Vec<u8>,
+}
+
+impl Plan {
+    /// With so many L2 tables and clusters of data.
+    pub(super) fn new(options: &Options, size: u64, l2_tables: u64, data: u64) -> Result<Plan> {
+        let mut header = header_of(options, size);
+        let g = header.geometry();
+        let l1_entries = g.l1_entries_for(size);
+        header.l1_entries = u32::try_from(l1_entries).unwrap_or(u32::MAX);
+        let layout = Layout::new(&g, l1_entries, l2_tables, data);
+        header.refcount_table_offset = HostOffset(g.cluster_size());
+        header.refcount_table_clusters = u32::try_from(layout.table_clusters).unwrap_or(u32::MAX);
+        header.l1_offset = HostOffset::of_cluster(layout.l1(), g.cluster_bits);
+        if header.refcount_table_bytes() > MAX_REFCOUNT_TABLE_BYTES {
+            return Err(Error::usage(
+                "the size is too large for preallocation; use larger clusters",
+            ));
+        }
+        let encoded = encode(&mut header)?;
+        // What a reader would refuse is refused before anything is lost.
+        let mut first = vec![0; g.cluster_size() as usize];
+        first[..encoded.len()].copy_from_slice(&encoded);
+        Header::parse(&first).map_err(|e| {
+            let size = "use a larger cluster_size or a smaller size";
+            Error::usage(format!("{e}; {size}"))
+        })?;
+        Ok(Plan {
+            header,
+            layout,
+            first,
+        })
+    }
+
+    pub(super) fn geometry(&self) -> Geometry {
+        self.header.geometry()
+    }
+
+    fn offset_of(&self, cluster: u64) -> HostOffset {
+        HostOffset::of_cluster(cluster, self.header.cluster_bits)
+    }
+
+    /// Where the cluster of data of this number is.
+    pub(super) fn data(&self, number: u64) -> HostOffset {
+        self.offset_of(self.layout.first_data() + number)
+    }
+
+    /// Puts all clusters but the first and those of data, in the order of the file: `indexes` are those of the L2
+    /// tables in the L1 table.
+    pub(super) fn put_tables(
+        &self,
+        indexes: impl Iterator<Item = u64>,
+        tables: impl Iterator<Item = Vec<u8>>,
+        put: &mut Put<'_>,
+    ) -> Result<()> {
+        let (g, layout) = (self.geometry(), &self.layout);
+        let blocks = (0..layout.blocks).map(|i| (i, self.offset_of(layout.first_block() + i).0));
+        put_words(&g, 1, layout.table_clusters, blocks, self, put)?;
+        let mut block = vec![0; g.cluster_size() as usize];
+        for i in 0..layout.blocks {
+            let first = i << g.refcount_block_bits();
+            let used = (layout.total() - first).min(g.refcount_block_entries());
+            block.fill(0);
+            for entry in 0..used {
+                refcount::set(&mut block, g.refcount_order, entry as usize, 1);
+            }
+            put(
+                self.offset_of(layout.first_block() + i),
+                &block,
+                block.len(),
+            )?;
+        }
+        let l2 = (layout.first_l2()..).map(|cluster| L1Entry::new(self.offset_of(cluster), true).0);
+        put_words(
+            &g,
+            layout.l1(),
+            layout.l1_clusters,
+            indexes.zip(l2),
+            self,
+            put,
+        )?;
+        for (cluster, table) in (layout.first_l2()..).zip(tables) {
+            put(self.offset_of(cluster), &table, table.len())?;
+        }
+        Ok(())
+    }
+}
+
+/// Takes a cluster, which is zeroes behind so many bytes.
+pub(super) type Put<'a> = dyn FnMut(HostOffset, &[u8], usize) -> Result<()> + 'a;
+
 pub(super) fn create(
     file: &dyn ImageFile,
     data_file: Option<&dyn ImageFile>,
     options: &Options,
     size: u64,
 ) -> Result<()> {
-    let mut header = header_of(options, size);
-    let g = header.geometry();
-    let l1_entries = g.l1_entries_for(size);
-    header.l1_entries = u32::try_from(l1_entries).unwrap_or(u32::MAX);
+    let g = header_of(options, size).geometry();
     let how = preallocation_of(options);
-    let preallocated = match how {
-        Preallocation::Off => 0,
-        _ => g.clusters_of(size),
+    let (l2_tables, preallocated) = match how {
+        Preallocation::Off => (0, 0),
+        _ => (g.l1_entries_for(size), g.clusters_of(size)),
     };
-    let layout = Layout::new(&g, l1_entries, preallocated);
-    header.refcount_table_offset = HostOffset(g.cluster_size());
-    header.refcount_table_clusters = u32::try_from(layout.table_clusters).unwrap_or(u32::MAX);
-    header.l1_offset = HostOffset::of_cluster(layout.l1(), g.cluster_bits);
-    if header.refcount_table_bytes() > MAX_REFCOUNT_TABLE_BYTES {
-        return Err(Error::usage(
-            "the size is too large for preallocation; use larger clusters",
-        ));
-    }
-    let first = encode(&mut header)?;
-    // What a reader would refuse is refused before anything is lost.
-    let mut cluster = vec![0; g.cluster_size() as usize];
-    cluster[..first.len()].copy_from_slice(&first);
-    Header::parse(&cluster).map_err(|e| {
-        let size = "use a larger cluster_size or a smaller size";
-        Error::usage(format!("{e}; {size}"))
+    let data = if g.data_file { 0 } else { preallocated };
+    let plan = Plan::new(options, size, l2_tables, data)?;
+    let layout = &plan.layout;
+    file.set_len(0).map_err(failed())?;
+    file.set_len(layout.total() << g.cluster_bits)
+        .map_err(Error::io("cannot be extended"))?;
+    let tables = (0..l2_tables).map(|index| preallocated_table(&plan, index));
+    plan.put_tables(0..l2_tables, tables, &mut |at, cluster, used| {
+        write_padded(file, cluster, used, at)
     })?;
-    write(file, &g, &layout, l1_entries, &header, how)?;
     match data_file {
         Some(data) => {
             data.set_len(0).map_err(failed())?;
@@ -109,8 +193,30 @@ pub(super) fn create(
         }
     }
     file.sync().map_err(Error::io("cannot be flushed"))?;
-    file.write_at(&cluster, 0).map_err(failed())?;
+    file.write_at(&plan.first, 0).map_err(failed())?;
     file.sync().map_err(Error::io("cannot be flushed"))
+}
+
+/// The L2 table of this index of a disk all of whose clusters have a place.
+fn preallocated_table(plan: &Plan, index: u64) -> Vec<u8> {
+    let g = plan.geometry();
+    let mut table = vec![0; g.cluster_size() as usize];
+    let first = index << g.l2_bits();
+    let clusters = g.clusters_of(plan.header.size) - first;
+    for index in 0..clusters.min(g.l2_entries()) {
+        let host = match g.data_file {
+            true => GuestOffset::of_cluster(first + index, g.cluster_bits).in_data_file(),
+            false => plan.data(first + index),
+        };
+        let mut entry = L2Entry::data(&g, host, true);
+        // Where subclusters can say it, what is only reserved does not
+        // hide the backing file. A raw data file's contents always count.
+        if !plan.header.data_file_is_raw() {
+            entry.bitmap = 0;
+        }
+        entry.encode(&mut table, (index * g.l2_entry_size()) as usize, &g);
+    }
+    table
 }
 
 /// Bytes of the file when all of the disk has been written, as QEMU counts them: with an external
@@ -127,7 +233,7 @@ pub fn fully_allocated(options: &Options, size: u64) -> Result<u64> {
             "the size is too large; use a larger cluster_size",
         ));
     }
-    let layout = Layout::new(&g, l1_entries, g.clusters_of(size));
+    let layout = Layout::new(&g, l1_entries, l1_entries, g.clusters_of(size));
     Ok(layout.total() << g.cluster_bits)
 }
 
@@ -194,80 +300,27 @@ fn encode(header: &mut Header) -> Result<Vec<u8>> {
     header.encode()
 }
 
-/// Everything but the first cluster.
-fn write(
-    file: &dyn ImageFile,
+/// Puts a table of 64-bit numbers, given with their indexes in order, and zeroes for all others.
+fn put_words(
     g: &Geometry,
-    layout: &Layout,
-    l1_entries: u64,
-    header: &Header,
-    how: Preallocation,
-) -> Result<()> {
-    file.set_len(0).map_err(failed())?;
-    file.set_len(layout.total() << g.cluster_bits)
-        .map_err(Error::io("cannot be extended"))?;
-    let offset_of = |cluster: u64| HostOffset::of_cluster(cluster, g.cluster_bits);
-    let blocks = (0..layout.blocks).map(|i| offset_of(layout.first_block() + i).0);
-    let table_at = header.refcount_table_offset;
-    write_words(file, g, table_at, layout.table_clusters, blocks)?;
-    let mut block = vec![0; g.cluster_size() as usize];
-    for i in 0..layout.blocks {
-        let first = i << g.refcount_block_bits();
-        let used = (layout.total() - first).min(g.refcount_block_entries());
-        block.fill(0);
-        for entry in 0..used {
-            refcount::set(&mut block, g.refcount_order, entry as usize, 1);
-        }
-        let at = offset_of(layout.first_block() + i);
-        file.write_at(&block, at.0).map_err(failed())?;
-    }
-    let tables =
-        (0..layout.l2_tables).map(|i| L1Entry::new(offset_of(layout.first_l2() + i), true).0);
-    write_words(file, g, header.l1_offset, layout.l1_clusters, tables)?;
-    if how == Preallocation::Off {
-        return Ok(());
-    }
-    let clusters = g.clusters_of(header.size);
-    for i in 0..l1_entries {
-        let mut table = vec![0; g.cluster_size() as usize];
-        let first = i << g.l2_bits();
-        for index in 0..(clusters - first).min(g.l2_entries()) {
-            let host = match g.data_file {
-                true => GuestOffset::of_cluster(first + index, g.cluster_bits).in_data_file(),
-                false => offset_of(layout.first_data() + first + index),
-            };
-            let mut entry = L2Entry::data(g, host, true);
-            // Where subclusters can say it, what is only reserved does not
-            // hide the backing file. A raw data file's contents always count.
-            if !header.data_file_is_raw() {
-                entry.bitmap = 0;
-            }
-            entry.encode(&mut table, (index * g.l2_entry_size()) as usize, g);
-        }
-        let at = offset_of(layout.first_l2() + i);
-        file.write_at(&table, at.0).map_err(failed())?;
-    }
-    Ok(())
-}
-
-/// Writes a table of 64-bit numbers, padded with zeroes to whole clusters.
-fn write_words(
-    file: &dyn ImageFile,
-    g: &Geometry,
-    offset: HostOffset,
+    first: u64,
     clusters: u64,
-    mut words: impl Iterator<Item = u64>,
+    words: impl Iterator<Item = (u64, u64)>,
+    plan: &Plan,
+    put: &mut Put<'_>,
 ) -> Result<()> {
+    let mut words = words.peekable();
     let mut cluster = vec![0; g.cluster_size() as usize];
+    let of_one = g.cluster_size() / 8;
     for i in 0..clusters {
         cluster.fill(0);
         let mut used = 0;
-        for (slot, word) in cluster.chunks_exact_mut(8).zip(&mut words) {
-            slot.copy_from_slice(&word.to_be_bytes());
-            used += 8;
+        while let Some((index, word)) = words.next_if(|(index, _)| index / of_one == i) {
+            let at = (index % of_one * 8) as usize;
+            cluster[at..at + 8].copy_from_slice(&word.to_be_bytes());
+            used = at + 8;
         }
-        let at = offset + (i << g.cluster_bits);
-        write_padded(file, &cluster, used, at)?;
+        put(plan.offset_of(first + i), &cluster, used)?;
     }
     Ok(())
 }
