@@ -6,8 +6,7 @@ use crate::open::{OpenOptions, open_locked};
 use crate::progress::Progress;
 use crate::sink::{Origin, Sink, TargetOptions, flush, granule};
 use crate::source::{Opened, Source, located};
-use crate::stream;
-use crate::streamed::to_standard_output;
+use crate::streamed::{convert_to_stream, is_stream};
 use crate::target::Target;
 use fathom_formats::Format;
 use fathom_formats::offline::bitmap::copy;
@@ -17,6 +16,7 @@ use fathom_storage::Location;
 
 pub use fathom_formats::offline::bitmap::Broken;
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::path::Path;
 
 /// What to convert an image into.
@@ -31,13 +31,17 @@ pub struct ConvertOptions {
     pub salvage: bool,
     /// Copy persistent bitmaps, too; what to do with broken ones.
     pub bitmaps: Option<Broken>,
+    /// Only this part of each source (bytes, whole sectors), as far as it has that.
+    pub part: Option<Range<u64>>,
+    /// The target cannot seek. (Standard output never needs to.)
+    pub to_stream: bool,
 }
 
 /// Bytes of a request.
 const PIECE: u64 = 512 << 10;
 
 /// Copies the sources, one behind the other, to the target: where that is, or `-` for standard output.
-/// Everything is durable when it returns.
+/// Everything that is in no stream is durable when it returns.
 pub fn convert(
     sources: &[Source],
     target: &OsStr,
@@ -48,14 +52,12 @@ pub fn convert(
         return Err(cannot_compress(Path::new(target)));
     }
     let mut job = Job::default();
-    let opened = Source::open_all(sources, &mut job)?;
-    if target == stream::NAME {
-        refuse_stream(options)?;
-        progress.begin(opened.iter().map(Opened::size).sum());
-        return opened
-            .iter()
-            .try_for_each(|source| to_standard_output(&job, source, progress))
-            .map(|()| progress.end());
+    let mut opened = Source::open_all(sources, &mut job)?;
+    if let Some(part) = &options.part {
+        opened.iter_mut().try_for_each(|source| source.take(part))?;
+    }
+    if is_stream(target, options) {
+        return convert_to_stream(&job, &opened, target, options, progress);
     }
     let location = &located(target)?;
     let path = &*location.name();
@@ -123,7 +125,7 @@ fn move_data(
     let piece = unit.unwrap_or(PIECE);
     progress.begin(opened.iter().map(Opened::size).sum());
     let mut behind = sink.write_behind(options.target.cache);
-    let mut shift = 0;
+    let mut shift = 0i64;
     for source in opened {
         let copy = Copy {
             job,
@@ -131,7 +133,7 @@ fn move_data(
             target: &target,
             options: CopyOptions {
                 piece,
-                shift,
+                shift: shift - source.start() as i64,
                 depth: depth(options, unit),
                 granule: granule(&target, options.target.sparse, unit, piece),
                 target_is_zero: sink.is_zero(&options.target),
@@ -144,7 +146,7 @@ fn move_data(
                 target: path,
             },
         };
-        shift += source.size();
+        shift += source.size() as i64;
         let layers = if options.target.has_backing() {
             1
         } else {
@@ -167,17 +169,4 @@ fn depth(options: &ConvertOptions, unit: Option<u64>) -> usize {
     unit.map_or(options.parallel, |unit| {
         compressed_at_once(unit).max(options.parallel)
     })
-}
-
-/// Only a raw disk can be written from its first byte to its last.
-fn refuse_stream(options: &ConvertOptions) -> Result<(), Error> {
-    let target = &options.target;
-    let is_plain = target.create.format == Format::Raw && !target.compress && !target.no_create;
-    match is_plain {
-        true => Ok(()),
-        false => {
-            let problem = "takes a raw disk only: -O raw, without -c, -n and -B";
-            Err(usage(Path::new("standard output"), problem))
-        }
-    }
 }

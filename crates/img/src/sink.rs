@@ -210,6 +210,17 @@ fn refuse_odd(path: &Path, block: u32, origins: &[Origin<'_>]) -> Result<(), Err
     Err(usage(path, problem))
 }
 
+/// Bytes of the disk of a new image at `path`, for one of `size` bytes.
+pub(crate) fn size_for(create: &CreateOptions, size: u64, path: &Path) -> Result<u64, Error> {
+    match create.size {
+        Some(given) if given < size => {
+            let problem = format!("-o size is too small: the disk to be copied has {size} bytes");
+            Err(usage(path, problem))
+        }
+        given => Ok(given.unwrap_or(size)),
+    }
+}
+
 fn open_image(
     location: &Location,
     origins: &[Origin<'_>],
@@ -228,11 +239,7 @@ fn open_image(
         });
     }
     let mut create = options.create.clone();
-    if create.size.is_some_and(|given| given < size) {
-        let problem = format!("-o size is too small: the disk to be copied has {size} bytes");
-        return Err(usage(path, problem));
-    }
-    create.size = Some(create.size.unwrap_or(size));
+    create.size = Some(size_for(&create, size, path)?);
     create.validate().map_err(of(path))?;
     let size = size_of(location, &create, false)?;
     let target = Target::open(location, create.qcow2.data_file.is_some(), &open)?;

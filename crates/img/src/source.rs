@@ -33,6 +33,8 @@ pub(crate) struct Opened {
     pub(crate) path: PathBuf,
     pub(crate) client: Client,
     kind: Kind,
+    /// What is used of its disk (bytes).
+    part: Range<u64>,
 }
 
 enum Kind {
@@ -91,11 +93,8 @@ impl Source {
                     return Opened::of(Chain::open(location, open)?, open.engine, job);
                 };
                 disk.activate()?;
-                Ok(Opened {
-                    path: location.name(),
-                    client: job.client(disk, Default::default())?,
-                    kind: Kind::Bare,
-                })
+                let client = job.client(disk, Default::default())?;
+                Ok(Opened::whole(location.name(), client, Kind::Bare))
             }
             Source::Input { open } => {
                 let (path, file) = (Path::new(stream::INPUT), stream::standard_input()?);
@@ -110,11 +109,30 @@ impl Source {
 impl Opened {
     /// A chain that is open.
     pub(crate) fn of(chain: Chain, engine: EngineKind, job: &mut Job) -> Result<Opened, Error> {
-        Ok(Opened {
-            path: chain.image().path().to_owned(),
-            client: job.client(chain.disk().clone(), engine)?,
-            kind: Kind::Image(chain),
-        })
+        let path = chain.image().path().to_owned();
+        let client = job.client(chain.disk().clone(), engine)?;
+        Ok(Opened::whole(path, client, Kind::Image(chain)))
+    }
+
+    fn whole(path: PathBuf, client: Client, kind: Kind) -> Opened {
+        let part = 0..client.info().size;
+        Opened {
+            path,
+            client,
+            kind,
+            part,
+        }
+    }
+
+    /// From now on only this part of it counts (bytes), as far as it has that.
+    pub(crate) fn take(&mut self, part: &Range<u64>) -> Result<(), Error> {
+        let (start, size) = (part.start, self.part.end);
+        if start > size {
+            let problem = format!("has {size} bytes: {start} cannot be skipped");
+            return Err(usage(&self.path, problem));
+        }
+        self.part = start..part.end.min(size);
+        Ok(())
     }
 
     /// Ends its use: what is in memory only is written back.
@@ -126,9 +144,14 @@ impl Opened {
         }
     }
 
-    /// Bytes of the disk.
+    /// Bytes of the disk, or of the part of it that is used.
     pub(crate) fn size(&self) -> u64 {
-        self.client.info().size
+        self.part.end - self.part.start
+    }
+
+    /// Where in its disk the part begins that is used.
+    pub(crate) fn start(&self) -> u64 {
+        self.part.start
     }
 
     /// The bytes of the image and its format, if it is one.
@@ -192,7 +215,7 @@ impl Opened {
         job: &'a Job,
         layers: usize,
     ) -> Result<Segments<'a>, Error> {
-        let all = 0..self.size();
+        let all = self.part.clone();
         Ok(match &self.kind {
             Kind::Image(chain) => Box::new(mapped(chain, all, layers)?),
             Kind::Bare => Box::new(Asked::new(job, &self.client, all)?),

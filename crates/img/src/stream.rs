@@ -1,16 +1,20 @@
-//! Standard input as an image.
+//! Standard input and output, and other things that cannot seek, as images.
 
-use crate::error::{Error, io_error};
+use crate::error::{Error, io_error, usage};
 use fathom_core::is_zero;
 use rustix::fs::{Mode, OFlags, open};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 /// Its name, and that of standard output.
 pub(crate) const NAME: &str = "-";
-/// Standard input, for people.
+/// Standard input and standard output, for people.
 pub(crate) const INPUT: &str = "standard input";
+pub(crate) const OUTPUT: &str = "standard output";
 
 /// Where what comes in by a pipe is kept: formats need to seek, and it may be large.
 const SPOOL: &str = "/var/tmp";
@@ -29,6 +33,28 @@ pub(crate) fn standard_input() -> Result<File, Error> {
     let spool = open(SPOOL, flags, Mode::RUSR | Mode::WUSR);
     let spool = spool.map_err(|e| io_error(Path::new(SPOOL), "cannot keep a copy")(e.into()))?;
     spooled(&mut input.lock(), spool.into()).map_err(io_error(path, "cannot be kept"))
+}
+
+/// Standard output, whose own buffer looks for the ends of lines.
+pub(crate) fn standard_output() -> Result<File, Error> {
+    let output = io::stdout().as_fd().try_clone_to_owned();
+    let output = output.map_err(io_error(Path::new(OUTPUT), "cannot be used"))?;
+    Ok(output.into())
+}
+
+/// A pipe, a tape or whatever else takes bytes one after the other.
+pub(crate) fn open_target(target: &OsStr) -> Result<File, Error> {
+    let path = Path::new(target);
+    let file = File::options().write(true).open(path);
+    let file = file.map_err(io_error(path, "cannot be opened"))?;
+    let kind = file
+        .metadata()
+        .map_err(io_error(path, "cannot be looked at"))?;
+    if kind.is_file() || kind.file_type().is_block_device() {
+        let problem = "can be written anywhere: leave out --to-stream, or give - and send standard output there";
+        return Err(usage(path, problem));
+    }
+    Ok(file)
 }
 
 /// All that `input` has, with holes for zeroes.

@@ -1,114 +1,295 @@
-//! A disk as a stream, to standard output.
+//! A disk as a stream of bytes: to standard output, or to whatever cannot seek.
 
-use crate::error::{Error, io_error};
-use crate::job::State;
+use crate::convert::ConvertOptions;
+use crate::error::{Error, io_error, of, usage};
+use crate::job::{Segment, State};
 use crate::progress::Progress;
+use crate::sink::size_for;
 use crate::source::Opened;
+use crate::stream;
 use fathom_core::Op;
+use fathom_formats::Format;
+use fathom_formats::offline::create::Contents;
 use fathom_stack::{Ask, Job, Pages};
 use std::collections::BTreeMap;
-use std::io::{self, Write};
-use std::path::Path;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Bytes of a request, and how many at once.
 const PIECE: u64 = 512 << 10;
 const DEPTH: usize = 16;
+/// Longest sleep: somebody may want the job to end.
+const TICK: Duration = Duration::from_millis(100);
 
-/// Writes a disk to standard output, from its first byte to its last.
-pub(crate) fn to_standard_output(
+/// For people.
+const STREAM: &str = "a stream";
+
+static ZEROES: [u8; PIECE as usize] = [0; PIECE as usize];
+
+/// Whether a target is written as a stream.
+pub(crate) fn is_stream(target: &OsStr, options: &ConvertOptions) -> bool {
+    options.to_stream || target == stream::NAME
+}
+
+/// Writes disks, one behind the other, as an image from its first byte to its last.
+pub(crate) fn convert_to_stream(
     job: &Job,
-    source: &Opened,
+    sources: &[Opened],
+    target: &OsStr,
+    options: &ConvertOptions,
     progress: &mut Progress<'_>,
 ) -> Result<(), Error> {
-    let mut output = Ordered {
-        output: io::stdout().lock(),
-        at: 0,
-        waiting: BTreeMap::new(),
-    };
-    let mut in_flight = 0;
-    let mut outcome = Ok(());
-    for segment in source.segments(job, usize::MAX)? {
-        let segment = segment?;
-        let mut at = segment.range.start;
-        while at < segment.range.end && outcome.is_ok() {
-            let len = (segment.range.end - at).min(PIECE);
-            if segment.state == State::Data {
-                let pages = Pages::new(PIECE as usize).map_err(Error::memory)?;
-                source.client.ask(Ask::new(Op::Read, at, len, Some(pages)));
-                in_flight += 1;
-            } else {
-                outcome = output.put(at, len, None, progress);
+    refuse_what_seeks(options, sources.len())?;
+    let mut output = Output::open(target, options.rate)?;
+    match (options.target.create.format, sources) {
+        (Format::Qcow2, [source]) => qcow2(job, source, options, &mut output, progress)?,
+        _ => {
+            progress.begin(sources.iter().map(Opened::size).sum());
+            for source in sources {
+                let mut segments = source.segments(job, usize::MAX)?;
+                output.copy(job, source, &mut segments, progress)?;
             }
-            at += len;
-            while outcome.is_ok()
-                && (in_flight >= DEPTH || output.waiting.len() >= DEPTH)
-                && in_flight > 0
-            {
-                outcome = take(job, source, &mut output, progress);
-                in_flight -= 1;
-            }
-            outcome = outcome.and_then(|()| progress.check());
         }
     }
-    for _ in 0..in_flight {
-        let taken = take(job, source, &mut output, progress);
-        outcome = outcome.and(taken);
-    }
-    outcome?;
-    output.output.flush().map_err(told)
+    output.end()?;
+    progress.end();
+    Ok(())
 }
 
-fn told(source: io::Error) -> Error {
-    io_error(Path::new("standard output"), "cannot be written")(source)
+fn refuse_what_seeks(options: &ConvertOptions, sources: usize) -> Result<(), Error> {
+    let target = &options.target;
+    let problem = match target.create.format {
+        _ if target.no_create => "is written from its first byte to its last: no -n",
+        _ if target.compress => {
+            "has its tables first, and what is compressed has no place yet: no -c; a program behind it can compress"
+        }
+        _ if options.bitmaps.is_some() || options.salvage => {
+            "is written from its first byte to its last: no --bitmaps and no --salvage"
+        }
+        Format::Qed => "takes a raw disk or qcow2: -O raw or -O qcow2",
+        Format::Qcow2 if sources != 1 => "takes several disks as raw only: -O raw",
+        Format::Raw | Format::Qcow2 => return Ok(()),
+    };
+    Err(usage(Path::new(STREAM), problem))
 }
 
-fn take(
+/// The source's map says what is data.
+fn qcow2(
     job: &Job,
     source: &Opened,
-    output: &mut Ordered<'_>,
+    options: &ConvertOptions,
+    output: &mut Output,
     progress: &mut Progress<'_>,
 ) -> Result<(), Error> {
-    let answer = job.wait();
-    let (ask, errno) = (answer.ask, answer.errno);
-    if errno != 0 {
-        return Err(Error::data(
-            &source.path,
-            "read",
-            ask.offset,
-            ask.len,
-            errno,
-        ));
+    let create = &options.target.create;
+    let told = of(Path::new(STREAM));
+    let size = size_for(create, source.size(), Path::new(STREAM))?;
+    let mut contents = Contents::new(create, size).map_err(&told)?;
+    let layers = match options.target.has_backing() {
+        true => 1,
+        false => usize::MAX,
+    };
+    for segment in source.segments(job, layers)? {
+        let Segment { range, state } = segment?;
+        let range = range.start - source.start()..range.end - source.start();
+        let added = match state {
+            State::Data => contents.add_data(range),
+            State::Zero | State::Hole => contents.add_zeroes(range),
+            State::Below => Ok(()),
+        };
+        added.map_err(&told)?;
+        progress.check()?;
     }
-    output.put(ask.offset, ask.len, ask.pages, progress)
+    let data = || contents.data();
+    progress.begin(data().map(|range| range.end - range.start).sum());
+    let put = contents.put_metadata(create, &mut |bytes| output.put_bytes(bytes));
+    put.map_err(of(&output.path))?;
+    let mut segments = data().map(|range| {
+        Ok(Segment {
+            range: range.start + source.start()..range.end.min(source.size()) + source.start(),
+            state: State::Data,
+        })
+    });
+    output.copy(job, source, &mut segments, progress)?;
+    output.fill(contents.cluster_size())
 }
 
-/// What was read, in the order in which it has to be written.
-struct Ordered<'a> {
-    output: io::StdoutLock<'a>,
-    /// Bytes written.
-    at: u64,
-    /// By offset: how long it is, and what; zeroes, if it is nothing.
+/// What is written to, and what waits for its turn.
+struct Output {
+    path: PathBuf,
+    to: BufWriter<File>,
+    written: u64,
+    /// Pieces of data that were begun, and that were written.
+    begun: u64,
+    done: u64,
+    /// By their numbers: how long they are, and what; zeroes, if it is nothing.
     waiting: BTreeMap<u64, (u64, Option<Pages>)>,
+    pace: Pace,
 }
 
-impl Ordered<'_> {
+/// Not more than so many bytes a second.
+struct Pace {
+    rate: Option<u64>,
+    started: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    /// Waits until as many bytes may be begun.
+    fn wait(&mut self, bytes: u64, progress: &Progress<'_>) -> Result<(), Error> {
+        let Some(rate) = self.rate else {
+            return Ok(());
+        };
+        let due = Duration::from_secs_f64(self.bytes as f64 / rate as f64);
+        self.bytes += bytes;
+        loop {
+            progress.check()?;
+            let left = due.saturating_sub(self.started.elapsed());
+            if left.is_zero() {
+                return Ok(());
+            }
+            std::thread::sleep(left.min(TICK));
+        }
+    }
+}
+
+impl Output {
+    fn open(target: &OsStr, rate: Option<u64>) -> Result<Output, Error> {
+        let (path, to) = match target == stream::NAME {
+            true => (stream::OUTPUT.into(), stream::standard_output()?),
+            false => (PathBuf::from(target), stream::open_target(target)?),
+        };
+        Ok(Output {
+            path,
+            to: BufWriter::new(to),
+            written: 0,
+            begun: 0,
+            done: 0,
+            waiting: BTreeMap::new(),
+            pace: Pace {
+                rate,
+                started: Instant::now(),
+                bytes: 0,
+            },
+        })
+    }
+
+    fn put_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.to.write_all(bytes)?;
+        self.written += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let put = self.put_bytes(bytes);
+        put.map_err(io_error(&self.path, "cannot be written"))
+    }
+
+    /// What the segments of a source have, all but what is in between.
+    fn copy(
+        &mut self,
+        job: &Job,
+        source: &Opened,
+        segments: &mut dyn Iterator<Item = Result<Segment, Error>>,
+        progress: &mut Progress<'_>,
+    ) -> Result<(), Error> {
+        let mut in_flight = 0;
+        let outcome = self.begin(job, source, segments, &mut in_flight, progress);
+        (0..in_flight).fold(outcome, |outcome, _| {
+            let taken = self.take(job, source, progress);
+            outcome.and(taken)
+        })
+    }
+
+    fn begin(
+        &mut self,
+        job: &Job,
+        source: &Opened,
+        segments: &mut dyn Iterator<Item = Result<Segment, Error>>,
+        in_flight: &mut usize,
+        progress: &mut Progress<'_>,
+    ) -> Result<(), Error> {
+        for segment in segments {
+            let Segment { range, state } = segment?;
+            let mut at = range.start;
+            while at < range.end {
+                let len = (range.end - at).min(PIECE);
+                self.pace.wait(len, progress)?;
+                let number = self.begun;
+                self.begun += 1;
+                if state == State::Data {
+                    let pages = Pages::new(PIECE as usize).map_err(Error::memory)?;
+                    source.client.ask(Ask {
+                        tag: number,
+                        ..Ask::new(Op::Read, at, len, Some(pages))
+                    });
+                    *in_flight += 1;
+                } else {
+                    self.put(number, len, None, progress)?;
+                }
+                at += len;
+                let is_full = |output: &Output, in_flight: usize| {
+                    in_flight > 0 && (in_flight >= DEPTH || output.waiting.len() >= DEPTH)
+                };
+                while is_full(self, *in_flight) {
+                    *in_flight -= 1;
+                    self.take(job, source, progress)?;
+                }
+                progress.check()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take(
+        &mut self,
+        job: &Job,
+        source: &Opened,
+        progress: &mut Progress<'_>,
+    ) -> Result<(), Error> {
+        let answer = job.wait();
+        let (ask, errno) = (answer.ask, answer.errno);
+        if errno != 0 {
+            let (at, len) = (ask.offset, ask.len);
+            return Err(Error::data(&source.path, "read", at, len, errno));
+        }
+        self.put(ask.tag, ask.len, ask.pages, progress)
+    }
+
+    /// Writes it when its turn comes.
     fn put(
         &mut self,
-        offset: u64,
+        number: u64,
         len: u64,
         pages: Option<Pages>,
         progress: &mut Progress<'_>,
     ) -> Result<(), Error> {
-        static ZEROES: [u8; PIECE as usize] = [0; PIECE as usize];
-        self.waiting.insert(offset, (len, pages));
-        while let Some((len, pages)) = self.waiting.remove(&self.at) {
+        self.waiting.insert(number, (len, pages));
+        while let Some((len, pages)) = self.waiting.remove(&self.done) {
             let bytes = pages.as_ref().map_or(&ZEROES[..], Pages::bytes);
-            self.output
-                .write_all(&bytes[..len as usize])
-                .map_err(told)?;
-            self.at += len;
+            self.write(&bytes[..len as usize])?;
+            self.done += 1;
             progress.add(len);
         }
         Ok(())
+    }
+
+    /// Zeroes, up to a multiple of `unit`.
+    fn fill(&mut self, unit: u64) -> Result<(), Error> {
+        let mut left = self.written.next_multiple_of(unit) - self.written;
+        while left > 0 {
+            let len = left.min(PIECE);
+            self.write(&ZEROES[..len as usize])?;
+            left -= len;
+        }
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<(), Error> {
+        let told = io_error(&self.path, "cannot be written");
+        self.to.flush().map_err(told)
     }
 }

@@ -71,6 +71,10 @@ pub(super) struct ConvertArgs {
     /// Take zeroes for what cannot be read
     #[arg(long)]
     salvage: bool,
+    /// The target is a pipe, a tape or something else that is written from its first byte to its last only, as
+    /// standard output always is (raw and qcow2)
+    #[arg(long)]
+    to_stream: bool,
     /// Copy persistent bitmaps, too (qcow2 only)
     #[arg(long)]
     bitmaps: bool,
@@ -118,6 +122,8 @@ pub(super) fn run(args: ConvertArgs) -> anyhow::Result<()> {
             true => Broken::Skip,
             false => Broken::Refuse,
         }),
+        part: None,
+        to_stream: args.to_stream,
     };
     let sources: Result<Vec<_>, _> = sources.iter().map(|text| source(&args, text)).collect();
     let sources = sources?;

@@ -9,6 +9,7 @@ mod common;
 mod compare;
 mod convert;
 mod create;
+mod dd;
 mod info;
 mod manifest;
 mod map;
@@ -41,6 +42,7 @@ enum ImgCommand {
     Commit(commit::CommitArgs),
     Compare(Box<compare::CompareArgs>),
     Convert(Box<convert::ConvertArgs>),
+    Dd(Box<dd::DdArgs>),
     Info(info::InfoArgs),
     Check(check::CheckArgs),
     Map(map::MapArgs),
@@ -60,6 +62,7 @@ pub fn run(args: ImgArgs) -> anyhow::Result<()> {
         ImgCommand::Commit(args) => commit::run(args),
         ImgCommand::Compare(args) => compare::run(*args),
         ImgCommand::Convert(args) => convert::run(*args),
+        ImgCommand::Dd(args) => dd::run(&args),
         ImgCommand::Info(args) => info::run(&args),
         ImgCommand::Check(args) => check::run(&args),
         ImgCommand::Map(args) => map::run(args),

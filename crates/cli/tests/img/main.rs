@@ -17,6 +17,7 @@ mod rebase;
 mod resize;
 mod snapshot;
 mod strangers;
+mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 

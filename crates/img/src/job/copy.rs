@@ -14,8 +14,8 @@ pub struct CopyOptions {
     /// Bytes of one request at most, and what pieces are aligned to in the target; a power of
     /// two.
     pub piece: u64,
-    /// Where the source's first byte goes.
-    pub shift: u64,
+    /// Where the source's first byte goes; less than 0: what would go there is not copied.
+    pub shift: i64,
     /// Pieces under way at once.
     pub depth: usize,
     /// Zeroes of so many bytes at a multiple of that are not written as data; 0: all is data.
@@ -227,16 +227,22 @@ impl Run<'_, '_> {
         });
     }
 
+    /// Where a byte of the source goes.
+    fn in_target(&self, at: u64) -> u64 {
+        at.wrapping_add_signed(self.copy.options.shift)
+    }
+
     /// Where the next multiple of `unit` is in the target, after `at` in the source.
     fn boundary(&self, at: u64, unit: u64) -> u64 {
         let shift = self.copy.options.shift;
-        (at + shift + 1).next_multiple_of(unit) - shift
+        let next = (self.in_target(at) + 1).next_multiple_of(unit);
+        next.wrapping_add_signed(-shift)
     }
 
     /// Zeroes of the target, on behalf of a piece if there are pages.
     fn zero(&mut self, range: Range<u64>, pages: Option<Pages>, tag: u64) {
         self.in_flight += 1;
-        let start = range.start + self.copy.options.shift;
+        let start = self.in_target(range.start);
         self.copy.target.ask(Ask {
             unmap: true,
             tag,
@@ -300,7 +306,7 @@ impl Run<'_, '_> {
                     let ask = Ask {
                         skip: piece.written as usize,
                         tag,
-                        ..Ask::new(Op::Write, at + self.copy.options.shift, len, Some(pages))
+                        ..Ask::new(Op::Write, self.in_target(at), len, Some(pages))
                     };
                     return match self.copy.options.compress {
                         true => self.burst.push(target, ask),
@@ -318,7 +324,7 @@ impl Run<'_, '_> {
     /// Whether what is to be written next is zeroes, and how many bytes are like that.
     fn run_at(&self, piece: &Piece, bytes: &[u8]) -> (bool, u64) {
         let left = &bytes[piece.written as usize..piece.len as usize];
-        let start = piece.start + piece.written + self.copy.options.shift;
+        let start = self.in_target(piece.start + piece.written);
         run_of(left, start, self.copy.options.granule)
     }
 

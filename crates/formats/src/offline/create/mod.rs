@@ -4,9 +4,11 @@ mod options;
 mod qcow2;
 mod qed;
 mod raw;
+mod stream;
 
 pub use options::{Backing, Options, Preallocation, Qcow2Options};
 pub use qcow2::fully_allocated;
+pub use stream::Contents;
 
 use super::Image;
 use crate::{Error, Format, Result};

@@ -1,0 +1,126 @@
+//! `fathom img dd`
+
+use super::common::ReadArgs;
+use super::{format_options, parse_format};
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use fathom_img::{self as img, ConvertOptions, Format, Source, TargetOptions};
+use fathom_storage::{Cache, EngineKind};
+use fathom_units::parse_size;
+use std::ffi::{OsStr, OsString};
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+
+/// Copy a part of a disk into a new image
+#[derive(Debug, Args)]
+pub(super) struct DdArgs {
+    /// Format of the source; by default what it looks like
+    #[arg(short = 'f', long, value_parser = parse_format, value_name = "FORMAT")]
+    source_format: Option<Format>,
+    /// Format of the target
+    #[arg(short = 'O', long, value_parser = parse_format, default_value = "raw", value_name = "FORMAT")]
+    target_format: Format,
+    #[command(flatten)]
+    read: ReadArgs,
+    /// if=SOURCE and of=TARGET, as convert takes them (- for standard input and output); bs=SIZE, the bytes of a
+    /// block (512 by default); skip=BLOCKS at the beginning of the source; count=BLOCKS, as many as are copied at
+    /// most
+    #[arg(value_name = "NAME=VALUE", required = true)]
+    operands: Vec<OsString>,
+}
+
+/// As they are written.
+#[derive(Default)]
+struct Operands<'a> {
+    source: Option<&'a OsStr>,
+    target: Option<&'a OsStr>,
+    block: Option<u64>,
+    skip: Option<u64>,
+    count: Option<u64>,
+}
+
+const SECTOR: u64 = 512;
+
+impl<'a> Operands<'a> {
+    fn parse(texts: &'a [OsString]) -> anyhow::Result<Operands<'a>> {
+        let mut operands = Operands::default();
+        for text in texts {
+            let shown = text.to_string_lossy();
+            let bytes = text.as_bytes();
+            let at = bytes.iter().position(|byte| *byte == b'=');
+            let at = at.with_context(|| {
+                format!("'{shown}' is no operand: if=, of=, bs=, skip= and count= are")
+            })?;
+            let value = OsStr::from_bytes(&bytes[at + 1..]);
+            let number = || {
+                let read = parse_size(&value.to_string_lossy());
+                read.map(Some).map_err(|error| anyhow!("{shown}: {error}"))
+            };
+            match &bytes[..at] {
+                b"if" => operands.source = Some(value),
+                b"of" => operands.target = Some(value),
+                b"bs" => operands.block = number()?,
+                b"skip" => operands.skip = number()?,
+                b"count" => operands.count = number()?,
+                _ => bail!("'{shown}': the operands are if=, of=, bs=, skip= and count="),
+            }
+        }
+        Ok(operands)
+    }
+
+    /// What of the source is copied (bytes).
+    fn part(&self) -> anyhow::Result<Range<u64>> {
+        let block = self.block.unwrap_or(SECTOR);
+        if block == 0 {
+            bail!("bs=0: a block has a byte at least");
+        }
+        let bytes = |blocks: u64, name| {
+            let bytes = blocks.checked_mul(block);
+            let bytes = bytes
+                .with_context(|| format!("{name}={blocks} blocks of {block} bytes are too many"))?;
+            match bytes.is_multiple_of(SECTOR) {
+                true => Ok(bytes),
+                false => bail!(
+                    "{name}={blocks} blocks of {block} bytes are not whole sectors of {SECTOR} bytes"
+                ),
+            }
+        };
+        let start = self.skip.map_or(Ok(0), |skip| bytes(skip, "skip"))?;
+        let len = self.count.map(|count| bytes(count, "count")).transpose()?;
+        Ok(start..len.map_or(u64::MAX, |len| start.saturating_add(len)))
+    }
+}
+
+pub(super) fn run(args: &DdArgs) -> anyhow::Result<()> {
+    let operands = Operands::parse(&args.operands)?;
+    let (Some(source), Some(target)) = (operands.source, operands.target) else {
+        bail!("from where, and to where? if=SOURCE of=TARGET");
+    };
+    let Some(create) = format_options(args.target_format, &[])? else {
+        return Ok(());
+    };
+    let (cache, engine) = (Cache::Writeback, EngineKind::default());
+    let options = ConvertOptions {
+        target: TargetOptions {
+            create,
+            cache,
+            engine,
+            no_create: false,
+            target_is_zero: false,
+            compress: false,
+            sparse: 4 << 10,
+            allow_dirs: args.read.allow_dir.clone(),
+            data_file: None,
+        },
+        rate: None,
+        parallel: 16,
+        salvage: false,
+        bitmaps: None,
+        part: Some(operands.part()?),
+        to_stream: false,
+    };
+    let source = Source::new(source, args.read.open(args.source_format, cache, engine))?;
+    super::watch::watched(&args.read.watch, |progress| {
+        img::convert(&[source], target, &options, progress)
+    })
+}
