@@ -4,6 +4,7 @@
 mod support;
 
 use fathom_files::ImageFile;
+use fathom_formats::offline::amend::{Changes, amend};
 use fathom_formats::offline::backing::{NewBacking, make_empty, set_backing};
 use fathom_formats::offline::create::Preallocation;
 use fathom_formats::offline::edit::Editor;
@@ -42,7 +43,21 @@ const CHANGES: &[(&str, Change)] = &[
     ("empty", |f| make_empty(f, Format::Qcow2).map(drop)),
     ("rebase", |f| onto(f, Format::Qcow2, "below")),
     ("long name", |f| onto(f, Format::Qcow2, &long_name())),
+    ("version 3", |f| amended(f, Some(3), None)),
+    ("version 2", |f| amended(f, Some(2), Some(16))),
+    ("wide refcounts", |f| amended(f, Some(3), Some(64))),
+    ("narrow refcounts", |f| amended(f, Some(3), Some(2))),
 ];
+
+/// And all else that there is, too.
+fn amended(file: &dyn ImageFile, version: Option<u32>, refcount_bits: Option<u64>) -> Result<()> {
+    let changes = Changes {
+        version,
+        lazy_refcounts: Some(refcount_bits.is_some_and(|bits| bits != 16)),
+        refcount_bits,
+    };
+    amend(file, &changes)
+}
 
 /// Gives it a raw backing file.
 fn onto(file: &dyn ImageFile, format: Format, name: &str) -> Result<()> {
@@ -66,22 +81,26 @@ const IMAGES: &[&str] = &[
     "cluster_size=16k,extended_l2=on",
     "compat=0.10,cluster_size=1k",
     "cluster_size=1k,bitmaps",
+    "cluster_size=4k,refcount_bits=8,stored",
 ];
 
-/// An image with a snapshot, and data that is the disk's, the snapshot's, or of both.
+/// An image with a snapshot, and data that is the disk's, the snapshot's, or of both; zeroes, unless all is
+/// stored.
 fn image(options: &str) -> Vec<u8> {
     let dir = dir();
     let dir = dir.path();
     let plain = options.trim_end_matches(",bitmaps");
+    let plain = plain.trim_end_matches(",stored");
     create_file(dir, "i", "qcow2", &pairs(plain), SIZE);
     let writes = ["write -P 1 0 70k", "write -P 2 600k 50k"];
     qemu_io(dir, "i", "qcow2", &writes);
     qemu_img(dir, &["snapshot", "-c", "s1", "i"]);
-    if plain != options {
+    if options.ends_with("bitmaps") {
         qemu_img(dir, &["bitmap", "--add", "-g", "512", "i", "b"]);
     }
-    let writes = ["write -P 3 10k 70k", "discard 0 4k", "write -P 4 900k 9k"];
-    qemu_io(dir, "i", "qcow2", &writes);
+    let writes = ["write -P 3 10k 70k", "write -P 4 900k 9k", "discard 0 4k"];
+    let zeroes = usize::from(!options.ends_with("stored"));
+    qemu_io(dir, "i", "qcow2", &writes[..2 + zeroes]);
     std::fs::read(dir.join("i")).unwrap()
 }
 
@@ -101,6 +120,12 @@ fn state(file: &MemoryFile) -> State {
         let disk = disk(&bytes, &header, snapshot.l1_offset, size);
         all.push((snapshot.name, size, disk));
     }
+    let features = (u64::from(header.version) << 8) + u64::from(header.refcount_order);
+    all.push((
+        b"features".to_vec(),
+        features,
+        vec![header.compatible as u8],
+    ));
     for listed in bitmap::list(file).unwrap() {
         all.push((listed.bitmap.name, listed.dirty.unwrap(), Vec::new()));
     }
@@ -116,6 +141,8 @@ fn applies(options: &str, name: &str) -> bool {
     let applies = match name {
         "apply" => !options.contains("bitmaps"),
         "long name" => has_room,
+        "version 3" => options.contains("compat=0.10"),
+        "version 2" => options.contains("stored"),
         _ => true,
     };
     applies && !(options.contains("compat=0.10") && resizes)
@@ -172,7 +199,8 @@ fn a_full_disk_leaves_the_old_image() {
                 assert!(file.len().unwrap() <= before.len() as u64);
             }
             let frees = ["delete", "shrink", "apply", "empty", "rebase", "long name"];
-            let needs_room = !frees.contains(name);
+            let may_fit = name.starts_with("version") || name.ends_with("refcounts");
+            let needs_room = !frees.contains(name) && !may_fit;
             assert!(full > 0 || !needs_room, "{options} {name}: never full");
         }
     }

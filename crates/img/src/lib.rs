@@ -2,6 +2,7 @@
 //! that it works on, as QEMU locks them, and leaves the work on structures to
 //! [`fathom_formats::offline`].
 
+mod amend;
 mod archive;
 mod background;
 mod below;
@@ -31,6 +32,7 @@ mod streamed;
 mod stripes;
 mod target;
 
+pub use amend::{AMENDABLE, amend};
 pub use archive::{Archived, ListedImage, StripeOptions, Summary, archive, archived};
 pub use bitmap::{BitmapChange, BitmapOptions, Listed, bitmap, bitmaps};
 pub use check::{CheckOptions, Repair, Report, check};

@@ -1,6 +1,7 @@
 //! `fathom img`: the image tool, with the options and the output that users of
 //! qemu-img know. One file a command.
 
+mod amend;
 mod archive;
 mod bitmap;
 mod check;
@@ -39,6 +40,7 @@ pub struct ImgArgs {
 #[derive(Debug, Subcommand)]
 enum ImgCommand {
     Create(create::CreateArgs),
+    Amend(amend::AmendArgs),
     Commit(commit::CommitArgs),
     Compare(Box<compare::CompareArgs>),
     Convert(Box<convert::ConvertArgs>),
@@ -59,6 +61,7 @@ enum ImgCommand {
 pub fn run(args: ImgArgs) -> anyhow::Result<()> {
     match args.command {
         ImgCommand::Create(args) => create::run(args),
+        ImgCommand::Amend(args) => amend::run(&args),
         ImgCommand::Commit(args) => commit::run(args),
         ImgCommand::Compare(args) => compare::run(*args),
         ImgCommand::Convert(args) => convert::run(*args),
@@ -113,14 +116,21 @@ fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
 fn format_options(format: Format, texts: &[String]) -> anyhow::Result<Option<CreateOptions>> {
     let mut options = CreateOptions::new(format);
     for (name, value) in texts.iter().flat_map(|text| pairs(text)) {
-        if name == "help" || name == "?" {
-            let names = CreateOptions::names(format).join("\n");
-            print(format_args!("{names}\n"))?;
+        if asks_for_help(&name) {
+            print_names(CreateOptions::names(format))?;
             return Ok(None);
         }
         options.set(&name, &value, parse_size)?;
     }
     Ok(Some(options))
+}
+
+fn asks_for_help(name: &str) -> bool {
+    name == "help" || name == "?"
+}
+
+fn print_names(names: &[&str]) -> anyhow::Result<()> {
+    print(format_args!("{}\n", names.join("\n")))
 }
 
 /// The backing file of a new image: its name and its format come from options of their own, or from

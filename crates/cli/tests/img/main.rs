@@ -1,5 +1,6 @@
 //! `fathom img` as users run it, next to qemu-img.
 
+mod amend;
 mod archive;
 mod bitmap;
 mod bucket;

@@ -2,6 +2,7 @@
 //!
 //! Each works on an [`ImageFile`] that the caller has opened, and locked.
 
+pub mod amend;
 pub mod backing;
 pub mod bitmap;
 pub mod check;

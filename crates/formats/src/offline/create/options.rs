@@ -186,6 +186,11 @@ impl Options {
         Ok(())
     }
 
+    /// The names of those that were given.
+    pub fn given(&self) -> impl Iterator<Item = &'static str> {
+        self.given.keys().copied()
+    }
+
     /// Checks what does not depend on the size.
     pub fn validate(&self) -> Result<()> {
         let refuse = |problem: &str| Err(Error::usage(problem));

@@ -18,7 +18,8 @@ pub(super) struct Switch {
 /// stays as it is, but for a long name: where the extensions change, they are all in the first
 /// sector afterwards, without the features' names if need be, which are a courtesy.
 pub(super) fn switch(first: &[u8], old: &Header, new: &Header) -> Result<Switch> {
-    if old.extensions == new.extensions && old.backing_file == new.backing_file {
+    let has_same_fields = (old.version, old.refcount_order) == (new.version, new.refcount_order);
+    if has_same_fields && old.extensions == new.extensions && old.backing_file == new.backing_file {
         let sector = patched(first, new)?;
         return Ok(Switch {
             before: None,

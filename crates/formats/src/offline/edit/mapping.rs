@@ -1,7 +1,7 @@
 //! An L1 table and the L2 tables below it, of the disk or of a snapshot.
 
 use super::Editor;
-use crate::qcow2::{Geometry, L1Entry, L2Entry};
+use crate::qcow2::{Cluster, Geometry, L1Entry, L2Entry};
 use crate::{Error, HostOffset, Result};
 
 /// An L2 table that is being changed.
@@ -84,6 +84,22 @@ impl Mapping {
     fn table(&self, index: usize, g: &Geometry) -> Result<Option<HostOffset>> {
         let table = self.l1.get(index).copied().unwrap_or_default().l2_table(g);
         table.map_err(|e| Error::invalid(format!("L1 table: {e}")))
+    }
+
+    /// What the tables say, cluster by cluster, as far as that is something.
+    pub(crate) fn each(&self, editor: &Editor, look: &mut dyn FnMut(Cluster)) -> Result<()> {
+        let g = editor.geometry();
+        for index in 0..self.l1.len() {
+            let Some(table) = self.table(index, &g)? else {
+                continue;
+            };
+            change_entries(&mut editor.read(table, g.cluster_size())?, &g, |entry| {
+                let cluster = entry.decode(&g);
+                look(cluster.map_err(|e| Error::invalid(format!("L2 table: {e}")))?);
+                Ok(entry)
+            })?;
+        }
+        Ok(())
     }
 
     /// Counts one more reference to each L2 table and each cluster.

@@ -125,6 +125,13 @@ impl<'a> Editor<'a> {
         self.refcounts.allocate_at_end(clusters)
     }
 
+    /// Gives all refcounts another width, of 2^`order` bits. Fails when one does not fit.
+    pub fn set_refcount_order(&mut self, order: u32) -> Result<()> {
+        self.refcounts.set_order(order)?;
+        self.header.refcount_order = order;
+        Ok(())
+    }
+
     /// How often the cluster that `offset` is in is referred to, after what was changed.
     pub fn refcount(&mut self, offset: HostOffset) -> Result<u64> {
         self.refcounts.get(offset.cluster(self.header.cluster_bits))

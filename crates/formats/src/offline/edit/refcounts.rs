@@ -126,6 +126,49 @@ impl<'a> Refcounts<'a> {
         Ok(())
     }
 
+    /// All refcounts with another width: in new blocks, which a new table leads to.
+    pub(super) fn set_order(&mut self, order: u32) -> Result<()> {
+        let old = self.g;
+        let mut new = Refcounts {
+            file: self.file,
+            g: Geometry {
+                refcount_order: order,
+                ..old
+            },
+            table: Vec::new(),
+            blocks: BTreeMap::new(),
+            place: self.place,
+            moved: self.moved,
+            freed: std::mem::take(&mut self.freed),
+            taken: std::mem::take(&mut self.taken),
+            first_free: self.first_free,
+        };
+        let last = self.blocks.keys().next_back().map_or(0, |last| last + 1);
+        for index in 0..last.max(self.table.len() as u64) {
+            self.block(index)?;
+            let Some(block) = self.blocks.remove(&index) else {
+                continue;
+            };
+            for entry in 0..old.refcount_block_entries() {
+                let count = refcount::get(&block.bytes, old.refcount_order, entry as usize);
+                if count > new.g.refcount_max() {
+                    return Err(Error::unsupported(format!(
+                        "a cluster is referred to {count} times, which refcounts of {} bits cannot say",
+                        new.g.refcount_bits()
+                    )));
+                }
+                if count > 0 {
+                    new.set((index << old.refcount_block_bits()) + entry, count)?;
+                }
+            }
+        }
+        for place in self.table.iter().filter(|place| place.0 != 0) {
+            new.release(*place, old.cluster_size())?;
+        }
+        *self = new;
+        Ok(())
+    }
+
     fn clusters(&self, offset: HostOffset, len: u64) -> Range<u64> {
         offset.clusters(len, self.g.cluster_bits)
     }

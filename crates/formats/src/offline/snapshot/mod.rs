@@ -164,7 +164,7 @@ fn new_id(snapshots: &[Snapshot]) -> Vec<u8> {
 }
 
 /// Puts the snapshot table in a new place.
-fn store_table(editor: &mut Editor, snapshots: &[Snapshot]) -> Result<()> {
+pub(super) fn store_table(editor: &mut Editor, snapshots: &[Snapshot]) -> Result<()> {
     let (file, header) = (editor.file(), editor.header());
     let (old, old_len) = (
         header.snapshots_offset,

@@ -1,0 +1,50 @@
+//! `fathom img amend`
+
+use crate::create::CreateOptions;
+use crate::error::{Error, of, usage};
+use crate::open::{OpenOptions, format_of, open_locked};
+use fathom_formats::Format;
+use fathom_formats::offline::amend::{Changes, amend as amend_qcow2};
+use fathom_formats::served::Storage;
+use fathom_storage::Location;
+
+/// What can be another.
+pub const AMENDABLE: &[&str] = &["compat", "lazy_refcounts", "refcount_bits"];
+
+/// Changes those options of a qcow2 image that `options` were given, or none; what is on its disk stays. A kill at
+/// any instant leaves the old image or the new one.
+pub fn amend(
+    location: &Location,
+    format: Option<Format>,
+    options: &CreateOptions,
+) -> Result<(), Error> {
+    let image = open_locked(location, &OpenOptions::writing(None))?;
+    let path = image.path();
+    let format = format_of(&image, format)?;
+    if format != Format::Qcow2 {
+        let problem = format!("is a {format} image: only qcow2 has options that can be changed");
+        return Err(usage(path, problem));
+    }
+    for name in options.given() {
+        if !AMENDABLE.contains(&name) {
+            let problem = match name {
+                "size" => "its size is changed by `fathom img resize`".to_owned(),
+                "backing_file" | "backing_fmt" => {
+                    "its backing file is changed by `fathom img rebase`".to_owned()
+                }
+                name => format!(
+                    "{name} cannot be changed: `fathom img convert` makes an image that has it"
+                ),
+            };
+            return Err(usage(path, problem));
+        }
+    }
+    let is_given = |name: &str| options.given().any(|given| given == name);
+    let qcow2 = &options.qcow2;
+    let changes = Changes {
+        version: is_given("compat").then_some(qcow2.version),
+        lazy_refcounts: is_given("lazy_refcounts").then_some(qcow2.lazy_refcounts),
+        refcount_bits: is_given("refcount_bits").then_some(qcow2.refcount_bits),
+    };
+    amend_qcow2(image.bytes(), &changes).map_err(of(path))
+}
