@@ -2,10 +2,12 @@
 
 use super::watch::WatchArgs;
 use super::{Output, parse_format};
+use anyhow::bail;
 use clap::Args;
 use fathom_img::{Format, OpenOptions};
 use fathom_storage::{Cache, EngineKind};
 use fathom_units::parse_size;
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
 /// Of a command on one image.
@@ -77,6 +79,16 @@ pub(super) struct ReadArgs {
 }
 
 impl ReadArgs {
+    /// Events and an image do not both fit into standard output.
+    pub(super) fn refuse_json_to(&self, target: &OsStr) -> anyhow::Result<()> {
+        match target == "-" && self.watch.json() {
+            true => {
+                bail!("--json prints events to standard output, where the image goes: leave it out")
+            }
+            false => Ok(()),
+        }
+    }
+
     /// How to open an image of this format.
     pub(super) fn open(
         &self,

@@ -100,6 +100,7 @@ pub(super) fn run(args: ConvertArgs) -> anyhow::Result<()> {
     else {
         bail!("which file is to be made? Give a source and a target");
     };
+    args.read.refuse_json_to(target)?;
     if args.no_create && (args.backing.is_some() || !args.options.is_empty()) {
         bail!("-n writes to a target as it is: no -o and no -B with it");
     }

@@ -96,6 +96,7 @@ pub(super) fn run(args: &DdArgs) -> anyhow::Result<()> {
     let (Some(source), Some(target)) = (operands.source, operands.target) else {
         bail!("from where, and to where? if=SOURCE of=TARGET");
     };
+    args.read.refuse_json_to(target)?;
     let Some(create) = format_options(args.target_format, &[])? else {
         return Ok(());
     };

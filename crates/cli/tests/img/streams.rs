@@ -143,6 +143,7 @@ fn what_cannot_seek_is_a_target() {
     };
     to(&copy, &[], &["copy: ", "leave out --to-stream"]);
     to(&place.path("none"), &[], &["none: cannot be opened"]);
+    to("-", &["--json"], &["--json"]);
     to("-", &["-c"], &["no -c"]);
     to("-", &["-n"], &["no -n"]);
     to("-", &["--salvage"], &["no --salvage"]);
@@ -245,6 +246,7 @@ fn a_part_is_copied() {
     dd(&[&from_disk, &to_mine, "bs=0"], &["bs=0"]);
     dd(&[&from_disk, &to_mine, "bs=4E", "skip=16"], &["too many"]);
     dd(&[&from_disk, &to_mine, "seek=1"], &["seek=1"]);
+    dd(&[&from_disk, "of=-", "--json"], &["--json"]);
     dd(&[&from_disk], &["of=TARGET"]);
     dd(&[&from_disk, "disk"], &["no operand"]);
     dd(&[&from_disk, &format!("of={disk}")], &["disk"]);
