@@ -6,7 +6,7 @@ use crate::open::{OpenOptions, open_locked};
 use crate::progress::Progress;
 use crate::sink::{Origin, Sink, TargetOptions, flush, granule};
 use crate::source::{Opened, Source, located};
-use crate::streamed::{convert_to_stream, is_stream};
+use crate::streamed::{convert_to_stream, is_stream, refuse_what_seeks};
 use crate::target::Target;
 use fathom_formats::Format;
 use fathom_formats::offline::bitmap::copy;
@@ -50,6 +50,9 @@ pub fn convert(
 ) -> Result<(), Error> {
     if options.target.compress && options.target.create.format != Format::Qcow2 {
         return Err(cannot_compress(Path::new(target)));
+    }
+    if is_stream(target, options) {
+        refuse_what_seeks(options, sources.len())?;
     }
     let mut job = Job::default();
     let mut opened = Source::open_all(sources, &mut job)?;

@@ -131,7 +131,13 @@ impl Opened {
             let problem = format!("has {size} bytes: {start} cannot be skipped");
             return Err(usage(&self.path, problem));
         }
-        self.part = start..part.end.min(size);
+        let end = part.end.min(size);
+        let block = u64::from(self.client.info().block_size);
+        if !start.is_multiple_of(block) || !end.is_multiple_of(block) {
+            let problem = format!("has blocks of {block} bytes: only whole ones are copied");
+            return Err(usage(&self.path, problem));
+        }
+        self.part = start..end;
         Ok(())
     }
 

@@ -42,7 +42,7 @@ pub(crate) fn standard_output() -> Result<File, Error> {
     Ok(output.into())
 }
 
-/// A pipe, a tape or whatever else takes bytes one after the other.
+/// A pipe or whatever else takes bytes one after the other.
 pub(crate) fn open_target(target: &OsStr) -> Result<File, Error> {
     let path = Path::new(target);
     let file = File::options().write(true).open(path);

@@ -10,7 +10,7 @@ use crate::stream;
 use fathom_core::Op;
 use fathom_formats::Format;
 use fathom_formats::offline::create::Contents;
-use fathom_stack::{Ask, Job, Pages};
+use fathom_stack::{Answer, Ask, Job, Pages};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 /// Bytes of a request, and how many at once.
 const PIECE: u64 = 512 << 10;
 const DEPTH: usize = 16;
+/// Bytes of a source that are marked before somebody may want the job to end; whole clusters.
+const MARKED: u64 = 64 << 20;
 /// Longest sleep: somebody may want the job to end.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -42,7 +44,6 @@ pub(crate) fn convert_to_stream(
     options: &ConvertOptions,
     progress: &mut Progress<'_>,
 ) -> Result<(), Error> {
-    refuse_what_seeks(options, sources.len())?;
     let mut output = Output::open(target, options.rate)?;
     match (options.target.create.format, sources) {
         (Format::Qcow2, [source]) => qcow2(job, source, options, &mut output, progress)?,
@@ -59,7 +60,8 @@ pub(crate) fn convert_to_stream(
     Ok(())
 }
 
-fn refuse_what_seeks(options: &ConvertOptions, sources: usize) -> Result<(), Error> {
+/// Refuses what only a target that can seek can have.
+pub(crate) fn refuse_what_seeks(options: &ConvertOptions, sources: usize) -> Result<(), Error> {
     let target = &options.target;
     let problem = match target.create.format {
         _ if target.no_create => "is written from its first byte to its last: no -n",
@@ -68,6 +70,18 @@ fn refuse_what_seeks(options: &ConvertOptions, sources: usize) -> Result<(), Err
         }
         _ if options.bitmaps.is_some() || options.salvage => {
             "is written from its first byte to its last: no --bitmaps and no --salvage"
+        }
+        Format::Qcow2
+            if target
+                .create
+                .backing
+                .as_ref()
+                .is_some_and(|b| b.format.is_none()) =>
+        {
+            "cannot look at its backing file: say its format, too (-F)"
+        }
+        Format::Raw if target.create.given().next().is_some() => {
+            "has the disk's bytes and nothing else as raw: no -o"
         }
         Format::Qed => "takes a raw disk or qcow2: -O raw or -O qcow2",
         Format::Qcow2 if sources != 1 => "takes several disks as raw only: -O raw",
@@ -87,6 +101,10 @@ fn qcow2(
     let create = &options.target.create;
     let told = of(Path::new(STREAM));
     let size = size_for(create, source.size(), Path::new(STREAM))?;
+    if options.target.has_backing() && size > source.size() {
+        let problem = "cannot be larger than the source on a backing file: no -o size with -B";
+        return Err(usage(Path::new(STREAM), problem));
+    }
     let mut contents = Contents::new(create, size).map_err(&told)?;
     let layers = match options.target.has_backing() {
         true => 1,
@@ -94,14 +112,19 @@ fn qcow2(
     };
     for segment in source.segments(job, layers)? {
         let Segment { range, state } = segment?;
-        let range = range.start - source.start()..range.end - source.start();
-        let added = match state {
-            State::Data => contents.add_data(range),
-            State::Zero | State::Hole => contents.add_zeroes(range),
-            State::Below => Ok(()),
-        };
-        added.map_err(&told)?;
-        progress.check()?;
+        let mut left = range.start - source.start()..range.end - source.start();
+        while !left.is_empty() {
+            let end = left.end.min((left.start + 1).next_multiple_of(MARKED));
+            let range = left.start..end;
+            let added = match state {
+                State::Data => contents.add_data(range),
+                State::Zero | State::Hole => contents.add_zeroes(range),
+                State::Below => Ok(()),
+            };
+            added.map_err(&told)?;
+            progress.check()?;
+            left.start = end;
+        }
     }
     let data = || contents.data();
     progress.begin(data().map(|range| range.end - range.start).sum());
@@ -197,11 +220,13 @@ impl Output {
         progress: &mut Progress<'_>,
     ) -> Result<(), Error> {
         let mut in_flight = 0;
-        let outcome = self.begin(job, source, segments, &mut in_flight, progress);
-        (0..in_flight).fold(outcome, |outcome, _| {
-            let taken = self.take(job, source, progress);
-            outcome.and(taken)
-        })
+        let mut outcome = self.begin(job, source, segments, &mut in_flight, progress);
+        for _ in 0..in_flight {
+            // (Memory comes back in any case.)
+            let answer = job.wait();
+            outcome = outcome.and_then(|()| self.take(answer, source, progress));
+        }
+        outcome
     }
 
     fn begin(
@@ -236,7 +261,7 @@ impl Output {
                 };
                 while is_full(self, *in_flight) {
                     *in_flight -= 1;
-                    self.take(job, source, progress)?;
+                    self.take(job.wait(), source, progress)?;
                 }
                 progress.check()?;
             }
@@ -246,11 +271,10 @@ impl Output {
 
     fn take(
         &mut self,
-        job: &Job,
+        answer: Answer,
         source: &Opened,
         progress: &mut Progress<'_>,
     ) -> Result<(), Error> {
-        let answer = job.wait();
         let (ask, errno) = (answer.ask, answer.errno);
         if errno != 0 {
             let (at, len) = (ask.offset, ask.len);

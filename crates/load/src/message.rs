@@ -1,7 +1,7 @@
 //! What the `vhost` crate's front-end lacks: a limit on how long a server may
 //! take, and SET_LOG_BASE with the answers that real servers give.
 
-use std::io::{IoSlice, Read};
+use std::io::{self, ErrorKind, IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -62,12 +62,24 @@ pub fn set_log_base(stream: &UnixStream, log: &DirtyLog) -> Result<()> {
     control.push(SendAncillaryMessage::ScmRights(&fds));
     let data = [IoSlice::new(&request)];
     sendmsg(stream, &data, &mut control, SendFlags::NOSIGNAL)
-        .map_err(|e| Error::os("sending SET_LOG_BASE", e))?;
+        .map_err(|e| hung_up("sending SET_LOG_BASE", e.into()))?;
     read_answer(stream)
 }
 
+/// What it means for a message that the socket failed.
+fn hung_up(doing: &str, error: io::Error) -> Error {
+    match error.kind() {
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+            Error::HungUp {
+                what: "SET_LOG_BASE",
+            }
+        }
+        _ => Error::os(doing, error),
+    }
+}
+
 fn read_answer(mut stream: &UnixStream) -> Result<()> {
-    let failed = |e| Error::os("reading the answer to SET_LOG_BASE", e);
+    let failed = |e| hung_up("reading the answer to SET_LOG_BASE", e);
     let mut header = [0u8; HEADER_LEN];
     stream.read_exact(&mut header).map_err(failed)?;
     let word = |i: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|b| header[4 * i + b]));

@@ -3,6 +3,7 @@
 use super::common::FormatArg;
 use super::{asks_for_help, pairs, parse_cache, print_names};
 use crate::disk_args::location_parser;
+use anyhow::Context;
 use clap::Args;
 use fathom_img::{self as img, AMENDABLE, CreateOptions, Format};
 use fathom_storage::{Cache, Location};
@@ -27,7 +28,7 @@ pub(super) struct AmendArgs {
     progress: bool,
     /// The image: a file or rbd:POOL/IMAGE
     #[arg(value_name = "FILE", value_parser = location_parser())]
-    file: Location,
+    file: Option<Location>,
 }
 
 pub(super) fn run(args: &AmendArgs) -> anyhow::Result<()> {
@@ -38,5 +39,6 @@ pub(super) fn run(args: &AmendArgs) -> anyhow::Result<()> {
         }
         options.set(&name, &value, parse_size)?;
     }
-    Ok(img::amend(&args.file, args.format.format, &options)?)
+    let file = args.file.as_ref().context("which image? Give its FILE")?;
+    Ok(img::amend(file, args.format.format, &options)?)
 }

@@ -18,11 +18,18 @@ pub(super) struct FormatArg {
     pub(super) format: Option<Format>,
 }
 
+fn parse_rate(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        0 => Err("nothing moves at 0 bytes a second".into()),
+        rate => Ok(rate),
+    }
+}
+
 /// Of a command that moves data.
 #[derive(Debug, Args)]
 pub(super) struct RateArg {
     /// Bytes a second, at most
-    #[arg(short, long, value_parser = parse_size, value_name = "SIZE", alias = "rate-limit")]
+    #[arg(short, long, value_parser = parse_rate, value_name = "SIZE", alias = "rate-limit")]
     pub(super) rate: Option<u64>,
 }
 

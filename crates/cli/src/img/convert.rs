@@ -71,7 +71,7 @@ pub(super) struct ConvertArgs {
     /// Take zeroes for what cannot be read
     #[arg(long)]
     salvage: bool,
-    /// The target is a pipe, a tape or something else that is written from its first byte to its last only, as
+    /// The target is a named pipe or something else that is written from its first byte to its last only, as
     /// standard output always is (raw and qcow2)
     #[arg(long)]
     to_stream: bool,

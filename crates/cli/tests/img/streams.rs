@@ -30,6 +30,7 @@ const OPTIONS: &[&str] = &[
     "cluster_size=1k,refcount_bits=64",
     "size=100M,lazy_refcounts=on",
     "size=12586496",
+    "size=13000001",
 ];
 
 #[test]
@@ -150,6 +151,22 @@ fn what_cannot_seek_is_a_target() {
     to("-", &["-o", "preallocation=falloc"], &["no preallocation"]);
     to("-", &["-o", "data_file=x"], &["data file"]);
     to("-", &["-o", "size=1M"], &["too small"]);
+    to("-", &["-B", &copy], &["-F"]);
+    refused(
+        2,
+        &["img", "convert", "-r", "0", &disk, "-"],
+        &["0 bytes a second"],
+    );
+    to(
+        "-",
+        &["-B", &copy, "-F", "qcow2", "-o", "size=100M"],
+        &["no -o size"],
+    );
+    refused(
+        1,
+        &["img", "convert", "-o", "size=100M", &disk, "-"],
+        &["no -o"],
+    );
     to("-", &[&disk], &["-O raw"]);
     refused(
         1,

@@ -11,6 +11,7 @@ use crate::qcow2::{
 };
 use crate::{Error, Result};
 use fathom_files::ImageFile;
+use std::collections::HashSet;
 
 /// What is to be another; all else stays.
 #[derive(Clone, Copy, Debug, Default)]
@@ -117,7 +118,7 @@ fn downgrade(editor: &mut Editor<'_>) -> Result<()> {
 fn what_only_v3_says(editor: &Editor<'_>) -> Result<Option<String>> {
     let snapshots = read_snapshots(editor.file(), editor.header())?;
     let header = editor.header();
-    let other = |size: Option<u64>| size.is_some_and(|size| size != header.size);
+    let other = |size: Option<u64>| size.is_some_and(|size| size != header.size & !511);
     if snapshots
         .iter()
         .any(|s| other(s.disk_size()) || s.vm_state_size() > u32::MAX.into())
@@ -128,10 +129,11 @@ fn what_only_v3_says(editor: &Editor<'_>) -> Result<Option<String>> {
     }
     let mut zeroes = 0;
     let mut count = |cluster| zeroes += u64::from(matches!(cluster, Cluster::Zero { .. }));
-    Mapping::active(editor)?.each(editor, &mut count)?;
+    let mut seen = HashSet::new();
+    Mapping::active(editor)?.each(editor, &mut seen, &mut count)?;
     for snapshot in &snapshots {
         let mapping = Mapping::read(editor, snapshot.l1_offset, snapshot.l1_entries)?;
-        mapping.each(editor, &mut count)?;
+        mapping.each(editor, &mut seen, &mut count)?;
     }
     Ok((zeroes > 0).then(|| {
         format!(

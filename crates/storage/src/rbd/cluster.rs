@@ -101,9 +101,6 @@ impl Cluster {
             handle,
             pool: null_mut(),
         };
-        // What the configuration file says of these counts for more.
-        cluster.set("client_mount_timeout", &CONNECT.as_secs().to_string());
-        cluster.set("librados_thread_count", CLIENT_THREADS);
         let conf = address.conf.as_deref().map(c_string);
         // SAFETY: the handle is open; a string or none.
         let read = unsafe { (library.rados_conf_read_file)(handle, pointer(conf.as_ref())) };
@@ -113,6 +110,9 @@ impl Cluster {
                 "the cluster's configuration {file} cannot be read: {error}; say where it is by ?conf=FILE"
             ))
         })?;
+        let timeout = CONNECT.as_secs().to_string();
+        cluster.set_default("client_mount_timeout", "300", &timeout);
+        cluster.set_default("librados_thread_count", "2", CLIENT_THREADS);
         cluster.apply(settings);
         // SAFETY: the handle is open.
         let connected = unsafe { (library.rados_connect)(handle) };
@@ -136,6 +136,18 @@ impl Cluster {
             let seconds = timeout.as_secs_f64().to_string();
             self.set("rados_osd_op_timeout", &seconds);
             self.set("rados_mon_op_timeout", &seconds);
+        }
+    }
+
+    /// Sets what is as the library has it by itself: the configuration file counts for more.
+    fn set_default(&self, key: &str, default: &str, value: &str) {
+        let name = c_string(key);
+        // SAFETY: the handle is open; a string, and there is room for so many bytes.
+        let now = text(|base, len| unsafe {
+            (self.library.rados_conf_get)(self.handle, name.as_ptr(), base, len)
+        });
+        if now.is_ok_and(|now| now == default) {
+            self.set(key, value);
         }
     }
 

@@ -64,6 +64,7 @@ macro_rules! functions {
 functions! {
     rados_create(*mut Cluster, *const c_char) -> c_int;
     rados_conf_read_file(Cluster, *const c_char) -> c_int;
+    rados_conf_get(Cluster, *const c_char, *mut c_char, size_t) -> c_int;
     rados_conf_set(Cluster, *const c_char, *const c_char) -> c_int;
     rados_connect(Cluster) -> c_int;
     rados_cluster_fsid(Cluster, *mut c_char, size_t) -> c_int;

@@ -83,7 +83,7 @@ impl Plan {
         header.l1_offset = HostOffset::of_cluster(layout.l1(), g.cluster_bits);
         if header.refcount_table_bytes() > MAX_REFCOUNT_TABLE_BYTES {
             return Err(Error::usage(
-                "the size is too large for preallocation; use larger clusters",
+                "its refcount table would be too large; use larger clusters",
             ));
         }
         let encoded = encode(&mut header)?;

@@ -40,6 +40,7 @@ impl Contents {
     /// Nothing yet, of an image of a disk of `size` bytes.
     pub fn new(options: &Options, size: u64) -> Result<Contents> {
         options.validate()?;
+        let size = size.next_multiple_of(512);
         let problem = match options.format {
             Format::Raw | Format::Qed => "only qcow2 images are made of what they are to contain",
             _ if options.qcow2.data_file.is_some() => "a stream has no place for a data file",

@@ -14,11 +14,25 @@ pub(super) struct Switch {
     pub(super) sector: Vec<u8>,
 }
 
+impl Switch {
+    /// The first cluster, which is `first` before.
+    pub(super) fn applied_to(&self, first: &[u8]) -> Vec<u8> {
+        let mut cluster = first.to_vec();
+        if let Some((at, name)) = &self.before {
+            let at = *at as usize;
+            cluster.resize(cluster.len().max(at + name.len()), 0);
+            cluster[at..at + name.len()].copy_from_slice(name);
+        }
+        cluster[..self.sector.len()].copy_from_slice(&self.sector);
+        cluster
+    }
+}
+
 /// The first sector of the first cluster after a change of the header. The rest of that cluster
 /// stays as it is, but for a long name: where the extensions change, they are all in the first
 /// sector afterwards, without the features' names if need be, which are a courtesy.
 pub(super) fn switch(first: &[u8], old: &Header, new: &Header) -> Result<Switch> {
-    let has_same_fields = (old.version, old.refcount_order) == (new.version, new.refcount_order);
+    let has_same_fields = old.version == new.version;
     if has_same_fields && old.extensions == new.extensions && old.backing_file == new.backing_file {
         let sector = patched(first, new)?;
         return Ok(Switch {
@@ -51,11 +65,11 @@ fn patched(first: &[u8], new: &Header) -> Result<Vec<u8>> {
         ..new.clone()
     };
     let bytes = fixed.encode()?;
-    // Size; L1 table to snapshots; features. The backing file's name stays where it is.
+    // Size; L1 table to snapshots; features and the refcounts' width. The backing file's name stays where it is.
     sector[24..32].copy_from_slice(&bytes[24..32]);
     sector[36..72].copy_from_slice(&bytes[36..72]);
     if new.version >= 3 {
-        sector[72..96].copy_from_slice(&bytes[72..96]);
+        sector[72..100].copy_from_slice(&bytes[72..100]);
     }
     Ok(sector)
 }

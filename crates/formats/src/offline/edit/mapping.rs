@@ -3,6 +3,7 @@
 use super::Editor;
 use crate::qcow2::{Cluster, Geometry, L1Entry, L2Entry};
 use crate::{Error, HostOffset, Result};
+use std::collections::HashSet;
 
 /// An L2 table that is being changed.
 struct Open {
@@ -86,13 +87,21 @@ impl Mapping {
         table.map_err(|e| Error::invalid(format!("L1 table: {e}")))
     }
 
-    /// What the tables say, cluster by cluster, as far as that is something.
-    pub(crate) fn each(&self, editor: &Editor, look: &mut dyn FnMut(Cluster)) -> Result<()> {
+    /// What the tables say that were not `seen` yet, cluster by cluster, as far as that is something.
+    pub(crate) fn each(
+        &self,
+        editor: &Editor,
+        seen: &mut HashSet<HostOffset>,
+        look: &mut dyn FnMut(Cluster),
+    ) -> Result<()> {
         let g = editor.geometry();
         for index in 0..self.l1.len() {
             let Some(table) = self.table(index, &g)? else {
                 continue;
             };
+            if !seen.insert(table) {
+                continue;
+            }
             change_entries(&mut editor.read(table, g.cluster_size())?, &g, |entry| {
                 let cluster = entry.decode(&g);
                 look(cluster.map_err(|e| Error::invalid(format!("L2 table: {e}")))?);

@@ -165,6 +165,8 @@ impl<'a> Editor<'a> {
     pub fn commit(&mut self) -> Result<()> {
         self.refcounts.place(&mut self.header)?;
         let switch = header::switch(&self.first, &self.old, &self.header)?;
+        // What a reader would refuse is not written.
+        Header::parse(&switch.applied_to(&self.first))?;
         self.refcounts.write()?;
         if let Some((at, name)) = &switch.before {
             let written = self.file.write_at(name, *at);

@@ -4,8 +4,9 @@ use super::clusters::Clusters;
 use crate::qcow2::refcount::{self, TableEntry};
 use crate::qcow2::{Geometry, Header, MAX_REFCOUNT_TABLE_BYTES};
 use crate::{Error, HostOffset, Result};
+use fathom_core::is_zero;
 use fathom_files::ImageFile;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Bytes of blocks that are in memory at most.
@@ -13,9 +14,14 @@ const MAX_BYTES: u64 = 1 << 30;
 
 struct Block {
     bytes: Vec<u8>,
-    changed: bool,
     /// It has a new place since the last commit.
     placed: bool,
+}
+
+fn no_room() -> Error {
+    Error::unsupported(
+        "its refcount table would be too large: larger clusters or narrower refcounts are needed",
+    )
 }
 
 /// Refcounts as they will be, in the blocks that were looked at.
@@ -25,6 +31,8 @@ pub(super) struct Refcounts<'a> {
     /// Places of blocks; 0 for those that are not there.
     table: Vec<HostOffset>,
     blocks: BTreeMap<u64, Block>,
+    /// Those that have changed since the last commit and have no new place.
+    homeless: BTreeSet<u64>,
     /// Where the table is, and its clusters; with `moved`, a new one.
     place: (HostOffset, u64),
     moved: bool,
@@ -57,6 +65,7 @@ impl<'a> Refcounts<'a> {
             g,
             table: table.collect::<Result<_>>()?,
             blocks: BTreeMap::new(),
+            homeless: BTreeSet::new(),
             place: (header.refcount_table_offset, clusters),
             moved: false,
             freed: Clusters::default(),
@@ -100,7 +109,6 @@ impl<'a> Refcounts<'a> {
         }
         Ok(Block {
             bytes: vec![0; size as usize],
-            changed: false,
             placed: false,
         })
     }
@@ -115,13 +123,18 @@ impl<'a> Refcounts<'a> {
     fn set(&mut self, cluster: u64, value: u64) -> Result<()> {
         let (index, entry) = self.at(cluster);
         if self.block(index)?.is_none() {
+            if index >= MAX_REFCOUNT_TABLE_BYTES / TableEntry::SIZE {
+                return Err(no_room());
+            }
             let block = self.new_block()?;
             self.blocks.insert(index, block);
         }
         let order = self.g.refcount_order;
         if let Some(block) = self.blocks.get_mut(&index) {
             refcount::set(&mut block.bytes, order, entry, value);
-            block.changed = true;
+            if !block.placed {
+                self.homeless.insert(index);
+            }
         }
         Ok(())
     }
@@ -137,6 +150,7 @@ impl<'a> Refcounts<'a> {
             },
             table: Vec::new(),
             blocks: BTreeMap::new(),
+            homeless: BTreeSet::new(),
             place: self.place,
             moved: self.moved,
             freed: std::mem::take(&mut self.freed),
@@ -149,11 +163,15 @@ impl<'a> Refcounts<'a> {
             let Some(block) = self.blocks.remove(&index) else {
                 continue;
             };
+            if is_zero(&block.bytes) {
+                continue;
+            }
             for entry in 0..old.refcount_block_entries() {
                 let count = refcount::get(&block.bytes, old.refcount_order, entry as usize);
                 if count > new.g.refcount_max() {
                     return Err(Error::unsupported(format!(
-                        "a cluster is referred to {count} times, which refcounts of {} bits cannot say",
+                        "a cluster is referred to {count} times, which refcounts of {} bits cannot say: delete \
+                         snapshots first, or take more bits",
                         new.g.refcount_bits()
                     )));
                 }
@@ -235,9 +253,7 @@ impl<'a> Refcounts<'a> {
         }
         let (last, _) = self.at(start + clusters);
         if last >= MAX_REFCOUNT_TABLE_BYTES / TableEntry::SIZE {
-            return Err(Error::unsupported(
-                "it has no room for more clusters: larger clusters are needed",
-            ));
+            return Err(no_room());
         }
         for cluster in start..start + clusters {
             self.taken.insert(cluster);
@@ -291,10 +307,10 @@ impl<'a> Refcounts<'a> {
     }
 
     fn place_blocks(&mut self) -> Result<()> {
-        let homeless = |block: &Block| block.changed && !block.placed;
-        while let Some((index, block)) = self.blocks.iter_mut().find(|(_, b)| homeless(b)) {
-            block.placed = true;
-            let index = *index;
+        while let Some(index) = self.homeless.pop_first() {
+            if let Some(block) = self.blocks.get_mut(&index) {
+                block.placed = true;
+            }
             let old = self.place_of(index);
             if old.0 != 0 {
                 self.release(old, self.g.cluster_size())?;
@@ -330,7 +346,7 @@ impl<'a> Refcounts<'a> {
     /// The new image is the old one from now on. Returns what has become free.
     pub(super) fn settle(&mut self) -> Vec<Range<u64>> {
         for block in self.blocks.values_mut() {
-            (block.changed, block.placed) = (false, false);
+            block.placed = false;
         }
         self.moved = false;
         self.first_free = 0;
