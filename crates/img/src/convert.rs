@@ -6,7 +6,8 @@ use crate::open::{OpenOptions, open_locked};
 use crate::progress::Progress;
 use crate::sink::{Origin, Sink, TargetOptions, flush, granule};
 use crate::source::{Opened, Source, located};
-use crate::streamed::{convert_to_stream, is_stream, refuse_what_seeks};
+use crate::stream;
+use crate::streamed::convert_to_stream;
 use crate::target::Target;
 use fathom_formats::Format;
 use fathom_formats::offline::bitmap::copy;
@@ -51,7 +52,8 @@ pub fn convert(
     if options.target.compress && options.target.create.format != Format::Qcow2 {
         return Err(cannot_compress(Path::new(target)));
     }
-    if is_stream(target, options) {
+    let is_stream = options.to_stream || target == stream::NAME;
+    if is_stream {
         refuse_what_seeks(options, sources.len())?;
     }
     let mut job = Job::default();
@@ -59,8 +61,9 @@ pub fn convert(
     if let Some(part) = &options.part {
         opened.iter_mut().try_for_each(|source| source.take(part))?;
     }
-    if is_stream(target, options) {
-        return convert_to_stream(&job, &opened, target, options, progress);
+    if is_stream {
+        let (options, rate) = (&options.target, options.rate);
+        return convert_to_stream(&job, &opened, target, options, rate, progress);
     }
     let location = &located(target)?;
     let path = &*location.name();
@@ -172,4 +175,34 @@ fn depth(options: &ConvertOptions, unit: Option<u64>) -> usize {
     unit.map_or(options.parallel, |unit| {
         compressed_at_once(unit).max(options.parallel)
     })
+}
+
+/// Refuses what only a target that can seek can have.
+fn refuse_what_seeks(options: &ConvertOptions, sources: usize) -> Result<(), Error> {
+    let target = &options.target;
+    let problem = match target.create.format {
+        _ if target.no_create => "is written from its first byte to its last: no -n",
+        _ if target.compress => {
+            "has its tables first, and what is compressed has no place yet: no -c; a program behind it can compress"
+        }
+        _ if options.bitmaps.is_some() || options.salvage => {
+            "is written from its first byte to its last: no --bitmaps and no --salvage"
+        }
+        Format::Qcow2
+            if target
+                .create
+                .backing
+                .as_ref()
+                .is_some_and(|b| b.format.is_none()) =>
+        {
+            "cannot look at its backing file: say its format, too (-F)"
+        }
+        Format::Raw if target.create.given().next().is_some() => {
+            "has the disk's bytes and nothing else as raw: no -o"
+        }
+        Format::Qed => "takes a raw disk or qcow2: -O raw or -O qcow2",
+        Format::Qcow2 if sources != 1 => "takes several disks as raw only: -O raw",
+        Format::Raw | Format::Qcow2 => return Ok(()),
+    };
+    Err(usage(Path::new(stream::ANY), problem))
 }

@@ -16,6 +16,9 @@ pub(crate) const NAME: &str = "-";
 pub(crate) const INPUT: &str = "standard input";
 pub(crate) const OUTPUT: &str = "standard output";
 
+/// Any of these that is written to, for people.
+pub(crate) const ANY: &str = "a stream";
+
 /// Where what comes in by a pipe is kept: formats need to seek, and it may be large.
 const SPOOL: &str = "/var/tmp";
 

@@ -1,10 +1,9 @@
 //! A disk as a stream of bytes: to standard output, or to whatever cannot seek.
 
-use crate::convert::ConvertOptions;
 use crate::error::{Error, io_error, of, usage};
 use crate::job::{Segment, State};
 use crate::progress::Progress;
-use crate::sink::size_for;
+use crate::sink::{TargetOptions, size_for};
 use crate::source::Opened;
 use crate::stream;
 use fathom_core::Op;
@@ -26,26 +25,19 @@ const MARKED: u64 = 64 << 20;
 /// Longest sleep: somebody may want the job to end.
 const TICK: Duration = Duration::from_millis(100);
 
-/// For people.
-const STREAM: &str = "a stream";
-
 static ZEROES: [u8; PIECE as usize] = [0; PIECE as usize];
-
-/// Whether a target is written as a stream.
-pub(crate) fn is_stream(target: &OsStr, options: &ConvertOptions) -> bool {
-    options.to_stream || target == stream::NAME
-}
 
 /// Writes disks, one behind the other, as an image from its first byte to its last.
 pub(crate) fn convert_to_stream(
     job: &Job,
     sources: &[Opened],
     target: &OsStr,
-    options: &ConvertOptions,
+    options: &TargetOptions,
+    rate: Option<u64>,
     progress: &mut Progress<'_>,
 ) -> Result<(), Error> {
-    let mut output = Output::open(target, options.rate)?;
-    match (options.target.create.format, sources) {
+    let mut output = Output::open(target, rate)?;
+    match (options.create.format, sources) {
         (Format::Qcow2, [source]) => qcow2(job, source, options, &mut output, progress)?,
         _ => {
             progress.begin(sources.iter().map(Opened::size).sum());
@@ -60,53 +52,23 @@ pub(crate) fn convert_to_stream(
     Ok(())
 }
 
-/// Refuses what only a target that can seek can have.
-pub(crate) fn refuse_what_seeks(options: &ConvertOptions, sources: usize) -> Result<(), Error> {
-    let target = &options.target;
-    let problem = match target.create.format {
-        _ if target.no_create => "is written from its first byte to its last: no -n",
-        _ if target.compress => {
-            "has its tables first, and what is compressed has no place yet: no -c; a program behind it can compress"
-        }
-        _ if options.bitmaps.is_some() || options.salvage => {
-            "is written from its first byte to its last: no --bitmaps and no --salvage"
-        }
-        Format::Qcow2
-            if target
-                .create
-                .backing
-                .as_ref()
-                .is_some_and(|b| b.format.is_none()) =>
-        {
-            "cannot look at its backing file: say its format, too (-F)"
-        }
-        Format::Raw if target.create.given().next().is_some() => {
-            "has the disk's bytes and nothing else as raw: no -o"
-        }
-        Format::Qed => "takes a raw disk or qcow2: -O raw or -O qcow2",
-        Format::Qcow2 if sources != 1 => "takes several disks as raw only: -O raw",
-        Format::Raw | Format::Qcow2 => return Ok(()),
-    };
-    Err(usage(Path::new(STREAM), problem))
-}
-
 /// The source's map says what is data.
 fn qcow2(
     job: &Job,
     source: &Opened,
-    options: &ConvertOptions,
+    options: &TargetOptions,
     output: &mut Output,
     progress: &mut Progress<'_>,
 ) -> Result<(), Error> {
-    let create = &options.target.create;
-    let told = of(Path::new(STREAM));
-    let size = size_for(create, source.size(), Path::new(STREAM))?;
-    if options.target.has_backing() && size > source.size() {
+    let create = &options.create;
+    let told = of(Path::new(stream::ANY));
+    let size = size_for(create, source.size(), Path::new(stream::ANY))?;
+    if options.has_backing() && size > source.size() {
         let problem = "cannot be larger than the source on a backing file: no -o size with -B";
-        return Err(usage(Path::new(STREAM), problem));
+        return Err(usage(Path::new(stream::ANY), problem));
     }
     let mut contents = Contents::new(create, size).map_err(&told)?;
-    let layers = match options.target.has_backing() {
+    let layers = match options.has_backing() {
         true => 1,
         false => usize::MAX,
     };
