@@ -91,33 +91,35 @@ fn upgrade(editor: &mut Editor<'_>) -> Result<()> {
 
 /// To version 2, which can say less.
 fn downgrade(editor: &mut Editor<'_>) -> Result<()> {
-    let header = editor.header();
-    let problem = if header.incompatible != 0 {
-        "it has features that version 2 does not know (extended_l2, a data file or zstd)".to_owned()
-    } else if header.bitmaps().is_some() {
-        "it has bitmaps, which version 2 does not know: remove them first (fathom img bitmap --remove)".to_owned()
-    } else if header.refcount_order != ORDER_V2 {
-        "version 2 has refcounts of 16 bits: add refcount_bits=16".to_owned()
-    } else {
-        match what_only_v3_says(editor)? {
-            Some(problem) => problem,
-            None => {
-                let header = editor.header_mut();
-                (header.version, header.compatible, header.autoclear) = (2, 0, 0);
-                header.unknown_fields.clear();
-                let kept = |e: &Extension| !matches!(e, Extension::FeatureNames(_));
-                header.extensions.retain(kept);
-                return Ok(());
-            }
-        }
-    };
-    Err(Error::Unsupported(problem))
+    if let Some(problem) = what_only_v3_says(editor)? {
+        return Err(Error::Unsupported(problem));
+    }
+    let header = editor.header_mut();
+    (header.version, header.compatible, header.autoclear) = (2, 0, 0);
+    header.unknown_fields.clear();
+    let kept = |e: &Extension| !matches!(e, Extension::FeatureNames(_));
+    header.extensions.retain(kept);
+    Ok(())
 }
 
-/// In tables and snapshots.
+/// In its header, its snapshots and its tables.
 fn what_only_v3_says(editor: &Editor<'_>) -> Result<Option<String>> {
-    let snapshots = read_snapshots(editor.file(), editor.header())?;
     let header = editor.header();
+    let of_header = if header.incompatible != 0 {
+        Some("it has features that version 2 does not know (extended_l2, a data file or zstd)")
+    } else if header.bitmaps().is_some() {
+        Some(
+            "it has bitmaps, which version 2 does not know: remove them first (fathom img bitmap --remove)",
+        )
+    } else if header.refcount_order != ORDER_V2 {
+        Some("version 2 has refcounts of 16 bits: add refcount_bits=16")
+    } else {
+        None
+    };
+    if let Some(problem) = of_header {
+        return Ok(Some(problem.into()));
+    }
+    let snapshots = read_snapshots(editor.file(), editor.header())?;
     let other = |size: Option<u64>| size.is_some_and(|size| size != header.size & !511);
     if snapshots
         .iter()

@@ -14,7 +14,7 @@ pub struct CopyOptions {
     /// Bytes of one request at most, and what pieces are aligned to in the target; a power of
     /// two.
     pub piece: u64,
-    /// Where the source's first byte goes; less than 0: what would go there is not copied.
+    /// Where the source's first byte goes, or would: less than 0, if the segments begin later.
     pub shift: i64,
     /// Pieces under way at once.
     pub depth: usize,
