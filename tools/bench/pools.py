@@ -113,7 +113,10 @@ def pooled(args: argparse.Namespace, place: Path, by: str) -> tuple[list[float],
     names = [f"d{number}" for number in range(args.disks)]
     tables = [f"[[disk]]\nname = '{name}'\nimage = '{SIZE}'\nvhost-user = '{place / name}'\n"
               "pool = 'p'\n" for name in names]
-    head = f"api = {{ socket = '{place / 'control'}' }}\n[nbd]\nlisten = ['unix:{place / 'nbd'}']\n"
+    head = f"api = {{ socket = '{place / 'control'}' }}\n"
+    if by == "nbd":
+        # (A disk that has such clients takes parts of blocks, which costs something.)
+        head += f"[nbd]\nlisten = ['unix:{place / 'nbd'}']\n"
     file = place / "conf"
     file.write_text(f"{head}[pool.p]\nthreads = 2\n{''.join(tables)}", encoding="utf-8")
     if by == "nbd":
