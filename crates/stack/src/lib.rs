@@ -10,6 +10,7 @@
 //! Who uses the disk, and how they come to it, is not known here.
 
 mod bare;
+mod blocks;
 mod client;
 mod confined;
 mod cow;
@@ -25,6 +26,7 @@ mod pages;
 mod pools;
 mod stack;
 
+pub use blocks::{block_of, words_of};
 pub use client::{Answer, Ask, Client, Job};
 pub use confined::{AllowedDirs, data_file, no_data_file};
 pub use cpus::CpuList;
@@ -33,7 +35,7 @@ pub use filters::{DiskFilters, FilterInfo, position_of_filter};
 pub use held::Latch;
 pub use image_files::{ImageOpener, StoredImage, seen_from};
 pub use inject::{Injected, Injection, Injector};
-pub use missing::{Missing, block_of, words_of};
+pub use missing::Missing;
 pub use pages::Pages;
 pub use pools::{PoolOptions, Pools};
 pub use stack::{Error, Hold, Stack};

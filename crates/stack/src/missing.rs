@@ -1,5 +1,6 @@
 //! What of a disk is not here yet, while it is used.
 
+use crate::blocks::{BITS, Grid, are_set, bits, unset};
 use fathom_core::Op;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -9,11 +10,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-/// Blocks of a word.
-const BITS: u64 = u64::BITS as u64;
-/// The smallest block (bytes), and the most that a disk has.
-const SMALLEST: u64 = 64 << 10;
-const MOST_BLOCKS: u64 = 1 << 28;
 /// Of what one waits for, so much (bytes) is brought before others get their turn, and of what all do.
 const OF_ONE: u64 = 1 << 20;
 const AT_ONCE: u64 = 4 << 20;
@@ -36,8 +32,7 @@ pub struct Missing {
 }
 
 struct Map {
-    size: u64,
-    block: u64,
+    grid: Grid,
     here: Box<[AtomicU64]>,
     noted: Box<[AtomicU64]>,
     /// Blocks that are not noted.
@@ -53,47 +48,14 @@ struct Want {
     writes: bool,
 }
 
-/// Bytes of a block, of a disk of this size.
-pub fn block_of(size: u64) -> u64 {
-    let block = size.div_ceil(MOST_BLOCKS).next_power_of_two();
-    block.max(SMALLEST)
-}
-
-/// Words of a map, a bit for each block from the lowest on.
-pub fn words_of(size: u64) -> usize {
-    size.div_ceil(block_of(size)).div_ceil(BITS) as usize
-}
-
-fn bits(words: &[AtomicU64], blocks: Range<u64>) -> impl Iterator<Item = (&AtomicU64, u64)> {
-    let mut at = blocks.start;
-    std::iter::from_fn(move || {
-        (at < blocks.end).then(|| {
-            let (word, bit) = (at / BITS, at % BITS);
-            let count = (blocks.end - at).min(BITS - bit);
-            at += count;
-            (&words[word as usize], (u64::MAX >> (BITS - count)) << bit)
-        })
-    })
-}
-
-fn are_set(words: &[AtomicU64], blocks: Range<u64>) -> bool {
-    bits(words, blocks).all(|(word, mask)| word.load(Ordering::Acquire) & mask == mask)
-}
-
 impl Map {
-    /// The blocks that a range touches.
-    fn blocks(&self, offset: u64, len: u64) -> Range<u64> {
-        let end = offset.saturating_add(len).min(self.size);
-        offset.min(end) / self.block..end.div_ceil(self.block)
-    }
-
     /// Whether this can be done now.
     fn lets(&self, op: Op, offset: u64, len: u64) -> bool {
         match op {
             Op::Flush => true,
-            Op::Read | Op::BlockStatus => are_set(&self.here, self.blocks(offset, len)),
+            Op::Read | Op::BlockStatus => are_set(&self.here, self.grid.touched(offset, len)),
             Op::Write | Op::Discard | Op::WriteZeroes => {
-                are_set(&self.noted, self.blocks(offset, len))
+                are_set(&self.noted, self.grid.touched(offset, len))
             }
         }
     }
@@ -102,32 +64,19 @@ impl Map {
         let words = if want.writes { &self.noted } else { &self.here };
         are_set(words, want.blocks.clone())
     }
-
-    /// The first blocks of these that are not here.
-    fn absent(&self, blocks: Range<u64>) -> Option<Range<u64>> {
-        let is_here = |block: u64| are_set(&self.here, block..block + 1);
-        let start = blocks.clone().find(|block| !is_here(*block))?;
-        let end = (start..blocks.end).find(|block| is_here(*block));
-        Some(start..end.unwrap_or(blocks.end))
-    }
-
-    fn bytes(&self, blocks: Range<u64>) -> Range<u64> {
-        let end = |block: u64| block.saturating_mul(self.block).min(self.size);
-        end(blocks.start)..end(blocks.end)
-    }
 }
 
 impl Waits {
     fn pieces(&mut self, map: &Map) -> Vec<Range<u64>> {
         self.0.retain(|want| !map.is_satisfied(want));
-        let most = OF_ONE.div_ceil(map.block);
-        let (mut pieces, mut left) = (Vec::new(), AT_ONCE.div_ceil(map.block));
+        let most = OF_ONE.div_ceil(map.grid.block);
+        let (mut pieces, mut left) = (Vec::new(), AT_ONCE.div_ceil(map.grid.block));
         for want in &self.0 {
-            let Some(absent) = map.absent(want.blocks.clone()) else {
+            let Some(absent) = unset(&map.here, want.blocks.clone()) else {
                 continue;
             };
             let len = (absent.end - absent.start).min(most).min(left);
-            pieces.push(map.bytes(absent.start..absent.start + len));
+            pieces.push(map.grid.bytes(absent.start..absent.start + len));
             left -= len;
             if left == 0 {
                 break;
@@ -141,8 +90,8 @@ impl Missing {
     /// From now on all is missing but what is noted: `words` of [`words_of`] the disk's size. Once, before
     /// anybody uses it.
     pub fn begin(&self, size: u64, words: &[u64]) {
-        let block = block_of(size);
-        let blocks = size.div_ceil(block);
+        let grid = Grid::new(size);
+        let blocks = grid.count();
         // Bits behind the end mean nothing.
         let of_word = |n: usize| blocks.saturating_sub(n as u64 * BITS).min(BITS);
         let mask = |n: usize| {
@@ -154,8 +103,7 @@ impl Missing {
         let load = || words.clone().map(AtomicU64::new).collect();
         let noted: u64 = words.clone().map(|word| u64::from(word.count_ones())).sum();
         let map = Map {
-            size,
-            block,
+            grid,
             here: load(),
             noted: load(),
             left: AtomicU64::new(blocks - noted),
@@ -177,7 +125,7 @@ impl Missing {
     pub(crate) fn want(&self, op: Op, offset: u64, len: u64) {
         let Some(map) = self.map.get() else { return };
         let want = Want {
-            blocks: map.blocks(offset, len),
+            blocks: map.grid.touched(offset, len),
             writes: op != Op::Read,
         };
         self.waits().0.push(want);
@@ -256,11 +204,13 @@ impl Missing {
         let Some(map) = self.map.get() else {
             return Vec::new();
         };
-        let mut blocks = map.blocks(range.start, range.end.saturating_sub(range.start));
+        let mut blocks = map
+            .grid
+            .touched(range.start, range.end.saturating_sub(range.start));
         let mut all = Vec::new();
-        while let Some(absent) = map.absent(blocks.clone()) {
+        while let Some(absent) = unset(&map.here, blocks.clone()) {
             blocks.start = absent.end;
-            all.push(map.bytes(absent));
+            all.push(map.grid.bytes(absent));
         }
         all
     }
@@ -268,12 +218,7 @@ impl Missing {
     /// The blocks that lie wholly in this range (bytes) are here.
     pub fn have_come(&self, range: Range<u64>) {
         let Some(map) = self.map.get() else { return };
-        let end = match range.end >= map.size {
-            true => map.size.div_ceil(map.block),
-            false => range.end / map.block,
-        };
-        let blocks = range.start.div_ceil(map.block)..end;
-        for (word, mask) in bits(&map.here, blocks) {
+        for (word, mask) in bits(&map.here, map.grid.within(range)) {
             word.fetch_or(mask, Ordering::AcqRel);
         }
         self.ring();
@@ -307,7 +252,7 @@ impl Missing {
             let mut lost = here.swap(noted, Ordering::AcqRel) & !noted;
             while lost != 0 {
                 let block = n * BITS + u64::from(lost.trailing_zeros());
-                gone.push(map.bytes(block..block + 1));
+                gone.push(map.grid.bytes(block..block + 1));
                 lost &= lost - 1;
             }
         }
@@ -342,7 +287,7 @@ impl Missing {
         self.map.get().map_or(0, |map| {
             let here = map.here.iter().map(|word| word.load(Ordering::Acquire));
             let here: u64 = here.map(|word| u64::from(word.count_ones())).sum();
-            map.size.div_ceil(map.block).saturating_sub(here) * map.block
+            map.grid.count().saturating_sub(here) * map.grid.block
         })
     }
 }
@@ -350,6 +295,7 @@ impl Missing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blocks::{SMALLEST, words_of};
 
     const BLOCK: u64 = SMALLEST;
 
