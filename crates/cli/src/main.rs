@@ -5,6 +5,7 @@
 
 mod aio;
 mod backend;
+mod backup;
 mod base;
 mod bench;
 #[cfg(test)]
@@ -67,6 +68,7 @@ enum Command {
     Info(stats::InfoArgs),
     Set(filters::SetArgs),
     Group(group::GroupCommand),
+    Backup(backup::BackupCommand),
     Resize(stats::ResizeArgs),
     Quit(stats::QuitArgs),
     Upgrade(upgrade::UpgradeArgs),
@@ -143,6 +145,7 @@ fn main() -> ExitCode {
         Command::Info(args) => stats::info(args),
         Command::Set(args) => filters::set(args),
         Command::Group(args) => group::run(args),
+        Command::Backup(args) => backup::run(args),
         Command::Resize(args) => stats::resize(args),
         Command::Quit(args) => stats::quit(args),
         Command::Upgrade(args) => upgrade::run(args),

@@ -37,6 +37,8 @@ pub mod woken {
     pub const LIBRARY: u16 = u16::MAX - 3;
     /// Who has waited for parts of a disk that comes while it is used.
     pub const ARRIVING: u16 = u16::MAX - 4;
+    /// Who has waited for what is there to be kept before it is changed.
+    pub const KEPT: u16 = u16::MAX - 5;
 }
 
 // From the top: 4 bits of kind, 12 bits of the member of a pool, 16 bits of tag or slot, and below them

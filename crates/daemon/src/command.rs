@@ -1,9 +1,11 @@
 //! What can be asked of a server: the only way to change anything of it.
 
 use crate::table::DiskTable;
+use crate::text;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use utoipa::ToSchema;
 
 /// A command, and the disk that it is about; none where it concerns the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +22,26 @@ impl Ask {
             _ => self.disk.as_deref(),
         }
     }
+}
+
+/// How a backup is to be made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct BackupOrder {
+    /// The Unix socket at which NBD clients read the disk as it was [default: beside that of front-ends]
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub socket: Option<PathBuf>,
+    /// The directory of the file that keeps what users change meanwhile, until the backup ends
+    /// [default: where the image is]
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub scratch: Option<PathBuf>,
+    /// So much that file may take: the backup has failed when users have changed more
+    /// [default: what the file system has]
+    #[serde(default, deserialize_with = "text::size")]
+    #[schema(value_type = Option<String>)]
+    pub scratch_size: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +61,10 @@ pub enum Command {
     Freeze { timeout_ms: Option<u64> },
     /// Let it go on: `{"frozen": false}`.
     Thaw,
+    /// Keep a disk as it is now, for NBD clients: answered by a [`BackupInfo`](crate::info::BackupInfo).
+    BeginBackup(BackupOrder),
+    /// Keep it no more: answered likewise, by what has become of it.
+    EndBackup,
     /// Change options of one of the disk's filters: all of them, or none.
     /// `filter` is its name, with `#2` for the second one of that name; an
     /// empty value is the option's default. Answered by a

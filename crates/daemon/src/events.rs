@@ -37,6 +37,10 @@ pub enum Happened {
     /// It is on its way here from another server: `copying` (again), `ready` (its guest may come), `switching`,
     /// `arriving` (its guest is here already), `done`.
     Pulled { disk: String, phase: String },
+    /// It is kept as it is, for a backup.
+    BackupBegun { disk: String },
+    /// It was not possible to keep it: what was read of it is not to be used.
+    BackupFailed { disk: String, problem: String },
     /// Somebody uses it: a virtual machine (`vhost-user`) or an NBD client (`nbd`).
     Attached {
         disk: String,
@@ -79,6 +83,8 @@ impl Happened {
             | Happened::Changed { disk }
             | Happened::Resized { disk, .. }
             | Happened::Pulled { disk, .. }
+            | Happened::BackupBegun { disk }
+            | Happened::BackupFailed { disk, .. }
             | Happened::Attached { disk, .. }
             | Happened::Detached { disk, .. }
             | Happened::Alarm { disk, .. }

@@ -65,6 +65,9 @@ pub struct Info {
     /// Another server has taken it over: no guest can have it here.
     #[serde(default)]
     pub moved: bool,
+    /// It is kept as it was when a backup of it began; None: it is not.
+    #[serde(default)]
+    pub backup: Option<BackupInfo>,
     /// It stands still, and who uses it waits.
     #[serde(default)]
     pub frozen: bool,
@@ -103,6 +106,20 @@ impl From<Status> for PullInfo {
             problem: status.problem,
         }
     }
+}
+
+/// A disk that is kept as it was.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct BackupInfo {
+    /// Where NBD clients read it.
+    pub uri: String,
+    /// For so long.
+    pub seconds: u64,
+    /// Bytes that users have changed since, and that are kept somewhere else.
+    pub kept: u64,
+    /// Why it has failed: what was read is not to be used.
+    #[serde(default)]
+    pub problem: Option<String>,
 }
 
 /// Of an image, since its disk was opened here; all of it only grows.
@@ -153,7 +170,10 @@ impl Info {
             1 => Some("an NBD client".to_owned()),
             n => Some(format!("{n} NBD clients")),
         };
-        let users: Vec<_> = front_end.into_iter().chain(clients).collect();
+        let is_backed_up = |backup: &&BackupInfo| backup.problem.is_none();
+        let backup = self.backup.as_ref().filter(is_backed_up);
+        let backup = backup.map(|_| "a backup".to_owned());
+        let users: Vec<_> = front_end.into_iter().chain(clients).chain(backup).collect();
         (!users.is_empty()).then(|| users.join(" and "))
     }
 }

@@ -1,5 +1,7 @@
 //! Work on running disks, beside their users: one folder each.
 //!
+//! - `backup` keeps a disk as it was at an instant, to be read at leisure;
 //! - `pull` copies a disk from the server where its guest runs, and takes it over from there.
 
+pub mod backup;
 pub mod pull;

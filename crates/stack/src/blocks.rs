@@ -42,7 +42,10 @@ impl Grid {
     /// The blocks that a range touches.
     pub(crate) fn touched(&self, offset: u64, len: u64) -> Range<u64> {
         let end = offset.saturating_add(len).min(self.size);
-        offset.min(end) / self.block..end.div_ceil(self.block)
+        match offset < end {
+            true => offset / self.block..end.div_ceil(self.block),
+            false => 0..0,
+        }
     }
 
     /// The blocks that lie wholly in a range (bytes).

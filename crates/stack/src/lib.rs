@@ -4,7 +4,8 @@
 //! [`Description`] is what users say; [`Stack::open`] makes the disk. On the way: `confined` opens
 //! what images name, in the directories that they may use; `image_files` are an image's files as the
 //! formats use them; `cow` puts an overlay over an image; `filters` are those of one disk; `inject`
-//! delays on purpose; `held` has users wait, for all of the disk or for what is `missing` of it; `pools` are threads that disks share. `client` is for whoever reads and writes a disk
+//! delays on purpose; `held` has users wait, for all of the disk or for what is `missing` of it;
+//! at the `tap`, below the filters, what users change waits until it is kept as it was in the `past`; `pools` are threads that disks share. `client` is for whoever reads and writes a disk
 //! as a guest does, but waits.
 //!
 //! Who uses the disk, and how they come to it, is not known here.
@@ -23,8 +24,10 @@ mod inject;
 mod magic;
 mod missing;
 mod pages;
+mod past;
 mod pools;
 mod stack;
+mod tap;
 
 pub use blocks::{block_of, words_of};
 pub use client::{Answer, Ask, Client, Job};
@@ -37,5 +40,7 @@ pub use image_files::{ImageOpener, StoredImage, seen_from};
 pub use inject::{Injected, Injection, Injector};
 pub use missing::Missing;
 pub use pages::Pages;
+pub use past::Past;
 pub use pools::{PoolOptions, Pools};
 pub use stack::{Error, Hold, Stack};
+pub use tap::Tap;

@@ -10,6 +10,7 @@ use crate::inject::Injector;
 use crate::magic;
 use crate::missing::Missing;
 use crate::pools::{NamedPool, Pools};
+use crate::tap::Tap;
 use fathom_core::{Disk, DiskError, Parts, WorkerHandle, WorkerOptions};
 use fathom_files::gate;
 use fathom_filters::Filters;
@@ -51,6 +52,8 @@ pub struct Stack {
     /// What has something to leave.
     pub parts: Parts,
     pub injector: Option<Arc<Injector>>,
+    /// Where it may be kept as it was.
+    pub tap: Arc<Tap>,
     /// What keeps users waiting, if that is wanted.
     pub hold: Option<Hold>,
     /// The engine that is used, after a fallback if need be.
@@ -90,6 +93,8 @@ impl Stack {
             .legacy
             .check_taken()
             .map_err(Error::Description)?;
+        let tap = Arc::new(Tap::new(disk));
+        let disk: Arc<dyn Disk> = tap.clone();
         let injector = description.inject.map(Injector::new);
         let disk = match &injector {
             Some(injector) => injector.wrap_disk(disk),
@@ -123,6 +128,7 @@ impl Stack {
             filters,
             parts,
             injector,
+            tap,
             hold,
             engine,
         })

@@ -27,10 +27,10 @@ fn parse_rate(text: &str) -> Result<u64, String> {
 
 /// Of a command that moves data.
 #[derive(Debug, Args)]
-pub(super) struct RateArg {
+pub(crate) struct RateArg {
     /// Bytes a second, at most
     #[arg(short, long, value_parser = parse_rate, value_name = "SIZE", alias = "rate-limit")]
-    pub(super) rate: Option<u64>,
+    pub(crate) rate: Option<u64>,
 }
 
 /// Of a command that writes to an image which may have an external data file.

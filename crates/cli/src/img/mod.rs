@@ -6,7 +6,7 @@ mod archive;
 mod bitmap;
 mod check;
 mod commit;
-mod common;
+pub mod common;
 mod compare;
 mod convert;
 mod create;
@@ -19,7 +19,7 @@ mod rebase;
 mod resize;
 mod restore;
 mod snapshot;
-mod watch;
+pub mod watch;
 
 use anyhow::bail;
 use clap::{Args, Subcommand, ValueEnum};
@@ -86,7 +86,7 @@ enum Output {
     Json,
 }
 
-fn parse_format(name: &str) -> Result<Format, String> {
+pub fn parse_format(name: &str) -> Result<Format, String> {
     Format::from_name(name).map_err(|e| e.to_string())
 }
 
@@ -113,7 +113,7 @@ fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
 
 /// The options of a new image as `-o` gives them. None: the user has asked which there are, and was
 /// told.
-fn format_options(format: Format, texts: &[String]) -> anyhow::Result<Option<CreateOptions>> {
+pub fn format_options(format: Format, texts: &[String]) -> anyhow::Result<Option<CreateOptions>> {
     let mut options = CreateOptions::new(format);
     for (name, value) in texts.iter().flat_map(|text| pairs(text)) {
         if asks_for_help(&name) {

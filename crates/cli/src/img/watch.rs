@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 /// How a job tells how far it is.
 #[derive(Debug, Args)]
-pub(super) struct WatchArgs {
+pub(crate) struct WatchArgs {
     /// Show how far it is, in lines if standard error is no terminal
     #[arg(short, long)]
     progress: bool,
@@ -30,7 +30,7 @@ enum Form {
 }
 
 /// Writes down events.
-pub(super) struct Watch {
+pub(crate) struct Watch {
     form: Form,
     quiet: bool,
     /// The last percentage shown.
@@ -43,15 +43,15 @@ pub(super) struct Watch {
 const WIDTH: usize = 40;
 
 impl WatchArgs {
-    pub(super) fn quiet(&self) -> bool {
+    pub(crate) fn quiet(&self) -> bool {
         self.quiet
     }
 
-    pub(super) fn json(&self) -> bool {
+    pub(crate) fn json(&self) -> bool {
         self.json
     }
 
-    pub(super) fn watch(&self) -> Watch {
+    pub(crate) fn watch(&self) -> Watch {
         let form = match std::io::stderr().is_terminal() {
             _ if self.json => Form::Json,
             _ if self.quiet => Form::Nothing,
@@ -69,7 +69,7 @@ impl WatchArgs {
 }
 
 impl Watch {
-    pub(super) fn event(&mut self, event: Event) {
+    pub(crate) fn event(&mut self, event: Event) {
         match event {
             Event::Progress { done, total } => self.progress(done, total),
             Event::Warning(line) if self.form == Form::Json => {
@@ -109,7 +109,7 @@ impl Watch {
     }
 
     /// The job has ended.
-    pub(super) fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.leave_bar();
     }
 
@@ -121,12 +121,12 @@ impl Watch {
 }
 
 /// A reader that has gone does not end the job.
-pub(super) fn json_line(value: &serde_json::Value) {
+pub(crate) fn json_line(value: &serde_json::Value) {
     let _ = writeln!(std::io::stdout(), "{value}");
 }
 
 /// Set by the first SIGINT or SIGTERM; the second ends the process at once.
-pub(super) fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
+pub(crate) fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone())?;
@@ -136,7 +136,7 @@ pub(super) fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
 }
 
 /// Does a job while the user watches; the outcome is told as the form says.
-pub(super) fn watched<T>(
+pub(crate) fn watched<T>(
     args: &WatchArgs,
     job: impl FnOnce(&mut fathom_img::Progress<'_>) -> Result<T, fathom_img::Error>,
 ) -> anyhow::Result<T> {
@@ -144,7 +144,7 @@ pub(super) fn watched<T>(
 }
 
 /// Likewise; `told` is what the last event has to say of it.
-pub(super) fn watched_telling<T>(
+pub(crate) fn watched_telling<T>(
     args: &WatchArgs,
     job: impl FnOnce(&mut fathom_img::Progress<'_>) -> Result<T, fathom_img::Error>,
     told: impl FnOnce(&T) -> serde_json::Value,

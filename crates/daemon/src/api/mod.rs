@@ -4,7 +4,7 @@
 //! daemon's thread; nothing of a disk is touched here.
 //!
 //! - `listen` is where clients connect, `clients` says how many, `connection` serves each;
-//! - `disks` has what can be done to disks, `groups` to those that share limits, `server` what concerns
+//! - `disks` has what can be done to disks, `backup` how they are kept as they were, `groups` to those that share limits, `server` what concerns
 //!   all of them, `stream` what happens;
 //! - `request` is what is read of each;
 //! - `metrics` is what is counted (on `pages`), `live` what goes on right now, `page` shows that in a
@@ -13,6 +13,7 @@
 //! - `problem` is how errors look (RFC 9457), `tag` how two versions of a disk are told apart;
 //! - `schema` describes in JSON Schema what is defined elsewhere.
 
+mod backup;
 mod clients;
 mod connection;
 mod disks;
@@ -233,6 +234,7 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(disks::resize))
         .routes(routes!(disks::freeze))
         .routes(routes!(disks::thaw))
+        .routes(routes!(backup::begin, backup::end))
         .routes(routes!(disks::set_filter))
         .routes(routes!(disks::start_trace, disks::stop_trace))
         .routes(routes!(groups::list))

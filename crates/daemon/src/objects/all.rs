@@ -2,10 +2,11 @@
 //!
 //! - `coming` and `going` are how disks come, change and go;
 //! - `handover` takes all of them to another process;
-//! - `freezing` has them stand still;
+//! - `backups` keeps them as they were at an instant, `freezing` has them stand still;
 //! - `remaking` gives them other options, `resizing` other sizes;
 //! - `host` is how they are asked.
 
+mod backups;
 mod coming;
 mod freezing;
 mod going;
@@ -136,6 +137,8 @@ impl Objects {
             Event::Frozen(name, frozen) => self.take_in_frozen(&name, *frozen),
             Event::Thawed(name) => self.take_in_thawed(&name),
             Event::Remade(name, remade) => self.take_in_remade(&name, remade),
+            Event::BackupBegun(name, begun) => self.take_in_backup(&name, *begun),
+            Event::BackupEnded(name, info) => self.take_in_ended_backup(&name, &info),
         }
     }
 
@@ -164,6 +167,10 @@ impl Objects {
                 return self.freeze(index, timeout, asker);
             }
             (Command::Thaw, Some(index)) => return self.thaw(index, asker),
+            (Command::BeginBackup(order), Some(index)) => {
+                return self.begin_backup(index, order, asker);
+            }
+            (Command::EndBackup, Some(index)) => return self.end_backup(index, asker),
             (command, Some(index)) => self.handle_for(index, command),
             (_, None) => Err(Kind::Invalid.because("that concerns one disk: name it")),
         };
@@ -217,6 +224,8 @@ impl Objects {
             | Command::Resize { .. }
             | Command::Freeze { .. }
             | Command::Thaw
+            | Command::BeginBackup(_)
+            | Command::EndBackup
             | Command::Remove { .. } => {
                 Err(Kind::Invalid.because("that concerns the server, not one disk"))
             }

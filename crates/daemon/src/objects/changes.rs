@@ -1,10 +1,12 @@
 //! Disks that come, go and change while others are served: each on a thread of its own, since
 //! opening, draining and resizing one may take long.
 
+use super::backup::{Order, Running};
 use super::disk::{Common, Served};
 use super::freeze::Waiting;
 use crate::answer::Asker;
 use crate::error::Error;
+use crate::info::BackupInfo;
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
@@ -55,6 +57,10 @@ pub enum Event {
     Thawed(String),
     /// The disk of that name is served by another one now, or is as it was, for this reason.
     Remade(String, Result<Box<Served>, String>),
+    /// A backup of the disk of that name has begun, or cannot, for this reason.
+    BackupBegun(String, Box<Result<Running, String>>),
+    /// It has ended.
+    BackupEnded(String, Box<BackupInfo>),
 }
 
 /// How long a disk that is to be smaller waits for what is in flight.
@@ -136,6 +142,30 @@ pub fn resize(disk: &Served, size: Option<u64>, shrink: bool, post: Post<Event>)
             settle: &|| settle(&workers),
         });
         post.send(Event::Resized(name, resized));
+    })?;
+    Ok(())
+}
+
+/// Begins a backup.
+pub fn begin_backup(order: Order, post: Post<Event>) -> io::Result<()> {
+    let _signals = LeftToThisThread::new();
+    let builder = thread::Builder::new().name("begin a backup".into());
+    builder.spawn(move || {
+        thread_starts(ThreadKind::General);
+        let name = order.disk.clone();
+        post.send(Event::BackupBegun(name, Box::new(order.begin())));
+    })?;
+    Ok(())
+}
+
+/// Ends one.
+pub fn end_backup(name: String, running: Running, post: Post<Event>) -> io::Result<()> {
+    let _signals = LeftToThisThread::new();
+    let builder = thread::Builder::new().name("end a backup".into());
+    builder.spawn(move || {
+        thread_starts(ThreadKind::General);
+        let ended = running.end();
+        post.send(Event::BackupEnded(name, Box::new(ended)));
     })?;
     Ok(())
 }

@@ -2,23 +2,27 @@
 
 mod handover;
 
+use super::backup::{Order, Running};
 use super::inherited::Inherited;
 use super::moves::{self, Moves};
 use super::serving::Serving;
 use super::shared_disk::SharedDisk;
 use super::tracer::Tracer;
 use crate::alarm::{Seen, Watches};
+use crate::command::BackupOrder;
 use crate::error::Error;
 use crate::events::{By, Events, Happened};
 use crate::info::{FrontEnd, ImageInfo, Info, WorkerInfo};
 use crate::metrics::{QueueInfo, Visits};
 use crate::options::DiskOptions;
+use crate::socket_spec::SocketSpec;
 use crate::table::DiskTable;
 use fathom_core::{DiskInfo, Looking, SizeWatch, ThreadKind, WorkerHandle};
 use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser, Visit, Watch};
 use fathom_filters::Filters;
+use fathom_jobs::backup::{Source, Terms};
 use fathom_stack::{FilterInfo, Injected, Injector, Pools, Stack};
 use fathom_trace::{Clock, Now, SlowRequest, Summary};
 use fathom_units::Size;
@@ -27,9 +31,12 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Why something cannot be done.
+pub(super) const BACKED_UP: &str = "a backup of it has begun: wait until it ends";
 
 /// What it is called among a disk's parts.
 const TRACE: &str = "trace";
@@ -59,6 +66,7 @@ pub struct Served {
     options: DiskOptions,
     stack: Stack,
     moves: Moves,
+    backup: Option<Running>,
     shared: Arc<SharedDisk>,
     /// For front-ends, until they are served.
     listener: Option<Listener>,
@@ -110,6 +118,7 @@ impl Served {
             options,
             stack,
             moves,
+            backup: None,
             shared,
             listener,
             vhost_user: None,
@@ -176,7 +185,9 @@ impl Served {
 
     /// Why nothing is to be done with it that takes it from its users: it moves.
     pub fn may_not_be_disturbed(&self) -> Option<String> {
-        self.moves.may_go().err()
+        let backup = self.backup.as_ref().filter(|backup| !backup.is_over());
+        let backup = backup.map(|_| BACKED_UP.to_owned());
+        self.moves.may_go().err().or(backup)
     }
 
     /// What it is served by, if it was written.
@@ -261,6 +272,7 @@ impl Served {
     /// for it.
     pub fn begin_stop(&self) {
         self.moves.begin_stop();
+        self.backup.iter().for_each(Running::begin_stop);
         self.vhost_user.iter().for_each(Serving::begin_stop);
     }
 
@@ -270,7 +282,8 @@ impl Served {
             Some(serving) => serving.end(deadline)?,
             None => Ok(()),
         };
-        if !self.moves.end(deadline) {
+        let is_over = |backup: &Running| backup.wait(deadline);
+        if !self.moves.end(deadline) || !self.backup.as_ref().is_none_or(is_over) {
             return None;
         }
         Some(ended.map_err(Error::io("serving front-ends failed")))
@@ -430,6 +443,7 @@ impl Served {
             frozen: false,
             pull: self.moves.status().map(Into::into),
             moved: self.moves.has_gone(),
+            backup: self.backup.as_ref().map(Running::info),
             uptime_seconds: 0,
             sandbox: fathom_sandbox::report(),
             limits: None,
@@ -509,6 +523,52 @@ impl Served {
             export.device().set_size(size);
             export.config_changed();
         }
+    }
+}
+
+/// Backups.
+impl Served {
+    /// What it takes to begin one. The error is for the user.
+    pub fn backup_order(&self, order: BackupOrder) -> Result<Order, String> {
+        let (options, stack) = (&self.options, &self.stack);
+        let socket = match (order.socket, &options.vhost_user) {
+            (Some(socket), _) => socket,
+            (None, Some(SocketSpec::Path(path))) => {
+                let mut path = path.clone().into_os_string();
+                path.push(".backup");
+                path.into()
+            }
+            (None, _) => return Err("say at which socket NBD clients are to read it".into()),
+        };
+        let beside = options.disk.location.path().and_then(Path::parent);
+        let scratch = order.scratch.or_else(|| beside.map(Path::to_owned));
+        let scratch =
+            scratch.ok_or("say in which directory is room for what is changed meanwhile")?;
+        Ok(Order {
+            disk: options.name.clone(),
+            source: Source {
+                disk: self.shared.for_backup(stack.tap.below().clone()),
+                engine: options.disk.engine,
+                tap: stack.tap.clone(),
+                workers: stack.workers.clone(),
+            },
+            terms: Terms {
+                scratch,
+                most: order.scratch_size,
+            },
+            socket,
+            access: options.access,
+            shared: self.shared.clone(),
+            events: self.events.clone(),
+        })
+    }
+
+    pub fn set_backup(&mut self, backup: Running) {
+        self.backup = Some(backup);
+    }
+
+    pub fn take_backup(&mut self) -> Option<Running> {
+        self.backup.take()
     }
 }
 

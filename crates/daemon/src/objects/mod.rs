@@ -2,6 +2,7 @@
 //! clients that they share. Disks come and go while others are served.
 
 mod all;
+mod backup;
 mod changes;
 mod disk;
 mod freeze;

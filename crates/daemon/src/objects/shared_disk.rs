@@ -61,6 +61,8 @@ struct Users {
     /// It was deactivated at the end of a job, and is to be activated again.
     is_between: bool,
     disconnect: Option<Disconnect>,
+    /// Likewise, for a backup, which is a client, too.
+    end_backup: Option<Disconnect>,
 }
 
 impl Users {
@@ -113,6 +115,15 @@ impl SharedDisk {
         })
     }
 
+    /// `below`, which is the disk without its filters, for whoever comes and goes like a client.
+    pub fn for_backup(self: &Arc<Self>, below: Arc<dyn Disk>) -> Arc<dyn Disk> {
+        Arc::new(View {
+            shared: self.clone(),
+            disk: below,
+            user: User::Client,
+        })
+    }
+
     /// `below`, which is the disk or a part of it, for work on it.
     pub fn for_job(self: &Arc<Self>, below: Arc<dyn Disk>) -> Arc<dyn Disk> {
         Arc::new(View {
@@ -125,6 +136,11 @@ impl SharedDisk {
     /// How to make clients leave.
     pub fn set_disconnect(&self, disconnect: Disconnect) {
         self.users().disconnect = Some(disconnect);
+    }
+
+    /// How to make the backup leave.
+    pub fn set_backup(&self, end: Disconnect) {
+        self.users().end_backup = Some(end);
     }
 
     fn users(&self) -> MutexGuard<'_, Users> {
@@ -281,13 +297,17 @@ impl SharedDisk {
     fn wait_for_clients<'a>(&'a self, mut users: MutexGuard<'a, Users>) -> MutexGuard<'a, Users> {
         users.front_end_changes = true;
         while users.clients > 0 {
-            if let Some(disconnect) = users.disconnect.take() {
-                // Clients that leave need the lock.
-                drop(users);
-                disconnect();
-                users = self.users();
-                users.disconnect = Some(disconnect);
-            }
+            let (disconnect, end_backup) = (users.disconnect.take(), users.end_backup.take());
+            // Clients that leave need the lock.
+            drop(users);
+            disconnect
+                .iter()
+                .chain(&end_backup)
+                .for_each(|leave| leave());
+            users = self.users();
+            // (Another backup may have come.)
+            users.disconnect = users.disconnect.take().or(disconnect);
+            users.end_backup = users.end_backup.take().or(end_backup);
             // Again after a while, for one that was just coming.
             let wait = self.left.wait_timeout(users, Duration::from_millis(100));
             users = wait.unwrap_or_else(|e| e.into_inner()).0;

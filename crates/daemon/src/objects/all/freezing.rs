@@ -109,6 +109,6 @@ impl Objects {
     }
 }
 
-fn no_thread(error: &std::io::Error) -> Refusal {
+pub(super) fn no_thread(error: &std::io::Error) -> Refusal {
     Kind::Failed.because(format!("cannot start a thread: {error}"))
 }

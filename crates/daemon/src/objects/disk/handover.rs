@@ -1,6 +1,6 @@
 //! A disk that goes from one process to another.
 
-use super::{Served, TRACE};
+use super::{BACKED_UP, Served, TRACE};
 use crate::error::Error;
 use crate::handover::{DiskCounts, DiskState, GivenDisk};
 use crate::objects::inherited::Inherited;
@@ -21,6 +21,9 @@ impl Served {
     pub fn may_be_left(&self) -> Result<(), String> {
         let problem = match self.stack.parts.may_go().err() {
             Some(problem) => problem,
+            None if self.backup.as_ref().is_some_and(|backup| !backup.is_over()) => {
+                BACKED_UP.to_owned()
+            }
             None if self.options.disk.inject.is_some() => "--inject is not handed over".to_owned(),
             None if self
                 .stack

@@ -1,0 +1,396 @@
+//! Disks that are read as they were, while they are used.
+
+use crate::driver::{Request, with_disk};
+use crate::exercise::{Random, differ, exercise};
+use crate::kinds::{ENGINES, Kind, SIZE, qemu_img, tool};
+use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, refused, run, stdout_of};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+const MIB: u64 = 1 << 20;
+
+/// Where it is read.
+fn start(served: &Served, args: &[&str]) -> String {
+    let api = served.api();
+    let said = stdout_of(&[&["backup", "start", &api], args].concat());
+    said.trim_end().to_owned()
+}
+
+fn stop(served: &Served) {
+    stdout_of(&["backup", "stop", &served.api()]);
+}
+
+fn backup(served: &Served) -> Value {
+    let info = stdout_of(&["info", &served.api(), "--json"]);
+    let info: Value = serde_json::from_str(&info).expect("JSON");
+    info["backup"].clone()
+}
+
+/// What QEMU reads there.
+fn read(dir: &Path, uri: &str) -> Vec<u8> {
+    qemu_img(dir, &["convert", "-f", "raw", "-O", "raw", uri, "copy"]);
+    fs::read(dir.join("copy")).unwrap()
+}
+
+fn raw_image(dir: &Path) -> String {
+    let image = dir.join("image");
+    let bytes: Vec<_> = (0..SIZE).map(|n| (n / 512 % 251) as u8).collect();
+    fs::write(&image, bytes).unwrap();
+    as_arg(&image)
+}
+
+#[test]
+fn every_disk_is_read_as_it_was() {
+    for kind in Kind::all() {
+        eprintln!("{kind:?}");
+        let dir = kind.dir();
+        let dir = dir.path();
+        kind.make(dir);
+        let mut model = kind.contents(dir, None);
+        let mut random = Random::new(200 + kind.number);
+        let data = as_arg(&dir.join("data.raw"));
+        let image = as_arg(&dir.join("i"));
+        let mut served = Served::start(&image, &kind.serve_writable(&data));
+        with_disk(&served.arg("s"), 2, |disk| {
+            for _ in 0..2 {
+                exercise(disk, &mut model, &mut random);
+                let before = model.clone();
+                let uri = start(&served, &[]);
+                exercise(disk, &mut model, &mut random);
+                // While it is being read, too.
+                let (args, to) = (["convert", "-f", "raw", "-O", "raw"], dir.join("beside"));
+                let reader = thread::scope(|scope| {
+                    let reader =
+                        scope.spawn(|| qemu_img(dir, &[&args[..], &[&uri, "beside"]].concat()));
+                    exercise(disk, &mut model, &mut random);
+                    reader.join().is_ok()
+                });
+                assert!(reader, "{kind:?}: it cannot be read");
+                let beside = fs::read(to).unwrap();
+                assert_eq!(differ(&beside, &before), None, "{kind:?}");
+                assert_eq!(differ(&read(dir, &uri), &before), None, "{kind:?}");
+                assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
+                stop(&served);
+            }
+        });
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+        kind.is_clean(dir);
+        assert_eq!(differ(&kind.contents(dir, None), &model), None, "{kind:?}");
+    }
+}
+
+/// One write after the other, each with its number, in these places.
+const PLACES: u64 = 64;
+
+fn place(number: u64) -> u64 {
+    // (Blocks that are kept at once are larger.)
+    number * 7 % PLACES * (SIZE / PLACES)
+}
+
+/// What is there is what the first so many writes have left.
+fn check_order(copy: &[u8], least: u64, most: u64) {
+    let number = |at: u64| {
+        let bytes = &copy[at as usize..at as usize + 8];
+        u64::from_le_bytes(bytes.try_into().unwrap())
+    };
+    let last = (0..PLACES).map(|n| number(place(n))).max().unwrap();
+    assert!(
+        (least..=most).contains(&last),
+        "{last} of {least} to {most}"
+    );
+    for n in last.saturating_sub(PLACES - 1)..=last {
+        assert_eq!(number(place(n)), n, "of the first {last}");
+    }
+}
+
+#[test]
+fn an_instant_is_one_of_the_order_in_which_was_written() {
+    let dir = disk_dir();
+    for (n, engine) in ENGINES.iter().enumerate() {
+        let image = raw_image(dir.path());
+        let threads = if n == 0 { "2" } else { "1" };
+        let mut served = Served::start(&image, &["--aio", engine, "--iothreads", threads]);
+        let (done, ends) = (AtomicU64::new(0), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                with_disk(&served.arg("s"), 2, |disk| {
+                    for number in 0.. {
+                        let mut data = vec![0; 4096];
+                        data[..8].copy_from_slice(&u64::to_le_bytes(number));
+                        // (By both queues in turn.)
+                        let flush = vec![Request::Flush; (number % 2) as usize];
+                        let write = Request::Write {
+                            offset: place(number),
+                            data,
+                        };
+                        let all = disk.all(&[flush, vec![write]].concat());
+                        assert!(all.iter().all(Result::is_ok));
+                        done.store(number, Ordering::SeqCst);
+                        if ends.load(Ordering::SeqCst) {
+                            return;
+                        }
+                    }
+                });
+            });
+            let seen = |least: u64| {
+                eventually("it is written", || {
+                    let done = done.load(Ordering::SeqCst);
+                    (done >= least).then_some(done)
+                })
+            };
+            for _ in 0..5 {
+                let least = seen(done.load(Ordering::SeqCst) + 2 * PLACES);
+                let uri = start(&served, &[]);
+                let most = done.load(Ordering::SeqCst) + 1;
+                seen(most + PLACES);
+                check_order(&read(dir.path(), &uri), least, most);
+                check_order(&read(dir.path(), &uri), least, most);
+                stop(&served);
+            }
+            ends.store(true, Ordering::SeqCst);
+        });
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    }
+}
+
+#[test]
+fn a_scratch_file_that_is_full_fails_the_backup_and_no_guest() {
+    let dir = disk_dir();
+    let image = raw_image(dir.path());
+    let mut model = fs::read(&image).unwrap();
+    let mut served = Served::start(&image, &[]);
+    let api = served.api();
+    let events = served.path("events");
+    let mut listener = std::process::Command::new("curl");
+    listener.args([
+        "-sN",
+        "--unix-socket",
+        &api,
+        "http://fathom/v1/events",
+        "-o",
+    ]);
+    let _listener = Kept::spawn(listener.arg(&events));
+    eventually("it listens", || served.log().contains("API").then_some(()));
+    with_disk(&served.arg("s"), 2, |disk| {
+        let uri = start(&served, &["--scratch-size", "1M"]);
+        exercise(disk, &mut model, &mut Random::new(1));
+        assert_eq!(differ(&disk.contents(), &model), None);
+        let problem = backup(&served)["problem"].as_str().map(str::to_owned);
+        let problem = problem.expect("it has failed");
+        assert!(
+            problem.contains("more room than it may have (1 MiB)"),
+            "{problem}"
+        );
+        let args = ["convert", "-f", "raw", "-O", "raw", &uri, "copy"];
+        assert!(!tool(dir.path(), "qemu-img", &args).status.success());
+        refused(1, &["backup", "stop", &api], &["has failed", "1 MiB"]);
+        // The next one is as good as ever.
+        let uri = start(&served, &[]);
+        let before = model.clone();
+        exercise(disk, &mut model, &mut Random::new(2));
+        assert_eq!(differ(&read(dir.path(), &uri), &before), None);
+        stop(&served);
+    });
+    eventually("it was told", || {
+        let told = fs::read_to_string(&events).unwrap_or_default();
+        (told.contains("backup-begun") && told.contains("backup-failed")).then_some(())
+    });
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    assert_eq!(differ(&fs::read(&image).unwrap(), &model), None);
+}
+
+#[test]
+fn a_full_disk_below_the_scratch_file_fails_the_backup_and_no_guest() {
+    let dir = disk_dir();
+    let image = raw_image(dir.path());
+    let small = dir.path().join("small");
+    fs::create_dir(&small).unwrap();
+    let small = as_arg(&small);
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=1M", "tmpfs", &small])
+        .status();
+    assert!(mounted.unwrap().success());
+    let mut model = fs::read(&image).unwrap();
+    let mut served = Served::start(&image, &["--sandbox", "off"]);
+    with_disk(&served.arg("s"), 1, |disk| {
+        start(&served, &["--scratch", &small]);
+        exercise(disk, &mut model, &mut Random::new(1));
+        assert_eq!(differ(&disk.contents(), &model), None);
+    });
+    refused(
+        1,
+        &["backup", "stop", &served.api()],
+        &["has failed", "No space left"],
+    );
+    let ended = served.terminate().0;
+    assert!(
+        std::process::Command::new("umount")
+            .arg(&small)
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert_eq!(ended, Some(0), "{}", served.log());
+    assert_eq!(differ(&fs::read(&image).unwrap(), &model), None);
+}
+
+#[test]
+fn whoever_lets_go_of_the_disk_ends_its_backup() {
+    let dir = disk_dir();
+    let image = raw_image(dir.path());
+    let mut served = Served::start(&image, &[]);
+    with_disk(&served.arg("s"), 1, |disk| {
+        let uri = start(&served, &[]);
+        assert_eq!(read(dir.path(), &uri).len() as u64, disk.size());
+    });
+    eventually("it has ended", || {
+        backup(&served)["problem"].as_str().map(str::to_owned)
+    });
+    // Its image is free for the server to which the guest has gone.
+    eventually("it is free", || {
+        let args = ["-f", "raw", "-c", "write 0 512", &image];
+        let written = tool(dir.path(), "qemu-io", &args);
+        let said = String::from_utf8_lossy(&written.stderr).into_owned();
+        (written.status.success() && !said.contains("lock")).then_some(())
+    });
+    refused(
+        1,
+        &["backup", "stop", &served.api()],
+        &["let go of the disk"],
+    );
+    refused(
+        1,
+        &["backup", "stop", &served.api()],
+        &["there is no backup"],
+    );
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+}
+
+#[test]
+fn what_would_disturb_a_backup_waits_for_its_end() {
+    let dir = disk_dir();
+    let image = raw_image(dir.path());
+    let mut served = Served::start(&image, &[]);
+    let api = served.api();
+    with_disk(&served.arg("s"), 1, |disk| {
+        start(&served, &[]);
+        let begun = "has begun";
+        refused(1, &["backup", "start", &api], &[begun]);
+        refused(1, &["resize", &api, "20M"], &[begun]);
+        refused(1, &["disk", "freeze", &api], &[begun]);
+        refused(1, &["disk", "change", &api, "cache=writethrough"], &[begun]);
+        refused(1, &["upgrade", &api], &[begun]);
+        refused(1, &["disk", "remove", &api], &["in use by", "a backup"]);
+        stop(&served);
+        refused(
+            1,
+            &["backup", "start", &api, "--scratch", "/nowhere"],
+            &["/nowhere"],
+        );
+        refused(
+            2,
+            &["backup", "start", &api, "--nbd", "tcp:1"],
+            &["unix:PATH"],
+        );
+        assert!(disk.all(&[Request::Flush])[0].is_ok());
+        start(&served, &[]);
+    });
+    // One that is stopped takes its backup along.
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    assert!(!Path::new(&served.arg("s.backup")).exists());
+}
+
+#[test]
+fn a_copy_is_there_when_all_of_it_is() {
+    let dir = disk_dir();
+    let image = raw_image(dir.path());
+    let mut served = Served::start(&image, &["--iothreads", "2"]);
+    let (api, socket) = (served.api(), served.arg("s"));
+    let file = |name: &str| as_arg(&dir.path().join(name));
+    let mut load = fathom();
+    load.args([
+        "bench",
+        "--vhost-user",
+        &socket,
+        "--rw",
+        "randwrite",
+        "--runtime",
+        "1h",
+    ]);
+    let load = Kept::spawn(load.args(["--bs", "64k", "--offset", "8M"]));
+    eventually("it has begun", || {
+        let info = stdout_of(&["info", &api]);
+        (!info.contains("queues:     0 running")).then_some(())
+    });
+    for args in [&["-O", "qcow2", "-c"][..], &["-O", "raw"], &["-O", "qed"]] {
+        let copy = file(args[1]);
+        fs::write(&copy, "an older one").unwrap();
+        stdout_of(&[&["backup", "full", &api, &copy, "--verify"], args].concat());
+        // (Nothing is written there.)
+        let first = [
+            &["compare", "-f", args[1], "-F", "raw", &copy, &image][..],
+            &["-p"],
+        ];
+        let said = tool(dir.path(), "qemu-img", &first.concat());
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        let differs = said
+            .split("offset ")
+            .nth(1)
+            .and_then(|rest| rest.split('!').next());
+        let at: Option<u64> = differs.map(|at| at.trim().parse().unwrap());
+        assert!(at.is_none_or(|at| at >= 8 * MIB), "{said}");
+        assert!(backup(&served).is_null());
+    }
+    // What is interrupted leaves what was there.
+    let kept = fs::read(file("raw")).unwrap();
+    let mut slow = fathom();
+    slow.args([
+        "backup",
+        "full",
+        &api,
+        &file("raw"),
+        "-O",
+        "raw",
+        "--rate",
+        "1M",
+    ]);
+    let mut slow = Kept::spawn(&mut slow);
+    eventually("it copies", || {
+        backup(&served)["uri"].as_str().map(str::to_owned)
+    });
+    slow.signal("INT");
+    eventually("it ends", || slow.0.try_wait().unwrap());
+    assert!(fs::read(file("raw")).unwrap() == kept);
+    assert!(backup(&served).is_null());
+    // Even if the server is killed.
+    let mut slow = fathom();
+    slow.args([
+        "backup",
+        "full",
+        &api,
+        &file("raw"),
+        "-O",
+        "raw",
+        "--rate",
+        "1M",
+    ]);
+    let mut slow = Kept::spawn(&mut slow);
+    eventually("it copies", || {
+        backup(&served)["uri"].as_str().map(str::to_owned)
+    });
+    served.child.kill().unwrap();
+    let status = eventually("it ends", || slow.0.try_wait().unwrap());
+    assert_eq!(status.code(), Some(1));
+    assert!(fs::read(file("raw")).unwrap() == kept);
+    let names = fs::read_dir(dir.path()).unwrap();
+    let parts = names.filter(|name| {
+        let name = name.as_ref().unwrap().file_name();
+        name.to_string_lossy().contains(".part")
+    });
+    assert_eq!(parts.count(), 0);
+    drop(load);
+    assert!(run(&["list"]).status.success());
+}

@@ -1,0 +1,210 @@
+//! A disk as it was at an instant, for NBD clients at a socket of its own.
+
+use super::serving::Serving;
+use super::shared_disk::SharedDisk;
+use crate::events::{Events, Happened};
+use crate::info::BackupInfo;
+use fathom_core::{ThreadKind, thread_starts};
+use fathom_exports::nbd::{Export, Exports, Options};
+use fathom_exports::{Access, Listener, NbdServer};
+use fathom_jobs::backup::{Backup, Source, Status, Terms};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What it takes to begin.
+pub struct Order {
+    pub disk: String,
+    pub source: Source,
+    pub terms: Terms,
+    /// Where clients connect.
+    pub socket: PathBuf,
+    pub access: Access,
+    pub shared: Arc<SharedDisk>,
+    pub events: Events,
+}
+
+/// One that has begun, and has ended or not.
+pub struct Running {
+    socket: PathBuf,
+    since: Instant,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// It has ended.
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Until it ends.
+    parts: Option<(Serving<NbdServer>, Backup)>,
+    is_ending: bool,
+    /// Nothing of it is left.
+    is_over: bool,
+    /// As it was at its end.
+    last: Status,
+}
+
+impl Order {
+    /// May block. The error is for the user: the disk is as it was.
+    pub fn begin(self) -> Result<Running, String> {
+        let listener = Listener::bind(&self.socket, self.access);
+        let listener = listener.map_err(|error| error.to_string())?;
+        let shared = Arc::<Shared>::default();
+        let disk = self.disk.clone();
+        let (ending, events) = (Arc::downgrade(&shared), self.events.clone());
+        let failed = move |problem: &str| {
+            tracing::warn!("the backup of disk '{disk}' has failed: {problem}");
+            let (disk, problem) = (disk.clone(), problem.to_owned());
+            events.tell(Happened::BackupFailed { disk, problem });
+            if let Some(shared) = ending.upgrade() {
+                shared.end_soon(None);
+            }
+        };
+        let backup = Backup::start(self.source, &self.terms, Box::new(failed))?;
+        let (view, workers) = backup.view();
+        let text = "as it was when its backup began".to_owned();
+        let export = Export::new(self.disk.clone(), text, view, workers);
+        let serving = serve(export, listener);
+        let serving = match serving {
+            Ok(serving) => serving,
+            Err(problem) => {
+                backup.end();
+                return Err(problem);
+            }
+        };
+        shared.state().parts = Some((serving, backup));
+        let leaving = Arc::downgrade(&shared);
+        self.shared.set_backup(Box::new(move || {
+            if let Some(shared) = leaving.upgrade() {
+                shared.end_soon(Some("its virtual machine has let go of the disk"));
+            }
+        }));
+        if shared.state().status().problem.is_some() {
+            // It had failed before there was anything to be ended.
+            shared.end_soon(None);
+        }
+        let disk = self.disk;
+        tracing::info!("a backup of disk '{disk}' has begun");
+        self.events.tell(Happened::BackupBegun { disk });
+        Ok(Running {
+            socket: self.socket,
+            since: Instant::now(),
+            shared,
+        })
+    }
+}
+
+fn serve(export: Export, listener: Listener) -> Result<Serving<NbdServer>, String> {
+    let failed = |error: std::io::Error| format!("its clients cannot be served: {error}");
+    let exports = Exports::new(vec![export]).map_err(|error| error.to_string())?;
+    let server = NbdServer::new(exports, Options::default()).map_err(failed)?;
+    let serve = move |server: &NbdServer| server.serve(&[listener]);
+    let (kind, server) = (ThreadKind::NbdListener, Arc::new(server));
+    Serving::start(kind, "backup", server, serve, NbdServer::stop).map_err(failed)
+}
+
+impl State {
+    fn status(&self) -> Status {
+        match &self.parts {
+            Some((_, backup)) => backup.status(),
+            None => self.last.clone(),
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has it end, on a thread of its own: for this reason it has failed, if there is one.
+    fn end_soon(self: &Arc<Self>, problem: Option<&str>) {
+        let mut state = self.state();
+        let Some((_, backup)) = &state.parts else {
+            return;
+        };
+        if let Some(problem) = problem {
+            backup.give_up(problem);
+        }
+        if std::mem::replace(&mut state.is_ending, true) {
+            return;
+        }
+        let own = self.clone();
+        let builder = thread::Builder::new().name("end a backup".into());
+        let begun = builder.spawn(move || {
+            thread_starts(ThreadKind::General);
+            own.end();
+        });
+        // (It is asked for again where somebody waits for it.)
+        state.is_ending = begun.is_ok();
+    }
+
+    fn end(&self) {
+        let mut state = self.state();
+        state.last = state.status();
+        let Some((mut serving, backup)) = state.parts.take() else {
+            // Somebody else is at it.
+            let waited = self.ended.wait_while(state, |state| !state.is_over);
+            return drop(waited.unwrap_or_else(PoisonError::into_inner));
+        };
+        drop(state);
+        serving.begin_stop();
+        while serving
+            .end(Instant::now() + Duration::from_secs(1))
+            .is_none()
+        {}
+        drop(serving);
+        let last = backup.end();
+        let mut state = self.state();
+        state.last = last;
+        state.is_over = true;
+        self.ended.notify_all();
+    }
+}
+
+impl Running {
+    /// Where clients connect.
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.socket.display())
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.shared.state().is_over
+    }
+
+    /// Waits for that until `deadline`. False: it is not.
+    pub fn wait(&self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let (state, ended) = (self.shared.state(), &self.shared.ended);
+        let waited = ended.wait_timeout_while(state, left, |state| !state.is_over);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    pub fn info(&self) -> BackupInfo {
+        let Status { kept, problem } = self.shared.state().status();
+        BackupInfo {
+            uri: self.uri(),
+            kept,
+            problem,
+            seconds: self.since.elapsed().as_secs(),
+        }
+    }
+
+    /// The disk is needed for something else, or is not served any more; does not wait.
+    pub fn begin_stop(&self) {
+        self.shared
+            .end_soon(Some("the disk is not served any more"));
+    }
+
+    /// Nobody needs it any more: what has become of it, when all of it is gone. May block.
+    pub fn end(self) -> BackupInfo {
+        self.shared.end();
+        self.info()
+    }
+}

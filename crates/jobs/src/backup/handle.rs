@@ -1,0 +1,187 @@
+//! A backup, for whoever starts it.
+
+use super::keeper::Keeper;
+use super::terms::{Status, Terms};
+use super::view::View;
+use fathom_core::{
+    Disk, DiskError, Polling, ThreadKind, WorkerHandle, WorkerOptions, thread_starts,
+};
+use fathom_files::gate;
+use fathom_stack::{Job, Past, Tap};
+use fathom_storage::{ByteDisk, Cache, EngineKind, FileDisk, FileOptions};
+use std::fs::File;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+/// Called on a thread of the backup.
+pub type Failed = Box<dyn Fn(&str) + Send>;
+
+/// What is backed up.
+pub struct Source {
+    /// Used like a client uses the disk, below its filters; not activated.
+    pub disk: Arc<dyn Disk>,
+    pub engine: EngineKind,
+    /// Where users pass, whose workers these are.
+    pub tap: Arc<Tap>,
+    pub workers: Arc<[WorkerHandle]>,
+}
+
+/// A disk as it was.
+pub struct Backup {
+    past: Arc<Past>,
+    kept: Arc<AtomicU64>,
+    source: Source,
+    /// For those who read it, and their workers.
+    view: Arc<dyn Disk>,
+    readers: Arc<[WorkerHandle]>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Backup {
+    /// Of the instant at which this returns. May block. The error is for the user: the disk is as before.
+    /// `failed` hears once why it has failed, if it does.
+    pub fn start(source: Source, terms: &Terms, failed: Failed) -> Result<Backup, String> {
+        let error = |error: DiskError| error.to_string();
+        source.disk.activate().map_err(error)?;
+        let begun = prepare(&source, terms, failed);
+        let begun = begun.and_then(|backup| {
+            let Prepared { past, keeper, .. } = &backup;
+            source.tap.begin(past, &source.workers).inspect_err(|_| {
+                past.end();
+                join(keeper);
+            })?;
+            Ok(backup)
+        });
+        match begun {
+            Ok(begun) => Ok(Backup {
+                past: begun.past,
+                kept: begun.kept,
+                view: begun.view,
+                readers: begun.readers,
+                keeper: begun.keeper,
+                source,
+            }),
+            Err(problem) => {
+                if let Err(error) = source.disk.deactivate() {
+                    tracing::error!("{error}");
+                }
+                Err(problem)
+            }
+        }
+    }
+
+    /// The disk as it was, which takes any bytes, and its workers.
+    pub fn view(&self) -> (Arc<dyn Disk>, Arc<[WorkerHandle]>) {
+        (self.view.clone(), self.readers.clone())
+    }
+
+    pub fn status(&self) -> Status {
+        Status {
+            kept: self.kept.load(Ordering::Relaxed),
+            problem: self.past.problem().map(str::to_owned),
+        }
+    }
+
+    /// It has failed, for this reason. Who reads it sees that, too.
+    pub fn give_up(&self, problem: &str) {
+        self.past.give_up(problem.into());
+    }
+
+    /// Nobody reads it any more: lets go of the disk. May block.
+    pub fn end(self) -> Status {
+        self.past.end();
+        self.source.tap.forget(&self.source.workers);
+        join(&self.keeper);
+        let status = self.status();
+        // The readers' channels are the disk's.
+        drop((self.view, self.readers));
+        if let Err(error) = self.source.disk.deactivate() {
+            tracing::error!("{error}");
+        }
+        status
+    }
+}
+
+fn join(keeper: &Mutex<Option<JoinHandle<()>>>) {
+    let keeper = keeper.lock().unwrap_or_else(|e| e.into_inner()).take();
+    // A panic has been told of.
+    keeper.map(JoinHandle::join);
+}
+
+struct Prepared {
+    past: Arc<Past>,
+    kept: Arc<AtomicU64>,
+    view: Arc<dyn Disk>,
+    readers: Arc<[WorkerHandle]>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// All that it takes, but that users wait.
+fn prepare(source: &Source, terms: &Terms, failed: Failed) -> Result<Prepared, String> {
+    let error = |error: DiskError| error.to_string();
+    // (The scratch file is in the page cache, where Linux AIO would block.)
+    let engine = match source.engine {
+        EngineKind::Native => EngineKind::Threads,
+        engine => engine,
+    };
+    let size = source.disk.info().size;
+    let past = Arc::new(Past::new(size));
+    let (file, scratch) = make_scratch(engine, terms, size)?;
+    let view = Arc::new(ByteDisk::new(Arc::new(View {
+        past: past.clone(),
+        disk: source.disk.clone(),
+        scratch: Arc::new(scratch),
+    })));
+    let options = WorkerOptions {
+        name: "backup".into(),
+        polling: Polling::Off,
+        ..WorkerOptions::default()
+    };
+    let make_engine = move || fathom_storage::engine(engine);
+    let reader = WorkerHandle::spawn(view.clone(), make_engine, options).map_err(error)?;
+    let mut job = Job::default();
+    let disk = job.client(source.disk.clone(), engine);
+    let kept = Arc::<AtomicU64>::default();
+    let keeper = Keeper {
+        past: past.clone(),
+        disk: disk.map_err(error)?,
+        job,
+        scratch: file,
+        most: terms.most,
+        failed,
+        kept: kept.clone(),
+    };
+    let thread = std::thread::Builder::new().name("keep a past".into());
+    let thread = thread.spawn(move || {
+        thread_starts(ThreadKind::General);
+        keeper.run();
+    });
+    let thread = thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+    Ok(Prepared {
+        past,
+        kept,
+        view,
+        readers: Arc::new([reader]),
+        keeper: Mutex::new(Some(thread)),
+    })
+}
+
+/// A file without a name, to be written and to be read.
+fn make_scratch(engine: EngineKind, terms: &Terms, size: u64) -> Result<(File, FileDisk), String> {
+    let dir = terms.scratch.display();
+    let failed = |error: std::io::Error| format!("{dir}: no scratch file can be made: {error}");
+    let file = gate::unnamed(&terms.scratch).map_err(failed)?;
+    file.set_len(size).map_err(failed)?;
+    let options = FileOptions {
+        cache: Cache::Writeback,
+        read_only: true,
+        engine,
+        ..FileOptions::default()
+    };
+    let twin = file.try_clone().map_err(failed)?;
+    let name = terms.scratch.join("scratch");
+    let disk = FileDisk::from_file(&name, twin, options).map_err(|error| error.to_string())?;
+    disk.activate().map_err(|error| error.to_string())?;
+    Ok((file, disk))
+}

@@ -1,0 +1,121 @@
+//! Keeping what is about to be changed.
+
+use super::handle::Failed;
+use fathom_core::{Op, is_zero};
+use fathom_stack::{Answer, Ask, Client, Job, Pages, Past, block_of};
+use fathom_units::Size;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Bytes read at once, unless blocks are longer, and reads under way.
+const PIECE: u64 = 1 << 20;
+const DEPTH: usize = 8;
+
+/// Between looks whether it is over.
+const TICK: Duration = Duration::from_millis(500);
+
+/// What the keeper needs.
+pub(super) struct Keeper {
+    pub(super) past: Arc<Past>,
+    pub(super) job: Job,
+    /// The disk, below what waits.
+    pub(super) disk: Client,
+    /// As long as the disk, and empty.
+    pub(super) scratch: File,
+    pub(super) most: Option<u64>,
+    /// Bytes of the disk that are in the scratch file.
+    pub(super) kept: Arc<AtomicU64>,
+    pub(super) failed: Failed,
+}
+
+impl Keeper {
+    /// Until it is over.
+    pub(super) fn run(mut self) {
+        let mut free = Vec::new();
+        while !self.past.is_over() {
+            let wanted = self.past.wanted(TICK);
+            if let Err(problem) = self.keep_all(wanted, &mut free) {
+                self.past.give_up(problem);
+            }
+        }
+        if let Some(problem) = self.past.problem() {
+            (self.failed)(problem);
+        }
+    }
+
+    fn keep_all(&mut self, wanted: Vec<Range<u64>>, free: &mut Vec<Pages>) -> Result<(), String> {
+        let most = PIECE.max(block_of(self.past.size()));
+        let pieces = wanted.into_iter().flat_map(|range| pieces(range, most));
+        let mut pieces: VecDeque<_> = pieces.collect();
+        let (mut in_flight, mut outcome) = (0, Ok(()));
+        loop {
+            while in_flight < DEPTH
+                && outcome.is_ok()
+                && let Some(piece) = pieces.pop_front()
+            {
+                match free.pop().map_or_else(|| Pages::new(most as usize), Ok) {
+                    Ok(pages) => {
+                        let len = piece.end - piece.start;
+                        self.disk
+                            .ask(Ask::new(Op::Read, piece.start, len, Some(pages)));
+                        in_flight += 1;
+                    }
+                    Err(error) => outcome = Err(format!("no memory to copy with: {error}")),
+                }
+            }
+            if in_flight == 0 {
+                return outcome;
+            }
+            let Answer { ask, errno, .. } = self.job.wait();
+            in_flight -= 1;
+            let Some(pages) = ask.pages else { continue };
+            let range = ask.offset..ask.offset + ask.len;
+            let bytes = &pages.bytes()[..ask.len as usize];
+            let kept = match errno {
+                0 => self.keep(range, bytes),
+                errno => Err(format!(
+                    "what was to be changed cannot be read: {}",
+                    io::Error::from_raw_os_error(errno)
+                )),
+            };
+            outcome = outcome.and(kept);
+            free.push(pages);
+        }
+    }
+
+    fn keep(&self, range: Range<u64>, bytes: &[u8]) -> Result<(), String> {
+        // (A hole is zeroes, too.)
+        if !is_zero(bytes) {
+            let kept = self.kept.load(Ordering::Relaxed) + bytes.len() as u64;
+            if let Some(most) = self.most.filter(|most| kept > *most) {
+                return Err(format!(
+                    "what its users have changed takes more room than it may have ({})",
+                    Size(most)
+                ));
+            }
+            let written = self.scratch.write_all_at(bytes, range.start);
+            written.map_err(|error| format!("the scratch file cannot be written: {error}"))?;
+            self.kept.store(kept, Ordering::Relaxed);
+        }
+        self.past.keep(range);
+        Ok(())
+    }
+}
+
+/// Whole blocks, as those that it is made of.
+fn pieces(range: Range<u64>, len: u64) -> impl Iterator<Item = Range<u64>> {
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        (at < range.end).then(|| {
+            let piece = at..range.end.min((at / len + 1) * len);
+            at = piece.end;
+            piece
+        })
+    })
+}

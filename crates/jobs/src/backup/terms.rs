@@ -1,0 +1,22 @@
+//! What is asked for, and what is told.
+
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Where it is kept what users are about to change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// The directory of the scratch file, which has no name and is gone with the backup.
+    pub scratch: PathBuf,
+    /// So long that file may be (bytes that it has on disk); None: as long as there is room.
+    pub most: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Status {
+    /// Bytes in the scratch file.
+    pub kept: u64,
+    /// Why what is read of it is not to be used: it has failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}

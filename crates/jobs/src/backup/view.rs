@@ -1,0 +1,295 @@
+//! The disk as it was.
+
+use fathom_core::extents::extents;
+use fathom_core::{
+    Channel, Cx, Disk, DiskError, DiskInfo, Extents, Mark, Op, Owner, Request, RequestId, Stage,
+    Status,
+};
+use fathom_stack::Past;
+use fathom_storage::FileDisk;
+use libc::iovec;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Reads of the scratch file in flight, of one worker; more wait for these.
+const CHILDREN: usize = 64;
+
+/// To be read only. Each read is one of the disk; then what is kept of it by now is read once more, in the scratch
+/// file: that may have been changed before, and the rest has not been.
+pub(super) struct View {
+    pub(super) past: Arc<Past>,
+    /// In use by somebody else as long as this is.
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) scratch: Arc<FileDisk>,
+}
+
+impl Disk for View {
+    fn info(&self) -> DiskInfo {
+        DiskInfo {
+            size: self.past.size(),
+            read_only: true,
+            discard: None,
+            write_zeroes: None,
+            ..self.disk.info()
+        }
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        match (self.past.problem(), self.past.is_over()) {
+            (None, false) => Ok(()),
+            (problem, _) => Err(DiskError::Unusable {
+                path: PathBuf::from("backup"),
+                problem: problem.unwrap_or("it has ended").into(),
+            }),
+        }
+    }
+
+    fn deactivate(&self) -> Result<(), DiskError> {
+        Ok(())
+    }
+
+    fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
+        let (disk, scratch) = (self.disk.channel(cx)?, self.scratch.channel(cx)?);
+        let owner = cx.reserve_children(CHILDREN);
+        Ok(Box::new(ViewChannel {
+            past: self.past.clone(),
+            disk,
+            scratch,
+            owner: owner.map_err(|source| DiskError::Io {
+                path: PathBuf::from("backup"),
+                what: "cannot be read",
+                source,
+            })?,
+            children: 0,
+            readings: Vec::new(),
+            todo: VecDeque::new(),
+            back: Vec::new(),
+        }))
+    }
+}
+
+/// What is known of a request.
+#[derive(Clone, Copy, Default)]
+struct Reading {
+    /// It has not been looked at since the disk has been read.
+    is_new: bool,
+    /// Parts that are to be read once more.
+    left: u32,
+    errno: i32,
+}
+
+struct ViewChannel {
+    past: Arc<Past>,
+    disk: Box<dyn Channel>,
+    scratch: Box<dyn Channel>,
+    owner: Owner,
+    children: usize,
+    /// By request.
+    readings: Vec<Reading>,
+    /// Parts whose turn has not come.
+    todo: VecDeque<(RequestId, Range<u64>)>,
+    /// What has been kept since it was asked for.
+    back: Vec<RequestId>,
+}
+
+fn range(request: &Request) -> Range<u64> {
+    request.offset..request.offset + request.len
+}
+
+/// The memory of a part of a request's data: `skip` bytes from its beginning on, `len` long.
+fn add_segments(of: &[iovec], skip: u64, len: u64, to: &mut Request) {
+    let (mut skip, mut len) = (skip as usize, len as usize);
+    for segment in of {
+        let skipped = skip.min(segment.iov_len);
+        skip -= skipped;
+        let taken = len.min(segment.iov_len - skipped);
+        if taken > 0 {
+            let iov_base = segment.iov_base.cast::<u8>().wrapping_add(skipped).cast();
+            to.segments.push(iovec {
+                iov_base,
+                iov_len: taken,
+            });
+            len -= taken;
+        }
+    }
+}
+
+impl ViewChannel {
+    #[inline]
+    fn reading(&mut self, id: RequestId) -> &mut Reading {
+        &mut self.readings[id.0 as usize]
+    }
+
+    /// Looks at what has been completed.
+    fn settle(&mut self, cx: &mut Cx, mut mark: Mark) {
+        loop {
+            let mut back = std::mem::take(&mut self.back);
+            cx.take_back(mark, |id, request| self.stands(id, request), &mut back);
+            mark = cx.mark();
+            for id in back.drain(..) {
+                self.look_again(cx, id);
+            }
+            self.back = back;
+            while let Some(child) = cx.child_done(self.owner) {
+                self.part_done(cx, child);
+            }
+            self.start(cx);
+            if cx.mark() == mark {
+                return;
+            }
+        }
+    }
+
+    /// Whether this is the request's answer: nothing that it is about has been changed.
+    fn stands(&mut self, id: RequestId, request: &Request) -> bool {
+        // (Children of this layer and of those below are theirs.)
+        let is_ours = request.owner == Owner::SOURCE || request.owner > self.owner;
+        if !is_ours || !std::mem::take(&mut self.reading(id).is_new) || request.error != 0 {
+            return true;
+        }
+        match request.op {
+            Op::Read | Op::BlockStatus => {
+                !self.past.is_over() && self.past.part(range(request), true).is_none()
+            }
+            _ => true,
+        }
+    }
+
+    fn look_again(&mut self, cx: &mut Cx, id: RequestId) {
+        let request = &cx.slab[id];
+        if self.past.is_over() {
+            return cx.complete(id, libc::EIO);
+        }
+        if request.op == Op::BlockStatus {
+            // SAFETY: it has been answered, and its source has not seen that yet.
+            unsafe { tell_kept(&self.past, request) };
+            return cx.complete(id, 0);
+        }
+        let mut rest = range(request);
+        let mut left = 0;
+        while let Some(part) = self.past.part(rest.clone(), true) {
+            rest.start = part.end;
+            left += 1;
+            self.todo.push_back((id, part));
+        }
+        *self.reading(id) = Reading {
+            left,
+            ..Reading::default()
+        };
+    }
+
+    /// Reads what is to be read once more, as far as it goes.
+    fn start(&mut self, cx: &mut Cx) {
+        while self.children < CHILDREN
+            && let Some((id, part)) = self.todo.pop_front()
+        {
+            let child = cx.slab.take().expect("reserved by `channel`");
+            let parent = &cx.slab[id];
+            let (source, queue, offset) = (parent.source, parent.queue, parent.offset);
+            let segments = parent.segments.clone();
+            let request = &mut cx.slab[child];
+            request.stamps = Default::default();
+            request.op = Op::Read;
+            (request.unmap, request.fua, request.error) = (false, false, 0);
+            (request.owner, request.source, request.queue) = (self.owner, source, queue);
+            let len = part.end - part.start;
+            (request.offset, request.at, request.len) = (part.start, part.start, len);
+            request.cookie = id.0.into();
+            request.segments.clear();
+            add_segments(&segments, part.start - offset, len, request);
+            self.children += 1;
+            self.scratch.submit(cx, child);
+        }
+    }
+
+    fn part_done(&mut self, cx: &mut Cx, child: RequestId) {
+        let request = &cx.slab[child];
+        let (id, error) = (RequestId(request.cookie as u32), request.error);
+        cx.slab.put(child);
+        self.children -= 1;
+        let reading = self.reading(id);
+        reading.left -= 1;
+        if error != 0 {
+            reading.errno = error;
+        }
+        if reading.left == 0 {
+            let errno = reading.errno;
+            cx.complete(id, errno);
+        }
+    }
+}
+
+/// What is kept is data, whatever the disk has there now.
+///
+/// # Safety
+/// The request has been answered, and its source has not seen that yet.
+unsafe fn tell_kept(past: &Past, request: &Request) {
+    let segment = request.segments[0];
+    // SAFETY: as required of the caller.
+    let answer = unsafe { std::slice::from_raw_parts(segment.iov_base.cast(), segment.iov_len) };
+    let told: Vec<_> = extents(answer).collect();
+    // SAFETY: as required of the caller.
+    let mut now = unsafe { Extents::of(&request.segments, request.len) };
+    let mut at = request.offset;
+    for (status, len) in told {
+        let end = at + len;
+        while at < end {
+            let kept = past.part(at..end, true);
+            let (status, next) = match kept {
+                Some(kept) if kept.start == at => (Status::DATA, kept.end),
+                Some(kept) => (status, kept.start),
+                None => (status, end),
+            };
+            now.push(status, next - at);
+            at = next;
+        }
+    }
+}
+
+impl Channel for ViewChannel {
+    fn submit(&mut self, cx: &mut Cx, id: RequestId) {
+        let index = id.0 as usize;
+        if index >= self.readings.len() {
+            let len = cx.slab.capacity().max(index + 1);
+            self.readings.resize(len, Reading::default());
+        }
+        let refused = match cx.slab[id].op {
+            Op::Read | Op::BlockStatus => None,
+            Op::Flush => Some(0),
+            Op::Write | Op::Discard | Op::WriteZeroes => Some(libc::EROFS),
+        };
+        if let Some(errno) = refused {
+            cx.enter(id, Stage::Device);
+            return cx.complete(id, errno);
+        }
+        self.reading(id).is_new = true;
+        let mark = cx.mark();
+        self.disk.submit(cx, id);
+        self.settle(cx, mark);
+    }
+
+    fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
+        let mark = cx.mark();
+        match id != RequestId::NOBODY && cx.slab[id].owner == self.owner {
+            true => self.scratch.complete(cx, id, tag, result),
+            false => self.disk.complete(cx, id, tag, result),
+        }
+        self.settle(cx, mark);
+    }
+
+    fn timer(&mut self, cx: &mut Cx) {
+        let mark = cx.mark();
+        self.disk.timer(cx);
+        self.scratch.timer(cx);
+        self.settle(cx, mark);
+    }
+
+    fn drain(&mut self, cx: &mut Cx, source: u16) {
+        let mark = cx.mark();
+        self.disk.drain(cx, source);
+        self.scratch.drain(cx, source);
+        self.settle(cx, mark);
+    }
+}

@@ -1,0 +1,280 @@
+//! A disk below its filters, where somebody may want what is there to be kept before it is changed.
+
+use crate::past::Past;
+use fathom_core::token::woken;
+use fathom_core::{
+    Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Op, Request, RequestId, Resize, SizeWatch,
+    Token, WorkerHandle,
+};
+use rustix::event::{EventfdFlags, eventfd};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// So long somebody waits while nothing is kept at all. Then the past is given up.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What users change goes through here. Nothing is asked of a request that reads, and of one that changes something
+/// only if somebody keeps the past.
+pub struct Tap {
+    below: Arc<dyn Disk>,
+    past: Arc<Mutex<Option<Arc<Past>>>>,
+}
+
+fn lock(past: &Mutex<Option<Arc<Past>>>) -> MutexGuard<'_, Option<Arc<Past>>> {
+    past.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Tap {
+    pub(crate) fn new(below: Arc<dyn Disk>) -> Tap {
+        Tap {
+            below,
+            past: Arc::default(),
+        }
+    }
+
+    /// The disk without what goes through here, to be read.
+    pub fn below(&self) -> &Arc<dyn Disk> {
+        &self.below
+    }
+
+    /// From now on this is kept, as whoever reads the disk after this has returned sees it: what users have asked for
+    /// before has ended by then, and what they ask for later waits until what it changes is kept. The error is for
+    /// the user: nothing is kept then.
+    pub fn begin(&self, past: &Arc<Past>, workers: &[WorkerHandle]) -> Result<(), String> {
+        {
+            let mut place = lock(&self.past);
+            if place.is_some() {
+                return Err("it is kept as it was at another instant already".into());
+            }
+            *place = Some(past.clone());
+        }
+        let begun = hear(workers).and_then(|()| settle(workers));
+        match &begun {
+            Ok(()) => past.begin(),
+            Err(_) => {
+                past.end();
+                self.forget(workers);
+            }
+        }
+        begun
+    }
+
+    /// No more; nobody waits for a past that is over.
+    pub fn forget(&self, workers: &[WorkerHandle]) {
+        *lock(&self.past) = None;
+        // (A worker that is stuck goes by it when it is no longer.)
+        let _ = hear(workers);
+    }
+}
+
+fn hear(workers: &[WorkerHandle]) -> Result<(), String> {
+    let looks: Vec<_> = workers.iter().map(WorkerHandle::begin_look).collect();
+    let unheard = looks.into_iter().filter_map(|look| look.wait().err());
+    match unheard.count() {
+        0 => Ok(()),
+        _ => Err("it has a worker that does not answer".into()),
+    }
+}
+
+fn settle(workers: &[WorkerHandle]) -> Result<(), String> {
+    let deadline = Instant::now() + PATIENCE;
+    let settling: Vec<_> = workers.iter().map(WorkerHandle::begin_settle).collect();
+    match settling.into_iter().all(|settling| settling.wait(deadline)) {
+        true => Ok(()),
+        false => Err("requests that are in flight do not end".into()),
+    }
+}
+
+impl Disk for Tap {
+    fn info(&self) -> DiskInfo {
+        self.below.info()
+    }
+
+    fn keepsake_len(&self) -> u64 {
+        self.below.keepsake_len()
+    }
+
+    fn keep(&self, keepsake: Option<Keepsake>) {
+        self.below.keep(keepsake);
+    }
+
+    fn connect_delay(&self) -> Duration {
+        self.below.connect_delay()
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        self.below.activate()
+    }
+
+    fn deactivate(&self) -> Result<(), DiskError> {
+        self.below.deactivate()
+    }
+
+    fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
+        self.below.resize(to)
+    }
+
+    fn watch_size(&self, watch: SizeWatch) {
+        self.below.watch_size(watch);
+    }
+
+    fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
+        let mut channel = TapChannel {
+            channel: self.below.channel(cx)?,
+            wanted: self.past.clone(),
+            past: None,
+            bell: None,
+            waiting: Vec::new(),
+            seen: (0, 0),
+        };
+        channel.look(cx);
+        Ok(Box::new(channel))
+    }
+}
+
+struct TapChannel {
+    channel: Box<dyn Channel>,
+    /// What is to be kept.
+    wanted: Arc<Mutex<Option<Arc<Past>>>>,
+    /// As this worker has seen last.
+    past: Option<Arc<Past>>,
+    /// Signalled when something of it has been kept. (One for all: the engine could not tell several apart.)
+    bell: Option<Arc<OwnedFd>>,
+    /// Until what they change is kept.
+    waiting: Vec<RequestId>,
+    /// What had been kept, and when that was looked at (in ticks).
+    seen: (u64, u64),
+}
+
+impl TapChannel {
+    /// Goes by what is to be kept now.
+    fn look(&mut self, cx: &mut Cx) {
+        let wanted = lock(&self.wanted).clone();
+        let same = match (&wanted, &self.past) {
+            (None, None) => true,
+            (Some(wanted), Some(past)) => Arc::ptr_eq(wanted, past),
+            _ => false,
+        };
+        if same {
+            return;
+        }
+        self.past = wanted;
+        let Some(past) = self.past.clone() else {
+            return;
+        };
+        match self.bell(cx) {
+            Ok(bell) => past.listen(&bell),
+            Err(error) => past.give_up(format!("a worker cannot wait: {error}")),
+        }
+    }
+
+    fn bell(&mut self, cx: &mut Cx) -> io::Result<Arc<OwnedFd>> {
+        if let Some(bell) = &self.bell {
+            return Ok(bell.clone());
+        }
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let token = Token::channel(woken::KEPT);
+        cx.engine.watch(bell.as_raw_fd(), token)?;
+        Ok(self.bell.insert(Arc::new(bell)).clone())
+    }
+
+    #[cold]
+    fn wait(&mut self, cx: &mut Cx, id: RequestId) {
+        let (Some(past), Some(bell)) = (&self.past, &self.bell) else {
+            return self.channel.submit(cx, id);
+        };
+        let request = &cx.slab[id];
+        if request.op == Op::Discard {
+            // What it was to free is kept instead: it need not be free, and would have to be copied first.
+            cx.enter(id, fathom_core::Stage::Device);
+            return cx.complete(id, 0);
+        }
+        past.want(request.offset, request.len);
+        if self.waiting.is_empty() {
+            self.seen = (past.progress(), cx.now());
+        }
+        self.waiting.push(id);
+        // It may have been kept meanwhile.
+        let _ = rustix::io::write(&**bell, &1u64.to_ne_bytes());
+        self.look_later(cx);
+    }
+
+    fn look_later(&self, cx: &mut Cx) {
+        let later = cx.now() + cx.clock().ticks(PATIENCE);
+        cx.wake_at(later);
+    }
+
+    /// Goes on with what may be changed by now.
+    fn go_on(&mut self, cx: &mut Cx) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        for id in std::mem::take(&mut self.waiting) {
+            let request = &cx.slab[id];
+            match { self.past.as_ref() }
+                .is_none_or(|past| past.lets(request.op, request.offset, request.len))
+            {
+                true => self.channel.submit(cx, id),
+                false => self.waiting.push(id),
+            }
+        }
+    }
+
+    /// Whoever waits does so no longer if nothing is kept at all.
+    fn lose_patience(&mut self, cx: &mut Cx) {
+        let Some(past) = &self.past else {
+            return;
+        };
+        if self.waiting.is_empty() {
+            return;
+        }
+        let (progress, now) = (past.progress(), cx.now());
+        if progress != self.seen.0 {
+            self.seen = (progress, now);
+        } else if cx.clock().duration(now.saturating_sub(self.seen.1)) >= PATIENCE {
+            past.give_up("what was to be changed could not be kept in time".into());
+            return self.go_on(cx);
+        }
+        self.look_later(cx);
+    }
+}
+
+impl Channel for TapChannel {
+    #[inline]
+    fn submit(&mut self, cx: &mut Cx, id: RequestId) {
+        if let Some(past) = &self.past {
+            let request = &cx.slab[id];
+            if !past.lets(request.op, request.offset, request.len) {
+                return self.wait(cx, id);
+            }
+        }
+        self.channel.submit(cx, id);
+    }
+
+    #[inline]
+    fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
+        if id == RequestId::NOBODY && tag == woken::KEPT {
+            return self.go_on(cx);
+        }
+        self.channel.complete(cx, id, tag, result);
+    }
+
+    fn timer(&mut self, cx: &mut Cx) {
+        self.look(cx);
+        self.channel.timer(cx);
+        self.go_on(cx);
+        self.lose_patience(cx);
+    }
+
+    /// What waits here waits for I/O under way, and not for ever.
+    fn drain(&mut self, cx: &mut Cx, source: u16) {
+        self.channel.drain(cx, source);
+        self.go_on(cx);
+    }
+
+    fn answered(&mut self, request: &Request) {
+        self.channel.answered(request);
+    }
+}
