@@ -75,6 +75,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-files",
             "fathom-nbd",
             "fathom-trace",
+            "fathom-units",
         ],
     ),
     ("fathom-archive", &[]),

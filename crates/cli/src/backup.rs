@@ -1,7 +1,7 @@
 //! `fathom backup`: disks as they were at an instant, while they are used.
 
 use crate::img::common::RateArg;
-use crate::img::watch::{WatchArgs, watched};
+use crate::img::watch::{WatchArgs, interrupted, stop_flag, watched_until};
 use crate::img::{format_options, parse_format};
 use crate::servers::absolute;
 use crate::target::{Disk, Target};
@@ -14,10 +14,11 @@ use fathom_img::{
 };
 use fathom_storage::{Cache, EngineKind};
 use fathom_units::parse_size;
-use std::ffi::OsStr;
+use serde_json::json;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 /// Keep disks as they are now, to be read while they are used, or copy them so
 #[derive(Args, Debug)]
@@ -178,6 +179,8 @@ fn full(args: FullArgs) -> anyhow::Result<()> {
     };
     let part = beside(&args.file)?;
     let disk = args.target.disk()?;
+    // From here on, what has begun is ended.
+    let stop = stop_flag()?;
     let info = args.keep.begin(&disk)?;
     let options = ConvertOptions {
         target: TargetOptions {
@@ -198,16 +201,26 @@ fn full(args: FullArgs) -> anyhow::Result<()> {
         part: None,
         to_stream: false,
     };
-    let copied = copy(&args, &info, &part, &options);
+    let copied = copy(&args, &info, &part, &options, &stop);
     // Whatever has become of that, users of the disk are to wait no more.
     let ended = end(&disk);
-    let moved = copied
-        .and(ended.map(drop))
-        .and_then(|()| replace(&part, &args.file));
-    if moved.is_err() {
+    let outcome = match copied {
+        Ok(same) => ended
+            .and(check(same))
+            .and_then(|()| replace(&part, &args.file)),
+        Err(error) => {
+            let _ = fs::remove_file(&part);
+            if matches!(error, img::Error::Interrupted) {
+                interrupted(&error);
+            }
+            // Why it has failed is the better reason for what could not be read.
+            ended.and(Err(error.into()))
+        }
+    };
+    if outcome.is_err() {
         let _ = fs::remove_file(&part);
     }
-    moved
+    outcome
 }
 
 /// The name that the file has until it is whole: nobody else's.
@@ -223,34 +236,44 @@ fn beside(file: &Path) -> anyhow::Result<PathBuf> {
     Ok(file.with_file_name(name))
 }
 
+/// What a comparison has found, if one is wanted.
 fn copy(
     args: &FullArgs,
     info: &BackupInfo,
     part: &Path,
     options: &ConvertOptions,
-) -> anyhow::Result<()> {
-    let source = |text: &OsStr, format| Source::new(text, OpenOptions::reading(Some(format)));
-    let before = source(info.uri.as_ref(), Format::Raw)?;
-    watched(&args.watch, |progress| {
+    stop: &AtomicBool,
+) -> Result<Option<Comparison>, img::Error> {
+    // What was kept is gone with its server.
+    let open = OpenOptions {
+        reconnects: false,
+        ..OpenOptions::reading(Some(Format::Raw))
+    };
+    let before = Source::new(info.uri.as_ref(), open)?;
+    let job = |progress: &mut img::Progress<'_>| {
         img::convert(
             std::slice::from_ref(&before),
             part.as_os_str(),
             options,
             progress,
-        )
-    })?;
-    if !args.verify {
-        return Ok(());
-    }
-    let copy = source(part.as_os_str(), args.target_format)?;
-    let same = watched(&args.watch, |progress| {
-        img::compare([&before, &copy], CompareOptions::default(), progress)
-    })?;
+        )?;
+        if !args.verify {
+            return Ok(None);
+        }
+        let copy = OpenOptions::reading(Some(args.target_format));
+        let copy = Source::new(part.as_os_str(), copy)?;
+        img::compare([&before, &copy], CompareOptions::default(), progress).map(Some)
+    };
+    watched_until(&args.watch, stop, job, |_| json!({}))
+}
+
+fn check(same: Option<Comparison>) -> anyhow::Result<()> {
     match same {
-        Comparison::Identical {
+        None
+        | Some(Comparison::Identical {
             sizes_differ: false,
-        } => Ok(()),
-        found => bail!("the copy is not the disk: {found:?}"),
+        }) => Ok(()),
+        Some(found) => bail!("the copy is not the disk: {found:?}"),
     }
 }
 

@@ -8,6 +8,7 @@ use fathom_formats::offline::info::{Info, Protocol};
 use fathom_formats::served::Storage;
 use fathom_stack::{StoredImage, seen_from};
 use fathom_storage::{Cache, EngineKind, Location};
+use fathom_units::Timeout;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,6 +35,8 @@ pub struct OpenOptions {
     pub rebasing: bool,
     /// See [`ImageOptions::keep_bitmaps`](fathom_formats::served::ImageOptions::keep_bitmaps).
     pub keep_bitmaps: bool,
+    /// An NBD server that is away is waited for.
+    pub reconnects: bool,
 }
 
 impl OpenOptions {
@@ -51,6 +54,7 @@ impl OpenOptions {
             compress: false,
             rebasing: false,
             keep_bitmaps: false,
+            reconnects: true,
         }
     }
 
@@ -85,7 +89,7 @@ impl OpenOptions {
             engine: self.engine,
             workers: 1,
             server_timeout: None,
-            server_reconnect: None,
+            server_reconnect: (!self.reconnects).then_some(Timeout(None)),
             server_connections: None,
             base: Default::default(),
             legacy: Default::default(),

@@ -150,28 +150,39 @@ pub(crate) fn watched_telling<T>(
     told: impl FnOnce(&T) -> serde_json::Value,
 ) -> anyhow::Result<T> {
     let stop = stop_flag()?;
+    let done = watched_until(args, &stop, job, told);
+    if let Err(error @ fathom_img::Error::Interrupted) = &done {
+        interrupted(error);
+    }
+    Ok(done?)
+}
+
+/// Ends the process as one that was interrupted.
+pub(crate) fn interrupted(error: &fathom_img::Error) -> ! {
+    eprintln!("fathom: {error}");
+    std::process::exit(130);
+}
+
+/// Likewise, until `stop` is set; an interruption is an error like others.
+pub(crate) fn watched_until<T>(
+    args: &WatchArgs,
+    stop: &AtomicBool,
+    job: impl FnOnce(&mut fathom_img::Progress<'_>) -> Result<T, fathom_img::Error>,
+    told: impl FnOnce(&T) -> serde_json::Value,
+) -> Result<T, fathom_img::Error> {
     let mut watch = args.watch();
     let mut watcher = |event| watch.event(event);
-    let done = job(&mut fathom_img::Progress::new(&mut watcher, &stop));
+    let done = job(&mut fathom_img::Progress::new(&mut watcher, stop));
     watch.end();
-    match done {
-        Ok(value) => {
-            if args.json() {
-                let mut end = told(&value);
+    if args.json() {
+        json_line(&match &done {
+            Ok(value) => {
+                let mut end = told(value);
                 end["event"] = json!("end");
-                json_line(&end);
+                end
             }
-            Ok(value)
-        }
-        Err(error) => {
-            if args.json() {
-                json_line(&json!({"event": "error", "message": error.to_string()}));
-            }
-            if matches!(error, fathom_img::Error::Interrupted) {
-                eprintln!("fathom: {error}");
-                std::process::exit(130);
-            }
-            Err(error.into())
-        }
+            Err(error) => json!({"event": "error", "message": error.to_string()}),
+        });
     }
+    done
 }
