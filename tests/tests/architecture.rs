@@ -123,6 +123,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-core",
             "fathom-trace",
             "fathom-nbd",
+            "fathom-units",
         ],
     ),
     (

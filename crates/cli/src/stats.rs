@@ -196,6 +196,17 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
     if info.moved {
         writeln!(out, "moved:      another server has taken it over")?;
     }
+    if let Some(backup) = &info.backup {
+        let kept = Size(backup.kept);
+        write!(
+            out,
+            "backup:     as it was {} s ago, {kept} kept",
+            backup.seconds
+        )?;
+        let problem = backup.problem.as_deref();
+        problem.map_or(Ok(()), |problem| write!(out, "; failed: {problem}"))?;
+        writeln!(out)?;
+    }
     if info.frozen {
         writeln!(out, "frozen:     who uses it waits (fathom disk thaw)")?;
     }

@@ -1,28 +1,26 @@
 //! One disk being served.
 
+mod backup;
 mod handover;
 
-use super::backup::{Order, Running};
+use super::backup::Running;
 use super::inherited::Inherited;
 use super::moves::{self, Moves};
 use super::serving::Serving;
 use super::shared_disk::SharedDisk;
 use super::tracer::Tracer;
 use crate::alarm::{Seen, Watches};
-use crate::command::BackupOrder;
 use crate::error::Error;
 use crate::events::{By, Events, Happened};
 use crate::info::{FrontEnd, ImageInfo, Info, WorkerInfo};
 use crate::metrics::{QueueInfo, Visits};
 use crate::options::DiskOptions;
-use crate::socket_spec::SocketSpec;
 use crate::table::DiskTable;
 use fathom_core::{DiskInfo, Looking, SizeWatch, ThreadKind, WorkerHandle};
 use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser, Visit, Watch};
 use fathom_filters::Filters;
-use fathom_jobs::backup::{Source, Terms};
 use fathom_stack::{FilterInfo, Injected, Injector, Pools, Stack};
 use fathom_trace::{Clock, Now, SlowRequest, Summary};
 use fathom_units::Size;
@@ -31,7 +29,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -523,52 +521,6 @@ impl Served {
             export.device().set_size(size);
             export.config_changed();
         }
-    }
-}
-
-/// Backups.
-impl Served {
-    /// What it takes to begin one. The error is for the user.
-    pub fn backup_order(&self, order: BackupOrder) -> Result<Order, String> {
-        let (options, stack) = (&self.options, &self.stack);
-        let socket = match (order.socket, &options.vhost_user) {
-            (Some(socket), _) => socket,
-            (None, Some(SocketSpec::Path(path))) => {
-                let mut path = path.clone().into_os_string();
-                path.push(".backup");
-                path.into()
-            }
-            (None, _) => return Err("say at which socket NBD clients are to read it".into()),
-        };
-        let beside = options.disk.location.path().and_then(Path::parent);
-        let scratch = order.scratch.or_else(|| beside.map(Path::to_owned));
-        let scratch =
-            scratch.ok_or("say in which directory is room for what is changed meanwhile")?;
-        Ok(Order {
-            disk: options.name.clone(),
-            source: Source {
-                disk: self.shared.for_backup(stack.tap.below().clone()),
-                engine: options.disk.engine,
-                tap: stack.tap.clone(),
-                workers: stack.workers.clone(),
-            },
-            terms: Terms {
-                scratch,
-                most: order.scratch_size,
-            },
-            socket,
-            access: options.access,
-            shared: self.shared.clone(),
-            events: self.events.clone(),
-        })
-    }
-
-    pub fn set_backup(&mut self, backup: Running) {
-        self.backup = Some(backup);
-    }
-
-    pub fn take_backup(&mut self) -> Option<Running> {
-        self.backup.take()
     }
 }
 

@@ -1,7 +1,7 @@
 //! A backup, for whoever starts it.
 
 use super::keeper::Keeper;
-use super::terms::{Status, Terms};
+use super::terms::{Failed, Status, Terms};
 use super::view::View;
 use fathom_core::{
     Disk, DiskError, Polling, ThreadKind, WorkerHandle, WorkerOptions, thread_starts,
@@ -13,9 +13,6 @@ use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-
-/// Called on a thread of the backup.
-pub type Failed = Box<dyn Fn(&str) + Send>;
 
 /// What is backed up.
 pub struct Source {

@@ -1,6 +1,6 @@
 //! Keeping what is about to be changed.
 
-use super::handle::Failed;
+use super::terms::Failed;
 use fathom_core::{Op, is_zero};
 use fathom_stack::{Answer, Ask, Client, Job, Pages, Past, block_of};
 use fathom_units::Size;

@@ -13,5 +13,5 @@ mod keeper;
 mod terms;
 mod view;
 
-pub use handle::{Backup, Failed, Source};
-pub use terms::{Status, Terms};
+pub use handle::{Backup, Source};
+pub use terms::{Failed, Status, Terms};

@@ -12,6 +12,9 @@ pub struct Terms {
     pub most: Option<u64>,
 }
 
+/// Hears why it has failed, on a thread of the backup's.
+pub type Failed = Box<dyn Fn(&str) + Send>;
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Status {
     /// Bytes in the scratch file.

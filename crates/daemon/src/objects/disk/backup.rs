@@ -1,0 +1,53 @@
+//! A disk of which a backup is made.
+
+use super::Served;
+use crate::command::BackupOrder;
+use crate::objects::backup::{Order, Running};
+use crate::socket_spec::SocketSpec;
+use fathom_jobs::backup::{Source, Terms};
+use std::path::Path;
+
+impl Served {
+    /// What it takes to begin one. The error is for the user.
+    pub fn backup_order(&self, order: BackupOrder) -> Result<Order, String> {
+        let (options, stack) = (&self.options, &self.stack);
+        let socket = match (order.socket, &options.vhost_user) {
+            (Some(socket), _) => socket,
+            (None, Some(SocketSpec::Path(path))) => {
+                let mut path = path.clone().into_os_string();
+                path.push(".backup");
+                path.into()
+            }
+            (None, _) => return Err("say at which socket NBD clients are to read it".into()),
+        };
+        let beside = options.disk.location.path().and_then(Path::parent);
+        let scratch = order.scratch.or_else(|| beside.map(Path::to_owned));
+        let scratch =
+            scratch.ok_or("say in which directory is room for what is changed meanwhile")?;
+        Ok(Order {
+            disk: options.name.clone(),
+            source: Source {
+                disk: self.shared.for_backup(stack.tap.below().clone()),
+                engine: options.disk.engine,
+                tap: stack.tap.clone(),
+                workers: stack.workers.clone(),
+            },
+            terms: Terms {
+                scratch,
+                most: order.scratch_size,
+            },
+            socket,
+            access: options.access,
+            shared: self.shared.clone(),
+            events: self.events.clone(),
+        })
+    }
+
+    pub fn set_backup(&mut self, backup: Running) {
+        self.backup = Some(backup);
+    }
+
+    pub fn take_backup(&mut self) -> Option<Running> {
+        self.backup.take()
+    }
+}
