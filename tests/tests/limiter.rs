@@ -2,11 +2,14 @@
 //! what is seen from outside of real servers and real loads. And it is what limits: with more of
 //! it, more is done. Server and load have a CPU each.
 
+#[path = "limiter/memory.rs"]
+mod memory;
 #[path = "limiter/scene.rs"]
 mod scene;
 
 use fathom_limiter::judge;
 use fathom_run::evidence::{Evidence, ThreadTime};
+use memory::{AMPLE, TIGHT, seen_with_memory};
 use scene::{
     Beside, LOAD, SERVER, Work, bench, checksums, rate, seen, seen_on_disk, told_by_bench,
     told_by_fio,
@@ -84,8 +87,8 @@ const ATTEMPTS: u32 = 3;
 /// What limits, one after the other: they would be each other's limit.
 #[test]
 fn what_limits_a_served_disk_is_named_and_is_what_limits() {
-    let limits: [fn() -> Result<(), String>; 5] =
-        [a_thread, the_load, latency, a_filter, the_device];
+    let limits: [fn() -> Result<(), String>; 6] =
+        [a_thread, the_load, latency, a_filter, the_device, memory];
     for limit in limits {
         let seen = (1..ATTEMPTS).fold(limit(), |seen, _| seen.or_else(|_| limit()));
         seen.unwrap();
@@ -158,4 +161,26 @@ fn the_device() -> Result<(), String> {
     let deeper = seen_on_disk(64, 1);
     expect_times(&alone, &deeper, 0.7, "half as many at once")?;
     expect_times(&alone, &seen_on_disk(32, 2), 1.3, "without another reader")
+}
+
+/// What the page cache has no room for is read again and again.
+fn memory() -> Result<(), String> {
+    let tight = seen_with_memory(TIGHT);
+    assert!(
+        tight.pressure.is_some(),
+        "this test needs /proc/pressure: boot with psi=1"
+    );
+    let verdict = judge(&tight);
+    eprintln!("{verdict}");
+    let is_named = verdict.rule() == Some("pressure") && verdict.subject() == Some("memory");
+    is_named
+        .then_some(())
+        .ok_or_else(|| format!("{verdict:#?}\n{tight:#?}"))?;
+    let ample = seen_with_memory(AMPLE);
+    let verdict = judge(&ample);
+    let is_other = verdict.rule() != Some("pressure");
+    is_other
+        .then_some(())
+        .ok_or_else(|| format!("{verdict:#?}\n{ample:#?}"))?;
+    expect_times(&ample, &tight, 1.5, "with enough memory")
 }

@@ -110,7 +110,8 @@ pub fn rate(evidence: &Evidence) -> f64 {
     evidence.load.requests as f64 / evidence.load.seconds
 }
 
-fn watch(
+/// What is seen of a load beside these processes.
+pub fn watch(
     mut processes: Vec<Watched>,
     device: Option<String>,
     mut load: Command,

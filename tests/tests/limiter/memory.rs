@@ -1,0 +1,98 @@
+//! A load whose file has to fit into a control group's memory.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use std::{fs, io, thread};
+
+use fathom_lab::evidence::device_below;
+use fathom_lab::work::{Shape, Worked};
+use fathom_run::evidence::Evidence;
+
+use crate::scene::watch;
+
+/// Many at once, so that some of them waits for memory for much of the time.
+const SHAPE: Shape = Shape {
+    threads: 8,
+    depth: 1,
+};
+/// Of the load's file.
+const SIZE: &str = "64M";
+/// What is read again and again is missed for long enough to be known to the kernel: a limit that
+/// is much tighter looks like a file that is read once.
+pub const TIGHT: u64 = 56 << 20;
+pub const AMPLE: u64 = 256 << 20;
+
+/// What is seen of reads through the page cache, by a load that may have so many bytes of memory.
+pub fn seen_with_memory(limit: u64) -> Evidence {
+    let place = tempfile::tempdir_in("/var/tmp").unwrap();
+    let file = place.path().join("file");
+    let group = Group::with_memory(limit).unwrap_or_else(|error| {
+        panic!("this test limits memory: run it as root where control groups do ({error})")
+    });
+    // By the group, too: pages belong to whoever has them first.
+    let made = group.runs(fio(&file).arg("--create_only=1")).output();
+    let made = made.unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let device = device_below(&file).unwrap();
+    let told = |said: &str| Worked::of_fio(said, SHAPE).unwrap().load;
+    watch(Vec::new(), device, group.runs(&fio(&file)), &told)
+}
+
+/// fio on the host itself, which leaves the page cache alone.
+fn fio(file: &Path) -> Command {
+    let mut fio = Command::new("fio");
+    fio.args(["--name=load", "--ioengine=psync", "--output-format=json"])
+        .arg(format!("--filename={}", file.display()))
+        .args(["--rw=randread", "--bs=256k", "--invalidate=0"])
+        .arg(format!("--size={SIZE}"))
+        .args(["--time_based", "--ramp_time=500ms", "--runtime=2500ms"])
+        .arg(format!("--numjobs={}", SHAPE.threads))
+        .args(["--thread", "--group_reporting"]);
+    fio
+}
+
+/// A control group whose processes, and their files' pages, may have so much memory.
+struct Group(PathBuf);
+
+impl Group {
+    fn with_memory(limit: u64) -> io::Result<Group> {
+        let root = Path::new("/sys/fs/cgroup");
+        let name = format!("fathom-test-memory-{}", std::process::id());
+        let (group, file) = match root.join("cgroup.controllers").exists() {
+            true => {
+                fs::write(root.join("cgroup.subtree_control"), "+memory")?;
+                (Group(root.join(name)), "memory.max")
+            }
+            false => {
+                let group = Group(root.join("memory").join(name));
+                (group, "memory.limit_in_bytes")
+            }
+        };
+        fs::create_dir(&group.0)?;
+        fs::write(group.0.join(file), limit.to_string())?;
+        Ok(group)
+    }
+
+    /// The same command in the group from its first page on.
+    fn runs(&self, command: &Command) -> Command {
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$@\""])
+            .arg(&self.0)
+            .arg(command.get_program())
+            .args(command.get_args());
+        shell
+    }
+}
+
+impl Drop for Group {
+    /// Its processes must be gone.
+    fn drop(&mut self) {
+        let gone = (0..100).any(|_| {
+            thread::sleep(Duration::from_millis(10));
+            fs::remove_dir(&self.0).is_ok()
+        });
+        assert!(gone || thread::panicking(), "{} is left", self.0.display());
+    }
+}
