@@ -132,7 +132,7 @@ pub fn run_in(
 ///
 /// # Errors
 /// Likewise, and when the time is over.
-pub(super) fn run_within(
+pub fn run_within(
     host: &mut KvmHost,
     experiment: &str,
     settings: &Settings,
