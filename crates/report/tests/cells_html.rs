@@ -151,6 +151,41 @@ fn bars_are_as_long_as_their_figures_in_light_and_dark() {
 }
 
 #[test]
+fn a_point_without_the_main_measure_has_no_bar() {
+    let mut table = table(5);
+    table.points[1].measures.remove("iops");
+    table.points[2].measures.remove("iops");
+    table.points[2].bare = None;
+    let mut page = show(&html::render(&table));
+    let count = |page: &mut Shown, selector: &str| {
+        let script = format!("document.querySelectorAll('#main-bars {selector}').length");
+        page.browser.number(&script)
+    };
+    let labels = count(&mut page, ".label");
+    let bars = count(&mut page, "i[class=\"\"]");
+    assert_eq!((labels, bars), (5.0, 4.0));
+}
+
+#[test]
+fn a_setting_is_not_broken_at_its_hyphens() {
+    let mut table = table(1);
+    for point in &mut table.points {
+        point.settings.insert("server".into(), "q-e-m-u".into());
+    }
+    let mut page = show(&html::render(&table));
+    let lines = page.browser.number(
+        "(() => {
+            document.body.style.width = '300px';
+            const cells = [...document.querySelectorAll('#points-table td')];
+            const range = document.createRange();
+            range.selectNodeContents(cells.find((cell) => cell.textContent === 'q-e-m-u'));
+            return range.getClientRects().length;
+        })()",
+    );
+    assert_eq!(lines, 1.0);
+}
+
+#[test]
 fn curves_go_through_their_points_with_the_limiter_at_each() {
     let mut table = table(5);
     let mut page = show(&html::render(&table));

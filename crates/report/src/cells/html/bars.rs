@@ -11,8 +11,13 @@ const MOST_BARS: usize = 200;
 pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
     let Some(main) = table.main() else { return };
     let of = |point: &Point| point.measures.get(&main.name).cloned();
-    let shown = table.points.iter().take(MOST_BARS);
-    let shown: Vec<(&Point, Option<Figure>)> = shown.map(|point| (point, of(point))).collect();
+    // Points of other tests have neither.
+    let all = table.points.iter().map(|point| (point, of(point)));
+    let mut shown: Vec<(&Point, Option<Figure>)> = all
+        .filter(|(point, figure)| figure.is_some() || point.bare.is_some())
+        .collect();
+    let all = shown.len();
+    shown.truncate(MOST_BARS);
     let figures = || {
         shown
             .iter()
@@ -53,8 +58,8 @@ pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
         sum(html, point, figure.as_ref(), &scale);
     }
     html.raw("</div>\n");
-    if shown.len() < table.points.len() {
-        let words = format!("The first {MOST_BARS} of {} points.", table.points.len());
+    if shown.len() < all {
+        let words = format!("The first {MOST_BARS} of {all} points.");
         html.note(&words);
     }
     html.raw("</div>\n");

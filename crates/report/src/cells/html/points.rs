@@ -11,6 +11,9 @@ use crate::cells::words::{self, MOST_ROWS, Scale};
 use crate::render::html::markup::{self, Cell, Html};
 use crate::render::text::plural;
 
+/// Characters of a value that is not to be broken: others would push the figures out of sight.
+const LONGEST_NAME: usize = 24;
+
 pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
     html.heading(prefix, ("points", "Points"), "Points");
     for line in words::explained(table) {
@@ -50,7 +53,11 @@ pub(super) fn labels<'a>(
     }
     let column = |name: &String| {
         let value = |row: &Settings| row.get(name).map_or("-".to_owned(), Clone::clone);
-        let texts = rows.clone().map(|row| Cell::Text(value(row)));
+        let cell = |value: String| match value.chars().count() {
+            0..=LONGEST_NAME => Cell::Name(value),
+            _ => Cell::Text(value),
+        };
+        let texts = rows.clone().map(|row| cell(value(row)));
         (name.clone(), texts.collect())
     };
     axes.iter().map(column).collect()

@@ -129,6 +129,8 @@ impl Html {
 #[derive(Clone, Debug)]
 pub(crate) enum Cell {
     Text(String),
+    /// In one line, whatever hyphens it has.
+    Name(String),
     /// To the right, figures below each other.
     Number(String),
     /// A number and smaller lines below it, each with a class for its looks.
@@ -286,7 +288,7 @@ impl Cell {
                 }
                 html.close("td");
             }
-            Cell::Coloured(_, text) => self.named(html, text),
+            Cell::Name(text) | Cell::Coloured(_, text) => self.named(html, text),
             Cell::Layer(layer, _) => self.named(html, layer.describe().0),
             Cell::Share(share) => html.element("td", &[("class", "number")], &percent(*share)),
             Cell::Code(text) => {
