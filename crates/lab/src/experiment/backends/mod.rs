@@ -94,8 +94,9 @@ impl Experiment for Backends {
          is virtio-blk of QEMU's main loop, a loop device, or `ubd`. `libguestfs` is its own appliance, \
          where it is installed, and its own way in.\n\n`time` is seen from the host; \
          `cpu` is what the bed's processes took of the host's CPUs (what the host's kernel did for a \
-         container's loop device is in `host.busy` only).\n\n`unwritten` is what was in the host's \
-         page cache alone when fsync had ended inside (by cachestat, Linux 6.5). It should be next to \
+         container's loop device is in `host.busy` only), counted in ticks of 10 ms: where a test is \
+         over in a few of them, a larger --size or more --calls tell more.\n\n`unwritten` is what was in \
+         the host's page cache alone when fsync had ended inside (by cachestat, Linux 6.5). It should be next to \
          nothing: a bed that ignores flushes looks fast and loses data. The report says \
          so.\n\n--kvm-host runs all of it one level deeper: `--bed kvm,tcg` there is the post's \
          `virtualized`."
