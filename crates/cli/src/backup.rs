@@ -54,8 +54,8 @@ struct KeepArgs {
     #[arg(long, value_name = "DIR")]
     scratch: Option<PathBuf>,
 
-    /// So much that file may take: when more has been changed, the backup has failed [default: what the
-    /// file system has]
+    /// So much that file may take: when more has been changed, the backup has failed [default: half of
+    /// what is left there at the beginning]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     scratch_size: Option<u64>,
 }

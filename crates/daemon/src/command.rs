@@ -38,7 +38,7 @@ pub struct BackupOrder {
     #[schema(value_type = Option<String>)]
     pub scratch: Option<PathBuf>,
     /// So much that file may take: the backup has failed when users have changed more
-    /// [default: what the file system has]
+    /// [default: half of what is left there at the beginning]
     #[serde(default, deserialize_with = "text::size")]
     #[schema(value_type = Option<String>)]
     pub scratch_size: Option<u64>,

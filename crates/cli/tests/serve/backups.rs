@@ -216,7 +216,7 @@ fn a_full_disk_below_the_scratch_file_fails_the_backup_and_no_guest() {
     let mut model = fs::read(&image).unwrap();
     let mut served = Served::start(&image, &["--sandbox", "off"]);
     with_disk(&served.arg("s"), 1, |disk| {
-        start(&served, &["--scratch", &small]);
+        start(&served, &["--scratch", &small, "--scratch-size", "100M"]);
         exercise(disk, &mut model, &mut Random::new(1));
         assert_eq!(differ(&disk.contents(), &model), None);
     });

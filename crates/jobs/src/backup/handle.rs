@@ -125,6 +125,7 @@ fn prepare(source: &Source, terms: &Terms, failed: Failed) -> Result<Prepared, S
     let size = source.disk.info().size;
     let past = Arc::new(Past::new(size));
     let (file, scratch) = make_scratch(engine, terms, size)?;
+    let most = terms.most.map_or_else(|| half_of_what_is_left(&file), Ok)?;
     let view = Arc::new(ByteDisk::new(Arc::new(View {
         past: past.clone(),
         disk: source.disk.clone(),
@@ -145,7 +146,7 @@ fn prepare(source: &Source, terms: &Terms, failed: Failed) -> Result<Prepared, S
         disk: disk.map_err(error)?,
         job,
         scratch: file,
-        most: terms.most,
+        most,
         failed,
         kept: kept.clone(),
     };
@@ -162,6 +163,12 @@ fn prepare(source: &Source, terms: &Terms, failed: Failed) -> Result<Prepared, S
         readers: Arc::new([reader]),
         keeper: Mutex::new(Some(thread)),
     })
+}
+
+fn half_of_what_is_left(file: &File) -> Result<u64, String> {
+    let left = rustix::fs::fstatvfs(file);
+    let left = left.map_err(|error| format!("it is not known how much room there is: {error}"))?;
+    Ok(left.f_bavail.saturating_mul(left.f_frsize) / 2)
 }
 
 /// A file without a name, to be written and to be read.

@@ -28,7 +28,7 @@ pub(super) struct Keeper {
     pub(super) disk: Client,
     /// As long as the disk, and empty.
     pub(super) scratch: File,
-    pub(super) most: Option<u64>,
+    pub(super) most: u64,
     /// Bytes of the disk that are in the scratch file.
     pub(super) kept: Arc<AtomicU64>,
     pub(super) failed: Failed,
@@ -93,10 +93,10 @@ impl Keeper {
         // (A hole is zeroes, too.)
         if !is_zero(bytes) {
             let kept = self.kept.load(Ordering::Relaxed) + bytes.len() as u64;
-            if let Some(most) = self.most.filter(|most| kept > *most) {
+            if kept > self.most {
                 return Err(format!(
                     "what its users have changed takes more room than it may have ({})",
-                    Size(most)
+                    Size(self.most)
                 ));
             }
             let written = self.scratch.write_all_at(bytes, range.start);

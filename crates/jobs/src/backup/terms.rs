@@ -8,7 +8,8 @@ use std::path::PathBuf;
 pub struct Terms {
     /// The directory of the scratch file, which has no name and is gone with the backup.
     pub scratch: PathBuf,
-    /// So long that file may be (bytes that it has on disk); None: as long as there is room.
+    /// So long that file may be (bytes that it has on disk); None: half of what its file system has left at the
+    /// beginning. (The image may need the rest.)
     pub most: Option<u64>,
 }
 
