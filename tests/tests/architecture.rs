@@ -175,6 +175,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-run",
             "fathom-core",
             "fathom-trace",
+            "fathom-files",
             "fathom-units",
         ],
     ),

@@ -1,13 +1,14 @@
 //! `fathom backup`: disks as they were at an instant, while they are used.
 
 use crate::img::common::RateArg;
-use crate::img::watch::{WatchArgs, interrupted, stop_flag, watched_until};
+use crate::img::watch::{WatchArgs, interrupted, stop_flag, tell_outcome, watched_until};
 use crate::img::{format_options, parse_format};
 use crate::servers::absolute;
 use crate::target::{Disk, Target};
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand};
 use fathom_daemon::{BackupInfo, BackupOrder};
+use fathom_files::lock;
 use fathom_img::{
     self as img, CompareOptions, Comparison, ConvertOptions, Format, OpenOptions, Source,
     TargetOptions,
@@ -177,10 +178,14 @@ fn full(args: FullArgs) -> anyhow::Result<()> {
     let Some(create) = format_options(args.target_format, &args.options)? else {
         return Ok(());
     };
-    let part = beside(&args.file)?;
+    // (What a link leads to is replaced, not the link.)
+    let file = fs::canonicalize(&args.file).unwrap_or_else(|_| args.file.clone());
+    refuse_in_use(&file)?;
+    let part = beside(&file)?;
     let disk = args.target.disk()?;
     // From here on, what has begun is ended.
     let stop = stop_flag()?;
+    signal_hook::flag::register(signal_hook::consts::SIGHUP, stop.clone())?;
     let info = args.keep.begin(&disk)?;
     let options = ConvertOptions {
         target: TargetOptions {
@@ -204,23 +209,40 @@ fn full(args: FullArgs) -> anyhow::Result<()> {
     let copied = copy(&args, &info, &part, &options, &stop);
     // Whatever has become of that, users of the disk are to wait no more.
     let ended = end(&disk);
+    let interruption = copied
+        .as_ref()
+        .err()
+        .filter(|e| matches!(e, img::Error::Interrupted));
+    let interruption = interruption.map(ToString::to_string);
     let outcome = match copied {
         Ok(same) => ended
             .and(check(same))
-            .and_then(|()| replace(&part, &args.file)),
-        Err(error) => {
-            let _ = fs::remove_file(&part);
-            if matches!(error, img::Error::Interrupted) {
-                interrupted(&error);
-            }
-            // Why it has failed is the better reason for what could not be read.
-            ended.and(Err(error.into()))
-        }
+            .and_then(|()| refuse_in_use(&file))
+            .and_then(|()| replace(&part, &file)),
+        // Why the backup has failed is the better reason for what could not be read.
+        Err(error) => ended.and(Err(error.into())),
     };
     if outcome.is_err() {
         let _ = fs::remove_file(&part);
     }
+    let told = outcome.as_ref().map(|()| json!({}));
+    tell_outcome(&args.watch, told);
+    if let Some(interruption) = interruption {
+        interrupted(&interruption);
+    }
     outcome
+}
+
+/// A file that is there, but is somebody's disk, stays what it is.
+fn refuse_in_use(file: &Path) -> anyhow::Result<()> {
+    let Ok(now) = File::open(file) else {
+        return Ok(());
+    };
+    let how = lock::Use {
+        writes: true,
+        share: false,
+    };
+    lock::check(file, &now, how).map_err(|error| anyhow!("{}: {error}", file.display()))
 }
 
 /// The name that the file has until it is whole: nobody else's.
@@ -264,7 +286,7 @@ fn copy(
         let copy = Source::new(part.as_os_str(), copy)?;
         img::compare([&before, &copy], CompareOptions::default(), progress).map(Some)
     };
-    watched_until(&args.watch, stop, job, |_| json!({}))
+    watched_until(&args.watch, stop, job)
 }
 
 fn check(same: Option<Comparison>) -> anyhow::Result<()> {

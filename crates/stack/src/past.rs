@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-/// Blocks that are told to whoever keeps them in one go, about.
+/// Blocks that are told to whoever keeps them in one go, and of these those of one who waits: others wait, too.
 const AT_ONCE: u64 = 64;
+const OF_ONE: u64 = 16;
 
 /// What of a disk is kept as it was, before it is changed.
 ///
@@ -117,18 +118,31 @@ impl Past {
         if !self.has_begun.load(Ordering::SeqCst) {
             return pieces;
         }
-        waits.retain(|want| {
+        let mut later = Vec::new();
+        let mut told = 0;
+        for want in waits.iter_mut() {
+            if left == 0 {
+                break;
+            }
+            told += 1;
+            let mut of_one = OF_ONE.min(left);
             let mut rest = want.clone();
-            while left > 0
+            while of_one > 0
                 && let Some(missing) = unset(&self.kept, rest.clone())
             {
-                let end = missing.end.min(missing.start + left);
+                let end = missing.end.min(missing.start + of_one);
+                of_one -= end - missing.start;
                 left -= end - missing.start;
                 rest.start = end;
                 pieces.push(missing.start..end);
             }
-            unset(&self.kept, want.clone()).is_some()
-        });
+            // What is before the first of them is kept.
+            let first = unset(&self.kept, want.clone());
+            later.extend(first.map(|first| first.start..want.end));
+        }
+        // Whose turn it was comes last the next time.
+        waits.drain(..told);
+        waits.append(&mut later);
         // Several may wait for the same.
         pieces.sort_by_key(|piece| piece.start);
         let mut apart: Vec<Range<u64>> = Vec::new();
@@ -246,7 +260,12 @@ mod tests {
         past.keep(0..13 * BLOCK);
         assert_eq!(next(), []);
         past.want(100 * BLOCK, 500 * BLOCK);
-        assert_eq!(next().pop(), Some(100 * BLOCK..164 * BLOCK));
+        past.want(700 * BLOCK, 1);
+        let first = 100 * BLOCK..116 * BLOCK;
+        assert_eq!(next(), [first.clone(), 700 * BLOCK..701 * BLOCK]);
+        past.keep(first);
+        past.keep(700 * BLOCK..701 * BLOCK);
+        assert_eq!(next().pop(), Some(116 * BLOCK..132 * BLOCK));
     }
 
     #[test]

@@ -14,6 +14,11 @@ use std::time::{Duration, Instant};
 
 /// So long somebody waits while nothing is kept at all. Then the past is given up.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// So long one waits in any case; and one whose source is leaving, for which others wait.
+const LONGEST: Duration = Duration::from_secs(20);
+const LEAVING: Duration = Duration::from_secs(1);
+/// Between looks at these times.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// What users change goes through here. Nothing is asked of a request that reads, and of one that changes something
 /// only if somebody keeps the past.
@@ -142,8 +147,8 @@ struct TapChannel {
     past: Option<Arc<Past>>,
     /// Signalled when something of it has been kept. (One for all: the engine could not tell several apart.)
     bell: Option<Arc<OwnedFd>>,
-    /// Until what they change is kept.
-    waiting: Vec<RequestId>,
+    /// Until what they change is kept, and since when (in ticks), the longest first.
+    waiting: Vec<(RequestId, u64)>,
     /// What had been kept, and when that was looked at (in ticks).
     seen: (u64, u64),
 }
@@ -161,12 +166,15 @@ impl TapChannel {
             return;
         }
         self.past = wanted;
-        let Some(past) = self.past.clone() else {
-            return;
-        };
-        match self.bell(cx) {
-            Ok(bell) => past.listen(&bell),
-            Err(error) => past.give_up(format!("a worker cannot wait: {error}")),
+        if let Some(past) = self.past.clone() {
+            match self.bell(cx) {
+                Ok(bell) => past.listen(&bell),
+                Err(error) => past.give_up(format!("a worker cannot wait: {error}")),
+            }
+        }
+        // Whoever has waited for another one.
+        for (id, _) in std::mem::take(&mut self.waiting) {
+            self.submit(cx, id);
         }
     }
 
@@ -195,14 +203,14 @@ impl TapChannel {
         if self.waiting.is_empty() {
             self.seen = (past.progress(), cx.now());
         }
-        self.waiting.push(id);
+        self.waiting.push((id, cx.now()));
         // It may have been kept meanwhile.
         let _ = rustix::io::write(&**bell, &1u64.to_ne_bytes());
         self.look_later(cx);
     }
 
     fn look_later(&self, cx: &mut Cx) {
-        let later = cx.now() + cx.clock().ticks(PATIENCE);
+        let later = cx.now() + cx.clock().ticks(LOOK);
         cx.wake_at(later);
     }
 
@@ -211,18 +219,18 @@ impl TapChannel {
         if self.waiting.is_empty() {
             return;
         }
-        for id in std::mem::take(&mut self.waiting) {
+        for (id, since) in std::mem::take(&mut self.waiting) {
             let request = &cx.slab[id];
             match { self.past.as_ref() }
                 .is_none_or(|past| past.lets(request.op, request.offset, request.len))
             {
                 true => self.channel.submit(cx, id),
-                false => self.waiting.push(id),
+                false => self.waiting.push((id, since)),
             }
         }
     }
 
-    /// Whoever waits does so no longer if nothing is kept at all.
+    /// Whoever waits does so no longer if nothing is kept at all, or for too long.
     fn lose_patience(&mut self, cx: &mut Cx) {
         let Some(past) = &self.past else {
             return;
@@ -233,7 +241,14 @@ impl TapChannel {
         let (progress, now) = (past.progress(), cx.now());
         if progress != self.seen.0 {
             self.seen = (progress, now);
-        } else if cx.clock().duration(now.saturating_sub(self.seen.1)) >= PATIENCE {
+        }
+        let clock = cx.clock();
+        let for_longer = |since: u64, than| clock.duration(now.saturating_sub(since)) >= than;
+        let is_enough = |(id, since): &(RequestId, u64)| match cx.may_wait(*id) {
+            true => for_longer(*since, LONGEST),
+            false => for_longer(*since, LEAVING),
+        };
+        if for_longer(self.seen.1, PATIENCE) || self.waiting.iter().any(is_enough) {
             past.give_up("what was to be changed could not be kept in time".into());
             return self.go_on(cx);
         }
@@ -268,10 +283,11 @@ impl Channel for TapChannel {
         self.lose_patience(cx);
     }
 
-    /// What waits here waits for I/O under way, and not for ever.
+    /// What waits here waits for I/O under way, and not for long.
     fn drain(&mut self, cx: &mut Cx, source: u16) {
         self.channel.drain(cx, source);
         self.go_on(cx);
+        self.lose_patience(cx);
     }
 
     fn answered(&mut self, request: &Request) {

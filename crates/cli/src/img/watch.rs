@@ -150,7 +150,8 @@ pub(crate) fn watched_telling<T>(
     told: impl FnOnce(&T) -> serde_json::Value,
 ) -> anyhow::Result<T> {
     let stop = stop_flag()?;
-    let done = watched_until(args, &stop, job, told);
+    let done = watched_until(args, &stop, job);
+    tell_outcome(args, done.as_ref().map(told));
     if let Err(error @ fathom_img::Error::Interrupted) = &done {
         interrupted(error);
     }
@@ -158,31 +159,36 @@ pub(crate) fn watched_telling<T>(
 }
 
 /// Ends the process as one that was interrupted.
-pub(crate) fn interrupted(error: &fathom_img::Error) -> ! {
+pub(crate) fn interrupted(error: &dyn std::fmt::Display) -> ! {
     eprintln!("fathom: {error}");
     std::process::exit(130);
 }
 
-/// Likewise, until `stop` is set; an interruption is an error like others.
+/// Does a job while the user watches, until `stop` is set. What has become of it is not told.
 pub(crate) fn watched_until<T>(
     args: &WatchArgs,
     stop: &AtomicBool,
     job: impl FnOnce(&mut fathom_img::Progress<'_>) -> Result<T, fathom_img::Error>,
-    told: impl FnOnce(&T) -> serde_json::Value,
 ) -> Result<T, fathom_img::Error> {
     let mut watch = args.watch();
     let mut watcher = |event| watch.event(event);
     let done = job(&mut fathom_img::Progress::new(&mut watcher, stop));
     watch.end();
+    done
+}
+
+/// What has become of a job, and what there is to say of it: the last event.
+pub(crate) fn tell_outcome(
+    args: &WatchArgs,
+    outcome: Result<serde_json::Value, impl std::fmt::Display>,
+) {
     if args.json() {
-        json_line(&match &done {
-            Ok(value) => {
-                let mut end = told(value);
+        json_line(&match outcome {
+            Ok(mut end) => {
                 end["event"] = json!("end");
                 end
             }
             Err(error) => json!({"event": "error", "message": error.to_string()}),
         });
     }
-    done
 }

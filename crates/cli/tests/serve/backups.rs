@@ -296,11 +296,20 @@ fn what_would_disturb_a_backup_waits_for_its_end() {
             &["unix:PATH"],
         );
         assert!(disk.all(&[Request::Flush])[0].is_ok());
+        // Somebody's disk is no place for a copy.
+        let onto_itself = ["backup", "full", &api, &image, "-O", "raw"];
+        refused(1, &onto_itself, &["in use"]);
+        stdout_of(&["disk", "freeze", &api]);
+        refused(1, &["backup", "start", &api], &["frozen"]);
+        stdout_of(&["disk", "thaw", &api]);
         start(&served, &[]);
     });
     // One that is stopped takes its backup along.
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
     assert!(!Path::new(&served.arg("s.backup")).exists());
+    // Of what others may change there is no instant.
+    let served = Served::start(&image, &["--readonly", "--force-share"]);
+    refused(1, &["backup", "start", &served.api()], &["other processes"]);
 }
 
 #[test]

@@ -8,7 +8,8 @@ use fathom_core::{ThreadKind, thread_starts};
 use fathom_exports::nbd::{Export, Exports, Options};
 use fathom_exports::{Access, Listener, NbdServer};
 use fathom_jobs::backup::{Backup, Source, Status, Terms};
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ pub struct Order {
 }
 
 /// One that has begun, and has ended or not.
+#[derive(Clone)]
 pub struct Running {
     socket: PathBuf,
     since: Instant,
@@ -168,10 +170,25 @@ impl Shared {
     }
 }
 
+/// As a part of a URI.
+fn encoded(path: &Path) -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
+    for byte in path.as_os_str().as_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                text.push(char::from(*byte));
+            }
+            byte => write!(text, "%{byte:02X}").expect("a String takes it"),
+        }
+    }
+    text
+}
+
 impl Running {
     /// Where clients connect.
     pub fn uri(&self) -> String {
-        format!("nbd+unix:///?socket={}", self.socket.display())
+        format!("nbd+unix:///?socket={}", encoded(&self.socket))
     }
 
     pub fn is_over(&self) -> bool {
@@ -203,7 +220,7 @@ impl Running {
     }
 
     /// Nobody needs it any more: what has become of it, when all of it is gone. May block.
-    pub fn end(self) -> BackupInfo {
+    pub fn end(&self) -> BackupInfo {
         self.shared.end();
         self.info()
     }

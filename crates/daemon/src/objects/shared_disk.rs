@@ -56,18 +56,20 @@ struct Users {
     /// It comes or leaves, and waits for clients to leave first.
     front_end_changes: bool,
     clients: usize,
+    /// Those that read it as it was; they leave with the front-end in any case.
+    backups: usize,
     /// Work on the disk goes on, which neither follows nor leads anybody.
     jobs: usize,
     /// It was deactivated at the end of a job, and is to be activated again.
     is_between: bool,
     disconnect: Option<Disconnect>,
-    /// Likewise, for a backup, which is a client, too.
+    /// Likewise, for a backup.
     end_backup: Option<Disconnect>,
 }
 
 impl Users {
     fn are_some(&self) -> bool {
-        self.front_end || self.clients > 0 || self.jobs > 0
+        self.front_end || self.clients + self.backups + self.jobs > 0
     }
 }
 
@@ -120,7 +122,7 @@ impl SharedDisk {
         Arc::new(View {
             shared: self.clone(),
             disk: below,
-            user: User::Client,
+            user: User::Backup,
         })
     }
 
@@ -151,7 +153,7 @@ impl SharedDisk {
         // Held while the disk is activated: others need it active.
         let mut users = self.users();
         let mut is_active = false;
-        if user == User::Client && self.are_kept_out(&users) {
+        if matches!(user, User::Client | User::Backup) && self.are_kept_out(&users) {
             return Err(DiskError::Unusable {
                 path: PathBuf::from(&self.name),
                 problem: "its virtual machine is not running; NBD clients are let in while it is"
@@ -180,6 +182,7 @@ impl SharedDisk {
                 users.front_end_came = true;
             }
             User::Client => users.clients += 1,
+            User::Backup => users.backups += 1,
             User::Job => users.jobs += 1,
         }
         Ok(())
@@ -211,6 +214,7 @@ impl SharedDisk {
         match user {
             User::FrontEnd => {
                 users.front_end = false;
+                users = self.wait_for_backups(users);
                 users = match self.clients_follow {
                     true => self.wait_for_clients(users),
                     false => self.clear(users).0,
@@ -218,6 +222,13 @@ impl SharedDisk {
             }
             User::Client => {
                 users.clients -= 1;
+                self.left.notify_all();
+                if users.front_end_changes {
+                    return Ok(());
+                }
+            }
+            User::Backup => {
+                users.backups -= 1;
                 self.left.notify_all();
                 if users.front_end_changes {
                     return Ok(());
@@ -259,9 +270,9 @@ impl SharedDisk {
     /// Has clients leave who stay else, where the front-end's coming and leaving concerns them. True: there
     /// were some, and the disk is still active.
     fn clear<'a>(&'a self, users: MutexGuard<'a, Users>) -> (MutexGuard<'a, Users>, bool) {
-        let are_some = self.clients_stay && self.front_end_first && users.clients > 0;
-        match are_some {
-            true => (self.wait_for_clients(users), true),
+        let are_some = users.clients + users.backups > 0;
+        match self.clients_stay && self.front_end_first && are_some {
+            true => (self.wait_for_clients(self.wait_for_backups(users)), true),
             false => (users, false),
         }
     }
@@ -294,20 +305,30 @@ impl SharedDisk {
         self.disk.resize(to)
     }
 
-    fn wait_for_clients<'a>(&'a self, mut users: MutexGuard<'a, Users>) -> MutexGuard<'a, Users> {
+    fn wait_for_clients<'a>(&'a self, users: MutexGuard<'a, Users>) -> MutexGuard<'a, Users> {
+        self.have_leave(users, |users| users.clients, |users| &mut users.disconnect)
+    }
+
+    fn wait_for_backups<'a>(&'a self, users: MutexGuard<'a, Users>) -> MutexGuard<'a, Users> {
+        self.have_leave(users, |users| users.backups, |users| &mut users.end_backup)
+    }
+
+    fn have_leave<'a>(
+        &'a self,
+        mut users: MutexGuard<'a, Users>,
+        count: fn(&Users) -> usize,
+        how: fn(&mut Users) -> &mut Option<Disconnect>,
+    ) -> MutexGuard<'a, Users> {
         users.front_end_changes = true;
-        while users.clients > 0 {
-            let (disconnect, end_backup) = (users.disconnect.take(), users.end_backup.take());
-            // Clients that leave need the lock.
-            drop(users);
-            disconnect
-                .iter()
-                .chain(&end_backup)
-                .for_each(|leave| leave());
-            users = self.users();
-            // (Another backup may have come.)
-            users.disconnect = users.disconnect.take().or(disconnect);
-            users.end_backup = users.end_backup.take().or(end_backup);
+        while count(&users) > 0 {
+            if let Some(leave) = how(&mut users).take() {
+                // Those that leave need the lock.
+                drop(users);
+                leave();
+                users = self.users();
+                // (Another one may have come.)
+                how(&mut users).get_or_insert(leave);
+            }
             // Again after a while, for one that was just coming.
             let wait = self.left.wait_timeout(users, Duration::from_millis(100));
             users = wait.unwrap_or_else(|e| e.into_inner()).0;
@@ -321,6 +342,7 @@ impl SharedDisk {
 enum User {
     FrontEnd,
     Client,
+    Backup,
     Job,
 }
 

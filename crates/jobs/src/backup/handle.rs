@@ -10,6 +10,7 @@ use fathom_files::gate;
 use fathom_stack::{Job, Past, Tap};
 use fathom_storage::{ByteDisk, Cache, EngineKind, FileDisk, FileOptions};
 use std::fs::File;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -33,15 +34,17 @@ pub struct Backup {
     view: Arc<dyn Disk>,
     readers: Arc<[WorkerHandle]>,
     keeper: Mutex<Option<JoinHandle<()>>>,
+    /// What is written there.
+    scratch: File,
 }
 
 impl Backup {
     /// Of the instant at which this returns. May block. The error is for the user: the disk is as before.
     /// `failed` hears once why it has failed, if it does.
     pub fn start(source: Source, terms: &Terms, failed: Failed) -> Result<Backup, String> {
-        let error = |error: DiskError| error.to_string();
-        source.disk.activate().map_err(error)?;
-        let begun = prepare(&source, terms, failed);
+        let scratch = Scratch::make(&source, terms)?;
+        source.disk.activate().map_err(|error| error.to_string())?;
+        let begun = prepare(&source, scratch, failed);
         let begun = begun.and_then(|backup| {
             let Prepared { past, keeper, .. } = &backup;
             source.tap.begin(past, &source.workers).inspect_err(|_| {
@@ -57,6 +60,7 @@ impl Backup {
                 view: begun.view,
                 readers: begun.readers,
                 keeper: begun.keeper,
+                scratch: begun.scratch,
                 source,
             }),
             Err(problem) => {
@@ -87,6 +91,12 @@ impl Backup {
 
     /// Nobody reads it any more: lets go of the disk. May block.
     pub fn end(self) -> Status {
+        if !self.past.is_over() && self.kept.load(Ordering::Relaxed) > 0 {
+            // Otherwise nobody would hear that it had been lost before it was read.
+            let kept = self.scratch.sync_data();
+            let lost = |error| format!("the scratch file was not written: {error}");
+            let _ = kept.map_err(|error| self.past.give_up(lost(error)));
+        }
         self.past.end();
         self.source.tap.forget(&self.source.workers);
         join(&self.keeper);
@@ -112,24 +122,21 @@ struct Prepared {
     view: Arc<dyn Disk>,
     readers: Arc<[WorkerHandle]>,
     keeper: Mutex<Option<JoinHandle<()>>>,
+    scratch: File,
 }
 
 /// All that it takes, but that users wait.
-fn prepare(source: &Source, terms: &Terms, failed: Failed) -> Result<Prepared, String> {
+fn prepare(source: &Source, scratch: Scratch, failed: Failed) -> Result<Prepared, String> {
     let error = |error: DiskError| error.to_string();
-    // (The scratch file is in the page cache, where Linux AIO would block.)
-    let engine = match source.engine {
-        EngineKind::Native => EngineKind::Threads,
-        engine => engine,
-    };
+    let Scratch { engine, most, .. } = scratch;
+    let twin = scratch.file.try_clone();
+    let twin = twin.map_err(|error| format!("its scratch file cannot be used: {error}"))?;
     let size = source.disk.info().size;
     let past = Arc::new(Past::new(size));
-    let (file, scratch) = make_scratch(engine, terms, size)?;
-    let most = terms.most.map_or_else(|| half_of_what_is_left(&file), Ok)?;
     let view = Arc::new(ByteDisk::new(Arc::new(View {
         past: past.clone(),
         disk: source.disk.clone(),
-        scratch: Arc::new(scratch),
+        scratch: Arc::new(scratch.disk),
     })));
     let options = WorkerOptions {
         name: "backup".into(),
@@ -145,7 +152,7 @@ fn prepare(source: &Source, terms: &Terms, failed: Failed) -> Result<Prepared, S
         past: past.clone(),
         disk: disk.map_err(error)?,
         job,
-        scratch: file,
+        scratch: scratch.file,
         most,
         failed,
         kept: kept.clone(),
@@ -162,30 +169,55 @@ fn prepare(source: &Source, terms: &Terms, failed: Failed) -> Result<Prepared, S
         view,
         readers: Arc::new([reader]),
         keeper: Mutex::new(Some(thread)),
+        scratch: twin,
     })
 }
 
-fn half_of_what_is_left(file: &File) -> Result<u64, String> {
-    let left = rustix::fs::fstatvfs(file);
-    let left = left.map_err(|error| format!("it is not known how much room there is: {error}"))?;
-    Ok(left.f_bavail.saturating_mul(left.f_frsize) / 2)
+/// A file without a name.
+struct Scratch {
+    /// To be written.
+    file: File,
+    /// The same, to be read; in use.
+    disk: FileDisk,
+    engine: EngineKind,
+    /// So many bytes of it.
+    most: u64,
 }
 
-/// A file without a name, to be written and to be read.
-fn make_scratch(engine: EngineKind, terms: &Terms, size: u64) -> Result<(File, FileDisk), String> {
-    let dir = terms.scratch.display();
-    let failed = |error: std::io::Error| format!("{dir}: no scratch file can be made: {error}");
-    let file = gate::unnamed(&terms.scratch).map_err(failed)?;
-    file.set_len(size).map_err(failed)?;
-    let options = FileOptions {
-        cache: Cache::Writeback,
-        read_only: true,
-        engine,
-        ..FileOptions::default()
-    };
-    let twin = file.try_clone().map_err(failed)?;
-    let name = terms.scratch.join("scratch");
-    let disk = FileDisk::from_file(&name, twin, options).map_err(|error| error.to_string())?;
-    disk.activate().map_err(|error| error.to_string())?;
-    Ok((file, disk))
+impl Scratch {
+    /// Where it is may be slow: nobody is to wait for it yet.
+    fn make(source: &Source, terms: &Terms) -> Result<Scratch, String> {
+        let dir = terms.scratch.display();
+        let failed = |error: io::Error| format!("{dir}: no scratch file can be made: {error}");
+        let file = gate::unnamed(&terms.scratch).map_err(failed)?;
+        file.set_len(source.disk.info().size).map_err(failed)?;
+        // (It is in the page cache, where Linux AIO would block.)
+        let engine = match source.engine {
+            EngineKind::Native => EngineKind::Threads,
+            engine => engine,
+        };
+        let options = FileOptions {
+            cache: Cache::Writeback,
+            read_only: true,
+            engine,
+            ..FileOptions::default()
+        };
+        let twin = file.try_clone().map_err(failed)?;
+        let disk = FileDisk::from_file(&terms.scratch.join("scratch"), twin, options);
+        let disk = disk.map_err(|error| error.to_string())?;
+        disk.activate().map_err(|error| error.to_string())?;
+        let half = || half_of_what_is_left(&file).map_err(failed);
+        let most = terms.most.map_or_else(half, Ok)?;
+        Ok(Scratch {
+            file,
+            disk,
+            engine,
+            most,
+        })
+    }
+}
+
+fn half_of_what_is_left(file: &File) -> io::Result<u64> {
+    let left = rustix::fs::fstatvfs(file)?;
+    Ok(left.f_bavail.saturating_mul(left.f_frsize) / 2)
 }

@@ -31,8 +31,8 @@ impl Objects {
     fn may_not_be_backed_up(&self, index: usize, order: &BackupOrder) -> Option<Refusal> {
         let disk = &self.disks[index];
         let name = disk.name();
-        if self.busy.contains_key(name) {
-            return self.is_busy(name);
+        if let Some(refusal) = self.is_busy(name) {
+            return Some(refusal);
         }
         let paths = order.socket.iter().chain(&order.scratch);
         if let Some(text) = paths.map(|path| check_path(path)).find_map(Result::err) {
@@ -40,6 +40,9 @@ impl Objects {
         }
         let problem = match gate::other() {
             Some(_) => Some("tenants' disks cannot be backed up while they are used".to_owned()),
+            None if disk.is_changed_by_others() => {
+                Some("other processes may change it, who would not be noticed".to_owned())
+            }
             None => disk.may_not_be_disturbed(),
         };
         problem.map(|problem| Kind::Conflict.because(format!("disk '{name}': {problem}")))
@@ -73,7 +76,7 @@ impl Objects {
         {
             return asker(Err(refusal));
         }
-        let Some(running) = self.disks[index].take_backup() else {
+        let Some(running) = self.disks[index].backup().cloned() else {
             let text = format!("there is no backup of disk '{name}'");
             return asker(Err(Kind::Unknown.because(text)));
         };
@@ -84,6 +87,9 @@ impl Objects {
     }
 
     pub(super) fn take_in_ended_backup(&mut self, name: &str, info: &BackupInfo) {
+        if let Some(disk) = self.disks.iter_mut().find(|disk| disk.name() == name) {
+            disk.forget_backup();
+        }
         if let Some(asker) = self.busy.remove(name) {
             asker(to_json(info));
         }

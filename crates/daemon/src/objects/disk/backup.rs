@@ -20,7 +20,9 @@ impl Served {
             }
             (None, _) => return Err("say at which socket NBD clients are to read it".into()),
         };
-        let beside = options.disk.location.path().and_then(Path::parent);
+        // (Where a device is, there is no room for anything.)
+        let file = options.disk.location.path().filter(|path| path.is_file());
+        let beside = file.and_then(Path::parent);
         let scratch = order.scratch.or_else(|| beside.map(Path::to_owned));
         let scratch =
             scratch.ok_or("say in which directory is room for what is changed meanwhile")?;
@@ -47,7 +49,17 @@ impl Served {
         self.backup = Some(backup);
     }
 
-    pub fn take_backup(&mut self) -> Option<Running> {
-        self.backup.take()
+    pub fn backup(&self) -> Option<&Running> {
+        self.backup.as_ref()
+    }
+
+    /// It has ended, and somebody has heard of it.
+    pub fn forget_backup(&mut self) {
+        self.backup = None;
+    }
+
+    /// Others may write to it while it is read here.
+    pub fn is_changed_by_others(&self) -> bool {
+        self.options.disk.force_share
     }
 }
