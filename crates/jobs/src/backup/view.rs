@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 /// Reads of the scratch file in flight, of one worker; more wait for these.
 const CHILDREN: usize = 64;
@@ -149,6 +150,8 @@ impl ViewChannel {
         if !is_ours || !std::mem::take(&mut self.reading(id).is_new) || request.error != 0 {
             return true;
         }
+        // What was read was read before the bits are.
+        fence(Ordering::Acquire);
         match request.op {
             Op::Read | Op::BlockStatus => {
                 !self.past.is_over() && self.past.part(range(request), true).is_none()
