@@ -6,8 +6,8 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What happens, written to a file.
-fn events(served: &Served) -> Kept {
+/// What happens, written to the file `events`.
+pub fn events(served: &Served) -> Kept {
     let file = File::create(served.path("events")).unwrap();
     let mut curl = Command::new("curl");
     curl.args(["--silent", "--no-buffer", "--unix-socket", &served.api()]);

@@ -1,5 +1,6 @@
 //! Disks that are read as they were, while they are used.
 
+use crate::alarms::events;
 use crate::driver::{Request, with_disk};
 use crate::exercise::{Random, differ, exercise};
 use crate::kinds::{ENGINES, Kind, SIZE, qemu_img, tool};
@@ -163,17 +164,14 @@ fn a_scratch_file_that_is_full_fails_the_backup_and_no_guest() {
     let mut model = fs::read(&image).unwrap();
     let mut served = Served::start(&image, &[]);
     let api = served.api();
-    let events = served.path("events");
-    let mut listener = std::process::Command::new("curl");
-    listener.args([
-        "-sN",
-        "--unix-socket",
-        &api,
-        "http://fathom/v1/events",
-        "-o",
-    ]);
-    let _listener = Kept::spawn(listener.arg(&events));
-    eventually("it listens", || served.log().contains("API").then_some(()));
+    let _listener = events(&served);
+    let told = || fs::read_to_string(served.path("events")).unwrap_or_default();
+    eventually("somebody listens", || {
+        for what in ["freeze", "thaw"] {
+            stdout_of(&["disk", what, &api]);
+        }
+        told().contains("changed").then_some(())
+    });
     with_disk(&served.arg("s"), 2, |disk| {
         let uri = start(&served, &["--scratch-size", "1M"]);
         exercise(disk, &mut model, &mut Random::new(1));
@@ -195,7 +193,7 @@ fn a_scratch_file_that_is_full_fails_the_backup_and_no_guest() {
         stop(&served);
     });
     eventually("it was told", || {
-        let told = fs::read_to_string(&events).unwrap_or_default();
+        let told = told();
         (told.contains("backup-begun") && told.contains("backup-failed")).then_some(())
     });
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
@@ -312,6 +310,17 @@ fn what_would_disturb_a_backup_waits_for_its_end() {
     refused(1, &["backup", "start", &served.api()], &["other processes"]);
 }
 
+/// A copy that takes its time, under way.
+fn begin_slowly(served: &Served, file: &str) -> Kept {
+    let mut slow = fathom();
+    slow.args(["backup", "full", &served.api(), file]);
+    let slow = Kept::spawn(slow.args(["-O", "raw", "--rate", "1M"]));
+    eventually("it copies", || {
+        backup(served)["uri"].as_str().map(str::to_owned)
+    });
+    slow
+}
+
 #[test]
 fn a_copy_is_there_when_all_of_it_is() {
     let dir = disk_dir();
@@ -355,41 +364,13 @@ fn a_copy_is_there_when_all_of_it_is() {
     }
     // What is interrupted leaves what was there.
     let kept = fs::read(file("raw")).unwrap();
-    let mut slow = fathom();
-    slow.args([
-        "backup",
-        "full",
-        &api,
-        &file("raw"),
-        "-O",
-        "raw",
-        "--rate",
-        "1M",
-    ]);
-    let mut slow = Kept::spawn(&mut slow);
-    eventually("it copies", || {
-        backup(&served)["uri"].as_str().map(str::to_owned)
-    });
+    let mut slow = begin_slowly(&served, &file("raw"));
     slow.signal("INT");
     eventually("it ends", || slow.0.try_wait().unwrap());
     assert!(fs::read(file("raw")).unwrap() == kept);
     assert!(backup(&served).is_null());
     // Even if the server is killed.
-    let mut slow = fathom();
-    slow.args([
-        "backup",
-        "full",
-        &api,
-        &file("raw"),
-        "-O",
-        "raw",
-        "--rate",
-        "1M",
-    ]);
-    let mut slow = Kept::spawn(&mut slow);
-    eventually("it copies", || {
-        backup(&served)["uri"].as_str().map(str::to_owned)
-    });
+    let mut slow = begin_slowly(&served, &file("raw"));
     served.child.kill().unwrap();
     let status = eventually("it ends", || slow.0.try_wait().unwrap());
     assert_eq!(status.code(), Some(1));

@@ -4,8 +4,8 @@
 //! daemon's thread; nothing of a disk is touched here.
 //!
 //! - `listen` is where clients connect, `clients` says how many, `connection` serves each;
-//! - `disks` has what can be done to disks, `backup` how they are kept as they were, `groups` to those that share limits, `server` what concerns
-//!   all of them, `stream` what happens;
+//! - `disks` has what can be done to disks, `backup` how they are kept as they were, `groups` to those
+//!   that share limits, `server` what concerns all of them, `stream` what happens;
 //! - `request` is what is read of each;
 //! - `metrics` is what is counted (on `pages`), `live` what goes on right now, `page` shows that in a
 //!   browser, and `web` is what can be had by TCP, `remote` by TLS;

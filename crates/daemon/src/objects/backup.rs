@@ -8,11 +8,20 @@ use fathom_core::{ThreadKind, thread_starts};
 use fathom_exports::nbd::{Export, Exports, Options};
 use fathom_exports::{Access, Listener, NbdServer};
 use fathom_jobs::backup::{Backup, Source, Status, Terms};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// In a path that is a part of a URI.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'/')
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~');
 
 /// What it takes to begin.
 pub struct Order {
@@ -170,25 +179,13 @@ impl Shared {
     }
 }
 
-/// As a part of a URI.
-fn encoded(path: &Path) -> String {
-    use std::fmt::Write;
-    let mut text = String::new();
-    for byte in path.as_os_str().as_bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
-                text.push(char::from(*byte));
-            }
-            byte => write!(text, "%{byte:02X}").expect("a String takes it"),
-        }
-    }
-    text
-}
-
 impl Running {
     /// Where clients connect.
     pub fn uri(&self) -> String {
-        format!("nbd+unix:///?socket={}", encoded(&self.socket))
+        format!(
+            "nbd+unix:///?socket={}",
+            percent_encode(self.socket.as_os_str().as_bytes(), ENCODED)
+        )
     }
 
     pub fn is_over(&self) -> bool {

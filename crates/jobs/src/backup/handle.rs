@@ -11,8 +11,8 @@ use fathom_stack::{Job, Past, Tap};
 use fathom_storage::{ByteDisk, Cache, EngineKind, FileDisk, FileOptions};
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 /// What is backed up.
@@ -33,7 +33,7 @@ pub struct Backup {
     /// For those who read it, and their workers.
     view: Arc<dyn Disk>,
     readers: Arc<[WorkerHandle]>,
-    keeper: Mutex<Option<JoinHandle<()>>>,
+    keeper: JoinHandle<()>,
     /// What is written there.
     scratch: File,
 }
@@ -44,29 +44,20 @@ impl Backup {
     pub fn start(source: Source, terms: &Terms, failed: Failed) -> Result<Backup, String> {
         let scratch = Scratch::make(&source, terms)?;
         source.disk.activate().map_err(|error| error.to_string())?;
-        let begun = prepare(&source, scratch, failed);
-        let begun = begun.and_then(|backup| {
-            let Prepared { past, keeper, .. } = &backup;
-            source.tap.begin(past, &source.workers).inspect_err(|_| {
-                past.end();
-                join(keeper);
-            })?;
-            Ok(backup)
-        });
-        match begun {
-            Ok(begun) => Ok(Backup {
-                past: begun.past,
-                kept: begun.kept,
-                view: begun.view,
-                readers: begun.readers,
-                keeper: begun.keeper,
-                scratch: begun.scratch,
-                source,
-            }),
+        let disk = source.disk.clone();
+        let begun = Backup::prepare(source, scratch, failed).and_then(Backup::begin);
+        if begun.is_err() {
+            deactivate(&*disk);
+        }
+        begun
+    }
+
+    fn begin(self) -> Result<Backup, String> {
+        let Source { tap, workers, .. } = &self.source;
+        match tap.begin(&self.past, workers) {
+            Ok(()) => Ok(self),
             Err(problem) => {
-                if let Err(error) = source.disk.deactivate() {
-                    tracing::error!("{error}");
-                }
+                self.let_go();
                 Err(problem)
             }
         }
@@ -97,80 +88,79 @@ impl Backup {
             let lost = |error| format!("the scratch file was not written: {error}");
             let _ = kept.map_err(|error| self.past.give_up(lost(error)));
         }
-        self.past.end();
-        self.source.tap.forget(&self.source.workers);
-        join(&self.keeper);
-        let status = self.status();
-        // The readers' channels are the disk's.
-        drop((self.view, self.readers));
-        if let Err(error) = self.source.disk.deactivate() {
-            tracing::error!("{error}");
-        }
+        let (disk, tap) = (self.source.disk.clone(), self.source.tap.clone());
+        let workers = self.source.workers.clone();
+        let status = self.let_go();
+        tap.forget(&workers);
+        deactivate(&*disk);
         status
+    }
+
+    /// What uses the disk, after which it need not be active.
+    fn let_go(self) -> Status {
+        self.past.end();
+        // A panic has been told of.
+        let _ = self.keeper.join();
+        Status {
+            kept: self.kept.load(Ordering::Relaxed),
+            problem: self.past.problem().map(str::to_owned),
+        }
+    }
+
+    /// All that it takes, but that users wait.
+    fn prepare(source: Source, scratch: Scratch, failed: Failed) -> Result<Backup, String> {
+        let error = |error: DiskError| error.to_string();
+        let Scratch { engine, most, .. } = scratch;
+        let twin = scratch.file.try_clone();
+        let twin = twin.map_err(|error| format!("its scratch file cannot be used: {error}"))?;
+        let size = source.disk.info().size;
+        let past = Arc::new(Past::new(size));
+        let view = Arc::new(ByteDisk::new(Arc::new(View {
+            past: past.clone(),
+            disk: source.disk.clone(),
+            scratch: Arc::new(scratch.disk),
+        })));
+        let options = WorkerOptions {
+            name: "backup".into(),
+            polling: Polling::Off,
+            ..WorkerOptions::default()
+        };
+        let make_engine = move || fathom_storage::engine(engine);
+        let reader = WorkerHandle::spawn(view.clone(), make_engine, options).map_err(error)?;
+        let mut job = Job::default();
+        let disk = job.client(source.disk.clone(), engine);
+        let kept = Arc::<AtomicU64>::default();
+        let keeper = Keeper {
+            past: past.clone(),
+            disk: disk.map_err(error)?,
+            job,
+            scratch: scratch.file,
+            most,
+            failed,
+            kept: kept.clone(),
+        };
+        let thread = std::thread::Builder::new().name("keep a past".into());
+        let thread = thread.spawn(move || {
+            thread_starts(ThreadKind::General);
+            keeper.run();
+        });
+        let thread = thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+        Ok(Backup {
+            past,
+            kept,
+            source,
+            view,
+            readers: Arc::new([reader]),
+            keeper: thread,
+            scratch: twin,
+        })
     }
 }
 
-fn join(keeper: &Mutex<Option<JoinHandle<()>>>) {
-    let keeper = keeper.lock().unwrap_or_else(|e| e.into_inner()).take();
-    // A panic has been told of.
-    keeper.map(JoinHandle::join);
-}
-
-struct Prepared {
-    past: Arc<Past>,
-    kept: Arc<AtomicU64>,
-    view: Arc<dyn Disk>,
-    readers: Arc<[WorkerHandle]>,
-    keeper: Mutex<Option<JoinHandle<()>>>,
-    scratch: File,
-}
-
-/// All that it takes, but that users wait.
-fn prepare(source: &Source, scratch: Scratch, failed: Failed) -> Result<Prepared, String> {
-    let error = |error: DiskError| error.to_string();
-    let Scratch { engine, most, .. } = scratch;
-    let twin = scratch.file.try_clone();
-    let twin = twin.map_err(|error| format!("its scratch file cannot be used: {error}"))?;
-    let size = source.disk.info().size;
-    let past = Arc::new(Past::new(size));
-    let view = Arc::new(ByteDisk::new(Arc::new(View {
-        past: past.clone(),
-        disk: source.disk.clone(),
-        scratch: Arc::new(scratch.disk),
-    })));
-    let options = WorkerOptions {
-        name: "backup".into(),
-        polling: Polling::Off,
-        ..WorkerOptions::default()
-    };
-    let make_engine = move || fathom_storage::engine(engine);
-    let reader = WorkerHandle::spawn(view.clone(), make_engine, options).map_err(error)?;
-    let mut job = Job::default();
-    let disk = job.client(source.disk.clone(), engine);
-    let kept = Arc::<AtomicU64>::default();
-    let keeper = Keeper {
-        past: past.clone(),
-        disk: disk.map_err(error)?,
-        job,
-        scratch: scratch.file,
-        most,
-        failed,
-        kept: kept.clone(),
-    };
-    let thread = std::thread::Builder::new().name("keep a past".into());
-    let thread = thread.spawn(move || {
-        thread_starts(ThreadKind::General);
-        keeper.run();
-    });
-    let thread = thread.map_err(|error| format!("cannot start a thread: {error}"))?;
-    Ok(Prepared {
-        past,
-        kept,
-        view,
-        readers: Arc::new([reader]),
-        keeper: Mutex::new(Some(thread)),
-        scratch: twin,
-    })
+fn deactivate(disk: &dyn Disk) {
+    if let Err(error) = disk.deactivate() {
+        tracing::error!("{error}");
+    }
 }
 
 /// A file without a name.

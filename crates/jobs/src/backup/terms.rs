@@ -1,6 +1,5 @@
 //! What is asked for, and what is told.
 
-use serde::Serialize;
 use std::path::PathBuf;
 
 /// Where it is kept what users are about to change.
@@ -16,11 +15,10 @@ pub struct Terms {
 /// Hears why it has failed, on a thread of the backup's.
 pub type Failed = Box<dyn Fn(&str) + Send>;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// Bytes in the scratch file.
     pub kept: u64,
     /// Why what is read of it is not to be used: it has failed.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
