@@ -9,22 +9,32 @@ pub struct Status {
     pub hole: bool,
     /// It reads as zeroes.
     pub zero: bool,
+    /// It has been changed since whoever asks was here last, as far as the disk knows that.
+    pub dirty: bool,
 }
 
 impl Status {
     pub const DATA: Status = Status {
         hole: false,
         zero: false,
+        dirty: false,
     };
     pub const HOLE: Status = Status {
         hole: true,
         zero: true,
+        dirty: false,
     };
+
+    fn flags(self) -> u64 {
+        let flag = |is, flag| if is { flag } else { 0 };
+        flag(self.hole, HOLE) | flag(self.zero, ZERO) | flag(self.dirty, DIRTY)
+    }
 }
 
 const HOLE: u64 = 1;
 const ZERO: u64 = 2;
-const LEN_SHIFT: u32 = 2;
+const DIRTY: u64 = 4;
+const LEN_SHIFT: u32 = 3;
 
 /// Bytes of one extent in a request's buffer.
 const WORD: usize = size_of::<u64>();
@@ -91,13 +101,12 @@ impl Extents {
         };
         self.left -= len;
         self.last = Some((status, total));
-        let flags = if status.hole { HOLE } else { 0 } | if status.zero { ZERO } else { 0 };
         // SAFETY: `room` counts what fits into the segment, which is valid as
         // required by `of`.
         unsafe {
             self.next
                 .cast::<u64>()
-                .write_unaligned(total << LEN_SHIFT | flags)
+                .write_unaligned(total << LEN_SHIFT | status.flags())
         };
         self.left > 0
     }
@@ -135,6 +144,7 @@ pub fn extents(buffer: &[u8]) -> impl Iterator<Item = (Status, u64)> + '_ {
         let status = Status {
             hole: word & HOLE != 0,
             zero: word & ZERO != 0,
+            dirty: word & DIRTY != 0,
         };
         (status, word >> LEN_SHIFT)
     })

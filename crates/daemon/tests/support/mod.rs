@@ -82,6 +82,7 @@ impl Setup {
         let agreed = Agreed {
             replies: self.replies,
             allocation_context: (self.replies != Replies::Simple).then_some(CONTEXT),
+            bitmap_context: None,
         };
         let (sender, ended) = channel();
         let on_end = Box::new(move || {

@@ -17,6 +17,8 @@ pub struct Export {
     /// Another server may take the disk over. Clients only read then.
     moving: Option<Arc<Moving>>,
     watch: Option<Watch>,
+    /// What its block status tells as dirty.
+    bitmap: Option<String>,
     /// Connections of each worker.
     loads: Mutex<Box<[usize]>>,
 }
@@ -39,6 +41,7 @@ impl Export {
             workers,
             moving: None,
             watch: None,
+            bitmap: None,
         }
     }
 
@@ -52,6 +55,18 @@ impl Export {
 
     pub(super) fn moving(&self) -> Option<&Arc<Moving>> {
         self.moving.as_ref()
+    }
+
+    /// One whose disk knows what has been changed since the bitmap of that name was begun.
+    pub fn with_bitmap(self, name: String) -> Export {
+        Export {
+            bitmap: Some(name),
+            ..self
+        }
+    }
+
+    pub(super) fn bitmap(&self) -> Option<&str> {
+        self.bitmap.as_deref()
     }
 
     /// With somebody who hears of its clients.

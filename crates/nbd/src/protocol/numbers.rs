@@ -120,6 +120,9 @@ pub const REPLY_FLAG_DONE: u16 = 1;
 /// metadata context").
 pub const BASE_ALLOCATION: &str = "base:allocation";
 
+/// The context that tells what a dirty bitmap says, before its name (docs/interop/nbd.rst of QEMU).
+pub const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
+
 /// What has changed, for a server that takes the disk over: contexts of Fathom's own, before an id that is
 /// the client's to choose. Each extent of an answer is told once. The first one forgets what was noted before.
 pub const CHANGES_BEGIN: &str = "fathom:changes-begin:";
@@ -134,10 +137,11 @@ pub fn is_move_id(id: &str) -> bool {
     (1..=64).contains(&id.len()) && id.bytes().all(is_plain)
 }
 
-/// Of base:allocation.
+/// Of base:allocation, and of dirty bitmaps.
 pub mod state {
     pub const HOLE: u32 = 1 << 0;
     pub const ZERO: u32 = 1 << 1;
+    pub const DIRTY: u32 = 1 << 0;
 }
 
 /// The longest string in bytes ("Conventions").

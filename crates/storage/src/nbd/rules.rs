@@ -137,6 +137,7 @@ pub(super) fn describe(
     let status = Status {
         hole: flags & state::HOLE != 0,
         zero: flags & state::ZERO != 0,
+        dirty: false,
     };
     extents.push(status, len);
     Ok(())

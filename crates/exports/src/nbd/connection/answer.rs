@@ -87,12 +87,19 @@ impl NbdSource {
             cookie: self.table[request.tag].cookie,
             offset: request.offset,
         };
-        let context = self.agreed.allocation_context.unwrap_or(0);
+        let (allocation, bitmap) = (self.agreed.allocation_context, self.agreed.bitmap_context);
         let len = request.segments.first().map_or(0, |s| s.iov_len);
         // SAFETY: the pages were the request's and are ours again.
         let words = unsafe { std::slice::from_raw_parts(self.pool.at(span), len) };
-        let extents = extents(words).map(|(status, len)| (flags(status), len));
-        self.reply().extents(to, context, extents);
+        if let Some(context) = allocation {
+            let done = bitmap.is_none();
+            self.reply()
+                .extents(to, context, joined(words, flags), done);
+        }
+        if let Some(context) = bitmap {
+            self.reply()
+                .extents(to, context, joined(words, dirty_flags), true);
+        }
         self.pool.put(span);
     }
 
@@ -154,6 +161,29 @@ impl NbdSource {
             }
         }
     }
+}
+
+/// Extents that are the same to a context are one.
+fn joined(words: &[u8], flags: fn(Status) -> u32) -> impl Iterator<Item = (u32, u64)> {
+    let mut extents = extents(words).map(move |(status, len)| (flags(status), len));
+    let mut next = extents.next();
+    std::iter::from_fn(move || {
+        let (flags, mut len) = next.take()?;
+        loop {
+            match extents.next() {
+                Some((same, more)) if same == flags => len += more,
+                other => {
+                    next = other;
+                    return Some((flags, len));
+                }
+            }
+        }
+    })
+}
+
+/// Of qemu:dirty-bitmap.
+fn dirty_flags(status: Status) -> u32 {
+    if status.dirty { state::DIRTY } else { 0 }
 }
 
 /// Of base:allocation.

@@ -114,7 +114,10 @@ fn kind(export: &ExportView, agreed: Agreed, header: &RequestHeader) -> Result<K
         }
         _ => {
             let one = has(command_flag::REQ_ONE);
-            let asked = agreed.allocation_context.is_some();
+            let asked = agreed
+                .allocation_context
+                .or(agreed.bitmap_context)
+                .is_some();
             offered(asked, Kind::BlockStatus { one })
         }
     }

@@ -185,6 +185,7 @@ impl Host {
                 _ => Replies::Extended,
             },
             allocation_context: (!how.is_multiple_of(3)).then_some(0x0102),
+            bitmap_context: None,
         };
         let stream = Stream {
             socket: ours.into(),

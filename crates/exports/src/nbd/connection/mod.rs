@@ -62,6 +62,8 @@ pub struct Agreed {
     pub replies: Replies,
     /// The id of base:allocation, if the client has asked for it.
     pub allocation_context: Option<u32>,
+    /// Likewise, of the export's dirty bitmap.
+    pub bitmap_context: Option<u32>,
 }
 
 /// The disk as this connection's client sees it, from beginning to end: a

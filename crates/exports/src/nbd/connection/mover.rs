@@ -38,7 +38,7 @@ impl NbdSource {
                 changed.map(|runs| {
                     let flags = |changed| if changed { CHANGED } else { 0 };
                     let runs = runs.into_iter().map(|run| (flags(run.changed), run.len));
-                    self.reply().extents(to, CHANGES_ID, runs);
+                    self.reply().extents(to, CHANGES_ID, runs, true);
                 })
             }
             command::TAKE_OVER if header.flags == 0 && header.len == 0 => {

@@ -129,6 +129,7 @@ impl Reply<'_> {
         to: To,
         context: u32,
         extents: impl Iterator<Item = (u32, u64)>,
+        done: bool,
     ) {
         let wide = self.replies == Replies::Extended;
         let mut payload = context.to_be_bytes().to_vec();
@@ -154,7 +155,7 @@ impl Reply<'_> {
         } else {
             chunk::BLOCK_STATUS
         };
-        self.chunk(to, kind, true, &payload, 0);
+        self.chunk(to, kind, done, &payload, 0);
     }
 }
 

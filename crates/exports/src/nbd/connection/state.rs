@@ -261,6 +261,8 @@ impl NbdSource {
         let agreed = Agreed {
             replies: *replies.ok_or("replies of a kind that is not known")?,
             allocation_context: state.allocation_context,
+            // (Disks that have bitmaps, backups, end with their server.)
+            bitmap_context: None,
         };
         let view = state.view.into_view();
         let source = NbdSource::new(stream, &view, agreed, limits, number, on_end);

@@ -1,5 +1,6 @@
 //! Choosing an export: EXPORT_NAME, INFO and GO.
 
+use super::context::{ALLOCATION_ID, BITMAP_ID, Contexts};
 use super::option::{Fields, TOO_SHORT, parse_string};
 use super::{Agreement, Failure, Handshake, Host, Next, No, refused};
 use crate::nbd::connection::{Agreed, ExportView, Limits};
@@ -10,9 +11,6 @@ use fathom_nbd::protocol::{
 };
 use std::io::Read;
 use std::sync::Arc;
-
-/// The id of base:allocation. Any number would do.
-pub const ALLOCATION_ID: u32 = 1;
 
 /// What the data of INFO and GO say.
 struct Choice<'a> {
@@ -114,9 +112,11 @@ impl<H: Host> Handshake<'_, H> {
     }
 
     fn agree(&mut self, in_use: InUse, mover: Option<Mover>, view: ExportView) -> Next {
+        let contexts = self.contexts(in_use.export());
         let agreed = Agreed {
             replies: self.replies,
-            allocation_context: self.has_context(in_use.export()).then_some(ALLOCATION_ID),
+            allocation_context: contexts.allocation.then_some(ALLOCATION_ID),
+            bitmap_context: contexts.bitmap.then_some(BITMAP_ID),
         };
         Next::Agreed(Box::new(Agreement {
             mover,
@@ -128,18 +128,22 @@ impl<H: Host> Handshake<'_, H> {
 
     /// proto.md, "Metadata querying": contexts count for the export that they
     /// were chosen for.
-    fn has_context(&self, export: &Arc<Export>) -> bool {
-        let chosen = self.allocation_of.as_ref();
-        chosen.is_some_and(|chosen| Arc::ptr_eq(chosen, export))
+    fn contexts(&self, export: &Arc<Export>) -> Contexts {
+        let chosen = self.chosen.as_ref();
+        let of_this = chosen.filter(|(chosen, _)| Arc::ptr_eq(chosen, export));
+        of_this.map_or_else(Contexts::default, |(_, contexts)| *contexts)
     }
 
     /// Transmission flags.
     fn flags(&self, export: &Arc<Export>, view: &ExportView) -> u16 {
         let flags = view.flags(self.replies);
-        match self.has_context(export) {
-            true => flags,
-            // There is nothing to choose from.
-            false => flags & !export_flag::BLOCK_STATUS_PAYLOAD,
+        match self.contexts(export) {
+            Contexts {
+                allocation: true,
+                bitmap: false,
+            } => flags,
+            // There is nothing to choose from. (Of several, nobody wants less.)
+            _ => flags & !export_flag::BLOCK_STATUS_PAYLOAD,
         }
     }
 

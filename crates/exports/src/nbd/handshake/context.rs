@@ -1,33 +1,50 @@
-//! Metadata contexts: base:allocation, and what servers ask that take disks over.
+//! Metadata contexts: base:allocation, dirty bitmaps, and what servers ask that take disks over.
 
-use super::choose::ALLOCATION_ID;
 use super::option::{Fields, TOO_SHORT};
 use super::{Handshake, Host, No};
 use crate::nbd::connection::CHANGES_ID;
 use crate::nbd::export::Export;
 use crate::nbd::moving::Ask;
 use fathom_nbd::protocol::{
-    BASE_ALLOCATION, CHANGES_BEGIN, CHANGES_GO_ON, Replies, is_move_id, opt, rep,
+    BASE_ALLOCATION, CHANGES_BEGIN, CHANGES_GO_ON, DIRTY_BITMAP, Replies, is_move_id, opt, rep,
 };
 use std::sync::Arc;
 
-/// All of the namespace, in a list.
+/// All of a namespace, in a list.
 const BASE: &str = "base:";
+const QEMU: &str = "qemu:";
+
+/// Ids of contexts: any numbers would do.
+pub const ALLOCATION_ID: u32 = 1;
+pub const BITMAP_ID: u32 = 3;
+
+/// What the block status is to tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Contexts {
+    pub allocation: bool,
+    pub bitmap: bool,
+}
 
 impl<H: Host> Handshake<'_, H> {
     pub(super) fn list_contexts(&mut self, data: &[u8]) -> Result<(), No> {
-        let (_, queries) = self.queries(data)?;
-        let asked = |query: &str| [BASE_ALLOCATION, BASE].contains(&query);
-        if queries.is_empty() || queries.into_iter().any(asked) {
-            // proto.md: ids in a list are 0.
-            self.context(opt::LIST_META_CONTEXT, 0);
+        let (export, queries) = self.queries(data)?;
+        let is_asked =
+            |of: &[&str]| queries.is_empty() || queries.iter().any(|query| of.contains(query));
+        // proto.md: ids in a list are 0.
+        if is_asked(&[BASE_ALLOCATION, BASE]) {
+            self.context(opt::LIST_META_CONTEXT, 0, BASE_ALLOCATION);
+        }
+        if let Some(name) = bitmap_of(&export)
+            && is_asked(&[&name, DIRTY_BITMAP, QEMU])
+        {
+            self.context(opt::LIST_META_CONTEXT, 0, &name);
         }
         Ok(())
     }
 
     pub(super) fn set_contexts(&mut self, data: &[u8]) -> Result<(), No> {
         // proto.md: what was chosen before is replaced even by what fails.
-        self.allocation_of = None;
+        self.chosen = None;
         self.changes_of = None;
         let (export, queries) = self.queries(data)?;
         if let [query] = queries[..]
@@ -39,15 +56,23 @@ impl<H: Host> Handshake<'_, H> {
             self.reply(opt::SET_META_CONTEXT, rep::META_CONTEXT, &parts);
             return Ok(());
         }
-        if queries.contains(&BASE_ALLOCATION) {
-            self.allocation_of = Some(export);
-            self.context(opt::SET_META_CONTEXT, ALLOCATION_ID);
+        let bitmap = bitmap_of(&export).filter(|name| queries.contains(&name.as_str()));
+        let contexts = Contexts {
+            allocation: queries.contains(&BASE_ALLOCATION),
+            bitmap: bitmap.is_some(),
+        };
+        if contexts.allocation {
+            self.context(opt::SET_META_CONTEXT, ALLOCATION_ID, BASE_ALLOCATION);
         }
+        if let Some(name) = bitmap {
+            self.context(opt::SET_META_CONTEXT, BITMAP_ID, &name);
+        }
+        self.chosen = (contexts != Contexts::default()).then_some((export, contexts));
         Ok(())
     }
 
-    fn context(&mut self, option: u32, id: u32) {
-        let parts = [&id.to_be_bytes()[..], BASE_ALLOCATION.as_bytes()];
+    fn context(&mut self, option: u32, id: u32, name: &str) {
+        let parts = [&id.to_be_bytes()[..], name.as_bytes()];
         self.reply(option, rep::META_CONTEXT, &parts);
     }
 
@@ -58,6 +83,12 @@ impl<H: Host> Handshake<'_, H> {
         let (name, queries) = parse(data).map_err(No::invalid)?;
         Ok((self.find(name)?, queries))
     }
+}
+
+/// The context that tells what is dirty, if the export knows that.
+fn bitmap_of(export: &Export) -> Option<String> {
+    let name = export.bitmap()?;
+    Some(format!("{DIRTY_BITMAP}{name}"))
 }
 
 /// What a query asks of changes, and as whom.

@@ -16,6 +16,7 @@ use super::connection::Agreed;
 use super::export::{Export, Exports, InUse};
 use super::moving::{Ask, Mover};
 use super::tls::{Mode, Tls};
+use context::Contexts;
 use fathom_nbd::protocol::{
     INIT_MAGIC, OPTION_MAGIC, OptionHeader, Replies, handshake_flag, opt, rep,
 };
@@ -133,8 +134,8 @@ pub struct Handshake<'a, H: Host> {
     fixed: bool,
     no_zeroes: bool,
     replies: Replies,
-    /// The export whose base:allocation the client has asked for.
-    allocation_of: Option<Arc<Export>>,
+    /// The contexts that the client has chosen, and of which export.
+    chosen: Option<(Arc<Export>, Contexts)>,
     /// The export whose changes it has asked for instead.
     changes_of: Option<(Arc<Export>, Ask, String)>,
     /// Replies that are not sent yet.
@@ -149,7 +150,7 @@ impl<'a, H: Host> Handshake<'a, H> {
             fixed: false,
             no_zeroes: false,
             replies: Replies::Simple,
-            allocation_of: None,
+            chosen: None,
             changes_of: None,
             out: Vec::new(),
         }
@@ -338,7 +339,7 @@ impl<'a, H: Host> Handshake<'a, H> {
         // proto.md, NBD_OPT_STARTTLS: what was agreed upon before, perhaps
         // with somebody in the middle, is forgotten.
         self.replies = Replies::Simple;
-        self.allocation_of = None;
+        self.chosen = None;
         self.changes_of = None;
         Ok(Next::Option)
     }
