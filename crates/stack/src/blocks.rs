@@ -17,7 +17,12 @@ pub fn block_of(size: u64) -> u64 {
 
 /// Words of a map, a bit for each block from the lowest on.
 pub fn words_of(size: u64) -> usize {
-    size.div_ceil(block_of(size)).div_ceil(BITS) as usize
+    words_of_blocks(size.div_ceil(block_of(size)))
+}
+
+/// Words of so many bits.
+pub(crate) fn words_of_blocks(count: u64) -> usize {
+    count.div_ceil(BITS) as usize
 }
 
 /// Where the blocks of a disk are.
@@ -33,6 +38,10 @@ impl Grid {
             size,
             block: block_of(size),
         }
+    }
+
+    pub(crate) fn with_block(size: u64, block: u64) -> Grid {
+        Grid { size, block }
     }
 
     pub(crate) fn count(&self) -> u64 {

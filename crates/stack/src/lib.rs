@@ -5,12 +5,14 @@
 //! what images name, in the directories that they may use; `image_files` are an image's files as the
 //! formats use them; `cow` puts an overlay over an image; `filters` are those of one disk; `inject`
 //! delays on purpose; `held` has users wait, for all of the disk or for what is `missing` of it;
-//! at the `tap`, below the filters, what users change waits until it is kept as it was in the `past`; `pools` are threads that disks share. `client` is for whoever reads and writes a disk
+//! at the `tap`, below the filters, what users change is marked in the `bitmaps`, and waits until it is kept as it
+//! was in the `past`; `pools` are threads that disks share. `client` is for whoever reads and writes a disk
 //! as a guest does, but waits.
 //!
 //! Who uses the disk, and how they come to it, is not known here.
 
 mod bare;
+mod bitmaps;
 mod blocks;
 mod client;
 mod confined;
@@ -29,6 +31,7 @@ mod pools;
 mod stack;
 mod tap;
 
+pub use bitmaps::{BitmapStatus, Bitmaps, Dirty, check_bitmap_name};
 pub use blocks::{block_of, words_of};
 pub use client::{Answer, Ask, Client, Job};
 pub use confined::{AllowedDirs, data_file, no_data_file};

@@ -1,6 +1,7 @@
 //! A running disk: opened, in its filters, with its workers.
 
 use crate::bare::Bare;
+use crate::bitmaps::{Bitmaps, Place};
 use crate::cow;
 use crate::description::Description;
 use crate::filters::DiskFilters;
@@ -17,6 +18,7 @@ use fathom_filters::Filters;
 use fathom_formats::Format;
 use fathom_formats::served::{ImageCounts, ImageOptions, Storage};
 use fathom_storage::{ByteDisk, EngineKind, FileDisk, Opened, PART};
+use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -93,7 +95,8 @@ impl Stack {
             .legacy
             .check_taken()
             .map_err(Error::Description)?;
-        let tap = Arc::new(Tap::new(disk));
+        let bitmaps = Bitmaps::new(place_of_bitmaps(description, overlay.is_some()));
+        let tap = Arc::new(Tap::new(disk, bitmaps));
         let disk: Arc<dyn Disk> = tap.clone();
         let injector = description.inject.map(Injector::new);
         let disk = match &injector {
@@ -133,6 +136,33 @@ impl Stack {
             engine,
         })
     }
+}
+
+/// Where the disk's bitmaps are. The error says why there are none.
+fn place_of_bitmaps(description: &Description, has_overlay: bool) -> Result<Place, String> {
+    let refused = |why: &str| Err(format!("it has no bitmaps: {why}"));
+    if description.read_only {
+        return refused("it is served for reading only");
+    }
+    if has_overlay {
+        return refused("its changes go with the server");
+    }
+    if gate::other().is_some() {
+        return refused("tenants' disks have none");
+    }
+    let Some(path) = description.location.path().filter(|path| path.is_file()) else {
+        return refused("its image is not a file");
+    };
+    // (However it is called: all who serve it must find the same ones.)
+    let image = gate::real_path(path).map_err(|error| error.to_string())?;
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let mut dir = image.clone().into_os_string();
+    dir.push(".bitmaps");
+    Ok(Place {
+        dir: dir.into(),
+        image: Some(image),
+        boot: boot.map_err(|error| error.to_string())?.trim().into(),
+    })
 }
 
 /// `overlay`: where its changes go, with the server.

@@ -1,5 +1,6 @@
-//! A disk below its filters, where somebody may want what is there to be kept before it is changed.
+//! A disk below its filters, where it is marked what is changed, and somebody may want what is there to be kept before.
 
+use crate::bitmaps::{Bitmaps, Marked};
 use crate::past::Past;
 use fathom_core::token::woken;
 use fathom_core::{
@@ -20,10 +21,11 @@ const LEAVING: Duration = Duration::from_secs(1);
 /// Between looks at these times.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What users change goes through here. Nothing is asked of a request that reads, and of one that changes something
-/// only if somebody keeps the past.
+/// What users change goes through here: it is marked in the disk's bitmaps, and waits if somebody keeps the past.
+/// Of a request that reads, nothing is asked.
 pub struct Tap {
     below: Arc<dyn Disk>,
+    bitmaps: Arc<Bitmaps>,
     past: Arc<Mutex<Option<Arc<Past>>>>,
 }
 
@@ -32,9 +34,10 @@ fn lock(past: &Mutex<Option<Arc<Past>>>) -> MutexGuard<'_, Option<Arc<Past>>> {
 }
 
 impl Tap {
-    pub(crate) fn new(below: Arc<dyn Disk>) -> Tap {
+    pub(crate) fn new(below: Arc<dyn Disk>, bitmaps: Bitmaps) -> Tap {
         Tap {
             below,
+            bitmaps: Arc::new(bitmaps),
             past: Arc::default(),
         }
     }
@@ -42,6 +45,11 @@ impl Tap {
     /// The disk without what goes through here, to be read.
     pub fn below(&self) -> &Arc<dyn Disk> {
         &self.below
+    }
+
+    /// Where it is marked what is changed.
+    pub fn bitmaps(&self) -> &Arc<Bitmaps> {
+        &self.bitmaps
     }
 
     /// From now on this is kept, as whoever reads the disk after this has returned sees it: what users have asked for
@@ -110,11 +118,24 @@ impl Disk for Tap {
     }
 
     fn activate(&self) -> Result<(), DiskError> {
-        self.below.activate()
+        let before = self.bitmaps.look();
+        self.below.activate()?;
+        let opened = self.bitmaps.open(self.below.info().size, before);
+        opened.map_err(|problem| {
+            if let Err(error) = self.below.deactivate() {
+                tracing::error!("{error}");
+            }
+            DiskError::Refused(problem)
+        })
     }
 
     fn deactivate(&self) -> Result<(), DiskError> {
-        self.below.deactivate()
+        let ended = self.below.deactivate();
+        match ended {
+            Ok(()) => self.bitmaps.close(),
+            Err(_) => self.bitmaps.abandon(),
+        }
+        ended
     }
 
     fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
@@ -128,8 +149,12 @@ impl Disk for Tap {
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
         let mut channel = TapChannel {
             channel: self.below.channel(cx)?,
+            bitmaps: self.bitmaps.clone(),
+            epoch: 0,
+            marked: Box::default(),
             wanted: self.past.clone(),
             past: None,
+            is_idle: true,
             bell: None,
             waiting: Vec::new(),
             seen: (0, 0),
@@ -141,10 +166,16 @@ impl Disk for Tap {
 
 struct TapChannel {
     channel: Box<dyn Channel>,
+    bitmaps: Arc<Bitmaps>,
+    /// What this worker marks, since this epoch of them.
+    epoch: u64,
+    marked: Marked,
     /// What is to be kept.
     wanted: Arc<Mutex<Option<Arc<Past>>>>,
     /// As this worker has seen last.
     past: Option<Arc<Past>>,
+    /// There is nothing to be marked, and nothing to be kept.
+    is_idle: bool,
     /// Signalled when something of it has been kept. (One for all: the engine could not tell several apart.)
     bell: Option<Arc<OwnedFd>>,
     /// Until what they change is kept, and since when (in ticks), the longest first.
@@ -156,6 +187,40 @@ struct TapChannel {
 impl TapChannel {
     /// Goes by what is to be kept now.
     fn look(&mut self, cx: &mut Cx) {
+        self.look_at_past(cx);
+        self.look_at_bitmaps();
+    }
+
+    fn look_at_bitmaps(&mut self) {
+        if self.epoch != self.bitmaps.epoch() {
+            (self.epoch, self.marked) = self.bitmaps.marked();
+        }
+        self.is_idle = self.marked.is_empty() && self.past.is_none();
+    }
+
+    /// Marks what a request is about to change. True: it has been taken care of.
+    fn mark_or_wait(&mut self, cx: &mut Cx, id: RequestId) -> bool {
+        if self.epoch != self.bitmaps.epoch() {
+            self.look_at_bitmaps();
+        }
+        let request = &cx.slab[id];
+        let (op, offset, len) = (request.op, request.offset, request.len);
+        if !matches!(op, Op::Write | Op::Discard | Op::WriteZeroes) {
+            return false;
+        }
+        self.marked
+            .iter()
+            .for_each(|bitmap| bitmap.mark(offset, len));
+        match &self.past {
+            Some(past) if !past.lets(op, offset, len) => {
+                self.wait(cx, id);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn look_at_past(&mut self, cx: &mut Cx) {
         let wanted = lock(&self.wanted).clone();
         let same = match (&wanted, &self.past) {
             (None, None) => true,
@@ -259,11 +324,9 @@ impl TapChannel {
 impl Channel for TapChannel {
     #[inline]
     fn submit(&mut self, cx: &mut Cx, id: RequestId) {
-        if let Some(past) = &self.past {
-            let request = &cx.slab[id];
-            if !past.lets(request.op, request.offset, request.len) {
-                return self.wait(cx, id);
-            }
+        let is_idle = self.is_idle && self.epoch == self.bitmaps.epoch();
+        if !is_idle && self.mark_or_wait(cx, id) {
+            return;
         }
         self.channel.submit(cx, id);
     }

@@ -1,0 +1,291 @@
+//! One bitmap, in use.
+
+use super::header::{self, Header, Left};
+use super::mapping::Mapping;
+use crate::blocks::{Grid, bits, run, words_of_blocks};
+use rustix::fs::{FallocateFlags, FlockOperation, flock};
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Says which parts of a disk may have been changed since it was begun.
+pub(crate) struct Bitmap {
+    name: String,
+    path: PathBuf,
+    grid: Grid,
+    file: Arc<File>,
+    map: Mapping,
+    since: u64,
+    problem: Option<String>,
+}
+
+/// What becomes of what the file says, when it is taken into use.
+pub(super) struct Now<'a> {
+    /// The boot of this machine.
+    pub(super) boot: &'a str,
+    /// The image's file, if it is in one.
+    pub(super) image: Option<Left>,
+}
+
+impl Bitmap {
+    /// A new file of that path, with nothing dirty, in use.
+    pub(super) fn make(
+        path: PathBuf,
+        name: &str,
+        header: Header,
+        now: &Now<'_>,
+    ) -> io::Result<Bitmap> {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)?;
+        allocate(&file, &header)?;
+        Bitmap::in_use(file, path, name, header, now)
+    }
+
+    /// The file of that path. What it says is kept only if it is known to be right.
+    pub(super) fn open(path: PathBuf, name: &str, now: &Now<'_>) -> io::Result<Bitmap> {
+        let file = open_own(&path)?;
+        lock(&file)?;
+        let mut header =
+            Header::read(&file)?.ok_or_else(|| io::Error::other("is no bitmap: move it away"))?;
+        let Some(problem) = problem_of(&file, &header, now)? else {
+            return Bitmap::in_use(file, path, name, header, now);
+        };
+        tracing::warn!("{}: all counts as dirty: {problem}", path.display());
+        header.problem = Some(problem);
+        allocate(&file, &header)?;
+        // If the machine goes down before the bits are there, nothing may say that they are right.
+        header.used_by = Some(String::new());
+        header.write(&file)?;
+        let bitmap = Bitmap::in_use_unsaid(file, path, name, header.clone())?;
+        bitmap.mark(0, u64::MAX);
+        bitmap.map.sync()?;
+        header.used_by = Some(now.boot.into());
+        header.write(&bitmap.file)?;
+        Ok(bitmap)
+    }
+
+    fn in_use(
+        file: File,
+        path: PathBuf,
+        name: &str,
+        mut header: Header,
+        now: &Now<'_>,
+    ) -> io::Result<Bitmap> {
+        header.used_by = Some(now.boot.into());
+        header.image = None;
+        header.write(&file)?;
+        Bitmap::in_use_unsaid(file, path, name, header)
+    }
+
+    fn in_use_unsaid(file: File, path: PathBuf, name: &str, header: Header) -> io::Result<Bitmap> {
+        lock(&file)?;
+        let grid = Grid::with_block(header.size, header.block);
+        let file = Arc::new(file);
+        let map = Mapping::new(&file, header::LEN, words_of_blocks(grid.count()))?;
+        Ok(Bitmap {
+            name: name.into(),
+            path,
+            grid,
+            file,
+            map,
+            since: header.since,
+            problem: header.problem,
+        })
+    }
+
+    /// What it says is durable, and counts as long as the image's file is as it is now. Nobody marks anything
+    /// any more.
+    pub(super) fn close(&self, image: Option<Left>) -> io::Result<()> {
+        if self.map.is_lost() {
+            // (It says so, and is in use for ever.)
+            self.unlock();
+            return Ok(());
+        }
+        let synced = self.map.sync();
+        if synced.is_err() {
+            self.unlock();
+            return synced;
+        }
+        let header = Header {
+            image,
+            problem: self.problem.clone(),
+            ..Header::new(self.grid.size, self.grid.block, self.since)
+        };
+        let written = header.write(&self.file);
+        self.unlock();
+        written
+    }
+
+    /// For others to use. (A worker may have it until it looks again.)
+    pub(super) fn unlock(&self) {
+        if let Err(error) = flock(&*self.file, FlockOperation::Unlock) {
+            tracing::error!("{}: {error}", self.path.display());
+        }
+    }
+
+    /// These bytes may be changed from now on.
+    #[inline]
+    pub(crate) fn mark(&self, offset: u64, len: u64) {
+        for (word, mask) in bits(self.map.words(), self.grid.touched(offset, len)) {
+            if word.load(Ordering::Relaxed) & mask != mask {
+                word.fetch_or(mask, Ordering::Release);
+            }
+        }
+    }
+
+    /// What it says now.
+    pub(super) fn copy(&self) -> Dirty {
+        let words = self.map.words().iter();
+        let words = words.map(|word| AtomicU64::new(word.load(Ordering::Acquire)));
+        Dirty {
+            grid: self.grid,
+            words: words.collect(),
+        }
+    }
+
+    /// It is that one from now on, durably.
+    pub(super) fn take_place_of(&mut self, path: PathBuf) -> io::Result<()> {
+        fs::rename(&self.path, &path)?;
+        self.path = path;
+        sync_dir(&self.path)
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn since(&self) -> u64 {
+        self.since
+    }
+
+    pub(super) fn block(&self) -> u64 {
+        self.grid.block
+    }
+
+    /// Why all counts as dirty, if that is so.
+    pub(super) fn problem(&self) -> Option<&str> {
+        match self.map.is_lost() {
+            true => Some("its file was cut off, or could not be read, while it was used"),
+            false => self.problem.as_deref(),
+        }
+    }
+}
+
+fn lock(file: &File) -> io::Result<()> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(io::Error::other("another process uses it")),
+        locked => Ok(locked?),
+    }
+}
+
+pub(super) fn sync_dir(path: &Path) -> io::Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    File::open(dir)?.sync_all()
+}
+
+fn file_len(grid: &Grid) -> u64 {
+    header::LEN + 8 * words_of_blocks(grid.count()) as u64
+}
+
+/// All of it is there: a worker that marks something must not find the file system full.
+fn allocate(file: &File, header: &Header) -> io::Result<()> {
+    let len = file_len(&Grid::with_block(header.size, header.block));
+    Ok(rustix::fs::fallocate(
+        file,
+        FallocateFlags::empty(),
+        0,
+        len,
+    )?)
+}
+
+/// No link: whoever may write to the directory may have fewer rights.
+fn open_own(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    let flags = libc::O_NOCTTY | libc::O_NONBLOCK | libc::O_NOFOLLOW;
+    let file = options
+        .read(true)
+        .write(true)
+        .custom_flags(flags)
+        .open(path)?;
+    let found = file.metadata()?;
+    match found.is_file() && found.nlink() == 1 {
+        true => Ok(file),
+        false => Err(io::Error::other("is no file of its own: move it away")),
+    }
+}
+
+/// Why what the file says is not known to be right.
+fn problem_of(file: &File, header: &Header, now: &Now<'_>) -> io::Result<Option<String>> {
+    let grid = Grid::with_block(header.size, header.block);
+    if file.metadata()?.len() < file_len(&grid) {
+        return Ok(Some("its file was cut off".into()));
+    }
+    if header.problem.is_some() {
+        // (Until a backup is safe.)
+        return Ok(header.problem.clone());
+    }
+    if header::was_lost(file)? {
+        return Ok(Some(
+            "its file was cut off, or could not be read, while it was used".into(),
+        ));
+    }
+    Ok(match &header.used_by {
+        // Whoever had it has died; what it had marked is there.
+        Some(boot) if boot == now.boot => None,
+        Some(_) => Some("the machine that recorded it went down".into()),
+        None if header.image != now.image => {
+            Some("something else has changed the image meanwhile".into())
+        }
+        None => None,
+    })
+}
+
+/// What a bitmap has said at an instant.
+pub struct Dirty {
+    grid: Grid,
+    words: Box<[AtomicU64]>,
+}
+
+impl Dirty {
+    /// All of it.
+    pub(super) fn all(size: u64) -> Dirty {
+        Dirty {
+            grid: Grid::with_block(0, super::granularity(size)),
+            words: Box::default(),
+        }
+    }
+
+    /// Whether the first of these bytes are dirty, and up to where that is so. What it has no bits for is.
+    pub fn part(&self, range: Range<u64>) -> (bool, u64) {
+        let len = range.end.saturating_sub(range.start);
+        let blocks = self.grid.touched(range.start, len);
+        if blocks.is_empty() {
+            return (true, range.end);
+        }
+        let at_first = |set| run(&self.words, blocks.clone(), set);
+        let dirty = at_first(true).filter(|found| found.start == blocks.start);
+        let part = dirty.clone().or_else(|| at_first(false));
+        let end = part.map_or(range.end, |part| self.grid.bytes(part).end);
+        (dirty.is_some(), end.min(range.end))
+    }
+
+    /// Bytes that are dirty, of a disk of this size.
+    pub fn bytes(&self, size: u64) -> u64 {
+        let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
+        let blocks: u64 = self.words.iter().map(ones).sum();
+        let beyond = size.saturating_sub(self.grid.size);
+        // (The last block may be a short one.)
+        (blocks * self.grid.block).min(self.grid.size.min(size)) + beyond
+    }
+}

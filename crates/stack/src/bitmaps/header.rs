@@ -1,0 +1,105 @@
+//! The beginning of a bitmap's file: a line of JSON.
+
+use serde::{Deserialize, Serialize};
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+/// Its bits begin here: a page, however large those are.
+pub(super) const LEN: u64 = 64 << 10;
+
+/// A sector, which is written as a whole or not at all.
+const LINE: usize = 512;
+
+/// Says that the file was found too short, or could not be read, while it was in use.
+const LOST: u64 = 4096;
+
+const FORMAT: &str = "fathom bitmap 1";
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Header {
+    pub(super) format: String,
+    /// Bytes of the disk that it has bits for, and of what one bit stands for.
+    pub(super) size: u64,
+    pub(super) block: u64,
+    /// Seconds since 1970 when it was begun.
+    pub(super) since: u64,
+    /// The boot of the machine that changes it now, or has died in the middle.
+    pub(super) used_by: Option<String>,
+    /// How the image's file was left, if it has one.
+    pub(super) image: Option<Left>,
+    /// Why all is dirty.
+    pub(super) problem: Option<String>,
+}
+
+/// A file that nobody has changed since looks like this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Left {
+    inode: u64,
+    size: u64,
+    /// Seconds and nanoseconds.
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl From<&Metadata> for Left {
+    fn from(found: &Metadata) -> Left {
+        Left {
+            inode: found.ino(),
+            size: found.len(),
+            modified: (found.mtime(), found.mtime_nsec()),
+            changed: (found.ctime(), found.ctime_nsec()),
+        }
+    }
+}
+
+impl Header {
+    pub(super) fn new(size: u64, block: u64, since: u64) -> Header {
+        Header {
+            format: FORMAT.into(),
+            size,
+            block,
+            since,
+            used_by: None,
+            image: None,
+            problem: None,
+        }
+    }
+
+    /// None: it is none of this program's.
+    pub(super) fn read(file: &File) -> io::Result<Option<Header>> {
+        let mut line = [0; LINE];
+        match file.read_exact_at(&mut line, 0) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            read => read?,
+        }
+        let end = line.iter().position(|byte| *byte == b'\n').unwrap_or(LINE);
+        let header: Option<Header> = serde_json::from_slice(&line[..end]).ok();
+        Ok(header.filter(Header::makes_sense))
+    }
+
+    fn makes_sense(&self) -> bool {
+        self.format == FORMAT && super::is_granularity(self.size, self.block)
+    }
+
+    /// Durably.
+    pub(super) fn write(&self, file: &File) -> io::Result<()> {
+        let mut line = serde_json::to_vec(self)?;
+        line.resize(LINE - 1, b' ');
+        line.push(b'\n');
+        file.write_all_at(&line, 0)?;
+        file.sync_data()
+    }
+}
+
+/// Says so. Async-signal-safe.
+pub(super) fn tell_lost(file: &File) {
+    // (Where that cannot be written, the file is too short, which is seen.)
+    let _ = rustix::io::pwrite(file, &[1], LOST);
+}
+
+pub(super) fn was_lost(file: &File) -> io::Result<bool> {
+    let mut lost = [0];
+    file.read_exact_at(&mut lost, LOST)?;
+    Ok(lost != [0])
+}
