@@ -42,6 +42,36 @@ pub struct BackupOrder {
     #[serde(default, deserialize_with = "text::size")]
     #[schema(value_type = Option<String>)]
     pub scratch_size: Option<u64>,
+    /// The dirty bitmap that says what has been changed before, as `qemu:dirty-bitmap:NAME`. It advances to this
+    /// backup when that is asked for; if it is not there, it begins with this one
+    #[serde(default)]
+    pub bitmap: Option<String>,
+}
+
+/// What a bitmap is to be like.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct NewBitmap {
+    /// Bytes that a bit stands for [default: 64k, and more of very large disks]
+    #[serde(default, deserialize_with = "text::size")]
+    #[schema(value_type = Option<String>)]
+    pub granularity: Option<u64>,
+}
+
+/// What is to be done with a disk's bitmaps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BitmapOrder {
+    List,
+    Add {
+        bitmap: String,
+        granularity: Option<u64>,
+    },
+    Remove {
+        bitmap: String,
+    },
+    Advance {
+        bitmap: String,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +95,8 @@ pub enum Command {
     BeginBackup(BackupOrder),
     /// Keep it no more: answered likewise, by what has become of it.
     EndBackup,
+    /// Dirty bitmaps: answered by those that there are then, [`Bitmaps`](crate::info::Bitmaps).
+    Bitmaps(BitmapOrder),
     /// Change options of one of the disk's filters: all of them, or none.
     /// `filter` is its name, with `#2` for the second one of that name; an
     /// empty value is the option's default. Answered by a

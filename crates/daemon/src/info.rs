@@ -5,7 +5,7 @@ use fathom_core::{Clock, Counter, WorkerHandle};
 use fathom_formats::served::ImageCounts;
 use fathom_jobs::pull::Status;
 use fathom_sandbox::Report;
-use fathom_stack::FilterInfo;
+use fathom_stack::{BitmapStatus, FilterInfo};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use utoipa::ToSchema;
@@ -108,6 +108,43 @@ impl From<Status> for PullInfo {
     }
 }
 
+/// A disk's dirty bitmaps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Bitmaps {
+    pub bitmaps: Vec<BitmapInfo>,
+}
+
+/// What has been changed since.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct BitmapInfo {
+    pub name: String,
+    /// Bytes that a bit stands for.
+    pub granularity: u64,
+    /// Bytes that count as changed.
+    pub dirty: u64,
+    /// When it was begun (seconds since 1970).
+    pub since: u64,
+    /// A backup with it has begun and not failed, to which it may advance: when.
+    #[serde(default)]
+    pub advances_to: Option<u64>,
+    /// Why all counts as changed.
+    #[serde(default)]
+    pub problem: Option<String>,
+}
+
+impl From<BitmapStatus> for BitmapInfo {
+    fn from(status: BitmapStatus) -> BitmapInfo {
+        BitmapInfo {
+            name: status.name,
+            granularity: status.granularity,
+            dirty: status.dirty,
+            since: status.since,
+            advances_to: status.successor,
+            problem: status.problem,
+        }
+    }
+}
+
 /// A disk that is kept as it was.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BackupInfo {
@@ -117,6 +154,9 @@ pub struct BackupInfo {
     pub seconds: u64,
     /// Bytes that users have changed since, and that are kept somewhere else.
     pub kept: u64,
+    /// The bitmap that may advance to it when it has ended.
+    #[serde(default)]
+    pub bitmap: Option<String>,
     /// Why it has failed: what was read is not to be used.
     #[serde(default)]
     pub problem: Option<String>,

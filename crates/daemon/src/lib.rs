@@ -39,14 +39,17 @@ mod users;
 pub use access::{Group, Mode, access, groups};
 pub use alarm::{Alarm, AlarmInfo};
 pub use book::ThrottleGroup;
-pub use command::BackupOrder;
+pub use command::{BackupOrder, NewBitmap};
 pub use daemon::{Daemon, Ended};
 pub use error::Error;
 pub use events::Events;
 pub use fathom_sandbox::Mode as SandboxMode;
 pub use files::read_config;
 pub use handover::{TAKE_OVER, start_successors};
-pub use info::{BackupInfo, ConnectionInfo, FrontEnd, Info, NbdInfo, TenantLimits, WorkerInfo};
+pub use info::{
+    BackupInfo, BitmapInfo, Bitmaps, ConnectionInfo, FrontEnd, Info, NbdInfo, TenantLimits,
+    WorkerInfo,
+};
 pub use limits::survive_size_limit;
 pub use live::{
     BUCKETS_PER_DOUBLING, DiskSample, Figures, FrontEndSample, Limiter, LimiterKind, OpSample,

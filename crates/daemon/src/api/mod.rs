@@ -4,7 +4,7 @@
 //! daemon's thread; nothing of a disk is touched here.
 //!
 //! - `listen` is where clients connect, `clients` says how many, `connection` serves each;
-//! - `disks` has what can be done to disks, `backup` how they are kept as they were, `groups` to those
+//! - `disks` has what can be done to disks, `backup` how they are kept as they were, `bitmaps` what of them has been changed since, `groups` to those
 //!   that share limits, `server` what concerns all of them, `stream` what happens;
 //! - `request` is what is read of each;
 //! - `metrics` is what is counted (on `pages`), `live` what goes on right now, `page` shows that in a
@@ -14,6 +14,7 @@
 //! - `schema` describes in JSON Schema what is defined elsewhere.
 
 mod backup;
+mod bitmaps;
 mod clients;
 mod connection;
 mod disks;
@@ -235,6 +236,9 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(disks::freeze))
         .routes(routes!(disks::thaw))
         .routes(routes!(backup::begin, backup::end))
+        .routes(routes!(bitmaps::list))
+        .routes(routes!(bitmaps::add, bitmaps::remove))
+        .routes(routes!(bitmaps::advance))
         .routes(routes!(disks::set_filter))
         .routes(routes!(disks::start_trace, disks::stop_trace))
         .routes(routes!(groups::list))

@@ -7,6 +7,7 @@
 //! - `host` is how they are asked.
 
 mod backups;
+mod bitmaps;
 mod coming;
 mod freezing;
 mod going;
@@ -139,6 +140,7 @@ impl Objects {
             Event::Remade(name, remade) => self.take_in_remade(&name, remade),
             Event::BackupBegun(name, begun) => self.take_in_backup(&name, *begun),
             Event::BackupEnded(name, info) => self.take_in_ended_backup(&name, &info),
+            Event::BitmapsDone(name, done) => self.take_in_bitmaps(&name, done),
         }
     }
 
@@ -171,6 +173,9 @@ impl Objects {
                 return self.begin_backup(index, order, asker);
             }
             (Command::EndBackup, Some(index)) => return self.end_backup(index, asker),
+            (Command::Bitmaps(order), Some(index)) => {
+                return self.order_bitmaps(index, order, asker);
+            }
             (command, Some(index)) => self.handle_for(index, command),
             (_, None) => Err(Kind::Invalid.because("that concerns one disk: name it")),
         };
@@ -226,6 +231,7 @@ impl Objects {
             | Command::Thaw
             | Command::BeginBackup(_)
             | Command::EndBackup
+            | Command::Bitmaps(_)
             | Command::Remove { .. } => {
                 Err(Kind::Invalid.because("that concerns the server, not one disk"))
             }

@@ -39,6 +39,7 @@ pub struct Order {
 #[derive(Clone)]
 pub struct Running {
     socket: PathBuf,
+    bitmap: Option<String>,
     since: Instant,
     shared: Arc<Shared>,
 }
@@ -80,7 +81,10 @@ impl Order {
         let backup = Backup::start(self.source, &self.terms, Box::new(failed))?;
         let (view, workers) = backup.view();
         let text = "as it was when its backup began".to_owned();
-        let export = Export::new(self.disk.clone(), text, view, workers);
+        let mut export = Export::new(self.disk.clone(), text, view, workers);
+        if let Some(name) = &self.terms.bitmap {
+            export = export.with_bitmap(name.clone());
+        }
         let serving = serve(export, listener);
         let serving = match serving {
             Ok(serving) => serving,
@@ -105,6 +109,7 @@ impl Order {
         self.events.tell(Happened::BackupBegun { disk });
         Ok(Running {
             socket: self.socket,
+            bitmap: self.terms.bitmap,
             since: Instant::now(),
             shared,
         })
@@ -204,6 +209,7 @@ impl Running {
         let Status { kept, problem } = self.shared.state().status();
         BackupInfo {
             uri: self.uri(),
+            bitmap: self.bitmap.clone(),
             kept,
             problem,
             seconds: self.since.elapsed().as_secs(),

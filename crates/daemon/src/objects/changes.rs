@@ -5,8 +5,9 @@ use super::backup::{Order, Running};
 use super::disk::{Common, Served};
 use super::freeze::Waiting;
 use crate::answer::Asker;
+use crate::command::BitmapOrder;
 use crate::error::Error;
-use crate::info::BackupInfo;
+use crate::info::{BackupInfo, BitmapInfo};
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
@@ -61,6 +62,8 @@ pub enum Event {
     BackupBegun(String, Box<Result<Running, String>>),
     /// It has ended.
     BackupEnded(String, Box<BackupInfo>),
+    /// What was to be done with the bitmaps of the disk of that name is done; or not, for this reason.
+    BitmapsDone(String, Result<Vec<BitmapInfo>, String>),
 }
 
 /// How long a disk that is to be smaller waits for what is in flight.
@@ -166,6 +169,30 @@ pub fn end_backup(name: String, running: Running, post: Post<Event>) -> io::Resu
         thread_starts(ThreadKind::General);
         let ended = running.end();
         post.send(Event::BackupEnded(name, Box::new(ended)));
+    })?;
+    Ok(())
+}
+
+/// Sees to bitmaps.
+pub fn order_bitmaps(disk: &Served, order: BitmapOrder, post: Post<Event>) -> io::Result<()> {
+    let _signals = LeftToThisThread::new();
+    let builder = thread::Builder::new().name("see to bitmaps".into());
+    let name = disk.name().to_owned();
+    let (bitmaps, size) = disk.bitmaps();
+    builder.spawn(move || {
+        thread_starts(ThreadKind::General);
+        let done = match order {
+            BitmapOrder::List => Ok(()),
+            BitmapOrder::Add {
+                bitmap,
+                granularity,
+            } => bitmaps.add(&bitmap, size, granularity),
+            BitmapOrder::Remove { bitmap } => bitmaps.remove(&bitmap, size),
+            BitmapOrder::Advance { bitmap } => bitmaps.advance(&bitmap),
+        };
+        let list = done.and_then(|()| bitmaps.list(size));
+        let list = list.map(|all| all.into_iter().map(BitmapInfo::from).collect());
+        post.send(Event::BitmapsDone(name, list));
     })?;
     Ok(())
 }

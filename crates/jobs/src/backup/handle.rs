@@ -7,12 +7,12 @@ use fathom_core::{
     Disk, DiskError, Polling, ThreadKind, WorkerHandle, WorkerOptions, thread_starts,
 };
 use fathom_files::gate;
-use fathom_stack::{Job, Past, Tap};
+use fathom_stack::{Dirty, Job, Past, Tap};
 use fathom_storage::{ByteDisk, Cache, EngineKind, FileDisk, FileOptions};
 use std::fs::File;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 /// What is backed up.
@@ -36,6 +36,9 @@ pub struct Backup {
     keeper: JoinHandle<()>,
     /// What is written there.
     scratch: File,
+    /// A bitmap's name, and what it says, from the instant on.
+    bitmap: Option<String>,
+    dirty: Arc<OnceLock<Dirty>>,
 }
 
 impl Backup {
@@ -45,7 +48,8 @@ impl Backup {
         let scratch = Scratch::make(&source, terms)?;
         source.disk.activate().map_err(|error| error.to_string())?;
         let disk = source.disk.clone();
-        let begun = Backup::prepare(source, scratch, failed).and_then(Backup::begin);
+        let bitmap = terms.bitmap.clone();
+        let begun = Backup::prepare(source, scratch, bitmap, failed).and_then(Backup::begin);
         if begun.is_err() {
             deactivate(&*disk);
         }
@@ -54,12 +58,27 @@ impl Backup {
 
     fn begin(self) -> Result<Backup, String> {
         let Source { tap, workers, .. } = &self.source;
-        match tap.begin(&self.past, workers) {
-            Ok(()) => Ok(self),
+        let bitmaps = tap.bitmaps();
+        let follow = |name: &String| bitmaps.begin_successor(name);
+        let followed = self.bitmap.as_ref().map_or(Ok(()), follow);
+        match followed.and_then(|()| tap.begin(&self.past, workers)) {
+            Ok(()) => {
+                if let Some(name) = &self.bitmap {
+                    let _ = self.dirty.set(bitmaps.dirty(name));
+                }
+                Ok(self)
+            }
             Err(problem) => {
+                self.drop_successor();
                 self.let_go();
                 Err(problem)
             }
+        }
+    }
+
+    fn drop_successor(&self) {
+        if let Some(name) = &self.bitmap {
+            self.source.tap.bitmaps().drop_successor(name);
         }
     }
 
@@ -80,7 +99,8 @@ impl Backup {
         self.past.give_up(problem.into());
     }
 
-    /// Nobody reads it any more: lets go of the disk. May block.
+    /// Nobody reads it any more: lets go of the disk. May block. If it has not failed, the bitmap may advance from
+    /// then on.
     pub fn end(self) -> Status {
         if !self.past.is_over() && self.kept.load(Ordering::Relaxed) > 0 {
             // Otherwise nobody would hear that it had been lost before it was read.
@@ -90,6 +110,9 @@ impl Backup {
         }
         let (disk, tap) = (self.source.disk.clone(), self.source.tap.clone());
         let workers = self.source.workers.clone();
+        if self.past.problem().is_some() {
+            self.drop_successor();
+        }
         let status = self.let_go();
         tap.forget(&workers);
         deactivate(&*disk);
@@ -108,17 +131,24 @@ impl Backup {
     }
 
     /// All that it takes, but that users wait.
-    fn prepare(source: Source, scratch: Scratch, failed: Failed) -> Result<Backup, String> {
+    fn prepare(
+        source: Source,
+        scratch: Scratch,
+        bitmap: Option<String>,
+        failed: Failed,
+    ) -> Result<Backup, String> {
         let error = |error: DiskError| error.to_string();
         let Scratch { engine, most, .. } = scratch;
         let twin = scratch.file.try_clone();
         let twin = twin.map_err(|error| format!("its scratch file cannot be used: {error}"))?;
         let size = source.disk.info().size;
         let past = Arc::new(Past::new(size));
+        let dirty = Arc::<OnceLock<Dirty>>::default();
         let view = Arc::new(ByteDisk::new(Arc::new(View {
             past: past.clone(),
             disk: source.disk.clone(),
             scratch: Arc::new(scratch.disk),
+            dirty: dirty.clone(),
         })));
         let options = WorkerOptions {
             name: "backup".into(),
@@ -153,6 +183,8 @@ impl Backup {
             readers: Arc::new([reader]),
             keeper: thread,
             scratch: twin,
+            bitmap,
+            dirty,
         })
     }
 }

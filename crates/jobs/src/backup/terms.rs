@@ -10,6 +10,9 @@ pub struct Terms {
     /// So long that file may be (bytes that it has on disk); None: half of what its file system has left at the
     /// beginning. (The image may need the rest.)
     pub most: Option<u64>,
+    /// The bitmap that says what has been changed before, and has a successor from the instant on. It need not be
+    /// there.
+    pub bitmap: Option<String>,
 }
 
 /// Hears why it has failed, on a thread of the backup's.

@@ -5,14 +5,14 @@ use fathom_core::{
     Channel, Cx, Disk, DiskError, DiskInfo, Extents, Mark, Op, Owner, Request, RequestId, Stage,
     Status,
 };
-use fathom_stack::Past;
+use fathom_stack::{Dirty, Past};
 use fathom_storage::FileDisk;
 use libc::iovec;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
 /// Reads of the scratch file in flight, of one worker; more wait for these.
 const CHILDREN: usize = 64;
@@ -24,6 +24,8 @@ pub(super) struct View {
     /// In use by somebody else as long as this is.
     pub(super) disk: Arc<dyn Disk>,
     pub(super) scratch: Arc<FileDisk>,
+    /// What a bitmap has said at the instant, if there is one.
+    pub(super) dirty: Arc<OnceLock<Dirty>>,
 }
 
 impl Disk for View {
@@ -56,6 +58,7 @@ impl Disk for View {
         let owner = cx.reserve_children(CHILDREN);
         Ok(Box::new(ViewChannel {
             past: self.past.clone(),
+            dirty: self.dirty.clone(),
             disk,
             scratch,
             owner: owner.map_err(|source| DiskError::Io {
@@ -83,6 +86,7 @@ struct Reading {
 
 struct ViewChannel {
     past: Arc<Past>,
+    dirty: Arc<OnceLock<Dirty>>,
     disk: Box<dyn Channel>,
     scratch: Box<dyn Channel>,
     owner: Owner,
@@ -153,6 +157,7 @@ impl ViewChannel {
         // What was read was read before the bits are.
         fence(Ordering::Acquire);
         match request.op {
+            Op::BlockStatus if self.dirty.get().is_some() => false,
             Op::Read | Op::BlockStatus => {
                 !self.past.is_over() && self.past.part(range(request), true).is_none()
             }
@@ -167,7 +172,7 @@ impl ViewChannel {
         }
         if request.op == Op::BlockStatus {
             // SAFETY: it has been answered, and its source has not seen that yet.
-            unsafe { tell_kept(&self.past, request) };
+            unsafe { retell(&self.past, self.dirty.get(), request) };
             return cx.complete(id, 0);
         }
         let mut rest = range(request);
@@ -224,11 +229,11 @@ impl ViewChannel {
     }
 }
 
-/// What is kept is data, whatever the disk has there now.
+/// What is kept is data, whatever the disk has there now; and what has been changed before is dirty.
 ///
 /// # Safety
 /// The request has been answered, and its source has not seen that yet.
-unsafe fn tell_kept(past: &Past, request: &Request) {
+unsafe fn retell(past: &Past, dirty: Option<&Dirty>, request: &Request) {
     let segment = request.segments[0];
     // SAFETY: as required of the caller.
     let answer = unsafe { std::slice::from_raw_parts(segment.iov_base.cast(), segment.iov_len) };
@@ -245,6 +250,8 @@ unsafe fn tell_kept(past: &Past, request: &Request) {
                 Some(kept) => (status, kept.start),
                 None => (status, end),
             };
+            let (dirty, next) = dirty.map_or((false, next), |dirty| dirty.part(at..next));
+            let status = Status { dirty, ..status };
             now.push(status, next - at);
             at = next;
         }

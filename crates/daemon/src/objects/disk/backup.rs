@@ -5,7 +5,9 @@ use crate::command::BackupOrder;
 use crate::objects::backup::{Order, Running};
 use crate::socket_spec::SocketSpec;
 use fathom_jobs::backup::{Source, Terms};
+use fathom_stack::Bitmaps;
 use std::path::Path;
+use std::sync::Arc;
 
 impl Served {
     /// What it takes to begin one. The error is for the user.
@@ -37,12 +39,19 @@ impl Served {
             terms: Terms {
                 scratch,
                 most: order.scratch_size,
+                bitmap: order.bitmap,
             },
             socket,
             access: options.access,
             shared: self.shared.clone(),
             events: self.events.clone(),
         })
+    }
+
+    /// And the bytes of the disk.
+    pub fn bitmaps(&self) -> (Arc<Bitmaps>, u64) {
+        let tap = &self.stack.tap;
+        (tap.bitmaps().clone(), tap.below().info().size)
     }
 
     pub fn set_backup(&mut self, backup: Running) {

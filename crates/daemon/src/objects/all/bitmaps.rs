@@ -1,0 +1,48 @@
+//! Disks' dirty bitmaps.
+
+use super::freezing::no_thread;
+use super::{Objects, to_json};
+use crate::answer::{Asker, Kind, Refusal};
+use crate::command::BitmapOrder;
+use crate::info::BitmapInfo;
+use crate::objects::changes;
+use serde_json::json;
+
+impl Objects {
+    /// See to a disk's bitmaps.
+    pub(super) fn order_bitmaps(&mut self, index: usize, order: BitmapOrder, asker: Asker) {
+        if let Some(refusal) = self.may_not_be_ordered(index, &order) {
+            return asker(Err(refusal));
+        }
+        let disk = &self.disks[index];
+        let name = disk.name().to_owned();
+        match changes::order_bitmaps(disk, order, self.mail.post()) {
+            Ok(()) => drop(self.busy.insert(name, asker)),
+            Err(error) => asker(Err(no_thread(&error))),
+        }
+    }
+
+    fn may_not_be_ordered(&self, index: usize, order: &BitmapOrder) -> Option<Refusal> {
+        let disk = &self.disks[index];
+        let name = disk.name();
+        if let Some(refusal) = self.is_busy(name) {
+            return Some(refusal);
+        }
+        let is_read = disk.backup().is_some_and(|backup| !backup.is_over());
+        (is_read && *order != BitmapOrder::List).then(|| {
+            Kind::Conflict.because(format!(
+                "a backup of disk '{name}' is under way: end it first"
+            ))
+        })
+    }
+
+    pub(super) fn take_in_bitmaps(&mut self, name: &str, done: Result<Vec<BitmapInfo>, String>) {
+        let Some(asker) = self.busy.remove(name) else {
+            return;
+        };
+        asker(match done {
+            Ok(bitmaps) => to_json(&bitmaps).map(|bitmaps| json!({ "bitmaps": bitmaps })),
+            Err(problem) => Err(Kind::Failed.because(format!("disk '{name}': {problem}"))),
+        });
+    }
+}
