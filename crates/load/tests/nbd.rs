@@ -216,10 +216,12 @@ fn what_goes_in_by_the_socket_is_in_the_file() {
 
     // And what changes in the file behind the server's back is found out.
     use std::os::unix::fs::FileExt;
-    let image = std::fs::File::options()
-        .write(true)
-        .open(server.path("image"));
-    image.unwrap().write_all_at(b"x", 4096 * 77 + 99).unwrap();
+    let mut image = std::fs::File::options();
+    let image = image.read(true).write(true).open(server.path("image"));
+    let (image, at) = (image.unwrap(), 4096 * 77 + 99);
+    let mut byte = [0];
+    image.read_exact_at(&mut byte, at).unwrap();
+    image.write_all_at(&[!byte[0]], at).unwrap();
     let error = server.run(check, |_| {}).unwrap_err().to_string();
     assert!(error.contains("verify: block 77"), "{error}");
 }
