@@ -7,9 +7,9 @@
 pub mod fuzz;
 
 use crate::protocol::{
-    BASE_ALLOCATION, BlockSizes, ExportInfo, INIT_MAGIC, Info, MAX_PAYLOAD, MAX_STRING,
-    OLDSTYLE_MAGIC, OPTION_MAGIC, OptionHeader, OptionReplyHeader, Replies, export_flag,
-    handshake_flag, info, opt, readable, rep, u32_at,
+    BASE_ALLOCATION, BlockSizes, DIRTY_BITMAP, ExportInfo, INIT_MAGIC, Info, MAX_PAYLOAD,
+    MAX_STRING, OLDSTYLE_MAGIC, OPTION_MAGIC, OptionHeader, OptionReplyHeader, Replies,
+    export_flag, handshake_flag, info, opt, readable, rep, u32_at,
 };
 use crate::transport::Transport;
 use rustls::ClientConnection;
@@ -198,17 +198,26 @@ fn choose_context(
         let answer = Answer::read(stream, opt::SET_META_CONTEXT)?;
         match answer.kind {
             rep::ACK if id.is_some() || context == BASE_ALLOCATION => return Ok(id),
-            rep::ACK => return Err(broken(&format!("does not let '{name}' be taken over"))),
+            rep::ACK => return Err(missing(name, context)),
             rep::META_CONTEXT if answer.data.get(4..) == Some(context.as_bytes()) => {
                 id = Some(u32_at(&answer.data, 0));
             }
             // Why, it says when the export is asked for.
             kind if kind & rep::ERROR_BIT != 0 && context == BASE_ALLOCATION => return Ok(None),
+            rep::ERR_UNSUP => return Err(missing(name, context)),
             kind if kind & rep::ERROR_BIT != 0 => return Err(answer.refusal(name)),
             _ => return Err(answer.unexpected()),
         }
     }
     Err(broken("answers one option again and again"))
+}
+
+/// What to say of a context that the server has not.
+fn missing(name: &str, context: &str) -> Refusal {
+    broken(&match context.strip_prefix(DIRTY_BITMAP) {
+        Some(bitmap) => format!("has no dirty bitmap '{bitmap}' of export '{name}'"),
+        None => format!("does not let '{name}' be taken over"),
+    })
 }
 
 /// None: the server does not know the option.

@@ -50,7 +50,7 @@ use channel::NbdChannel;
 pub use connect::connect;
 use endpoint::cannot_start;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
-use fathom_nbd::protocol::export_flag;
+use fathom_nbd::protocol::{BASE_ALLOCATION, DIRTY_BITMAP, export_flag};
 pub(crate) use place::KIND;
 use shared::Shared;
 use std::sync::Arc;
@@ -79,6 +79,20 @@ pub struct NbdOptions {
     pub reconnect: Duration,
     /// Connections of each worker, 1 to [`MAX_CONNECTIONS`].
     pub connections: usize,
+    /// What parts of the disk are is not whether they hold data, but whether this dirty bitmap, which the
+    /// server must have, marks them: what it marks is data, all else is a hole, whatever can be read there.
+    /// Nobody may copy the disk who does not know.
+    pub dirty_bitmap: Option<String>,
+}
+
+impl NbdOptions {
+    /// The metadata context that goes with it.
+    fn context(&self) -> String {
+        match &self.dirty_bitmap {
+            Some(bitmap) => format!("{DIRTY_BITMAP}{bitmap}"),
+            None => BASE_ALLOCATION.into(),
+        }
+    }
 }
 
 impl Default for NbdOptions {
@@ -91,6 +105,7 @@ impl Default for NbdOptions {
             timeout: Some(Duration::from_secs(60)),
             reconnect: Duration::from_secs(60),
             connections: 1,
+            dirty_bitmap: None,
         }
     }
 }

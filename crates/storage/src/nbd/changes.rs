@@ -42,9 +42,9 @@ impl ChangesClient {
     /// the move that `id` names. The error is one line for the user.
     pub fn connect(uri: &NbdUri, id: &str, begins: bool) -> Result<ChangesClient, DiskError> {
         debug_assert!(is_move_id(id));
-        let endpoint = Endpoint::new(uri, PATIENCE)?;
         let context = if begins { CHANGES_BEGIN } else { CHANGES_GO_ON };
-        let (greeted, export) = endpoint.connect_for(&format!("{context}{id}"))?;
+        let endpoint = Endpoint::new(uri, format!("{context}{id}"), PATIENCE)?;
+        let (greeted, export) = endpoint.connect()?;
         if export.replies != Replies::Extended {
             return Err(endpoint.unusable("the server has no extended headers"));
         }

@@ -61,12 +61,12 @@ impl Connection {
         let Connected {
             socket,
             tls,
-            allocation,
+            context,
         } = connected;
         Connection {
             table: Table::new(replies, RandomState::new().hash_one(())),
             sender: Sender::new(),
-            receiver: Receiver::new(replies, allocation),
+            receiver: Receiver::new(replies, context),
             socket: Some(socket),
             tls: tls.map(Sealed::new),
             sending: false,

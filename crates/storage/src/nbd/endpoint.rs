@@ -1,10 +1,11 @@
 //! The server and its export, which is connected to again and again.
 
 use super::connect::{dial_server, load_tls};
+use super::rules::{Context, Tells};
 use fathom_core::DiskError;
 use fathom_nbd::NbdUri;
 use fathom_nbd::client::{Export, Wishes, handshake, handshake_by_tls};
-use fathom_nbd::protocol::{BASE_ALLOCATION, Replies, RequestHeader, command};
+use fathom_nbd::protocol::{Replies, RequestHeader, command};
 use fathom_nbd::transport::Transport;
 use fathom_tls::{ClientTls, Session};
 use rustix::net::{SendFlags, send};
@@ -17,12 +18,18 @@ use std::time::{Duration, Instant};
 pub(super) struct Endpoint {
     uri: NbdUri,
     tls: Option<ClientTls>,
+    /// The metadata context that is asked for.
+    context: String,
     /// For connecting and the handshake.
     patience: Duration,
 }
 
 impl Endpoint {
-    pub(super) fn new(uri: &NbdUri, patience: Duration) -> Result<Endpoint, DiskError> {
+    pub(super) fn new(
+        uri: &NbdUri,
+        context: String,
+        patience: Duration,
+    ) -> Result<Endpoint, DiskError> {
         let tls = load_tls(uri).map_err(|error| DiskError::Unusable {
             path: PathBuf::from(uri.as_str()),
             problem: error.to_string(),
@@ -30,6 +37,7 @@ impl Endpoint {
         Ok(Endpoint {
             uri: uri.clone(),
             tls,
+            context,
             patience,
         })
     }
@@ -51,11 +59,6 @@ impl Endpoint {
 
     /// Connects and agrees on the export, blocking.
     pub(super) fn connect(&self) -> Result<(Greeted, Export), DiskError> {
-        self.connect_for(BASE_ALLOCATION)
-    }
-
-    /// Likewise, with that metadata context.
-    pub(super) fn connect_for(&self, context: &str) -> Result<(Greeted, Export), DiskError> {
         let deadline = Instant::now() + self.patience;
         let socket = dial_server(&self.uri, deadline).map_err(|source| DiskError::Io {
             path: self.name(),
@@ -69,7 +72,7 @@ impl Endpoint {
         let wishes = Wishes {
             export: self.uri.export(),
             replies: &[Replies::Extended, Replies::Structured],
-            context: Some(context),
+            context: Some(&self.context),
         };
         let export = match &self.tls {
             None => handshake(&mut transport, &wishes),
@@ -83,7 +86,10 @@ impl Endpoint {
         let greeted = Greeted {
             transport,
             socket,
-            allocation: export.context,
+            context: export.context.map(|id| Context {
+                id,
+                tells: Tells::of(&self.context),
+            }),
         };
         Ok((greeted, export))
     }
@@ -93,7 +99,7 @@ impl Endpoint {
 pub(super) struct Greeted {
     pub(super) transport: Transport,
     socket: Arc<OwnedFd>,
-    allocation: Option<u32>,
+    context: Option<Context>,
 }
 
 impl Greeted {
@@ -103,7 +109,7 @@ impl Greeted {
         Connected {
             socket: Arc::into_inner(self.socket).expect("the transport is gone"),
             tls: tls.map(Session::new),
-            allocation: self.allocation,
+            context: self.context,
         }
     }
 }
@@ -135,8 +141,8 @@ pub(super) fn say_goodbye(socket: &OwnedFd, tls: Option<&mut Session>, replies: 
 pub(super) struct Connected {
     pub(super) socket: OwnedFd,
     pub(super) tls: Option<Session>,
-    /// The id of base:allocation, if the server has it.
-    pub(super) allocation: Option<u32>,
+    /// What the server tells of parts of the disk, if anything.
+    pub(super) context: Option<Context>,
 }
 
 impl Connected {

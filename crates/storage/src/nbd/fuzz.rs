@@ -2,6 +2,7 @@
 //! and of a test.
 
 use super::receiver::Receiver;
+use super::rules::{Context, Tells};
 use super::table::{Ask, Table};
 use fathom_core::{Op, RequestId, Slab};
 use fathom_nbd::protocol::{ChunkHeader, Replies, chunk, command, u64_at};
@@ -14,6 +15,10 @@ const REGION: usize = 8192;
 const GUARD: u8 = 0xee;
 /// The id of base:allocation.
 const ALLOCATION: u32 = 7;
+const CONTEXT: Context = Context {
+    id: ALLOCATION,
+    tells: Tells::Allocation,
+};
 
 /// Takes what it needs of the input; zeroes when that has ended.
 struct Input<'a>(&'a [u8]);
@@ -84,7 +89,7 @@ pub fn replies(input: &[u8]) {
         ids: (0..SLOTS).map(|_| slab.take().expect("grown")).collect(),
         slab,
         table: Table::new(replies, 0),
-        receiver: Receiver::new(replies, (replies != Replies::Simple).then_some(ALLOCATION)),
+        receiver: Receiver::new(replies, (replies != Replies::Simple).then_some(CONTEXT)),
         asked: Vec::new(),
         stream: Vec::new(),
         lied: false,

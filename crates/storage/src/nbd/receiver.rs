@@ -5,7 +5,8 @@
 //! request's segments as soon as its header has been seen.
 
 use super::rules::{
-    SHUTS_DOWN, Violation, bounded, cover, cover_at, describe, end, error_of, extent_size, head_of,
+    Context, SHUTS_DOWN, Tells, Violation, bounded, cover, cover_at, describe, end, error_of,
+    extent_size, head_of,
 };
 use super::segments::{clear, gather, scatter};
 use super::table::Table;
@@ -32,7 +33,7 @@ enum Payload {
         /// Where the request's segments have the next byte.
         at: u64,
     },
-    Status(Extents),
+    Status(Extents, Tells),
 }
 
 /// A reply in the middle of which the bytes received end.
@@ -52,7 +53,7 @@ pub(super) struct Receiver {
     end: usize,
     open: Option<Open>,
     replies: Replies,
-    allocation: Option<u32>,
+    context: Option<Context>,
     iovecs: Vec<iovec>,
     /// In a place of its own, since the engine uses it.
     message: Box<msghdr>,
@@ -62,14 +63,14 @@ pub(super) struct Receiver {
 
 impl Receiver {
     /// For a connection on which this has been agreed upon.
-    pub(super) fn new(replies: Replies, allocation: Option<u32>) -> Receiver {
+    pub(super) fn new(replies: Replies, context: Option<Context>) -> Receiver {
         Receiver {
             inbox: vec![0; INBOX].into(),
             start: 0,
             end: 0,
             open: None,
             replies,
-            allocation,
+            context,
             iovecs: Vec::with_capacity(MAX_IOVECS),
             // SAFETY: all zeroes are a message of nothing.
             message: Box::new(unsafe { std::mem::zeroed() }),
@@ -186,11 +187,11 @@ impl Receiver {
                 open.left -= len as u32;
                 *at += len as u64;
             }
-            Payload::Status(extents) => {
+            Payload::Status(extents, tells) => {
                 let is_extended = self.replies == Replies::Extended;
                 let size = extent_size(is_extended);
                 while open.left > 0 && self.bytes().len() >= size {
-                    describe(extents, self.bytes(), is_extended)?;
+                    describe(extents, *tells, self.bytes(), is_extended)?;
                     self.start += size;
                     open.left -= size as u32;
                 }
@@ -319,9 +320,10 @@ impl Receiver {
                 None
             }
             chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT => {
-                if Some(u32_at(head, 0)) != self.allocation {
+                let context = self.context.filter(|own| own.id == u32_at(head, 0));
+                let Some(Context { tells, .. }) = context else {
                     return Err("told of a metadata context that was not asked for".into());
-                }
+                };
                 let size = extent_size(is_extended);
                 if is_extended && u64::from(u32_at(head, 4)) * size as u64 != u64::from(left) {
                     return Err("told of more or fewer extents than it sent".into());
@@ -331,7 +333,7 @@ impl Receiver {
                 let request = &slab[ask.id];
                 // SAFETY: likewise.
                 let extents = unsafe { Extents::of(&request.segments, request.len) };
-                open(Payload::Status(extents), left)
+                open(Payload::Status(extents, tells), left)
             }
             chunk::NONE => None,
             _ => {

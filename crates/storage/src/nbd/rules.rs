@@ -3,7 +3,8 @@
 use super::table::{Command, Table};
 use fathom_core::{Extents, Status};
 use fathom_nbd::protocol::{
-    ErrorCode, MAX_STRING, chunk, command, errno, readable, state, u16_at, u32_at, u64_at,
+    DIRTY_BITMAP, ErrorCode, MAX_STRING, chunk, command, errno, readable, state, u16_at, u32_at,
+    u64_at,
 };
 
 /// What the server must not send; the connection is of no more use.
@@ -12,7 +13,46 @@ pub(super) type Violation = String;
 /// No outcome of a request: it is asked of the next server.
 pub(super) const SHUTS_DOWN: &str = "is shutting down";
 
-/// The longest answer of base:allocation that is looked at.
+/// The metadata context that was agreed upon.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Context {
+    /// The server's number of it.
+    pub(super) id: u32,
+    pub(super) tells: Tells,
+}
+
+/// What the extents of a context are about.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Tells {
+    /// Data and holes: base:allocation.
+    Allocation,
+    /// What a bitmap of QEMU's marks is shown as data, and the rest as holes.
+    Dirty,
+}
+
+impl Tells {
+    /// By the context's name.
+    pub(super) fn of(context: &str) -> Tells {
+        match context.starts_with(DIRTY_BITMAP) {
+            true => Tells::Dirty,
+            false => Tells::Allocation,
+        }
+    }
+
+    fn status(self, flags: u32) -> Status {
+        match self {
+            Tells::Allocation => Status {
+                hole: flags & state::HOLE != 0,
+                zero: flags & state::ZERO != 0,
+                dirty: false,
+            },
+            Tells::Dirty if flags & state::DIRTY != 0 => Status::DATA,
+            Tells::Dirty => Status::HOLE,
+        }
+    }
+}
+
+/// The longest answer about parts of a disk that is looked at.
 const MAX_STATUS: u32 = 8 << 20;
 
 /// The range of a read has come; of it, `start..start + len`.
@@ -120,10 +160,11 @@ pub(super) fn error_of(kind: u16, head: &[u8]) -> Result<i32, Violation> {
     }
 }
 
-/// One descriptor of base:allocation. Those beyond the request, or what there
+/// One descriptor of such a context. Those beyond the request, or what there
 /// is room for, are left out.
 pub(super) fn describe(
     extents: &mut Extents,
+    tells: Tells,
     bytes: &[u8],
     is_extended: bool,
 ) -> Result<(), Violation> {
@@ -134,11 +175,6 @@ pub(super) fn describe(
     if len == 0 {
         return Err("told of an extent of no bytes".into());
     }
-    let status = Status {
-        hole: flags & state::HOLE != 0,
-        zero: flags & state::ZERO != 0,
-        dirty: false,
-    };
-    extents.push(status, len);
+    extents.push(tells.status(flags), len);
     Ok(())
 }

@@ -30,7 +30,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn connect(uri: &NbdUri, options: NbdOptions) -> Result<Shared, DiskError> {
-        let endpoint = Endpoint::new(uri, options.connect_timeout)?;
+        let endpoint = Endpoint::new(uri, options.context(), options.connect_timeout)?;
         let (greeted, export) = endpoint.connect()?;
         if export.is_read_only() && !options.read_only {
             return Err(endpoint.unusable("the server allows reading only: pass --readonly"));
