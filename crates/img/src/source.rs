@@ -286,35 +286,52 @@ fn extent_of(segment: &Segment) -> MapExtent {
 }
 
 /// Segments as the disk itself tells them.
-struct Asked<'a> {
+pub(crate) struct Asked<'a> {
     job: &'a Job,
     client: &'a Client,
+    /// Who cannot be done without, by its name for people.
+    needed: Option<&'a Path>,
     left: Range<u64>,
     known: Vec<Segment>,
     pages: Option<Pages>,
 }
 
 impl<'a> Asked<'a> {
-    fn new(job: &'a Job, client: &'a Client, left: Range<u64>) -> Result<Asked<'a>, Error> {
+    pub(crate) fn new(
+        job: &'a Job,
+        client: &'a Client,
+        left: Range<u64>,
+    ) -> Result<Asked<'a>, Error> {
         Ok(Asked {
             job,
             client,
+            needed: None,
             left,
             known: Vec::new(),
             pages: Some(Pages::new(ANSWER).map_err(Error::memory)?),
         })
     }
 
-    fn ask(&mut self) {
+    /// The disk, which is called `path`, must say what its parts are.
+    pub(crate) fn or_fail(self, path: &'a Path) -> Asked<'a> {
+        let needed = Some(path);
+        Asked { needed, ..self }
+    }
+
+    fn ask(&mut self) -> Result<(), Error> {
         let len = (self.left.end - self.left.start).min(ASKED);
         let ask = Ask::new(Op::BlockStatus, self.left.start, len, self.pages.take());
         let answer = self.job.answer_to(self.client, ask);
         let pages = answer.ask.pages.expect("what was sent");
         let mut at = self.left.start;
-        // Who cannot say has data everywhere.
-        let told = match answer.errno {
-            0 => extents(pages.bytes()).collect(),
-            _ => Vec::new(),
+        let told = match (answer.errno, self.needed) {
+            (0, _) => extents(pages.bytes()).collect(),
+            // Who cannot say has data everywhere.
+            (_, None) => Vec::new(),
+            (errno, Some(path)) => {
+                let start = std::mem::replace(&mut self.left.start, self.left.end);
+                return Err(Error::data(path, "looked up", start, len, errno));
+            }
         };
         for (status, len) in told {
             let range = at..at + len;
@@ -335,6 +352,7 @@ impl<'a> Asked<'a> {
         self.known.reverse();
         self.left.start = at;
         self.pages = Some(pages);
+        Ok(())
     }
 }
 
@@ -342,8 +360,11 @@ impl Iterator for Asked<'_> {
     type Item = Result<Segment, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.known.is_empty() && !self.left.is_empty() {
-            self.ask();
+        if self.known.is_empty()
+            && !self.left.is_empty()
+            && let Err(error) = self.ask()
+        {
+            return Some(Err(error));
         }
         self.known.pop().map(Ok)
     }
