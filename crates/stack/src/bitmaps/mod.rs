@@ -81,6 +81,8 @@ struct State {
     size: Option<u64>,
     current: Vec<Arc<Bitmap>>,
     successors: Vec<Arc<Bitmap>>,
+    /// Of these bitmaps, while the disk is not in use: nobody has changed anything since.
+    pending: Vec<String>,
 }
 
 /// What a worker marks.
@@ -134,8 +136,9 @@ impl Place {
         Ok(found.as_ref().map(Left::from))
     }
 
-    /// The files that are there; what nobody needs is removed.
-    fn names(&self) -> io::Result<Vec<String>> {
+    /// The bitmaps that are there; what nobody needs is removed.
+    fn names(&self, pending: &[String]) -> io::Result<Vec<String>> {
+        let needed = Vec::from_iter(pending.iter().map(|name| self.next_path(name)));
         let files = match fs::read_dir(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             files => files?,
@@ -147,8 +150,10 @@ impl Place {
                 continue;
             };
             if name.starts_with('.') && (name.ends_with(".next") || name.ends_with(".new")) {
-                // The bitmap that it was to follow goes on in its place.
-                fs::remove_file(file.path())?;
+                if !needed.contains(&file.path()) {
+                    // The bitmap that it was to follow goes on in its place.
+                    fs::remove_file(file.path())?;
+                }
             } else if check_bitmap_name(&name).is_ok() {
                 names.push(name);
             }
@@ -203,14 +208,14 @@ impl Bitmaps {
             return Ok(());
         };
         let mut state = self.state();
-        let opened = State::open(place, size, before);
+        let opened = state.open(place, size, before);
         let at = |error| {
             format!(
                 "the bitmaps in {} cannot be used: {error}",
                 place.dir.display()
             )
         };
-        *state = opened.map_err(at)?;
+        opened.map_err(at)?;
         self.tell_workers(&state);
         Ok(())
     }
@@ -221,14 +226,14 @@ impl Bitmaps {
         if let Ok(place) = &self.place {
             state.close(place);
         }
-        *state = State::default();
         self.tell_workers(&state);
     }
 
     /// Likewise, but nobody knows what is in the image: as if the process had died.
     pub(crate) fn abandon(&self) {
         let mut state = self.state();
-        state.current.iter().for_each(|bitmap| bitmap.unlock());
+        let all = state.current.iter().chain(&state.successors);
+        all.for_each(|bitmap| bitmap.unlock());
         *state = State::default();
         self.tell_workers(&state);
     }
@@ -244,16 +249,12 @@ impl Bitmaps {
         let is_idle = state.size.is_none();
         if is_idle {
             let before = Before(Some(place.image()));
-            let opened = State::open(place, size, before);
-            *state = opened
-                .map_err(|error| format!("{} cannot be used: {error}", place.dir.display()))?;
+            let opened = state.open(place, size, before);
+            opened.map_err(|error| format!("{} cannot be used: {error}", place.dir.display()))?;
         }
         let outcome = work(place, &mut state);
         match is_idle {
-            true => {
-                state.close(place);
-                *state = State::default();
-            }
+            true => state.close(place),
             false => self.tell_workers(&state),
         }
         outcome
@@ -349,18 +350,25 @@ impl Bitmaps {
     pub fn drop_successor(&self, name: &str) {
         let mut state = self.state();
         state.drop_successor(name);
+        // (The file of one that is not in use is removed by the next user.)
+        state.pending.retain(|pending| pending != name);
         self.tell_workers(&state);
     }
 
     /// The backup that was begun last is safe: what was dirty at its instant is no longer.
-    pub fn advance(&self, name: &str) -> Result<(), String> {
-        let place = self.place()?;
-        let mut state = self.state();
+    pub fn advance(&self, name: &str, size: u64) -> Result<(), String> {
+        self.with(size, |place, state| state.advance(place, name))
+    }
+}
+
+impl State {
+    fn advance(&mut self, place: &Place, name: &str) -> Result<(), String> {
+        let state = self;
         let at = { state.successors.iter() }.position(|next| next.name() == name);
         let at = at.ok_or_else(|| {
             format!(
-                "no backup has been begun with bitmap '{name}', or its virtual machine has let go of the disk since: \
-                 the bitmap stays as it is"
+                "no backup that was begun with bitmap '{name}' has ended well since the server was started: the bitmap \
+                 stays as it is"
             )
         })?;
         let next = &state.successors[at];
@@ -374,7 +382,6 @@ impl Bitmaps {
         let next = state.successors.remove(at);
         state.current.retain(|bitmap| bitmap.name() != name);
         state.current.push(next);
-        self.tell_workers(&state);
         Ok(())
     }
 }
@@ -402,38 +409,50 @@ impl Place {
 }
 
 impl State {
-    fn open(place: &Place, size: u64, before: Before) -> io::Result<State> {
-        let names = place.names()?;
+    fn open(&mut self, place: &Place, size: u64, before: Before) -> io::Result<()> {
+        let names = place.names(&self.pending)?;
         let image = match before.0 {
-            Some(image) if !names.is_empty() => image?,
+            Some(image) if !names.is_empty() || !self.pending.is_empty() => image?,
             _ => None,
         };
         let now = Now {
             boot: &place.boot,
             image,
         };
-        let open = |name: String| {
-            let path = place.path(&name);
-            Bitmap::open(path, &name, &now)
+        let open = |path: PathBuf, name: &String| {
+            Bitmap::open(path, name, &now)
                 .map(Arc::new)
                 .map_err(|error| io::Error::other(format!("{name}: {error}")))
         };
-        Ok(State {
+        let current = names.iter().map(|name| open(place.path(name), name));
+        let current = current.collect::<Result<_, _>>()?;
+        // (Others who have used the disk have removed them.)
+        let pending = std::mem::take(&mut self.pending);
+        let pending = pending.iter().map(|name| open(place.next_path(name), name));
+        *self = State {
             size: Some(size),
-            current: names.into_iter().map(open).collect::<Result<_, _>>()?,
-            successors: Vec::new(),
-        })
+            current,
+            successors: pending.filter_map(Result::ok).collect(),
+            pending: Vec::new(),
+        };
+        Ok(())
     }
 
     fn close(&mut self, place: &Place) {
-        for next in self.successors.drain(..) {
-            remove(next.path());
-        }
-        if self.current.is_empty() {
+        let (current, successors) = (
+            std::mem::take(&mut self.current),
+            std::mem::take(&mut self.successors),
+        );
+        let pending = successors.iter().map(|next| next.name().into()).collect();
+        *self = State {
+            pending,
+            ..State::default()
+        };
+        if current.is_empty() && successors.is_empty() {
             return;
         }
         let image = place.image();
-        for bitmap in self.current.drain(..) {
+        for bitmap in current.into_iter().chain(successors) {
             let closed = match &image {
                 Ok(image) => bitmap.close(*image),
                 Err(error) => {

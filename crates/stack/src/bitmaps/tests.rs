@@ -127,7 +127,7 @@ fn after_the_machine_went_down_all_is_dirty_until_a_backup_is_safe() {
     bitmaps.begin_successor("a").unwrap();
     assert_eq!(parts(&bitmaps.dirty("a"), SIZE), [(SIZE, true)]);
     mark(&bitmaps, 0, 1);
-    bitmaps.advance("a").unwrap();
+    bitmaps.advance("a", SIZE).unwrap();
     assert_eq!(only(&bitmaps), (BLOCK, None));
     // And not by going down when nobody used it.
     bitmaps.close();
@@ -179,7 +179,12 @@ fn a_file_that_is_cut_off_is_noticed() {
 fn a_successor_counts_only_when_the_bitmap_advances() {
     let (host, bitmaps) = Host::with_one();
     mark(&bitmaps, 0, 1);
-    assert!(bitmaps.advance("a").unwrap_err().contains("no backup"));
+    assert!(
+        bitmaps
+            .advance("a", SIZE)
+            .unwrap_err()
+            .contains("no backup")
+    );
     bitmaps.begin_successor("a").unwrap();
     mark(&bitmaps, BLOCK, 1);
     assert!(bitmaps.list(SIZE).unwrap()[0].successor.is_some());
@@ -191,15 +196,30 @@ fn a_successor_counts_only_when_the_bitmap_advances() {
     drop(bitmaps);
     let bitmaps = host.used();
     assert_eq!(only(&bitmaps), (3 * BLOCK, None));
-    assert!(bitmaps.advance("a").is_err() && !host.file(".a.next").exists());
-    // Nor does it outlive its virtual machine.
+    assert!(bitmaps.advance("a", SIZE).is_err() && !host.file(".a.next").exists());
+    // While nobody uses the disk, nothing changes.
+    bitmaps.begin_successor("a").unwrap();
+    mark(&bitmaps, 4 * BLOCK, 1);
+    bitmaps.close();
+    bitmaps.list(SIZE).unwrap();
+    let before = bitmaps.look();
+    bitmaps.open(SIZE, before).unwrap();
+    mark(&bitmaps, 6 * BLOCK, 1);
+    bitmaps.close();
+    bitmaps.advance("a", SIZE).unwrap();
+    assert_eq!(only(&bitmaps), (2 * BLOCK, None));
+    // Unless others use it.
+    let before = bitmaps.look();
+    bitmaps.open(SIZE, before).unwrap();
     bitmaps.begin_successor("a").unwrap();
     bitmaps.close();
-    assert!(!host.file(".a.next").exists());
+    host.used().close();
+    assert!(!host.file(".a.next").exists() && bitmaps.advance("a", SIZE).is_err());
+    drop(bitmaps);
     let bitmaps = host.used();
     bitmaps.begin_successor("a").unwrap();
     mark(&bitmaps, 9 * BLOCK, 1);
-    bitmaps.advance("a").unwrap();
+    bitmaps.advance("a", SIZE).unwrap();
     mark(&bitmaps, 10 * BLOCK, 1);
     drop(bitmaps);
     let told = parts(&host.used().dirty("a"), SIZE);
@@ -215,8 +235,9 @@ fn a_bitmap_may_begin_with_a_backup() {
     let bitmaps = host.used();
     bitmaps.begin_successor("new").unwrap();
     mark(&bitmaps, 0, 1);
+    bitmaps.close();
     assert_eq!(bitmaps.list(SIZE).unwrap(), []);
-    bitmaps.advance("new").unwrap();
+    bitmaps.advance("new", SIZE).unwrap();
     assert_eq!(only(&bitmaps), (BLOCK, None));
     assert!(bitmaps.begin_successor("../x").is_err());
     bitmaps.remove("new", SIZE).unwrap();
@@ -307,7 +328,7 @@ fn granularities_are_checked() {
     assert_eq!(parts(&bitmaps.dirty("b"), SIZE)[0], (8192, true));
     assert!(bitmaps.add("b", SIZE, None).is_err());
     bitmaps.begin_successor("b").unwrap();
-    bitmaps.advance("b").unwrap();
+    bitmaps.advance("b", SIZE).unwrap();
     let all = bitmaps.list(SIZE).unwrap();
     assert_eq!((all[1].granularity, all[1].dirty), (4096, 0));
 }
