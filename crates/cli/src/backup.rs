@@ -1,25 +1,15 @@
 //! `fathom backup`: disks as they were at an instant, while they are used.
 
-use crate::img::common::RateArg;
-use crate::img::watch::{WatchArgs, interrupted, stop_flag, tell_outcome, watched_until};
-use crate::img::{format_options, parse_format};
+mod save;
+
 use crate::servers::absolute;
 use crate::target::{Disk, Target};
-use anyhow::{Context, anyhow, bail};
+use anyhow::bail;
 use clap::{Args, Subcommand};
 use fathom_daemon::{BackupInfo, BackupOrder};
-use fathom_files::lock;
-use fathom_img::{
-    self as img, CompareOptions, Comparison, ConvertOptions, Format, OpenOptions, Source,
-    TargetOptions,
-};
-use fathom_storage::{Cache, EngineKind};
 use fathom_units::parse_size;
-use serde_json::json;
-use std::fs::{self, File};
 use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::path::PathBuf;
 
 /// Keep disks as they are now, to be read while they are used, or copy them so
 #[derive(Args, Debug)]
@@ -32,14 +22,16 @@ pub struct BackupCommand {
 enum Command {
     Start(StartArgs),
     Stop(StopArgs),
-    Full(Box<FullArgs>),
+    Full(Box<save::FullArgs>),
+    Incremental(Box<save::IncrementalArgs>),
 }
 
 pub fn run(args: BackupCommand) -> anyhow::Result<()> {
     match args.command {
         Command::Start(args) => start(args),
         Command::Stop(args) => stop(args),
-        Command::Full(args) => full(*args),
+        Command::Full(args) => save::full(*args),
+        Command::Incremental(args) => save::incremental(*args),
     }
 }
 
@@ -69,12 +61,13 @@ fn parse_socket(text: &str) -> Result<PathBuf, String> {
 }
 
 impl KeepArgs {
-    fn begin(&self, disk: &Disk) -> anyhow::Result<BackupInfo> {
+    fn begin(&self, disk: &Disk, bitmap: Option<&str>) -> anyhow::Result<BackupInfo> {
         let elsewhere = |path: &Option<PathBuf>| path.as_deref().map(absolute).transpose();
         let order = BackupOrder {
             socket: elsewhere(&self.nbd)?,
             scratch: elsewhere(&self.scratch)?,
             scratch_size: self.scratch_size,
+            bitmap: bitmap.map(str::to_owned),
         };
         let put = disk.server.put(&disk.below("backup")).json(&order);
         Ok(put.patiently().send()?)
@@ -101,6 +94,11 @@ struct StartArgs {
     #[command(flatten)]
     target: Target,
 
+    /// Tell what has been changed before, too, as this dirty bitmap says (qemu:dirty-bitmap:NAME). When what was read
+    /// is safe, have it advance (`fathom bitmap advance`). If it is not there, it begins with this backup
+    #[arg(long, value_name = "NAME")]
+    bitmap: Option<String>,
+
     #[command(flatten)]
     keep: KeepArgs,
 
@@ -110,7 +108,9 @@ struct StartArgs {
 }
 
 fn start(args: StartArgs) -> anyhow::Result<()> {
-    let info = args.keep.begin(&args.target.disk()?)?;
+    let info = args
+        .keep
+        .begin(&args.target.disk()?, args.bitmap.as_deref())?;
     let mut out = std::io::stdout().lock();
     match args.json {
         true => writeln!(out, "{}", serde_json::to_string(&info)?)?,
@@ -139,171 +139,4 @@ fn stop(args: StopArgs) -> anyhow::Result<()> {
         writeln!(std::io::stdout(), "{}", serde_json::to_string(&info)?)?;
     }
     Ok(())
-}
-
-/// Copy a disk as it is now, while it is used
-///
-/// There is no file of the target's name until all of it is there and durable; one from before stays as long.
-#[derive(Args, Debug)]
-struct FullArgs {
-    #[command(flatten)]
-    target: Target,
-
-    /// The file to make
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
-
-    /// Its format
-    #[arg(short = 'O', long, value_parser = parse_format, default_value = "qcow2", value_name = "FORMAT")]
-    target_format: Format,
-    /// Options of that format, or `help`
-    #[arg(short = 'o', long = "target-options", value_name = "NAME=VALUE,...")]
-    options: Vec<String>,
-    /// Compress (qcow2 only)
-    #[arg(short, long)]
-    compress: bool,
-    #[command(flatten)]
-    rate: RateArg,
-    /// Compare the copy with the disk as it was, before that is let go
-    #[arg(long)]
-    verify: bool,
-
-    #[command(flatten)]
-    keep: KeepArgs,
-    #[command(flatten)]
-    watch: WatchArgs,
-}
-
-fn full(args: FullArgs) -> anyhow::Result<()> {
-    let Some(create) = format_options(args.target_format, &args.options)? else {
-        return Ok(());
-    };
-    // (What a link leads to is replaced, not the link.)
-    let file = fs::canonicalize(&args.file).unwrap_or_else(|_| args.file.clone());
-    refuse_in_use(&file)?;
-    let part = beside(&file)?;
-    let disk = args.target.disk()?;
-    // From here on, what has begun is ended.
-    let stop = stop_flag()?;
-    signal_hook::flag::register(signal_hook::consts::SIGHUP, stop.clone())?;
-    let info = args.keep.begin(&disk)?;
-    let options = ConvertOptions {
-        target: TargetOptions {
-            create,
-            cache: Cache::Writeback,
-            engine: EngineKind::default(),
-            no_create: false,
-            target_is_zero: false,
-            compress: args.compress,
-            sparse: 4096,
-            allow_dirs: Vec::new(),
-            data_file: None,
-        },
-        rate: args.rate.rate,
-        parallel: 16,
-        salvage: false,
-        bitmaps: None,
-        part: None,
-        to_stream: false,
-    };
-    let copied = copy(&args, &info, &part, &options, &stop);
-    // Whatever has become of that, users of the disk are to wait no more.
-    let ended = end(&disk);
-    let interruption = copied
-        .as_ref()
-        .err()
-        .filter(|e| matches!(e, img::Error::Interrupted));
-    let interruption = interruption.map(ToString::to_string);
-    let outcome = match copied {
-        Ok(same) => ended
-            .and(check(same))
-            .and_then(|()| refuse_in_use(&file))
-            .and_then(|()| replace(&part, &file)),
-        // Why the backup has failed is the better reason for what could not be read.
-        Err(error) => ended.and(Err(error.into())),
-    };
-    if outcome.is_err() {
-        let _ = fs::remove_file(&part);
-    }
-    let told = outcome.as_ref().map(|()| json!({}));
-    tell_outcome(&args.watch, told);
-    if let Some(interruption) = interruption {
-        interrupted(&interruption);
-    }
-    outcome
-}
-
-/// A file that is there, but is somebody's disk, stays what it is.
-fn refuse_in_use(file: &Path) -> anyhow::Result<()> {
-    let Ok(now) = File::open(file) else {
-        return Ok(());
-    };
-    let how = lock::Use {
-        writes: true,
-        share: false,
-    };
-    lock::check(file, &now, how).map_err(|error| anyhow!("{}: {error}", file.display()))
-}
-
-/// The name that the file has until it is whole: nobody else's.
-fn beside(file: &Path) -> anyhow::Result<PathBuf> {
-    let Some(name) = file.file_name() else {
-        bail!("{}: is not the name of a file", file.display());
-    };
-    if fs::metadata(file).is_ok_and(|now| !now.is_file()) {
-        bail!("{}: is there, and not a file", file.display());
-    }
-    let mut name = name.to_owned();
-    name.push(format!(".{}.part", std::process::id()));
-    Ok(file.with_file_name(name))
-}
-
-/// What a comparison has found, if one is wanted.
-fn copy(
-    args: &FullArgs,
-    info: &BackupInfo,
-    part: &Path,
-    options: &ConvertOptions,
-    stop: &AtomicBool,
-) -> Result<Option<Comparison>, img::Error> {
-    // What was kept is gone with its server.
-    let open = OpenOptions {
-        reconnects: false,
-        ..OpenOptions::reading(Some(Format::Raw))
-    };
-    let before = Source::new(info.uri.as_ref(), open)?;
-    let job = |progress: &mut img::Progress<'_>| {
-        img::convert(
-            std::slice::from_ref(&before),
-            part.as_os_str(),
-            options,
-            progress,
-        )?;
-        if !args.verify {
-            return Ok(None);
-        }
-        let copy = OpenOptions::reading(Some(args.target_format));
-        let copy = Source::new(part.as_os_str(), copy)?;
-        img::compare([&before, &copy], CompareOptions::default(), progress).map(Some)
-    };
-    watched_until(&args.watch, stop, job)
-}
-
-fn check(same: Option<Comparison>) -> anyhow::Result<()> {
-    match same {
-        None
-        | Some(Comparison::Identical {
-            sizes_differ: false,
-        }) => Ok(()),
-        Some(found) => bail!("the copy is not the disk: {found:?}"),
-    }
-}
-
-/// Durably.
-fn replace(part: &Path, file: &Path) -> anyhow::Result<()> {
-    let failed = || format!("{}: cannot be put there", file.display());
-    fs::rename(part, file).with_context(failed)?;
-    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
-    let dir = File::open(dir.unwrap_or(Path::new("."))).and_then(|dir| dir.sync_all());
-    dir.with_context(failed)
 }

@@ -8,6 +8,7 @@ mod backend;
 mod backup;
 mod base;
 mod bench;
+mod bitmap;
 #[cfg(test)]
 mod book_tests;
 mod breakdown;
@@ -69,6 +70,7 @@ enum Command {
     Set(filters::SetArgs),
     Group(group::GroupCommand),
     Backup(backup::BackupCommand),
+    Bitmap(bitmap::BitmapCommand),
     Resize(stats::ResizeArgs),
     Quit(stats::QuitArgs),
     Upgrade(upgrade::UpgradeArgs),
@@ -146,6 +148,7 @@ fn main() -> ExitCode {
         Command::Set(args) => filters::set(args),
         Command::Group(args) => group::run(args),
         Command::Backup(args) => backup::run(args),
+        Command::Bitmap(args) => bitmap::run(args),
         Command::Resize(args) => stats::resize(args),
         Command::Quit(args) => stats::quit(args),
         Command::Upgrade(args) => upgrade::run(args),

@@ -1,0 +1,342 @@
+//! Backups that are written to files.
+
+use super::{KeepArgs, end};
+use crate::bitmap;
+use crate::img::common::RateArg;
+use crate::img::watch::{WatchArgs, interrupted, stop_flag, tell_outcome, watched_until};
+use crate::img::{format_options, parse_format};
+use crate::target::{Disk, Target};
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use fathom_daemon::BackupInfo;
+use fathom_files::lock;
+use fathom_img::{
+    self as img, Backing, CompareOptions, Comparison, ConvertOptions, Format, IncrementalOptions,
+    OpenOptions, Progress, Source, TargetOptions,
+};
+use fathom_storage::{Cache, EngineKind};
+use serde_json::json;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// What both kinds have.
+#[derive(Args, Debug)]
+struct SaveArgs {
+    #[command(flatten)]
+    target: Target,
+
+    /// The file to make
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Options of its format, or `help`
+    #[arg(short = 'o', long = "target-options", value_name = "NAME=VALUE,...")]
+    options: Vec<String>,
+    /// Compress (qcow2 only)
+    #[arg(short, long)]
+    compress: bool,
+    #[command(flatten)]
+    rate: RateArg,
+    /// Compare what was made with the disk as it was, before that is let go
+    #[arg(long)]
+    verify: bool,
+
+    #[command(flatten)]
+    keep: KeepArgs,
+    #[command(flatten)]
+    watch: WatchArgs,
+}
+
+/// Copy a disk as it is now, while it is used
+///
+/// There is no file of the target's name until all of it is there and durable; one from before stays as long.
+#[derive(Args, Debug)]
+pub struct FullArgs {
+    #[command(flatten)]
+    save: SaveArgs,
+
+    /// The file's format
+    #[arg(short = 'O', long, value_parser = parse_format, default_value = "qcow2", value_name = "FORMAT")]
+    target_format: Format,
+
+    /// Begin a series of incremental backups: what is changed from its instant on is marked in this dirty bitmap. If
+    /// it is there, it begins anew
+    #[arg(long, value_name = "NAME")]
+    bitmap: Option<String>,
+}
+
+pub fn full(args: FullArgs) -> anyhow::Result<()> {
+    let format = args.target_format;
+    let Some(create) = format_options(format, &args.save.options)? else {
+        return Ok(());
+    };
+    let file = real(&args.save.file);
+    refuse_in_use(&file)?;
+    let options = ConvertOptions {
+        target: TargetOptions {
+            create,
+            cache: Cache::Writeback,
+            engine: EngineKind::default(),
+            no_create: false,
+            target_is_zero: false,
+            compress: args.save.compress,
+            sparse: 4096,
+            allow_dirs: Vec::new(),
+            data_file: None,
+        },
+        rate: args.save.rate.rate,
+        parallel: 16,
+        salvage: false,
+        bitmaps: None,
+        part: None,
+        to_stream: false,
+    };
+    save(
+        &args.save,
+        &file,
+        args.bitmap.as_deref(),
+        |info, part, progress| {
+            let before = [before(info)?];
+            img::convert(&before, part.as_os_str(), &options, progress)?;
+            let copy = OpenOptions::reading(Some(format));
+            verify(&args.save, &before[0], part, copy, progress)
+        },
+    )
+}
+
+/// Save what has been changed since the last backup, while the disk is used
+///
+/// FILE is a qcow2 image on top of that backup: together they are the disk as it is now. The dirty bitmap says what has
+/// been changed; it advances to this backup when that is durable. What has failed has changed nothing. If the bitmap
+/// is not known to be right (`fathom bitmap list` says why), all of the disk counts as changed.
+#[derive(Args, Debug)]
+pub struct IncrementalArgs {
+    #[command(flatten)]
+    save: SaveArgs,
+
+    /// The dirty bitmap that began with the first backup of the series
+    #[arg(long, value_name = "NAME")]
+    bitmap: String,
+
+    /// The backup before this one
+    #[arg(long, value_name = "FILE")]
+    base: PathBuf,
+
+    /// Its format
+    #[arg(long, value_parser = parse_format, default_value = "qcow2", value_name = "FORMAT")]
+    base_format: Format,
+}
+
+pub fn incremental(args: IncrementalArgs) -> anyhow::Result<()> {
+    let Some(create) = format_options(Format::Qcow2, &args.save.options)? else {
+        return Ok(());
+    };
+    let file = real(&args.save.file);
+    if file.exists() {
+        bail!(
+            "{}: is there already, and may be a part of the series",
+            file.display()
+        );
+    }
+    let backing = backing(&args, &file)?;
+    let disk = args.save.target.disk()?;
+    refuse_without(&disk, &args.bitmap)?;
+    let dirs = Vec::from_iter(real(&args.base).parent().map(Path::to_owned));
+    let options = IncrementalOptions {
+        backing: Backing {
+            name: backing,
+            format: Some(args.base_format),
+        },
+        create,
+        cache: Cache::Writeback,
+        engine: EngineKind::default(),
+        compress: args.save.compress,
+        rate: args.save.rate.rate,
+        parallel: 16,
+        allow_dirs: dirs.clone(),
+    };
+    save(
+        &args.save,
+        &file,
+        Some(&args.bitmap),
+        |info, part, progress| {
+            let uri = OsStr::new(&info.uri);
+            img::incremental(uri, &args.bitmap, part.as_os_str(), &options, progress)?;
+            let chain = OpenOptions {
+                allow_dirs: dirs.clone(),
+                ..OpenOptions::reading(Some(Format::Qcow2))
+            };
+            verify(&args.save, &before(info)?, part, chain, progress)
+        },
+    )
+}
+
+/// How the image is to call its base: a series can be moved to another directory as a whole.
+fn backing(args: &IncrementalArgs, file: &Path) -> anyhow::Result<String> {
+    let base = fs::canonicalize(&args.base);
+    let base = base.with_context(|| format!("{}: is no backup", args.base.display()))?;
+    let dir = file.parent().map(|dir| fs::canonicalize(or_here(dir)));
+    let dir = dir
+        .transpose()
+        .with_context(|| format!("{}", file.display()))?;
+    let name = match base.parent() == dir.as_deref() {
+        true => base.file_name().map(PathBuf::from),
+        false => Some(base),
+    };
+    let name = name.and_then(|name| name.into_os_string().into_string().ok());
+    name.ok_or_else(|| {
+        anyhow!(
+            "{}: an image can name only what is UTF-8",
+            args.base.display()
+        )
+    })
+}
+
+/// Without it, this would be no smaller than all of the disk.
+fn refuse_without(disk: &Disk, bitmap: &str) -> anyhow::Result<()> {
+    match bitmap::all_of(disk)?
+        .iter()
+        .any(|found| found.name == bitmap)
+    {
+        true => Ok(()),
+        false => bail!(
+            "disk '{}' has no bitmap '{bitmap}': begin the series with `fathom backup full --bitmap {bitmap}`",
+            disk.name
+        ),
+    }
+}
+
+/// What a link leads to is replaced, not the link.
+fn real(file: &Path) -> PathBuf {
+    fs::canonicalize(file).unwrap_or_else(|_| file.to_owned())
+}
+
+/// Keeps the disk as it is, has it written, and sees to what comes of that.
+fn save(
+    args: &SaveArgs,
+    file: &Path,
+    bitmap: Option<&str>,
+    write: impl FnOnce(&BackupInfo, &Path, &mut Progress<'_>) -> Result<Option<Comparison>, img::Error>,
+) -> anyhow::Result<()> {
+    let part = beside(file)?;
+    let disk = args.target.disk()?;
+    // From here on, what has begun is ended.
+    let stop = stop_flag()?;
+    signal_hook::flag::register(signal_hook::consts::SIGHUP, stop.clone())?;
+    let info = args.keep.begin(&disk, bitmap)?;
+    let written = watched_until(&args.watch, &stop, |progress: &mut Progress<'_>| {
+        write(&info, &part, progress)
+    });
+    // Whatever has become of that, users of the disk are to wait no more.
+    let ended = end(&disk);
+    let interruption = written
+        .as_ref()
+        .err()
+        .filter(|e| matches!(e, img::Error::Interrupted));
+    let interruption = interruption.map(ToString::to_string);
+    let outcome = match written {
+        Ok(same) => ended
+            .and(check(same))
+            .and_then(|()| refuse_in_use(file))
+            .and_then(|()| replace(&part, file)),
+        // Why the backup has failed is the better reason for what could not be read.
+        Err(error) => ended.and(Err(error.into())),
+    };
+    if outcome.is_err() {
+        let _ = fs::remove_file(&part);
+    }
+    // Only now: until then the next one is to have all that this one has.
+    let outcome = outcome.and_then(|()| bitmap.map_or(Ok(()), |name| advance(&disk, name)));
+    let told = outcome.as_ref().map(|()| json!({}));
+    tell_outcome(&args.watch, told);
+    if let Some(interruption) = interruption {
+        interrupted(&interruption);
+    }
+    outcome
+}
+
+fn advance(disk: &Disk, bitmap: &str) -> anyhow::Result<()> {
+    bitmap::advance(disk, bitmap).with_context(|| {
+        format!(
+            "the backup is there, but bitmap '{bitmap}' has not advanced to it, so that the next one saves \
+             what this one has saved, too"
+        )
+    })
+}
+
+/// The disk as it was.
+fn before(info: &BackupInfo) -> Result<Source, img::Error> {
+    // What was kept is gone with its server.
+    let open = OpenOptions {
+        reconnects: false,
+        ..OpenOptions::reading(Some(Format::Raw))
+    };
+    Source::new(info.uri.as_ref(), open)
+}
+
+/// What a comparison has found, if one is wanted.
+fn verify(
+    args: &SaveArgs,
+    before: &Source,
+    part: &Path,
+    open: OpenOptions,
+    progress: &mut Progress<'_>,
+) -> Result<Option<Comparison>, img::Error> {
+    if !args.verify {
+        return Ok(None);
+    }
+    let copy = Source::new(part.as_os_str(), open)?;
+    img::compare([before, &copy], CompareOptions::default(), progress).map(Some)
+}
+
+/// A file that is there, but is somebody's disk, stays what it is.
+fn refuse_in_use(file: &Path) -> anyhow::Result<()> {
+    let Ok(now) = File::open(file) else {
+        return Ok(());
+    };
+    let how = lock::Use {
+        writes: true,
+        share: false,
+    };
+    lock::check(file, &now, how).map_err(|error| anyhow!("{}: {error}", file.display()))
+}
+
+/// The name that the file has until it is whole: nobody else's.
+fn beside(file: &Path) -> anyhow::Result<PathBuf> {
+    let Some(name) = file.file_name() else {
+        bail!("{}: is not the name of a file", file.display());
+    };
+    if fs::metadata(file).is_ok_and(|now| !now.is_file()) {
+        bail!("{}: is there, and not a file", file.display());
+    }
+    let mut name = name.to_owned();
+    name.push(format!(".{}.part", std::process::id()));
+    Ok(file.with_file_name(name))
+}
+
+fn check(same: Option<Comparison>) -> anyhow::Result<()> {
+    match same {
+        None
+        | Some(Comparison::Identical {
+            sizes_differ: false,
+        }) => Ok(()),
+        Some(found) => bail!("the copy is not the disk: {found:?}"),
+    }
+}
+
+/// Durably.
+fn replace(part: &Path, file: &Path) -> anyhow::Result<()> {
+    let failed = || format!("{}: cannot be put there", file.display());
+    fs::rename(part, file).with_context(failed)?;
+    let dir = or_here(file.parent().unwrap_or(Path::new("")));
+    let dir = File::open(dir).and_then(|dir| dir.sync_all());
+    dir.with_context(failed)
+}
+
+fn or_here(dir: &Path) -> &Path {
+    match dir.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => dir,
+    }
+}
