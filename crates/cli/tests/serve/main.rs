@@ -3,6 +3,7 @@
 mod alarms;
 mod api;
 mod backups;
+mod bitmaps;
 #[allow(dead_code, reason = "pages without charts need a part of it")]
 #[path = "../../../report/tests/support/browser.rs"]
 mod browser;

@@ -1,0 +1,333 @@
+//! Series of backups: what has been changed since the one before.
+
+use crate::driver::with_disk;
+use crate::exercise::{Random, differ, exercise};
+use crate::kinds::{Kind, SIZE, qemu_img, tool};
+use crate::support::{Served, as_arg, disk_dir, refused, stdout_of};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+fn backup(served: &Served, how: &str, file: &str, args: &[&str]) {
+    let api = served.api();
+    let all = ["backup", how, &api, file, "--bitmap", "b", "--quiet"];
+    stdout_of(&[&all[..], args].concat());
+}
+
+fn bitmaps(served: &Served) -> Vec<Value> {
+    let all = stdout_of(&["bitmap", "list", &served.api(), "--json"]);
+    serde_json::from_str(&all).expect("JSON")
+}
+
+/// Bytes that its only one says have been changed, which it knows.
+fn dirty(served: &Served) -> u64 {
+    let all = bitmaps(served);
+    assert_eq!((all.len(), &all[0]["problem"]), (1, &Value::Null));
+    all[0]["dirty"].as_u64().unwrap()
+}
+
+/// The disk that a series ends with, as QEMU reads it.
+fn flat(dir: &Path, last: &str) -> Vec<u8> {
+    qemu_img(dir, &["convert", "-f", "qcow2", "-O", "raw", last, "flat"]);
+    fs::read(dir.join("flat")).unwrap()
+}
+
+#[test]
+fn a_series_of_backups_is_the_disk() {
+    for kind in Kind::all() {
+        eprintln!("{kind:?}");
+        let dir = kind.dir();
+        let dir = dir.path();
+        kind.make(dir);
+        let mut model = kind.contents(dir, None);
+        let mut random = Random::new(300 + kind.number);
+        let data = as_arg(&dir.join("data.raw"));
+        let image = as_arg(&dir.join("i"));
+        let file = |n: usize| as_arg(&dir.join(format!("backup{n}")));
+        for n in 0..4usize {
+            // Each time the server is another one.
+            let mut served = Served::start(&image, &kind.serve_writable(&data));
+            if n == 0 {
+                let api = served.api();
+                stdout_of(&["bitmap", "add", &api, "b", "--granularity", "4k"]);
+            }
+            let base = ["--base", &file(n.saturating_sub(1)), "--verify"].map(str::to_owned);
+            let base = Vec::from_iter(base.iter().map(String::as_str));
+            with_disk(&served.arg("s"), 2, |disk| {
+                if n == 3 {
+                    // What is changed meanwhile is in the next one.
+                    thread::scope(|scope| {
+                        let saves = scope.spawn(|| backup(&served, "incremental", &file(n), &base));
+                        exercise(disk, &mut model, &mut random);
+                        saves.join().unwrap();
+                    });
+                    let base = ["--base", &file(n), "--compress"];
+                    backup(&served, "incremental", &file(4), &base);
+                    return;
+                }
+                exercise(disk, &mut model, &mut random);
+                match n {
+                    0 => backup(&served, "full", &file(n), &["--verify"]),
+                    _ => backup(&served, "incremental", &file(n), &base),
+                }
+                assert_eq!(differ(&flat(dir, &file(n)), &model), None, "{kind:?} {n}");
+                assert_eq!(dirty(&served), 0);
+            });
+            assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+        }
+        assert_eq!(differ(&flat(dir, &file(4)), &model), None, "{kind:?}");
+        kind.is_clean(dir);
+    }
+}
+
+/// Many small changes, with something in each place that was not there before.
+fn changes(random: &mut Random, round: u64) -> Vec<String> {
+    let mut args = Vec::new();
+    for n in 0..600 {
+        let (at, len) = (random.below(SIZE / 512 - 64), 1 + random.below(64));
+        let what = match n % 5 {
+            0 => "-z".to_owned(),
+            _ => format!("-P {}", 1 + (round * 600 + n) % 250),
+        };
+        args.push("-c".to_owned());
+        args.push(format!("aio_write -q {what} {} {}", at * 512, len * 512));
+    }
+    args
+}
+
+#[test]
+fn a_server_that_is_killed_forgets_no_change() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let image = as_arg(&dir.join("image"));
+    fs::write(&image, vec![0; SIZE as usize]).unwrap();
+    let socket = format!("unix:{}", as_arg(&dir.join("n")));
+    let uri = format!("nbd+unix:///d?socket={}", as_arg(&dir.join("n")));
+    let mut random = Random::new(7);
+    let file = |n: u64| as_arg(&dir.join(format!("backup{n}")));
+    let serve = || Served::start(&image, &["--nbd", &socket, "--export-name", "d"]);
+    let served = serve();
+    stdout_of(&["bitmap", "add", &served.api(), "b", "--granularity", "4k"]);
+    backup(&served, "full", &file(0), &[]);
+    drop(served);
+    for round in 1..8 {
+        let mut served = serve();
+        let mut load = Command::new("qemu-io");
+        load.args(["-f", "raw", &uri])
+            .args(changes(&mut random, round));
+        let load = load.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let mut load = load.expect("qemu-io is installed by `make setup`");
+        thread::sleep(Duration::from_millis(30 + random.below(60)));
+        served.child.kill().unwrap();
+        served.child.wait().unwrap();
+        load.wait().unwrap();
+        let now = fs::read(&image).unwrap();
+        let served = serve();
+        let changed = dirty(&served);
+        assert!(changed < SIZE, "{changed}");
+        backup(
+            &served,
+            "incremental",
+            &file(round),
+            &["--base", &file(round - 1)],
+        );
+        assert_eq!(
+            differ(&flat(dir, &file(round)), &now),
+            None,
+            "round {round}"
+        );
+        drop(served);
+        // (It was changed in every round, but not all of it.)
+        assert!(changed > 0);
+    }
+}
+
+#[test]
+fn what_does_not_become_a_backup_changes_nothing() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let image = as_arg(&dir.join("image"));
+    fs::write(&image, vec![7; SIZE as usize]).unwrap();
+    let mut served = Served::start(&image, &[]);
+    let (api, file) = (served.api(), |name: &str| as_arg(&dir.join(name)));
+    let (full, next) = (file("full"), file("next"));
+    let of = |base: &str| {
+        ["incremental", &api, &next, "--bitmap", "b", "--base", base].map(str::to_owned)
+    };
+    let fails = |base: &str, more: &[&str], why: &[&str]| {
+        let args = of(base);
+        let args = Vec::from_iter(args.iter().map(String::as_str));
+        refused(1, &[&["backup"][..], &args, more].concat(), why);
+    };
+    fails(&full, &[], &["is no backup"]);
+    fs::write(&full, "").unwrap();
+    fails(&full, &[], &["has no bitmap 'b'", "backup full --bitmap b"]);
+    refused(1, &["bitmap", "advance", &api, "b"], &["no backup"]);
+    refused(1, &["bitmap", "add", &api, "../b"], &["is no name"]);
+    refused(
+        1,
+        &["bitmap", "add", &api, "b", "--granularity", "5k"],
+        &["power of two"],
+    );
+    refused(1, &["bitmap", "remove", &api, "b"], &["no bitmap 'b'"]);
+    backup(&served, "full", &full, &[]);
+    let mut model = fs::read(&image).unwrap();
+    with_disk(&served.arg("s"), 1, |disk| {
+        exercise(disk, &mut model, &mut Random::new(1));
+        let changed = dirty(&served);
+        // Nobody has said that it is safe.
+        stdout_of(&["backup", "start", &api, "--bitmap", "b"]);
+        refused(1, &["bitmap", "advance", &api, "b"], &["end it first"]);
+        stdout_of(&["backup", "stop", &api]);
+        assert_eq!(dirty(&served), changed);
+        fs::write(&next, "one from before").unwrap();
+        fails(&full, &[], &["is there already"]);
+        fs::remove_file(&next).unwrap();
+        fails(&full, &["--base-format", "qed"], &["qed"]);
+        fails(&full, &["-o", "preallocation=full"], &["preallocation"]);
+        assert!(!Path::new(&next).exists());
+        assert_eq!(dirty(&served), changed);
+        // One that has failed, though all of it was read.
+        stdout_of(&[
+            "backup",
+            "start",
+            &api,
+            "--bitmap",
+            "b",
+            "--scratch-size",
+            "64k",
+        ]);
+        exercise(disk, &mut model, &mut Random::new(2));
+        refused(1, &["backup", "stop", &api], &["has failed"]);
+        refused(1, &["bitmap", "advance", &api, "b"], &["no backup"]);
+        backup(&served, "incremental", &next, &["--base", &full]);
+    });
+    assert_eq!(differ(&flat(dir, &next), &model), None);
+    assert_eq!(dirty(&served), 0);
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    // What something else changes is not known, which is said.
+    let written = tool(
+        dir,
+        "qemu-io",
+        &["-f", "raw", "-c", "write -P 9 0 1M", &image],
+    );
+    assert!(written.status.success());
+    model[..1 << 20].fill(9);
+    let served = Served::start(&image, &[]);
+    let all = bitmaps(&served);
+    assert!(
+        all[0]["problem"]
+            .as_str()
+            .unwrap()
+            .contains("something else")
+    );
+    assert_eq!(all[0]["dirty"], SIZE);
+    let last = file("last");
+    backup(
+        &served,
+        "incremental",
+        &last,
+        &["--base", &next, "--verify"],
+    );
+    assert_eq!(differ(&flat(dir, &last), &model), None);
+    assert_eq!(dirty(&served), 0);
+    stdout_of(&["bitmap", "remove", &served.api(), "b"]);
+    assert!(bitmaps(&served).is_empty() && !dir.join("image.bitmaps").exists());
+    // Nothing is marked of what cannot be changed.
+    let served = Served::start(&image, &["--readonly"]);
+    refused(1, &["bitmap", "add", &served.api(), "b"], &["reading only"]);
+}
+
+#[test]
+fn other_clients_are_told_what_is_dirty() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let image = as_arg(&dir.join("image"));
+    fs::write(&image, vec![7; SIZE as usize]).unwrap();
+    let nbd = format!("unix:{}", as_arg(&dir.join("n")));
+    let uri = format!("nbd+unix:///d?socket={}", as_arg(&dir.join("n")));
+    let served = Served::start(&image, &["--nbd", &nbd, "--export-name", "d"]);
+    let api = served.api();
+    stdout_of(&["bitmap", "add", &api, "b"]);
+    let changes = [
+        "write 1M 64k",
+        "write -z 3M 1M",
+        "discard 5M 128k",
+        "write 6M 512",
+    ];
+    let changes = changes.iter().flat_map(|change| ["-c", change]);
+    let io = Vec::from_iter(["-f", "raw", &uri].into_iter().chain(changes));
+    assert!(tool(dir, "qemu-io", &io).status.success());
+    let uri = stdout_of(&["backup", "start", &api, "--bitmap", "b"]);
+    let uri = uri.trim_end();
+    // (None of it is told, though it is kept.)
+    let io = ["-f", "raw", "-c", "write 9M 1M", &served_uri(dir)];
+    assert!(tool(dir, "qemu-io", &io).status.success());
+    let map = tool(
+        dir,
+        "nbdinfo",
+        &["--map=qemu:dirty-bitmap:b", "--json", uri],
+    );
+    let map: Value = serde_json::from_slice(&map.stdout).expect("JSON");
+    let dirty = map
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|part| part["type"] == 1);
+    let dirty: Vec<_> = dirty
+        .map(|part| {
+            (
+                part["offset"].as_u64().unwrap(),
+                part["length"].as_u64().unwrap(),
+            )
+        })
+        .collect();
+    let mib = 1 << 20;
+    let expected = [
+        (mib, 64 << 10),
+        (3 * mib, mib),
+        (5 * mib, 128 << 10),
+        (6 * mib, 64 << 10),
+    ];
+    assert_eq!(dirty, expected);
+    let list = tool(dir, "nbdinfo", &["--list", uri]);
+    let list = String::from_utf8_lossy(&list.stdout).into_owned();
+    assert!(
+        list.contains("qemu:dirty-bitmap:b") && list.contains("base:allocation"),
+        "{list}"
+    );
+    // QEMU's own client, which takes what is dirty for data.
+    let options = format!(
+        "driver=nbd,server.type=unix,server.path={},x-dirty-bitmap=qemu:dirty-bitmap:b",
+        served.arg("s.backup")
+    );
+    let map = tool(
+        dir,
+        "qemu-img",
+        &["map", "--output=json", "--image-opts", &options],
+    );
+    let map: Value = serde_json::from_slice(&map.stdout).expect("JSON");
+    // ("data" is what the bitmap says is clean: the flag is the one of holes.)
+    let parts = map
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|part| part["data"] == false);
+    let found: Vec<_> = parts
+        .map(|part| {
+            (
+                part["start"].as_u64().unwrap(),
+                part["length"].as_u64().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(found, expected);
+    stdout_of(&["backup", "stop", &api]);
+}
+
+fn served_uri(dir: &Path) -> String {
+    format!("nbd+unix:///d?socket={}", as_arg(&dir.join("n")))
+}
