@@ -29,30 +29,35 @@ pub(crate) fn words_of_blocks(count: u64) -> usize {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
     pub(crate) size: u64,
-    pub(crate) block: u64,
+    /// A block has 2 to this power bytes: who looks at each request has no time to divide.
+    shift: u32,
 }
 
 impl Grid {
     pub(crate) fn new(size: u64) -> Grid {
-        Grid {
-            size,
-            block: block_of(size),
-        }
+        Grid::with_block(size, block_of(size))
     }
 
+    /// A power of two.
     pub(crate) fn with_block(size: u64, block: u64) -> Grid {
-        Grid { size, block }
+        let shift = block.trailing_zeros();
+        Grid { size, shift }
+    }
+
+    pub(crate) fn block(&self) -> u64 {
+        1 << self.shift
     }
 
     pub(crate) fn count(&self) -> u64 {
-        self.size.div_ceil(self.block)
+        self.size.div_ceil(self.block())
     }
 
     /// The blocks that a range touches.
+    #[inline]
     pub(crate) fn touched(&self, offset: u64, len: u64) -> Range<u64> {
         let end = offset.saturating_add(len).min(self.size);
         match offset < end {
-            true => offset / self.block..end.div_ceil(self.block),
+            true => offset >> self.shift..((end - 1) >> self.shift) + 1,
             false => 0..0,
         }
     }
@@ -61,18 +66,19 @@ impl Grid {
     pub(crate) fn within(&self, range: Range<u64>) -> Range<u64> {
         let end = match range.end >= self.size {
             true => self.count(),
-            false => range.end / self.block,
+            false => range.end >> self.shift,
         };
-        range.start.div_ceil(self.block)..end
+        range.start.div_ceil(self.block())..end
     }
 
     pub(crate) fn bytes(&self, blocks: Range<u64>) -> Range<u64> {
-        let end = |block: u64| block.saturating_mul(self.block).min(self.size);
+        let end = |block: u64| block.saturating_mul(self.block()).min(self.size);
         end(blocks.start)..end(blocks.end)
     }
 }
 
 /// The words that have these blocks, and their bits there.
+#[inline]
 pub(crate) fn bits(
     words: &[AtomicU64],
     blocks: Range<u64>,

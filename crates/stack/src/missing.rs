@@ -69,8 +69,8 @@ impl Map {
 impl Waits {
     fn pieces(&mut self, map: &Map) -> Vec<Range<u64>> {
         self.0.retain(|want| !map.is_satisfied(want));
-        let most = OF_ONE.div_ceil(map.grid.block);
-        let (mut pieces, mut left) = (Vec::new(), AT_ONCE.div_ceil(map.grid.block));
+        let most = OF_ONE.div_ceil(map.grid.block());
+        let (mut pieces, mut left) = (Vec::new(), AT_ONCE.div_ceil(map.grid.block()));
         for want in &self.0 {
             let Some(absent) = unset(&map.here, want.blocks.clone()) else {
                 continue;
@@ -287,7 +287,7 @@ impl Missing {
         self.map.get().map_or(0, |map| {
             let here = map.here.iter().map(|word| word.load(Ordering::Acquire));
             let here: u64 = here.map(|word| u64::from(word.count_ones())).sum();
-            map.grid.count().saturating_sub(here) * map.grid.block
+            map.grid.count().saturating_sub(here) * map.grid.block()
         })
     }
 }

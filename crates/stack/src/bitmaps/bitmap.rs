@@ -116,7 +116,7 @@ impl Bitmap {
         let header = Header {
             image,
             problem: self.problem.clone(),
-            ..Header::new(self.grid.size, self.grid.block, self.since)
+            ..Header::new(self.grid.size, self.grid.block(), self.since)
         };
         let written = header.write(&self.file);
         self.unlock();
@@ -170,7 +170,7 @@ impl Bitmap {
     }
 
     pub(super) fn block(&self) -> u64 {
-        self.grid.block
+        self.grid.block()
     }
 
     /// Why all counts as dirty, if that is so.
@@ -286,6 +286,6 @@ impl Dirty {
         let blocks: u64 = self.words.iter().map(ones).sum();
         let beyond = size.saturating_sub(self.grid.size);
         // (The last block may be a short one.)
-        (blocks * self.grid.block).min(self.grid.size.min(size)) + beyond
+        (blocks * self.grid.block()).min(self.grid.size.min(size)) + beyond
     }
 }
