@@ -64,6 +64,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-trace",
             "fathom-files",
             "fathom-units",
+            "fathom-sigbus",
         ],
     ),
     (

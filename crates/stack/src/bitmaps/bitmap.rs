@@ -261,7 +261,7 @@ impl Dirty {
     /// All of it.
     pub(super) fn all(size: u64) -> Dirty {
         Dirty {
-            grid: Grid::with_block(0, super::granularity(size)),
+            grid: Grid::with_block(0, super::limits::granularity(size)),
             words: Box::default(),
         }
     }

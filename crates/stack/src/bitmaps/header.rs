@@ -79,7 +79,7 @@ impl Header {
     }
 
     fn makes_sense(&self) -> bool {
-        self.format == FORMAT && super::is_granularity(self.size, self.block)
+        self.format == FORMAT && super::limits::is_granularity(self.size, self.block)
     }
 
     /// Durably.

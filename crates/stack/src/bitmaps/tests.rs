@@ -1,6 +1,9 @@
+use super::header::Header;
 use super::*;
+use std::fs;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use tempfile::TempDir;
 
 const BLOCK: u64 = 64 << 10;
