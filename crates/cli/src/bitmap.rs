@@ -2,7 +2,7 @@
 
 use crate::target::{Disk, Target};
 use clap::{Args, Subcommand};
-use fathom_daemon::{BitmapInfo, Bitmaps, NewBitmap};
+use fathom_daemon::{Advance, BitmapInfo, Bitmaps, NewBitmap};
 use fathom_units::{Size, parse_size};
 use std::io::Write;
 
@@ -22,7 +22,7 @@ enum Command {
     ///
     /// That backup has ended, and what was read of it is safe: what had been changed before is no longer told. (`backup
     /// full` and `backup incremental` do this by themselves.)
-    Advance(OneArgs),
+    Advance(AdvanceArgs),
 }
 
 pub fn run(args: BitmapCommand) -> anyhow::Result<()> {
@@ -36,8 +36,8 @@ pub fn run(args: BitmapCommand) -> anyhow::Result<()> {
             Ok(())
         }
         Command::Advance(args) => {
-            let disk = args.target.disk()?;
-            advance(&disk, &args.name)
+            let disk = args.one.target.disk()?;
+            advance(&disk, &args.one.name, args.to)
         }
     }
 }
@@ -46,15 +46,26 @@ fn place<'a>(disk: &'a Disk, name: &'a str) -> [&'a str; 5] {
     ["v1", "disks", &disk.name, "bitmaps", name]
 }
 
-pub fn advance(disk: &Disk, name: &str) -> anyhow::Result<()> {
+pub fn advance(disk: &Disk, name: &str, to: Option<u64>) -> anyhow::Result<()> {
     let place = ["v1", "disks", &disk.name, "bitmaps", name, "advance"];
-    disk.server.post(&place).patiently().send::<Bitmaps>()?;
+    let post = disk.server.post(&place).json(&Advance { to });
+    post.patiently().send::<Bitmaps>()?;
     Ok(())
 }
 
 pub fn all_of(disk: &Disk) -> anyhow::Result<Vec<BitmapInfo>> {
     let found: Bitmaps = disk.server.get(&disk.below("bitmaps")).patiently().send()?;
     Ok(found.bitmaps)
+}
+
+#[derive(Args, Debug)]
+struct AdvanceArgs {
+    #[command(flatten)]
+    one: OneArgs,
+
+    /// The backup: `successor`, as `backup start --json` says it [default: the last one that has begun]
+    #[arg(long, value_name = "NUMBER")]
+    to: Option<u64>,
 }
 
 #[derive(Args, Debug)]

@@ -58,6 +58,15 @@ pub struct NewBitmap {
     pub granularity: Option<u64>,
 }
 
+/// What a bitmap is to advance to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Advance {
+    /// The `successor` of the backup that is safe [default: the last one that has begun]
+    #[serde(default)]
+    pub to: Option<u64>,
+}
+
 /// What is to be done with a disk's bitmaps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BitmapOrder {
@@ -71,6 +80,7 @@ pub enum BitmapOrder {
     },
     Advance {
         bitmap: String,
+        to: Option<u64>,
     },
 }
 

@@ -122,9 +122,9 @@ pub struct BitmapInfo {
     pub granularity: u64,
     /// Bytes that count as changed.
     pub dirty: u64,
-    /// When it was begun (seconds since 1970).
+    /// When it was begun (nanoseconds since 1970).
     pub since: u64,
-    /// A backup with it has begun and not failed, to which it may advance: when.
+    /// A backup with it has begun and not failed, to which it may advance: when (nanoseconds since 1970).
     #[serde(default)]
     pub advances_to: Option<u64>,
     /// Why all counts as changed.
@@ -157,6 +157,9 @@ pub struct BackupInfo {
     /// The bitmap that may advance to it when it has ended.
     #[serde(default)]
     pub bitmap: Option<String>,
+    /// What that is known by.
+    #[serde(default)]
+    pub successor: Option<u64>,
     /// Why it has failed: what was read is not to be used.
     #[serde(default)]
     pub problem: Option<String>,

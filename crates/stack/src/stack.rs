@@ -96,7 +96,7 @@ impl Stack {
             .check_taken()
             .map_err(Error::Description)?;
         let bitmaps = Bitmaps::new(place_of_bitmaps(description, overlay.is_some()));
-        let tap = Arc::new(Tap::new(disk, bitmaps));
+        let tap = Arc::new(Tap::new(disk, file.clone(), bitmaps));
         let disk: Arc<dyn Disk> = tap.clone();
         let injector = description.inject.map(Injector::new);
         let disk = match &injector {

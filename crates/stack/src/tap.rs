@@ -1,12 +1,13 @@
 //! A disk below its filters, where it is marked what is changed, and somebody may want what is there to be kept before.
 
-use crate::bitmaps::{Bitmaps, Marked};
+use crate::bitmaps::{Bitmaps, Left, Marked};
 use crate::past::Past;
 use fathom_core::token::woken;
 use fathom_core::{
     Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Op, Request, RequestId, Resize, SizeWatch,
     Token, WorkerHandle,
 };
+use fathom_storage::FileDisk;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -25,6 +26,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Of a request that reads, nothing is asked.
 pub struct Tap {
     below: Arc<dyn Disk>,
+    file: Option<Arc<FileDisk>>,
     bitmaps: Arc<Bitmaps>,
     past: Arc<Mutex<Option<Arc<Past>>>>,
 }
@@ -34,9 +36,11 @@ fn lock(past: &Mutex<Option<Arc<Past>>>) -> MutexGuard<'_, Option<Arc<Past>>> {
 }
 
 impl Tap {
-    pub(crate) fn new(below: Arc<dyn Disk>, bitmaps: Bitmaps) -> Tap {
+    /// `file`: that of the image, if it is in one.
+    pub(crate) fn new(below: Arc<dyn Disk>, file: Option<Arc<FileDisk>>, bitmaps: Bitmaps) -> Tap {
         Tap {
             below,
+            file,
             bitmaps: Arc::new(bitmaps),
             past: Arc::default(),
         }
@@ -118,9 +122,10 @@ impl Disk for Tap {
     }
 
     fn activate(&self) -> Result<(), DiskError> {
-        let before = self.bitmaps.look();
         self.below.activate()?;
-        let opened = self.bitmaps.open(self.below.info().size, before);
+        let image = self.file.as_ref().and_then(|file| file.when_taken());
+        let image = image.as_ref().map(Left::from);
+        let opened = self.bitmaps.open(self.below.info().size, image);
         opened.map_err(|problem| {
             if let Err(error) = self.below.deactivate() {
                 tracing::error!("{error}");
@@ -131,15 +136,27 @@ impl Disk for Tap {
 
     fn deactivate(&self) -> Result<(), DiskError> {
         let ended = self.below.deactivate();
+        let image = self.file.as_ref().and_then(|file| file.when_left());
         match ended {
-            Ok(()) => self.bitmaps.close(),
+            Ok(()) => self.bitmaps.close(image.as_ref().map(Left::from)),
             Err(_) => self.bitmaps.abandon(),
         }
         ended
     }
 
     fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
-        self.below.resize(to)
+        let before = self.below.info().size;
+        // (It may grow again, and what is cut off does not come back.)
+        let after = to.size.unwrap_or(before);
+        if after < before {
+            self.bitmaps.mark_from(after);
+        }
+        let after = self.below.resize(to)?;
+        if after < before {
+            self.bitmaps.mark_from(after);
+        }
+        self.bitmaps.resized(after);
+        Ok(after)
     }
 
     fn watch_size(&self, watch: SizeWatch) {
@@ -151,7 +168,7 @@ impl Disk for Tap {
             channel: self.below.channel(cx)?,
             bitmaps: self.bitmaps.clone(),
             epoch: 0,
-            marked: Box::default(),
+            marked: Arc::new([]),
             wanted: self.past.clone(),
             past: None,
             is_idle: true,

@@ -22,7 +22,7 @@ pub(crate) use place::{At, KIND};
 use plan::Planner;
 use report::ToldEnd;
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -145,6 +145,13 @@ pub struct FileDisk {
 }
 
 /// What the disk and all its channels know.
+/// The file as it was at the ends of its use.
+#[derive(Default)]
+struct Seen {
+    taken: Option<Metadata>,
+    left: Option<Metadata>,
+}
+
 struct Shared {
     path: PathBuf,
     file: File,
@@ -164,6 +171,7 @@ struct Shared {
     /// and then forgets, so later flushes prove nothing.
     flush_failed: AtomicBool,
     told_end: ToldEnd,
+    seen: Mutex<Seen>,
     planner: Planner,
     ranges: Arc<Ranges>,
     /// Requests whose buffers or ranges direct I/O did not take as they were.
@@ -225,6 +233,16 @@ impl FileDisk {
         self.shared.flush_failed.load(Ordering::Relaxed)
     }
 
+    /// How the file was when it became this process's, after whoever had it before.
+    pub fn when_taken(&self) -> Option<Metadata> {
+        self.shared.seen().taken.clone()
+    }
+
+    /// How it was left, before anybody else could have it.
+    pub fn when_left(&self) -> Option<Metadata> {
+        self.shared.seen().left.clone()
+    }
+
     /// Who knows, from now on, where a growable file may end.
     pub fn guard_end(&self, guard: EndGuard) {
         let mut place = self.shared.end_guard();
@@ -261,12 +279,14 @@ impl Disk for FileDisk {
         take(&shared.path, &shared.file, shared.options.lock_use())
             .map_err(|error| lock_error(&shared.path, error, !shared.options.read_only))?;
         shared.look_at_name();
+        shared.seen().taken = shared.file.metadata().ok();
         Ok(())
     }
 
     fn deactivate(&self) -> Result<(), DiskError> {
         let shared = &*self.shared;
         let written_back = shared.write_back();
+        shared.seen().left = shared.file.metadata().ok();
         if !shared.options.keeps_lock {
             lock::release(&shared.path, &shared.file);
         }
@@ -298,6 +318,10 @@ impl Drop for Shared {
 }
 
 impl Shared {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn end_guard(&self) -> MutexGuard<'_, Option<EndGuard>> {
         let guard = self.end_guard.lock();
         guard.unwrap_or_else(PoisonError::into_inner)

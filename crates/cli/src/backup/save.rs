@@ -15,6 +15,7 @@ use fathom_img::{
     OpenOptions, Progress, Source, TargetOptions,
 };
 use fathom_storage::{Cache, EngineKind};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::json;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -96,6 +97,7 @@ pub fn full(args: FullArgs) -> anyhow::Result<()> {
         &args.save,
         &file,
         args.bitmap.as_deref(),
+        true,
         |info, part, progress| {
             let before = [before(info)?];
             img::convert(&before, part.as_os_str(), &options, progress)?;
@@ -160,6 +162,7 @@ pub fn incremental(args: IncrementalArgs) -> anyhow::Result<()> {
         &args.save,
         &file,
         Some(&args.bitmap),
+        false,
         |info, part, progress| {
             let uri = OsStr::new(&info.uri);
             img::incremental(uri, &args.bitmap, part.as_os_str(), &options, progress)?;
@@ -217,6 +220,7 @@ fn save(
     args: &SaveArgs,
     file: &Path,
     bitmap: Option<&str>,
+    may_replace: bool,
     write: impl FnOnce(&BackupInfo, &Path, &mut Progress<'_>) -> Result<Option<Comparison>, img::Error>,
 ) -> anyhow::Result<()> {
     let part = beside(file)?;
@@ -239,7 +243,7 @@ fn save(
         Ok(same) => ended
             .and(check(same))
             .and_then(|()| refuse_in_use(file))
-            .and_then(|()| replace(&part, file)),
+            .and_then(|()| put(&part, file, may_replace)),
         // Why the backup has failed is the better reason for what could not be read.
         Err(error) => ended.and(Err(error.into())),
     };
@@ -247,7 +251,8 @@ fn save(
         let _ = fs::remove_file(&part);
     }
     // Only now: until then the next one is to have all that this one has.
-    let outcome = outcome.and_then(|()| bitmap.map_or(Ok(()), |name| advance(&disk, name)));
+    let outcome =
+        outcome.and_then(|()| bitmap.map_or(Ok(()), |name| advance(&disk, name, info.successor)));
     let told = outcome.as_ref().map(|()| json!({}));
     tell_outcome(&args.watch, told);
     if let Some(interruption) = interruption {
@@ -256,8 +261,8 @@ fn save(
     outcome
 }
 
-fn advance(disk: &Disk, bitmap: &str) -> anyhow::Result<()> {
-    bitmap::advance(disk, bitmap).with_context(|| {
+fn advance(disk: &Disk, bitmap: &str, to: Option<u64>) -> anyhow::Result<()> {
+    bitmap::advance(disk, bitmap, to).with_context(|| {
         format!(
             "the backup is there, but bitmap '{bitmap}' has not advanced to it, so that the next one saves \
              what this one has saved, too"
@@ -326,9 +331,13 @@ fn check(same: Option<Comparison>) -> anyhow::Result<()> {
 }
 
 /// Durably.
-fn replace(part: &Path, file: &Path) -> anyhow::Result<()> {
+fn put(part: &Path, file: &Path, may_replace: bool) -> anyhow::Result<()> {
     let failed = || format!("{}: cannot be put there", file.display());
-    fs::rename(part, file).with_context(failed)?;
+    let flags = match may_replace {
+        true => RenameFlags::empty(),
+        false => RenameFlags::NOREPLACE,
+    };
+    renameat_with(CWD, part, CWD, file, flags).with_context(failed)?;
     let dir = or_here(file.parent().unwrap_or(Path::new("")));
     let dir = File::open(dir).and_then(|dir| dir.sync_all());
     dir.with_context(failed)

@@ -331,3 +331,32 @@ fn other_clients_are_told_what_is_dirty() {
 fn served_uri(dir: &Path) -> String {
     format!("nbd+unix:///d?socket={}", as_arg(&dir.join("n")))
 }
+
+#[test]
+fn a_disk_that_gets_other_sizes_stays_in_its_series() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let image = as_arg(&dir.join("image"));
+    fs::write(&image, vec![7; SIZE as usize]).unwrap();
+    let mut served = Served::start(&image, &[]);
+    let api = served.api();
+    let file = |n: usize| as_arg(&dir.join(format!("backup{n}")));
+    backup(&served, "full", &file(0), &[]);
+    let half = (SIZE / 2).to_string();
+    stdout_of(&["resize", &api, &half, "--shrink"]);
+    stdout_of(&["resize", &api, &SIZE.to_string()]);
+    backup(&served, "incremental", &file(1), &["--base", &file(0)]);
+    let mut model = fs::read(&image).unwrap();
+    assert!(model[SIZE as usize / 2..].iter().all(|byte| *byte == 0));
+    assert_eq!(differ(&flat(dir, &file(1)), &model), None);
+    assert_eq!(dirty(&served), 0);
+    // What it grows by belongs to the next one, and to no later one.
+    let long = SIZE + (1 << 20);
+    stdout_of(&["resize", &api, &long.to_string()]);
+    assert_eq!(dirty(&served), 1 << 20);
+    backup(&served, "incremental", &file(2), &["--base", &file(1)]);
+    model.resize(long as usize, 0);
+    assert_eq!(differ(&flat(dir, &file(2)), &model), None);
+    assert_eq!(dirty(&served), 0);
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+}

@@ -3,7 +3,7 @@
 use super::problem::Problem;
 use super::request::{Named, parse, read};
 use super::state::Asking;
-use crate::command::{BitmapOrder, Command, NewBitmap};
+use crate::command::{Advance, BitmapOrder, Command, NewBitmap};
 use crate::info::Bitmaps;
 use axum::Json;
 use axum::body::Body;
@@ -88,8 +88,10 @@ pub async fn remove(State(asking): State<Asking>, name: Named) -> Result<Json<Va
 #[utoipa::path(post, path = "/v1/disks/{name}/bitmaps/{bitmap}/advance", tag = "disks",
     operation_id = "advanceBitmap",
     params(("name" = String, Path), ("bitmap" = String, Path)),
+    request_body = Option<Advance>,
     responses(
         (status = 200, body = Bitmaps),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
             description = "The backup has not ended yet"),
@@ -97,9 +99,19 @@ pub async fn remove(State(asking): State<Asking>, name: Named) -> Result<Json<Va
             description = "There was no such backup, or it has failed"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "It takes long, and goes on")))]
-pub async fn advance(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+pub async fn advance(
+    State(asking): State<Asking>,
+    name: Named,
+    body: Body,
+) -> Result<Json<Value>, Problem> {
+    let body = read(body).await?;
+    let Advance { to } = match body.is_empty() {
+        true => Advance::default(),
+        false => parse(body)?,
+    };
     let advance = BitmapOrder::Advance {
         bitmap: name.get("bitmap")?.into(),
+        to,
     };
     order(&asking, &name, advance).await
 }

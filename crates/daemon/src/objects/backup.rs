@@ -40,6 +40,7 @@ pub struct Order {
 pub struct Running {
     socket: PathBuf,
     bitmap: Option<String>,
+    successor: Option<u64>,
     since: Instant,
     shared: Arc<Shared>,
 }
@@ -89,10 +90,13 @@ impl Order {
         let serving = match serving {
             Ok(serving) => serving,
             Err(problem) => {
+                // (Nobody could read it.)
+                backup.give_up(&problem);
                 backup.end();
                 return Err(problem);
             }
         };
+        let successor = backup.successor();
         shared.state().parts = Some((serving, backup));
         let leaving = Arc::downgrade(&shared);
         self.shared.set_backup(Box::new(move || {
@@ -110,6 +114,7 @@ impl Order {
         Ok(Running {
             socket: self.socket,
             bitmap: self.terms.bitmap,
+            successor,
             since: Instant::now(),
             shared,
         })
@@ -210,6 +215,7 @@ impl Running {
         BackupInfo {
             uri: self.uri(),
             bitmap: self.bitmap.clone(),
+            successor: self.successor,
             kept,
             problem,
             seconds: self.since.elapsed().as_secs(),

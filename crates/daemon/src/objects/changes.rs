@@ -188,7 +188,7 @@ pub fn order_bitmaps(disk: &Served, order: BitmapOrder, post: Post<Event>) -> io
                 granularity,
             } => bitmaps.add(&bitmap, size, granularity),
             BitmapOrder::Remove { bitmap } => bitmaps.remove(&bitmap, size),
-            BitmapOrder::Advance { bitmap } => bitmaps.advance(&bitmap, size),
+            BitmapOrder::Advance { bitmap, to } => bitmaps.advance(&bitmap, to, size),
         };
         let list = done.and_then(|()| bitmaps.list(size));
         let list = list.map(|all| all.into_iter().map(BitmapInfo::from).collect());

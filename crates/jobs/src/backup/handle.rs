@@ -39,6 +39,8 @@ pub struct Backup {
     /// A bitmap's name, and what it says, from the instant on.
     bitmap: Option<String>,
     dirty: Arc<OnceLock<Dirty>>,
+    /// What that bitmap's successor is known by.
+    successor: Option<u64>,
 }
 
 impl Backup {
@@ -56,13 +58,15 @@ impl Backup {
         begun
     }
 
-    fn begin(self) -> Result<Backup, String> {
+    fn begin(mut self) -> Result<Backup, String> {
         let Source { tap, workers, .. } = &self.source;
         let bitmaps = tap.bitmaps();
         let follow = |name: &String| bitmaps.begin_successor(name);
-        let followed = self.bitmap.as_ref().map_or(Ok(()), follow);
-        match followed.and_then(|()| tap.begin(&self.past, workers)) {
-            Ok(()) => {
+        let followed = self.bitmap.as_ref().map(follow).transpose();
+        let begun = followed.and_then(|next| tap.begin(&self.past, workers).map(|()| next));
+        match begun {
+            Ok(next) => {
+                self.successor = next;
                 if let Some(name) = &self.bitmap {
                     let _ = self.dirty.set(bitmaps.dirty(name));
                 }
@@ -85,6 +89,11 @@ impl Backup {
     /// The disk as it was, which takes any bytes, and its workers.
     pub fn view(&self) -> (Arc<dyn Disk>, Arc<[WorkerHandle]>) {
         (self.view.clone(), self.readers.clone())
+    }
+
+    /// What its bitmap may advance to.
+    pub fn successor(&self) -> Option<u64> {
+        self.successor
     }
 
     pub fn status(&self) -> Status {
@@ -110,10 +119,13 @@ impl Backup {
         }
         let (disk, tap) = (self.source.disk.clone(), self.source.tap.clone());
         let workers = self.source.workers.clone();
-        if self.past.problem().is_some() {
-            self.drop_successor();
-        }
+        let bitmap = self.bitmap.clone();
         let status = self.let_go();
+        if status.problem.is_some()
+            && let Some(name) = bitmap
+        {
+            tap.bitmaps().drop_successor(&name);
+        }
         tap.forget(&workers);
         deactivate(&*disk);
         status
@@ -185,6 +197,7 @@ impl Backup {
             scratch: twin,
             bitmap,
             dirty,
+            successor: None,
         })
     }
 }

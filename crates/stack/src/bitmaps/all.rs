@@ -1,18 +1,22 @@
 //! All bitmaps of a disk.
 
-use super::bitmap::{Bitmap, Dirty, Now, sync_dir};
+use super::bitmap::{Bitmap, Dirty, NotOpened, Now, sync_dir};
 use super::header::{Header, Left};
-use super::limits;
 use super::limits::{
-    LEAST_GRANULARITY, MOST, MOST_BITS, MOST_GRANULARITY, check_bitmap_name, granularity,
+    self, LEAST_GRANULARITY, MOST, MOST_BITS, MOST_GRANULARITY, check_bitmap_name, granularity,
     is_granularity,
 };
-use std::fs;
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// So long one who comes waits for one who is about to leave.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// What is told of a bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,11 +26,11 @@ pub struct BitmapStatus {
     pub granularity: u64,
     /// Bytes that count as changed.
     pub dirty: u64,
-    /// When it was begun (seconds since 1970); 0: nobody knows.
+    /// When it was begun (nanoseconds since 1970).
     pub since: u64,
     /// Why all counts as changed, if that is so.
     pub problem: Option<String>,
-    /// A backup has begun, or was made: when (seconds since 1970).
+    /// What it may advance to: a backup's instant (nanoseconds since 1970), by which it is known.
     pub successor: Option<u64>,
 }
 
@@ -35,9 +39,14 @@ pub struct Bitmaps {
     /// Where they are; the error says why there are none.
     place: Result<Place, String>,
     state: Mutex<State>,
+    /// Those that workers mark. Requests may wait for it, so nobody has it for long.
+    marked: Mutex<Marked>,
     /// Changes whenever there are others to mark.
     epoch: AtomicU64,
 }
+
+/// What a worker marks.
+pub(crate) type Marked = Arc<[Arc<Bitmap>]>;
 
 #[derive(Clone)]
 pub(crate) struct Place {
@@ -53,61 +62,21 @@ pub(crate) struct Place {
 struct State {
     /// Bytes of the disk; None: it is not in use.
     size: Option<u64>,
+    /// The directory, locked, while there is one and it is in use.
+    dir: Option<File>,
     current: Vec<Arc<Bitmap>>,
     successors: Vec<Arc<Bitmap>>,
-    /// Of these bitmaps, while the disk is not in use: nobody has changed anything since.
-    pending: Vec<String>,
+    /// Successors of these bitmaps, from these instants on, while the disk is not in use: nobody changes anything.
+    pending: Vec<(String, u64)>,
 }
-
-/// What a worker marks.
-pub(crate) type Marked = Box<[Arc<Bitmap>]>;
 
 fn now() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |now| now.as_secs())
+    now.map_or(0, |now| now.as_nanos() as u64)
 }
 
-impl Place {
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
-    }
-
-    /// Nobody's bitmap: names do not begin like this.
-    fn next_path(&self, name: &str) -> PathBuf {
-        self.dir.join(format!(".{name}.next"))
-    }
-
-    fn image(&self) -> io::Result<Option<Left>> {
-        let image = self.image.as_ref();
-        let found = image.map(fs::metadata).transpose()?;
-        Ok(found.as_ref().map(Left::from))
-    }
-
-    /// The bitmaps that are there; what nobody needs is removed.
-    fn names(&self, pending: &[String]) -> io::Result<Vec<String>> {
-        let needed = Vec::from_iter(pending.iter().map(|name| self.next_path(name)));
-        let files = match fs::read_dir(&self.dir) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            files => files?,
-        };
-        let mut names = Vec::new();
-        for file in files {
-            let file = file?;
-            let Ok(name) = file.file_name().into_string() else {
-                continue;
-            };
-            if name.starts_with('.') && (name.ends_with(".next") || name.ends_with(".new")) {
-                if !needed.contains(&file.path()) {
-                    // The bitmap that it was to follow goes on in its place.
-                    fs::remove_file(file.path())?;
-                }
-            } else if check_bitmap_name(&name).is_ok() {
-                names.push(name);
-            }
-        }
-        names.sort();
-        Ok(names)
-    }
+fn unknown(name: &str) -> String {
+    format!("there is no bitmap '{name}'")
 }
 
 impl Bitmaps {
@@ -115,6 +84,7 @@ impl Bitmaps {
         Bitmaps {
             place,
             state: Mutex::default(),
+            marked: Mutex::new(Arc::new([])),
             epoch: AtomicU64::new(0),
         }
     }
@@ -134,55 +104,54 @@ impl Bitmaps {
     }
 
     pub(crate) fn marked(&self) -> (u64, Marked) {
-        let state = self.state();
-        let all = state.current.iter().chain(&state.successors);
-        (self.epoch(), all.cloned().collect())
+        let marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
+        (self.epoch(), marked.clone())
     }
 
-    fn tell_workers(&self, _held: &State) {
+    /// From now on workers mark these.
+    fn tell_workers(&self, state: &State) {
+        let all = state.all().cloned().collect();
+        let mut marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
+        *marked = all;
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
-    /// How the image is before anybody uses it, which is for [`Bitmaps::open`].
-    pub(crate) fn look(&self) -> Before {
-        Before(self.place.as_ref().ok().map(Place::image))
-    }
-
-    /// The disk of so many bytes is about to be used. The error is for the user; nothing may be changed then,
-    /// which would be marked nowhere.
-    pub(crate) fn open(&self, size: u64, before: Before) -> Result<(), String> {
+    /// The disk of so many bytes, whose image was like this when it became this process's, is about to be used.
+    /// The error is for the user; nothing may be changed then, which would be marked nowhere.
+    pub(crate) fn open(&self, size: u64, image: Option<Left>) -> Result<(), String> {
         let Ok(place) = &self.place else {
             return Ok(());
         };
         let mut state = self.state();
-        let opened = state.open(place, size, before);
-        let at = |error| {
-            format!(
-                "the bitmaps in {} cannot be used: {error}",
-                place.dir.display()
-            )
-        };
-        opened.map_err(at)?;
+        state.open(place, size, image)?;
         self.tell_workers(&state);
         Ok(())
     }
 
-    /// Nobody uses the disk any more, and what it has is in the image.
-    pub(crate) fn close(&self) {
+    /// Nobody uses the disk any more, and what it has is in the image, which was left like this.
+    pub(crate) fn close(&self, image: Option<Left>) {
         let mut state = self.state();
-        if let Ok(place) = &self.place {
-            state.close(place);
-        }
+        state.close(image);
         self.tell_workers(&state);
     }
 
     /// Likewise, but nobody knows what is in the image: as if the process had died.
     pub(crate) fn abandon(&self) {
         let mut state = self.state();
-        let all = state.current.iter().chain(&state.successors);
-        all.for_each(|bitmap| bitmap.unlock());
         *state = State::default();
         self.tell_workers(&state);
+    }
+
+    /// What is there from `offset` on may be changed by the disk's getting another size.
+    pub(crate) fn mark_from(&self, offset: u64) {
+        self.state()
+            .all()
+            .for_each(|bitmap| bitmap.mark(offset, u64::MAX));
+    }
+
+    pub(crate) fn resized(&self, size: u64) {
+        let mut state = self.state();
+        state.size = state.size.map(|_| size);
     }
 
     /// In use, whether the disk is or not.
@@ -193,18 +162,28 @@ impl Bitmaps {
     ) -> Result<T, String> {
         let place = self.place()?;
         let mut state = self.state();
-        let is_idle = state.size.is_none();
-        if is_idle {
-            let before = Before(Some(place.image()));
-            let opened = state.open(place, size, before);
-            opened.map_err(|error| format!("{} cannot be used: {error}", place.dir.display()))?;
+        if state.size.is_some() {
+            return work(place, &mut state);
         }
+        let image = place.image();
+        state.open(place, size, image)?;
         let outcome = work(place, &mut state);
-        match is_idle {
-            true => state.close(place),
-            false => self.tell_workers(&state),
-        }
+        // (Whoever has changed it since is noticed.)
+        state.close(image);
         outcome
+    }
+
+    /// Likewise, and there may be others afterwards.
+    fn change<T>(
+        &self,
+        size: u64,
+        work: impl FnOnce(&Place, &mut State) -> Result<T, String>,
+    ) -> Result<T, String> {
+        self.with(size, |place, state| {
+            let outcome = work(place, state);
+            self.tell_workers(state);
+            outcome
+        })
     }
 
     /// All of a disk of so many bytes.
@@ -222,17 +201,19 @@ impl Bitmaps {
                  {MOST_GRANULARITY}, of which the disk has {MOST_BITS} at most"
             ));
         }
-        self.with(size, |place, state| {
+        self.change(size, |place, state| {
             state.has_room_for(name)?;
             let header = Header::new(size, block, now());
-            let new = place.dir.join(format!(".{name}.new"));
-            let made = place.make(new.clone(), name, header);
+            let (new, path) = (place.dir.join(format!(".{name}.new")), place.path(name));
+            let made = state.make(place, new.clone(), name, header);
             let made = made.and_then(|mut bitmap| {
-                bitmap.take_place_of(place.path(name))?;
+                bitmap.take_place_of(path.clone())?;
                 Ok(bitmap)
             });
             let made = made.map_err(|error| {
-                let _ = fs::remove_file(&new);
+                for path in [new, path] {
+                    let _ = fs::remove_file(path);
+                }
                 format!("bitmap '{name}' cannot be made: {error}")
             })?;
             state.current.push(Arc::new(made));
@@ -242,7 +223,7 @@ impl Bitmaps {
 
     /// One less.
     pub fn remove(&self, name: &str, size: u64) -> Result<(), String> {
-        self.with(size, |place, state| {
+        self.change(size, |place, state| {
             state.drop_successor(name);
             let at = { state.current.iter() }.position(|bitmap| bitmap.name() == name);
             let at = at.ok_or_else(|| unknown(name))?;
@@ -250,15 +231,16 @@ impl Bitmaps {
             let removed = fs::remove_file(&path).and_then(|()| sync_dir(&path));
             removed.map_err(|error| format!("bitmap '{name}' cannot be removed: {error}"))?;
             state.current.remove(at);
-            // (Where it was the last one.)
-            let _ = fs::remove_dir(&place.dir);
+            if state.all().next().is_none() && fs::remove_dir(&place.dir).is_ok() {
+                state.dir = None;
+            }
             Ok(())
         })
     }
 
     /// What is changed from now on is marked in a successor of this bitmap, too, which need not be there. One
-    /// from before is of no use any more.
-    pub fn begin_successor(&self, name: &str) -> Result<(), String> {
+    /// from before is of no use any more. Gives what it is known by.
+    pub fn begin_successor(&self, name: &str) -> Result<u64, String> {
         check_bitmap_name(name)?;
         let place = self.place()?;
         let mut state = self.state();
@@ -272,23 +254,26 @@ impl Bitmaps {
             }
         };
         state.drop_successor(name);
-        let made = place.make(place.next_path(name), name, Header::new(size, block, now()));
+        let since = now();
+        let (path, header) = (place.next_path(name), Header::new(size, block, since));
+        let made = state.make(place, path.clone(), name, header);
         let made = made.map_err(|error| {
-            let _ = fs::remove_file(place.next_path(name));
+            let _ = fs::remove_file(path);
             format!("bitmap '{name}' cannot go on: {error}")
         })?;
         state.successors.push(Arc::new(made));
         self.tell_workers(&state);
-        Ok(())
+        Ok(since)
     }
 
     /// What this bitmap says now; of one that is not there, that all is dirty.
     pub fn dirty(&self, name: &str) -> Dirty {
         let state = self.state();
-        let found = state.find(name).map(|bitmap| (bitmap.copy(), bitmap));
+        let found = state.find(name);
+        let dirty = found.map(|bitmap| (bitmap.sync().is_ok(), bitmap.copy(), bitmap));
         // (It may be found out only now that it cannot be read.)
-        match found.filter(|(_, bitmap)| bitmap.problem().is_none()) {
-            Some((dirty, _)) => dirty,
+        match dirty.filter(|(is_there, _, bitmap)| *is_there && bitmap.problem().is_none()) {
+            Some((_, dirty, _)) => dirty,
             None => Dirty::all(state.size.unwrap_or(0)),
         }
     }
@@ -298,123 +283,178 @@ impl Bitmaps {
         let mut state = self.state();
         state.drop_successor(name);
         // (The file of one that is not in use is removed by the next user.)
-        state.pending.retain(|pending| pending != name);
+        state.pending.retain(|(pending, _)| pending != name);
         self.tell_workers(&state);
     }
 
-    /// The backup that was begun last is safe: what was dirty at its instant is no longer.
-    pub fn advance(&self, name: &str, size: u64) -> Result<(), String> {
-        self.with(size, |place, state| state.advance(place, name))
+    /// The backup that began at this instant, or without one the last one, is safe: what was dirty then is no longer.
+    pub fn advance(&self, name: &str, to: Option<u64>, size: u64) -> Result<(), String> {
+        self.change(size, |place, state| state.advance(place, name, to))
     }
 }
-
-impl State {
-    fn advance(&mut self, place: &Place, name: &str) -> Result<(), String> {
-        let state = self;
-        let at = { state.successors.iter() }.position(|next| next.name() == name);
-        let at = at.ok_or_else(|| {
-            format!(
-                "no backup that was begun with bitmap '{name}' has ended well since the server was started: the bitmap \
-                 stays as it is"
-            )
-        })?;
-        let next = &state.successors[at];
-        if let Some(problem) = next.problem() {
-            return Err(format!("bitmap '{name}' stays as it is: {problem}"));
-        }
-        let moved = fs::rename(next.path(), place.path(name));
-        moved.map_err(|error| format!("bitmap '{name}' stays as it is: {error}"))?;
-        // (If the machine goes down before this is durable, both count as all dirty.)
-        sync_dir(&place.path(name)).map_err(|error| error.to_string())?;
-        let next = state.successors.remove(at);
-        state.current.retain(|bitmap| bitmap.name() != name);
-        state.current.push(next);
-        Ok(())
-    }
-}
-
-fn unknown(name: &str) -> String {
-    format!("there is no bitmap '{name}'")
-}
-
-/// How the image was.
-pub(crate) struct Before(Option<io::Result<Option<Left>>>);
 
 impl Place {
-    fn make(&self, path: PathBuf, name: &str, header: Header) -> io::Result<Bitmap> {
-        fs::create_dir(&self.dir).or_else(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => Ok(()),
-            _ => Err(error),
-        })?;
-        sync_dir(&self.dir)?;
-        let now = Now {
-            boot: &self.boot,
-            image: None,
-        };
-        Bitmap::make(path, name, header, &now)
-    }
-}
-
-impl State {
-    fn open(&mut self, place: &Place, size: u64, before: Before) -> io::Result<()> {
-        let names = place.names(&self.pending)?;
-        let image = match before.0 {
-            Some(image) if !names.is_empty() || !self.pending.is_empty() => image?,
-            _ => None,
-        };
-        let now = Now {
-            boot: &place.boot,
-            image,
-        };
-        let open = |path: PathBuf, name: &String| {
-            Bitmap::open(path, name, &now)
-                .map(Arc::new)
-                .map_err(|error| io::Error::other(format!("{name}: {error}")))
-        };
-        let current = names.iter().map(|name| open(place.path(name), name));
-        let current = current.collect::<Result<_, _>>()?;
-        // (Others who have used the disk have removed them.)
-        let pending = std::mem::take(&mut self.pending);
-        let pending = pending.iter().map(|name| open(place.next_path(name), name));
-        *self = State {
-            size: Some(size),
-            current,
-            successors: pending.filter_map(Result::ok).collect(),
-            pending: Vec::new(),
-        };
-        Ok(())
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
     }
 
-    fn close(&mut self, place: &Place) {
-        let (current, successors) = (
-            std::mem::take(&mut self.current),
-            std::mem::take(&mut self.successors),
-        );
-        let pending = successors.iter().map(|next| next.name().into()).collect();
-        *self = State {
-            pending,
-            ..State::default()
+    /// Nobody's bitmap: names do not begin like this.
+    fn next_path(&self, name: &str) -> PathBuf {
+        self.dir.join(format!(".{name}.next"))
+    }
+
+    /// As it is now.
+    pub(crate) fn image(&self) -> Option<Left> {
+        let found = fs::metadata(self.image.as_ref()?);
+        found.ok().as_ref().map(Left::from)
+    }
+
+    /// The directory, for this process alone: another one that uses it is about to leave, or has the disk. None: there
+    /// is none.
+    fn lock(&self) -> io::Result<Option<File>> {
+        let dir = match File::open(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            dir => dir?,
         };
-        if current.is_empty() && successors.is_empty() {
-            return;
-        }
-        let image = place.image();
-        for bitmap in current.into_iter().chain(successors) {
-            let closed = match &image {
-                Ok(image) => bitmap.close(*image),
-                Err(error) => {
-                    bitmap.unlock();
-                    Err(io::Error::new(error.kind(), error.to_string()))
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match flock(&dir, FlockOperation::NonBlockingLockExclusive) {
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
+                    sleep(Duration::from_millis(10));
                 }
-            };
-            if let Err(error) = closed {
-                tracing::error!("{}: {error}", bitmap.path().display());
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    return Err(io::Error::other("another process uses them"));
+                }
+                locked => return Ok(locked.map(|()| Some(dir))?),
             }
         }
     }
 
+    /// The bitmaps that are there; what nobody needs is removed.
+    fn names(&self, pending: &[(String, u64)]) -> io::Result<Vec<String>> {
+        let needed = Vec::from_iter(pending.iter().map(|(name, _)| self.next_path(name)));
+        let mut names = Vec::new();
+        for file in fs::read_dir(&self.dir)? {
+            let file = file?;
+            let Ok(name) = file.file_name().into_string() else {
+                continue;
+            };
+            if name.starts_with('.') && (name.ends_with(".next") || name.ends_with(".new")) {
+                // The bitmap that it was to follow goes on in its place. (What cannot be removed is in nobody's way
+                // until then.)
+                if !needed.contains(&file.path()) {
+                    let _ = fs::remove_file(file.path());
+                }
+            } else if check_bitmap_name(&name).is_ok() {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+}
+
+impl State {
+    fn all(&self) -> impl Iterator<Item = &Arc<Bitmap>> {
+        self.current.iter().chain(&self.successors)
+    }
+
     fn find(&self, name: &str) -> Option<&Arc<Bitmap>> {
         self.current.iter().find(|bitmap| bitmap.name() == name)
+    }
+
+    fn open(&mut self, place: &Place, size: u64, image: Option<Left>) -> Result<(), String> {
+        let at = |error| {
+            format!(
+                "the bitmaps in {} cannot be used: {error}",
+                place.dir.display()
+            )
+        };
+        let pending = std::mem::take(&mut self.pending);
+        self.dir = place.lock().map_err(at)?;
+        if self.dir.is_some() {
+            let opened = self.open_all(place, image, &pending);
+            if let Err(error) = opened {
+                self.close(image);
+                return Err(at(error));
+            }
+        }
+        self.size = Some(size);
+        Ok(())
+    }
+
+    fn open_all(
+        &mut self,
+        place: &Place,
+        image: Option<Left>,
+        pending: &[(String, u64)],
+    ) -> io::Result<()> {
+        let now = Now {
+            boot: &place.boot,
+            image,
+        };
+        for name in place.names(pending)? {
+            let path = place.path(&name);
+            match Bitmap::open(path.clone(), &name, &now) {
+                Ok(bitmap) => self.current.push(Arc::new(bitmap)),
+                Err(NotOpened::Strange(why)) => {
+                    tracing::warn!("{}: {why}; it is ignored", path.display());
+                }
+                Err(NotOpened::Failed(error)) => {
+                    // The disk's users come first: they need not wait for what may be done again. But it must not be
+                    // taken for right by somebody else.
+                    tracing::error!("{}: {error}: the bitmap is given up", path.display());
+                    fs::remove_file(&path)?;
+                    sync_dir(&path)?;
+                }
+            }
+        }
+        // (Others who have used the disk have removed them, or have made their own.)
+        for (name, since) in pending {
+            let next = Bitmap::open(place.next_path(name), name, &now);
+            let next = next.ok().filter(|next| next.since() == *since);
+            self.successors.extend(next.map(Arc::new));
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, image: Option<Left>) {
+        let state = std::mem::take(self);
+        let since = |next: &Arc<Bitmap>| (next.name().to_owned(), next.since());
+        self.pending = state.successors.iter().map(since).collect();
+        for bitmap in state.all() {
+            if let Err(error) = bitmap.close(image) {
+                tracing::error!(
+                    "{}: {error}: the bitmap is given up",
+                    bitmap.path().display()
+                );
+                remove(bitmap);
+            }
+        }
+        // (Only now others may have the directory.)
+        drop(state.dir);
+    }
+
+    fn make(
+        &mut self,
+        place: &Place,
+        path: PathBuf,
+        name: &str,
+        header: Header,
+    ) -> io::Result<Bitmap> {
+        if self.dir.is_none() {
+            fs::create_dir(&place.dir).or_else(|error| match error.kind() {
+                io::ErrorKind::AlreadyExists => Ok(()),
+                _ => Err(error),
+            })?;
+            sync_dir(&place.dir)?;
+            self.dir = place.lock()?;
+        }
+        let now = Now {
+            boot: &place.boot,
+            image: None,
+        };
+        Bitmap::make(path, name, header, &now)
     }
 
     fn has_room_for(&self, name: &str) -> Result<(), String> {
@@ -429,14 +469,37 @@ impl State {
 
     fn drop_successor(&mut self, name: &str) {
         for next in self.successors.extract_if(.., |next| next.name() == name) {
-            remove(next.path());
+            remove(&next);
         }
+    }
+
+    fn advance(&mut self, place: &Place, name: &str, to: Option<u64>) -> Result<(), String> {
+        let is_meant =
+            |next: &Arc<Bitmap>| next.name() == name && to.is_none_or(|to| next.since() == to);
+        let stays = |why| format!("{why}: bitmap '{name}' stays as it is");
+        let at = self.successors.iter().position(is_meant).ok_or_else(|| {
+            stays(
+                "no backup with it has ended well since the server was started, or another one has begun since".into(),
+            )
+        })?;
+        let next = &self.successors[at];
+        if let Some(problem) = next.problem() {
+            return Err(stays(problem));
+        }
+        let path = place.path(name);
+        fs::rename(next.path(), &path).map_err(|error| stays(error.to_string()))?;
+        // (From here on it is the one that there is.)
+        let next = self.successors.remove(at);
+        self.current.retain(|bitmap| bitmap.name() != name);
+        self.current.push(next);
+        // If the machine goes down before this is durable, both count as all dirty.
+        sync_dir(&path).map_err(|error| error.to_string())
     }
 
     fn list(&self, size: u64) -> Vec<BitmapStatus> {
         let status = |bitmap: &Arc<Bitmap>| {
             let dirty = bitmap.copy().bytes(size);
-            let problem = bitmap.problem().map(str::to_owned);
+            let problem = bitmap.problem();
             let next = { self.successors.iter() }.find(|next| next.name() == bitmap.name());
             BitmapStatus {
                 name: bitmap.name().into(),
@@ -450,13 +513,15 @@ impl State {
                 successor: next.map(|next| next.since()),
             }
         };
-        self.current.iter().map(status).collect()
+        let mut list: Vec<_> = self.current.iter().map(status).collect();
+        list.sort_by(|a, b| a.name.cmp(&b.name));
+        list
     }
 }
 
-/// A file that says nothing that is not said elsewhere.
-fn remove(path: &Path) {
-    if let Err(error) = fs::remove_file(path) {
-        tracing::error!("{}: {error}", path.display());
+/// Whatever it says must not be taken for right.
+fn remove(bitmap: &Bitmap) {
+    if let Err(error) = fs::remove_file(bitmap.path()) {
+        tracing::error!("{}: {error}", bitmap.path().display());
     }
 }

@@ -3,8 +3,8 @@
 use super::header::{self, Header, Left};
 use super::mapping::Mapping;
 use crate::blocks::{Grid, bits, run, words_of_blocks};
-use rustix::fs::{FallocateFlags, FlockOperation, flock};
-use std::fs::{self, File};
+use rustix::fs::{FallocateFlags, fallocate};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -21,6 +21,23 @@ pub(crate) struct Bitmap {
     map: Mapping,
     since: u64,
     problem: Option<String>,
+}
+
+const LOST: &str = "its file was cut off, or could not be read, while it was used";
+
+/// Why a file is not used.
+#[derive(Debug)]
+pub(super) enum NotOpened {
+    /// It is none of this program's, and left alone.
+    Strange(&'static str),
+    /// It may be one, but cannot be used.
+    Failed(io::Error),
+}
+
+impl From<io::Error> for NotOpened {
+    fn from(error: io::Error) -> NotOpened {
+        NotOpened::Failed(error)
+    }
 }
 
 /// What becomes of what the file says, when it is taken into use.
@@ -49,13 +66,12 @@ impl Bitmap {
     }
 
     /// The file of that path. What it says is kept only if it is known to be right.
-    pub(super) fn open(path: PathBuf, name: &str, now: &Now<'_>) -> io::Result<Bitmap> {
+    pub(super) fn open(path: PathBuf, name: &str, now: &Now<'_>) -> Result<Bitmap, NotOpened> {
         let file = open_own(&path)?;
-        lock(&file)?;
-        let mut header =
-            Header::read(&file)?.ok_or_else(|| io::Error::other("is no bitmap: move it away"))?;
+        let strange = || NotOpened::Strange("is no bitmap");
+        let mut header = Header::read(&file)?.ok_or_else(strange)?;
         let Some(problem) = problem_of(&file, &header, now)? else {
-            return Bitmap::in_use(file, path, name, header, now);
+            return Ok(Bitmap::in_use(file, path, name, header, now)?);
         };
         tracing::warn!("{}: all counts as dirty: {problem}", path.display());
         header.problem = Some(problem);
@@ -85,7 +101,6 @@ impl Bitmap {
     }
 
     fn in_use_unsaid(file: File, path: PathBuf, name: &str, header: Header) -> io::Result<Bitmap> {
-        lock(&file)?;
         let grid = Grid::with_block(header.size, header.block);
         let file = Arc::new(file);
         let map = Mapping::new(&file, header::LEN, words_of_blocks(grid.count()))?;
@@ -100,34 +115,20 @@ impl Bitmap {
         })
     }
 
-    /// What it says is durable, and counts as long as the image's file is as it is now. Nobody marks anything
-    /// any more.
+    /// What it says is durable, and counts as long as the image's file is as it was left. Nobody marks anything any
+    /// more. After an error it must not be there any more.
     pub(super) fn close(&self, image: Option<Left>) -> io::Result<()> {
-        if self.map.is_lost() {
-            // (It says so, and is in use for ever.)
-            self.unlock();
-            return Ok(());
-        }
-        let synced = self.map.sync();
-        if synced.is_err() {
-            self.unlock();
-            return synced;
-        }
+        let written = self.map.sync();
+        let problem = match written {
+            Ok(()) => self.problem(),
+            Err(error) => Some(format!("it could not be written: {error}")),
+        };
         let header = Header {
             image,
-            problem: self.problem.clone(),
+            problem,
             ..Header::new(self.grid.size, self.grid.block(), self.since)
         };
-        let written = header.write(&self.file);
-        self.unlock();
-        written
-    }
-
-    /// For others to use. (A worker may have it until it looks again.)
-    pub(super) fn unlock(&self) {
-        if let Err(error) = flock(&*self.file, FlockOperation::Unlock) {
-            tracing::error!("{}: {error}", self.path.display());
-        }
+        header.write(&self.file)
     }
 
     /// These bytes may be changed from now on.
@@ -173,19 +174,19 @@ impl Bitmap {
         self.grid.block()
     }
 
-    /// Why all counts as dirty, if that is so.
-    pub(super) fn problem(&self) -> Option<&str> {
-        match self.map.is_lost() {
-            true => Some("its file was cut off, or could not be read, while it was used"),
-            false => self.problem.as_deref(),
-        }
+    /// What was marked is durable.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        self.map.sync()
     }
-}
 
-fn lock(file: &File) -> io::Result<()> {
-    match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(io::Error::other("another process uses it")),
-        locked => Ok(locked?),
+    /// Why all counts as dirty, if that is so. To be asked after what it says was read.
+    pub(super) fn problem(&self) -> Option<String> {
+        let is_whole = |found: Metadata| found.len() >= file_len(&self.grid);
+        let is_there = !self.map.is_lost() && self.file.metadata().is_ok_and(is_whole);
+        match is_there {
+            true => self.problem.clone(),
+            false => Some(LOST.into()),
+        }
     }
 }
 
@@ -194,34 +195,36 @@ pub(super) fn sync_dir(path: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
+/// A page is there as a whole, or not at all.
 fn file_len(grid: &Grid) -> u64 {
-    header::LEN + 8 * words_of_blocks(grid.count()) as u64
+    header::LEN + (8 * words_of_blocks(grid.count()) as u64).next_multiple_of(header::LEN)
 }
 
 /// All of it is there: a worker that marks something must not find the file system full.
 fn allocate(file: &File, header: &Header) -> io::Result<()> {
     let len = file_len(&Grid::with_block(header.size, header.block));
-    Ok(rustix::fs::fallocate(
-        file,
-        FallocateFlags::empty(),
-        0,
-        len,
-    )?)
+    Ok(fallocate(file, FallocateFlags::empty(), 0, len)?)
 }
 
 /// No link: whoever may write to the directory may have fewer rights.
-fn open_own(path: &Path) -> io::Result<File> {
+fn open_own(path: &Path) -> Result<File, NotOpened> {
     let mut options = File::options();
     let flags = libc::O_NOCTTY | libc::O_NONBLOCK | libc::O_NOFOLLOW;
-    let file = options
+    let opened = options
         .read(true)
         .write(true)
         .custom_flags(flags)
-        .open(path)?;
+        .open(path);
+    let strange = Err(NotOpened::Strange("is no file of its own"));
+    let file = match opened {
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return strange,
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => return strange,
+        opened => opened?,
+    };
     let found = file.metadata()?;
     match found.is_file() && found.nlink() == 1 {
         true => Ok(file),
-        false => Err(io::Error::other("is no file of its own: move it away")),
+        false => strange,
     }
 }
 
@@ -236,9 +239,7 @@ fn problem_of(file: &File, header: &Header, now: &Now<'_>) -> io::Result<Option<
         return Ok(header.problem.clone());
     }
     if header::was_lost(file)? {
-        return Ok(Some(
-            "its file was cut off, or could not be read, while it was used".into(),
-        ));
+        return Ok(Some(LOST.into()));
     }
     Ok(match &header.used_by {
         // Whoever had it has died; what it had marked is there.

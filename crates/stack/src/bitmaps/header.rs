@@ -22,7 +22,7 @@ pub(super) struct Header {
     /// Bytes of the disk that it has bits for, and of what one bit stands for.
     pub(super) size: u64,
     pub(super) block: u64,
-    /// Seconds since 1970 when it was begun.
+    /// When it was begun (nanoseconds since 1970), by which it is known.
     pub(super) since: u64,
     /// The boot of the machine that changes it now, or has died in the middle.
     pub(super) used_by: Option<String>,
@@ -34,7 +34,7 @@ pub(super) struct Header {
 
 /// A file that nobody has changed since looks like this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Left {
+pub(crate) struct Left {
     inode: u64,
     size: u64,
     /// Seconds and nanoseconds.
@@ -85,6 +85,9 @@ impl Header {
     /// Durably.
     pub(super) fn write(&self, file: &File) -> io::Result<()> {
         let mut line = serde_json::to_vec(self)?;
+        if line.len() >= LINE {
+            return Err(io::Error::other("there is no room for what is to be said"));
+        }
         line.resize(LINE - 1, b' ');
         line.push(b'\n');
         file.write_all_at(&line, 0)?;

@@ -23,4 +23,5 @@ mod tests;
 pub use all::{BitmapStatus, Bitmaps};
 pub(crate) use all::{Marked, Place};
 pub use bitmap::Dirty;
+pub(crate) use header::Left;
 pub use limits::check_bitmap_name;

@@ -43,9 +43,12 @@ impl Host {
 
     fn used(&self) -> Bitmaps {
         let bitmaps = self.idle();
-        let before = bitmaps.look();
-        bitmaps.open(SIZE, before).unwrap();
+        host_open(self, &bitmaps);
         bitmaps
+    }
+
+    fn left(&self) -> Option<Left> {
+        Some(Left::from(&fs::metadata(self.image()).unwrap()))
     }
 
     /// With one bitmap.
@@ -55,6 +58,10 @@ impl Host {
         bitmaps.add("a", SIZE, None).unwrap();
         (host, bitmaps)
     }
+}
+
+fn host_open(host: &Host, bitmaps: &Bitmaps) {
+    bitmaps.open(SIZE, host.left()).unwrap();
 }
 
 fn mark(bitmaps: &Bitmaps, offset: u64, len: u64) {
@@ -130,10 +137,10 @@ fn after_the_machine_went_down_all_is_dirty_until_a_backup_is_safe() {
     bitmaps.begin_successor("a").unwrap();
     assert_eq!(parts(&bitmaps.dirty("a"), SIZE), [(SIZE, true)]);
     mark(&bitmaps, 0, 1);
-    bitmaps.advance("a", SIZE).unwrap();
+    bitmaps.advance("a", None, SIZE).unwrap();
     assert_eq!(only(&bitmaps), (BLOCK, None));
     // And not by going down when nobody used it.
-    bitmaps.close();
+    bitmaps.close(host.left());
     host.boot = "three";
     assert_eq!(only(&host.used()), (BLOCK, None));
 }
@@ -143,7 +150,7 @@ fn whoever_changes_the_image_otherwise_is_noticed() {
     let (host, bitmaps) = Host::with_one();
     // As its users do.
     fs::write(host.image(), b"more").unwrap();
-    bitmaps.close();
+    bitmaps.close(host.left());
     assert_eq!(only(&host.idle()), (0, None));
     let file = File::options().write(true).open(host.image()).unwrap();
     // (Clocks of file systems are coarse.)
@@ -164,7 +171,7 @@ fn a_file_that_is_cut_off_is_noticed() {
     mark(&bitmaps, 0, 1);
     assert_eq!(only(&bitmaps).0, SIZE);
     assert_eq!(parts(&bitmaps.dirty("a"), SIZE), [(SIZE, true)]);
-    bitmaps.close();
+    bitmaps.close(host.left());
     let (dirty, problem) = only(&host.used());
     assert_eq!((dirty, problem.unwrap().contains("cut off")), (SIZE, true));
     // Though it be as long as before again.
@@ -184,9 +191,9 @@ fn a_successor_counts_only_when_the_bitmap_advances() {
     mark(&bitmaps, 0, 1);
     assert!(
         bitmaps
-            .advance("a", SIZE)
+            .advance("a", None, SIZE)
             .unwrap_err()
-            .contains("no backup")
+            .contains("no backup with it")
     );
     bitmaps.begin_successor("a").unwrap();
     mark(&bitmaps, BLOCK, 1);
@@ -199,30 +206,28 @@ fn a_successor_counts_only_when_the_bitmap_advances() {
     drop(bitmaps);
     let bitmaps = host.used();
     assert_eq!(only(&bitmaps), (3 * BLOCK, None));
-    assert!(bitmaps.advance("a", SIZE).is_err() && !host.file(".a.next").exists());
+    assert!(bitmaps.advance("a", None, SIZE).is_err() && !host.file(".a.next").exists());
     // While nobody uses the disk, nothing changes.
     bitmaps.begin_successor("a").unwrap();
     mark(&bitmaps, 4 * BLOCK, 1);
-    bitmaps.close();
+    bitmaps.close(host.left());
     bitmaps.list(SIZE).unwrap();
-    let before = bitmaps.look();
-    bitmaps.open(SIZE, before).unwrap();
+    host_open(&host, &bitmaps);
     mark(&bitmaps, 6 * BLOCK, 1);
-    bitmaps.close();
-    bitmaps.advance("a", SIZE).unwrap();
+    bitmaps.close(host.left());
+    bitmaps.advance("a", None, SIZE).unwrap();
     assert_eq!(only(&bitmaps), (2 * BLOCK, None));
     // Unless others use it.
-    let before = bitmaps.look();
-    bitmaps.open(SIZE, before).unwrap();
+    host_open(&host, &bitmaps);
     bitmaps.begin_successor("a").unwrap();
-    bitmaps.close();
-    host.used().close();
-    assert!(!host.file(".a.next").exists() && bitmaps.advance("a", SIZE).is_err());
+    bitmaps.close(host.left());
+    host.used().close(host.left());
+    assert!(!host.file(".a.next").exists() && bitmaps.advance("a", None, SIZE).is_err());
     drop(bitmaps);
     let bitmaps = host.used();
     bitmaps.begin_successor("a").unwrap();
     mark(&bitmaps, 9 * BLOCK, 1);
-    bitmaps.advance("a", SIZE).unwrap();
+    bitmaps.advance("a", None, SIZE).unwrap();
     mark(&bitmaps, 10 * BLOCK, 1);
     drop(bitmaps);
     let told = parts(&host.used().dirty("a"), SIZE);
@@ -238,9 +243,9 @@ fn a_bitmap_may_begin_with_a_backup() {
     let bitmaps = host.used();
     bitmaps.begin_successor("new").unwrap();
     mark(&bitmaps, 0, 1);
-    bitmaps.close();
+    bitmaps.close(host.left());
     assert_eq!(bitmaps.list(SIZE).unwrap(), []);
-    bitmaps.advance("new", SIZE).unwrap();
+    bitmaps.advance("new", None, SIZE).unwrap();
     assert_eq!(only(&bitmaps), (BLOCK, None));
     assert!(bitmaps.begin_successor("../x").is_err());
     bitmaps.remove("new", SIZE).unwrap();
@@ -250,34 +255,66 @@ fn a_bitmap_may_begin_with_a_backup() {
 #[test]
 fn what_is_none_of_ours_is_left_alone() {
     let (host, bitmaps) = Host::with_one();
-    bitmaps.close();
+    bitmaps.close(host.left());
     let precious = host.dir.path().join("precious");
     fs::write(&precious, vec![b'x'; 100_000]).unwrap();
-    let refused = || {
-        let bitmaps = host.idle();
-        let before = bitmaps.look();
-        bitmaps.open(SIZE, before).unwrap_err()
-    };
+    // Whoever may write to the directory keeps nobody from the disk.
     std::os::unix::fs::symlink(&precious, host.file("b")).unwrap();
-    assert!(refused().contains("b: "));
-    fs::remove_file(host.file("b")).unwrap();
-    fs::hard_link(&precious, host.file("b")).unwrap();
-    assert!(refused().contains("b: is no file of its own"));
-    fs::remove_file(host.file("b")).unwrap();
-    fs::copy(&precious, host.file("b")).unwrap();
-    assert!(refused().contains("b: is no bitmap"));
-    fs::remove_file(host.file("b")).unwrap();
-    assert_eq!(fs::read(&precious).unwrap(), vec![b'x'; 100_000]);
+    fs::hard_link(&precious, host.file("c")).unwrap();
+    fs::copy(&precious, host.file("d")).unwrap();
+    fs::create_dir(host.file("e")).unwrap();
+    fs::create_dir(host.file(".f.new")).unwrap();
     let user = host.used();
-    assert!(refused().contains("another process"));
-    user.close();
+    assert_eq!(only(&user), (0, None));
+    assert_eq!(fs::read(&precious).unwrap(), vec![b'x'; 100_000]);
+    assert_eq!(fs::read(host.file("d")).unwrap(), vec![b'x'; 100_000]);
+    // Two cannot have them.
+    let second = host.idle();
+    assert!(second.list(SIZE).unwrap_err().contains("another process"));
+    user.begin_successor("a").unwrap();
+    assert!(second.open(SIZE, host.left()).is_err() && host.file(".a.next").exists());
+    user.close(host.left());
     assert_eq!(only(&host.used()), (0, None));
+}
+
+#[test]
+fn a_backup_that_is_not_the_last_one_is_not_advanced_to() {
+    let (_host, bitmaps) = Host::with_one();
+    mark(&bitmaps, 0, 1);
+    let first = bitmaps.begin_successor("a").unwrap();
+    mark(&bitmaps, BLOCK, 1);
+    let second = bitmaps.begin_successor("a").unwrap();
+    assert!(bitmaps.advance("a", Some(first), SIZE).is_err());
+    assert_eq!(only(&bitmaps), (2 * BLOCK, None));
+    bitmaps.advance("a", Some(second), SIZE).unwrap();
+    assert_eq!(only(&bitmaps), (0, None));
+}
+
+#[test]
+fn what_is_cut_off_and_grows_again_is_dirty() {
+    let (_host, bitmaps) = Host::with_one();
+    bitmaps.mark_from(99 * BLOCK);
+    bitmaps.resized(99 * BLOCK);
+    assert_eq!(only(&bitmaps).0, 2 * BLOCK);
+    bitmaps.resized(SIZE);
+    let told = parts(&bitmaps.dirty("a"), SIZE);
+    assert_eq!(told, [(99 * BLOCK, false), (SIZE, true)]);
+}
+
+#[test]
+fn one_that_cannot_be_used_is_given_up_for_the_disks_users() {
+    let (host, bitmaps) = Host::with_one();
+    bitmaps.close(host.left());
+    // (Opening it fails.)
+    let _socket = std::os::unix::net::UnixListener::bind(host.file("b")).unwrap();
+    assert_eq!(only(&host.used()), (0, None));
+    assert!(!host.file("b").exists());
 }
 
 #[test]
 fn headers_that_lie_are_no_bitmaps() {
     let (host, bitmaps) = Host::with_one();
-    bitmaps.close();
+    bitmaps.close(host.left());
     let file = File::options()
         .read(true)
         .write(true)
@@ -304,11 +341,7 @@ fn headers_that_lie_are_no_bitmaps() {
     ];
     for header in bad {
         header.write(&file).unwrap();
-        let bitmaps = host.idle();
-        assert!(
-            bitmaps.list(SIZE).unwrap_err().contains("is no bitmap"),
-            "{header:?}"
-        );
+        assert_eq!(host.idle().list(SIZE), Ok(Vec::new()), "{header:?}");
     }
     // (It says that it is longer than it is.)
     Header {
@@ -331,7 +364,7 @@ fn granularities_are_checked() {
     assert_eq!(parts(&bitmaps.dirty("b"), SIZE)[0], (8192, true));
     assert!(bitmaps.add("b", SIZE, None).is_err());
     bitmaps.begin_successor("b").unwrap();
-    bitmaps.advance("b", SIZE).unwrap();
+    bitmaps.advance("b", None, SIZE).unwrap();
     let all = bitmaps.list(SIZE).unwrap();
     assert_eq!((all[1].granularity, all[1].dirty), (4096, 0));
 }

@@ -81,6 +81,7 @@ pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<S
     };
     let named = is_named(path, &file);
     Ok(Shared {
+        seen: Default::default(),
         path: path.to_owned(),
         file,
         kind,
