@@ -63,7 +63,7 @@ struct AdvanceArgs {
     #[command(flatten)]
     one: OneArgs,
 
-    /// The backup: `successor`, as `backup start --json` says it [default: the last one that has begun]
+    /// The backup, by the `successor` that was told in JSON when it began [default: the last one]
     #[arg(long, value_name = "NUMBER")]
     to: Option<u64>,
 }
