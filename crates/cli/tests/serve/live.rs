@@ -130,7 +130,8 @@ fn intervals_add_up_to_what_was_done_and_say_why_it_took_so_long() {
         let rate = number(&read["iops"]) * number(&slow["seconds"]);
         assert!((rate - number(&read["requests"])).abs() < 0.01, "{slow}");
         let half = number(&read["p50_us"]);
-        assert!((30e3..45e3).contains(&half), "{slow}");
+        // (A bin of the histogram is that wide.)
+        assert!((29e3..45e3).contains(&half), "{slow}");
         assert!(
             read["p99_us"].is_null() && number(&read["max_us"]) >= half,
             "{slow}"
