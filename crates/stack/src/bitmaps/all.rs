@@ -9,7 +9,7 @@ use super::limits::{
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
@@ -130,8 +130,11 @@ impl Bitmaps {
 
     /// Nobody uses the disk any more, and what it has is in the image, which was left like this.
     pub(crate) fn close(&self, image: Option<Left>) {
+        let Ok(place) = &self.place else {
+            return;
+        };
         let mut state = self.state();
-        state.close(image);
+        state.close(place, image);
         self.tell_workers(&state);
     }
 
@@ -169,7 +172,7 @@ impl Bitmaps {
         state.open(place, size, image)?;
         let outcome = work(place, &mut state);
         // (Whoever has changed it since is noticed.)
-        state.close(image);
+        state.close(place, image);
         outcome
     }
 
@@ -205,9 +208,10 @@ impl Bitmaps {
             state.has_room_for(name)?;
             let header = Header::new(size, block, now());
             let (new, path) = (place.dir.join(format!(".{name}.new")), place.path(name));
-            let made = state.make(place, new.clone(), name, header);
-            let made = made.and_then(|mut bitmap| {
-                bitmap.take_place_of(path.clone())?;
+            let made = state.make(place, &new, name, header);
+            let made = made.and_then(|bitmap| {
+                fs::rename(&new, &path)?;
+                sync_dir(&path)?;
                 Ok(bitmap)
             });
             let made = made.map_err(|error| {
@@ -224,7 +228,7 @@ impl Bitmaps {
     /// One less.
     pub fn remove(&self, name: &str, size: u64) -> Result<(), String> {
         self.change(size, |place, state| {
-            state.drop_successor(name);
+            state.drop_successor(place, name);
             let at = { state.current.iter() }.position(|bitmap| bitmap.name() == name);
             let at = at.ok_or_else(|| unknown(name))?;
             let path = place.path(name);
@@ -253,10 +257,10 @@ impl Bitmaps {
                 granularity(size)
             }
         };
-        state.drop_successor(name);
+        state.drop_successor(place, name);
         let since = now();
         let (path, header) = (place.next_path(name), Header::new(size, block, since));
-        let made = state.make(place, path.clone(), name, header);
+        let made = state.make(place, &path, name, header);
         let made = made.map_err(|error| {
             let _ = fs::remove_file(path);
             format!("bitmap '{name}' cannot go on: {error}")
@@ -280,8 +284,11 @@ impl Bitmaps {
 
     /// No backup has been made.
     pub fn drop_successor(&self, name: &str) {
+        let Ok(place) = &self.place else {
+            return;
+        };
         let mut state = self.state();
-        state.drop_successor(name);
+        state.drop_successor(place, name);
         // (The file of one that is not in use is removed by the next user.)
         state.pending.retain(|(pending, _)| pending != name);
         self.tell_workers(&state);
@@ -375,7 +382,7 @@ impl State {
         if self.dir.is_some() {
             let opened = self.open_all(place, image, &pending);
             if let Err(error) = opened {
-                self.close(image);
+                self.close(place, image);
                 return Err(at(error));
             }
         }
@@ -395,7 +402,7 @@ impl State {
         };
         for name in place.names(pending)? {
             let path = place.path(&name);
-            match Bitmap::open(path.clone(), &name, &now) {
+            match Bitmap::open(&path, &name, &now) {
                 Ok(bitmap) => self.current.push(Arc::new(bitmap)),
                 Err(NotOpened::Strange(why)) => {
                     tracing::warn!("{}: {why}; it is ignored", path.display());
@@ -411,24 +418,23 @@ impl State {
         }
         // (Others who have used the disk have removed them, or have made their own.)
         for (name, since) in pending {
-            let next = Bitmap::open(place.next_path(name), name, &now);
+            let next = Bitmap::open(&place.next_path(name), name, &now);
             let next = next.ok().filter(|next| next.since() == *since);
             self.successors.extend(next.map(Arc::new));
         }
         Ok(())
     }
 
-    fn close(&mut self, image: Option<Left>) {
+    fn close(&mut self, place: &Place, image: Option<Left>) {
         let state = std::mem::take(self);
         let since = |next: &Arc<Bitmap>| (next.name().to_owned(), next.since());
         self.pending = state.successors.iter().map(since).collect();
-        for bitmap in state.all() {
+        let current = { state.current.iter() }.map(|bitmap| (bitmap, place.path(bitmap.name())));
+        let next = { state.successors.iter() }.map(|next| (next, place.next_path(next.name())));
+        for (bitmap, path) in current.chain(next) {
             if let Err(error) = bitmap.close(image) {
-                tracing::error!(
-                    "{}: {error}: the bitmap is given up",
-                    bitmap.path().display()
-                );
-                remove(bitmap);
+                tracing::error!("{}: {error}: the bitmap is given up", path.display());
+                remove(&path);
             }
         }
         // (Only now others may have the directory.)
@@ -438,7 +444,7 @@ impl State {
     fn make(
         &mut self,
         place: &Place,
-        path: PathBuf,
+        path: &Path,
         name: &str,
         header: Header,
     ) -> io::Result<Bitmap> {
@@ -467,9 +473,11 @@ impl State {
         }
     }
 
-    fn drop_successor(&mut self, name: &str) {
-        for next in self.successors.extract_if(.., |next| next.name() == name) {
-            remove(&next);
+    fn drop_successor(&mut self, place: &Place, name: &str) {
+        let before = self.successors.len();
+        self.successors.retain(|next| next.name() != name);
+        if self.successors.len() < before {
+            remove(&place.next_path(name));
         }
     }
 
@@ -487,7 +495,7 @@ impl State {
             return Err(stays(problem));
         }
         let path = place.path(name);
-        fs::rename(next.path(), &path).map_err(|error| stays(error.to_string()))?;
+        fs::rename(place.next_path(name), &path).map_err(|error| stays(error.to_string()))?;
         // (From here on it is the one that there is.)
         let next = self.successors.remove(at);
         self.current.retain(|bitmap| bitmap.name() != name);
@@ -520,8 +528,8 @@ impl State {
 }
 
 /// Whatever it says must not be taken for right.
-fn remove(bitmap: &Bitmap) {
-    if let Err(error) = fs::remove_file(bitmap.path()) {
-        tracing::error!("{}: {error}", bitmap.path().display());
+fn remove(path: &Path) {
+    if let Err(error) = fs::remove_file(path) {
+        tracing::error!("{}: {error}", path.display());
     }
 }

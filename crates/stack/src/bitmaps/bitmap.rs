@@ -4,18 +4,17 @@ use super::header::{self, Header, Left};
 use super::mapping::Mapping;
 use crate::blocks::{Grid, bits, run, words_of_blocks};
 use rustix::fs::{FallocateFlags, fallocate};
-use std::fs::{self, File, Metadata};
+use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Says which parts of a disk may have been changed since it was begun.
 pub(crate) struct Bitmap {
     name: String,
-    path: PathBuf,
     grid: Grid,
     file: Arc<File>,
     map: Mapping,
@@ -51,7 +50,7 @@ pub(super) struct Now<'a> {
 impl Bitmap {
     /// A new file of that path, with nothing dirty, in use.
     pub(super) fn make(
-        path: PathBuf,
+        path: &Path,
         name: &str,
         header: Header,
         now: &Now<'_>,
@@ -60,53 +59,35 @@ impl Bitmap {
             .read(true)
             .write(true)
             .create_new(true)
-            .open(&path)?;
-        allocate(&file, &header)?;
-        Bitmap::in_use(file, path, name, header, now)
+            .open(path)?;
+        Bitmap::in_use(file, name, header, now)
     }
 
     /// The file of that path. What it says is kept only if it is known to be right.
-    pub(super) fn open(path: PathBuf, name: &str, now: &Now<'_>) -> Result<Bitmap, NotOpened> {
-        let file = open_own(&path)?;
+    pub(super) fn open(path: &Path, name: &str, now: &Now<'_>) -> Result<Bitmap, NotOpened> {
+        let file = open_own(path)?;
         let strange = || NotOpened::Strange("is no bitmap");
         let mut header = Header::read(&file)?.ok_or_else(strange)?;
-        let Some(problem) = problem_of(&file, &header, now)? else {
-            return Ok(Bitmap::in_use(file, path, name, header, now)?);
-        };
-        tracing::warn!("{}: all counts as dirty: {problem}", path.display());
-        header.problem = Some(problem);
-        allocate(&file, &header)?;
-        // If the machine goes down before the bits are there, nothing may say that they are right.
-        header.used_by = Some(String::new());
-        header.write(&file)?;
-        let bitmap = Bitmap::in_use_unsaid(file, path, name, header.clone())?;
-        bitmap.mark(0, u64::MAX);
-        bitmap.map.sync()?;
-        header.used_by = Some(now.boot.into());
-        header.write(&bitmap.file)?;
-        Ok(bitmap)
+        // (Whatever the bits are: as long as there is a problem, all is dirty.)
+        if header.problem.is_none()
+            && let Some(problem) = problem_of(&file, &header, now)?
+        {
+            tracing::warn!("{}: all counts as dirty: {problem}", path.display());
+            header.problem = Some(problem);
+        }
+        Ok(Bitmap::in_use(file, name, header, now)?)
     }
 
-    fn in_use(
-        file: File,
-        path: PathBuf,
-        name: &str,
-        mut header: Header,
-        now: &Now<'_>,
-    ) -> io::Result<Bitmap> {
+    fn in_use(file: File, name: &str, mut header: Header, now: &Now<'_>) -> io::Result<Bitmap> {
+        allocate(&file, &header)?;
         header.used_by = Some(now.boot.into());
         header.image = None;
         header.write(&file)?;
-        Bitmap::in_use_unsaid(file, path, name, header)
-    }
-
-    fn in_use_unsaid(file: File, path: PathBuf, name: &str, header: Header) -> io::Result<Bitmap> {
         let grid = Grid::with_block(header.size, header.block);
         let file = Arc::new(file);
         let map = Mapping::new(&file, header::LEN, words_of_blocks(grid.count()))?;
         Ok(Bitmap {
             name: name.into(),
-            path,
             grid,
             file,
             map,
@@ -151,19 +132,8 @@ impl Bitmap {
         }
     }
 
-    /// It is that one from now on, durably.
-    pub(super) fn take_place_of(&mut self, path: PathBuf) -> io::Result<()> {
-        fs::rename(&self.path, &path)?;
-        self.path = path;
-        sync_dir(&self.path)
-    }
-
     pub(super) fn name(&self) -> &str {
         &self.name
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.path
     }
 
     pub(super) fn since(&self) -> u64 {
@@ -233,10 +203,6 @@ fn problem_of(file: &File, header: &Header, now: &Now<'_>) -> io::Result<Option<
     let grid = Grid::with_block(header.size, header.block);
     if file.metadata()?.len() < file_len(&grid) {
         return Ok(Some("its file was cut off".into()));
-    }
-    if header.problem.is_some() {
-        // (Until a backup is safe.)
-        return Ok(header.problem.clone());
     }
     if header::was_lost(file)? {
         return Ok(Some(LOST.into()));
