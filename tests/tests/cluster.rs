@@ -397,10 +397,9 @@ fn what_is_not_there_is_said() {
     refused(&cluster.image("empty"), &[]).refused_with(&["512 bytes"]);
 }
 
-/// The server's log has these words.
+/// The server's log has these words, or will: a front-end hears of it before.
 fn said(server: &mut Server, words: &str) {
-    let log = server.process().log();
-    assert!(log.contains(words), "{log}");
+    wait(|| server.process().log().contains(words));
 }
 
 fn wait(mut is_so: impl FnMut() -> bool) {
