@@ -5,7 +5,6 @@
 //! - `terms` are what is asked for, and what is told of it;
 //! - `record` is what is known of it after a restart;
 //! - `source` is that server, and what it says of changes;
-//! - `copy` copies;
 //! - `puller` is what the thread does, again and again if need be, and `post_copy` what it does where the
 //!   guest does not wait; it is started and asked by way of `handle`, and `shared` is what both know.
 //!
@@ -14,7 +13,6 @@
 //! until `record` says so durably, nobody has changed the copy but the puller: then, too, it can be begun
 //! again. Only then the guest goes on. (With post-copy it goes on before: see there.)
 
-mod copy;
 mod handle;
 mod post_copy;
 mod puller;

@@ -3,11 +3,11 @@
 //! The guest may change a block once it is here, durably, and noted in the record, durably, too. So at no
 //! crash is anything brought again over what the guest has written, and nothing else needs to be known.
 
-use super::copy::{Copy, Failure};
 use super::puller::{FIRST_PAUSE, IDLE, IMPATIENT, LAST_PAUSE, Puller, Target, problem};
 use super::record::Record;
 use super::source;
 use super::terms::Phase;
+use crate::copy::{Copy, Failure};
 use fathom_core::Changes;
 use fathom_stack::{Job, Missing, words_of};
 use fathom_storage::ChangesClient;

@@ -1,10 +1,10 @@
 //! The thread that has a disk come here.
 
-use super::copy::{Copy, Failure};
 use super::record::Record;
 use super::shared::Shared;
 use super::source::{self, Todo};
 use super::terms::{Phase, Terms};
+use crate::copy::{Copy, Failure};
 use fathom_core::{Disk, DiskError, WorkerHandle};
 use fathom_stack::{Client, Job, Latch, Missing};
 use fathom_storage::{ChangesClient, EngineKind};

@@ -1,6 +1,6 @@
 //! The server that has the disk.
 
-use super::copy::Failure;
+use crate::copy::Failure;
 use fathom_core::{Changes, DiskError};
 use fathom_nbd::NbdUri;
 use fathom_storage::{ChangesClient, NbdDisk, NbdOptions};

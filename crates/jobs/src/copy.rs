@@ -30,25 +30,25 @@ const RUNS: usize = 64;
 const TICK: Duration = Duration::from_millis(50);
 
 /// Why it has not been copied.
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// It is to end.
     Stopped,
     Problem(String),
 }
 
 /// The disk that is copied, and the one that becomes the same.
-pub(super) struct Copy<'a> {
-    pub(super) job: &'a Job,
-    pub(super) source: &'a Client,
-    pub(super) target: &'a Client,
+pub(crate) struct Copy<'a> {
+    pub(crate) job: &'a Job,
+    pub(crate) source: &'a Client,
+    pub(crate) target: &'a Client,
     /// Bytes a second; `None`: as many as there can be.
-    pub(super) rate: Option<u64>,
+    pub(crate) rate: Option<u64>,
     /// When the rate allows the next piece.
-    pub(super) next: Cell<Instant>,
+    pub(crate) next: Cell<Instant>,
     /// Whether to end.
-    pub(super) stops: &'a dyn Fn() -> bool,
+    pub(crate) stops: &'a dyn Fn() -> bool,
     /// How long a slice may last: something else is looked at in between.
-    pub(super) slice: Duration,
+    pub(crate) slice: Duration,
 }
 
 /// What a slice has taken on.
@@ -89,7 +89,7 @@ impl Slice {
 impl Copy<'_> {
     /// Copies some of what is to be done, from `cursor` on; returns how many bytes. What fails is to be done
     /// again.
-    pub(super) fn slice(&self, todo: &Changes, cursor: &mut u64) -> Result<u64, Failure> {
+    pub(crate) fn slice(&self, todo: &Changes, cursor: &mut u64) -> Result<u64, Failure> {
         let begin = Instant::now();
         let mut slice = Slice::default();
         loop {
