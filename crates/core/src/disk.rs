@@ -100,7 +100,8 @@ pub type SizeWatch = Arc<dyn Fn() + Send + Sync>;
 pub trait Disk: Send + Sync {
     fn info(&self) -> DiskInfo;
 
-    /// Bytes, a multiple of 8, that it wants of a [`Keepsake`]; 0: it needs none.
+    /// Bytes, a multiple of 8, that it wants of a [`Keepsake`]; 0: it needs none. It gets none if it wants more than
+    /// [`KEEPSAKE_ROOM`](crate::KEEPSAKE_ROOM).
     fn keepsake_len(&self) -> u64 {
         0
     }

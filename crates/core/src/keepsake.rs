@@ -5,6 +5,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+/// Bytes that a front-end keeps for any disk, whatever that wants: another one may take its place. A multiple of 8,
+/// and part of what servers before and after this one agree on.
+pub const KEEPSAKE_ROOM: u64 = (1 << 20) + 64;
+
 /// Memory that a front-end keeps for as long as its guest runs, and hands to
 /// the process that comes after one that was killed. A disk keeps there what
 /// it has told the guest to be done and what is not in its file yet.

@@ -43,7 +43,7 @@ pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, SocketIo, Socke
 pub use extents::{Extents, Status};
 pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary, Wire};
 pub use handle::{Detaching, Looking, Settling, Unheard, WorkerHandle};
-pub use keepsake::Keepsake;
+pub use keepsake::{KEEPSAKE_ROOM, Keepsake};
 pub use kind::{ThreadKind, at_thread_start, thread_starts};
 pub use legacy::{Left, Legacy, Part, Parts};
 pub use oldest::Oldest;

@@ -13,7 +13,7 @@
 //! then records of four words: what,
 //! entry, its bitmap, and a check of the three.
 
-use fathom_core::Keepsake;
+use fathom_core::{KEEPSAKE_ROOM, Keepsake};
 use std::sync::atomic::Ordering;
 
 /// Records at most; how many entries can change between write-backs.
@@ -23,6 +23,7 @@ const HEADER_WORDS: u64 = 8;
 
 /// Bytes of it all.
 pub(super) const LEN: u64 = (HEADER_WORDS + RECORDS * RECORD_WORDS) * 8;
+const _: () = assert!(LEN <= KEEPSAKE_ROOM);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FATHOMJ1");
 

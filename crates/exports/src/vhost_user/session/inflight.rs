@@ -4,7 +4,7 @@
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::Inflight;
 use crate::vhost_user::mapping::Mapping;
-use fathom_core::{Disk, Keepsake};
+use fathom_core::{KEEPSAKE_ROOM, Keepsake};
 use fathom_virtio::inflight::{InflightQueue, region_size};
 use fathom_virtio::queue::MAX_SIZE;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -52,21 +52,45 @@ fn regions_size(queues: u16, queue_size: u16) -> u64 {
     region_size(queue_size) as u64 * u64::from(queues)
 }
 
-/// Where the disk's keepsake is, and where it ends.
-fn keepsake_range(queues: u16, queue_size: u16, disk: &dyn Disk) -> Range<u64> {
-    let start = regions_size(queues, queue_size).next_multiple_of(8);
-    start..start + disk.keepsake_len()
+/// Where things are in the area, in bytes: the queues' regions first.
+struct Layout {
+    /// All of the regions.
+    regions: u64,
+    /// Room for the disk's keepsake.
+    keepsake: Range<u64>,
+    /// Regions for queues of any size. A front-end tells of the size that its device offers, but a driver may
+    /// choose a larger one, and QEMU lets it: SeaBIOS 1.16.3 takes 256 of a device with 128. They are behind all
+    /// else, so that programs that do not know of them find the rest where they look for it.
+    roomy: Range<u64>,
 }
 
-/// Where there are regions for queues of any size, and where these end. A front-end tells of the size that
-/// its device offers, but a driver may choose a larger one, and QEMU lets it: SeaBIOS 1.16.3 takes 256 of a
-/// device with 128. They are behind all else, so that programs that do not know of them find the rest where
-/// they look for it.
-fn roomy_range(queues: u16, queue_size: u16, disk: &dyn Disk) -> Range<u64> {
-    let start = keepsake_range(queues, queue_size, disk)
-        .end
-        .next_multiple_of(8);
-    start..start + regions_size(queues, MAX_SIZE)
+impl Layout {
+    fn new(queues: u16, queue_size: u16, room: u64) -> Layout {
+        let regions = regions_size(queues, queue_size);
+        let start = regions.next_multiple_of(8);
+        let keepsake = start..start + room;
+        let start = keepsake.end.next_multiple_of(8);
+        Layout {
+            regions,
+            keepsake,
+            roomy: start..start + regions_size(queues, MAX_SIZE),
+        }
+    }
+
+    /// Of any disk: another one may take its place.
+    fn of_all(queues: u16, queue_size: u16) -> Layout {
+        Layout::new(queues, queue_size, KEEPSAKE_ROOM)
+    }
+
+    /// Of an area that there is. An earlier program has left as much room as its own disk wanted.
+    fn found(area: &Inflight, wanted: u64) -> Layout {
+        let (queues, queue_size) = (area.num_queues, area.queue_size);
+        let layout = Layout::of_all(queues, queue_size);
+        match area.mmap_size >= layout.roomy.end {
+            true => layout,
+            false => Layout::new(queues, queue_size, wanted),
+        }
+    }
 }
 
 fn memory_file(size: u64) -> Result<OwnedFd, rustix::io::Errno> {
@@ -96,8 +120,9 @@ impl Session<'_> {
 
     pub(super) fn get_inflight_fd(&mut self, wanted: Inflight) -> Result<Reply, Fault> {
         self.check_inflight(&wanted)?;
-        let disk = &*self.shared.disk;
-        let size = roomy_range(wanted.num_queues, wanted.queue_size, disk).end;
+        let size = Layout::of_all(wanted.num_queues, wanted.queue_size)
+            .roomy
+            .end;
         let fd = memory_file(size)
             .map_err(|e| Fault::Refused(format!("cannot create a memory file: {e}")))?;
         let area = Inflight {
@@ -110,32 +135,37 @@ impl Session<'_> {
 
     pub(super) fn set_inflight_fd(&mut self, area: Inflight, fd: OwnedFd) -> Result<Reply, Fault> {
         self.check_inflight(&area)?;
-        let needed = regions_size(area.num_queues, area.queue_size);
-        let keepsake = keepsake_range(area.num_queues, area.queue_size, &*self.shared.disk);
-        if area.mmap_size < needed {
+        let wanted = self.shared.disk.keepsake_len();
+        let Layout {
+            regions,
+            keepsake,
+            roomy,
+        } = Layout::found(&area, wanted);
+        if area.mmap_size < regions {
             return Err(Fault::Refused(format!(
-                "the area has {} bytes but needs {needed}",
+                "the area has {} bytes but needs {regions}",
                 area.mmap_size
             )));
         }
         if !area.mmap_offset.is_multiple_of(8) {
             return Err(Fault::refused("the area's offset is not a multiple of 8"));
         }
-        let roomy = roomy_range(area.num_queues, area.queue_size, &*self.shared.disk);
         // One that another program has made may have no room for the disk, and for larger queues.
-        let has_keepsake = !keepsake.is_empty() && area.mmap_size >= keepsake.end;
-        let is_roomy = area.mmap_size >= roomy.end;
+        let fits = |end: u64| area.mmap_size >= end;
+        let room = keepsake.end - keepsake.start;
+        let has_keepsake = wanted > 0 && wanted <= room && fits(keepsake.end);
+        let is_roomy = fits(roomy.end);
         let len = match (is_roomy, has_keepsake) {
             (true, _) => roomy.end,
             (false, true) => keepsake.end,
-            (false, false) => needed,
+            (false, false) => regions,
         };
         let mapping = self
             .map(fd, area.mmap_offset, len)
             .map_err(|e| Fault::Refused(format!("in-flight area: {e}")))?;
         let mapping = Arc::new(mapping);
         let keepsake = has_keepsake.then(|| {
-            let words = (keepsake.end - keepsake.start) as usize / 8;
+            let words = wanted as usize / 8;
             // SAFETY: the mapping starts at a multiple of 8 and has this range,
             // which no queue uses.
             unsafe {
