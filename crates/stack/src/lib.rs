@@ -6,14 +6,16 @@
 //! formats use them; `cow` puts an overlay over an image; `filters` are those of one disk; `inject`
 //! delays on purpose; `held` has users wait, for all of the disk or for what is `missing` of it;
 //! at the `tap`, below the filters, what users change is marked in the `bitmaps`, and waits until it is kept as it
-//! was in the `past`; `pools` are threads that disks share. `client` is for whoever reads and writes a disk
+//! was in the `past`, or until a `brake` lets it (`bells` tell when); `pools` are threads that disks share. `client` is for whoever reads and writes a disk
 //! as a guest does, but waits.
 //!
 //! Who uses the disk, and how they come to it, is not known here.
 
 mod bare;
+mod bells;
 mod bitmaps;
 mod blocks;
+mod brake;
 mod client;
 mod confined;
 mod cow;
@@ -33,6 +35,7 @@ mod tap;
 
 pub use bitmaps::{BitmapStatus, Bitmaps, Dirty, check_bitmap_name};
 pub use blocks::{block_of, words_of};
+pub use brake::Brake;
 pub use client::{Answer, Ask, Client, Job};
 pub use confined::{AllowedDirs, data_file, no_data_file};
 pub use cpus::CpuList;

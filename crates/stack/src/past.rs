@@ -1,11 +1,12 @@
 //! A disk as it was at an instant, while it goes on being changed.
 
+use crate::bells::Bells;
 use crate::blocks::{BITS, Grid, are_set, bits, run, unset};
 use fathom_core::Op;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Blocks that are told to whoever keeps them in one go, and of these those of one who waits: others wait, too.
@@ -33,7 +34,7 @@ pub struct Past {
     problem: OnceLock<String>,
     /// How often something has been kept.
     progress: AtomicU64,
-    bells: Mutex<Vec<Weak<OwnedFd>>>,
+    bells: Bells,
 }
 
 impl Past {
@@ -50,7 +51,7 @@ impl Past {
             is_over: AtomicBool::new(false),
             problem: OnceLock::new(),
             progress: AtomicU64::new(0),
-            bells: Mutex::default(),
+            bells: Bells::default(),
         }
     }
 
@@ -83,16 +84,7 @@ impl Past {
 
     /// This eventfd is signalled when somebody who waits is to look again.
     pub(crate) fn listen(&self, bell: &Arc<OwnedFd>) {
-        let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
-        bells.push(Arc::downgrade(bell));
-    }
-
-    fn ring(&self) {
-        let bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
-        for bell in bells.iter().filter_map(Weak::upgrade) {
-            // An eventfd's counter cannot overflow by ones.
-            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
-        }
+        self.bells.add(bell);
     }
 
     fn waits(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
@@ -165,7 +157,7 @@ impl Past {
             word.fetch_or(mask, Ordering::AcqRel);
         }
         self.progress.fetch_add(1, Ordering::Relaxed);
-        self.ring();
+        self.bells.ring();
     }
 
     /// Changes whenever something has been kept.
@@ -192,7 +184,7 @@ impl Past {
     pub fn end(&self) {
         self.is_over.store(true, Ordering::SeqCst);
         self.tell_news();
-        self.ring();
+        self.bells.ring();
     }
 
     fn tell_news(&self) {

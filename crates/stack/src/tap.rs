@@ -1,6 +1,8 @@
-//! A disk below its filters, where it is marked what is changed, and somebody may want what is there to be kept before.
+//! A disk below its filters, where it is marked what is changed, and somebody may want what is there to be kept before,
+//! or users to be held back.
 
 use crate::bitmaps::{Bitmaps, Left, Marked};
+use crate::brake::Brake;
 use crate::past::Past;
 use fathom_core::token::woken;
 use fathom_core::{
@@ -9,6 +11,7 @@ use fathom_core::{
 };
 use fathom_storage::FileDisk;
 use rustix::event::{EventfdFlags, eventfd};
+use std::fs::Metadata;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,17 +25,32 @@ const LEAVING: Duration = Duration::from_secs(1);
 /// Between looks at these times.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What users change goes through here: it is marked in the disk's bitmaps, and waits if somebody keeps the past.
+/// What users change goes through here: it is marked in the disk's bitmaps, and waits if somebody keeps the past, or
+/// follows and has not come so far.
 /// Of a request that reads, nothing is asked.
 pub struct Tap {
     below: Arc<dyn Disk>,
     file: Option<Arc<FileDisk>>,
     bitmaps: Arc<Bitmaps>,
-    past: Arc<Mutex<Option<Arc<Past>>>>,
+    wanted: Arc<Mutex<Wanted>>,
 }
 
-fn lock(past: &Mutex<Option<Arc<Past>>>) -> MutexGuard<'_, Option<Arc<Past>>> {
-    past.lock().unwrap_or_else(PoisonError::into_inner)
+/// What users wait for.
+#[derive(Clone, Default)]
+struct Wanted {
+    /// What they change is kept before.
+    past: Option<Arc<Past>>,
+    /// Somebody follows what they have changed.
+    brake: Option<Arc<Brake>>,
+}
+
+fn lock(wanted: &Mutex<Wanted>) -> MutexGuard<'_, Wanted> {
+    wanted.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether there is the same, or nothing.
+fn is_same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
+    one.map(Arc::as_ptr) == other.map(Arc::as_ptr)
 }
 
 impl Tap {
@@ -42,7 +60,7 @@ impl Tap {
             below,
             file,
             bitmaps: Arc::new(bitmaps),
-            past: Arc::default(),
+            wanted: Arc::default(),
         }
     }
 
@@ -61,11 +79,11 @@ impl Tap {
     /// the user: nothing is kept then.
     pub fn begin(&self, past: &Arc<Past>, workers: &[WorkerHandle]) -> Result<(), String> {
         {
-            let mut place = lock(&self.past);
-            if place.is_some() {
+            let mut wanted = lock(&self.wanted);
+            if wanted.past.is_some() {
                 return Err("it is kept as it was at another instant already".into());
             }
-            *place = Some(past.clone());
+            wanted.past = Some(past.clone());
         }
         let begun = hear(workers).and_then(|()| settle(workers));
         match &begun {
@@ -80,9 +98,42 @@ impl Tap {
 
     /// No more; nobody waits for a past that is over.
     pub fn forget(&self, workers: &[WorkerHandle]) {
-        *lock(&self.past) = None;
+        lock(&self.wanted).past = None;
         // (A worker that is stuck goes by it when it is no longer.)
         let _ = hear(workers);
+    }
+
+    /// From now on this holds users back. The error is for the user: nobody is then.
+    pub fn hold_back(&self, brake: &Arc<Brake>, workers: &[WorkerHandle]) -> Result<(), String> {
+        {
+            let mut wanted = lock(&self.wanted);
+            if wanted.brake.is_some() {
+                return Err("its users are held back by something else already".into());
+            }
+            wanted.brake = Some(brake.clone());
+        }
+        hear(workers).inspect_err(|_| {
+            brake.release();
+            self.hold_back_no_more(workers);
+        })
+    }
+
+    /// Nobody is held back any more.
+    pub fn hold_back_no_more(&self, workers: &[WorkerHandle]) {
+        lock(&self.wanted).brake = None;
+        // (As above.)
+        let _ = hear(workers);
+    }
+
+    /// Nobody has changed the image's file between its being left here last, and taken again. What is in no file may
+    /// have been.
+    pub fn is_as_it_was_left(&self) -> bool {
+        let Some(file) = &self.file else {
+            return false;
+        };
+        let state = |seen: Option<Metadata>| seen.as_ref().map(Left::from);
+        let left = state(file.when_left());
+        left.is_some() && left == state(file.when_taken())
     }
 }
 
@@ -169,8 +220,8 @@ impl Disk for Tap {
             bitmaps: self.bitmaps.clone(),
             epoch: 0,
             marked: Arc::new([]),
-            wanted: self.past.clone(),
-            past: None,
+            wanted: self.wanted.clone(),
+            goes_by: Wanted::default(),
             is_idle: true,
             bell: None,
             waiting: Vec::new(),
@@ -187,24 +238,23 @@ struct TapChannel {
     /// What this worker marks, since this epoch of them.
     epoch: u64,
     marked: Marked,
-    /// What is to be kept.
-    wanted: Arc<Mutex<Option<Arc<Past>>>>,
+    wanted: Arc<Mutex<Wanted>>,
     /// As this worker has seen last.
-    past: Option<Arc<Past>>,
-    /// There is nothing to be marked, and nothing to be kept.
+    goes_by: Wanted,
+    /// There is nothing to be marked, and nothing to wait for.
     is_idle: bool,
-    /// Signalled when something of it has been kept. (One for all: the engine could not tell several apart.)
+    /// Signalled when something has been kept or allowed. (One for all: the engine could not tell several apart.)
     bell: Option<Arc<OwnedFd>>,
-    /// Until what they change is kept, and since when (in ticks), the longest first.
+    /// Until what they change is kept and may be changed, and since when (in ticks), the longest first.
     waiting: Vec<(RequestId, u64)>,
-    /// What had been kept, and when that was looked at (in ticks).
+    /// How far those had come who are waited for, and when that was looked at (in ticks).
     seen: (u64, u64),
 }
 
 impl TapChannel {
-    /// Goes by what is to be kept now.
+    /// Goes by what is wanted now.
     fn look(&mut self, cx: &mut Cx) {
-        self.look_at_past(cx);
+        self.look_at_wanted(cx);
         self.look_at_bitmaps();
     }
 
@@ -212,7 +262,8 @@ impl TapChannel {
         if self.epoch != self.bitmaps.epoch() {
             (self.epoch, self.marked) = self.bitmaps.marked();
         }
-        self.is_idle = self.marked.is_empty() && self.past.is_none();
+        let Wanted { past, brake } = &self.goes_by;
+        self.is_idle = self.marked.is_empty() && past.is_none() && brake.is_none();
     }
 
     /// Marks what a request is about to change. True: it has been taken care of.
@@ -228,36 +279,62 @@ impl TapChannel {
         self.marked
             .iter()
             .for_each(|bitmap| bitmap.mark(offset, len));
-        match &self.past {
-            Some(past) if !past.lets(op, offset, len) => {
-                self.wait(cx, id);
-                true
-            }
-            _ => false,
+        if self.is_let(cx, id) {
+            return false;
         }
+        self.wait(cx, id);
+        true
     }
 
-    fn look_at_past(&mut self, cx: &mut Cx) {
+    /// Whether it may go on.
+    fn is_let(&self, cx: &Cx, id: RequestId) -> bool {
+        let (Wanted { past, brake }, request) = (&self.goes_by, &cx.slab[id]);
+        let (op, offset, len) = (request.op, request.offset, request.len);
+        // (What the brake lets through is counted, so it comes last. Others wait for a source that leaves.)
+        past.as_ref().is_none_or(|past| past.lets(op, offset, len))
+            && brake
+                .as_ref()
+                .is_none_or(|brake| brake.lets(op, len) || !cx.may_wait(id))
+    }
+
+    fn look_at_wanted(&mut self, cx: &mut Cx) {
         let wanted = lock(&self.wanted).clone();
-        let same = match (&wanted, &self.past) {
-            (None, None) => true,
-            (Some(wanted), Some(past)) => Arc::ptr_eq(wanted, past),
-            _ => false,
-        };
-        if same {
+        let has_past = is_same(wanted.past.as_ref(), self.goes_by.past.as_ref());
+        let has_brake = is_same(wanted.brake.as_ref(), self.goes_by.brake.as_ref());
+        if has_past && has_brake {
             return;
         }
-        self.past = wanted;
-        if let Some(past) = self.past.clone() {
-            match self.bell(cx) {
-                Ok(bell) => past.listen(&bell),
-                Err(error) => past.give_up(format!("a worker cannot wait: {error}")),
-            }
+        self.goes_by = wanted;
+        if let Err(problem) = self.listen(cx, has_past, has_brake) {
+            self.give_up(&problem);
         }
         // Whoever has waited for another one.
         for (id, _) in std::mem::take(&mut self.waiting) {
             self.submit(cx, id);
         }
+    }
+
+    fn listen(&mut self, cx: &mut Cx, has_past: bool, has_brake: bool) -> Result<(), String> {
+        let bell = self.bell(cx);
+        let bell = bell.map_err(|error| format!("a worker cannot wait: {error}"))?;
+        let Wanted { past, brake } = &self.goes_by;
+        { past.iter().filter(|_| !has_past) }.for_each(|past| past.listen(&bell));
+        { brake.iter().filter(|_| !has_brake) }.for_each(|brake| brake.listen(&bell));
+        Ok(())
+    }
+
+    /// Nobody waits any more.
+    fn give_up(&self, problem: &str) {
+        let Wanted { past, brake } = &self.goes_by;
+        past.iter().for_each(|past| past.give_up(problem.into()));
+        brake.iter().for_each(|brake| brake.give_up(problem.into()));
+    }
+
+    /// Changes whenever those come further who are waited for.
+    fn progress(&self) -> u64 {
+        let Wanted { past, brake } = &self.goes_by;
+        let past = past.as_ref().map_or(0, |past| past.progress());
+        past.wrapping_add(brake.as_ref().map_or(0, |brake| brake.progress()))
     }
 
     fn bell(&mut self, cx: &mut Cx) -> io::Result<Arc<OwnedFd>> {
@@ -272,22 +349,24 @@ impl TapChannel {
 
     #[cold]
     fn wait(&mut self, cx: &mut Cx, id: RequestId) {
-        let (Some(past), Some(bell)) = (&self.past, &self.bell) else {
+        let Some(bell) = &self.bell else {
             return self.channel.submit(cx, id);
         };
         let request = &cx.slab[id];
-        if request.op == Op::Discard {
-            // What it was to free is kept instead: it need not be free, and would have to be copied first.
-            cx.enter(id, fathom_core::Stage::Device);
-            return cx.complete(id, 0);
+        if let Some(past) = &self.goes_by.past {
+            if request.op == Op::Discard {
+                // What it was to free is kept instead: it need not be free, and would have to be copied first.
+                cx.enter(id, fathom_core::Stage::Device);
+                return cx.complete(id, 0);
+            }
+            past.want(request.offset, request.len);
         }
-        past.want(request.offset, request.len);
-        if self.waiting.is_empty() {
-            self.seen = (past.progress(), cx.now());
-        }
-        self.waiting.push((id, cx.now()));
         // It may have been kept meanwhile.
         let _ = rustix::io::write(&**bell, &1u64.to_ne_bytes());
+        if self.waiting.is_empty() {
+            self.seen = (self.progress(), cx.now());
+        }
+        self.waiting.push((id, cx.now()));
         self.look_later(cx);
     }
 
@@ -302,25 +381,19 @@ impl TapChannel {
             return;
         }
         for (id, since) in std::mem::take(&mut self.waiting) {
-            let request = &cx.slab[id];
-            match { self.past.as_ref() }
-                .is_none_or(|past| past.lets(request.op, request.offset, request.len))
-            {
+            match self.is_let(cx, id) {
                 true => self.channel.submit(cx, id),
                 false => self.waiting.push((id, since)),
             }
         }
     }
 
-    /// Whoever waits does so no longer if nothing is kept at all, or for too long.
+    /// Whoever waits does so no longer if nothing comes of it at all, or for too long.
     fn lose_patience(&mut self, cx: &mut Cx) {
-        let Some(past) = &self.past else {
-            return;
-        };
         if self.waiting.is_empty() {
             return;
         }
-        let (progress, now) = (past.progress(), cx.now());
+        let (progress, now) = (self.progress(), cx.now());
         if progress != self.seen.0 {
             self.seen = (progress, now);
         }
@@ -331,7 +404,7 @@ impl TapChannel {
             false => for_longer(*since, LEAVING),
         };
         if for_longer(self.seen.1, PATIENCE) || self.waiting.iter().any(is_enough) {
-            past.give_up("what was to be changed could not be kept in time".into());
+            self.give_up("what was to be changed could not be kept, or followed, in time");
             return self.go_on(cx);
         }
         self.look_later(cx);
