@@ -99,7 +99,7 @@ impl Order {
         let successor = backup.successor();
         shared.state().parts = Some((serving, backup));
         let leaving = Arc::downgrade(&shared);
-        self.shared.set_backup(Box::new(move || {
+        self.shared.set_followers_leave(Box::new(move || {
             if let Some(shared) = leaving.upgrade() {
                 shared.end_soon(Some("its virtual machine has let go of the disk"));
             }

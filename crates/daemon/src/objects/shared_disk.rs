@@ -56,20 +56,20 @@ struct Users {
     /// It comes or leaves, and waits for clients to leave first.
     front_end_changes: bool,
     clients: usize,
-    /// Those that read it as it was; they leave with the front-end in any case.
-    backups: usize,
+    /// Those that read it beside its users; they leave with the front-end in any case.
+    followers: usize,
     /// Work on the disk goes on, which neither follows nor leads anybody.
     jobs: usize,
     /// It was deactivated at the end of a job, and is to be activated again.
     is_between: bool,
     disconnect: Option<Disconnect>,
-    /// Likewise, for a backup.
-    end_backup: Option<Disconnect>,
+    /// Likewise, for followers.
+    have_followers_leave: Option<Disconnect>,
 }
 
 impl Users {
     fn are_some(&self) -> bool {
-        self.front_end || self.clients + self.backups + self.jobs > 0
+        self.front_end || self.clients + self.followers + self.jobs > 0
     }
 }
 
@@ -118,11 +118,11 @@ impl SharedDisk {
     }
 
     /// `below`, which is the disk without its filters, for whoever comes and goes like a client.
-    pub fn for_backup(self: &Arc<Self>, below: Arc<dyn Disk>) -> Arc<dyn Disk> {
+    pub fn for_follower(self: &Arc<Self>, below: Arc<dyn Disk>) -> Arc<dyn Disk> {
         Arc::new(View {
             shared: self.clone(),
             disk: below,
-            user: User::Backup,
+            user: User::Follower,
         })
     }
 
@@ -140,9 +140,9 @@ impl SharedDisk {
         self.users().disconnect = Some(disconnect);
     }
 
-    /// How to make the backup leave.
-    pub fn set_backup(&self, end: Disconnect) {
-        self.users().end_backup = Some(end);
+    /// How to make followers leave.
+    pub fn set_followers_leave(&self, end: Disconnect) {
+        self.users().have_followers_leave = Some(end);
     }
 
     fn users(&self) -> MutexGuard<'_, Users> {
@@ -153,7 +153,7 @@ impl SharedDisk {
         // Held while the disk is activated: others need it active.
         let mut users = self.users();
         let mut is_active = false;
-        if matches!(user, User::Client | User::Backup) && self.are_kept_out(&users) {
+        if matches!(user, User::Client | User::Follower) && self.are_kept_out(&users) {
             return Err(DiskError::Unusable {
                 path: PathBuf::from(&self.name),
                 problem: "its virtual machine is not running; NBD clients are let in while it is"
@@ -182,7 +182,7 @@ impl SharedDisk {
                 users.front_end_came = true;
             }
             User::Client => users.clients += 1,
-            User::Backup => users.backups += 1,
+            User::Follower => users.followers += 1,
             User::Job => users.jobs += 1,
         }
         Ok(())
@@ -214,7 +214,7 @@ impl SharedDisk {
         match user {
             User::FrontEnd => {
                 users.front_end = false;
-                users = self.wait_for_backups(users);
+                users = self.wait_for_followers(users);
                 users = match self.clients_follow {
                     true => self.wait_for_clients(users),
                     false => self.clear(users).0,
@@ -227,8 +227,8 @@ impl SharedDisk {
                     return Ok(());
                 }
             }
-            User::Backup => {
-                users.backups -= 1;
+            User::Follower => {
+                users.followers -= 1;
                 self.left.notify_all();
                 if users.front_end_changes {
                     return Ok(());
@@ -270,9 +270,9 @@ impl SharedDisk {
     /// Has clients leave who stay else, where the front-end's coming and leaving concerns them. True: there
     /// were some, and the disk is still active.
     fn clear<'a>(&'a self, users: MutexGuard<'a, Users>) -> (MutexGuard<'a, Users>, bool) {
-        let are_some = users.clients + users.backups > 0;
+        let are_some = users.clients + users.followers > 0;
         match self.clients_stay && self.front_end_first && are_some {
-            true => (self.wait_for_clients(self.wait_for_backups(users)), true),
+            true => (self.wait_for_clients(self.wait_for_followers(users)), true),
             false => (users, false),
         }
     }
@@ -309,8 +309,12 @@ impl SharedDisk {
         self.have_leave(users, |users| users.clients, |users| &mut users.disconnect)
     }
 
-    fn wait_for_backups<'a>(&'a self, users: MutexGuard<'a, Users>) -> MutexGuard<'a, Users> {
-        self.have_leave(users, |users| users.backups, |users| &mut users.end_backup)
+    fn wait_for_followers<'a>(&'a self, users: MutexGuard<'a, Users>) -> MutexGuard<'a, Users> {
+        self.have_leave(
+            users,
+            |users| users.followers,
+            |users| &mut users.have_followers_leave,
+        )
     }
 
     fn have_leave<'a>(
@@ -342,7 +346,7 @@ impl SharedDisk {
 enum User {
     FrontEnd,
     Client,
-    Backup,
+    Follower,
     Job,
 }
 

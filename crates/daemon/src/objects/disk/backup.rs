@@ -31,7 +31,7 @@ impl Served {
         Ok(Order {
             disk: options.name.clone(),
             source: Source {
-                disk: self.shared.for_backup(stack.tap.below().clone()),
+                disk: self.shared.for_follower(stack.tap.below().clone()),
                 engine: options.disk.engine,
                 tap: stack.tap.clone(),
                 workers: stack.workers.clone(),
