@@ -22,6 +22,7 @@ mod guest_run;
 mod img;
 mod lab;
 mod manual;
+mod mirror;
 mod report;
 mod serve;
 mod servers;
@@ -71,6 +72,7 @@ enum Command {
     Group(group::GroupCommand),
     Backup(backup::BackupCommand),
     Bitmap(bitmap::BitmapCommand),
+    Mirror(mirror::MirrorCommand),
     Resize(stats::ResizeArgs),
     Quit(stats::QuitArgs),
     Upgrade(upgrade::UpgradeArgs),
@@ -149,6 +151,7 @@ fn main() -> ExitCode {
         Command::Group(args) => group::run(args),
         Command::Backup(args) => backup::run(args),
         Command::Bitmap(args) => bitmap::run(args),
+        Command::Mirror(args) => mirror::run(args),
         Command::Resize(args) => stats::resize(args),
         Command::Quit(args) => stats::quit(args),
         Command::Upgrade(args) => upgrade::run(args),

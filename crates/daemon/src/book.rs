@@ -8,6 +8,7 @@
 //! - `keeping` is how disks that are kept get and lose their files;
 //! - `groups` are disks that share limits;
 //! - `reload` does what the configuration says, and what it says when it is read again;
+//! - `switching` is how disks go on with the targets of their mirrors;
 //! - `waiting` is for who has waited long enough;
 //! - `handover` has all of it go on in another process.
 
@@ -16,6 +17,7 @@ mod handover;
 mod keeping;
 mod origin;
 mod reload;
+mod switching;
 mod waiting;
 
 use crate::answer::{Answer, Asker};
@@ -180,6 +182,7 @@ impl Book {
             (Command::Resize { size, shrink }, Some(name)) => {
                 self.resize(name, size, shrink, asker);
             }
+            (Command::CompleteMirror(how), Some(name)) => self.complete_mirror(name, how, asker),
             (Command::Show, Some(name)) => self.show(name, asker),
             (Command::List, None) => self.list(asker),
             (Command::ListGroups, None) => self.list_groups(asker),

@@ -2,7 +2,10 @@
 
 use crate::table::DiskTable;
 use crate::text;
-use serde::{Deserialize, Serialize};
+use fathom_formats::Format;
+use fathom_stack::parse_format;
+use fathom_storage::Location;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use utoipa::ToSchema;
@@ -67,6 +70,46 @@ pub struct Advance {
     pub to: Option<u64>,
 }
 
+/// Where a disk is to be copied to while it is used, and how.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct MirrorOrder {
+    /// What becomes the same disk: of the same size, and used by nobody else. What it has is overwritten
+    #[serde(with = "text")]
+    #[schema(value_type = String, examples("/srv/disk.qcow2", "nbd://host/disk"))]
+    pub target: Location,
+    /// The target's format [default: raw]
+    #[serde(
+        default,
+        deserialize_with = "format",
+        serialize_with = "text::optional::serialize",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<String>)]
+    pub format: Option<Format>,
+    /// Bytes a second [default: as many as there can be]
+    #[serde(default, deserialize_with = "text::size")]
+    #[schema(value_type = Option<String>)]
+    pub speed: Option<u64>,
+    /// Once all has been copied, users change no more than is copied meanwhile: so that the target comes up with them
+    #[serde(default)]
+    pub active: bool,
+}
+
+fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error> {
+    text::optional::parse(from, parse_format)
+}
+
+/// How a disk is to go on with the target of its mirror.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Completion {
+    /// Even if the server would have the old image again when it is started again, since that is said in its
+    /// configuration or on its command line: that will be changed before
+    #[serde(default)]
+    pub unkept: bool,
+}
+
 /// What is to be done with a disk's bitmaps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BitmapOrder {
@@ -105,6 +148,17 @@ pub enum Command {
     BeginBackup(BackupOrder),
     /// Keep it no more: answered likewise, by what has become of it.
     EndBackup,
+    /// Copy a disk to another one, which may take its place: answered by a [`MirrorInfo`](crate::info::MirrorInfo).
+    BeginMirror(Box<MirrorOrder>),
+    /// Let that be: answered likewise, by what has become of it. If it is ready, and not by `force`, the target is then
+    /// the disk as it was at an instant.
+    EndMirror { force: bool },
+    /// Have the disk go on with the target: answered like `Show`.
+    CompleteMirror(Completion),
+    /// The first step of that: answered by the options that the disk has with the target, when its users wait.
+    BeginSwitch,
+    /// The second one: they go on with it, or with what there was. Answered like `Show`.
+    EndSwitch { go: bool },
     /// Dirty bitmaps: answered by those that there are then, [`Bitmaps`](crate::info::Bitmaps).
     Bitmaps(BitmapOrder),
     /// Change options of one of the disk's filters: all of them, or none.

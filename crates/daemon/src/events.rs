@@ -41,6 +41,13 @@ pub enum Happened {
     BackupBegun { disk: String },
     /// It was not possible to keep it: what was read of it is not to be used.
     BackupFailed { disk: String, problem: String },
+    /// It is copied to another one while it is used: `copying` (again), `ready` (to be switched over), `waiting` (for its
+    /// virtual machine), `done`, or `failed`, by which problem.
+    Mirrored {
+        disk: String,
+        phase: String,
+        problem: Option<String>,
+    },
     /// Somebody uses it: a virtual machine (`vhost-user`) or an NBD client (`nbd`).
     Attached {
         disk: String,
@@ -85,6 +92,7 @@ impl Happened {
             | Happened::Pulled { disk, .. }
             | Happened::BackupBegun { disk }
             | Happened::BackupFailed { disk, .. }
+            | Happened::Mirrored { disk, .. }
             | Happened::Attached { disk, .. }
             | Happened::Detached { disk, .. }
             | Happened::Alarm { disk, .. }

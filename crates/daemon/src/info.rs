@@ -68,6 +68,9 @@ pub struct Info {
     /// It is kept as it was when a backup of it began; None: it is not.
     #[serde(default)]
     pub backup: Option<BackupInfo>,
+    /// It is copied to another one, which may take its place; None: it is not.
+    #[serde(default)]
+    pub mirror: Option<MirrorInfo>,
     /// It stands still, and who uses it waits.
     #[serde(default)]
     pub frozen: bool,
@@ -143,6 +146,27 @@ impl From<BitmapStatus> for BitmapInfo {
             problem: status.problem,
         }
     }
+}
+
+/// A disk that is copied to another one while it is used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MirrorInfo {
+    /// Where that is.
+    pub target: String,
+    pub format: String,
+    /// `copying` (again), `ready` (to be switched over), `waiting` (for its virtual machine), `done`, or `failed`.
+    pub phase: String,
+    /// Bytes that have been copied, some of them several times.
+    pub copied: u64,
+    /// Bytes that are still to be copied, as far as is known.
+    pub left: u64,
+    /// Users change no more than is copied meanwhile.
+    pub active: bool,
+    /// For so long.
+    pub seconds: u64,
+    /// Why the target is of no use.
+    #[serde(default)]
+    pub problem: Option<String>,
 }
 
 /// A disk that is kept as it was.

@@ -39,7 +39,7 @@ mod users;
 pub use access::{Group, Mode, access, groups};
 pub use alarm::{Alarm, AlarmInfo};
 pub use book::ThrottleGroup;
-pub use command::{Advance, BackupOrder, NewBitmap};
+pub use command::{Advance, BackupOrder, Completion, MirrorOrder, NewBitmap};
 pub use daemon::{Daemon, Ended};
 pub use error::Error;
 pub use events::Events;
@@ -47,8 +47,8 @@ pub use fathom_sandbox::Mode as SandboxMode;
 pub use files::read_config;
 pub use handover::{TAKE_OVER, start_successors};
 pub use info::{
-    BackupInfo, BitmapInfo, Bitmaps, ConnectionInfo, FrontEnd, Info, NbdInfo, TenantLimits,
-    WorkerInfo,
+    BackupInfo, BitmapInfo, Bitmaps, ConnectionInfo, FrontEnd, Info, MirrorInfo, NbdInfo,
+    TenantLimits, WorkerInfo,
 };
 pub use limits::survive_size_limit;
 pub use live::{

@@ -369,6 +369,34 @@ impl DiskTable {
         self
     }
 
+    /// With another image, of the same disk.
+    pub(crate) fn on(self, image: Location, format: Option<Format>) -> DiskTable {
+        let has_tables = format.is_some_and(|format| format != Format::Raw);
+        DiskTable {
+            format,
+            metadata_cache: self.metadata_cache.filter(|_| has_tables),
+            // What was said of the one that there was.
+            offset: None,
+            size: None,
+            allow_dirs: Vec::new(),
+            data_file: None,
+            server_timeout: None,
+            server_reconnect: None,
+            server_connections: None,
+            base: None,
+            base_cache: None,
+            base_cache_size: None,
+            base_fetch: None,
+            base_manifest: None,
+            base_profile: None,
+            pull: None,
+            pull_record: None,
+            pull_speed: None,
+            pull_post_copy: false,
+            ..DiskTable { image, ..self }
+        }
+    }
+
     /// How base images are kept on this host.
     pub(crate) fn cache_terms(&self) -> CacheTerms {
         let new = CacheTerms::default();

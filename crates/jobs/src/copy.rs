@@ -111,7 +111,7 @@ impl Copy<'_> {
                     break;
                 }
             }
-            if let Some(answer) = self.job.wait_for(TICK) {
+            if let Some(answer) = self.job.wait_for(self.patience()) {
                 self.take(answer, &mut slice);
             }
         }
@@ -130,11 +130,22 @@ impl Copy<'_> {
         self.rate.is_none() || self.next.get() <= Instant::now()
     }
 
+    /// How long to wait for an answer before looking at the clock.
+    fn patience(&self) -> Duration {
+        let due = self.next.get().saturating_duration_since(Instant::now());
+        match self.rate.is_some() && !due.is_zero() {
+            true => due.min(TICK),
+            false => TICK,
+        }
+    }
+
     /// So much has begun.
     fn has_begun(&self, bytes: u64) {
         if let Some(rate) = self.rate {
             let time = Duration::from_secs_f64(bytes as f64 / rate as f64);
-            let from = self.next.get().max(Instant::now());
+            // (What was late is made up for, as far as that goes.)
+            let now = Instant::now();
+            let from = self.next.get().max(now.checked_sub(TICK).unwrap_or(now));
             self.next.set(from.checked_add(time).unwrap_or(from));
         }
     }
@@ -274,6 +285,34 @@ impl Copy<'_> {
                 .ask(Ask::new(Op::Write, ask.offset, ask.len, Some(pages)));
         }
         slice.in_flight += 1;
+    }
+}
+
+/// How fast it is copied.
+#[derive(Default)]
+pub(crate) struct Speed {
+    /// Bytes a second, of late.
+    rate: f64,
+}
+
+impl Speed {
+    pub(crate) fn copied(&mut self, bytes: u64, time: Duration) {
+        let rate = bytes as f64 / time.as_secs_f64().max(1e-6);
+        self.rate = match self.rate {
+            0.0 => rate,
+            before => (3.0 * before + rate) / 4.0,
+        };
+    }
+
+    /// So much can be copied in that time.
+    pub(crate) fn within(&self, time: Duration) -> u64 {
+        (self.rate * time.as_secs_f64()) as u64
+    }
+
+    /// How long so much takes, as far as can be told.
+    pub(crate) fn takes(&self, bytes: u64) -> Duration {
+        let seconds = bytes as f64 / self.rate.max(1.0);
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
 

@@ -48,5 +48,5 @@ pub use missing::Missing;
 pub use pages::Pages;
 pub use past::Past;
 pub use pools::{PoolOptions, Pools};
-pub use stack::{Error, Hold, Stack};
+pub use stack::{Error, Hold, Stack, open_unserved};
 pub use tap::Tap;

@@ -165,6 +165,12 @@ fn place_of_bitmaps(description: &Description, has_overlay: bool) -> Result<Plac
     })
 }
 
+/// The disk by itself, for one who works on it: nothing of it is served.
+pub fn open_unserved(description: &Description) -> Result<Arc<dyn Disk>, Error> {
+    description.check().map_err(Error::Description)?;
+    Ok(open_disk(description, None)?.disk)
+}
+
 /// `overlay`: where its changes go, with the server.
 fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, Error> {
     let path = description.location.path();

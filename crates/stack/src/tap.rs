@@ -126,12 +126,13 @@ impl Tap {
     }
 
     /// Nobody has changed the image's file between its being left here last, and taken again. What is in no file may
-    /// have been.
+    /// have been, and a device does not tell.
     pub fn is_as_it_was_left(&self) -> bool {
         let Some(file) = &self.file else {
             return false;
         };
-        let state = |seen: Option<Metadata>| seen.as_ref().map(Left::from);
+        let state =
+            |seen: Option<Metadata>| seen.filter(Metadata::is_file).as_ref().map(Left::from);
         let left = state(file.when_left());
         left.is_some() && left == state(file.when_taken())
     }

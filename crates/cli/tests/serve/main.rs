@@ -26,6 +26,7 @@ mod kinds;
 mod live;
 mod memory;
 mod metrics;
+mod mirror;
 mod nbd;
 mod page;
 mod pools;

@@ -4,7 +4,8 @@
 //! daemon's thread; nothing of a disk is touched here.
 //!
 //! - `listen` is where clients connect, `clients` says how many, `connection` serves each;
-//! - `disks` has what can be done to disks, `backup` how they are kept as they were, `bitmaps` what of them has been changed since, `groups` to those
+//! - `disks` has what can be done to disks, `backup` how they are kept as they were, `bitmaps` what of them has been changed since,
+//!   `mirror` how they are copied while they are used, `groups` to those
 //!   that share limits, `server` what concerns all of them, `stream` what happens;
 //! - `request` is what is read of each;
 //! - `metrics` is what is counted (on `pages`), `live` what goes on right now, `page` shows that in a
@@ -22,6 +23,7 @@ mod groups;
 mod listen;
 mod live;
 mod metrics;
+mod mirror;
 mod page;
 mod pages;
 mod problem;
@@ -239,6 +241,8 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(bitmaps::list))
         .routes(routes!(bitmaps::add, bitmaps::remove))
         .routes(routes!(bitmaps::advance))
+        .routes(routes!(mirror::begin, mirror::end))
+        .routes(routes!(mirror::complete))
         .routes(routes!(disks::set_filter))
         .routes(routes!(disks::start_trace, disks::stop_trace))
         .routes(routes!(groups::list))

@@ -3,6 +3,7 @@
 //! - `coming` and `going` are how disks come, change and go;
 //! - `handover` takes all of them to another process;
 //! - `backups` keeps them as they were at an instant, `freezing` has them stand still;
+//! - `mirrors` copies them to others, and `switching` has them go on there;
 //! - `remaking` gives them other options, `resizing` other sizes;
 //! - `host` is how they are asked.
 
@@ -13,8 +14,10 @@ mod freezing;
 mod going;
 mod handover;
 mod host;
+mod mirrors;
 mod remaking;
 mod resizing;
+mod switching;
 
 use super::changes::{self, Changing, Event, Leaving, What};
 use super::disk::{Common, Served};
@@ -37,6 +40,7 @@ use serde::Serialize;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 /// So many slow requests are told of a disk at most.
@@ -60,6 +64,8 @@ pub struct Objects {
     /// Disks that stand still, and when those that may not for ever go on.
     frozen: BTreeMap<String, Waiting>,
     thaw_at: BTreeMap<String, Instant>,
+    /// Disks of which it is waited for whether they go on with what has taken their place.
+    deciding: BTreeMap<String, SyncSender<bool>>,
     nbd: Option<Nbd>,
     /// Of an upgrade: NBD clients by TLS end with this process.
     encrypted_end: bool,
@@ -109,6 +115,7 @@ impl Objects {
             sizes_seen: BTreeSet::new(),
             frozen: BTreeMap::new(),
             thaw_at: BTreeMap::new(),
+            deciding: BTreeMap::new(),
             nbd: nbd.transpose()?,
             encrypted_end: false,
             common,
@@ -140,6 +147,9 @@ impl Objects {
             Event::Remade(name, remade) => self.take_in_remade(&name, remade),
             Event::BackupBegun(name, begun) => self.take_in_backup(&name, *begun),
             Event::BackupEnded(name, info) => self.take_in_ended_backup(&name, &info),
+            Event::MirrorBegun(name, begun) => self.take_in_mirror(&name, *begun),
+            Event::MirrorEnded(name, info) => self.take_in_ended_mirror(&name, &info),
+            Event::Switched(name, decision) => self.take_in_switched(&name, decision),
             Event::BitmapsDone(name, done) => self.take_in_bitmaps(&name, done),
         }
     }
@@ -173,6 +183,14 @@ impl Objects {
                 return self.begin_backup(index, order, asker);
             }
             (Command::EndBackup, Some(index)) => return self.end_backup(index, asker),
+            (Command::BeginMirror(order), Some(index)) => {
+                return self.begin_mirror(index, *order, asker);
+            }
+            (Command::EndMirror { force }, Some(index)) => {
+                return self.end_mirror(index, force, asker);
+            }
+            (Command::BeginSwitch, Some(index)) => return self.begin_switch(index, asker),
+            (Command::EndSwitch { go }, Some(index)) => return self.end_switch(index, go, asker),
             (Command::Bitmaps(order), Some(index)) => {
                 return self.order_bitmaps(index, order, asker);
             }
@@ -231,6 +249,11 @@ impl Objects {
             | Command::Thaw
             | Command::BeginBackup(_)
             | Command::EndBackup
+            | Command::BeginMirror(_)
+            | Command::EndMirror { .. }
+            | Command::CompleteMirror(_)
+            | Command::BeginSwitch
+            | Command::EndSwitch { .. }
             | Command::Bitmaps(_)
             | Command::Remove { .. } => {
                 Err(Kind::Invalid.because("that concerns the server, not one disk"))

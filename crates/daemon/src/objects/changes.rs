@@ -3,11 +3,12 @@
 
 use super::backup::{Order, Running};
 use super::disk::{Common, Served};
-use super::freeze::Waiting;
+use super::freeze::{Users, Waiting};
+use super::mirror;
 use crate::answer::Asker;
 use crate::command::BitmapOrder;
 use crate::error::Error;
-use crate::info::{BackupInfo, BitmapInfo};
+use crate::info::{BackupInfo, BitmapInfo, MirrorInfo};
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
@@ -62,6 +63,13 @@ pub enum Event {
     BackupBegun(String, Box<Result<Running, String>>),
     /// It has ended.
     BackupEnded(String, Box<BackupInfo>),
+    /// A mirror of the disk of that name has begun, or cannot, for this reason.
+    MirrorBegun(String, Box<Result<mirror::Running, String>>),
+    /// It has ended.
+    MirrorEnded(String, Box<MirrorInfo>),
+    /// The target of its mirror has taken the place of the disk of that name; it is waited for whether it is to stay
+    /// there.
+    Switched(String, SyncSender<bool>),
     /// What was to be done with the bitmaps of the disk of that name is done; or not, for this reason.
     BitmapsDone(String, Result<Vec<BitmapInfo>, String>),
 }
@@ -169,6 +177,35 @@ pub fn end_backup(name: String, running: Running, post: Post<Event>) -> io::Resu
         thread_starts(ThreadKind::General);
         let ended = running.end();
         post.send(Event::BackupEnded(name, Box::new(ended)));
+    })?;
+    Ok(())
+}
+
+/// Begins a mirror.
+pub fn begin_mirror(order: mirror::Order, post: Post<Event>) -> io::Result<()> {
+    let _signals = LeftToThisThread::new();
+    let builder = thread::Builder::new().name("begin a mirror".into());
+    builder.spawn(move || {
+        thread_starts(ThreadKind::General);
+        let name = order.disk.clone();
+        post.send(Event::MirrorBegun(name, Box::new(order.begin())));
+    })?;
+    Ok(())
+}
+
+/// Ends one. `users`: they wait for it, if it is ready.
+pub fn end_mirror(
+    name: String,
+    running: mirror::Running,
+    users: Option<Users>,
+    post: Post<Event>,
+) -> io::Result<()> {
+    let _signals = LeftToThisThread::new();
+    let builder = thread::Builder::new().name("end a mirror".into());
+    builder.spawn(move || {
+        thread_starts(ThreadKind::General);
+        let ended = running.end(users);
+        post.send(Event::MirrorEnded(name, Box::new(ended)));
     })?;
     Ok(())
 }

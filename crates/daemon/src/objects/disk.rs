@@ -2,9 +2,11 @@
 
 mod backup;
 mod handover;
+mod mirror;
 
 use super::backup::Running;
 use super::inherited::Inherited;
+use super::mirror::Running as Mirror;
 use super::moves::{self, Moves};
 use super::serving::Serving;
 use super::shared_disk::SharedDisk;
@@ -35,6 +37,7 @@ use std::time::Instant;
 
 /// Why something cannot be done.
 pub(super) const BACKED_UP: &str = "a backup of it has begun: wait until it ends";
+pub(super) const MIRRORED: &str = "it is being mirrored: end that first, or switch over";
 
 /// What it is called among a disk's parts.
 const TRACE: &str = "trace";
@@ -65,6 +68,7 @@ pub struct Served {
     stack: Stack,
     moves: Moves,
     backup: Option<Running>,
+    mirror: Option<Mirror>,
     shared: Arc<SharedDisk>,
     /// For front-ends, until they are served.
     listener: Option<Listener>,
@@ -117,6 +121,7 @@ impl Served {
             stack,
             moves,
             backup: None,
+            mirror: None,
             shared,
             listener,
             vhost_user: None,
@@ -183,9 +188,17 @@ impl Served {
 
     /// Why nothing is to be done with it that takes it from its users: it moves.
     pub fn may_not_be_disturbed(&self) -> Option<String> {
-        let backup = self.backup.as_ref().filter(|backup| !backup.is_over());
-        let backup = backup.map(|_| BACKED_UP.to_owned());
-        self.moves.may_go().err().or(backup)
+        let job = self.job_of_others().map(str::to_owned);
+        self.moves.may_go().err().or(job)
+    }
+
+    /// What else goes on with it, for as long as it is where it is.
+    fn job_of_others(&self) -> Option<&'static str> {
+        if self.backup.as_ref().is_some_and(|backup| !backup.is_over()) {
+            return Some(BACKED_UP);
+        }
+        let is_mirrored = self.mirror.as_ref().is_some_and(|mirror| !mirror.is_over());
+        is_mirrored.then_some(MIRRORED)
     }
 
     /// What it is served by, if it was written.
@@ -271,6 +284,7 @@ impl Served {
     pub fn begin_stop(&self) {
         self.moves.begin_stop();
         self.backup.iter().for_each(Running::begin_stop);
+        { self.mirror.iter() }.for_each(|running| running.mirror.begin_stop());
         self.vhost_user.iter().for_each(Serving::begin_stop);
     }
 
@@ -281,7 +295,11 @@ impl Served {
             None => Ok(()),
         };
         let is_over = |backup: &Running| backup.wait(deadline);
-        if !self.moves.end(deadline) || !self.backup.as_ref().is_none_or(is_over) {
+        let has_ended = |running: &Mirror| running.mirror.end(deadline);
+        if !self.moves.end(deadline)
+            || !self.backup.as_ref().is_none_or(is_over)
+            || !self.mirror.as_ref().is_none_or(has_ended)
+        {
             return None;
         }
         Some(ended.map_err(Error::io("serving front-ends failed")))
@@ -442,6 +460,7 @@ impl Served {
             pull: self.moves.status().map(Into::into),
             moved: self.moves.has_gone(),
             backup: self.backup.as_ref().map(Running::info),
+            mirror: self.mirror.as_ref().map(Mirror::info),
             uptime_seconds: 0,
             sandbox: fathom_sandbox::report(),
             limits: None,

@@ -35,7 +35,8 @@ impl Users {
         on_a_thread("freeze a disk", move || tell(self.freeze()))
     }
 
-    fn freeze(self) -> Result<Waiting, String> {
+    /// Returns when they wait.
+    pub fn freeze(self) -> Result<Waiting, String> {
         let export = self.export.map(|export| export.freeze()).transpose()?;
         let waiting = Waiting {
             export,

@@ -7,6 +7,7 @@ mod changes;
 mod disk;
 mod freeze;
 mod inherited;
+mod mirror;
 mod moves;
 mod nbd;
 mod remake;

@@ -1,5 +1,6 @@
 //! Another disk in the place of one that is served: the same image by other options, with the same
-//! virtual machine and the same clients, who wait for some milliseconds.
+//! virtual machine and the same clients, who wait for some milliseconds; or the disk on another image that has become
+//! the same.
 
 use super::changes::Event;
 use super::disk::{Common, Served};
@@ -10,13 +11,18 @@ use crate::signals::LeftToThisThread;
 use fathom_core::{Parts, ThreadKind, thread_starts};
 use fathom_exports::vhost_user::{Arriving, Frozen, arrival};
 use fathom_exports::{NbdServer, VhostUser};
+use fathom_jobs::mirror::Mirror;
+use fathom_storage::PART;
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// What is in flight has so long to end.
 const HALT: Duration = Duration::from_secs(5);
+/// It is waited for so long whether a disk goes on with its mirror's target.
+const DECISION: Duration = Duration::from_secs(20);
 
 /// What is needed for another disk, and whom it gets.
 pub struct Remake {
@@ -27,6 +33,13 @@ pub struct Remake {
     pub export: Option<Arc<VhostUser>>,
     /// Whose clients it has, if it has some.
     pub clients: Option<Arc<NbdServer>>,
+    /// It gets another image.
+    pub switch: Option<Switch>,
+}
+
+/// Another image, which becomes the same as the disk's while its users wait.
+pub struct Switch {
+    pub mirror: Mirror,
 }
 
 impl Remake {
@@ -37,19 +50,20 @@ impl Remake {
         builder.spawn(move || {
             thread_starts(ThreadKind::General);
             let name = self.options.name.clone();
-            let remade = self.run();
+            let remade = self.run(&post);
             post.send(Event::Remade(name, remade.map(Box::new)));
         })?;
         Ok(())
     }
 
     /// On an error, which is for the user, all is as it was.
-    fn run(self) -> Result<Served, String> {
+    fn run(self, post: &Post<Event>) -> Result<Served, String> {
         let opened = Served::open(self.options.clone(), None, self.common.clone());
         let mut disk = opened.map_err(|error| error.to_string())?;
         let export = self.export.as_ref().map(|export| export.freeze());
         let mut frozen = export.transpose()?;
         let moved = self.move_to(&mut disk, frozen.as_mut());
+        let moved = moved.and_then(|arriving| self.decide(post).map(|()| arriving));
         // As a client sees it, who looks for the other one by this name.
         let clients = self.clients.as_ref().zip(disk.nbd_export());
         match moved {
@@ -67,6 +81,7 @@ impl Remake {
                 // It has let go of the image then.
                 disk.begin_stop();
                 disk.end(Instant::now() + HALT);
+                { self.switch.iter() }.for_each(|switch| switch.mirror.go_on());
                 let going_on = frozen.map(Frozen::go_on);
                 going_on.into_iter().for_each(|export| export.wait(HALT));
                 if let Some((server, export)) = clients {
@@ -95,13 +110,35 @@ impl Remake {
             // Before the virtual machine lets go of it, on which clients depend.
             server.hold_export(name, deadline)?;
         }
+        // (The front-end lets go of the disk when all is copied.)
+        { self.switch.iter() }.for_each(|switch| switch.mirror.begin_finish());
         let halting = frozen.map(|frozen| frozen.begin_halt());
         let bases = halting.map(|halting| halting.wait(deadline)).transpose()?;
-        disk.take_left(&self.parts.leave()?)?;
+        let left = self.parts.leave()?;
+        if let Some(switch) = &self.switch {
+            switch.mirror.finish(deadline)?;
+            // (That is the image's own.)
+            left.take(PART);
+        }
+        disk.take_left(&left)?;
         if let Some((arriving, bases)) = arriving.as_ref().zip(bases) {
             arriving.begin_to_activate(bases);
             arriving.wait()?;
         }
         Ok(arriving)
+    }
+
+    /// The other image is in use, and nothing has been changed in it yet: waits for whether that is to be.
+    fn decide(&self, post: &Post<Event>) -> Result<(), String> {
+        if self.switch.is_none() {
+            return Ok(());
+        }
+        let (decide, decision) = sync_channel(1);
+        post.send(Event::Switched(self.options.name.clone(), decide));
+        match decision.recv_timeout(DECISION) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("it could not be kept with its other image".into()),
+            Err(_) => Err("nobody has said whether it is to go on with its other image".into()),
+        }
     }
 }

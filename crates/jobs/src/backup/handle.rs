@@ -3,27 +3,18 @@
 use super::keeper::Keeper;
 use super::terms::{Failed, Status, Terms};
 use super::view::View;
+use crate::source::Source;
 use fathom_core::{
     Disk, DiskError, Polling, ThreadKind, WorkerHandle, WorkerOptions, thread_starts,
 };
 use fathom_files::gate;
-use fathom_stack::{Dirty, Job, Past, Tap};
+use fathom_stack::{Dirty, Job, Past};
 use fathom_storage::{ByteDisk, Cache, EngineKind, FileDisk, FileOptions};
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-
-/// What is backed up.
-pub struct Source {
-    /// Used like a client uses the disk, below its filters; not activated.
-    pub disk: Arc<dyn Disk>,
-    pub engine: EngineKind,
-    /// Where users pass, whose workers these are.
-    pub tap: Arc<Tap>,
-    pub workers: Arc<[WorkerHandle]>,
-}
 
 /// A disk as it was.
 pub struct Backup {

@@ -13,5 +13,5 @@ mod keeper;
 mod terms;
 mod view;
 
-pub use handle::{Backup, Source};
+pub use handle::Backup;
 pub use terms::{Failed, Status, Terms};

@@ -4,7 +4,7 @@ use super::record::Record;
 use super::shared::Shared;
 use super::source::{self, Todo};
 use super::terms::{Phase, Terms};
-use crate::copy::{Copy, Failure};
+use crate::copy::{Copy, Failure, Speed};
 use fathom_core::{Disk, DiskError, WorkerHandle};
 use fathom_stack::{Client, Job, Latch, Missing};
 use fathom_storage::{ChangesClient, EngineKind};
@@ -338,29 +338,6 @@ impl Puller {
             Phase::Done => tracing::info!("{source}: all of it is here"),
         }
         (self.tell)(phase);
-    }
-}
-
-/// How fast it is copied.
-#[derive(Default)]
-struct Speed {
-    /// Bytes a second, of late.
-    rate: f64,
-}
-
-impl Speed {
-    fn copied(&mut self, bytes: u64, time: Duration) {
-        let rate = bytes as f64 / time.as_secs_f64().max(1e-6);
-        self.rate = match self.rate {
-            0.0 => rate,
-            before => (3.0 * before + rate) / 4.0,
-        };
-    }
-
-    /// How long so much takes, as far as can be told.
-    fn takes(&self, bytes: u64) -> Duration {
-        let seconds = bytes as f64 / self.rate.max(1.0);
-        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
 

@@ -17,11 +17,7 @@ impl Objects {
         if let Some(refusal) = self.is_on_its_way(&name) {
             return asker(Err(refusal));
         }
-        let server = self.nbd.as_ref().map(Nbd::server);
-        let users = Users {
-            export: disk.export_shared(),
-            clients: server.zip(disk.export_name().map(str::to_owned)),
-        };
+        let users = self.users_of(index);
         let (post, of) = (self.mail.post(), name.clone());
         let tell = move |frozen| post.send(Event::Frozen(of, Box::new(frozen)));
         let begun = users.begin_to_freeze(tell);
@@ -32,6 +28,15 @@ impl Objects {
             self.thaw_at.insert(name.clone(), until);
         }
         self.busy.insert(name, asker);
+    }
+
+    /// Whom a disk is served to.
+    pub(super) fn users_of(&self, index: usize) -> Users {
+        let (disk, server) = (&self.disks[index], self.nbd.as_ref().map(Nbd::server));
+        Users {
+            export: disk.export_shared(),
+            clients: server.zip(disk.export_name().map(str::to_owned)),
+        }
     }
 
     /// Let it go on.

@@ -47,6 +47,7 @@ impl Objects {
             parts: disk.parts(),
             options,
             common: self.common.clone(),
+            switch: None,
         };
         let begun = remake.begin(self.mail.post());
         begun.map_err(|error| Kind::Failed.because(format!("cannot start a thread: {error}")))
@@ -60,6 +61,8 @@ impl Objects {
         let (Some(asker), Some(index)) = (asker, index) else {
             return;
         };
+        // (Nobody may have said so.)
+        self.deciding.remove(name);
         match remade {
             Ok(mut disk) => {
                 let _signals = LeftToThisThread::new();

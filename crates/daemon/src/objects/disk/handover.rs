@@ -1,6 +1,6 @@
 //! A disk that goes from one process to another.
 
-use super::{BACKED_UP, Served, TRACE};
+use super::{Served, TRACE};
 use crate::error::Error;
 use crate::handover::{DiskCounts, DiskState, GivenDisk};
 use crate::objects::inherited::Inherited;
@@ -19,11 +19,16 @@ impl Served {
 
     /// Why another one in its place would be another disk.
     pub fn may_be_left(&self) -> Result<(), String> {
+        match self.job_of_others() {
+            Some(job) => Err(job.to_owned()),
+            None => self.may_be_switched(),
+        }
+    }
+
+    /// Likewise, with another image.
+    pub fn may_be_switched(&self) -> Result<(), String> {
         let problem = match self.stack.parts.may_go().err() {
             Some(problem) => problem,
-            None if self.backup.as_ref().is_some_and(|backup| !backup.is_over()) => {
-                BACKED_UP.to_owned()
-            }
             None if self.options.disk.inject.is_some() => "--inject is not handed over".to_owned(),
             None if self
                 .stack

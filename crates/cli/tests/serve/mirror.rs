@@ -1,0 +1,517 @@
+//! Disks that are copied to others while they are used, and go on there.
+
+use crate::driver::{Request, with_disk};
+use crate::exercise::{Random, differ, exercise};
+use crate::keep;
+use crate::kinds::{Kind, SIZE, qemu_img, tool};
+use crate::support::{
+    Kept, Served, as_arg, disk_dir, eventually, fathom, refused, short_dir, stdout_of,
+};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+fn start(served: &Served, target: &str, more: &[&str]) {
+    let (api, quiet) = (served.api(), "--quiet");
+    stdout_of(&[&["mirror", "start", &api, target, quiet], more].concat());
+}
+
+fn complete(served: &Served, more: &[&str]) {
+    let api = served.api();
+    stdout_of(&[&["mirror", "complete", &api, "--quiet"], more].concat());
+}
+
+fn mirror(served: &Served) -> Value {
+    let shown = stdout_of(&["mirror", "show", &served.api(), "--json"]);
+    serde_json::from_str(&shown).unwrap()
+}
+
+/// Until it is in that phase.
+fn await_phase(served: &Served, phase: &str) -> Value {
+    eventually(phase, || {
+        let now = mirror(served);
+        (now["phase"] == phase).then_some(now)
+    })
+}
+
+/// As QEMU reads it.
+fn flat(dir: &Path, format: &str, image: &str) -> Vec<u8> {
+    let flat = as_arg(&dir.join("flat"));
+    qemu_img(dir, &["convert", "-f", format, "-O", "raw", image, &flat]);
+    fs::read(flat).unwrap()
+}
+
+fn check(dir: &Path, format: &str, image: &str) {
+    if format != "raw" {
+        qemu_img(dir, &["check", "-q", "-f", format, image]);
+    }
+}
+
+#[test]
+fn every_kind_of_image_becomes_another_while_it_is_used() {
+    for kind in Kind::all() {
+        let format = ["raw", "qcow2", "qed"][kind.number % 3];
+        eprintln!("{kind:?} to {format}");
+        let dir = kind.dir();
+        let dir = dir.path();
+        kind.make(dir);
+        let mut model = kind.contents(dir, None);
+        let mut random = Random::new(500 + kind.number);
+        let data = as_arg(&dir.join("data.raw"));
+        let (image, target) = (as_arg(&dir.join("i")), as_arg(&dir.join("target")));
+        let mut served = Served::start(&image, &kind.serve_writable(&data));
+        let active = if kind.number % 2 == 1 {
+            "--active"
+        } else {
+            "--wait"
+        };
+        with_disk(&served.arg("s"), 2, |disk| {
+            exercise(disk, &mut model, &mut random);
+            thread::scope(|scope| {
+                let started = scope.spawn(|| start(&served, &target, &["-O", format, active]));
+                exercise(disk, &mut model, &mut random);
+                started.join().unwrap();
+            });
+            exercise(disk, &mut model, &mut random);
+            thread::scope(|scope| {
+                let completed = scope.spawn(|| complete(&served, &["--unkept"]));
+                while !completed.is_finished() {
+                    exercise(disk, &mut model, &mut random);
+                }
+                completed.join().unwrap();
+            });
+            assert!(!served.log().contains("WARN"), "{}", served.log());
+            let then = kind.contents(dir, None);
+            assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
+            exercise(disk, &mut model, &mut random);
+            assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
+            // Nobody has the old one any more.
+            assert!(then == kind.contents(dir, None));
+        });
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+        kind.is_clean(dir);
+        check(dir, format, &target);
+        assert_eq!(
+            differ(&flat(dir, format, &target), &model),
+            None,
+            "{kind:?}"
+        );
+    }
+}
+
+/// A disk in a file that the server keeps, for NBD clients.
+fn kept_disk(served: &Served, image: &str) {
+    let add = ["disk", "add", "--server", &served.api(), "d", image];
+    stdout_of(&add);
+}
+
+/// Blocks that are written one after the other, and how many of them have been: `log` says.
+fn write_in_order(uri: &str, log: &Path) -> Kept {
+    let script = "\
+import nbd, os, sys, time
+disk = nbd.NBD()
+disk.connect_uri(sys.argv[1])
+for n in range(8192):
+    disk.pwrite(bytes([1 + n % 250]) * 512, n * 512)
+    os.write(1, b'.')
+    time.sleep(0.0003)
+";
+    let mut load = Command::new("/usr/bin/python3");
+    load.args(["-c", script, uri]);
+    load.stdout(File::create(log).unwrap());
+    Kept(load.stderr(Stdio::null()).spawn().unwrap())
+}
+
+fn written(log: &Path) -> usize {
+    fs::metadata(log).unwrap().len() as usize
+}
+
+/// How many of them there are, up to the first that is not.
+fn there(contents: &[u8]) -> usize {
+    let block = |n: usize| &contents[n * 512..(n + 1) * 512];
+    let is = |n: &usize| {
+        block(*n)
+            .iter()
+            .all(|byte| u64::from(*byte) == 1 + *n as u64 % 250)
+    };
+    (0..8192).take_while(is).count()
+}
+
+#[test]
+fn whenever_the_server_is_killed_nothing_is_lost() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let path = |name: String| as_arg(&dir.join(name));
+    let mut random = Random::new(11);
+    let mut served = keep::start(short_dir(), "");
+    let mut switched = 0;
+    let rounds = 24;
+    for round in 0..rounds {
+        let (image, target) = (path(format!("i{round}")), path(format!("t{round}")));
+        fs::write(&image, vec![0; 4 << 20]).unwrap();
+        kept_disk(&served, &image);
+        let log = dir.join("written");
+        let load = write_in_order(&served_uri(&served), &log);
+        eventually("writes", || (written(&log) > 20).then_some(()));
+        start(&served, &target, &["-O", "qcow2", "--wait"]);
+        // (Half of them after it has been done.)
+        let late = Duration::from_millis(random.below(60));
+        let api = served.api();
+        let mut completes = fathom();
+        completes.args(["mirror", "complete", &api, "--quiet"]);
+        let completes = Kept::spawn(completes.stderr(Stdio::null()));
+        thread::sleep(late);
+        served = keep::again(served, "KILL", "");
+        drop(completes);
+        // (It has no server any more.)
+        drop(load);
+        let acknowledged = written(&log);
+        let out = path("out".into());
+        stdout_of(&[
+            "img",
+            "convert",
+            "-q",
+            "-f",
+            "raw",
+            "-O",
+            "raw",
+            &served_uri(&served),
+            &out,
+        ]);
+        let found = there(&fs::read(&out).unwrap());
+        assert!(
+            found >= acknowledged,
+            "round {round}: {found} of {acknowledged}"
+        );
+        let table = fs::read_to_string(served.path("disks/d.toml")).unwrap();
+        switched += usize::from(table.contains(&target));
+        stdout_of(&["disk", "remove", &served.api(), "--disk", "d", "--force"]);
+    }
+    assert!((1..rounds).contains(&switched), "{switched} of {rounds}");
+}
+
+fn served_uri(served: &Served) -> String {
+    format!("nbd+unix:///d?socket={}", served.arg("n"))
+}
+
+#[test]
+fn what_is_kept_is_the_target() {
+    let dir = disk_dir();
+    let (image, target) = (as_arg(&dir.path().join("i")), as_arg(&dir.path().join("t")));
+    fs::write(&image, vec![5; 4 << 20]).unwrap();
+    let served = keep::start(short_dir(), "");
+    let (api, socket) = (served.api(), served.arg("s"));
+    let add = ["disk", "add", "--server", &api, "d", &image];
+    stdout_of(
+        &[
+            &add[..],
+            &[
+                "--vhost-user",
+                &socket,
+                "--format",
+                "raw",
+                "--filter",
+                "delay",
+            ],
+        ]
+        .concat(),
+    );
+    // What holds for now stays so, and is not kept.
+    stdout_of(&[
+        "disk",
+        "set",
+        &api,
+        "--disk",
+        "d",
+        "delay",
+        "read=1us",
+        "--temporary",
+    ]);
+    with_disk(&socket, 1, |disk| {
+        start(&served, &target, &["-O", "qcow2"]);
+        complete(&served, &[]);
+        let data = vec![6; 4096];
+        assert_eq!(
+            disk.all(&[Request::Write { offset: 0, data }]),
+            [Ok(Vec::new())]
+        );
+        let info = stdout_of(&["info", &api, "--json"]);
+        let info: Value = serde_json::from_str(&info).unwrap();
+        assert_eq!(
+            (&info["disk"], &info["format"]),
+            (&target.as_str().into(), &"qcow2".into())
+        );
+        assert_eq!(
+            keep::disks(&served),
+            [keep::seen("d", true, "delay:read=1us")]
+        );
+    });
+    refused(1, &["mirror", "show", &api], &["no mirror"]);
+    let served = keep::again(served, "TERM", "");
+    assert_eq!(keep::disks(&served), [keep::seen("d", true, "delay")]);
+    let contents = with_disk(&served.arg("s"), 1, |disk| disk.contents());
+    assert!(contents[..4096].iter().all(|b| *b == 6) && contents[4096..].iter().all(|b| *b == 5));
+    assert!(fs::read(&image).unwrap().iter().all(|b| *b == 5));
+    // There, too, it may go on.
+    with_disk(&served.arg("s"), 1, |disk| {
+        let back = as_arg(&dir.path().join("back"));
+        start(&served, &back, &[]);
+        complete(&served, &[]);
+        assert!(disk.contents() == contents);
+    });
+}
+
+#[test]
+fn a_copy_is_the_disk_as_it_was_when_it_was_ended() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let (image, target) = (as_arg(&dir.join("i")), as_arg(&dir.join("t")));
+    fs::write(&image, vec![0; 4 << 20]).unwrap();
+    let served = keep::start(short_dir(), "");
+    kept_disk(&served, &image);
+    let log = dir.join("written");
+    let load = write_in_order(&served_uri(&served), &log);
+    eventually("writes", || (written(&log) > 20).then_some(()));
+    start(&served, &target, &["-O", "qcow2", "--wait"]);
+    let before = written(&log);
+    let told = stdout_of(&["mirror", "stop", &served.api()]);
+    let after = written(&log);
+    assert!(told.starts_with("done: to "), "{told}");
+    let copy = flat(dir, "qcow2", &target);
+    // (What is written at once is there at once, or not yet.)
+    let found = there(&copy);
+    assert!(
+        (before..=after + 1).contains(&found),
+        "{before} {found} {after}"
+    );
+    let rest = &copy[(found + 1) * 512..];
+    assert!(
+        rest.iter().all(|byte| *byte == 0),
+        "something is there before its turn"
+    );
+    check(dir, "qcow2", &target);
+    eventually("more of it", || (written(&log) > after).then_some(()));
+    drop(load);
+    refused(1, &["mirror", "stop", &served.api()], &["no mirror"]);
+}
+
+#[test]
+fn it_goes_on_when_its_virtual_machine_is_back() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    for format in ["raw", "qcow2"] {
+        for is_changed in [false, true] {
+            let (image, target) = (as_arg(&dir.join("i")), as_arg(&dir.join("t")));
+            let _ = (fs::remove_file(&target), fs::remove_file(&image));
+            qemu_img(dir, &["create", "-q", "-f", format, &image, "12M"]);
+            let mut model = vec![0; SIZE as usize];
+            let mut random = Random::new(3);
+            let served = Served::start(&image, &["--format", format]);
+            let socket = served.arg("s");
+            with_disk(&socket, 2, |disk| {
+                exercise(disk, &mut model, &mut random);
+                start(&served, &target, &["-O", "qcow2"]);
+                exercise(disk, &mut model, &mut random);
+            });
+            await_phase(&served, "waiting");
+            refused(1, &["mirror", "stop", &served.api()], &["not ready"]);
+            if is_changed {
+                let args = ["-f", format, "-c", "write -P 9 0 1M", &image];
+                assert!(tool(dir, "qemu-io", &args).status.success());
+            }
+            with_disk(&socket, 2, |disk| {
+                if is_changed {
+                    let problem = await_phase(&served, "failed")["problem"].to_string();
+                    assert!(problem.contains("changed by others"), "{problem}");
+                    refused(
+                        1,
+                        &["mirror", "complete", &served.api()],
+                        &["changed by others"],
+                    );
+                    refused(1, &["mirror", "stop", &served.api()], &["of no use"]);
+                    refused(1, &["mirror", "show", &served.api()], &["no mirror"]);
+                    return;
+                }
+                exercise(disk, &mut model, &mut random);
+                complete(&served, &["--unkept"]);
+                exercise(disk, &mut model, &mut random);
+                assert_eq!(differ(&disk.contents(), &model), None);
+            });
+        }
+    }
+}
+
+/// Of 64 MiB, with an NBD server for the target.
+struct Remote {
+    _dir: tempfile::TempDir,
+    server: Kept,
+    uri: String,
+}
+
+impl Remote {
+    fn start() -> Remote {
+        let dir = short_dir();
+        let (image, socket) = (as_arg(&dir.path().join("t")), as_arg(&dir.path().join("n")));
+        File::create(&image).unwrap().set_len(64 << 20).unwrap();
+        let mut server = Command::new("qemu-nbd");
+        server.args(["-t", "-f", "raw", "-k", &socket, "-e", "8", &image]);
+        let server = Kept::spawn(&mut server);
+        eventually("its socket", || Path::new(&socket).exists().then_some(()));
+        let uri = format!("nbd+unix:///?socket={socket}");
+        Remote {
+            _dir: dir,
+            server,
+            uri,
+        }
+    }
+}
+
+#[test]
+fn a_target_that_dies_or_hangs_keeps_nobody_from_anything() {
+    for signal in ["KILL", "STOP"] {
+        for active in [&[][..], &["--active"]] {
+            let remote = Remote::start();
+            let dir = disk_dir();
+            let image = as_arg(&dir.path().join("i"));
+            fs::write(&image, vec![3; 64 << 20]).unwrap();
+            let served = Served::start(&image, &[]);
+            let socket = served.arg("s");
+            let write = Request::Write {
+                offset: 0,
+                data: vec![1; 4096],
+            };
+            let since = with_disk(&socket, 1, |disk| {
+                start(&served, &remote.uri, &[&["--wait"], active].concat());
+                disk.all(&vec![write.clone(); 100]);
+                await_phase(&served, "ready");
+                remote.server.signal(signal);
+                // (More than may be left to be copied.)
+                for n in 0..1024u64 {
+                    let data = vec![n as u8; 64 << 10];
+                    let offset = n * (64 << 10);
+                    let answers = disk.all(&[Request::Write { offset, data }]);
+                    assert_eq!(answers, [Ok(Vec::new())]);
+                }
+                Instant::now()
+            });
+            // It lets go of the disk at once, as its virtual machine has.
+            with_disk(&socket, 1, |disk| {
+                assert_eq!(disk.all(&[write.clone()]), [Ok(Vec::new())]);
+            });
+            assert!(
+                since.elapsed() < Duration::from_secs(15),
+                "{:?}",
+                since.elapsed()
+            );
+            await_phase(&served, "failed");
+            refused(
+                1,
+                &["mirror", "complete", &served.api(), "--unkept"],
+                &["has failed"],
+            );
+        }
+    }
+}
+
+/// Who changes more than can be copied is never followed up with, unless he is held back.
+#[test]
+fn users_are_held_back_if_that_is_wanted() {
+    let served = Served::start("memory:64M", &[]);
+    let target = as_arg(&served.path("t"));
+    let mut load = fathom();
+    load.args([
+        "bench",
+        "--vhost-user",
+        &served.arg("s"),
+        "--runtime",
+        "120s",
+    ])
+    .args(["--rw", "randwrite", "--bs", "64k", "--iodepth", "8"]);
+    let load = Kept::spawn(load.stdout(Stdio::null()).stderr(Stdio::null()));
+    let speed = ["--speed", "40M"];
+    start(&served, &target, &speed);
+    eventually("a round", || {
+        (mirror(&served)["copied"].as_u64()? > 100 << 20).then_some(())
+    });
+    assert_eq!(mirror(&served)["phase"], "copying");
+    refused(
+        1,
+        &["mirror", "stop", &served.api()],
+        &["not ready", "--force"],
+    );
+    stdout_of(&["mirror", "stop", &served.api(), "--force"]);
+    start(
+        &served,
+        &target,
+        &[&speed[..], &["--active", "--wait"]].concat(),
+    );
+    complete(&served, &["--unkept"]);
+    drop(load);
+    let info = stdout_of(&["info", &served.api(), "--json"]);
+    assert!(info.contains(&target), "{info}");
+}
+
+#[test]
+fn what_cannot_be_a_target_is_refused() {
+    let dir = disk_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let (image, small, other) = (path("i"), path("small"), path("other"));
+    fs::write(&image, vec![7; 4 << 20]).unwrap();
+    fs::write(&small, vec![7; 1 << 20]).unwrap();
+    fs::write(&other, vec![7; 4 << 20]).unwrap();
+    let served = Served::start(&image, &[]);
+    let used = Served::start(&other, &[]);
+    let api = served.api();
+    let fails = |target: &str, more: &[&str], why: &[&str]| {
+        refused(1, &[&["mirror", "start", &api, target], more].concat(), why);
+    };
+    fails(&small, &[], &["1 MiB", "4 MiB", "one size"]);
+    fails(&image, &[], &["is in use by"]);
+    with_disk(&used.arg("s"), 1, |_| {
+        fails(&other, &[], &["is in use by fathom"])
+    });
+    fails(&small, &["-O", "qcow2"], &["qcow2"]);
+    fails(&path("no/t"), &[], &["No such file"]);
+    fails(
+        &path("t"),
+        &["-o", "size=1M", "-O", "qcow2"],
+        &["leave size"],
+    );
+    fails(&other, &["-o", "preallocation=off"], &["is there already"]);
+    fails("null:1M", &[], &["one size"]);
+    assert!(!Path::new(&path("t")).exists());
+    refused(1, &["mirror", "show", &api], &["no mirror"]);
+    refused(1, &["mirror", "complete", &api], &["no mirror"]);
+    qemu_img(
+        dir.path(),
+        &["create", "-q", "-f", "qcow2", &path("q"), "4M"],
+    );
+    fails(&path("q"), &[], &["qcow2"]);
+    // One thing at a time.
+    let target = path("t");
+    start(&served, &target, &["--wait"]);
+    fails(&path("u"), &[], &["being mirrored"]);
+    assert!(!Path::new(&path("u")).exists(), "it is not left behind");
+    refused(1, &["backup", "start", &api], &["being mirrored"]);
+    refused(1, &["resize", &api, "8M"], &["being mirrored"]);
+    refused(1, &["upgrade", &api], &["being mirrored"]);
+    refused(
+        1,
+        &["mirror", "complete", &api],
+        &["on the server's command line", "--unkept"],
+    );
+    assert_eq!(mirror(&served)["phase"], "ready");
+    stdout_of(&["mirror", "stop", &api]);
+    assert!(fs::read(&target).unwrap() == fs::read(&image).unwrap());
+    stdout_of(&["backup", "start", &api]);
+    fails(&target, &[], &["a backup of it"]);
+    stdout_of(&["backup", "stop", &api]);
+    let shared = Served::start(&image, &["--readonly", "--force-share"]);
+    let args = ["mirror", "start", &shared.api(), &target];
+    refused(1, &args, &["other processes may change it"]);
+    let served = Served::start(&image, &["--filter", "cow"]);
+    refused(1, &["mirror", "start", &served.api(), &target], &["cow"]);
+}

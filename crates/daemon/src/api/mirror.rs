@@ -1,0 +1,95 @@
+//! Disks that are copied to others while they are used.
+
+use super::disks::Disk;
+use super::problem::Problem;
+use super::request::{Flags, Named, parse, read};
+use super::state::Asking;
+use crate::command::{Command, Completion, MirrorOrder};
+use crate::info::MirrorInfo;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{RawQuery, State};
+use serde_json::Value;
+
+/// Copy a disk to another one while it is used
+///
+/// What users change meanwhile is copied again, until both are the same but for what has been changed just now: then it
+/// is `ready`, and goes on so. If anything goes wrong it has failed, and the disk is as before.
+#[utoipa::path(put, path = "/v1/disks/{name}/mirror", tag = "disks", operation_id = "beginMirror",
+    params(("name" = String, Path)),
+    request_body = MirrorOrder,
+    responses(
+        (status = 200, body = MirrorInfo),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "Something else is done with the disk"),
+        (status = 422, body = Problem, content_type = "application/problem+json",
+            description = "The target cannot be used, or is of another size"),
+        (status = 504, body = Problem, content_type = "application/problem+json",
+            description = "It takes long, and goes on")))]
+pub async fn begin(
+    State(asking): State<Asking>,
+    name: Named,
+    body: Body,
+) -> Result<Json<Value>, Problem> {
+    let order: MirrorOrder = parse(read(body).await?)?;
+    let command = Command::BeginMirror(Box::new(order));
+    asking.ask(Some(name.name()?), command).await.map(Json)
+}
+
+/// Let a mirror be
+///
+/// If it is ready, users wait for a moment, and the target is the disk as it is then: its phase is `done`. Otherwise, or
+/// by force, the target is of no use.
+#[utoipa::path(delete, path = "/v1/disks/{name}/mirror", tag = "disks", operation_id = "endMirror",
+    params(
+        ("name" = String, Path),
+        ("force" = Option<bool>, Query, description = "Nobody waits, and the target is of no use")),
+    responses(
+        (status = 200, body = MirrorInfo, description = "As it was at its end"),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json"),
+        (status = 504, body = Problem, content_type = "application/problem+json",
+            description = "It takes long, and goes on")))]
+pub async fn end(
+    State(asking): State<Asking>,
+    name: Named,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Value>, Problem> {
+    let force = Flags::parse(query, &["force"])?.flag("force");
+    let command = Command::EndMirror { force };
+    asking.ask(Some(name.name()?), command).await.map(Json)
+}
+
+/// Have the disk go on with the target of its mirror
+///
+/// The mirror is ready. Users wait for a moment, until both are the same; then the target is the disk's image, and the
+/// old one is nobody's, as it was at that instant. When anything goes wrong, the disk goes on with the image that it has.
+#[utoipa::path(post, path = "/v1/disks/{name}/mirror/complete", tag = "disks", operation_id = "completeMirror",
+    params(("name" = String, Path)),
+    request_body = Option<Completion>,
+    responses(
+        (status = 200, body = Disk),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "It is not ready, or the server would have the old image when it starts again"),
+        (status = 422, body = Problem, content_type = "application/problem+json",
+            description = "It has failed: the disk has its image as before"),
+        (status = 504, body = Problem, content_type = "application/problem+json",
+            description = "It takes long, and goes on")))]
+pub async fn complete(
+    State(asking): State<Asking>,
+    name: Named,
+    body: Body,
+) -> Result<Json<Value>, Problem> {
+    let body = read(body).await?;
+    let how = match body.is_empty() {
+        true => Completion::default(),
+        false => parse(body)?,
+    };
+    let command = Command::CompleteMirror(how);
+    asking.ask(Some(name.name()?), command).await.map(Json)
+}

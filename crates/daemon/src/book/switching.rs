@@ -1,0 +1,100 @@
+//! Disks that go on with the targets of their mirrors, and their files, which follow.
+//!
+//! Users wait while a disk's file is written: whenever the server is killed, it has the disk again as it was last.
+
+use super::{Book, Origin};
+use crate::answer::{Asker, Kind, Refusal};
+use crate::command::{Command, Completion};
+use crate::table::DiskTable;
+use serde_json::Value;
+
+impl Book {
+    pub(super) fn complete_mirror(&mut self, name: String, how: Completion, asker: Asker) {
+        let is_said_elsewhere = self.origins.get(&name) == Some(&Origin::Configuration);
+        if is_said_elsewhere && !how.unkept {
+            return asker(Err(Kind::Conflict.because(format!(
+                "the image of disk '{name}' is said on the server's command line or in its configuration: when it \
+                 starts again it would have the old one. If that will be changed before, say so (--unkept)"
+            ))));
+        }
+        let kept = name.clone();
+        self.then(
+            Some(name),
+            Command::BeginSwitch,
+            move |book, answer| match answer {
+                Err(refusal) => asker(Err(refusal)),
+                Ok(table) => book.keep_switched(kept, table, asker),
+            },
+        );
+    }
+
+    /// The disk's users wait.
+    fn keep_switched(&mut self, name: String, table: Value, asker: Asker) {
+        let Some(Origin::Kept(before)) = self.origins.get(&name).cloned() else {
+            return self.end_switch(name, None, asker);
+        };
+        let wanted: DiskTable = match serde_json::from_value::<DiskTable>(table) {
+            Ok(table) => before.clone().on(table.image, table.format),
+            Err(error) => return self.go_back(name, *before, error.to_string(), asker),
+        };
+        let Some(keeper) = &self.keeper else {
+            return self.end_switch(name, None, asker);
+        };
+        let table = wanted.clone();
+        let done = self.later(move |book: &mut Book, outcome| match outcome {
+            Ok(()) => {
+                book.origins
+                    .insert(name.clone(), Origin::Kept(Box::new(table)));
+                book.end_switch(name, Some(*before), asker);
+            }
+            Err(problem) => book.go_back(name, *before, problem, asker),
+        });
+        keeper.keep(wanted, done);
+    }
+
+    /// It goes on with its target. `before`: what its file has said.
+    fn end_switch(&mut self, name: String, before: Option<DiskTable>, asker: Asker) {
+        let command = Command::EndSwitch { go: true };
+        let disk = name.clone();
+        self.then(Some(name), command, move |book, answer| match answer {
+            Ok(_) => book.show(disk, asker),
+            Err(refusal) => match before {
+                Some(before) => book.keep_as_before(before, refusal, asker),
+                None => asker(Err(refusal)),
+            },
+        });
+    }
+
+    /// It is to go on as before, since it cannot be kept with its target.
+    fn go_back(&mut self, name: String, before: DiskTable, problem: String, asker: Asker) {
+        tracing::error!("{problem}");
+        let refusal = Kind::Failed.because(format!("disk '{name}' stays as it is: {problem}"));
+        let then = self.later(move |book: &mut Book, _| {
+            let command = Command::EndSwitch { go: false };
+            book.then(Some(name), command, |_, _| asker(Err(refusal)));
+        });
+        // (It may have been written, and is not known to be durable.)
+        self.write_again(before, then);
+    }
+
+    fn keep_as_before(&mut self, before: DiskTable, refusal: Refusal, asker: Asker) {
+        let then = self.later(move |_: &mut Book, ()| asker(Err(refusal)));
+        self.write_again(before, then);
+    }
+
+    fn write_again(&mut self, before: DiskTable, then: Box<dyn FnOnce(()) + Send>) {
+        let name = before.name.clone();
+        self.origins
+            .insert(name, Origin::Kept(Box::new(before.clone())));
+        let Some(keeper) = &self.keeper else {
+            return then(());
+        };
+        let done = self.later(move |_: &mut Book, outcome: Result<(), String>| {
+            if let Err(problem) = outcome {
+                tracing::error!("{problem}: it may say what it should not; write it by hand");
+            }
+            then(());
+        });
+        keeper.keep(before, done);
+    }
+}

@@ -1,0 +1,89 @@
+//! Disks that are copied to others, which may take their places.
+
+use super::freezing::no_thread;
+use super::{Objects, to_json};
+use crate::answer::{Asker, Kind, Refusal};
+use crate::command::MirrorOrder;
+use crate::info::MirrorInfo;
+use crate::objects::changes;
+use crate::objects::mirror::Running;
+use fathom_files::gate;
+
+impl Objects {
+    pub(super) fn begin_mirror(&mut self, index: usize, order: MirrorOrder, asker: Asker) {
+        let disk = &self.disks[index];
+        let name = disk.name().to_owned();
+        let refusal = self.is_busy(&name).or_else(|| {
+            let problem = match gate::other() {
+                Some(_) => Some("tenants' disks cannot be mirrored".to_owned()),
+                None => disk.may_not_be_mirrored(),
+            };
+            problem.map(|problem| Kind::Conflict.because(format!("disk '{name}': {problem}")))
+        });
+        if let Some(refusal) = refusal {
+            return asker(Err(refusal));
+        }
+        let order = match disk.mirror_order(order, self.nbd.is_some()) {
+            Ok(order) => order,
+            Err(problem) => return asker(Err(Kind::Invalid.because(problem))),
+        };
+        match changes::begin_mirror(order, self.mail.post()) {
+            Ok(()) => drop(self.busy.insert(name, asker)),
+            Err(error) => asker(Err(no_thread(&error))),
+        }
+    }
+
+    pub(super) fn take_in_mirror(&mut self, name: &str, begun: Result<Running, String>) {
+        let asker = self.busy.remove(name);
+        let index = self.disks.iter().position(|disk| disk.name() == name);
+        // (It does not go while it is busy.)
+        let (Some(asker), Some(index)) = (asker, index) else {
+            return;
+        };
+        asker(match begun {
+            Ok(running) => {
+                let info = running.info();
+                tracing::info!("disk '{name}' is mirrored to {}", info.target);
+                self.disks[index].set_mirror(running);
+                to_json(&info)
+            }
+            Err(problem) => {
+                Err(Kind::Failed.because(format!("disk '{name}' cannot be mirrored: {problem}")))
+            }
+        });
+    }
+
+    /// Let it be.
+    pub(super) fn end_mirror(&mut self, index: usize, force: bool, asker: Asker) {
+        let running = match self.mirror_of(index) {
+            Ok(running) => running.clone(),
+            Err(refusal) => return asker(Err(refusal)),
+        };
+        let name = self.disks[index].name().to_owned();
+        let users = (!force).then(|| self.users_of(index));
+        match changes::end_mirror(name.clone(), running, users, self.mail.post()) {
+            Ok(()) => drop(self.busy.insert(name, asker)),
+            Err(error) => asker(Err(no_thread(&error))),
+        }
+    }
+
+    /// One that there is, and nothing else is done with its disk.
+    pub(super) fn mirror_of(&self, index: usize) -> Result<&Running, Refusal> {
+        let disk = &self.disks[index];
+        let name = disk.name();
+        if let Some(refusal) = self.is_busy(name) {
+            return Err(refusal);
+        }
+        disk.mirror()
+            .ok_or_else(|| Kind::Unknown.because(format!("there is no mirror of disk '{name}'")))
+    }
+
+    pub(super) fn take_in_ended_mirror(&mut self, name: &str, info: &MirrorInfo) {
+        if let Some(disk) = self.disks.iter_mut().find(|disk| disk.name() == name) {
+            disk.forget_mirror();
+        }
+        if let Some(asker) = self.busy.remove(name) {
+            asker(to_json(info));
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! A disk that is copied to another one while it is used, to take its place.
+
+use super::freeze::Users;
+use super::shared_disk::SharedDisk;
+use crate::events::{Events, Happened};
+use crate::info::MirrorInfo;
+use crate::options::DiskOptions;
+use fathom_formats::Format;
+use fathom_jobs::Source;
+use fathom_jobs::mirror::{Mirror, Phase, Terms};
+use fathom_stack::open_unserved;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Users wait for so long at most.
+const HALT: Duration = Duration::from_secs(5);
+/// So long it may take to let go of two disks.
+const END: Duration = Duration::from_secs(30);
+
+/// What it takes to begin.
+pub struct Order {
+    pub disk: String,
+    pub source: Source,
+    pub terms: Terms,
+    /// The disk as it would be with the target.
+    pub target: DiskOptions,
+    pub shared: Arc<SharedDisk>,
+    pub events: Events,
+}
+
+/// One that has begun, and is over or not.
+#[derive(Clone)]
+pub struct Running {
+    pub mirror: Mirror,
+    target: Arc<DiskOptions>,
+    terms: Terms,
+    since: Instant,
+}
+
+impl Order {
+    /// May block. The error is for the user: both disks are as they were.
+    pub fn begin(self) -> Result<Running, String> {
+        let target = open_unserved(&self.target.disk).map_err(|error| error.to_string())?;
+        let (disk, events) = (self.disk.clone(), self.events);
+        let tell = move |phase: Phase, problem: Option<&str>| {
+            match problem {
+                Some(problem) => tracing::warn!("the mirror of disk '{disk}': {problem}"),
+                None => tracing::info!("the mirror of disk '{disk}' is {}", phase.name()),
+            }
+            events.tell(Happened::Mirrored {
+                disk: disk.clone(),
+                phase: phase.name().to_owned(),
+                problem: problem.map(str::to_owned),
+            });
+        };
+        let mirror = Mirror::start(self.source, target, self.terms, Box::new(tell))?;
+        let leaving = mirror.clone();
+        self.shared
+            .set_followers_leave(Box::new(move || leaving.leave()));
+        Ok(Running {
+            mirror,
+            target: Arc::new(self.target),
+            terms: self.terms,
+            since: Instant::now(),
+        })
+    }
+}
+
+impl Running {
+    /// The disk as it would be with the target.
+    pub fn target(&self) -> &DiskOptions {
+        &self.target
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.mirror.is_over()
+    }
+
+    /// What is left takes no longer than users can wait.
+    pub fn is_ready(&self) -> bool {
+        self.mirror.status().phase == Phase::Ready
+    }
+
+    pub fn info(&self) -> MirrorInfo {
+        let status = self.mirror.status();
+        let disk = &self.target.disk;
+        MirrorInfo {
+            target: disk.location.to_string(),
+            format: disk.format.unwrap_or(Format::Raw).name().into(),
+            phase: status.phase.name().into(),
+            copied: status.copied,
+            left: status.left,
+            active: self.terms.brakes,
+            seconds: self.since.elapsed().as_secs(),
+            problem: status.problem,
+        }
+    }
+
+    /// Let it be: what has become of it. If it is ready, the target is the disk as it was at an instant, for which
+    /// `users` wait. May block.
+    pub fn end(&self, users: Option<Users>) -> MirrorInfo {
+        if let Some(users) = users.filter(|_| self.is_ready()) {
+            self.mirror.begin_finish();
+            match users.freeze() {
+                Ok(waiting) => {
+                    // (What has come of it is told below.)
+                    let _ = self.mirror.finish(Instant::now() + HALT);
+                    waiting.thaw();
+                }
+                Err(problem) => tracing::warn!("the mirror is not finished: {problem}"),
+            }
+        }
+        self.mirror.end(Instant::now() + END);
+        self.info()
+    }
+}

@@ -1,0 +1,285 @@
+//! The thread that follows a disk.
+
+use super::noting::Noting;
+use super::shared::{InUse, Shared};
+use super::terms::{Phase, Tell, Terms};
+use super::todo;
+use crate::copy::{Copy, Failure, Speed};
+use crate::source::Source;
+use fathom_core::{Changes, Disk, DiskError};
+use fathom_stack::{Brake, Client, Job};
+use std::cell::Cell;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Users can wait for so long: what is left then is no reason not to switch.
+const SHORT: Duration = Duration::from_millis(200);
+/// What users have changed meanwhile is looked at so often.
+const SLICE: Duration = Duration::from_millis(100);
+/// While all is copied, it is looked so often what has changed.
+const IDLE: Duration = Duration::from_millis(20);
+/// Between attempts to have the disk again.
+const AWAY: Duration = Duration::from_millis(200);
+
+/// While it brakes, no more is left than can be copied in half of that time, or so many bytes, once it has come so far;
+/// before, users change half of what is copied.
+const MOST_LEFT: u64 = 16 << 20;
+const LEAST_LEFT: u64 = 1 << 20;
+const SHARE: u64 = 2;
+
+/// What is said of one that somebody has ended.
+pub(super) const STOPPED: &str = "it was ended before all was copied";
+
+/// Runs that are taken over at once.
+const RUNS: usize = 1024;
+
+pub(super) struct Follower {
+    pub(super) source: Source,
+    pub(super) target: Arc<dyn Disk>,
+    pub(super) terms: Terms,
+    /// What users have changed; taken over to `todo` while nothing is in flight: of what is copied twice at once, the
+    /// older might come last.
+    pub(super) noted: Arc<Changes>,
+    pub(super) todo: Changes,
+    pub(super) noting: Option<Noting>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) tell: Tell,
+    /// Where copying goes on.
+    pub(super) cursor: u64,
+    /// It is known what was to be copied at the beginning.
+    pub(super) has_begun: bool,
+    /// That has been copied once: what is left is what users have changed.
+    pub(super) has_come_round: bool,
+}
+
+/// Why copying has ended.
+#[derive(PartialEq, Eq)]
+enum Gone {
+    /// The virtual machine lets go of the disk.
+    Away,
+    /// All of it is there.
+    Done,
+}
+
+impl Follower {
+    /// Until it is over, when neither disk is in use by it any more.
+    pub(super) fn run(mut self, target: InUse) {
+        let outcome = self.follow_on();
+        // From here on nothing is noted, and nobody waits.
+        drop(self.noting.take());
+        let closed = target.end();
+        let closed = closed.map_err(|error| format!("the target cannot be closed: {error}"));
+        let problem = outcome.and(closed).err();
+        let is_late = self.shared.state().status.phase.is_over();
+        let phase = match problem.is_some() || is_late {
+            false => Phase::Done,
+            true => Phase::Failed,
+        };
+        self.end(phase, problem);
+        // (Whoever waits for that goes on with the target.)
+        self.shared.let_go();
+        self.shared.change(|state| state.is_over = true);
+    }
+
+    /// Until all is copied, whoever comes and goes. The error is for the user.
+    fn follow_on(&mut self) -> Result<(), String> {
+        while self.follow()? == Gone::Away {
+            self.enter(Phase::Waiting);
+            self.shared.let_go();
+            self.wait_for_disk()?;
+            if !self.source.tap.is_as_it_was_left() {
+                return Err(
+                    "its virtual machine had let go of the disk, which may have been changed by others then"
+                        .into(),
+                );
+            }
+            self.enter(Phase::Copying);
+        }
+        Ok(())
+    }
+
+    /// Until its virtual machine is back.
+    fn wait_for_disk(&self) -> Result<(), String> {
+        loop {
+            let problem = match self.shared.take(&self.source.disk) {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            self.shared.pause(AWAY);
+            let state = self.shared.state();
+            if state.stop {
+                return Err(STOPPED.into());
+            }
+            if state.is_last() {
+                return Err(problem.to_string());
+            }
+        }
+    }
+
+    /// Copies while the disk is in use.
+    fn follow(&mut self) -> Result<Gone, String> {
+        let error = |error: DiskError| error.to_string();
+        let engine = self.source.engine;
+        let mut job = Job::default();
+        let source = job.client(self.source.disk.clone(), engine);
+        let target = job.client(self.target.clone(), engine);
+        let (source, target) = (source.map_err(error)?, target.map_err(error)?);
+        let shared = self.shared.clone();
+        let stops = || {
+            let state = shared.state();
+            state.stop || state.leaves()
+        };
+        let copy = Copy {
+            job: &job,
+            source: &source,
+            target: &target,
+            rate: self.terms.rate,
+            next: Cell::new(Instant::now()),
+            stops: &stops,
+            slice: SLICE,
+        };
+        self.begin(&copy)?;
+        self.copy_on(copy, &job, &target)
+    }
+
+    /// Notes what is to be copied, once.
+    fn begin(&mut self, copy: &Copy<'_>) -> Result<(), String> {
+        if !self.has_begun {
+            todo::mark(copy, &self.todo)?;
+            // (If it was interrupted it is begun again.)
+            self.has_begun = !(copy.stops)();
+        }
+        Ok(())
+    }
+
+    fn copy_on(&mut self, mut copy: Copy<'_>, job: &Job, target: &Client) -> Result<Gone, String> {
+        let mut speed = Speed::default();
+        loop {
+            let (stop, leaves, is_last) = {
+                let state = self.shared.state();
+                (state.stop, state.leaves(), state.is_last())
+            };
+            if stop {
+                return Err(STOPPED.into());
+            }
+            if leaves {
+                return Ok(Gone::Away);
+            }
+            self.check_disk()?;
+            if is_last {
+                // Users wait.
+                copy.rate = None;
+            }
+            self.take_noted();
+            let left = self.todo.changed_bytes();
+            self.shared.state().status.left = left;
+            if left == 0 {
+                if is_last {
+                    // Nothing has changed since: nobody does.
+                    return self.finish(job, target);
+                }
+                self.has_come_round = true;
+                self.brake_for(&speed, left, 0);
+                self.enter(Phase::Ready);
+                self.shared.pause(IDLE);
+                continue;
+            }
+            self.is_ready_in(speed.takes(left));
+            let (begin, from) = (Instant::now(), self.cursor);
+            match copy.slice(&self.todo, &mut self.cursor) {
+                Ok(copied) => {
+                    speed.copied(copied, begin.elapsed());
+                    self.shared.state().status.copied += copied;
+                    self.has_come_round |= self.cursor < from;
+                    self.brake_for(&speed, left, copied);
+                }
+                // (See above.)
+                Err(Failure::Stopped) => {}
+                Err(Failure::Problem(problem)) => return Err(problem),
+            }
+        }
+    }
+
+    fn take_noted(&self) {
+        let (mut at, size) = (0, self.noted.size());
+        while at < size {
+            for run in self.noted.take(at..size, RUNS) {
+                if run.changed {
+                    self.todo.mark(at, run.len);
+                }
+                at += run.len;
+            }
+        }
+    }
+
+    /// It is still the disk that is copied.
+    fn check_disk(&self) -> Result<(), String> {
+        if self.noted.is_outgrown() || self.source.disk.info().size != self.todo.size() {
+            return Err("the disk has another size now".into());
+        }
+        match self.brake().and_then(Brake::problem) {
+            Some(problem) => Err(problem.into()),
+            None => Ok(()),
+        }
+    }
+
+    fn brake(&self) -> Option<&Brake> {
+        self.noting.as_ref().map(|noting| &*noting.brake)
+    }
+
+    /// What users may change: `left` was to be copied, and `copied` has been since.
+    fn brake_for(&self, speed: &Speed, left: u64, copied: u64) {
+        let brake = self
+            .brake()
+            .filter(|_| self.terms.brakes && self.has_come_round);
+        if let Some(brake) = brake {
+            let most = speed.within(SHORT / 2).clamp(LEAST_LEFT, MOST_LEFT);
+            match most.checked_sub(left.saturating_sub(copied)) {
+                Some(allowed) => brake.allow(allowed),
+                None => brake.allow_more(copied / SHARE),
+            }
+        }
+    }
+
+    fn finish(&self, job: &Job, target: &Client) -> Result<Gone, String> {
+        match job.flush(target) {
+            0 => Ok(Gone::Done),
+            errno => {
+                let error = io::Error::from_raw_os_error(errno);
+                Err(format!("the target cannot be flushed: {error}"))
+            }
+        }
+    }
+
+    /// What is left takes so long.
+    fn is_ready_in(&self, time: Duration) {
+        if time < SHORT {
+            self.enter(Phase::Ready);
+        } else if time > 5 * SHORT {
+            self.enter(Phase::Copying);
+        }
+    }
+
+    fn end(&self, phase: Phase, problem: Option<String>) {
+        let problem = {
+            let status = &mut self.shared.state().status;
+            // (It may have failed before.)
+            status.problem = status.problem.take().or(problem);
+            status.phase = phase;
+            status.problem.clone()
+        };
+        (self.tell)(phase, problem.as_deref());
+    }
+
+    fn enter(&self, phase: Phase) {
+        {
+            let status = &mut self.shared.state().status;
+            if status.phase == phase || status.phase.is_over() {
+                return;
+            }
+            status.phase = phase;
+        }
+        (self.tell)(phase, None);
+    }
+}

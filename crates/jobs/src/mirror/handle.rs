@@ -1,0 +1,118 @@
+//! A mirror, for whoever starts it.
+
+use super::follower::Follower;
+use super::noting::Noting;
+use super::shared::{InUse, Shared};
+use super::terms::{Status, Tell, Terms};
+use crate::source::Source;
+use fathom_core::{Changes, Disk, DiskError, ThreadKind, thread_starts};
+use fathom_units::Size;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A copy that follows its disk.
+#[derive(Clone)]
+pub struct Mirror {
+    shared: Arc<Shared>,
+}
+
+impl Mirror {
+    /// To `target`, which is not active, and used by nobody else. May block. The error is for the user: both are as
+    /// before.
+    pub fn start(
+        source: Source,
+        target: Arc<dyn Disk>,
+        terms: Terms,
+        tell: Tell,
+    ) -> Result<Mirror, String> {
+        let (size, room) = (source.disk.info().size, target.info());
+        if room.read_only {
+            return Err("the target can only be read".into());
+        }
+        if room.size != size {
+            return Err(format!(
+                "the target has {} and the disk {}: they must be of one size",
+                Size(room.size),
+                Size(size)
+            ));
+        }
+        let error = |error: DiskError| error.to_string();
+        let taken = InUse::new(&target).map_err(error)?;
+        let shared = Arc::<Shared>::default();
+        shared.take(&source.disk).map_err(error)?;
+        let noted = Arc::new(Changes::new(size));
+        let noting = Noting::begin(&source, &noted)?;
+        shared.state().status.left = size;
+        let follower = Follower {
+            source,
+            target,
+            terms,
+            noted,
+            todo: Changes::new(size),
+            noting: Some(noting),
+            shared: shared.clone(),
+            tell,
+            cursor: 0,
+            has_begun: false,
+            has_come_round: false,
+        };
+        let thread = std::thread::Builder::new().name("mirror".into());
+        let thread = thread.spawn(move || {
+            thread_starts(ThreadKind::General);
+            follower.run(taken);
+        });
+        thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+        Ok(Mirror { shared })
+    }
+
+    pub fn status(&self) -> Status {
+        self.shared.state().status.clone()
+    }
+
+    /// It has let go of both disks.
+    pub fn is_over(&self) -> bool {
+        self.shared.state().is_over
+    }
+
+    /// The disk's virtual machine lets go of it, and this must, too; to be asked again until it has. Does not wait.
+    pub fn leave(&self) {
+        self.shared.leave();
+    }
+
+    /// From now on the rest is copied when the disk is let go of.
+    pub fn begin_finish(&self) {
+        self.shared.change(|state| state.finish = true);
+    }
+
+    /// Nobody changes the disk any more: has the rest copied. When this is right, the target is the same, durable,
+    /// and free. The error is for the user: it has failed, or the rest has taken too long, and goes on.
+    pub fn finish(&self, deadline: Instant) -> Result<(), String> {
+        self.shared.change(|state| {
+            state.finish = true;
+            state.halted = true;
+        });
+        match self.shared.wait(deadline) {
+            false => Err("the rest of it could not be copied in time".into()),
+            true => self.status().problem.map_or(Ok(()), Err),
+        }
+    }
+
+    /// It is not to be finished after all, unless it has been.
+    pub fn go_on(&self) {
+        self.shared.change(|state| {
+            state.finish = false;
+            state.halted = false;
+        });
+    }
+
+    /// The copy is not wanted any more; does not wait for it.
+    pub fn begin_stop(&self) {
+        self.shared.change(|state| state.stop = true);
+    }
+
+    /// Waits until it has let go of both disks. False: it has not at `deadline`.
+    pub fn end(&self, deadline: Instant) -> bool {
+        self.begin_stop();
+        self.shared.wait(deadline)
+    }
+}

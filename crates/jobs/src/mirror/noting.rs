@@ -1,0 +1,46 @@
+//! Noting what users change.
+
+use crate::source::Source;
+use fathom_core::{Changes, WorkerHandle};
+use fathom_stack::{Brake, Tap};
+use std::sync::Arc;
+
+/// As long as it is there, it is noted what users change, and they may be held back.
+pub(super) struct Noting {
+    pub(super) brake: Arc<Brake>,
+    tap: Arc<Tap>,
+    workers: Arc<[WorkerHandle]>,
+}
+
+impl Noting {
+    /// In `noted`: whatever ends from now on. The error is for the user.
+    pub(super) fn begin(source: &Source, noted: &Arc<Changes>) -> Result<Noting, String> {
+        let brake = Arc::<Brake>::default();
+        source.tap.hold_back(&brake, &source.workers)?;
+        let noting = Noting {
+            brake,
+            tap: source.tap.clone(),
+            workers: source.workers.clone(),
+        };
+        noting.note(Some(noted));
+        let workers = &source.workers;
+        let looks: Vec<_> = workers.iter().map(WorkerHandle::begin_look).collect();
+        match looks.into_iter().all(|look| look.wait().is_ok()) {
+            true => Ok(noting),
+            false => Err("it has a worker that does not answer".into()),
+        }
+    }
+
+    fn note(&self, noted: Option<&Arc<Changes>>) {
+        let note = |worker: &WorkerHandle| worker.note_changes(noted.cloned());
+        self.workers.iter().for_each(note);
+    }
+}
+
+impl Drop for Noting {
+    fn drop(&mut self) {
+        self.brake.release();
+        self.note(None);
+        self.tap.hold_back_no_more(&self.workers);
+    }
+}

@@ -1,0 +1,58 @@
+//! What is to be copied at the beginning: nothing where both disks have zeroes.
+
+use crate::copy::Copy;
+use fathom_core::extents::extents;
+use fathom_core::{Changes, Op};
+use fathom_stack::{Answer, Ask, Client, Job, Pages};
+use std::io;
+use std::ops::Range;
+
+/// So many bytes are asked about at once, and memory for the answer.
+const ASKED: u64 = 1 << 30;
+const ANSWER: usize = 64 << 10;
+
+/// Marks it, unless that is stopped. Who changes the source meanwhile has it marked, too.
+pub(super) fn mark(copy: &Copy<'_>, todo: &Changes) -> Result<(), String> {
+    let mut is_empty = true;
+    let looked = each_data(copy.job, copy.target, &mut |_| {
+        is_empty = false;
+        false
+    });
+    looked.map_err(|error| format!("the target cannot be read: {error}"))?;
+    if !is_empty {
+        todo.mark(0, todo.size());
+        return Ok(());
+    }
+    let looked = each_data(copy.job, copy.source, &mut |data| {
+        todo.mark(data.start, data.end - data.start);
+        !(copy.stops)()
+    });
+    looked.map_err(|error| format!("the disk cannot be read: {error}"))
+}
+
+/// Tells of all parts that may not be zeroes, in order, as long as that is wanted.
+fn each_data(job: &Job, disk: &Client, tell: &mut dyn FnMut(Range<u64>) -> bool) -> io::Result<()> {
+    let size = disk.info().size;
+    let mut at = 0;
+    while at < size {
+        let asked = ASKED.min(size - at);
+        let ask = Ask::new(Op::BlockStatus, at, asked, Some(Pages::new(ANSWER)?));
+        let Answer { ask, errno, .. } = job.answer_to(disk, ask);
+        if errno != 0 {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        let pages = ask.pages.expect("it had some");
+        let begin = at;
+        for (status, len) in extents(pages.bytes()) {
+            let part = at..at.saturating_add(len).min(size);
+            at = part.end;
+            if !status.zero && !part.is_empty() && !tell(part) {
+                return Ok(());
+            }
+        }
+        if at == begin {
+            return Err(io::Error::other("it does not say where it has data"));
+        }
+    }
+    Ok(())
+}
