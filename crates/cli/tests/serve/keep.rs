@@ -10,9 +10,13 @@ use tempfile::TempDir;
 
 /// A server that keeps its disks in `disks` in this directory; `more` is in its configuration.
 pub fn start(dir: TempDir, more: &str) -> Served {
+    start_by(fathom(), dir, more)
+}
+
+/// Likewise, by a command that ends in a `fathom`.
+pub fn start_by(mut command: Command, dir: TempDir, more: &str) -> Served {
     let path = |name: &str| as_arg(&dir.path().join(name));
     configure(dir.path(), more);
-    let mut command = fathom();
     command.args(["serve", "--config", &path("conf")]);
     let mut served = Served::spawn(command, dir);
     served.wait_for("the API is at");

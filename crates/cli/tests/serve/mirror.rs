@@ -148,7 +148,7 @@ fn whenever_the_server_is_killed_nothing_is_lost() {
     let mut random = Random::new(11);
     let mut served = keep::start(short_dir(), "");
     let mut switched = 0;
-    let rounds = 24;
+    let rounds = 40;
     for round in 0..rounds {
         let (image, target) = (path(format!("i{round}")), path(format!("t{round}")));
         fs::write(&image, vec![0; 4 << 20]).unwrap();
@@ -157,13 +157,18 @@ fn whenever_the_server_is_killed_nothing_is_lost() {
         let load = write_in_order(&served_uri(&served), &log);
         eventually("writes", || (written(&log) > 20).then_some(()));
         start(&served, &target, &["-O", "qcow2", "--wait"]);
-        // (Half of them after it has been done.)
-        let late = Duration::from_millis(random.below(60));
         let api = served.api();
         let mut completes = fathom();
         completes.args(["mirror", "complete", &api, "--quiet"]);
         let completes = Kept::spawn(completes.stderr(Stdio::null()));
-        thread::sleep(late);
+        if round % 2 == 0 {
+            thread::sleep(Duration::from_micros(random.below(60_000)));
+        } else {
+            // While users wait, or just after that.
+            let end = Instant::now() + Duration::from_secs(10);
+            while !served.log().contains(" is done") && Instant::now() < end {}
+            thread::sleep(Duration::from_micros(random.below(4000)));
+        }
         served = keep::again(served, "KILL", "");
         drop(completes);
         // (It has no server any more.)
@@ -191,6 +196,49 @@ fn whenever_the_server_is_killed_nothing_is_lost() {
         stdout_of(&["disk", "remove", &served.api(), "--disk", "d", "--force"]);
     }
     assert!((1..rounds).contains(&switched), "{switched} of {rounds}");
+}
+
+/// Whenever the server is killed: what is written after the switch would be lost if the file said something else.
+#[test]
+fn users_wait_until_the_target_is_kept() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let (image, target) = (as_arg(&dir.join("i")), as_arg(&dir.join("t")));
+    fs::write(&image, vec![0; 4 << 20]).unwrap();
+    // It takes its time to give a file its name.
+    let renames = "rename,renameat,renameat2";
+    let mut slow = Command::new("strace");
+    slow.args(["-f", "-qq", "-o", "/dev/null", "-e"])
+        .args([&format!("trace={renames}"), "-e"])
+        .arg(format!("inject={renames}:delay_enter=400000"))
+        .arg(fathom().get_program());
+    let mut served = keep::start_by(slow, short_dir(), "");
+    kept_disk(&served, &image);
+    start(&served, &target, &["-O", "qcow2", "--wait"]);
+    let log = dir.join("written");
+    let load = write_in_order(&served_uri(&served), &log);
+    eventually("writes", || (written(&log) > 20).then_some(()));
+    let api = served.api();
+    let mut completes = fathom();
+    completes.args(["mirror", "complete", &api, "--quiet"]);
+    let completes = Kept::spawn(&mut completes);
+    eventually("the switch", || {
+        served.log().contains(" is done").then_some(())
+    });
+    let before = written(&log);
+    let table = served.path("disks/d.toml");
+    let is_kept = || fs::read_to_string(&table).unwrap().contains(&target);
+    let mut last = written(&log);
+    while !is_kept() {
+        last = written(&log);
+        assert!(!served.log().contains("changed: "), "it goes on before");
+    }
+    // (One was being answered.)
+    assert!(last <= before + 1, "{before} {last}");
+    eventually("more of it", || (written(&log) > last + 20).then_some(()));
+    drop((load, completes));
+    stdout_of(&["quit", &served.api()]);
+    served.end();
 }
 
 fn served_uri(served: &Served) -> String {
