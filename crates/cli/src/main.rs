@@ -28,6 +28,7 @@ mod serve;
 mod servers;
 mod show;
 mod slow;
+mod snapshot;
 mod stats;
 mod target;
 mod top;
@@ -73,6 +74,7 @@ enum Command {
     Backup(backup::BackupCommand),
     Bitmap(bitmap::BitmapCommand),
     Mirror(mirror::MirrorCommand),
+    Snapshot(snapshot::SnapshotArgs),
     Resize(stats::ResizeArgs),
     Quit(stats::QuitArgs),
     Upgrade(upgrade::UpgradeArgs),
@@ -152,6 +154,7 @@ fn main() -> ExitCode {
         Command::Backup(args) => backup::run(args),
         Command::Bitmap(args) => bitmap::run(args),
         Command::Mirror(args) => mirror::run(args),
+        Command::Snapshot(args) => snapshot::run(&args),
         Command::Resize(args) => stats::resize(args),
         Command::Quit(args) => stats::quit(args),
         Command::Upgrade(args) => upgrade::run(args),

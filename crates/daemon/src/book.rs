@@ -8,7 +8,7 @@
 //! - `keeping` is how disks that are kept get and lose their files;
 //! - `groups` are disks that share limits;
 //! - `reload` does what the configuration says, and what it says when it is read again;
-//! - `switching` is how disks go on with the targets of their mirrors;
+//! - `switching` is how disks go on with other images;
 //! - `waiting` is for who has waited long enough;
 //! - `handover` has all of it go on in another process.
 
@@ -21,7 +21,7 @@ mod switching;
 mod waiting;
 
 use crate::answer::{Answer, Asker};
-use crate::command::{Ask, Command};
+use crate::command::{Ask, Command, SwitchTo};
 use crate::events::Events;
 use crate::files::Keeper;
 use crate::host::Host;
@@ -182,7 +182,12 @@ impl Book {
             (Command::Resize { size, shrink }, Some(name)) => {
                 self.resize(name, size, shrink, asker);
             }
-            (Command::CompleteMirror(how), Some(name)) => self.complete_mirror(name, how, asker),
+            (Command::CompleteMirror(how), Some(name)) => {
+                self.switch(name, SwitchTo::Mirror, how.unkept, asker);
+            }
+            (Command::Snapshot(order), Some(name)) => {
+                self.switch(name, SwitchTo::Layer(order.overlay), order.unkept, asker);
+            }
             (Command::Show, Some(name)) => self.show(name, asker),
             (Command::List, None) => self.list(asker),
             (Command::ListGroups, None) => self.list_groups(asker),

@@ -100,6 +100,27 @@ fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error
     text::optional::parse(from, parse_format)
 }
 
+/// What is to be put on top of a disk's image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct SnapshotOrder {
+    /// The qcow2 image to make, which has what is changed from then on: a file that is not there
+    #[schema(value_type = String)]
+    pub overlay: PathBuf,
+    /// See [`Completion`]
+    #[serde(default)]
+    pub unkept: bool,
+}
+
+/// The image with which a disk is to go on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SwitchTo {
+    /// The target of its mirror.
+    Mirror,
+    /// A new one on top of that which it has.
+    Layer(PathBuf),
+}
+
 /// How a disk is to go on with the target of its mirror.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -155,8 +176,10 @@ pub enum Command {
     EndMirror { force: bool },
     /// Have the disk go on with the target: answered like `Show`.
     CompleteMirror(Completion),
-    /// The first step of that: answered by the options that the disk has with the target, when its users wait.
-    BeginSwitch,
+    /// Have the disk go on with a new image on top of its own: answered like `Show`.
+    Snapshot(SnapshotOrder),
+    /// The first step of both: answered by the options that the disk has with that image, when its users wait.
+    BeginSwitch(SwitchTo),
     /// The second one: they go on with it, or with what there was. Answered like `Show`.
     EndSwitch { go: bool },
     /// Dirty bitmaps: answered by those that there are then, [`Bitmaps`](crate::info::Bitmaps).

@@ -4,7 +4,7 @@
 //! [`Description`] is what users say; [`Stack::open`] makes the disk. On the way: `confined` opens
 //! what images name, in the directories that they may use; `image_files` are an image's files as the
 //! formats use them; `cow` puts an overlay over an image; `filters` are those of one disk; `inject`
-//! delays on purpose; `held` has users wait, for all of the disk or for what is `missing` of it;
+//! delays on purpose; a `layer` is a new image on top of another one; `held` has users wait, for all of the disk or for what is `missing` of it;
 //! at the `tap`, below the filters, what users change is marked in the `bitmaps`, and waits until it is kept as it
 //! was in the `past`, or until a `brake` lets it (`bells` tell when); `pools` are threads that disks share. `client` is for whoever reads and writes a disk
 //! as a guest does, but waits.
@@ -25,6 +25,7 @@ mod filters;
 mod held;
 mod image_files;
 mod inject;
+mod layer;
 mod magic;
 mod missing;
 mod pages;
@@ -44,6 +45,7 @@ pub use filters::{DiskFilters, FilterInfo, position_of_filter};
 pub use held::Latch;
 pub use image_files::{ImageOpener, StoredImage, seen_from};
 pub use inject::{Injected, Injection, Injector};
+pub use layer::make_layer;
 pub use missing::Missing;
 pub use pages::Pages;
 pub use past::Past;

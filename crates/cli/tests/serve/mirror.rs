@@ -11,6 +11,7 @@ use serde_json::Value;
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::slice;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -116,6 +117,7 @@ disk = nbd.NBD()
 disk.connect_uri(sys.argv[1])
 for n in range(8192):
     disk.pwrite(bytes([1 + n % 250]) * 512, n * 512)
+    disk.flush()
     os.write(1, b'.')
     time.sleep(0.0003)
 ";
@@ -156,17 +158,22 @@ fn whenever_the_server_is_killed_nothing_is_lost() {
         let log = dir.join("written");
         let load = write_in_order(&served_uri(&served), &log);
         eventually("writes", || (written(&log) > 20).then_some(()));
-        start(&served, &target, &["-O", "qcow2", "--wait"]);
         let api = served.api();
         let mut completes = fathom();
-        completes.args(["mirror", "complete", &api, "--quiet"]);
+        if round % 4 < 2 {
+            start(&served, &target, &["-O", "qcow2", "--wait"]);
+            completes.args(["mirror", "complete", &api, "--quiet"]);
+        } else {
+            completes.args(["snapshot", &api, &target]);
+        }
         let completes = Kept::spawn(completes.stderr(Stdio::null()));
         if round % 2 == 0 {
             thread::sleep(Duration::from_micros(random.below(60_000)));
         } else {
             // While users wait, or just after that.
             let end = Instant::now() + Duration::from_secs(10);
-            while !served.log().contains(" is done") && Instant::now() < end {}
+            let is_on = || served.log().contains(" is done") || Path::new(&target).exists();
+            while !is_on() && Instant::now() < end {}
             thread::sleep(Duration::from_micros(random.below(4000)));
         }
         served = keep::again(served, "KILL", "");
@@ -447,7 +454,7 @@ fn a_target_that_dies_or_hangs_keeps_nobody_from_anything() {
             });
             // It lets go of the disk at once, as its virtual machine has.
             with_disk(&socket, 1, |disk| {
-                assert_eq!(disk.all(&[write.clone()]), [Ok(Vec::new())]);
+                assert_eq!(disk.all(slice::from_ref(&write)), [Ok(Vec::new())]);
             });
             assert!(
                 since.elapsed() < Duration::from_secs(15),
@@ -562,4 +569,115 @@ fn what_cannot_be_a_target_is_refused() {
     refused(1, &args, &["other processes may change it"]);
     let served = Served::start(&image, &["--filter", "cow"]);
     refused(1, &["mirror", "start", &served.api(), &target], &["cow"]);
+}
+
+fn snapshot(served: &Served, file: &str, more: &[&str]) {
+    stdout_of(&[&["snapshot", &served.api(), file], more].concat());
+}
+
+#[test]
+fn a_snapshot_of_every_kind_is_the_disk_as_it_was() {
+    for kind in Kind::all().filter(|kind| !kind.has("data_file")) {
+        eprintln!("{kind:?}");
+        let dir = kind.dir();
+        let dir = dir.path();
+        kind.make(dir);
+        let mut model = kind.contents(dir, None);
+        let mut random = Random::new(900 + kind.number);
+        let image = as_arg(&dir.join("i"));
+        let layers = tempfile::tempdir_in(dir).unwrap();
+        let layer = |n: usize| match n {
+            0 => image.clone(),
+            1 => as_arg(&dir.join("layer1")),
+            n => as_arg(&layers.path().join(format!("layer{n}"))),
+        };
+        let mut then = Vec::new();
+        let mut served = Served::start(&image, &kind.serve_args());
+        with_disk(&served.arg("s"), 2, |disk| {
+            for n in 1..4 {
+                exercise(disk, &mut model, &mut random);
+                then.push(model.clone());
+                snapshot(&served, &layer(n), &["--unkept"]);
+                // What is below is nobody's to write to.
+                let io = ["-f", kind.format, "-c", "write 0 512", &image];
+                assert!(!tool(dir, "qemu-io", &io).status.success());
+            }
+            // While all is changed.
+            thread::scope(|scope| {
+                let taken = scope.spawn(|| snapshot(&served, &layer(4), &["--unkept"]));
+                while !taken.is_finished() {
+                    exercise(disk, &mut model, &mut random);
+                }
+                taken.join().unwrap();
+            });
+            exercise(disk, &mut model, &mut random);
+            assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
+        });
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+        kind.is_clean(dir);
+        for n in 0..5 {
+            let format = if n == 0 { kind.format } else { "qcow2" };
+            check(dir, format, &layer(n));
+            let expected = then.get(n).or((n == 4).then_some(&model));
+            if let Some(expected) = expected {
+                let is = flat(dir, format, &layer(n));
+                assert_eq!(differ(&is, expected), None, "{kind:?} {n}");
+            }
+        }
+        // All of them become one again while they are used.
+        let (last, one) = (layer(4), as_arg(&dir.join("one")));
+        let args = ["--format", "qcow2", "--allow-dir", &as_arg(dir)];
+        let mut served = Served::start(&last, &args);
+        with_disk(&served.arg("s"), 2, |disk| {
+            start(&served, &one, &["-O", "qcow2"]);
+            exercise(disk, &mut model, &mut random);
+            complete(&served, &["--unkept"]);
+            assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
+        });
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+        assert_eq!(differ(&flat(dir, "qcow2", &one), &model), None, "{kind:?}");
+    }
+}
+
+#[test]
+fn what_cannot_have_a_snapshot_is_refused() {
+    let dir = disk_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let image = path("i");
+    fs::write(&image, vec![7; 4 << 20]).unwrap();
+    let fails = |disk: &str, args: &[&str], why: &[&str]| {
+        let served = Served::start(disk, args);
+        refused(1, &["snapshot", &served.api(), &path("t"), "--unkept"], why);
+        assert!(!Path::new(&path("t")).exists());
+    };
+    fails("memory:1M", &[], &["not a file"]);
+    fails(&image, &["--readonly"], &["reading only"]);
+    fails(&image, &["--size", "1M"], &["part of its file"]);
+    fails(&image, &["--filter", "cow"], &["cow"]);
+    let served = Served::start(&image, &[]);
+    let api = served.api();
+    refused(
+        1,
+        &["snapshot", &api, &path("t")],
+        &["command line", "--unkept"],
+    );
+    refused(
+        1,
+        &["snapshot", &api, &path("no/t"), "--unkept"],
+        &["cannot be made"],
+    );
+    fs::write(path("there"), "mine").unwrap();
+    refused(
+        1,
+        &["snapshot", &api, &path("there"), "--unkept"],
+        &["File exists"],
+    );
+    assert_eq!(fs::read(path("there")).unwrap(), b"mine");
+    start(&served, &path("t"), &["--wait"]);
+    refused(
+        1,
+        &["snapshot", &api, &path("u"), "--unkept"],
+        &["being mirrored"],
+    );
+    assert!(!Path::new(&path("u")).exists());
 }

@@ -1,10 +1,10 @@
-//! Disks that are copied to others while they are used.
+//! Disks that are copied to others, or get other images, while they are used.
 
 use super::disks::Disk;
 use super::problem::Problem;
 use super::request::{Flags, Named, parse, read};
 use super::state::Asking;
-use crate::command::{Command, Completion, MirrorOrder};
+use crate::command::{Command, Completion, MirrorOrder, SnapshotOrder};
 use crate::info::MirrorInfo;
 use axum::Json;
 use axum::body::Body;
@@ -91,5 +91,32 @@ pub async fn complete(
         false => parse(body)?,
     };
     let command = Command::CompleteMirror(how);
+    asking.ask(Some(name.name()?), command).await.map(Json)
+}
+
+/// Have the disk go on with a new image on top of its own
+///
+/// Users wait for a moment. From then on what they change is in the new image, and the one that there was stays as it is:
+/// the disk as it was at that instant. Nothing may be written to it as long as there is something on top of it.
+#[utoipa::path(post, path = "/v1/disks/{name}/snapshot", tag = "disks", operation_id = "snapshotDisk",
+    params(("name" = String, Path)),
+    request_body = SnapshotOrder,
+    responses(
+        (status = 200, body = Disk),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "Something else is done with the disk, or the server would have the old image when it starts again"),
+        (status = 422, body = Problem, content_type = "application/problem+json",
+            description = "The image cannot be made or used: the disk has its own as before"),
+        (status = 504, body = Problem, content_type = "application/problem+json",
+            description = "It takes long, and goes on")))]
+pub async fn snapshot(
+    State(asking): State<Asking>,
+    name: Named,
+    body: Body,
+) -> Result<Json<Value>, Problem> {
+    let order: SnapshotOrder = parse(read(body).await?)?;
+    let command = Command::Snapshot(order);
     asking.ask(Some(name.name()?), command).await.map(Json)
 }

@@ -1,31 +1,28 @@
-//! Disks that go on with the targets of their mirrors, and their files, which follow.
+//! Disks that go on with other images, and their files, which follow.
 //!
 //! Users wait while a disk's file is written: whenever the server is killed, it has the disk again as it was last.
 
 use super::{Book, Origin};
 use crate::answer::{Asker, Kind, Refusal};
-use crate::command::{Command, Completion};
+use crate::command::{Command, SwitchTo};
 use crate::table::DiskTable;
 use serde_json::Value;
 
 impl Book {
-    pub(super) fn complete_mirror(&mut self, name: String, how: Completion, asker: Asker) {
+    /// `unkept`: even if it would have the old image when the server starts again.
+    pub(super) fn switch(&mut self, name: String, to: SwitchTo, unkept: bool, asker: Asker) {
         let is_said_elsewhere = self.origins.get(&name) == Some(&Origin::Configuration);
-        if is_said_elsewhere && !how.unkept {
+        if is_said_elsewhere && !unkept {
             return asker(Err(Kind::Conflict.because(format!(
                 "the image of disk '{name}' is said on the server's command line or in its configuration: when it \
                  starts again it would have the old one. If that will be changed before, say so (--unkept)"
             ))));
         }
-        let kept = name.clone();
-        self.then(
-            Some(name),
-            Command::BeginSwitch,
-            move |book, answer| match answer {
-                Err(refusal) => asker(Err(refusal)),
-                Ok(table) => book.keep_switched(kept, table, asker),
-            },
-        );
+        let (kept, command) = (name.clone(), Command::BeginSwitch(to));
+        self.then(Some(name), command, move |book, answer| match answer {
+            Err(refusal) => asker(Err(refusal)),
+            Ok(table) => book.keep_switched(kept, table, asker),
+        });
     }
 
     /// The disk's users wait.
@@ -34,7 +31,11 @@ impl Book {
             return self.end_switch(name, None, asker);
         };
         let wanted: DiskTable = match serde_json::from_value::<DiskTable>(table) {
-            Ok(table) => before.clone().on(table.image, table.format),
+            // (What holds for now only is not kept.)
+            Ok(table) => DiskTable {
+                allow_dirs: table.allow_dirs,
+                ..before.clone().on(table.image, table.format)
+            },
             Err(error) => return self.go_back(name, *before, error.to_string(), asker),
         };
         let Some(keeper) = &self.keeper else {
@@ -52,7 +53,7 @@ impl Book {
         keeper.keep(wanted, done);
     }
 
-    /// It goes on with its target. `before`: what its file has said.
+    /// It goes on with the other image. `before`: what its file has said.
     fn end_switch(&mut self, name: String, before: Option<DiskTable>, asker: Asker) {
         let command = Command::EndSwitch { go: true };
         let disk = name.clone();
@@ -65,7 +66,7 @@ impl Book {
         });
     }
 
-    /// It is to go on as before, since it cannot be kept with its target.
+    /// It is to go on as before, since it cannot be kept with the other image.
     fn go_back(&mut self, name: String, before: DiskTable, problem: String, asker: Asker) {
         tracing::error!("{problem}");
         let refusal = Kind::Failed.because(format!("disk '{name}' stays as it is: {problem}"));

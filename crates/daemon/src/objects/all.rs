@@ -149,7 +149,9 @@ impl Objects {
             Event::BackupEnded(name, info) => self.take_in_ended_backup(&name, &info),
             Event::MirrorBegun(name, begun) => self.take_in_mirror(&name, *begun),
             Event::MirrorEnded(name, info) => self.take_in_ended_mirror(&name, &info),
-            Event::Switched(name, decision) => self.take_in_switched(&name, decision),
+            Event::Switched(name, table, decision) => {
+                self.take_in_switched(&name, &table, decision)
+            }
             Event::BitmapsDone(name, done) => self.take_in_bitmaps(&name, done),
         }
     }
@@ -189,7 +191,7 @@ impl Objects {
             (Command::EndMirror { force }, Some(index)) => {
                 return self.end_mirror(index, force, asker);
             }
-            (Command::BeginSwitch, Some(index)) => return self.begin_switch(index, asker),
+            (Command::BeginSwitch(to), Some(index)) => return self.begin_switch(index, to, asker),
             (Command::EndSwitch { go }, Some(index)) => return self.end_switch(index, go, asker),
             (Command::Bitmaps(order), Some(index)) => {
                 return self.order_bitmaps(index, order, asker);
@@ -252,7 +254,8 @@ impl Objects {
             | Command::BeginMirror(_)
             | Command::EndMirror { .. }
             | Command::CompleteMirror(_)
-            | Command::BeginSwitch
+            | Command::Snapshot(_)
+            | Command::BeginSwitch(_)
             | Command::EndSwitch { .. }
             | Command::Bitmaps(_)
             | Command::Remove { .. } => {

@@ -12,6 +12,7 @@ use crate::info::{BackupInfo, BitmapInfo, MirrorInfo};
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
+use crate::table::DiskTable;
 use fathom_core::{DiskError, Resize, ThreadKind, WorkerHandle, thread_starts};
 use fathom_exports::Listener;
 use fathom_exports::nbd;
@@ -67,9 +68,8 @@ pub enum Event {
     MirrorBegun(String, Box<Result<mirror::Running, String>>),
     /// It has ended.
     MirrorEnded(String, Box<MirrorInfo>),
-    /// The target of its mirror has taken the place of the disk of that name; it is waited for whether it is to stay
-    /// there.
-    Switched(String, SyncSender<bool>),
+    /// The disk of that name has another image now, and these options; it is waited for whether it is to stay so.
+    Switched(String, Box<DiskTable>, SyncSender<bool>),
     /// What was to be done with the bitmaps of the disk of that name is done; or not, for this reason.
     BitmapsDone(String, Result<Vec<BitmapInfo>, String>),
 }

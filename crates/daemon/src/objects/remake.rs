@@ -1,6 +1,5 @@
 //! Another disk in the place of one that is served: the same image by other options, with the same
-//! virtual machine and the same clients, who wait for some milliseconds; or the disk on another image that has become
-//! the same.
+//! virtual machine and the same clients, who wait for some milliseconds; or the disk on another image that is the same.
 
 use super::changes::Event;
 use super::disk::{Common, Served};
@@ -11,9 +10,13 @@ use crate::signals::LeftToThisThread;
 use fathom_core::{Parts, ThreadKind, thread_starts};
 use fathom_exports::vhost_user::{Arriving, Frozen, arrival};
 use fathom_exports::{NbdServer, VhostUser};
+use fathom_formats::Format;
 use fathom_jobs::mirror::Mirror;
+use fathom_stack::make_layer;
 use fathom_storage::PART;
+use std::fs;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread;
@@ -37,9 +40,62 @@ pub struct Remake {
     pub switch: Option<Switch>,
 }
 
-/// Another image, which becomes the same as the disk's while its users wait.
-pub struct Switch {
-    pub mirror: Mirror,
+/// Another image, which is the same as the disk's when its users wait.
+pub enum Switch {
+    /// The target of a mirror.
+    Mirror(Mirror),
+    /// A new one.
+    Layer(Layer),
+}
+
+/// A new image, to be made on top of the one that there is.
+pub struct Layer {
+    pub path: PathBuf,
+    pub below: PathBuf,
+    pub format: Format,
+    pub size: u64,
+}
+
+impl Switch {
+    /// It is there. The error is for the user.
+    fn prepare(&self) -> Result<(), String> {
+        match self {
+            Switch::Mirror(_) => Ok(()),
+            Switch::Layer(Layer {
+                path,
+                below,
+                format,
+                size,
+            }) => make_layer(path, below, *format, *size),
+        }
+    }
+
+    /// Users will wait.
+    fn begin_finish(&self) {
+        if let Switch::Mirror(mirror) = self {
+            mirror.begin_finish();
+        }
+    }
+
+    /// Users wait: it is the same when this returns.
+    fn finish(&self, deadline: Instant) -> Result<(), String> {
+        match self {
+            Switch::Mirror(mirror) => mirror.finish(deadline),
+            Switch::Layer(_) => Ok(()),
+        }
+    }
+
+    /// It is not wanted after all.
+    fn give_up(&self) {
+        match self {
+            Switch::Mirror(mirror) => mirror.go_on(),
+            Switch::Layer(layer) => {
+                if let Err(error) = fs::remove_file(&layer.path) {
+                    tracing::warn!("{}: is left behind: {error}", layer.path.display());
+                }
+            }
+        }
+    }
 }
 
 impl Remake {
@@ -58,6 +114,15 @@ impl Remake {
 
     /// On an error, which is for the user, all is as it was.
     fn run(self, post: &Post<Event>) -> Result<Served, String> {
+        { self.switch.iter() }.try_for_each(Switch::prepare)?;
+        let served = self.serve(post);
+        if served.is_err() {
+            self.switch.iter().for_each(Switch::give_up);
+        }
+        served
+    }
+
+    fn serve(&self, post: &Post<Event>) -> Result<Served, String> {
         let opened = Served::open(self.options.clone(), None, self.common.clone());
         let mut disk = opened.map_err(|error| error.to_string())?;
         let export = self.export.as_ref().map(|export| export.freeze());
@@ -81,7 +146,6 @@ impl Remake {
                 // It has let go of the image then.
                 disk.begin_stop();
                 disk.end(Instant::now() + HALT);
-                { self.switch.iter() }.for_each(|switch| switch.mirror.go_on());
                 let going_on = frozen.map(Frozen::go_on);
                 going_on.into_iter().for_each(|export| export.wait(HALT));
                 if let Some((server, export)) = clients {
@@ -111,12 +175,12 @@ impl Remake {
             server.hold_export(name, deadline)?;
         }
         // (The front-end lets go of the disk when all is copied.)
-        { self.switch.iter() }.for_each(|switch| switch.mirror.begin_finish());
+        self.switch.iter().for_each(Switch::begin_finish);
         let halting = frozen.map(|frozen| frozen.begin_halt());
         let bases = halting.map(|halting| halting.wait(deadline)).transpose()?;
         let left = self.parts.leave()?;
         if let Some(switch) = &self.switch {
-            switch.mirror.finish(deadline)?;
+            switch.finish(deadline)?;
             // (That is the image's own.)
             left.take(PART);
         }
@@ -130,11 +194,12 @@ impl Remake {
 
     /// The other image is in use, and nothing has been changed in it yet: waits for whether that is to be.
     fn decide(&self, post: &Post<Event>) -> Result<(), String> {
-        if self.switch.is_none() {
+        let (Some(_), Some(table)) = (&self.switch, &self.options.table) else {
             return Ok(());
-        }
+        };
         let (decide, decision) = sync_channel(1);
-        post.send(Event::Switched(self.options.name.clone(), decide));
+        let name = self.options.name.clone();
+        post.send(Event::Switched(name, table.clone(), decide));
         match decision.recv_timeout(DECISION) {
             Ok(true) => Ok(()),
             Ok(false) => Err("it could not be kept with its other image".into()),

@@ -1,21 +1,25 @@
-//! Disks that go on with the targets of their mirrors.
+//! Disks that go on with other images: the targets of their mirrors, or new ones on top.
 //!
-//! A switch has two steps, for whoever keeps what disks there are. After the first the target has taken the disk's
-//! place, and all users still wait: now it is to be kept. The second one has them go on with it, or as before.
+//! A switch has two steps, for whoever keeps what disks there are. After the first the other image is in use, and all
+//! users still wait: now it is to be kept. The second one has them go on with it, or as before.
 
 use super::freezing::no_thread;
 use super::{Objects, to_json};
 use crate::answer::{Asker, Kind, Refusal};
-use crate::objects::disk::Served;
+use crate::command::SwitchTo;
 use crate::objects::nbd::Nbd;
 use crate::objects::remake::{Remake, Switch};
+use crate::options::DiskOptions;
+use crate::table::DiskTable;
+use fathom_files::gate;
 use fathom_storage::PART;
+use std::path::PathBuf;
 use std::sync::mpsc::SyncSender;
 
 impl Objects {
-    /// The first step: answered by the disk's options with the target.
-    pub(super) fn begin_switch(&mut self, index: usize, asker: Asker) {
-        match self.begin_to_switch(index) {
+    /// The first step: answered by the disk's options with the other image.
+    pub(super) fn begin_switch(&mut self, index: usize, to: SwitchTo, asker: Asker) {
+        match self.begin_to_switch(index, to) {
             Ok(()) => {
                 let name = self.disks[index].name().to_owned();
                 self.busy.insert(name, asker);
@@ -24,32 +28,25 @@ impl Objects {
         }
     }
 
-    fn begin_to_switch(&self, index: usize) -> Result<(), Refusal> {
-        let running = self.mirror_of(index)?;
+    fn begin_to_switch(&self, index: usize, to: SwitchTo) -> Result<(), Refusal> {
         let disk = &self.disks[index];
         let conflict = |problem| {
             let name = disk.name();
-            Kind::Conflict.because(format!("disk '{name}' cannot be switched over: {problem}"))
+            Kind::Conflict.because(format!(
+                "disk '{name}' cannot go on with another image: {problem}"
+            ))
         };
-        if !running.is_ready() {
-            let info = running.info();
-            let problem = match info.problem {
-                Some(problem) => format!("its mirror has failed: {problem}"),
-                None => format!("its mirror is {}, not ready yet", info.phase),
-            };
-            return Err(conflict(problem));
-        }
+        let (mut options, switch) = match to {
+            SwitchTo::Mirror => self.to_mirror(index, &conflict)?,
+            SwitchTo::Layer(path) => self.to_layer(index, path, &conflict)?,
+        };
         disk.may_be_switched().map_err(conflict)?;
-        let mut options = running.target().clone();
         // It is traced when somebody asks for it again.
         options.trace = None;
         options.disk.succeeds = true;
         options.disk.legacy = disk.lend().map_err(conflict)?;
         // (That is the image's own.)
         options.disk.legacy.take(PART);
-        let switch = Switch {
-            mirror: running.mirror.clone(),
-        };
         let remake = Remake {
             export: disk.export_shared(),
             clients: self.nbd.as_ref().map(Nbd::server),
@@ -62,14 +59,52 @@ impl Objects {
         begun.map_err(|error| no_thread(&error))
     }
 
-    pub(super) fn take_in_switched(&mut self, name: &str, decision: SyncSender<bool>) {
-        let disk = self.disks.iter().find(|disk| disk.name() == name);
-        let mirror = disk.and_then(Served::mirror);
+    fn to_mirror(
+        &self,
+        index: usize,
+        conflict: &dyn Fn(String) -> Refusal,
+    ) -> Result<(DiskOptions, Switch), Refusal> {
+        let running = self.mirror_of(index)?;
+        if !running.is_ready() {
+            let info = running.info();
+            return Err(conflict(match info.problem {
+                Some(problem) => format!("its mirror has failed: {problem}"),
+                None => format!("its mirror is {}, not ready yet", info.phase),
+            }));
+        }
+        let switch = Switch::Mirror(running.mirror.clone());
+        Ok((running.target().clone(), switch))
+    }
+
+    fn to_layer(
+        &self,
+        index: usize,
+        path: PathBuf,
+        conflict: &dyn Fn(String) -> Refusal,
+    ) -> Result<(DiskOptions, Switch), Refusal> {
+        let disk = &self.disks[index];
+        if let Some(refusal) = self.is_busy(disk.name()) {
+            return Err(refusal);
+        }
+        let problem = match gate::other() {
+            Some(_) => Some("tenants' disks have no snapshots while they are used".to_owned()),
+            None => disk.may_not_have_layer(),
+        };
+        problem.map_or(Ok(()), |problem| Err(conflict(problem)))?;
+        let options = disk.layered(path, self.nbd.is_some());
+        options.map_err(|problem| Kind::Invalid.because(problem))
+    }
+
+    pub(super) fn take_in_switched(
+        &mut self,
+        name: &str,
+        table: &DiskTable,
+        decision: SyncSender<bool>,
+    ) {
         // (Until that is said it is busy.)
-        let asker = self.busy.insert(name.to_owned(), Box::new(drop));
-        if let Some((asker, mirror)) = asker.zip(mirror) {
+        if let Some(asker) = self.busy.insert(name.to_owned(), Box::new(drop)) {
             self.deciding.insert(name.to_owned(), decision);
-            asker(to_json(&mirror.target().table));
+            asker(to_json(table));
         }
     }
 

@@ -1,12 +1,17 @@
-//! A disk that is copied to another one.
+//! A disk that gets another image, or is copied to one.
 
 use super::Served;
 use crate::command::MirrorOrder;
 use crate::objects::mirror::{Order, Running};
+use crate::objects::remake::{Layer, Switch};
 use crate::options::DiskOptions;
 use crate::table::{DiskTable, check_path};
+use fathom_formats::Format;
 use fathom_jobs::Source;
 use fathom_jobs::mirror::Terms;
+use fathom_storage::Location;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 impl Served {
     /// What it takes to begin. The error is for the user.
@@ -44,6 +49,52 @@ impl Served {
         } else {
             self.may_not_be_disturbed()
         }
+    }
+
+    /// Why there can be no image on top of its own.
+    pub fn may_not_have_layer(&self) -> Option<String> {
+        let (disk, table) = (&self.options.disk, self.table());
+        let problem = if !disk.location.path().is_some_and(Path::is_file) {
+            "its image is not a file"
+        } else if disk.read_only {
+            "it is served for reading only"
+        } else if disk.offset.or(disk.size).is_some() {
+            "it is a part of its file (offset, size)"
+        } else if disk.base.is_some() || disk.data_file.is_some() {
+            "it has a base or a data file that its image does not name"
+        } else if table.is_some_and(|table| has_filter(table, "cow")) {
+            "its changes go with the server (--filter cow)"
+        } else {
+            return self.may_not_be_disturbed();
+        };
+        Some(problem.into())
+    }
+
+    /// With a new image of that path on top. The error is for the user.
+    pub fn layered(&self, path: PathBuf, has_nbd: bool) -> Result<(DiskOptions, Switch), String> {
+        check_path(&path)?;
+        let table = self.table().ok_or("its options are not known")?;
+        let below = table.image.path().ok_or("its image is not a file")?;
+        // (However it is called: it is seen from another directory now.)
+        let below = fs::canonicalize(below);
+        let below = below.map_err(|error| format!("its image cannot be found: {error}"))?;
+        let mut dirs = table.allow_dirs.clone();
+        if let Some(dir) = below.parent().filter(|dir| path.parent() != Some(dir))
+            && !dirs.iter().any(|allowed| allowed == dir)
+        {
+            dirs.push(dir.to_owned());
+        }
+        let layer = Layer {
+            format: self.stack.format,
+            size: self.stack.tap.below().info().size,
+            path: path.clone(),
+            below,
+        };
+        let table = DiskTable {
+            allow_dirs: dirs,
+            ..table.clone().on(Location::file(path), Some(Format::Qcow2))
+        };
+        Ok((DiskOptions::of(table, has_nbd)?, Switch::Layer(layer)))
     }
 
     pub fn set_mirror(&mut self, mirror: Running) {

@@ -1,0 +1,51 @@
+//! A new image on top of one that there is.
+
+use fathom_formats::Format;
+use fathom_formats::offline::create::{Backing, Options, create};
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+/// Makes a qcow2 image that reads as the disk of `size` bytes in `below`, durable. `path` must not be there. The error is
+/// for the user: nothing is left of it then.
+pub fn make_layer(path: &Path, below: &Path, format: Format, size: u64) -> Result<(), String> {
+    let failed = |error: io::Error| format!("{}: cannot be made: {error}", path.display());
+    let mut options = Options::new(Format::Qcow2);
+    options.backing = Some(Backing {
+        name: name_from(path, below)?,
+        format: Some(format),
+    });
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .map_err(failed)?;
+    let made = create(&file, None, &options, size).map_err(|error| error.to_string());
+    let made = made.and_then(|()| seal(path, &file, below).map_err(failed));
+    if made.is_err() {
+        let _ = fs::remove_file(path);
+    }
+    made
+}
+
+/// As it is written in the image: they can be moved together if they are in one directory.
+fn name_from(path: &Path, below: &Path) -> Result<String, String> {
+    let name = match (path.parent() == below.parent(), below.file_name()) {
+        (true, Some(name)) => Path::new(name),
+        _ => below,
+    };
+    let name = name.to_str().map(str::to_owned);
+    name.ok_or_else(|| format!("{}: an image can name only what is UTF-8", below.display()))
+}
+
+/// Whoever may use the one below may use this.
+fn seal(path: &Path, file: &File, below: &Path) -> io::Result<()> {
+    let found = fs::metadata(below)?;
+    file.set_permissions(Permissions::from_mode(found.mode() & 0o777))?;
+    // (Only root may give a file away.)
+    let _ = std::os::unix::fs::fchown(file, Some(found.uid()), Some(found.gid()));
+    file.sync_all()?;
+    File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+}
