@@ -17,6 +17,7 @@ mod limits;
 mod migration;
 mod moves;
 mod profile;
+mod switches;
 mod tenants;
 mod upgrades;
 mod walk;

@@ -1,0 +1,139 @@
+//! Disks that go on with other images while a guest works on them, and servers that are killed just after that: QEMU
+//! keeps an area for its server, which is another format's then.
+
+use std::time::Duration;
+
+use fathom_lab::{Disk, Guest, Machine, Server};
+use fathom_tests::image::{Image, Kind};
+use fathom_tests::load::Load;
+use fathom_tests::{Place, run};
+
+use super::migration::expect_no_io_errors;
+
+const MIB: u64 = 1 << 20;
+const STEP: Duration = Duration::from_secs(120);
+const LOAD_BYTES: u64 = 16 * MIB;
+const RATE: u32 = 150;
+
+/// What a disk goes through: what it is first, and the targets of its mirrors.
+const CASES: &[(&str, &[Kind])] = &[
+    ("up", &[Kind::RAW, Kind::QCOW2_SMALL, Kind::RAW]),
+    ("down", &[Kind::QCOW2_BACKED, Kind::RAW, Kind::QCOW2]),
+    ("across", &[Kind::QED_SMALL, Kind::QCOW2, Kind::QED_SMALL]),
+];
+
+struct Served {
+    name: &'static str,
+    kinds: &'static [Kind],
+    image: Image,
+    server: Server,
+}
+
+impl Served {
+    fn start(place: &Place, (name, kinds): (&'static str, &'static [Kind])) -> Self {
+        let image = Image::create(place.path(name), kinds[0], 64 * MIB);
+        let server = image.serve(place, name, &[]);
+        Self {
+            name,
+            kinds,
+            image,
+            server,
+        }
+    }
+
+    fn disk(&self) -> Disk {
+        Disk::vhost_user(self.name, self.server.socket())
+            .with_queues(2)
+            .with_reconnect()
+    }
+
+    fn ask(&mut self, words: &[&str], more: &[&str]) {
+        let pid = self.server.process().pid().to_string();
+        let ended = run(&[words, &[&*pid], more].concat(), STEP);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+
+    /// A copy of that kind takes its image's place.
+    fn become_kind(&mut self, place: &Place, n: usize) {
+        let target = Image::create(
+            place.path(&format!("{}-{n}", self.name)),
+            self.kinds[n],
+            64 * MIB,
+        );
+        let path = target.path().to_str().unwrap().to_owned();
+        self.ask(
+            &["mirror", "start"],
+            &[&path, "-O", target.format(), "--active"],
+        );
+        self.ask(&["mirror", "complete"], &["--unkept"]);
+        self.image = target;
+    }
+
+    fn put_on_top(&mut self, place: &Place) {
+        let path = place.path(&format!("{}-top", self.name));
+        self.ask(&["snapshot"], &[path.to_str().unwrap(), "--unkept"]);
+        self.image = Image::at(path, Kind::QCOW2_BACKED);
+    }
+
+    /// Its successor has the image that it had last.
+    fn replace(&mut self, place: &Place) {
+        self.server.process().kill().unwrap();
+        self.image.check_consistent();
+        self.server = self.image.serve(place, self.name, &[]);
+    }
+}
+
+#[test]
+fn a_guest_goes_on_with_other_images_whoever_is_killed() {
+    let place = Place::new();
+    let mut all: Vec<_> = CASES
+        .iter()
+        .map(|case| Served::start(&place, *case))
+        .collect();
+    let mut guest = Guest::boot(&Machine {
+        cpus: 2,
+        disks: all.iter().map(Served::disk).collect(),
+        ..Machine::default()
+    })
+    .unwrap();
+    let names: Vec<&str> = CASES.iter().map(|(name, _)| *name).collect();
+    let load = Load::start(&mut guest, &names, LOAD_BYTES, RATE);
+    load.wait_for_writes(&mut guest);
+    for n in 1..3 {
+        for served in &mut all {
+            served.become_kind(&place, n);
+        }
+        load.wait_for_more_writes(&mut guest);
+        for served in &mut all {
+            served.replace(&place);
+        }
+        load.wait_for_more_writes(&mut guest);
+    }
+    for served in &mut all {
+        served.put_on_top(&place);
+    }
+    load.wait_for_more_writes(&mut guest);
+    for served in &mut all {
+        served.replace(&place);
+    }
+    load.wait_for_more_writes(&mut guest);
+    // Its rings stop and start again; meanwhile a mirror waits.
+    for served in &mut all {
+        let target = place.path(&format!("{}-end", served.name));
+        served.ask(&["mirror", "start"], &[target.to_str().unwrap(), "--wait"]);
+    }
+    load.expect_running(&mut guest);
+    load.finish(&mut guest);
+    expect_no_io_errors(&mut guest);
+    guest.reboot().unwrap();
+    for served in &mut all {
+        served.ask(&["mirror", "complete"], &["--unkept"]);
+        served.image = Image::at(place.path(&format!("{}-end", served.name)), Kind::RAW);
+    }
+    guest.power_off().unwrap();
+    for served in all {
+        served.server.stop().unwrap();
+        served.image.check_clean();
+        load.verify_on_host(&served.image.flat());
+    }
+}
