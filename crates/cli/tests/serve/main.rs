@@ -33,6 +33,7 @@ mod pools;
 mod probes;
 mod resize;
 mod sharing;
+mod snapshots;
 mod sockets;
 #[path = "../support/mod.rs"]
 mod support;
