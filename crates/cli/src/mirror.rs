@@ -7,6 +7,7 @@ use crate::target::{Disk, Target};
 use anyhow::{Context, bail};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
+use fathom_client::ClientError;
 use fathom_daemon::{Completion, MirrorInfo, MirrorOrder};
 use fathom_img::{self as img, Event, Format};
 use fathom_storage::Location;
@@ -113,8 +114,10 @@ fn start(args: StartArgs) -> anyhow::Result<()> {
     };
     let put = disk.server.put(&disk.below("mirror")).json(&order);
     let begun: Result<MirrorInfo, _> = put.patiently().send();
-    if let (Err(_), Some(path)) = (&begun, made) {
-        // Nobody has it: the server has refused it.
+    if let (Err(ClientError::Refused { status, .. }), Some(path)) = (&begun, made)
+        && (400..500).contains(status)
+    {
+        // Nobody has it.
         let _ = fs::remove_file(path);
     }
     let begun = begun?;

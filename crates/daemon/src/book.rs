@@ -44,6 +44,9 @@ use waiting::Waiting;
 /// Who asks for what takes no time waits so long at most.
 const BRIEF: Duration = Duration::from_secs(5);
 
+/// Who asks for what storage is waited for.
+const LONG: Duration = Duration::from_secs(60);
+
 /// What is to be done on the book's own thread.
 pub type Step = Box<dyn FnOnce(&mut Book) + Send>;
 
@@ -205,6 +208,17 @@ impl Book {
             (Command::Quit, None) => {
                 self.is_ending = true;
                 asker(Ok(json!({ "quitting": true })));
+            }
+            (command @ (Command::BeginMirror(_) | Command::EndMirror { .. }), Some(name)) => {
+                let text = format!("disk '{name}': it takes long, and goes on");
+                let asker = self.waiting.until(Instant::now() + LONG, text, asker);
+                self.host.ask(
+                    Ask {
+                        disk: Some(name),
+                        command,
+                    },
+                    asker,
+                );
             }
             (command, disk) => {
                 let asker = self.briefly(disk.as_deref(), asker);

@@ -12,4 +12,4 @@ pub mod mirror;
 pub mod pull;
 mod source;
 
-pub use source::Source;
+pub use source::{InUse, Source};

@@ -27,6 +27,10 @@ impl Brake {
     pub fn allow(&self, bytes: u64) {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         self.allowed.store(bytes, Ordering::SeqCst);
+        self.begin();
+    }
+
+    fn begin(&self) {
         self.is_on.store(true, Ordering::SeqCst);
         self.progress.fetch_add(1, Ordering::Relaxed);
         self.bells.ring();
@@ -34,8 +38,12 @@ impl Brake {
 
     /// So many more.
     pub fn allow_more(&self, bytes: u64) {
-        let now = self.allowed.load(Ordering::SeqCst).max(0);
-        self.allow((now as u64).saturating_add(bytes));
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let more = |now: i64| Some(now.max(0).saturating_add(bytes));
+        let _ = self
+            .allowed
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+        self.begin();
     }
 
     /// Everything is allowed.

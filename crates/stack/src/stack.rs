@@ -96,7 +96,9 @@ impl Stack {
             .check_taken()
             .map_err(Error::Description)?;
         let bitmaps = Bitmaps::new(place_of_bitmaps(description, overlay.is_some()));
-        let tap = Arc::new(Tap::new(disk, file.clone(), bitmaps));
+        // (What a data file has may be changed without its image.)
+        let tells = description.data_file.is_none();
+        let tap = Arc::new(Tap::new(disk, file.clone(), tells, bitmaps));
         let disk: Arc<dyn Disk> = tap.clone();
         let injector = description.inject.map(Injector::new);
         let disk = match &injector {

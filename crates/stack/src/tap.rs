@@ -14,6 +14,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::fs::Metadata;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// So long one waits in any case; and one whose source is leaving, for which others wait.
 const LONGEST: Duration = Duration::from_secs(20);
+/// So long one waits while whoever follows does not come further.
+const BRAKED: Duration = Duration::from_secs(20);
 const LEAVING: Duration = Duration::from_secs(1);
 /// Between looks at these times.
 const LOOK: Duration = Duration::from_millis(500);
@@ -31,8 +34,11 @@ const LOOK: Duration = Duration::from_millis(500);
 pub struct Tap {
     below: Arc<dyn Disk>,
     file: Option<Arc<FileDisk>>,
+    /// Whatever is changed of the image is seen in that file.
+    tells: bool,
     bitmaps: Arc<Bitmaps>,
     wanted: Arc<Mutex<Wanted>>,
+    changed_by_others: AtomicU64,
 }
 
 /// What users wait for.
@@ -54,11 +60,18 @@ fn is_same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
 }
 
 impl Tap {
-    /// `file`: that of the image, if it is in one.
-    pub(crate) fn new(below: Arc<dyn Disk>, file: Option<Arc<FileDisk>>, bitmaps: Bitmaps) -> Tap {
+    /// `file`: that of the image, if it is in one; `tells`: whatever is changed of the image is seen there.
+    pub(crate) fn new(
+        below: Arc<dyn Disk>,
+        file: Option<Arc<FileDisk>>,
+        tells: bool,
+        bitmaps: Bitmaps,
+    ) -> Tap {
         Tap {
             below,
             file,
+            tells,
+            changed_by_others: AtomicU64::new(0),
             bitmaps: Arc::new(bitmaps),
             wanted: Arc::default(),
         }
@@ -125,16 +138,21 @@ impl Tap {
         let _ = hear(workers);
     }
 
-    /// Nobody has changed the image's file between its being left here last, and taken again. What is in no file may
+    /// How often others may have changed the image between its being left here and taken again. What is in no file may
     /// have been, and a device does not tell.
-    pub fn is_as_it_was_left(&self) -> bool {
-        let Some(file) = &self.file else {
-            return false;
-        };
+    pub fn changes_by_others(&self) -> u64 {
+        self.changed_by_others.load(Ordering::SeqCst)
+    }
+
+    /// It has just been taken.
+    fn look_at_others(&self) {
         let state =
             |seen: Option<Metadata>| seen.filter(Metadata::is_file).as_ref().map(Left::from);
-        let left = state(file.when_left());
-        left.is_some() && left == state(file.when_taken())
+        let file = self.file.as_ref().filter(|_| self.tells);
+        let left = file.and_then(|file| state(file.when_left()));
+        if left.is_none() || left != file.and_then(|file| state(file.when_taken())) {
+            self.changed_by_others.fetch_add(1, Ordering::SeqCst);
+        }
     }
 }
 
@@ -175,6 +193,7 @@ impl Disk for Tap {
 
     fn activate(&self) -> Result<(), DiskError> {
         self.below.activate()?;
+        self.look_at_others();
         let image = self.file.as_ref().and_then(|file| file.when_taken());
         let image = image.as_ref().map(Left::from);
         let opened = self.bitmaps.open(self.below.info().size, image);
@@ -400,11 +419,14 @@ impl TapChannel {
         }
         let clock = cx.clock();
         let for_longer = |since: u64, than| clock.duration(now.saturating_sub(since)) >= than;
+        // (Who is held back by the brake waits for what others do, too.)
+        let is_kept = self.goes_by.past.is_some();
+        let patience = if is_kept { PATIENCE } else { BRAKED };
         let is_enough = |(id, since): &(RequestId, u64)| match cx.may_wait(*id) {
-            true => for_longer(*since, LONGEST),
+            true => is_kept && for_longer(*since, LONGEST),
             false => for_longer(*since, LEAVING),
         };
-        if for_longer(self.seen.1, PATIENCE) || self.waiting.iter().any(is_enough) {
+        if for_longer(self.seen.1, patience) || self.waiting.iter().any(is_enough) {
             self.give_up("what was to be changed could not be kept, or followed, in time");
             return self.go_on(cx);
         }

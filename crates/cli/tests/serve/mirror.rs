@@ -320,6 +320,50 @@ fn what_is_kept_is_the_target() {
 }
 
 #[test]
+fn what_cannot_be_kept_stays_as_it_is() {
+    let dir = disk_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let (image, target, layer) = (path("i"), path("t"), path("layer"));
+    fs::write(&image, vec![0; 4 << 20]).unwrap();
+    let served = keep::start(short_dir(), "");
+    kept_disk(&served, &image);
+    let log = dir.path().join("written");
+    let load = write_in_order(&served_uri(&served), &log);
+    eventually("writes", || (written(&log) > 20).then_some(()));
+    start(&served, &target, &["--wait"]);
+    // Its file cannot be replaced by another one.
+    let file = served.path("disks/d.toml");
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    let api = served.api();
+    refused(
+        1,
+        &["mirror", "complete", &api, "-q"],
+        &["stays as it is", "d.toml"],
+    );
+    refused(1, &["mirror", "complete", &api, "-q"], &["has ended"]);
+    refused(
+        1,
+        &["snapshot", &api, &layer],
+        &["stays as it is", "d.toml"],
+    );
+    assert!(!Path::new(&layer).exists(), "it is not left behind");
+    let now = written(&log);
+    eventually("more of it", || (written(&log) > now + 20).then_some(()));
+    drop(load);
+    let acknowledged = written(&log);
+    assert!(there(&fs::read(&image).unwrap()) >= acknowledged);
+    let info = stdout_of(&["info", &api, "--json"]);
+    assert!(info.contains(&image), "{info}");
+    // When it can be kept again, it goes on with another one.
+    fs::remove_dir(&file).unwrap();
+    stdout_of(&["snapshot", &api, &layer]);
+    let served = keep::again(served, "KILL", "");
+    let info = stdout_of(&["info", &served.api(), "--json"]);
+    assert!(info.contains(&layer), "{info}");
+}
+
+#[test]
 fn a_copy_is_the_disk_as_it_was_when_it_was_ended() {
     let dir = disk_dir();
     let dir = dir.path();
@@ -537,6 +581,20 @@ fn what_cannot_be_a_target_is_refused() {
     );
     fails(&other, &["-o", "preallocation=off"], &["is there already"]);
     fails("null:1M", &[], &["one size"]);
+    // Users have been told of blocks of 512 bytes.
+    let socket = path("n");
+    let mut coarse = Command::new("nbdkit");
+    coarse.args(["-f", "-U", &socket, "--filter=blocksize-policy"]);
+    coarse.args([
+        "memory",
+        "4M",
+        "blocksize-minimum=4k",
+        "blocksize-error-policy=error",
+    ]);
+    let _coarse = Kept::spawn(&mut coarse);
+    eventually("its socket", || Path::new(&socket).exists().then_some(()));
+    let coarse = format!("nbd+unix:///?socket={socket}");
+    fails(&coarse, &[], &["blocks of 4096 bytes"]);
     assert!(!Path::new(&path("t")).exists());
     refused(1, &["mirror", "show", &api], &["no mirror"]);
     refused(1, &["mirror", "complete", &api], &["no mirror"]);

@@ -5,6 +5,7 @@
 use super::{Book, Origin};
 use crate::answer::{Asker, Kind, Refusal};
 use crate::command::{Command, SwitchTo};
+use crate::files::Found;
 use crate::table::DiskTable;
 use serde_json::Value;
 
@@ -70,32 +71,54 @@ impl Book {
     fn go_back(&mut self, name: String, before: DiskTable, problem: String, asker: Asker) {
         tracing::error!("{problem}");
         let refusal = Kind::Failed.because(format!("disk '{name}' stays as it is: {problem}"));
-        let then = self.later(move |book: &mut Book, _| {
-            let command = Command::EndSwitch { go: false };
-            book.then(Some(name), command, |_, _| asker(Err(refusal)));
-        });
         // (It may have been written, and is not known to be durable.)
-        self.write_again(before, then);
+        self.write_again(before, move |book, is_as_before| {
+            let command = Command::EndSwitch { go: !is_as_before };
+            let disk = name.clone();
+            book.then(Some(name), command, move |book, _| match is_as_before {
+                true => asker(Err(refusal)),
+                false => book.show(disk, asker),
+            });
+        });
     }
 
+    /// It has gone on as before.
     fn keep_as_before(&mut self, before: DiskTable, refusal: Refusal, asker: Asker) {
-        let then = self.later(move |_: &mut Book, ()| asker(Err(refusal)));
-        self.write_again(before, then);
+        self.write_again(before, move |_, _| asker(Err(refusal)));
     }
 
-    fn write_again(&mut self, before: DiskTable, then: Box<dyn FnOnce(()) + Send>) {
+    /// `then` hears whether the disk's file says so. If it cannot be written, it says what it says.
+    fn write_again(
+        &mut self,
+        before: DiskTable,
+        then: impl FnOnce(&mut Book, bool) + Send + 'static,
+    ) {
         let name = before.name.clone();
         self.origins
             .insert(name, Origin::Kept(Box::new(before.clone())));
-        let Some(keeper) = &self.keeper else {
-            return then(());
-        };
-        let done = self.later(move |_: &mut Book, outcome: Result<(), String>| {
-            if let Err(problem) = outcome {
-                tracing::error!("{problem}: it may say what it should not; write it by hand");
+        let wanted = before.clone();
+        let done = self.later(move |book: &mut Book, outcome: Result<(), String>| {
+            let Err(problem) = outcome else {
+                return then(book, true);
+            };
+            tracing::error!("{problem}");
+            let read = book.later(move |book: &mut Book, found: Found| {
+                let found = found.disks.into_iter().find(|one| one.name == wanted.name);
+                let is_as_before = found.as_ref().is_none_or(|one| one.image == wanted.image);
+                if let Some(table) = found {
+                    let origin = Origin::Kept(Box::new(table));
+                    book.origins.insert(wanted.name, origin);
+                }
+                then(book, is_as_before);
+            });
+            if let Some(keeper) = &book.keeper {
+                keeper.read(read);
             }
-            then(());
         });
-        keeper.keep(before, done);
+        // (Without one, nothing has been written.)
+        match &self.keeper {
+            Some(keeper) => keeper.keep(before, done),
+            None => done(Ok(())),
+        }
     }
 }

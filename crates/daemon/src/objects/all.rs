@@ -148,7 +148,7 @@ impl Objects {
             Event::BackupBegun(name, begun) => self.take_in_backup(&name, *begun),
             Event::BackupEnded(name, info) => self.take_in_ended_backup(&name, &info),
             Event::MirrorBegun(name, begun) => self.take_in_mirror(&name, *begun),
-            Event::MirrorEnded(name, info) => self.take_in_ended_mirror(&name, &info),
+            Event::MirrorEnded(name, ended) => self.take_in_ended_mirror(&name, *ended),
             Event::Switched(name, table, decision) => {
                 self.take_in_switched(&name, &table, decision)
             }

@@ -66,8 +66,8 @@ pub enum Event {
     BackupEnded(String, Box<BackupInfo>),
     /// A mirror of the disk of that name has begun, or cannot, for this reason.
     MirrorBegun(String, Box<Result<mirror::Running, String>>),
-    /// It has ended.
-    MirrorEnded(String, Box<MirrorInfo>),
+    /// It has ended, or has not yet, for this reason.
+    MirrorEnded(String, Box<Result<MirrorInfo, String>>),
     /// The disk of that name has another image now, and these options; it is waited for whether it is to stay so.
     Switched(String, Box<DiskTable>, SyncSender<bool>),
     /// What was to be done with the bitmaps of the disk of that name is done; or not, for this reason.

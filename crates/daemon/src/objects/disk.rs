@@ -23,6 +23,7 @@ use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser, Visit, Watch};
 use fathom_filters::Filters;
+use fathom_jobs::InUse;
 use fathom_stack::{FilterInfo, Injected, Injector, Pools, Stack};
 use fathom_trace::{Clock, Now, SlowRequest, Summary};
 use fathom_units::Size;
@@ -251,6 +252,22 @@ impl Served {
 
     pub fn shared(&self) -> &SharedDisk {
         &self.shared
+    }
+
+    /// In bytes.
+    pub fn size(&self) -> u64 {
+        self.stack.disk.info().size
+    }
+
+    /// Takes it into use until that is dropped, unless somebody uses it. The error says why it cannot be used.
+    pub fn try_to_use(&self) -> Result<Option<InUse>, String> {
+        if self.shared.is_used() {
+            return Ok(None);
+        }
+        let disk = self.shared.for_job(self.stack.disk.clone());
+        InUse::new(&disk)
+            .map(Some)
+            .map_err(|error| error.to_string())
     }
 
     /// One line: what is served, and where.

@@ -9,6 +9,8 @@ use fathom_formats::Format;
 use fathom_jobs::Source;
 use fathom_jobs::mirror::{Mirror, Phase, Terms};
 use fathom_stack::open_unserved;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,13 +36,21 @@ pub struct Running {
     pub mirror: Mirror,
     target: Arc<DiskOptions>,
     terms: Terms,
+    /// Device and inode of the target, if it is a file.
+    identity: Option<(u64, u64)>,
     since: Instant,
+}
+
+fn identity(target: &DiskOptions) -> Option<(u64, u64)> {
+    let found = fs::metadata(target.disk.location.path()?).ok()?;
+    Some((found.dev(), found.ino()))
 }
 
 impl Order {
     /// May block. The error is for the user: both disks are as they were.
     pub fn begin(self) -> Result<Running, String> {
         let target = open_unserved(&self.target.disk).map_err(|error| error.to_string())?;
+        let identity = identity(&self.target);
         let (disk, events) = (self.disk.clone(), self.events);
         let tell = move |phase: Phase, problem: Option<&str>| {
             match problem {
@@ -61,6 +71,7 @@ impl Order {
             mirror,
             target: Arc::new(self.target),
             terms: self.terms,
+            identity,
             since: Instant::now(),
         })
     }
@@ -70,6 +81,14 @@ impl Running {
     /// The disk as it would be with the target.
     pub fn target(&self) -> &DiskOptions {
         &self.target
+    }
+
+    /// What is opened in its place is what has been copied to.
+    pub fn check_target(&self) -> Result<(), String> {
+        match identity(&self.target) == self.identity {
+            true => Ok(()),
+            false => Err("its target has been replaced by another file meanwhile".into()),
+        }
     }
 
     pub fn is_over(&self) -> bool {
@@ -97,8 +116,8 @@ impl Running {
     }
 
     /// Let it be: what has become of it. If it is ready, the target is the disk as it was at an instant, for which
-    /// `users` wait. May block.
-    pub fn end(&self, users: Option<Users>) -> MirrorInfo {
+    /// `users` wait. May block. The error is for the user: it has not let go of both disks yet.
+    pub fn end(&self, users: Option<Users>) -> Result<MirrorInfo, String> {
         if let Some(users) = users.filter(|_| self.is_ready()) {
             self.mirror.begin_finish();
             match users.freeze() {
@@ -110,7 +129,9 @@ impl Running {
                 Err(problem) => tracing::warn!("the mirror is not finished: {problem}"),
             }
         }
-        self.mirror.end(Instant::now() + END);
-        self.info()
+        match self.mirror.end(Instant::now() + END) {
+            true => Ok(self.info()),
+            false => Err("its target does not answer: it ends when that does".into()),
+        }
     }
 }

@@ -14,6 +14,7 @@ use fathom_formats::Format;
 use fathom_jobs::mirror::Mirror;
 use fathom_stack::make_layer;
 use fathom_storage::PART;
+use fathom_units::Size;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -24,8 +25,6 @@ use std::time::{Duration, Instant};
 
 /// What is in flight has so long to end.
 const HALT: Duration = Duration::from_secs(5);
-/// It is waited for so long whether a disk goes on with its mirror's target.
-const DECISION: Duration = Duration::from_secs(20);
 
 /// What is needed for another disk, and whom it gets.
 pub struct Remake {
@@ -67,6 +66,18 @@ impl Switch {
                 format,
                 size,
             }) => make_layer(path, below, *format, *size),
+        }
+    }
+
+    /// What has been opened is that.
+    fn check(&self, disk: &Served) -> Result<(), String> {
+        let size = match self {
+            Switch::Mirror(mirror) => mirror.size(),
+            Switch::Layer(layer) => layer.size,
+        };
+        match disk.size() == size {
+            true => Ok(()),
+            false => Err(format!("the other image has {}", Size(disk.size()))),
         }
     }
 
@@ -125,10 +136,11 @@ impl Remake {
     fn serve(&self, post: &Post<Event>) -> Result<Served, String> {
         let opened = Served::open(self.options.clone(), None, self.common.clone());
         let mut disk = opened.map_err(|error| error.to_string())?;
+        { self.switch.iter() }.try_for_each(|switch| switch.check(&disk))?;
         let export = self.export.as_ref().map(|export| export.freeze());
         let mut frozen = export.transpose()?;
         let moved = self.move_to(&mut disk, frozen.as_mut());
-        let moved = moved.and_then(|arriving| self.decide(post).map(|()| arriving));
+        let moved = moved.and_then(|arriving| self.decide(&disk, post).map(|()| arriving));
         // As a client sees it, who looks for the other one by this name.
         let clients = self.clients.as_ref().zip(disk.nbd_export());
         match moved {
@@ -169,6 +181,7 @@ impl Remake {
         let (arriving, arrival) = state.unzip();
         disk.take(arrival).map_err(|error| error.to_string())?;
         arriving.as_ref().map_or(Ok(()), Arriving::wait)?;
+        self.check_room(disk)?;
         let deadline = Instant::now() + HALT;
         if let Some((server, name)) = self.clients.as_ref().zip(disk.export_name()) {
             // Before the virtual machine lets go of it, on which clients depend.
@@ -192,18 +205,40 @@ impl Remake {
         Ok(arriving)
     }
 
-    /// The other image is in use, and nothing has been changed in it yet: waits for whether that is to be.
-    fn decide(&self, post: &Post<Event>) -> Result<(), String> {
+    /// What a disk has told the guest to be done and not written yet survives its server's end only if the front-end
+    /// keeps it.
+    fn check_room(&self, disk: &Served) -> Result<(), String> {
+        let keeps_nothing =
+            |export: Option<&VhostUser>| export.is_some_and(|export| export.status().keeps_nothing);
+        let (before, after) = (self.export.as_deref(), disk.export_shared());
+        match keeps_nothing(after.as_deref()) && !keeps_nothing(before) {
+            false => Ok(()),
+            true => Err(
+                "its virtual machine was started with an earlier server, which has left no room for what an image of \
+                 that format needs to be kept: start the machine again first"
+                    .into(),
+            ),
+        }
+    }
+
+    /// Nothing has been changed in the other image yet: waits for whether that is to be. Nothing goes on before that is
+    /// said, in whatever way: whoever knows it may have noted already that this is the disk's image.
+    fn decide(&self, disk: &Served, post: &Post<Event>) -> Result<(), String> {
         let (Some(_), Some(table)) = (&self.switch, &self.options.table) else {
             return Ok(());
         };
+        // (Where nobody has it yet, it would be found out too late that it cannot be used.)
+        let _in_use = disk.try_to_use()?;
         let (decide, decision) = sync_channel(1);
         let name = self.options.name.clone();
         post.send(Event::Switched(name, table.clone(), decide));
-        match decision.recv_timeout(DECISION) {
+        match decision.recv() {
             Ok(true) => Ok(()),
             Ok(false) => Err("it could not be kept with its other image".into()),
-            Err(_) => Err("nobody has said whether it is to go on with its other image".into()),
+            // This process is about to end, and another one has what was noted.
+            Err(_) => loop {
+                thread::park();
+            },
         }
     }
 }

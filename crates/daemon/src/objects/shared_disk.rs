@@ -145,6 +145,11 @@ impl SharedDisk {
         self.users().have_followers_leave = Some(end);
     }
 
+    /// Somebody uses it.
+    pub fn is_used(&self) -> bool {
+        self.users().are_some()
+    }
+
     fn users(&self) -> MutexGuard<'_, Users> {
         self.users.lock().unwrap_or_else(|e| e.into_inner())
     }

@@ -238,14 +238,19 @@ impl Entered {
         self.connection(&mut table).phase = Phase::Held(export.clone(), Box::new(described));
         self.shared.changed.notify_all();
         drop(table);
-        if !self.wait_while_held(export) {
-            return None;
-        }
-        // It may be another one now.
-        let export = self.shared.exports.named(export.name())?;
-        let mut table = self.shared.table();
-        self.connection(&mut table).phase = Phase::Admitted(export.clone());
-        drop(table);
+        let export = loop {
+            if !self.wait_while_held(export) {
+                return None;
+            }
+            // It may be another one now,
+            let export = self.shared.exports.named(export.name())?;
+            let mut table = self.shared.table();
+            // or be held again.
+            if !table.holding.has(&export) || table.stopping {
+                self.connection(&mut table).phase = Phase::Admitted(export.clone());
+                break export;
+            }
+        };
         let in_use = InUse::new(&export).inspect_err(|problem| {
             tracing::warn!("nbd: {}: cannot go on: {problem}", self.name());
         });

@@ -347,14 +347,19 @@ impl Host for Entered {
 
     fn admit(&self, export: &Arc<Export>) -> Result<InUse, Denied> {
         self.shared.wait_for_release();
-        let export = &self
-            .shared
-            .wait_for_export(export)
-            .ok_or(Denied::Stopping)?;
-        let admitted = self.reserve(export).and_then(|()| {
-            // May take long.
-            InUse::new(export).map_err(Denied::NotNow)
-        });
+        let (admitted, export) = loop {
+            let export = self.shared.wait_for_export(export);
+            let export = export.ok_or(Denied::Stopping)?;
+            match self.reserve(&export) {
+                Ok(true) => break (Ok(()), export),
+                // It is held again.
+                Ok(false) => {}
+                Err(why) => break (Err(why), export),
+            }
+        };
+        // May take long.
+        let in_use = |()| InUse::new(&export).map_err(Denied::NotNow);
+        let admitted = admitted.and_then(in_use);
         admitted.inspect_err(|why| {
             // It may choose another, and takes no place meanwhile.
             let mut table = self.shared.table();
@@ -385,10 +390,13 @@ impl Entered {
         connection.expect("a connection is in the table until its end")
     }
 
-    /// One of the places that there are for connections.
-    fn reserve(&self, export: &Arc<Export>) -> Result<(), Denied> {
+    /// One of the places that there are for connections. False: the export is held, and may soon be another one.
+    fn reserve(&self, export: &Arc<Export>) -> Result<bool, Denied> {
         let mut table = self.shared.table();
         // (Whoever takes an export away looks at the table afterwards.)
+        if !table.stopping && table.holding.has(export) {
+            return Ok(false);
+        }
         if table.stopping || !self.shared.exports.has(export) {
             return Err(Denied::Stopping);
         }
@@ -408,7 +416,7 @@ impl Entered {
             return Err(Denied::NotNow(why));
         }
         self.connection(&mut table).phase = Phase::Admitted(export.clone());
-        Ok(())
+        Ok(true)
     }
 
     /// The server wants it gone.

@@ -74,6 +74,9 @@ pub struct Status {
     pub peer_pid: Option<i32>,
     /// Virtqueues that workers are serving.
     pub queues_running: usize,
+    /// The front-end keeps an area for requests in flight, in which there is no room for what the disk wants to be
+    /// kept.
+    pub keeps_nothing: bool,
 }
 
 /// The export of one disk.

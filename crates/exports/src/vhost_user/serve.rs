@@ -408,7 +408,10 @@ impl<'a> Connection<'a> {
 impl Drop for Connection<'_> {
     fn drop(&mut self) {
         self.session.end();
-        self.shared.update_status(|status| status.peer_pid = None);
+        self.shared.update_status(|status| {
+            status.peer_pid = None;
+            status.keeps_nothing = false;
+        });
         if !self.is_gone {
             self.shared.tell(Visit::Detached, self.pid);
         }

@@ -1,11 +1,11 @@
 //! The thread that follows a disk.
 
 use super::noting::Noting;
-use super::shared::{InUse, Shared};
+use super::shared::Shared;
 use super::terms::{Phase, Tell, Terms};
 use super::todo;
 use crate::copy::{Copy, Failure, Speed};
-use crate::source::Source;
+use crate::source::{InUse, Source};
 use fathom_core::{Changes, Disk, DiskError};
 use fathom_stack::{Brake, Client, Job};
 use std::cell::Cell;
@@ -45,6 +45,8 @@ pub(super) struct Follower {
     pub(super) noting: Option<Noting>,
     pub(super) shared: Arc<Shared>,
     pub(super) tell: Tell,
+    /// As the disk's tap has counted them when this began.
+    pub(super) changes_by_others: u64,
     /// Where copying goes on.
     pub(super) cursor: u64,
     /// It is known what was to be copied at the beginning.
@@ -88,7 +90,7 @@ impl Follower {
             self.enter(Phase::Waiting);
             self.shared.let_go();
             self.wait_for_disk()?;
-            if !self.source.tap.is_as_it_was_left() {
+            if self.source.tap.changes_by_others() != self.changes_by_others {
                 return Err(
                     "its virtual machine had let go of the disk, which may have been changed by others then"
                         .into(),
@@ -189,10 +191,12 @@ impl Follower {
             let (begin, from) = (Instant::now(), self.cursor);
             match copy.slice(&self.todo, &mut self.cursor) {
                 Ok(copied) => {
-                    speed.copied(copied, begin.elapsed());
+                    // (Zeroes are no data, but done, too.)
+                    let done = left.saturating_sub(self.todo.changed_bytes());
+                    speed.copied(done, begin.elapsed());
                     self.shared.state().status.copied += copied;
                     self.has_come_round |= self.cursor < from;
-                    self.brake_for(&speed, left, copied);
+                    self.brake_for(&speed, left, done);
                 }
                 // (See above.)
                 Err(Failure::Stopped) => {}

@@ -2,9 +2,9 @@
 
 use super::follower::Follower;
 use super::noting::Noting;
-use super::shared::{InUse, Shared};
+use super::shared::Shared;
 use super::terms::{Status, Tell, Terms};
-use crate::source::Source;
+use crate::source::{InUse, Source};
 use fathom_core::{Changes, Disk, DiskError, ThreadKind, thread_starts};
 use fathom_units::Size;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use std::time::Instant;
 #[derive(Clone)]
 pub struct Mirror {
     shared: Arc<Shared>,
+    size: u64,
 }
 
 impl Mirror {
@@ -36,6 +37,12 @@ impl Mirror {
                 Size(size)
             ));
         }
+        if room.block_size > source.disk.info().block_size {
+            return Err(format!(
+                "the target takes blocks of {} bytes, and users of the disk have been told of smaller ones",
+                room.block_size
+            ));
+        }
         let error = |error: DiskError| error.to_string();
         let taken = InUse::new(&target).map_err(error)?;
         let shared = Arc::<Shared>::default();
@@ -44,6 +51,7 @@ impl Mirror {
         let noting = Noting::begin(&source, &noted)?;
         shared.state().status.left = size;
         let follower = Follower {
+            changes_by_others: source.tap.changes_by_others(),
             source,
             target,
             terms,
@@ -62,7 +70,12 @@ impl Mirror {
             follower.run(taken);
         });
         thread.map_err(|error| format!("cannot start a thread: {error}"))?;
-        Ok(Mirror { shared })
+        Ok(Mirror { shared, size })
+    }
+
+    /// Bytes of both disks.
+    pub fn size(&self) -> u64 {
+        self.size
     }
 
     pub fn status(&self) -> Status {

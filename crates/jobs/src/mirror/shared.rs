@@ -1,34 +1,10 @@
 //! What the thread and the others know of a mirror.
 
 use super::terms::{Phase, Status};
+use crate::source::InUse;
 use fathom_core::{Disk, DiskError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// A disk that is active.
-pub(super) struct InUse(Arc<dyn Disk>);
-
-impl InUse {
-    pub(super) fn new(disk: &Arc<dyn Disk>) -> Result<InUse, DiskError> {
-        disk.activate()?;
-        Ok(InUse(disk.clone()))
-    }
-
-    /// With what has become of it.
-    pub(super) fn end(self) -> Result<(), DiskError> {
-        let disk = self.0.clone();
-        std::mem::forget(self);
-        disk.deactivate()
-    }
-}
-
-impl Drop for InUse {
-    fn drop(&mut self) {
-        if let Err(error) = self.0.deactivate() {
-            tracing::error!("{error}");
-        }
-    }
-}
 
 #[derive(Default)]
 pub(super) struct Shared {

@@ -60,6 +60,13 @@ impl Objects {
             Err(refusal) => return asker(Err(refusal)),
         };
         let name = self.disks[index].name().to_owned();
+        if !force && !running.is_ready() && !running.is_over() {
+            let text = format!(
+                "the mirror of disk '{name}' is {}, not ready: by force it ends, and the target is of no use",
+                running.info().phase
+            );
+            return asker(Err(Kind::Conflict.because(text)));
+        }
         let users = (!force).then(|| self.users_of(index));
         match changes::end_mirror(name.clone(), running, users, self.mail.post()) {
             Ok(()) => drop(self.busy.insert(name, asker)),
@@ -78,12 +85,18 @@ impl Objects {
             .ok_or_else(|| Kind::Unknown.because(format!("there is no mirror of disk '{name}'")))
     }
 
-    pub(super) fn take_in_ended_mirror(&mut self, name: &str, info: &MirrorInfo) {
-        if let Some(disk) = self.disks.iter_mut().find(|disk| disk.name() == name) {
+    pub(super) fn take_in_ended_mirror(&mut self, name: &str, ended: Result<MirrorInfo, String>) {
+        let disk = self.disks.iter_mut().find(|disk| disk.name() == name);
+        if let (Some(disk), Ok(_)) = (disk, &ended) {
             disk.forget_mirror();
         }
         if let Some(asker) = self.busy.remove(name) {
-            asker(to_json(info));
+            asker(match ended {
+                Ok(info) => to_json(&info),
+                Err(problem) => {
+                    Err(Kind::Failed.because(format!("the mirror of disk '{name}': {problem}")))
+                }
+            });
         }
     }
 }

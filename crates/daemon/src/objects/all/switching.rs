@@ -69,9 +69,11 @@ impl Objects {
             let info = running.info();
             return Err(conflict(match info.problem {
                 Some(problem) => format!("its mirror has failed: {problem}"),
+                None if running.is_over() => "its mirror has ended: start another one".into(),
                 None => format!("its mirror is {}, not ready yet", info.phase),
             }));
         }
+        running.check_target().map_err(conflict)?;
         let switch = Switch::Mirror(running.mirror.clone());
         Ok((running.target().clone(), switch))
     }
@@ -118,8 +120,7 @@ impl Objects {
         match sent {
             Some(Ok(())) => drop(self.busy.insert(name, asker)),
             Some(Err(_)) | None => {
-                let text =
-                    format!("disk '{name}' has gone on with its image: nothing was said in time");
+                let text = format!("nobody waits for what disk '{name}' is to go on with");
                 asker(Err(Kind::Failed.because(text)));
             }
         }

@@ -82,13 +82,17 @@ impl Layout {
         Layout::new(queues, queue_size, KEEPSAKE_ROOM)
     }
 
-    /// Of an area that there is. An earlier program has left as much room as its own disk wanted.
+    /// Of an area that there is. An earlier program has left as much room as its own disk wanted: none, for one
+    /// without tables.
     fn found(area: &Inflight, wanted: u64) -> Layout {
-        let (queues, queue_size) = (area.num_queues, area.queue_size);
-        let layout = Layout::of_all(queues, queue_size);
-        match area.mmap_size >= layout.roomy.end {
-            true => layout,
-            false => Layout::new(queues, queue_size, wanted),
+        let of = |room| Layout::new(area.num_queues, area.queue_size, room);
+        let (all, none) = (of(KEEPSAKE_ROOM), of(0));
+        if area.mmap_size >= all.roomy.end {
+            all
+        } else if area.mmap_size == none.roomy.end {
+            none
+        } else {
+            of(wanted)
         }
     }
 }
@@ -173,6 +177,8 @@ impl Session<'_> {
                 Keepsake::new(base, words, mapping.clone())
             }
         });
+        self.shared
+            .update_status(|status| status.keeps_nothing = wanted > 0 && !has_keepsake);
         self.while_paused(|session| {
             // The disk's keepsake changes between activations only.
             session.deactivate();
@@ -204,5 +210,46 @@ impl Session<'_> {
         };
         let outside = || format!("the in-flight area is for {} queues only", area.queues);
         area.queue(index, size).ok_or_else(outside).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(mmap_size: u64, queues: u16, wanted: u64) -> (Range<u64>, Range<u64>) {
+        let area = Inflight {
+            mmap_size,
+            mmap_offset: 0,
+            num_queues: queues,
+            queue_size: 128,
+            wire_len: 0,
+        };
+        let layout = Layout::found(&area, wanted);
+        (layout.keepsake, layout.roomy)
+    }
+
+    #[test]
+    fn an_area_is_used_as_it_was_laid_out() {
+        for queues in [1, 2, 64, 256] {
+            let regions = regions_size(queues, 128);
+            let roomy = regions_size(queues, MAX_SIZE);
+            let begin = regions.next_multiple_of(8);
+            let all = (
+                begin..begin + KEEPSAKE_ROOM,
+                begin + KEEPSAKE_ROOM..begin + KEEPSAKE_ROOM + roomy,
+            );
+            // Whatever the disk wants, and before there was room for any.
+            let size = all.1.end;
+            assert_eq!(found(size, queues, 0), all);
+            assert_eq!(found(size, queues, KEEPSAKE_ROOM), all);
+            // An earlier program's, of a disk that wanted nothing.
+            let none = (begin..begin, begin..begin + roomy);
+            assert_eq!(found(begin + roomy, queues, 0), none);
+            assert_eq!(found(begin + roomy, queues, KEEPSAKE_ROOM), none);
+            // Others' end where they like.
+            assert_eq!(found(begin + KEEPSAKE_ROOM, queues, KEEPSAKE_ROOM).0, all.0);
+            assert_eq!(found(regions, queues, 0).0, begin..begin);
+        }
     }
 }
