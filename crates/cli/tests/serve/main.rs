@@ -39,6 +39,7 @@ mod sockets;
 mod support;
 mod surprises;
 mod surroundings;
+mod targets;
 mod tenants;
 mod top;
 mod trace;

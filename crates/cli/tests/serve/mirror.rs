@@ -11,7 +11,6 @@ use serde_json::Value;
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::slice;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,13 +24,13 @@ pub fn complete(served: &Served, more: &[&str]) {
     stdout_of(&[&["mirror", "complete", &api, "--quiet"], more].concat());
 }
 
-fn mirror(served: &Served) -> Value {
+pub fn mirror(served: &Served) -> Value {
     let shown = stdout_of(&["mirror", "show", &served.api(), "--json"]);
     serde_json::from_str(&shown).unwrap()
 }
 
 /// Until it is in that phase.
-fn await_phase(served: &Served, phase: &str) -> Value {
+pub fn await_phase(served: &Served, phase: &str) -> Value {
     eventually(phase, || {
         let now = mirror(served);
         (now["phase"] == phase).then_some(now)
@@ -443,78 +442,6 @@ fn it_goes_on_when_its_virtual_machine_is_back() {
     }
 }
 
-/// Of 64 MiB, with an NBD server for the target.
-struct Remote {
-    _dir: tempfile::TempDir,
-    server: Kept,
-    uri: String,
-}
-
-impl Remote {
-    fn start() -> Remote {
-        let dir = short_dir();
-        let (image, socket) = (as_arg(&dir.path().join("t")), as_arg(&dir.path().join("n")));
-        File::create(&image).unwrap().set_len(64 << 20).unwrap();
-        let mut server = Command::new("qemu-nbd");
-        server.args(["-t", "-f", "raw", "-k", &socket, "-e", "8", &image]);
-        let server = Kept::spawn(&mut server);
-        eventually("its socket", || Path::new(&socket).exists().then_some(()));
-        let uri = format!("nbd+unix:///?socket={socket}");
-        Remote {
-            _dir: dir,
-            server,
-            uri,
-        }
-    }
-}
-
-#[test]
-fn a_target_that_dies_or_hangs_keeps_nobody_from_anything() {
-    for signal in ["KILL", "STOP"] {
-        for active in [&[][..], &["--active"]] {
-            let remote = Remote::start();
-            let dir = disk_dir();
-            let image = as_arg(&dir.path().join("i"));
-            fs::write(&image, vec![3; 64 << 20]).unwrap();
-            let served = Served::start(&image, &[]);
-            let socket = served.arg("s");
-            let write = Request::Write {
-                offset: 0,
-                data: vec![1; 4096],
-            };
-            let since = with_disk(&socket, 1, |disk| {
-                start(&served, &remote.uri, &[&["--wait"], active].concat());
-                disk.all(&vec![write.clone(); 100]);
-                await_phase(&served, "ready");
-                remote.server.signal(signal);
-                // (More than may be left to be copied.)
-                for n in 0..1024u64 {
-                    let data = vec![n as u8; 64 << 10];
-                    let offset = n * (64 << 10);
-                    let answers = disk.all(&[Request::Write { offset, data }]);
-                    assert_eq!(answers, [Ok(Vec::new())]);
-                }
-                Instant::now()
-            });
-            // It lets go of the disk at once, as its virtual machine has.
-            with_disk(&socket, 1, |disk| {
-                assert_eq!(disk.all(slice::from_ref(&write)), [Ok(Vec::new())]);
-            });
-            assert!(
-                since.elapsed() < Duration::from_secs(15),
-                "{:?}",
-                since.elapsed()
-            );
-            await_phase(&served, "failed");
-            refused(
-                1,
-                &["mirror", "complete", &served.api(), "--unkept"],
-                &["has failed"],
-            );
-        }
-    }
-}
-
 /// Who changes more than can be copied is never followed up with, unless he is held back.
 #[test]
 fn users_are_held_back_if_that_is_wanted() {
@@ -551,80 +478,4 @@ fn users_are_held_back_if_that_is_wanted() {
     drop(load);
     let info = stdout_of(&["info", &served.api(), "--json"]);
     assert!(info.contains(&target), "{info}");
-}
-
-#[test]
-fn what_cannot_be_a_target_is_refused() {
-    let dir = disk_dir();
-    let path = |name: &str| as_arg(&dir.path().join(name));
-    let (image, small, other) = (path("i"), path("small"), path("other"));
-    fs::write(&image, vec![7; 4 << 20]).unwrap();
-    fs::write(&small, vec![7; 1 << 20]).unwrap();
-    fs::write(&other, vec![7; 4 << 20]).unwrap();
-    let served = Served::start(&image, &[]);
-    let used = Served::start(&other, &[]);
-    let api = served.api();
-    let fails = |target: &str, more: &[&str], why: &[&str]| {
-        refused(1, &[&["mirror", "start", &api, target], more].concat(), why);
-    };
-    fails(&small, &[], &["1 MiB", "4 MiB", "one size"]);
-    fails(&image, &[], &["is in use by"]);
-    with_disk(&used.arg("s"), 1, |_| {
-        fails(&other, &[], &["is in use by fathom"])
-    });
-    fails(&small, &["-O", "qcow2"], &["qcow2"]);
-    fails(&path("no/t"), &[], &["No such file"]);
-    fails(
-        &path("t"),
-        &["-o", "size=1M", "-O", "qcow2"],
-        &["leave size"],
-    );
-    fails(&other, &["-o", "preallocation=off"], &["is there already"]);
-    fails("null:1M", &[], &["one size"]);
-    // Users have been told of blocks of 512 bytes.
-    let socket = path("n");
-    let mut coarse = Command::new("nbdkit");
-    coarse.args(["-f", "-U", &socket, "--filter=blocksize-policy"]);
-    coarse.args([
-        "memory",
-        "4M",
-        "blocksize-minimum=4k",
-        "blocksize-error-policy=error",
-    ]);
-    let _coarse = Kept::spawn(&mut coarse);
-    eventually("its socket", || Path::new(&socket).exists().then_some(()));
-    let coarse = format!("nbd+unix:///?socket={socket}");
-    fails(&coarse, &[], &["blocks of 4096 bytes"]);
-    assert!(!Path::new(&path("t")).exists());
-    refused(1, &["mirror", "show", &api], &["no mirror"]);
-    refused(1, &["mirror", "complete", &api], &["no mirror"]);
-    qemu_img(
-        dir.path(),
-        &["create", "-q", "-f", "qcow2", &path("q"), "4M"],
-    );
-    fails(&path("q"), &[], &["qcow2"]);
-    // One thing at a time.
-    let target = path("t");
-    start(&served, &target, &["--wait"]);
-    fails(&path("u"), &[], &["being mirrored"]);
-    assert!(!Path::new(&path("u")).exists(), "it is not left behind");
-    refused(1, &["backup", "start", &api], &["being mirrored"]);
-    refused(1, &["resize", &api, "8M"], &["being mirrored"]);
-    refused(1, &["upgrade", &api], &["being mirrored"]);
-    refused(
-        1,
-        &["mirror", "complete", &api],
-        &["on the server's command line", "--unkept"],
-    );
-    assert_eq!(mirror(&served)["phase"], "ready");
-    stdout_of(&["mirror", "stop", &api]);
-    assert!(fs::read(&target).unwrap() == fs::read(&image).unwrap());
-    stdout_of(&["backup", "start", &api]);
-    fails(&target, &[], &["a backup of it"]);
-    stdout_of(&["backup", "stop", &api]);
-    let shared = Served::start(&image, &["--readonly", "--force-share"]);
-    let args = ["mirror", "start", &shared.api(), &target];
-    refused(1, &args, &["other processes may change it"]);
-    let served = Served::start(&image, &["--filter", "cow"]);
-    refused(1, &["mirror", "start", &served.api(), &target], &["cow"]);
 }

@@ -23,7 +23,6 @@ use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser, Visit, Watch};
 use fathom_filters::Filters;
-use fathom_jobs::InUse;
 use fathom_stack::{FilterInfo, Injected, Injector, Pools, Stack};
 use fathom_trace::{Clock, Now, SlowRequest, Summary};
 use fathom_units::Size;
@@ -35,10 +34,6 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Why something cannot be done.
-pub(super) const BACKED_UP: &str = "a backup of it has begun: wait until it ends";
-pub(super) const MIRRORED: &str = "it is being mirrored: end that first, or switch over";
 
 /// What it is called among a disk's parts.
 const TRACE: &str = "trace";
@@ -193,15 +188,6 @@ impl Served {
         self.moves.may_go().err().or(job)
     }
 
-    /// What else goes on with it, for as long as it is where it is.
-    fn job_of_others(&self) -> Option<&'static str> {
-        if self.backup.as_ref().is_some_and(|backup| !backup.is_over()) {
-            return Some(BACKED_UP);
-        }
-        let is_mirrored = self.mirror.as_ref().is_some_and(|mirror| !mirror.is_over());
-        is_mirrored.then_some(MIRRORED)
-    }
-
     /// What it is served by, if it was written.
     pub fn table(&self) -> Option<&DiskTable> {
         self.options.table.as_deref()
@@ -252,22 +238,6 @@ impl Served {
 
     pub fn shared(&self) -> &SharedDisk {
         &self.shared
-    }
-
-    /// In bytes.
-    pub fn size(&self) -> u64 {
-        self.stack.disk.info().size
-    }
-
-    /// Takes it into use until that is dropped, unless somebody uses it. The error says why it cannot be used.
-    pub fn try_to_use(&self) -> Result<Option<InUse>, String> {
-        if self.shared.is_used() {
-            return Ok(None);
-        }
-        let disk = self.shared.for_job(self.stack.disk.clone());
-        InUse::new(&disk)
-            .map(Some)
-            .map_err(|error| error.to_string())
     }
 
     /// One line: what is served, and where.

@@ -7,11 +7,15 @@ use crate::objects::remake::{Layer, Switch};
 use crate::options::DiskOptions;
 use crate::table::{DiskTable, check_path};
 use fathom_formats::Format;
-use fathom_jobs::Source;
 use fathom_jobs::mirror::Terms;
+use fathom_jobs::{InUse, Source};
 use fathom_storage::Location;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// Why something cannot be done.
+const BACKED_UP: &str = "a backup of it has begun: wait until it ends";
+const MIRRORED: &str = "it is being mirrored: end that first, or switch over";
 
 impl Served {
     /// What it takes to begin. The error is for the user.
@@ -36,6 +40,31 @@ impl Served {
             shared: self.shared.clone(),
             events: self.events.clone(),
         })
+    }
+
+    /// In bytes.
+    pub fn size(&self) -> u64 {
+        self.stack.disk.info().size
+    }
+
+    /// Takes it into use until that is dropped, unless somebody uses it. The error says why it cannot be used.
+    pub fn try_to_use(&self) -> Result<Option<InUse>, String> {
+        if self.shared.is_used() {
+            return Ok(None);
+        }
+        let disk = self.shared.for_job(self.stack.disk.clone());
+        InUse::new(&disk)
+            .map(Some)
+            .map_err(|error| error.to_string())
+    }
+
+    /// What else goes on with it, for as long as it is where it is.
+    pub(super) fn job_of_others(&self) -> Option<&'static str> {
+        if self.backup.as_ref().is_some_and(|backup| !backup.is_over()) {
+            return Some(BACKED_UP);
+        }
+        let is_mirrored = self.mirror.as_ref().is_some_and(|mirror| !mirror.is_over());
+        is_mirrored.then_some(MIRRORED)
     }
 
     /// Why it cannot be copied to where it would be the same.
