@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// So long one waits in any case; and one whose source is leaving, for which others wait.
 const LONGEST: Duration = Duration::from_secs(20);
 /// So long one waits while whoever follows does not come further.
-const BRAKED: Duration = Duration::from_secs(20);
+const BRAKED: Duration = Duration::from_secs(10);
 const LEAVING: Duration = Duration::from_secs(1);
 /// Between looks at these times.
 const LOOK: Duration = Duration::from_millis(500);
