@@ -2,7 +2,8 @@
 
 use crate::target::{Disk, Target};
 use clap::{Args, Subcommand};
-use fathom_daemon::{Advance, BitmapInfo, Bitmaps, NewBitmap};
+use fathom_client::Call;
+use fathom_daemon::{Advance, BitmapInfo, Bitmaps, Merged, NewBitmap, NewName};
 use fathom_units::{Size, parse_size};
 use std::io::Write;
 
@@ -23,6 +24,10 @@ enum Command {
     /// That backup has ended, and what was read of it is safe: what had been changed before is no longer told. (`backup
     /// full` and `backup incremental` do this by themselves.)
     Advance(AdvanceArgs),
+    /// Begin a bitmap anew: nothing counts as changed
+    Clear(OneArgs),
+    Rename(RenameArgs),
+    Merge(MergeArgs),
 }
 
 pub fn run(args: BitmapCommand) -> anyhow::Result<()> {
@@ -35,6 +40,29 @@ pub fn run(args: BitmapCommand) -> anyhow::Result<()> {
             call.patiently().send::<Bitmaps>().map(drop)?;
             Ok(())
         }
+        Command::Clear(args) => {
+            let disk = args.target.disk()?;
+            let place = below(&disk, &args.name, "clear");
+            done(disk.server.post(&place))
+        }
+        Command::Rename(args) => {
+            let disk = args.one.target.disk()?;
+            let to = NewName { to: args.to };
+            done(
+                disk.server
+                    .post(&below(&disk, &args.one.name, "rename"))
+                    .json(&to),
+            )
+        }
+        Command::Merge(args) => {
+            let disk = args.one.target.disk()?;
+            let from = Merged { from: args.from };
+            done(
+                disk.server
+                    .post(&below(&disk, &args.one.name, "merge"))
+                    .json(&from),
+            )
+        }
         Command::Advance(args) => {
             let disk = args.one.target.disk()?;
             advance(&disk, &args.one.name, args.to)
@@ -46,11 +74,18 @@ fn place<'a>(disk: &'a Disk, name: &'a str) -> [&'a str; 5] {
     ["v1", "disks", &disk.name, "bitmaps", name]
 }
 
-pub fn advance(disk: &Disk, name: &str, to: Option<u64>) -> anyhow::Result<()> {
-    let place = ["v1", "disks", &disk.name, "bitmaps", name, "advance"];
-    let post = disk.server.post(&place).json(&Advance { to });
-    post.patiently().send::<Bitmaps>()?;
+fn below<'a>(disk: &'a Disk, name: &'a str, what: &'a str) -> [&'a str; 6] {
+    ["v1", "disks", &disk.name, "bitmaps", name, what]
+}
+
+fn done(call: Call<'_>) -> anyhow::Result<()> {
+    call.patiently().send::<Bitmaps>()?;
     Ok(())
+}
+
+pub fn advance(disk: &Disk, name: &str, to: Option<u64>) -> anyhow::Result<()> {
+    let post = disk.server.post(&below(disk, name, "advance"));
+    done(post.json(&Advance { to }))
 }
 
 pub fn all_of(disk: &Disk) -> anyhow::Result<Vec<BitmapInfo>> {
@@ -66,6 +101,28 @@ struct AdvanceArgs {
     /// The backup, by the `successor` that was told in JSON when it began [default: the last one]
     #[arg(long, value_name = "NUMBER")]
     to: Option<u64>,
+}
+
+/// Give a bitmap another name
+#[derive(Args, Debug)]
+struct RenameArgs {
+    #[command(flatten)]
+    one: OneArgs,
+
+    /// Its new name
+    #[arg(value_name = "NAME")]
+    to: String,
+}
+
+/// Add to a bitmap what others of the disk say, which stay as they are
+#[derive(Args, Debug)]
+struct MergeArgs {
+    #[command(flatten)]
+    one: OneArgs,
+
+    /// The others
+    #[arg(value_name = "FROM", required = true)]
+    from: Vec<String>,
 }
 
 #[derive(Args, Debug)]

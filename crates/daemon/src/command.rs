@@ -131,6 +131,21 @@ pub struct Completion {
     pub unkept: bool,
 }
 
+/// What a bitmap is to be called.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewName {
+    pub to: String,
+}
+
+/// What is to be dirty in a bitmap, too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Merged {
+    /// Other bitmaps of the disk
+    pub from: Vec<String>,
+}
+
 /// What is to be done with a disk's bitmaps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BitmapOrder {
@@ -145,6 +160,17 @@ pub enum BitmapOrder {
     Advance {
         bitmap: String,
         to: Option<u64>,
+    },
+    Clear {
+        bitmap: String,
+    },
+    Rename {
+        bitmap: String,
+        to: String,
+    },
+    Merge {
+        bitmap: String,
+        from: Vec<String>,
     },
 }
 

@@ -39,7 +39,9 @@ mod users;
 pub use access::{Group, Mode, access, groups};
 pub use alarm::{Alarm, AlarmInfo};
 pub use book::ThrottleGroup;
-pub use command::{Advance, BackupOrder, Completion, MirrorOrder, NewBitmap, SnapshotOrder};
+pub use command::{
+    Advance, BackupOrder, Completion, Merged, MirrorOrder, NewBitmap, NewName, SnapshotOrder,
+};
 pub use daemon::{Daemon, Ended};
 pub use error::Error;
 pub use events::Events;

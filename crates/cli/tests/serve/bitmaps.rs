@@ -360,3 +360,84 @@ fn a_disk_that_gets_other_sizes_stays_in_its_series() {
     assert_eq!(dirty(&served), 0);
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
 }
+
+#[test]
+fn bitmaps_are_begun_anew_renamed_and_put_together() {
+    const M: u64 = 1 << 20;
+    let dir = disk_dir();
+    let dir = dir.path();
+    let image = as_arg(&dir.join("image"));
+    fs::write(&image, vec![7; SIZE as usize]).unwrap();
+    let nbd = format!("unix:{}", as_arg(&dir.join("n")));
+    let serve = || Served::start(&image, &["--nbd", &nbd, "--export-name", "d"]);
+    let mut served = serve();
+    let api = served.api();
+    let bitmap = |args: &[&str]| {
+        let (what, rest) = args.split_first().unwrap();
+        stdout_of(&[&["bitmap", what, &api], rest].concat())
+    };
+    let write = |range: &str| {
+        let change = format!("write {range}");
+        let io = ["-f", "raw", "-c", &change, &served_uri(dir)];
+        assert!(tool(dir, "qemu-io", &io).status.success());
+    };
+    let says = |served: &Served| -> Vec<(String, u64)> {
+        let one = |one: &Value| (one["name"].as_str().unwrap().into(), one["dirty"].as_u64());
+        let all = bitmaps(served);
+        let all = all.iter().map(one);
+        all.map(|(name, dirty)| (name, dirty.unwrap())).collect()
+    };
+    let are = |all: &[(&str, u64)]| -> Vec<(String, u64)> {
+        all.iter()
+            .map(|(name, dirty)| (name.to_string(), *dirty))
+            .collect()
+    };
+    bitmap(&["add", "a", "--granularity", "4k"]);
+    write("0 1M");
+    bitmap(&["add", "b"]);
+    write("4M 1M");
+    bitmap(&["add", "c"]);
+    write("6M 4k");
+    assert_eq!(
+        says(&served),
+        are(&[("a", 2 * M + 4096), ("b", M + 65536), ("c", 65536)])
+    );
+    bitmap(&["clear", "a"]);
+    assert_eq!(says(&served)[0].1, 0);
+    write("8M 8k");
+    bitmap(&["merge", "a", "b", "c"]);
+    // (In blocks of the others.)
+    let (b, c) = (M + 2 * 65536, 2 * 65536);
+    assert_eq!(says(&served), are(&[("a", b), ("b", b), ("c", c)]));
+    bitmap(&["rename", "b", "z"]);
+    let fails = |args: &[&str], why: &str| {
+        let (what, rest) = args.split_first().unwrap();
+        refused(1, &[&["bitmap", what, &api], rest].concat(), &[why]);
+    };
+    fails(&["rename", "a", "z"], "'z' already");
+    fails(&["rename", "a", "../x"], "is no name");
+    fails(&["rename", "b", "y"], "no bitmap 'b'");
+    fails(&["clear", "b"], "no bitmap 'b'");
+    fails(&["merge", "a", "z", "b"], "no bitmap 'b'");
+    // What a backup has not seen does not go with it.
+    let back_up = |name: &str| {
+        stdout_of(&["backup", "start", &api, "--bitmap", name]);
+        fails(&["merge", name, "a"], "end it first");
+        stdout_of(&["backup", "stop", &api]);
+    };
+    back_up("c");
+    bitmap(&["merge", "c", "z"]);
+    bitmap(&["rename", "c", "d"]);
+    bitmap(&["advance", "d"]);
+    assert_eq!(says(&served), are(&[("a", b), ("d", b), ("z", b)]));
+    back_up("d");
+    bitmap(&["clear", "d"]);
+    fails(&["advance", "d"], "no backup");
+    assert_eq!(says(&served)[1].1, 0);
+    // They are so after a kill, too.
+    let before = says(&served);
+    served.child.kill().unwrap();
+    served.child.wait().unwrap();
+    let served = serve();
+    assert_eq!(says(&served), before);
+}

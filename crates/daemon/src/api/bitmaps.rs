@@ -3,7 +3,7 @@
 use super::problem::Problem;
 use super::request::{Named, parse, read};
 use super::state::Asking;
-use crate::command::{Advance, BitmapOrder, Command, NewBitmap};
+use crate::command::{Advance, BitmapOrder, Command, Merged, NewBitmap, NewName};
 use crate::info::Bitmaps;
 use axum::Json;
 use axum::body::Body;
@@ -114,4 +114,76 @@ pub async fn advance(
         to,
     };
     order(&asking, &name, advance).await
+}
+
+/// Begin a bitmap anew
+///
+/// Nothing is dirty in it from now on.
+#[utoipa::path(post, path = "/v1/disks/{name}/bitmaps/{bitmap}/clear", tag = "disks", operation_id = "clearBitmap",
+    params(("name" = String, Path), ("bitmap" = String, Path)),
+    responses(
+        (status = 200, body = Bitmaps),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json"),
+        (status = 422, body = Problem, content_type = "application/problem+json"),
+        (status = 504, body = Problem, content_type = "application/problem+json",
+            description = "It takes long, and goes on")))]
+pub async fn clear(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+    let clear = BitmapOrder::Clear {
+        bitmap: name.get("bitmap")?.into(),
+    };
+    order(&asking, &name, clear).await
+}
+
+/// Give a bitmap another name
+#[utoipa::path(post, path = "/v1/disks/{name}/bitmaps/{bitmap}/rename", tag = "disks", operation_id = "renameBitmap",
+    params(("name" = String, Path), ("bitmap" = String, Path)),
+    request_body = NewName,
+    responses(
+        (status = 200, body = Bitmaps),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json"),
+        (status = 422, body = Problem, content_type = "application/problem+json"),
+        (status = 504, body = Problem, content_type = "application/problem+json",
+            description = "It takes long, and goes on")))]
+pub async fn rename(
+    State(asking): State<Asking>,
+    name: Named,
+    body: Body,
+) -> Result<Json<Value>, Problem> {
+    let NewName { to } = parse(read(body).await?)?;
+    let rename = BitmapOrder::Rename {
+        bitmap: name.get("bitmap")?.into(),
+        to,
+    };
+    order(&asking, &name, rename).await
+}
+
+/// Add what others say to a bitmap
+///
+/// What is dirty in one of the others is so in this one, too, from now on. They stay as they are.
+#[utoipa::path(post, path = "/v1/disks/{name}/bitmaps/{bitmap}/merge", tag = "disks", operation_id = "mergeBitmaps",
+    params(("name" = String, Path), ("bitmap" = String, Path)),
+    request_body = Merged,
+    responses(
+        (status = 200, body = Bitmaps),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json"),
+        (status = 422, body = Problem, content_type = "application/problem+json"),
+        (status = 504, body = Problem, content_type = "application/problem+json",
+            description = "It takes long, and goes on")))]
+pub async fn merge(
+    State(asking): State<Asking>,
+    name: Named,
+    body: Body,
+) -> Result<Json<Value>, Problem> {
+    let Merged { from } = parse(read(body).await?)?;
+    let merge = BitmapOrder::Merge {
+        bitmap: name.get("bitmap")?.into(),
+        from,
+    };
+    order(&asking, &name, merge).await
 }

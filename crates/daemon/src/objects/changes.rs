@@ -226,6 +226,9 @@ pub fn order_bitmaps(disk: &Served, order: BitmapOrder, post: Post<Event>) -> io
             } => bitmaps.add(&bitmap, size, granularity),
             BitmapOrder::Remove { bitmap } => bitmaps.remove(&bitmap, size),
             BitmapOrder::Advance { bitmap, to } => bitmaps.advance(&bitmap, to, size),
+            BitmapOrder::Clear { bitmap } => bitmaps.clear(&bitmap, size),
+            BitmapOrder::Rename { bitmap, to } => bitmaps.rename(&bitmap, &to, size),
+            BitmapOrder::Merge { bitmap, from } => bitmaps.merge(&bitmap, &from, size),
         };
         let list = done.and_then(|()| bitmaps.list(size));
         let list = list.map(|all| all.into_iter().map(BitmapInfo::from).collect());

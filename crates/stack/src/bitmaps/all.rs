@@ -229,7 +229,7 @@ impl Bitmaps {
     pub fn remove(&self, name: &str, size: u64) -> Result<(), String> {
         self.change(size, |place, state| {
             state.drop_successor(place, name);
-            let at = { state.current.iter() }.position(|bitmap| bitmap.name() == name);
+            let at = { state.current.iter() }.position(|bitmap| *bitmap.name() == *name);
             let at = at.ok_or_else(|| unknown(name))?;
             let path = place.path(name);
             let removed = fs::remove_file(&path).and_then(|()| sync_dir(&path));
@@ -248,26 +248,40 @@ impl Bitmaps {
         check_bitmap_name(name)?;
         let place = self.place()?;
         let mut state = self.state();
-        let size = state.size.ok_or("the disk is not in use")?;
-        let block = match state.find(name) {
-            Some(bitmap) if is_granularity(size, bitmap.block()) => bitmap.block(),
-            Some(_) => granularity(size),
-            None => {
-                state.has_room_for(name)?;
-                granularity(size)
-            }
-        };
-        state.drop_successor(place, name);
-        let since = now();
-        let (path, header) = (place.next_path(name), Header::new(size, block, since));
-        let made = state.make(place, &path, name, header);
-        let made = made.map_err(|error| {
-            let _ = fs::remove_file(path);
-            format!("bitmap '{name}' cannot go on: {error}")
-        })?;
-        state.successors.push(Arc::new(made));
+        let since = state.begin_successor(place, name)?;
         self.tell_workers(&state);
         Ok(since)
+    }
+
+    /// From now on nothing is dirty in this one. What a backup with it may advance it to is of no use any more.
+    pub fn clear(&self, name: &str, size: u64) -> Result<(), String> {
+        self.change(size, |place, state| {
+            state.find(name).ok_or_else(|| unknown(name))?;
+            state.begin_successor(place, name)?;
+            state.advance(place, name, None)
+        })
+    }
+
+    /// It has another name from now on.
+    pub fn rename(&self, name: &str, to: &str, size: u64) -> Result<(), String> {
+        check_bitmap_name(to)?;
+        self.change(size, |place, state| state.rename(place, name, to))
+    }
+
+    /// What is dirty in one of the others is so in this one, too; they stay as they are.
+    pub fn merge(&self, name: &str, others: &[String], size: u64) -> Result<(), String> {
+        self.change(size, |_, state| {
+            let find = |name: &str| state.find(name).cloned().ok_or_else(|| unknown(name));
+            let into = find(name)?;
+            let others = others.iter().map(|other| find(other));
+            let others = others.collect::<Result<Vec<_>, _>>()?;
+            // (A backup under way does not have that: it may not advance to less.)
+            let next = state.successors.iter().find(|next| *next.name() == *name);
+            for bitmap in [Some(&into), next].into_iter().flatten() {
+                others.iter().for_each(|other| bitmap.add(other));
+            }
+            Ok(())
+        })
     }
 
     /// What this bitmap says now; of one that is not there, that all is dirty.
@@ -367,7 +381,7 @@ impl State {
     }
 
     fn find(&self, name: &str) -> Option<&Arc<Bitmap>> {
-        self.current.iter().find(|bitmap| bitmap.name() == name)
+        self.current.iter().find(|bitmap| *bitmap.name() == *name)
     }
 
     fn open(&mut self, place: &Place, size: u64, image: Option<Left>) -> Result<(), String> {
@@ -427,10 +441,10 @@ impl State {
 
     fn close(&mut self, place: &Place, image: Option<Left>) {
         let state = std::mem::take(self);
-        let since = |next: &Arc<Bitmap>| (next.name().to_owned(), next.since());
+        let since = |next: &Arc<Bitmap>| (next.name().to_string(), next.since());
         self.pending = state.successors.iter().map(since).collect();
-        let current = { state.current.iter() }.map(|bitmap| (bitmap, place.path(bitmap.name())));
-        let next = { state.successors.iter() }.map(|next| (next, place.next_path(next.name())));
+        let current = { state.current.iter() }.map(|bitmap| (bitmap, place.path(&bitmap.name())));
+        let next = { state.successors.iter() }.map(|next| (next, place.next_path(&next.name())));
         for (bitmap, path) in current.chain(next) {
             if let Err(error) = bitmap.close(image) {
                 tracing::error!("{}: {error}: the bitmap is given up", path.display());
@@ -475,15 +489,58 @@ impl State {
 
     fn drop_successor(&mut self, place: &Place, name: &str) {
         let before = self.successors.len();
-        self.successors.retain(|next| next.name() != name);
+        self.successors.retain(|next| *next.name() != *name);
         if self.successors.len() < before {
             remove(&place.next_path(name));
         }
     }
 
+    /// See [`Bitmaps::begin_successor`].
+    fn begin_successor(&mut self, place: &Place, name: &str) -> Result<u64, String> {
+        let size = self.size.ok_or("the disk is not in use")?;
+        let block = match self.find(name) {
+            Some(bitmap) if is_granularity(size, bitmap.block()) => bitmap.block(),
+            Some(_) => granularity(size),
+            None => {
+                self.has_room_for(name)?;
+                granularity(size)
+            }
+        };
+        self.drop_successor(place, name);
+        let since = now();
+        let (path, header) = (place.next_path(name), Header::new(size, block, since));
+        let made = self.make(place, &path, name, header);
+        let made = made.map_err(|error| {
+            let _ = fs::remove_file(path);
+            format!("bitmap '{name}' cannot go on: {error}")
+        })?;
+        self.successors.push(Arc::new(made));
+        Ok(since)
+    }
+
+    fn rename(&mut self, place: &Place, name: &str, to: &str) -> Result<(), String> {
+        let bitmap = self.find(name).ok_or_else(|| unknown(name))?.clone();
+        let (from, path) = (place.path(name), place.path(to));
+        if self.find(to).is_some() || path.exists() {
+            return Err(format!("there is a bitmap '{to}' already"));
+        }
+        let renamed = fs::rename(&from, &path);
+        renamed.map_err(|error| format!("bitmap '{name}' cannot be renamed: {error}"))?;
+        bitmap.rename(to);
+        let next = { self.successors.iter() }.find(|next| *next.name() == *name);
+        if let Some(next) = next.cloned() {
+            match fs::rename(place.next_path(name), place.next_path(to)) {
+                Ok(()) => next.rename(to),
+                // (It is one that nobody can advance to.)
+                Err(_) => self.drop_successor(place, name),
+            }
+        }
+        sync_dir(&path).map_err(|error| error.to_string())
+    }
+
     fn advance(&mut self, place: &Place, name: &str, to: Option<u64>) -> Result<(), String> {
         let is_meant =
-            |next: &Arc<Bitmap>| next.name() == name && to.is_none_or(|to| next.since() == to);
+            |next: &Arc<Bitmap>| *next.name() == *name && to.is_none_or(|to| next.since() == to);
         let stays = |why| format!("{why}: bitmap '{name}' stays as it is");
         let at = self.successors.iter().position(is_meant).ok_or_else(|| {
             stays(
@@ -498,7 +555,7 @@ impl State {
         fs::rename(place.next_path(name), &path).map_err(|error| stays(error.to_string()))?;
         // (From here on it is the one that there is.)
         let next = self.successors.remove(at);
-        self.current.retain(|bitmap| bitmap.name() != name);
+        self.current.retain(|bitmap| *bitmap.name() != *name);
         self.current.push(next);
         // If the machine goes down before this is durable, both count as all dirty.
         sync_dir(&path).map_err(|error| error.to_string())
@@ -510,7 +567,7 @@ impl State {
             let problem = bitmap.problem();
             let next = { self.successors.iter() }.find(|next| next.name() == bitmap.name());
             BitmapStatus {
-                name: bitmap.name().into(),
+                name: bitmap.name().to_string(),
                 granularity: bitmap.block(),
                 dirty: match problem {
                     Some(_) => size,

@@ -9,12 +9,13 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Says which parts of a disk may have been changed since it was begun.
 pub(crate) struct Bitmap {
-    name: String,
+    /// It may get another one.
+    name: Mutex<Arc<str>>,
     grid: Grid,
     file: Arc<File>,
     map: Mapping,
@@ -87,7 +88,7 @@ impl Bitmap {
         let file = Arc::new(file);
         let map = Mapping::new(&file, header::LEN, words_of_blocks(grid.count()))?;
         Ok(Bitmap {
-            name: name.into(),
+            name: Mutex::new(name.into()),
             grid,
             file,
             map,
@@ -132,8 +133,32 @@ impl Bitmap {
         }
     }
 
-    pub(super) fn name(&self) -> &str {
-        &self.name
+    pub(super) fn name(&self) -> Arc<str> {
+        self.name
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// What others find it by: it is one and the same otherwise.
+    pub(super) fn rename(&self, name: &str) {
+        *self.name.lock().unwrap_or_else(PoisonError::into_inner) = name.into();
+    }
+
+    /// All that another one says, too.
+    pub(super) fn add(&self, other: &Bitmap) {
+        let (said, size) = (other.copy(), self.grid.size);
+        if other.problem().is_some() {
+            return self.mark(0, size);
+        }
+        let mut at = 0;
+        while at < size {
+            let (is_dirty, end) = said.part(at..size);
+            if is_dirty {
+                self.mark(at, end - at);
+            }
+            at = end;
+        }
     }
 
     pub(super) fn since(&self) -> u64 {
