@@ -61,7 +61,18 @@ pub struct Ledger {
     seed: u64,
     area: Area,
     /// Holds the lock; none for a ledger in memory.
-    _file: Option<File>,
+    _file: Option<Locked>,
+}
+
+/// A file that nobody else uses until this is dropped.
+#[derive(Debug)]
+struct Locked(File);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // (A child that was forked meanwhile has the file, and with it the lock, until its exec.)
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
 }
 
 impl Ledger {
@@ -127,7 +138,7 @@ impl Ledger {
             blocks: area.blocks as usize,
             seed: wanted.seed,
             area,
-            _file: Some(file),
+            _file: Some(Locked(file)),
         })
     }
 
