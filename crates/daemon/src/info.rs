@@ -240,7 +240,12 @@ impl Info {
         let is_backed_up = |backup: &&BackupInfo| backup.problem.is_none();
         let backup = self.backup.as_ref().filter(is_backed_up);
         let backup = backup.map(|_| "a backup".to_owned());
-        let users: Vec<_> = front_end.into_iter().chain(clients).chain(backup).collect();
+        let is_mirrored =
+            |mirror: &&MirrorInfo| !["done", "failed"].contains(&mirror.phase.as_str());
+        let mirror = self.mirror.as_ref().filter(is_mirrored);
+        let mirror = mirror.map(|_| "a mirror".to_owned());
+        let users = front_end.into_iter().chain(clients).chain(backup);
+        let users: Vec<_> = users.chain(mirror).collect();
         (!users.is_empty()).then(|| users.join(" and "))
     }
 }

@@ -140,6 +140,7 @@ fn what_cannot_be_a_target_is_refused() {
     refused(1, &["backup", "start", &api], &["being mirrored"]);
     refused(1, &["resize", &api, "8M"], &["being mirrored"]);
     refused(1, &["upgrade", &api], &["being mirrored"]);
+    refused(1, &["disk", "remove", &api], &["in use by a mirror"]);
     refused(
         1,
         &["mirror", "complete", &api],
