@@ -118,7 +118,7 @@ for n in range(8192):
     disk.pwrite(bytes([1 + n % 250]) * 512, n * 512)
     disk.flush()
     os.write(1, b'.')
-    time.sleep(0.0003)
+    time.sleep(0.001)
 ";
     let mut load = Command::new("/usr/bin/python3");
     load.args(["-c", script, uri]);
