@@ -1,7 +1,7 @@
 //! Disks as they were at an instant.
 
 use super::problem::Problem;
-use super::request::{Named, parse, read};
+use super::request::{Named, parse_any, read};
 use super::state::Asking;
 use crate::command::{BackupOrder, Command};
 use crate::info::BackupInfo;
@@ -34,11 +34,7 @@ pub async fn begin(
     name: Named,
     body: Body,
 ) -> Result<Json<Value>, Problem> {
-    let body = read(body).await?;
-    let order = match body.is_empty() {
-        true => BackupOrder::default(),
-        false => parse(body)?,
-    };
+    let order: BackupOrder = parse_any(read(body).await?)?;
     let command = Command::BeginBackup(order);
     asking.ask(Some(name.name()?), command).await.map(Json)
 }

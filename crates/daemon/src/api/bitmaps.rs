@@ -1,7 +1,7 @@
 //! Disks' dirty bitmaps.
 
 use super::problem::Problem;
-use super::request::{Named, parse, read};
+use super::request::{Named, parse, parse_any, read};
 use super::state::Asking;
 use crate::command::{Advance, BitmapOrder, Command, Merged, NewBitmap, NewName};
 use crate::info::Bitmaps;
@@ -52,11 +52,7 @@ pub async fn add(
     name: Named,
     body: Body,
 ) -> Result<Json<Value>, Problem> {
-    let body = read(body).await?;
-    let NewBitmap { granularity } = match body.is_empty() {
-        true => NewBitmap::default(),
-        false => parse(body)?,
-    };
+    let NewBitmap { granularity } = parse_any(read(body).await?)?;
     let add = BitmapOrder::Add {
         bitmap: name.get("bitmap")?.into(),
         granularity,
@@ -104,11 +100,7 @@ pub async fn advance(
     name: Named,
     body: Body,
 ) -> Result<Json<Value>, Problem> {
-    let body = read(body).await?;
-    let Advance { to } = match body.is_empty() {
-        true => Advance::default(),
-        false => parse(body)?,
-    };
+    let Advance { to } = parse_any(read(body).await?)?;
     let advance = BitmapOrder::Advance {
         bitmap: name.get("bitmap")?.into(),
         to,

@@ -1,7 +1,7 @@
 //! What can be done to disks.
 
 use super::problem::Problem;
-use super::request::{Flags, Named, parse, read};
+use super::request::{Flags, Named, parse, parse_any, read};
 use super::schema::{Filter, SlowRequests, Statistics};
 use super::state::Asking;
 use super::tag;
@@ -225,11 +225,7 @@ pub async fn resize(
     name: Named,
     body: Body,
 ) -> Result<Json<Value>, Problem> {
-    let body = read(body).await?;
-    let NewSize { size, shrink } = match body.is_empty() {
-        true => NewSize::default(),
-        false => parse(body)?,
-    };
+    let NewSize { size, shrink } = parse_any(read(body).await?)?;
     let command = Command::Resize { size, shrink };
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
@@ -255,11 +251,7 @@ pub async fn freeze(
     name: Named,
     body: Body,
 ) -> Result<Json<Value>, Problem> {
-    let body = read(body).await?;
-    let Freezing { timeout_ms } = match body.is_empty() {
-        true => Freezing::default(),
-        false => parse(body)?,
-    };
+    let Freezing { timeout_ms } = parse_any(read(body).await?)?;
     let command = Command::Freeze { timeout_ms };
     asking.ask(Some(name.name()?), command).await.map(Json)
 }

@@ -2,7 +2,7 @@
 
 use super::disks::Disk;
 use super::problem::Problem;
-use super::request::{Flags, Named, parse, read};
+use super::request::{Flags, Named, parse, parse_any, read};
 use super::state::Asking;
 use crate::command::{Command, Completion, MirrorOrder, SnapshotOrder};
 use crate::info::MirrorInfo;
@@ -85,11 +85,7 @@ pub async fn complete(
     name: Named,
     body: Body,
 ) -> Result<Json<Value>, Problem> {
-    let body = read(body).await?;
-    let how = match body.is_empty() {
-        true => Completion::default(),
-        false => parse(body)?,
-    };
+    let how: Completion = parse_any(read(body).await?)?;
     let command = Command::CompleteMirror(how);
     asking.ask(Some(name.name()?), command).await.map(Json)
 }

@@ -91,3 +91,11 @@ pub async fn read(body: Body) -> Result<Vec<u8>, Problem> {
 pub fn parse<T: DeserializeOwned>(body: Vec<u8>) -> Result<T, Problem> {
     serde_json::from_slice(&body).map_err(|error| Problem::invalid(error.to_string()))
 }
+
+/// Likewise, one that may be left out.
+pub fn parse_any<T: DeserializeOwned + Default>(body: Vec<u8>) -> Result<T, Problem> {
+    match body.is_empty() {
+        true => Ok(T::default()),
+        false => parse(body),
+    }
+}

@@ -1,7 +1,7 @@
 //! What concerns all disks.
 
 use super::problem::Problem;
-use super::request::{parse, read};
+use super::request::{parse_any, read};
 use super::state::Asking;
 use crate::command::Command;
 use axum::Json;
@@ -95,11 +95,7 @@ pub struct TenantSuccessor {
         (status = 422, body = Problem, content_type = "application/problem+json",
             description = "The other process cannot go on: the server is as before")))]
 pub async fn upgrade(State(asking): State<Asking>, body: Body) -> Result<Json<Value>, Problem> {
-    let body = read(body).await?;
-    let Binary { binary, disconnect } = match body.is_empty() {
-        true => Binary::default(),
-        false => parse(body)?,
-    };
+    let Binary { binary, disconnect } = parse_any(read(body).await?)?;
     asking
         .ask(None, Command::Upgrade { binary, disconnect })
         .await

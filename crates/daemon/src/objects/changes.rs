@@ -3,7 +3,7 @@
 
 use super::backup::{Order, Running};
 use super::disk::{Common, Served};
-use super::freeze::{Users, Waiting};
+use super::freeze::{Users, Waiting, on_a_thread};
 use super::mirror;
 use crate::answer::Asker;
 use crate::command::BitmapOrder;
@@ -11,7 +11,6 @@ use crate::error::Error;
 use crate::info::{BackupInfo, BitmapInfo, MirrorInfo};
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
-use crate::signals::LeftToThisThread;
 use crate::table::DiskTable;
 use fathom_core::{DiskError, Resize, ThreadKind, WorkerHandle, thread_starts};
 use fathom_exports::Listener;
@@ -87,15 +86,11 @@ pub fn open(
     common: Common,
     post: Post<Event>,
 ) -> io::Result<()> {
-    let _signals = LeftToThisThread::new();
-    let builder = thread::Builder::new().name("add a disk".into());
-    builder.spawn(move || {
-        thread_starts(ThreadKind::General);
+    on_a_thread("add a disk", move || {
         let name = options.name.clone();
         let opened = Served::open(options, listener, common);
         post.send(Event::Opened(name, opened.map(Box::new)));
-    })?;
-    Ok(())
+    })
 }
 
 /// Lets go of a disk that nobody uses: its threads end, which others do not wait for.
@@ -116,10 +111,7 @@ pub type ToClose = (Served, Option<nbd::Leaving>);
 /// what is in flight end, and closes it, however long that takes.
 pub fn close(post: Post<Event>) -> io::Result<SyncSender<ToClose>> {
     let (send, receive) = sync_channel(1);
-    let _signals = LeftToThisThread::new();
-    let builder = thread::Builder::new().name("remove a disk".into());
-    builder.spawn(move || {
-        thread_starts(ThreadKind::General);
+    on_a_thread("remove a disk", move || {
         let Ok((disk, clients)) = receive.recv() else {
             return;
         };
@@ -141,56 +133,40 @@ pub fn watch_size(disk: &Served, post: Post<Event>) {
 
 /// Gives a disk another size.
 pub fn resize(disk: &Served, size: Option<u64>, shrink: bool, post: Post<Event>) -> io::Result<()> {
-    let _signals = LeftToThisThread::new();
-    let builder = thread::Builder::new().name("resize a disk".into());
     let name = disk.name().to_owned();
     let (disk, workers) = disk.resizing();
-    builder.spawn(move || {
-        thread_starts(ThreadKind::General);
+    on_a_thread("resize a disk", move || {
         let resized = disk.resize(&Resize {
             size,
             shrink,
             settle: &|| settle(&workers),
         });
         post.send(Event::Resized(name, resized));
-    })?;
-    Ok(())
+    })
 }
 
 /// Begins a backup.
 pub fn begin_backup(order: Order, post: Post<Event>) -> io::Result<()> {
-    let _signals = LeftToThisThread::new();
-    let builder = thread::Builder::new().name("begin a backup".into());
-    builder.spawn(move || {
-        thread_starts(ThreadKind::General);
+    on_a_thread("begin a backup", move || {
         let name = order.disk.clone();
         post.send(Event::BackupBegun(name, Box::new(order.begin())));
-    })?;
-    Ok(())
+    })
 }
 
 /// Ends one.
 pub fn end_backup(name: String, running: Running, post: Post<Event>) -> io::Result<()> {
-    let _signals = LeftToThisThread::new();
-    let builder = thread::Builder::new().name("end a backup".into());
-    builder.spawn(move || {
-        thread_starts(ThreadKind::General);
+    on_a_thread("end a backup", move || {
         let ended = running.end();
         post.send(Event::BackupEnded(name, Box::new(ended)));
-    })?;
-    Ok(())
+    })
 }
 
 /// Begins a mirror.
 pub fn begin_mirror(order: mirror::Order, post: Post<Event>) -> io::Result<()> {
-    let _signals = LeftToThisThread::new();
-    let builder = thread::Builder::new().name("begin a mirror".into());
-    builder.spawn(move || {
-        thread_starts(ThreadKind::General);
+    on_a_thread("begin a mirror", move || {
         let name = order.disk.clone();
         post.send(Event::MirrorBegun(name, Box::new(order.begin())));
-    })?;
-    Ok(())
+    })
 }
 
 /// Ends one. `users`: they wait for it, if it is ready.
@@ -200,24 +176,17 @@ pub fn end_mirror(
     users: Option<Users>,
     post: Post<Event>,
 ) -> io::Result<()> {
-    let _signals = LeftToThisThread::new();
-    let builder = thread::Builder::new().name("end a mirror".into());
-    builder.spawn(move || {
-        thread_starts(ThreadKind::General);
+    on_a_thread("end a mirror", move || {
         let ended = running.end(users);
         post.send(Event::MirrorEnded(name, Box::new(ended)));
-    })?;
-    Ok(())
+    })
 }
 
 /// Sees to bitmaps.
 pub fn order_bitmaps(disk: &Served, order: BitmapOrder, post: Post<Event>) -> io::Result<()> {
-    let _signals = LeftToThisThread::new();
-    let builder = thread::Builder::new().name("see to bitmaps".into());
     let name = disk.name().to_owned();
     let (bitmaps, size) = disk.bitmaps();
-    builder.spawn(move || {
-        thread_starts(ThreadKind::General);
+    on_a_thread("see to bitmaps", move || {
         let done = match order {
             BitmapOrder::List => Ok(()),
             BitmapOrder::Add {
@@ -233,8 +202,7 @@ pub fn order_bitmaps(disk: &Served, order: BitmapOrder, post: Post<Event>) -> io
         let list = done.and_then(|()| bitmaps.list(size));
         let list = list.map(|all| all.into_iter().map(BitmapInfo::from).collect());
         post.send(Event::BitmapsDone(name, list));
-    })?;
-    Ok(())
+    })
 }
 
 /// Waits for the end of what the disk has of these workers.

@@ -84,7 +84,8 @@ impl Waiting {
     }
 }
 
-fn on_a_thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+/// Has it done on a thread of its own, which signals do not come to.
+pub fn on_a_thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let _signals = LeftToThisThread::new();
     let builder = thread::Builder::new().name(name.into());
     builder.spawn(move || {

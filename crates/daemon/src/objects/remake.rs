@@ -3,11 +3,11 @@
 
 use super::changes::Event;
 use super::disk::{Common, Served};
+use super::freeze::on_a_thread;
 use super::nbd::let_disconnect;
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
-use crate::signals::LeftToThisThread;
-use fathom_core::{Parts, ThreadKind, thread_starts};
+use fathom_core::Parts;
 use fathom_exports::vhost_user::{Arriving, Frozen, arrival};
 use fathom_exports::{NbdServer, VhostUser};
 use fathom_formats::Format;
@@ -112,15 +112,11 @@ impl Switch {
 impl Remake {
     /// On a thread of its own, which tells what has become of it.
     pub fn begin(self, post: Post<Event>) -> io::Result<()> {
-        let _signals = LeftToThisThread::new();
-        let builder = thread::Builder::new().name("change a disk".into());
-        builder.spawn(move || {
-            thread_starts(ThreadKind::General);
+        on_a_thread("change a disk", move || {
             let name = self.options.name.clone();
             let remade = self.run(&post);
             post.send(Event::Remade(name, remade.map(Box::new)));
-        })?;
-        Ok(())
+        })
     }
 
     /// On an error, which is for the user, all is as it was.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 impl Served {
     /// What it takes to begin one. The error is for the user.
     pub fn backup_order(&self, order: BackupOrder) -> Result<Order, String> {
-        let (options, stack) = (&self.options, &self.stack);
+        let options = &self.options;
         let socket = match (order.socket, &options.vhost_user) {
             (Some(socket), _) => socket,
             (None, Some(SocketSpec::Path(path))) => {
@@ -31,12 +31,7 @@ impl Served {
             scratch.ok_or("say in which directory is room for what is changed meanwhile")?;
         Ok(Order {
             disk: options.name.clone(),
-            source: Source {
-                disk: self.shared.for_follower(stack.tap.below().clone()),
-                engine: options.disk.engine,
-                tap: stack.tap.clone(),
-                workers: stack.workers.clone(),
-            },
+            source: self.source(),
             terms: Terms {
                 scratch,
                 most: order.scratch_size,
@@ -47,6 +42,17 @@ impl Served {
             shared: self.shared.clone(),
             events: self.events.clone(),
         })
+    }
+
+    /// For a job beside its users.
+    pub(super) fn source(&self) -> Source {
+        let stack = &self.stack;
+        Source {
+            disk: self.shared.for_follower(stack.tap.below().clone()),
+            engine: self.options.disk.engine,
+            tap: stack.tap.clone(),
+            workers: stack.workers.clone(),
+        }
     }
 
     /// And the bytes of the disk.

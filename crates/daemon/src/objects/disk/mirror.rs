@@ -7,8 +7,8 @@ use crate::objects::remake::{Layer, Switch};
 use crate::options::DiskOptions;
 use crate::table::{DiskTable, check_path};
 use fathom_formats::Format;
+use fathom_jobs::InUse;
 use fathom_jobs::mirror::Terms;
-use fathom_jobs::{InUse, Source};
 use fathom_storage::Location;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,18 +20,12 @@ const MIRRORED: &str = "it is being mirrored: end that first, or switch over";
 impl Served {
     /// What it takes to begin. The error is for the user.
     pub fn mirror_order(&self, order: MirrorOrder, has_nbd: bool) -> Result<Order, String> {
-        let (options, stack) = (&self.options, &self.stack);
         let table = self.table().ok_or("its options are not known")?;
         let table: DiskTable = table.clone().on(order.target, order.format);
         table.image.path().map_or(Ok(()), check_path)?;
         Ok(Order {
-            disk: options.name.clone(),
-            source: Source {
-                disk: self.shared.for_follower(stack.tap.below().clone()),
-                engine: options.disk.engine,
-                tap: stack.tap.clone(),
-                workers: stack.workers.clone(),
-            },
+            disk: self.options.name.clone(),
+            source: self.source(),
             terms: Terms {
                 rate: order.speed,
                 brakes: order.active,
