@@ -9,7 +9,7 @@ use super::disk::ImageOptions;
 use super::epoch::Epochs;
 use super::helpers::Helpers;
 use super::layout::Layout;
-use super::metadata::{Filter, Metadata};
+use super::metadata::Metadata;
 use super::open::{Chain, Link, check, told, unusable};
 use super::storage::Storage;
 use super::tables::{Parts, Tables};
@@ -34,7 +34,6 @@ struct Fresh<'a> {
     /// Bytes of the disk.
     size: u64,
     epochs: Arc<Epochs>,
-    filter: Arc<Filter>,
     /// Bytes of L2 tables for one image.
     cache: u64,
 }
@@ -54,7 +53,6 @@ pub(super) fn activate(
         options,
         size,
         epochs: Arc::default(),
-        filter: Filter::new(),
         cache: options.metadata_cache / with_tables.count().max(1) as u64,
     };
     let layers: std::result::Result<Vec<_>, _> =
@@ -73,7 +71,6 @@ pub(super) fn activate(
         complained: AtomicBool::new(false),
         storages: chain.storages.clone(),
         epochs: fresh.epochs,
-        filter: fresh.filter,
         helpers: helpers.clone(),
         rebasing: options.rebasing,
     })
@@ -94,7 +91,7 @@ impl Fresh<'_> {
         let tables = self.tables(link, file);
         let tables = tables.map_err(told(path))?;
         tables
-            .map(|t| Layer::Tables(Box::new(t)))
+            .map(|t| Layer::Tables(Arc::new(t)))
             .map_err(|problem| {
                 unusable(
                     path,
@@ -261,7 +258,7 @@ impl Fresh<'_> {
                 clusters.extend(first..first + per_table);
             }
         }
-        Metadata::new(regions, clusters, self.filter.clone())
+        Metadata::new(regions, clusters)
             .map_err(|problem| format!("is corrupt: {problem}"))
     }
 }

@@ -3,7 +3,6 @@
 use super::epoch::Epochs;
 use super::helpers::Helpers;
 use super::io::{Errno, Io, StorageId};
-use super::metadata::Filter;
 use super::storage::Storage;
 use super::tables::{Extent, Tables};
 use crate::qcow2::Compressed;
@@ -12,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// One image of the chain; the first is the one that the guest writes to.
+#[derive(Clone)]
 pub(super) enum Layer {
     /// The guest's byte n is the file's byte `offset` + n.
     Raw {
@@ -19,7 +19,7 @@ pub(super) enum Layer {
         offset: HostOffset,
         size: u64,
     },
-    Tables(Box<Tables>),
+    Tables(Arc<Tables>),
 }
 
 impl Layer {
@@ -58,8 +58,6 @@ pub(super) struct Active {
     /// It was said that one was cut.
     pub(super) complained: AtomicBool,
     pub(super) epochs: Arc<Epochs>,
-    /// Of the first layer's file.
-    pub(super) filter: Arc<Filter>,
     pub(super) helpers: Arc<Helpers>,
     /// See `ImageOptions`.
     pub(super) rebasing: bool,

@@ -102,7 +102,7 @@ impl Lookup {
             _ => return Found::Else,
         };
         // A problem is found again, and said, by the task.
-        match tables.check_target(Some(&active.filter), exclusive, len) {
+        match tables.check_target(Some(&tables.filter), exclusive, len) {
             Ok(()) => Found::Data {
                 storage: tables.data,
                 at: exclusive,

@@ -19,11 +19,8 @@ pub(super) struct Metadata {
 impl Metadata {
     /// `tables` are the clusters of all active L2 tables. None may be
     /// anything else, too.
-    pub(super) fn new(
-        regions: Regions,
-        mut tables: Vec<u64>,
-        filter: Arc<Filter>,
-    ) -> Result<Metadata, Problem> {
+    pub(super) fn new(regions: Regions, mut tables: Vec<u64>) -> Result<Metadata, Problem> {
+        let filter = Filter::new();
         let bits = regions.cluster_bits();
         tables.sort_unstable();
         if let Some(twice) = tables.windows(2).find(|w| w[0] == w[1]) {
@@ -57,6 +54,11 @@ impl Metadata {
             new_tables: BTreeSet::new(),
             filter: Filter::new(),
         }
+    }
+
+    /// What says so without a lock.
+    pub(super) fn filter(&self) -> Arc<Filter> {
+        self.filter.clone()
     }
 
     /// What a write to the cluster would hit.
@@ -110,7 +112,7 @@ const FILTER_WORDS: usize = 4096;
 pub(super) struct Filter(Box<[AtomicU64]>);
 
 impl Filter {
-    pub(super) fn new() -> Arc<Filter> {
+    fn new() -> Arc<Filter> {
         let words = std::iter::repeat_with(AtomicU64::default).take(FILTER_WORDS);
         Arc::new(Filter(words.collect()))
     }

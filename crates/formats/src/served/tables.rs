@@ -13,6 +13,7 @@ use super::journal::{Journal, Record};
 use super::l1::L1;
 use super::layout::{EXCLUSIVE, Layout, Problem};
 use super::locks::RangeLocks;
+use super::metadata::Filter;
 use super::slice::Slice;
 use super::storage::Storage;
 use crate::qcow2::{Cluster, Compressed, CompressionType, L2Entry};
@@ -117,6 +118,8 @@ pub(super) struct Tables {
     pub(super) writable: bool,
     pub(super) discard: bool,
     pub(super) counts: Arc<ImageCounts>,
+    /// Of the metadata behind the lock.
+    pub(super) filter: Arc<Filter>,
     state: Mutex<State>,
     pub(super) packer: Packer,
     /// Slices that are being read.
@@ -210,6 +213,7 @@ impl Tables {
             writable: parts.writable,
             discard: parts.discard,
             counts: parts.counts,
+            filter: parts.alloc.metadata.filter(),
             state: Mutex::new(State {
                 cache: Cache::new(parts.max_slices),
                 dirty_slices: Vec::new(),

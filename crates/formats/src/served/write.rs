@@ -99,7 +99,7 @@ impl Active {
             exclusive: true,
         } = extent
         {
-            tables.check_target(Some(&self.filter), at, len)?;
+            tables.check_target(Some(&tables.filter), at, len)?;
             let payload = write.payload(range.start..end);
             return Ok((end, Some(io.data(tables.data, Op::Write, at, payload))));
         }
