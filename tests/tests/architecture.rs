@@ -71,6 +71,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "fathom-jobs",
         &[
             "fathom-stack",
+            "fathom-formats",
             "fathom-storage",
             "fathom-core",
             "fathom-files",

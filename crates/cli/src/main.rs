@@ -12,6 +12,7 @@ mod bitmap;
 #[cfg(test)]
 mod book_tests;
 mod breakdown;
+mod commit;
 mod disk;
 mod disk_args;
 mod filters;
@@ -75,6 +76,7 @@ enum Command {
     Bitmap(bitmap::BitmapCommand),
     Mirror(mirror::MirrorCommand),
     Snapshot(snapshot::SnapshotArgs),
+    Commit(commit::CommitArgs),
     Resize(stats::ResizeArgs),
     Quit(stats::QuitArgs),
     Upgrade(upgrade::UpgradeArgs),
@@ -155,6 +157,7 @@ fn main() -> ExitCode {
         Command::Bitmap(args) => bitmap::run(args),
         Command::Mirror(args) => mirror::run(args),
         Command::Snapshot(args) => snapshot::run(&args),
+        Command::Commit(args) => commit::run(args),
         Command::Resize(args) => stats::resize(args),
         Command::Quit(args) => stats::quit(args),
         Command::Upgrade(args) => upgrade::run(args),

@@ -143,7 +143,7 @@ fn make(path: &Path, mut options: img::CreateOptions, size: u64) -> anyhow::Resu
 }
 
 /// Until it is ready.
-fn wait(disk: &Disk, watch: &WatchArgs) -> anyhow::Result<MirrorInfo> {
+pub fn wait(disk: &Disk, watch: &WatchArgs) -> anyhow::Result<MirrorInfo> {
     let mut watch = watch.watch();
     let outcome = loop {
         let mirror = match mirror_of(disk) {
@@ -228,17 +228,21 @@ struct CompleteArgs {
 }
 
 fn complete(args: CompleteArgs) -> anyhow::Result<()> {
-    let disk = args.target.disk()?;
-    let outcome = wait(&disk, &args.watch).and_then(|_| {
-        let place = ["v1", "disks", &disk.name, "mirror", "complete"];
-        let how = Completion {
-            unkept: args.unkept,
-        };
-        let call = disk.server.post(&place).json(&how).patiently();
-        Ok(call.send::<serde_json::Value>()?)
-    });
-    tell_outcome(&args.watch, outcome.as_ref().map(|_| serde_json::json!({})));
-    outcome.map(drop)
+    let outcome = wait_and_complete(&args.target.disk()?, args.unkept, &args.watch);
+    tell_outcome(
+        &args.watch,
+        outcome.as_ref().map(|()| serde_json::json!({})),
+    );
+    outcome
+}
+
+/// Has the disk go on with the target, once that is ready.
+pub fn wait_and_complete(disk: &Disk, unkept: bool, watch: &WatchArgs) -> anyhow::Result<()> {
+    wait(disk, watch)?;
+    let place = ["v1", "disks", &disk.name, "mirror", "complete"];
+    let call = disk.server.post(&place).json(&Completion { unkept });
+    call.patiently().send::<serde_json::Value>()?;
+    Ok(())
 }
 
 /// End a mirror

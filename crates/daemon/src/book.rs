@@ -209,7 +209,12 @@ impl Book {
                 self.is_ending = true;
                 asker(Ok(json!({ "quitting": true })));
             }
-            (command @ (Command::BeginMirror(_) | Command::EndMirror { .. }), Some(name)) => {
+            (
+                command @ (Command::BeginMirror(_)
+                | Command::BeginCommit(_)
+                | Command::EndMirror { .. }),
+                Some(name),
+            ) => {
                 let text = format!("disk '{name}': it takes long, and goes on");
                 let asker = self.waiting.until(Instant::now() + LONG, text, asker);
                 self.host.ask(

@@ -100,6 +100,23 @@ fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error
     text::optional::parse(from, parse_format)
 }
 
+/// Into which image below a disk's own what it has is to be brought, and how.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct CommitOrder {
+    /// One of the chain's files [default: the one that the disk's image names]
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub base: Option<PathBuf>,
+    /// Bytes a second [default: as many as there can be]
+    #[serde(default, deserialize_with = "text::size")]
+    #[schema(value_type = Option<String>)]
+    pub speed: Option<u64>,
+    /// See [`MirrorOrder::active`]
+    #[serde(default)]
+    pub active: bool,
+}
+
 /// What is to be put on top of a disk's image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -197,6 +214,8 @@ pub enum Command {
     EndBackup,
     /// Copy a disk to another one, which may take its place: answered by a [`MirrorInfo`](crate::info::MirrorInfo).
     BeginMirror(Box<MirrorOrder>),
+    /// Copy what a disk has to the image below it, which may take its place: answered likewise. It is a mirror, too.
+    BeginCommit(CommitOrder),
     /// Let that be: answered likewise, by what has become of it. If it is ready, and not by `force`, the target is then
     /// the disk as it was at an instant.
     EndMirror { force: bool },

@@ -40,7 +40,8 @@ pub use access::{Group, Mode, access, groups};
 pub use alarm::{Alarm, AlarmInfo};
 pub use book::ThrottleGroup;
 pub use command::{
-    Advance, BackupOrder, Completion, Merged, MirrorOrder, NewBitmap, NewName, SnapshotOrder,
+    Advance, BackupOrder, CommitOrder, Completion, Merged, MirrorOrder, NewBitmap, NewName,
+    SnapshotOrder,
 };
 pub use daemon::{Daemon, Ended};
 pub use error::Error;

@@ -37,7 +37,7 @@ impl Backing {
             .map(|name| Format::from_name(&name).map_err(of(path)));
         let options = OpenOptions::reading(None).storage();
         let opener = Arc::new(ImageOpener::of(image.location(), &options, allow_dirs)?);
-        let file = Arc::new(opener.open_named(path, name)?);
+        let file = Arc::new(opener.open_named(path, name, false)?);
         let format = match (told.transpose()?, header) {
             (Some(format), _) => format,
             // QED's header says raw or nothing.

@@ -78,7 +78,7 @@ pub(crate) fn below(
         let Some(name) = above.image.backing_file() else {
             return Ok(links);
         };
-        let found = opener.open_named(at.path(), name)?;
+        let found = opener.open_named(at.path(), name, false)?;
         let own = found.identity();
         if seen.contains(&own) || seen.len() == MAX_CHAIN {
             let problem = format!(

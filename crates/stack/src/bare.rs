@@ -1,7 +1,7 @@
 //! A disk as it is without its filters.
 
 use fathom_core::{Disk, Part};
-use fathom_formats::served::ImageCounts;
+use fathom_formats::served::ImageDisk;
 use fathom_storage::FileDisk;
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ pub(crate) struct Bare {
     pub(crate) disk: Arc<dyn Disk>,
     /// That it is in, if it is in one.
     pub(crate) file: Option<Arc<FileDisk>>,
-    /// What is counted of its image, if that has tables.
-    pub(crate) counts: Option<Arc<ImageCounts>>,
+    /// The image that it is, if that has a format or is a part of its file.
+    pub(crate) image: Option<Arc<ImageDisk>>,
     /// What it has to leave, and what that is called among the disk's parts.
     pub(crate) part: Option<(&'static str, Arc<dyn Part>)>,
 }

@@ -107,6 +107,24 @@ impl AllowedDirs {
     /// Opens the file that `image` calls `name`, for reading; also says where
     /// it is. A relative name is seen from the directory that `image` is in.
     pub fn open(&self, image: &Path, name: &[u8]) -> Result<(PathBuf, File), DiskError> {
+        self.open_for(image, name, false)
+    }
+
+    /// Likewise, for writing, too: since the user wants that, not the image.
+    pub fn open_writable(&self, image: &Path, name: &[u8]) -> Result<(PathBuf, File), DiskError> {
+        if let Way::Gate(..) = self.0 {
+            let problem = "what it names can only be read by a process of another user";
+            return Err(unusable(image, problem.into()));
+        }
+        self.open_for(image, name, true)
+    }
+
+    fn open_for(
+        &self,
+        image: &Path,
+        name: &[u8],
+        write: bool,
+    ) -> Result<(PathBuf, File), DiskError> {
         let refused = |problem: String| unusable(image, problem);
         if let (Way::Gate(first, more), Some(gate)) = (&self.0, gate::other()) {
             let wanted = Wanted::Named {
@@ -137,7 +155,7 @@ impl AllowedDirs {
             Err(error) => return Err(failed(error.into())),
             Ok(found) => found,
         };
-        let file = reopen(&found).map_err(failed)?;
+        let file = reopen(&found, write).map_err(failed)?;
         Ok((path, file))
     }
 
@@ -243,7 +261,7 @@ fn seen_from(file: &Path, name: &Path) -> io::Result<PathBuf> {
 
 /// Opens in earnest what was found, if it is of a kind that can be opened
 /// without consequences.
-fn reopen(found: &OwnedFd) -> io::Result<File> {
+fn reopen(found: &OwnedFd, write: bool) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", found.as_raw_fd());
     let kind = std::fs::metadata(&path)?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
@@ -251,6 +269,7 @@ fn reopen(found: &OwnedFd) -> io::Result<File> {
     }
     OpenOptions::new()
         .read(true)
+        .write(write)
         .custom_flags(libc::O_NOCTTY)
         .open(path)
 }

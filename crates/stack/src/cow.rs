@@ -69,9 +69,9 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
     };
     let opener = ImageOpener::new(dirs, file_options)
         .with_data_file(&backing, description.data_file.as_deref());
-    let disk = opener.open_disk(stored, image_options)?;
+    let disk = Arc::new(opener.open_disk(stored, image_options)?);
     Ok(Bare {
-        counts: disk.counts(),
+        image: Some(disk.clone()),
         disk: Arc::new(Passing(disk)),
         file: storage,
         part: Some((OVERLAY, Arc::new(overlay))),
@@ -126,7 +126,7 @@ impl Part for Overlay {
 
 /// An image of which nothing is left when the process is killed, so that its
 /// successor has nothing to restore: it wants no keepsake.
-struct Passing(ImageDisk);
+struct Passing(Arc<ImageDisk>);
 
 impl Disk for Passing {
     fn info(&self) -> DiskInfo {

@@ -66,6 +66,17 @@ pub struct Description {
     pub inject: Option<Injection>,
     /// Filters around the disk, the first nearest to whoever uses it.
     pub filters: Vec<Spec>,
+    /// For a job that changes its chain of images.
+    pub work: ChainWork,
+}
+
+/// What is different for users of a disk while its chain of images is changed: nothing that they see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChainWork {
+    /// What they make zeroes reads so by the image's own entries: its backing file may become another one.
+    pub keeps_zeroes: bool,
+    /// The image of this depth below is written to, too.
+    pub also_written: Option<usize>,
 }
 
 /// One for all that says how base images are kept.
@@ -104,6 +115,7 @@ impl Description {
             pool: None,
             inject: None,
             filters: Vec::new(),
+            work: ChainWork::default(),
         }
     }
 

@@ -271,8 +271,13 @@ impl ImageOpener {
         }
     }
 
-    /// Opens what `image` calls `name`, to be read.
-    pub fn open_named(&self, image: &Path, name: &[u8]) -> Result<StoredImage, DiskError> {
+    /// Opens what `image` calls `name`, to be read, or written, too.
+    pub fn open_named(
+        &self,
+        image: &Path,
+        name: &[u8],
+        writable: bool,
+    ) -> Result<StoredImage, DiskError> {
         if let Some(base) = &self.base {
             if image == base.image {
                 base.is_used.store(true, Ordering::Relaxed);
@@ -289,16 +294,33 @@ impl ImageOpener {
         }
         match &self.reach {
             Reach::Files(dirs) => {
-                let (path, file) = dirs.open(image, name)?;
-                StoredImage::from_file(&path, file, self.read_only())
+                let ((path, file), options) = match writable {
+                    // (Users wait: whoever has it has it.)
+                    true => {
+                        let options = FileOptions {
+                            patient: false,
+                            ..self.writable()
+                        };
+                        (dirs.open_writable(image, name)?, options)
+                    }
+                    false => (dirs.open(image, name)?, self.read_only()),
+                };
+                StoredImage::from_file(&path, file, options)
             }
             Reach::Beside(location, options) => {
                 let options = OpenOptions {
-                    read_only: true,
+                    read_only: !writable,
                     ..options.clone()
                 };
                 StoredImage::open(&seen_from(location, name)?, &options)
             }
+        }
+    }
+
+    fn writable(&self) -> FileOptions {
+        FileOptions {
+            force_share: false,
+            ..self.options.clone()
         }
     }
 
@@ -311,8 +333,13 @@ impl ImageOpener {
 }
 
 impl Opener for ImageOpener {
-    fn open(&self, image: &Path, name: &[u8]) -> Result<Arc<dyn Storage>, DiskError> {
-        Ok(Arc::new(self.open_named(image, name)?))
+    fn open(
+        &self,
+        image: &Path,
+        name: &[u8],
+        writable: bool,
+    ) -> Result<Arc<dyn Storage>, DiskError> {
+        Ok(Arc::new(self.open_named(image, name, writable)?))
     }
 
     fn open_data_file(
@@ -324,12 +351,9 @@ impl Opener for ImageOpener {
         let given = self.data_file.as_ref().filter(|given| given.image == image);
         let given = given.map(|given| &*given.path);
         let options = match (given, writable) {
-            (None, false) => return self.open(image, name),
+            (None, false) => return self.open(image, name, false),
             (Some(_), false) => self.read_only(),
-            (_, true) => FileOptions {
-                force_share: false,
-                ..self.options.clone()
-            },
+            (_, true) => self.writable(),
         };
         let path = data_file(image, name, given)?;
         Ok(Arc::new(StoredImage::in_file(path, options)?))

@@ -16,7 +16,7 @@ use fathom_core::{Disk, DiskError, Parts, WorkerHandle, WorkerOptions};
 use fathom_files::gate;
 use fathom_filters::Filters;
 use fathom_formats::Format;
-use fathom_formats::served::{ImageCounts, ImageOptions, Storage};
+use fathom_formats::served::{ImageDisk, ImageOptions, Storage};
 use fathom_storage::{ByteDisk, EngineKind, FileDisk, Opened, PART};
 use std::fs;
 use std::io;
@@ -47,8 +47,8 @@ pub struct Stack {
     pub format: Format,
     /// The file that the disk is in, if it is in one.
     pub file: Option<Arc<FileDisk>>,
-    /// What is counted of its image, if that has tables.
-    pub counts: Option<Arc<ImageCounts>>,
+    /// The image that it is, if that has a format or is a part of its file.
+    pub image: Option<Arc<ImageDisk>>,
     pub workers: Arc<[WorkerHandle]>,
     pub filters: DiskFilters,
     /// What has something to leave.
@@ -84,7 +84,7 @@ impl Stack {
         let Bare {
             disk,
             file,
-            counts,
+            image,
             part,
         } = bare;
         let mut parts = Parts::default();
@@ -128,7 +128,7 @@ impl Stack {
             disk,
             format: description.format.unwrap_or(Format::Raw),
             file,
-            counts,
+            image,
             workers,
             filters,
             parts,
@@ -206,11 +206,10 @@ fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, 
                 refuse_other_formats(Path::new(&description.location.to_string()), found)?;
             }
             let part = part.map(|part| (PART, part));
-            let counts = None;
             Ok(Bare {
                 disk,
                 file,
-                counts,
+                image: None,
                 part,
             })
         }
@@ -235,12 +234,14 @@ fn open_image(description: &Description) -> Result<Bare, Error> {
         metadata_cache: description.metadata_cache(),
         offset: description.offset.unwrap_or(0),
         size: description.size,
+        also_written: description.work.also_written,
+        rebasing: description.work.keeps_zeroes,
         ..ImageOptions::new(format)
     };
-    let disk = opener.open_disk(stored, image_options)?;
+    let disk = Arc::new(opener.open_disk(stored, image_options)?);
     Ok(Bare {
-        counts: disk.counts(),
-        disk: Arc::new(disk),
+        disk: disk.clone(),
+        image: Some(disk),
         file,
         part: None,
     })

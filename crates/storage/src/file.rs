@@ -85,7 +85,7 @@ pub struct FileOptions {
     /// for servers, to which others hand it over. Who is not patient is
     /// refused at once.
     pub patient: bool,
-    /// That somebody has it is no news to a patient user: it is whom it comes from.
+    /// That somebody has it when it is opened is no news: it is whom it comes from.
     pub succeeds: bool,
     /// Once it is in use it stays locked until it is closed.
     pub keeps_lock: bool,

@@ -8,6 +8,7 @@ mod bitmaps;
 #[path = "../../../report/tests/support/browser.rs"]
 mod browser;
 mod clients;
+mod commits;
 mod daemon;
 mod disks;
 #[path = "../support/driver.rs"]

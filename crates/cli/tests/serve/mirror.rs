@@ -103,13 +103,13 @@ fn every_kind_of_image_becomes_another_while_it_is_used() {
 }
 
 /// A disk in a file that the server keeps, for NBD clients.
-fn kept_disk(served: &Served, image: &str) {
+pub fn kept_disk(served: &Served, image: &str) {
     let add = ["disk", "add", "--server", &served.api(), "d", image];
     stdout_of(&add);
 }
 
 /// Blocks that are written one after the other, and how many of them have been: `log` says.
-fn write_in_order(uri: &str, log: &Path) -> Kept {
+pub fn write_in_order(uri: &str, log: &Path) -> Kept {
     let script = "\
 import nbd, os, sys, time
 disk = nbd.NBD()
@@ -126,12 +126,12 @@ for n in range(8192):
     Kept(load.stderr(Stdio::null()).spawn().unwrap())
 }
 
-fn written(log: &Path) -> usize {
+pub fn written(log: &Path) -> usize {
     fs::metadata(log).unwrap().len() as usize
 }
 
 /// How many of them there are, up to the first that is not.
-fn there(contents: &[u8]) -> usize {
+pub fn there(contents: &[u8]) -> usize {
     let block = |n: usize| &contents[n * 512..(n + 1) * 512];
     let is = |n: &usize| {
         block(*n)
@@ -247,7 +247,7 @@ fn users_wait_until_the_target_is_kept() {
     served.end();
 }
 
-fn served_uri(served: &Served) -> String {
+pub fn served_uri(served: &Served) -> String {
     format!("nbd+unix:///d?socket={}", served.arg("n"))
 }
 

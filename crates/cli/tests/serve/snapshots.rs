@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::thread;
 
-fn snapshot(served: &Served, file: &str, more: &[&str]) {
+pub fn snapshot(served: &Served, file: &str, more: &[&str]) {
     stdout_of(&[&["snapshot", &served.api(), file], more].concat());
 }
 

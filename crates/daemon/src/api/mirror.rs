@@ -4,7 +4,7 @@ use super::disks::Disk;
 use super::problem::Problem;
 use super::request::{Flags, Named, parse, parse_any, read};
 use super::state::Asking;
-use crate::command::{Command, Completion, MirrorOrder, SnapshotOrder};
+use crate::command::{Command, CommitOrder, Completion, MirrorOrder, SnapshotOrder};
 use crate::info::MirrorInfo;
 use axum::Json;
 use axum::body::Body;
@@ -87,6 +87,35 @@ pub async fn complete(
 ) -> Result<Json<Value>, Problem> {
     let how: Completion = parse_any(read(body).await?)?;
     let command = Command::CompleteMirror(how);
+    asking.ask(Some(name.name()?), command).await.map(Json)
+}
+
+/// Copy what a disk has to an image below its own while it is used
+///
+/// A mirror whose target is that image: it is shown, completed and ended like any other. When it is completed, the disk has
+/// one image less, or several. Until then, and when it is ended or fails, the image below is changed only where the ones
+/// above it hide it: the disk is the same all the time, and the image below is of no use by itself.
+#[utoipa::path(post, path = "/v1/disks/{name}/commit", tag = "disks", operation_id = "commitDisk",
+    params(("name" = String, Path)),
+    request_body = Option<CommitOrder>,
+    responses(
+        (status = 200, body = MirrorInfo),
+        (status = 400, body = Problem, content_type = "application/problem+json",
+            description = "There is no such image below, or it is of another size"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "Something else is done with the disk"),
+        (status = 422, body = Problem, content_type = "application/problem+json",
+            description = "The image below cannot be written to: somebody else may be using it"),
+        (status = 504, body = Problem, content_type = "application/problem+json",
+            description = "It takes long, and goes on")))]
+pub async fn commit(
+    State(asking): State<Asking>,
+    name: Named,
+    body: Body,
+) -> Result<Json<Value>, Problem> {
+    let order: CommitOrder = parse_any(read(body).await?)?;
+    let command = Command::BeginCommit(order);
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
 

@@ -246,6 +246,7 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(bitmaps::merge))
         .routes(routes!(mirror::begin, mirror::end))
         .routes(routes!(mirror::complete))
+        .routes(routes!(mirror::commit))
         .routes(routes!(mirror::snapshot))
         .routes(routes!(disks::set_filter))
         .routes(routes!(disks::start_trace, disks::stop_trace))

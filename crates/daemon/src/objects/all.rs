@@ -9,6 +9,7 @@
 
 mod backups;
 mod bitmaps;
+mod chains;
 mod coming;
 mod freezing;
 mod going;
@@ -19,6 +20,7 @@ mod remaking;
 mod resizing;
 mod switching;
 
+use self::chains::Next;
 use super::changes::{self, Changing, Event, Leaving, What};
 use super::disk::{Common, Served};
 use super::freeze::Waiting;
@@ -66,6 +68,8 @@ pub struct Objects {
     thaw_at: BTreeMap<String, Instant>,
     /// Disks of which it is waited for whether they go on with what has taken their place.
     deciding: BTreeMap<String, SyncSender<bool>>,
+    /// What is to be done with disks once they have got other options.
+    next: BTreeMap<String, Next>,
     nbd: Option<Nbd>,
     /// Of an upgrade: NBD clients by TLS end with this process.
     encrypted_end: bool,
@@ -116,6 +120,7 @@ impl Objects {
             frozen: BTreeMap::new(),
             thaw_at: BTreeMap::new(),
             deciding: BTreeMap::new(),
+            next: BTreeMap::new(),
             nbd: nbd.transpose()?,
             encrypted_end: false,
             common,
@@ -188,6 +193,9 @@ impl Objects {
             (Command::BeginMirror(order), Some(index)) => {
                 return self.begin_mirror(index, *order, asker);
             }
+            (Command::BeginCommit(order), Some(index)) => {
+                return self.begin_commit(index, &order, asker);
+            }
             (Command::EndMirror { force }, Some(index)) => {
                 return self.end_mirror(index, force, asker);
             }
@@ -252,6 +260,7 @@ impl Objects {
             | Command::BeginBackup(_)
             | Command::EndBackup
             | Command::BeginMirror(_)
+            | Command::BeginCommit(_)
             | Command::EndMirror { .. }
             | Command::CompleteMirror(_)
             | Command::Snapshot(_)

@@ -6,8 +6,9 @@ use crate::events::{Events, Happened};
 use crate::info::MirrorInfo;
 use crate::options::DiskOptions;
 use fathom_formats::Format;
+use fathom_formats::served::ImageDisk;
 use fathom_jobs::Source;
-use fathom_jobs::mirror::{Mirror, Phase, Terms};
+use fathom_jobs::mirror::{Mirror, Phase, Target, Terms};
 use fathom_stack::open_unserved;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -19,6 +20,15 @@ const HALT: Duration = Duration::from_secs(5);
 /// So long it may take to let go of two disks.
 const END: Duration = Duration::from_secs(30);
 
+/// A disk that is to be brought into an image below it.
+pub struct Commit {
+    /// Of that.
+    pub depth: usize,
+    pub terms: Terms,
+    /// The disk as it would be with that image.
+    pub target: DiskOptions,
+}
+
 /// What it takes to begin.
 pub struct Order {
     pub disk: String,
@@ -26,6 +36,8 @@ pub struct Order {
     pub terms: Terms,
     /// The disk as it would be with the target.
     pub target: DiskOptions,
+    /// The image that has the target below it.
+    pub above: Option<Arc<ImageDisk>>,
     pub shared: Arc<SharedDisk>,
     pub events: Events,
 }
@@ -49,7 +61,13 @@ fn identity(target: &DiskOptions) -> Option<(u64, u64)> {
 impl Order {
     /// May block. The error is for the user: both disks are as they were.
     pub fn begin(self) -> Result<Running, String> {
-        let target = open_unserved(&self.target.disk).map_err(|error| error.to_string())?;
+        let target = match self.above {
+            Some(image) => Target::Below(image),
+            None => {
+                let opened = open_unserved(&self.target.disk);
+                Target::Other(opened.map_err(|error| error.to_string())?)
+            }
+        };
         let identity = identity(&self.target);
         let (disk, events) = (self.disk.clone(), self.events);
         let tell = move |phase: Phase, problem: Option<&str>| {

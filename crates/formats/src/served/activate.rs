@@ -258,8 +258,7 @@ impl Fresh<'_> {
                 clusters.extend(first..first + per_table);
             }
         }
-        Metadata::new(regions, clusters)
-            .map_err(|problem| format!("is corrupt: {problem}"))
+        Metadata::new(regions, clusters).map_err(|problem| format!("is corrupt: {problem}"))
     }
 }
 

@@ -72,6 +72,27 @@ impl Active {
         }
     }
 
+    /// Where the image is that the guest writes to.
+    pub(super) fn storage(&self) -> StorageId {
+        match &self.layers[0] {
+            Layer::Tables(tables) => tables.storage,
+            Layer::Raw { storage, .. } => *storage,
+        }
+    }
+
+    /// The images from that depth on, by themselves.
+    pub(super) fn from(&self, depth: usize) -> Active {
+        Active {
+            layers: self.layers[depth..].to_vec(),
+            storages: self.storages.clone(),
+            lengths: self.lengths.clone(),
+            complained: AtomicBool::new(false),
+            epochs: self.epochs.clone(),
+            helpers: self.helpers.clone(),
+            rebasing: false,
+        }
+    }
+
     /// From now on nobody takes what was cut off a file for zeroes.
     pub(super) fn guard_ends(self: &Arc<Active>) {
         for (id, storage) in (0..).zip(&self.storages) {

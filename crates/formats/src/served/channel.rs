@@ -8,7 +8,9 @@ use super::io::{Errno, Payload};
 use super::jobs::Job;
 use super::lookup::{Found, Lookup};
 use super::memo::{EPOCH, STORAGE, UNCOUNTED};
+use super::open::unusable;
 use super::segments::{Source, clear};
+use super::storage::Storage;
 use super::tables::Tables;
 use super::task::Executor;
 use super::worker_io::{CHILDREN, TaskIo, WorkerIo};
@@ -16,9 +18,10 @@ use super::write::Write;
 use super::zero::Empty;
 use crate::{GuestOffset, HostOffset};
 use fathom_core::token::woken;
-use fathom_core::{Channel, Cx, Extents, Mark, Op, Request, RequestId, Stage, Token};
+use fathom_core::{Channel, Cx, DiskError, Extents, Mark, Op, Request, RequestId, Stage, Token};
 use smallvec::SmallVec;
 use std::io;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -49,7 +52,22 @@ pub(super) struct ImageChannel {
 }
 
 impl ImageChannel {
-    pub(super) fn new(
+    /// For a disk in these files; `path` is its name.
+    pub(super) fn boxed(
+        shared: &Arc<Shared>,
+        storages: &[Arc<dyn Storage>],
+        path: &Path,
+        cx: &mut Cx,
+    ) -> Result<Box<dyn Channel>, DiskError> {
+        let channels = storages.iter().map(|s| s.disk().channel(cx));
+        let channels = channels.collect::<Result<Vec<_>, _>>()?;
+        let channel = ImageChannel::new(shared.clone(), channels, cx);
+        let channel = channel
+            .map_err(|error| unusable(path, format!("a worker cannot serve it: {error}")))?;
+        Ok(Box::new(channel))
+    }
+
+    fn new(
         shared: Arc<Shared>,
         storages: Vec<Box<dyn Channel>>,
         cx: &mut Cx,
@@ -122,7 +140,7 @@ impl ImageChannel {
             Op::Write if request.fua && !clean => Found::Else,
             Op::Write => current.lookup.write(active, guest, len),
             Op::Flush if clean => Found::Data {
-                storage: 0,
+                storage: active.storage(),
                 at: HostOffset(0),
             },
             Op::Discard | Op::WriteZeroes if top.is_none() => {

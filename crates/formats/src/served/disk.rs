@@ -8,13 +8,14 @@ use super::helpers::Helpers;
 use super::io::BlockingIo;
 use super::jobs::Jobs;
 use super::journal::{self, Found, Journal};
+use super::layer::{ChainImage, LayerDisk};
 use super::open::{Chain, unusable};
 use super::restore::Failure;
 use super::storage::{Opener, Storage};
 use super::tables::Tables;
 use crate::Format;
 use crate::offline::{Image, SnapshotName};
-use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, RangeLimits, Resize};
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Resize};
 use std::io;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -25,9 +26,6 @@ use std::task::{Context, Poll, Waker};
 
 /// Enough for all L2 tables of a qcow2 image of 256 GiB in clusters of 64 KiB.
 pub const DEFAULT_METADATA_CACHE: u64 = 32 << 20;
-
-/// The longest discard or zeroing in one request: entries change quickly.
-const MAX_RANGE: u64 = 1 << 30;
 
 /// How to serve an image.
 #[derive(Clone, Debug)]
@@ -50,7 +48,10 @@ pub struct ImageOptions {
     /// For tools: also sizes that no guest can use. What a raw file has of its
     /// last sector is padded with zeroes, and a disk may be empty.
     pub any_size: bool,
-    /// For a tool that changes the backing file: it writes what the disk reads as already, and what
+    /// For a job: an image below, of that depth, is written to, too, as a disk of its own (see
+    /// [`ImageDisk::layer`]).
+    pub also_written: Option<usize>,
+    /// For whoever changes the backing file: it writes what the disk reads as already, and what
     /// it zeroes reads as zeroes by the image's own entries, even if it does so on its present
     /// backing file.
     pub rebasing: bool,
@@ -79,6 +80,7 @@ impl ImageOptions {
             snapshot: None,
             compress: false,
             any_size: false,
+            also_written: None,
             rebasing: false,
             keep_bitmaps: false,
             keep_page_cache: false,
@@ -97,6 +99,8 @@ pub struct ImageDisk {
     resizing: Mutex<()>,
     helpers: Arc<Helpers>,
     keepsake: Mutex<Option<Keepsake>>,
+    /// See [`ImageOptions::also_written`].
+    layer: Option<Arc<LayerDisk>>,
 }
 
 /// What the workers' channels know.
@@ -114,6 +118,18 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    pub(super) fn new(size: u64, read_only: bool, options: &ImageOptions) -> Shared {
+        Shared {
+            size: size.into(),
+            read_only,
+            discard: options.discard,
+            compress: options.compress,
+            generation: AtomicU64::new(0),
+            active: Mutex::default(),
+            jobs: Jobs::default(),
+        }
+    }
+
     #[inline]
     pub(super) fn size(&self) -> u64 {
         self.size.load(Ordering::Relaxed)
@@ -129,7 +145,7 @@ impl Shared {
         active.clone()
     }
 
-    fn set_active(&self, active: Option<Arc<Active>>) -> Option<Arc<Active>> {
+    pub(super) fn set_active(&self, active: Option<Arc<Active>>) -> Option<Arc<Active>> {
         let mut place = self.active.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *place, active);
         self.generation.fetch_add(1, Ordering::Release);
@@ -147,21 +163,18 @@ impl ImageDisk {
     ) -> Result<ImageDisk, DiskError> {
         let chain = Chain::open(file, &*opener, &options)?;
         let helpers = Arc::new(Helpers::new(options.helpers));
+        let layer = options.also_written.map(|depth| {
+            let layer = LayerDisk::new(&chain, &options, depth);
+            layer.map(Arc::new)
+        });
         Ok(ImageDisk {
-            shared: Arc::new(Shared {
-                size: chain.size().into(),
-                read_only: options.read_only,
-                discard: options.discard,
-                compress: options.compress,
-                generation: AtomicU64::new(0),
-                active: Mutex::default(),
-                jobs: Jobs::default(),
-            }),
+            shared: Arc::new(Shared::new(chain.size(0), options.read_only, &options)),
             chain,
             options,
             resizing: Mutex::default(),
             helpers,
             keepsake: Mutex::default(),
+            layer: layer.transpose()?,
         })
     }
 
@@ -173,6 +186,25 @@ impl ImageDisk {
     /// The image's own path.
     pub(super) fn path(&self) -> &Path {
         self.chain.path()
+    }
+
+    /// All of its images, from its own down.
+    pub fn images(&self) -> Vec<ChainImage> {
+        let links = self.chain.links.iter().enumerate();
+        let images = links.map(|(depth, link)| ChainImage {
+            path: self.chain.storages[usize::from(link.storage)]
+                .path()
+                .to_owned(),
+            format: link.image.format(),
+            size: self.chain.size(depth),
+        });
+        images.collect()
+    }
+
+    /// The image below that is written to, too; with all that is below that. While this disk is in
+    /// use, so is that one.
+    pub fn layer(&self) -> Option<Arc<LayerDisk>> {
+        self.layer.clone()
     }
 
     /// What is counted while it is in use; None: it has no tables.
@@ -324,29 +356,9 @@ impl ImageDisk {
 
 impl Disk for ImageDisk {
     fn info(&self) -> DiskInfo {
-        let storage = self.chain.storages[0].disk().info();
-        let cluster = match &self.chain.links[0].image {
-            Image::Raw { .. } => storage.physical_block_size,
-            Image::Qcow2(header) => header.geometry().cluster_size() as u32,
-            Image::Qed(header, _) => header.cluster_size,
-        };
-        let writable = !self.options.read_only;
-        let limits = RangeLimits {
-            alignment: cluster,
-            max_len: match &self.chain.links[0].image {
-                Image::Raw { .. } => storage.write_zeroes.map_or(0, |l| l.max_len),
-                _ => MAX_RANGE,
-            },
-        };
         DiskInfo {
             size: self.shared.size(),
-            block_size: 512,
-            physical_block_size: storage.physical_block_size,
-            optimal_io_size: storage.optimal_io_size,
-            read_only: !writable,
-            write_cache: storage.write_cache,
-            discard: (writable && self.options.discard).then_some(limits),
-            write_zeroes: writable.then_some(limits),
+            ..self.chain.info(&self.options, 0)
         }
     }
 
@@ -383,6 +395,9 @@ impl Disk for ImageDisk {
             Ok(active) => {
                 let active = Arc::new(active);
                 active.guard_ends();
+                if let Some(layer) = &self.layer {
+                    layer.begin(&active);
+                }
                 self.shared.set_active(Some(active));
                 Ok(())
             }
@@ -397,12 +412,17 @@ impl Disk for ImageDisk {
         let Some(active) = self.shared.set_active(None) else {
             return Ok(());
         };
-        let written = match &active.layers[0] {
+        if let Some(layer) = &self.layer {
+            layer.end();
+        }
+        let written = active.layers.iter().map(|layer| match layer {
             Layer::Tables(tables) if tables.writable && !tables.corrupt.load(Ordering::SeqCst) => {
                 self.write_back(tables)
             }
             _ => Ok(()),
-        };
+        });
+        // (All of them, whatever fails.)
+        let written = written.fold(Ok(()), |before: io::Result<()>, now| before.and(now));
         // Workers let go of the rest when they next look.
         for layer in &active.layers {
             if let Layer::Tables(tables) = layer {
@@ -427,14 +447,7 @@ impl Disk for ImageDisk {
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
-        let storages = self.chain.storages.iter();
-        let channels: Result<Vec<_>, _> = storages.map(|s| s.disk().channel(cx)).collect();
-        let channel = ImageChannel::new(self.shared.clone(), channels?, cx);
-        let channel = channel.map_err(|error| {
-            let problem = format!("a worker cannot serve it: {error}");
-            unusable(self.chain.path(), problem)
-        })?;
-        Ok(Box::new(channel))
+        ImageChannel::boxed(&self.shared, &self.chain.storages, self.chain.path(), cx)
     }
 }
 

@@ -27,6 +27,7 @@ mod io;
 mod jobs;
 mod journal;
 mod l1;
+mod layer;
 mod layout;
 mod locks;
 mod lookup;
@@ -53,6 +54,7 @@ mod zero;
 
 pub use counts::ImageCounts;
 pub use disk::{DEFAULT_METADATA_CACHE, ImageDisk, ImageOptions};
+pub use layer::{ChainImage, LayerDisk};
 pub use map::{Extents, Host, MapExtent, Mapper};
 pub use resizing::Resizing;
 pub use storage::{EndGuard, Opener, Storage};

@@ -7,9 +7,12 @@ use super::io::StorageId;
 use super::storage::{Opener, Storage};
 use crate::offline::Image;
 use crate::{Error, Format, HostOffset, qcow2, resolve};
-use fathom_core::DiskError;
+use fathom_core::{DiskError, DiskInfo, RangeLimits};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// The longest discard or zeroing in one request: entries change quickly.
+const MAX_RANGE: u64 = 1 << 30;
 
 /// Images of one chain.
 const MAX_CHAIN: usize = 200;
@@ -72,7 +75,7 @@ impl Chain {
                 let problem = format!("its chain of backing files has more than {MAX_CHAIN}");
                 return Err(unusable(chain.path(), problem));
             }
-            let writable = chain.links.is_empty() && !options.read_only;
+            let writable = is_writable(options, chain.links.len());
             let mut image = Image::read(file.bytes(), format).map_err(told(&path))?;
             if let (Some(name), true) = (&options.snapshot, chain.links.is_empty()) {
                 image = image.at_snapshot(file.bytes(), name).map_err(told(&path))?;
@@ -87,7 +90,8 @@ impl Chain {
                 true => raw_window(&path, &image, options)?,
                 false => (HostOffset(0), image.size()),
             };
-            next = chain.open_backing_file(&path, &image, opener)?;
+            let below_is_writable = is_writable(options, chain.links.len() + 1);
+            next = chain.open_backing_file(&path, &image, opener, below_is_writable)?;
             chain.links.push(Link {
                 storage,
                 data,
@@ -126,11 +130,40 @@ impl Chain {
         paths
     }
 
-    /// The disk's size in bytes.
-    pub(super) fn size(&self) -> u64 {
-        match &self.links[0].image {
-            Image::Raw { .. } => self.links[0].raw.1,
+    /// Of the disk that the images from that depth on are, in bytes.
+    pub(super) fn size(&self, depth: usize) -> u64 {
+        match &self.links[depth].image {
+            Image::Raw { .. } => self.links[depth].raw.1,
             image => image.size(),
+        }
+    }
+
+    /// What the disk is like that the images from that depth on are.
+    pub(super) fn info(&self, options: &ImageOptions, depth: usize) -> DiskInfo {
+        let link = &self.links[depth];
+        let storage = self.storages[usize::from(link.storage)].disk().info();
+        let cluster = match &link.image {
+            Image::Raw { .. } => storage.physical_block_size,
+            Image::Qcow2(header) => header.geometry().cluster_size() as u32,
+            Image::Qed(header, _) => header.cluster_size,
+        };
+        let limits = RangeLimits {
+            alignment: cluster,
+            max_len: match &link.image {
+                Image::Raw { .. } => storage.write_zeroes.map_or(0, |l| l.max_len),
+                _ => MAX_RANGE,
+            },
+        };
+        let writable = is_writable(options, depth);
+        DiskInfo {
+            size: self.size(depth),
+            block_size: 512,
+            physical_block_size: storage.physical_block_size,
+            optimal_io_size: storage.optimal_io_size,
+            read_only: !writable,
+            write_cache: storage.write_cache,
+            discard: (writable && options.discard).then_some(limits),
+            write_zeroes: writable.then_some(limits),
         }
     }
 
@@ -176,6 +209,7 @@ impl Chain {
         path: &Path,
         image: &Image,
         opener: &dyn Opener,
+        writable: bool,
     ) -> Result<Option<Named>, DiskError> {
         let Some(name) = image.backing_file() else {
             return Ok(None);
@@ -184,7 +218,7 @@ impl Chain {
             Some(name) => Some(Format::from_name(&name).map_err(told(path))?),
             None => None,
         };
-        let file = opener.open(path, name)?;
+        let file = opener.open(path, name, writable)?;
         let format = match (format, image) {
             (Some(format), _) => format,
             // QED's header says raw or nothing.
@@ -200,6 +234,11 @@ impl Chain {
         };
         Ok(Some(Named { file, format }))
     }
+}
+
+/// Whether the image of that depth is written to.
+fn is_writable(options: &ImageOptions, depth: usize) -> bool {
+    depth == 0 && !options.read_only || options.also_written == Some(depth)
 }
 
 /// What can be told by the header alone.

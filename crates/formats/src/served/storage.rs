@@ -31,9 +31,14 @@ pub trait Storage: Send + Sync {
 /// It decides which files those may be, since a stranger may have made the
 /// image.
 pub trait Opener: Send + Sync {
-    /// Opens what `image` calls `name`, to read it. The error is one line that
-    /// names both.
-    fn open(&self, image: &Path, name: &[u8]) -> Result<Arc<dyn Storage>, DiskError>;
+    /// Opens what `image` calls `name`, to read it, and if it is to be `writable`,
+    /// to write to it. The error is one line that names both.
+    fn open(
+        &self,
+        image: &Path,
+        name: &[u8],
+        writable: bool,
+    ) -> Result<Arc<dyn Storage>, DiskError>;
 
     /// Likewise, the external data file of `image`. To write to it takes more
     /// than that the image names it.

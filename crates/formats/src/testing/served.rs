@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Nothing;
 
 impl Opener for Nothing {
-    fn open(&self, image: &Path, _: &[u8]) -> Result<Arc<dyn Storage>, DiskError> {
+    fn open(&self, image: &Path, _: &[u8], _: bool) -> Result<Arc<dyn Storage>, DiskError> {
         Err(DiskError::Unusable {
             path: image.to_owned(),
             problem: "names a file".into(),
@@ -32,9 +32,9 @@ impl Opener for Nothing {
         &self,
         image: &Path,
         name: &[u8],
-        _: bool,
+        writable: bool,
     ) -> Result<Arc<dyn Storage>, DiskError> {
-        self.open(image, name)
+        self.open(image, name, writable)
     }
 }
 

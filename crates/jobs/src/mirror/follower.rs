@@ -2,7 +2,7 @@
 
 use super::noting::Noting;
 use super::shared::Shared;
-use super::terms::{Phase, Tell, Terms};
+use super::terms::{Phase, Target, Tell, Terms};
 use super::todo;
 use crate::copy::{Copy, Failure, Speed};
 use crate::source::{InUse, Source};
@@ -36,6 +36,8 @@ const RUNS: usize = 1024;
 
 pub(super) struct Follower {
     pub(super) source: Source,
+    pub(super) to: Target,
+    /// The disk that this is.
     pub(super) target: Arc<dyn Disk>,
     pub(super) terms: Terms,
     /// What users have changed; taken over to `todo` while nothing is in flight: of what is copied twice at once, the
@@ -148,7 +150,10 @@ impl Follower {
     /// Notes what is to be copied, once.
     fn begin(&mut self, copy: &Copy<'_>) -> Result<(), String> {
         if !self.has_begun {
-            todo::mark(copy, &self.todo)?;
+            match &self.to {
+                Target::Other(_) => todo::mark(copy, &self.todo)?,
+                Target::Below(image) => todo::mark_above(image, copy.stops, &self.todo)?,
+            }
             // (If it was interrupted it is begun again.)
             self.has_begun = !(copy.stops)();
         }

@@ -3,9 +3,9 @@
 use super::follower::Follower;
 use super::noting::Noting;
 use super::shared::Shared;
-use super::terms::{Status, Tell, Terms};
+use super::terms::{Status, Target, Tell, Terms};
 use crate::source::{InUse, Source};
-use fathom_core::{Changes, Disk, DiskError, ThreadKind, thread_starts};
+use fathom_core::{Changes, DiskError, ThreadKind, thread_starts};
 use fathom_units::Size;
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,14 +18,9 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// To `target`, which is not active, and used by nobody else. May block. The error is for the user: both are as
-    /// before.
-    pub fn start(
-        source: Source,
-        target: Arc<dyn Disk>,
-        terms: Terms,
-        tell: Tell,
-    ) -> Result<Mirror, String> {
+    /// May block. The error is for the user: both disks are as before.
+    pub fn start(source: Source, to: Target, terms: Terms, tell: Tell) -> Result<Mirror, String> {
+        let target = to.disk()?;
         let (size, room) = (source.disk.info().size, target.info());
         if room.read_only {
             return Err("the target can only be read".into());
@@ -44,15 +39,17 @@ impl Mirror {
             ));
         }
         let error = |error: DiskError| error.to_string();
-        let taken = InUse::new(&target).map_err(error)?;
         let shared = Arc::<Shared>::default();
+        // (Where the target is below, it is in use with what is above.)
         shared.take(&source.disk).map_err(error)?;
+        let taken = InUse::new(&target).map_err(error)?;
         let noted = Arc::new(Changes::new(size));
         let noting = Noting::begin(&source, &noted)?;
         shared.state().status.left = size;
         let follower = Follower {
             changes_by_others: source.tap.changes_by_others(),
             source,
+            to,
             target,
             terms,
             noted,

@@ -17,4 +17,4 @@ mod terms;
 mod todo;
 
 pub use handle::Mirror;
-pub use terms::{Phase, Status, Tell, Terms};
+pub use terms::{Phase, Status, Target, Tell, Terms};

@@ -1,8 +1,9 @@
-//! What is to be copied at the beginning: nothing where both disks have zeroes.
+//! What is to be copied at the beginning: nothing where both disks have zeroes, or are the same.
 
 use crate::copy::Copy;
 use fathom_core::extents::extents;
-use fathom_core::{Changes, Op};
+use fathom_core::{Changes, DiskError, Op};
+use fathom_formats::served::ImageDisk;
 use fathom_stack::{Answer, Ask, Client, Job, Pages};
 use std::io;
 use std::ops::Range;
@@ -28,6 +29,29 @@ pub(super) fn mark(copy: &Copy<'_>, todo: &Changes) -> Result<(), String> {
         !(copy.stops)()
     });
     looked.map_err(|error| format!("the disk cannot be read: {error}"))
+}
+
+/// Marks what images above the one that is written to, too, have; unless that is stopped. What they have stays, and who
+/// changes something meanwhile has it marked, too.
+pub(super) fn mark_above(
+    image: &ImageDisk,
+    stops: &dyn Fn() -> bool,
+    todo: &Changes,
+) -> Result<(), String> {
+    let failed = |error: DiskError| format!("the disk cannot be read: {error}");
+    let above = image.layer().map_or(0, |layer| layer.depth());
+    let mut mapper = image.mapper().map_err(failed)?;
+    for extent in mapper.extents(0..todo.size(), above) {
+        let extent = extent.map_err(failed)?;
+        // (Behind the end of a short image there are zeroes, whatever is below it.)
+        if !extent.is_below() {
+            todo.mark(extent.start, extent.len);
+        }
+        if stops() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Tells of all parts that may not be zeroes, in order, as long as that is wanted.

@@ -155,7 +155,7 @@ fn open_error(path: &Path, options: &FileOptions, error: io::Error) -> DiskError
 /// target of a live migration, whose source has the image until the end.
 fn check_locks(path: &Path, file: &File, options: &FileOptions) -> Result<(), DiskError> {
     match lock::check(path, file, options.lock_use()) {
-        Err(LockError::InUse(_)) if options.patient && options.succeeds => Ok(()),
+        Err(LockError::InUse(_)) if options.succeeds => Ok(()),
         Err(error @ LockError::InUse(_)) if options.patient => {
             tracing::warn!(
                 "{} {error}: nobody can use the disk here until that lets go of it, \

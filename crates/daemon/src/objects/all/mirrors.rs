@@ -40,17 +40,18 @@ impl Objects {
         let (Some(asker), Some(index)) = (asker, index) else {
             return;
         };
-        asker(match begun {
+        match begun {
             Ok(running) => {
                 let info = running.info();
                 tracing::info!("disk '{name}' is mirrored to {}", info.target);
                 self.disks[index].set_mirror(running);
-                to_json(&info)
+                asker(to_json(&info));
             }
             Err(problem) => {
-                Err(Kind::Failed.because(format!("disk '{name}' cannot be mirrored: {problem}")))
+                let text = format!("disk '{name}' cannot be mirrored: {problem}");
+                self.end_work(index, Err(Kind::Failed.because(text)), asker);
             }
-        });
+        }
     }
 
     /// Let it be.
@@ -86,17 +87,20 @@ impl Objects {
     }
 
     pub(super) fn take_in_ended_mirror(&mut self, name: &str, ended: Result<MirrorInfo, String>) {
-        let disk = self.disks.iter_mut().find(|disk| disk.name() == name);
-        if let (Some(disk), Ok(_)) = (disk, &ended) {
-            disk.forget_mirror();
-        }
-        if let Some(asker) = self.busy.remove(name) {
-            asker(match ended {
-                Ok(info) => to_json(&info),
-                Err(problem) => {
-                    Err(Kind::Failed.because(format!("the mirror of disk '{name}': {problem}")))
-                }
-            });
+        let asker = self.busy.remove(name);
+        let index = self.disks.iter().position(|disk| disk.name() == name);
+        // (It does not go while it is busy.)
+        let (Some(asker), Some(index)) = (asker, index) else {
+            return;
+        };
+        match ended {
+            Ok(info) => {
+                self.disks[index].forget_mirror();
+                self.end_work(index, to_json(&info), asker);
+            }
+            Err(problem) => asker(Err(
+                Kind::Failed.because(format!("the mirror of disk '{name}': {problem}"))
+            )),
         }
     }
 }

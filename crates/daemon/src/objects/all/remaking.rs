@@ -1,15 +1,17 @@
 //! Disks that get other options.
 
+use super::freezing::no_thread;
 use super::{MAX_LEFT, Objects};
 use crate::answer::{Asker, Kind, Refusal};
 use crate::events::Happened;
 use crate::objects::changes;
 use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
-use crate::objects::remake::Remake;
+use crate::objects::remake::{Remake, Switch};
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
 use crate::table::DiskTable;
+use fathom_storage::PART;
 
 impl Objects {
     /// Have another disk by these options in the place of one.
@@ -33,13 +35,29 @@ impl Objects {
         disk.may_be_left().map_err(conflict)?;
         wanted.check_paths().map_err(invalid)?;
         let options = DiskOptions::of(wanted, self.nbd.is_some());
-        let mut options = options.map_err(invalid)?;
+        let options = options.map_err(invalid)?;
+        if let Some(pool) = &options.disk.pool {
+            self.common.pools.check(pool).map_err(invalid)?;
+        }
+        self.begin_remake(index, options, None, &conflict)
+    }
+
+    /// Has another disk begin in the place of one.
+    pub(super) fn begin_remake(
+        &self,
+        index: usize,
+        mut options: DiskOptions,
+        switch: Option<Switch>,
+        conflict: &dyn Fn(String) -> Refusal,
+    ) -> Result<(), Refusal> {
+        let disk = &self.disks[index];
         // It is traced when somebody asks for it again.
         options.trace = None;
         options.disk.succeeds = true;
         options.disk.legacy = disk.lend().map_err(conflict)?;
-        if let Some(pool) = &options.disk.pool {
-            self.common.pools.check(pool).map_err(invalid)?;
+        if switch.is_some() {
+            // (That is the image's own.)
+            options.disk.legacy.take(PART);
         }
         let remake = Remake {
             export: disk.export_shared(),
@@ -47,10 +65,10 @@ impl Objects {
             parts: disk.parts(),
             options,
             common: self.common.clone(),
-            switch: None,
+            switch,
         };
         let begun = remake.begin(self.mail.post());
-        begun.map_err(|error| Kind::Failed.because(format!("cannot start a thread: {error}")))
+        begun.map_err(|error| no_thread(&error))
     }
 
     /// It is served by another one now, or by the same one as before.
@@ -73,9 +91,13 @@ impl Objects {
                 changes::give_up(old);
                 let disk = name.to_owned();
                 self.common.events.tell(Happened::Changed { disk });
-                asker(self.shown(index, false));
+                match self.next.remove(name) {
+                    Some(next) => self.go_on(index, next, asker),
+                    None => asker(self.shown(index, false)),
+                }
             }
             Err(problem) => {
+                self.next.remove(name);
                 tracing::warn!("disk '{name}' stays as it is: {problem}");
                 let text = format!("disk '{name}' stays as it is: {problem}");
                 asker(Err(Kind::Failed.because(text)));

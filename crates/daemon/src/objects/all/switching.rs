@@ -3,16 +3,13 @@
 //! A switch has two steps, for whoever keeps what disks there are. After the first the other image is in use, and all
 //! users still wait: now it is to be kept. The second one has them go on with it, or as before.
 
-use super::freezing::no_thread;
 use super::{Objects, to_json};
 use crate::answer::{Asker, Kind, Refusal};
 use crate::command::SwitchTo;
-use crate::objects::nbd::Nbd;
-use crate::objects::remake::{Remake, Switch};
+use crate::objects::remake::Switch;
 use crate::options::DiskOptions;
 use crate::table::DiskTable;
 use fathom_files::gate;
-use fathom_storage::PART;
 use std::path::PathBuf;
 use std::sync::mpsc::SyncSender;
 
@@ -36,27 +33,12 @@ impl Objects {
                 "disk '{name}' cannot go on with another image: {problem}"
             ))
         };
-        let (mut options, switch) = match to {
+        let (options, switch) = match to {
             SwitchTo::Mirror => self.to_mirror(index, &conflict)?,
             SwitchTo::Layer(path) => self.to_layer(index, path, &conflict)?,
         };
         disk.may_be_switched().map_err(conflict)?;
-        // It is traced when somebody asks for it again.
-        options.trace = None;
-        options.disk.succeeds = true;
-        options.disk.legacy = disk.lend().map_err(conflict)?;
-        // (That is the image's own.)
-        options.disk.legacy.take(PART);
-        let remake = Remake {
-            export: disk.export_shared(),
-            clients: self.nbd.as_ref().map(Nbd::server),
-            parts: disk.parts(),
-            options,
-            common: self.common.clone(),
-            switch: Some(switch),
-        };
-        let begun = remake.begin(self.mail.post());
-        begun.map_err(|error| no_thread(&error))
+        self.begin_remake(index, options, Some(switch), &conflict)
     }
 
     fn to_mirror(

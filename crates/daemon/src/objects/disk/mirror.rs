@@ -31,6 +31,7 @@ impl Served {
                 brakes: order.active,
             },
             target: DiskOptions::of(table, has_nbd)?,
+            above: None,
             shared: self.shared.clone(),
             events: self.events.clone(),
         })

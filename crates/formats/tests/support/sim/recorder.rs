@@ -157,7 +157,7 @@ impl Channel for RecorderChannel {
 pub struct Names(pub HashMap<String, Arc<Recorder>>);
 
 impl Opener for Names {
-    fn open(&self, image: &Path, name: &[u8]) -> Result<Arc<dyn Storage>, DiskError> {
+    fn open(&self, image: &Path, name: &[u8], _: bool) -> Result<Arc<dyn Storage>, DiskError> {
         let name = String::from_utf8_lossy(name).into_owned();
         match self.0.get(&name) {
             Some(file) => Ok(file.clone()),
@@ -172,8 +172,8 @@ impl Opener for Names {
         &self,
         image: &Path,
         name: &[u8],
-        _writable: bool,
+        writable: bool,
     ) -> Result<Arc<dyn Storage>, DiskError> {
-        self.open(image, name)
+        self.open(image, name, writable)
     }
 }

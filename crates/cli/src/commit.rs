@@ -1,0 +1,67 @@
+//! `fathom commit`: disks that are brought into the images below their own.
+
+use crate::img::watch::{WatchArgs, tell_outcome};
+use crate::mirror;
+use crate::servers::absolute;
+use crate::target::Target;
+use clap::Args;
+use fathom_daemon::{CommitOrder, MirrorInfo};
+use fathom_units::parse_size;
+use std::path::PathBuf;
+
+/// Bring what a disk has into the image below its own while it is used, and have it go on with that
+///
+/// It is a mirror whose target is that image, which changes only where the ones above hide it: until the end, and whatever
+/// goes wrong, the disk is the same. Then its users wait for some milliseconds, and it has one image less, or several, which
+/// are nobody's: remove them. Nothing else may be above the image that is written to.
+#[derive(Args, Debug)]
+pub struct CommitArgs {
+    #[command(flatten)]
+    target: Target,
+
+    /// The image of the chain to write to [default: the one right below]
+    #[arg(short, long, value_name = "PATH")]
+    base: Option<PathBuf>,
+
+    /// Bytes a second [default: as many as there can be]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    speed: Option<u64>,
+
+    /// Once all has been copied, let users change no more than is copied meanwhile: for disks that are changed faster
+    /// than that
+    #[arg(long)]
+    active: bool,
+
+    /// Return when it is ready: `fathom mirror complete` has the disk go on with the image below, `fathom mirror stop`
+    /// with the one that it has
+    #[arg(long)]
+    until_ready: bool,
+
+    /// Even if the server would have the old image again when it starts again, since that is said on its command line or
+    /// in its configuration: change it there before that
+    #[arg(long)]
+    unkept: bool,
+
+    #[command(flatten)]
+    watch: WatchArgs,
+}
+
+pub fn run(args: CommitArgs) -> anyhow::Result<()> {
+    let disk = args.target.disk()?;
+    let order = CommitOrder {
+        base: args.base.as_deref().map(absolute).transpose()?,
+        speed: args.speed,
+        active: args.active,
+    };
+    let begin = disk.server.post(&disk.below("commit")).json(&order);
+    begin.patiently().send::<MirrorInfo>()?;
+    let outcome = match args.until_ready {
+        true => mirror::wait(&disk, &args.watch).map(drop),
+        false => mirror::wait_and_complete(&disk, args.unkept, &args.watch),
+    };
+    tell_outcome(
+        &args.watch,
+        outcome.as_ref().map(|()| serde_json::json!({})),
+    );
+    outcome
+}

@@ -1,0 +1,111 @@
+//! A disk that is a chain of images, which is changed.
+
+use super::Served;
+use crate::command::CommitOrder;
+use crate::objects::mirror::{Commit, Order};
+use crate::options::DiskOptions;
+use crate::table::DiskTable;
+use fathom_formats::served::ChainImage;
+use fathom_jobs::mirror::Terms;
+use fathom_stack::ChainWork;
+use fathom_storage::Location;
+use fathom_units::Size;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+impl Served {
+    /// It has the options of a job that changes its chain.
+    pub fn is_worked_on(&self) -> bool {
+        self.options.disk.work != ChainWork::default()
+    }
+
+    /// What it takes to bring it into an image below. The error is for the user.
+    pub fn commit(&self, order: &CommitOrder, has_nbd: bool) -> Result<Commit, String> {
+        let images = self.images();
+        let depth = match &order.base {
+            Some(path) => depth_of(&images, path)?,
+            None => 1,
+        };
+        let (Some(target), Some(own)) = (images.get(depth), images.first()) else {
+            return Err("its image has none below it, into which it could be brought".into());
+        };
+        if target.size != own.size {
+            return Err(format!(
+                "{} has {} and the disk {}: they must be of one size",
+                target.path.display(),
+                Size(target.size),
+                Size(own.size)
+            ));
+        }
+        let table = self.table().ok_or("its options are not known")?;
+        let table = DiskTable {
+            allow_dirs: dirs_of(&images[depth..], &table.allow_dirs),
+            ..(table.clone()).on(Location::file(&target.path), Some(target.format))
+        };
+        Ok(Commit {
+            depth,
+            terms: Terms {
+                rate: order.speed,
+                brakes: order.active,
+            },
+            target: DiskOptions::of(table, has_nbd)?,
+        })
+    }
+
+    /// And when it has the options for that.
+    pub fn order_to_commit(&self, commit: Commit) -> Result<Order, String> {
+        let above = self.stack.image.clone();
+        Ok(Order {
+            disk: self.options.name.clone(),
+            source: self.source(),
+            terms: commit.terms,
+            target: commit.target,
+            above: Some(above.ok_or("it is no chain of images")?),
+            shared: self.shared.clone(),
+            events: self.events.clone(),
+        })
+    }
+
+    fn images(&self) -> Vec<ChainImage> {
+        let image = self.stack.image.as_ref();
+        image.map_or_else(Vec::new, |image| image.images())
+    }
+}
+
+/// Which of those below is the file at `path`.
+fn depth_of(images: &[ChainImage], path: &Path) -> Result<usize, String> {
+    let real = |path: &Path| {
+        fs::canonicalize(path)
+            .map_err(|error| format!("{}: cannot be found: {error}", path.display()))
+    };
+    let wanted = real(path)?;
+    for (depth, image) in images.iter().enumerate().skip(1) {
+        if real(&image.path)? == wanted {
+            return Ok(depth);
+        }
+    }
+    let below: Vec<_> = { images.iter().skip(1) }
+        .map(|image| image.path.display().to_string())
+        .collect();
+    Err(match below.is_empty() {
+        true => "its image has none below it".into(),
+        false => format!(
+            "{} is not one of the images below its own: {}",
+            path.display(),
+            below.join(", ")
+        ),
+    })
+}
+
+/// Where the first of these images may find the others, beside its own directory.
+fn dirs_of(images: &[ChainImage], allowed: &[PathBuf]) -> Vec<PathBuf> {
+    let own = images.first().and_then(|image| image.path.parent());
+    let mut dirs = allowed.to_vec();
+    for dir in images.iter().filter_map(|image| image.path.parent()) {
+        if own != Some(dir) && !dirs.iter().any(|known| known == dir) {
+            dirs.push(dir.to_owned());
+        }
+    }
+    dirs.retain(|dir| images.len() > 1 && own != Some(dir));
+    dirs
+}
