@@ -7,7 +7,7 @@ use crate::pools::NamedPool;
 use fathom_core::{Legacy, Polling};
 use fathom_filters::Spec;
 use fathom_formats::Format;
-use fathom_formats::served::DEFAULT_METADATA_CACHE;
+use fathom_formats::served::{Beside, DEFAULT_METADATA_CACHE};
 use fathom_storage::cached::MIN_SIZE;
 use fathom_storage::{Cache, CacheTerms, EngineKind, KINDS, Location, OpenOptions};
 use fathom_units::Timeout;
@@ -66,17 +66,9 @@ pub struct Description {
     pub inject: Option<Injection>,
     /// Filters around the disk, the first nearest to whoever uses it.
     pub filters: Vec<Spec>,
-    /// For a job that changes its chain of images.
-    pub work: ChainWork,
-}
-
-/// What is different for users of a disk while its chain of images is changed: nothing that they see.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ChainWork {
-    /// What they make zeroes reads so by the image's own entries: its backing file may become another one.
-    pub keeps_zeroes: bool,
-    /// The image of this depth below is written to, too.
-    pub also_written: Option<usize>,
+    /// What a job needs that changes its chain of images. What users make zeroes reads so by the image's own entries then,
+    /// since its backing file may become another one.
+    pub beside: Option<Beside>,
 }
 
 /// One for all that says how base images are kept.
@@ -115,7 +107,7 @@ impl Description {
             pool: None,
             inject: None,
             filters: Vec::new(),
-            work: ChainWork::default(),
+            beside: None,
         }
     }
 

@@ -40,7 +40,7 @@ pub use brake::Brake;
 pub use client::{Answer, Ask, Client, Job};
 pub use confined::{AllowedDirs, data_file, no_data_file};
 pub use cpus::CpuList;
-pub use description::{ChainWork, Description, parse_format};
+pub use description::{Description, parse_format};
 pub use filters::{DiskFilters, FilterInfo, position_of_filter};
 pub use held::Latch;
 pub use image_files::{ImageOpener, StoredImage, seen_from};

@@ -234,8 +234,8 @@ fn open_image(description: &Description) -> Result<Bare, Error> {
         metadata_cache: description.metadata_cache(),
         offset: description.offset.unwrap_or(0),
         size: description.size,
-        also_written: description.work.also_written,
-        rebasing: description.work.keeps_zeroes,
+        beside: description.beside,
+        rebasing: description.beside.is_some(),
         ..ImageOptions::new(format)
     };
     let disk = Arc::new(opener.open_disk(stored, image_options)?);

@@ -2,8 +2,8 @@
 //! file it has, and that it has nothing of its own.
 
 use super::Image;
-use super::edit::{Editor, Mapping};
-use crate::qcow2::Extension;
+use super::edit::{Editor, Mapping, switch_header};
+use crate::qcow2::{self, Extension};
 use crate::{Error, Format, Result, qed};
 use fathom_files::ImageFile;
 
@@ -34,9 +34,25 @@ pub fn set_backing(
     }
 }
 
+/// Likewise, of an image that is in use by this process: nothing else of it changes.
+pub(crate) fn set_backing_in_use(
+    file: &dyn ImageFile,
+    format: Format,
+    backing: Option<NewBacking<'_>>,
+) -> Result<()> {
+    match format {
+        Format::Qcow2 => switch_header(file, |header| name_backing(header, backing)),
+        _ => set_backing(file, format, backing),
+    }
+}
+
 fn set_qcow2(file: &dyn ImageFile, backing: Option<NewBacking<'_>>) -> Result<()> {
     let mut editor = Editor::open(file)?;
-    let header = editor.header_mut();
+    name_backing(editor.header_mut(), backing);
+    editor.commit()
+}
+
+fn name_backing(header: &mut qcow2::Header, backing: Option<NewBacking<'_>>) {
     header.backing_file = backing.map(|b| b.name.to_vec());
     let other = |e: &Extension| !matches!(e, Extension::BackingFormat(_));
     header.extensions.retain(other);
@@ -44,7 +60,6 @@ fn set_qcow2(file: &dyn ImageFile, backing: Option<NewBacking<'_>>) -> Result<()
         let name = backing.format.name().as_bytes().to_vec();
         header.extensions.insert(0, Extension::BackingFormat(name));
     }
-    editor.commit()
 }
 
 fn set_qed(file: &dyn ImageFile, backing: Option<NewBacking<'_>>) -> Result<()> {

@@ -33,6 +33,8 @@ struct Fresh<'a> {
     options: &'a ImageOptions,
     /// Bytes of the disk.
     size: u64,
+    /// What the first image has become since it was opened.
+    rebased: Option<&'a Image>,
     epochs: Arc<Epochs>,
     /// Bytes of L2 tables for one image.
     cache: u64,
@@ -42,6 +44,7 @@ pub(super) fn activate(
     chain: &Chain,
     options: &ImageOptions,
     size: u64,
+    rebased: Option<&Image>,
     helpers: &Arc<Helpers>,
 ) -> std::result::Result<Active, DiskError> {
     let with_tables = chain
@@ -52,6 +55,7 @@ pub(super) fn activate(
         chain,
         options,
         size,
+        rebased,
         epochs: Arc::default(),
         cache: options.metadata_cache / with_tables.count().max(1) as u64,
     };
@@ -123,7 +127,8 @@ impl Fresh<'_> {
         if let (Some(name), true) = (&self.options.snapshot, link.storage == 0) {
             image = image.at_snapshot(file.bytes(), name)?;
         }
-        same(&link.image, self.size_of(link), &image)?;
+        let before = self.rebased.filter(|_| link.storage == 0);
+        same(before.unwrap_or(&link.image), self.size_of(link), &image)?;
         check(file.path(), &image, link.writable)
             .map_err(|error| Error::Unsupported(error.to_string()))?;
         match &mut image {

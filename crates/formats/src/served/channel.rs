@@ -112,10 +112,13 @@ impl ImageChannel {
             return Err(libc::EIO);
         }
         let active = &*current.active;
-        if request.op == Op::Read {
-            return Ok(current.lookup.read(active, guest, len));
-        }
         let top = active.top();
+        if request.op == Op::Read {
+            return Ok(match top {
+                Some(_) if self.shared.copies_on_read => Found::Else,
+                _ => current.lookup.read(active, guest, len),
+            });
+        }
         if request.op == Op::BlockStatus {
             return Ok(match top {
                 Some(_) => Found::Else,
@@ -358,6 +361,11 @@ impl Task {
     async fn serve(&mut self) -> Result<(), Errno> {
         let (active, io) = (self.active.clone(), &self.io);
         if self.op == Op::Read {
+            if self.shared.copies_on_read {
+                active
+                    .copy_up(io, self.guest..self.guest + self.len)
+                    .await?;
+            }
             return active.read(io, 0, self.guest, &self.payload).await;
         }
         if self.op == Op::BlockStatus {

@@ -131,6 +131,17 @@ impl Tables {
         tracing::error!("{path}: is corrupt: {problem}; {fate}");
     }
 
+    /// The header was written by somebody who may not have seen that it says so.
+    pub(super) fn say_corrupt_again(&self) {
+        if self.corrupt.load(Ordering::SeqCst)
+            && matches!(&self.layout, Layout::Qcow2(g) if g.version >= 3)
+            && let Err(error) = self.set_corrupt_bit()
+        {
+            let path = self.file.path().display();
+            tracing::error!("{path}: its header does not say that it is corrupt: {error}");
+        }
+    }
+
     /// Guest data that cannot be read; said once for all of it.
     #[cold]
     pub(super) fn complain(&self, problem: &str) {

@@ -2,18 +2,19 @@
 
 use super::activate::activate;
 use super::active::{Active, Layer};
+use super::beside::{Beside, BesideDisk, ChainImage};
 use super::channel::ImageChannel;
 use super::counts::ImageCounts;
 use super::helpers::Helpers;
 use super::io::BlockingIo;
 use super::jobs::Jobs;
 use super::journal::{self, Found, Journal};
-use super::layer::{ChainImage, LayerDisk};
-use super::open::{Chain, unusable};
+use super::open::{Chain, told, unusable};
 use super::restore::Failure;
 use super::storage::{Opener, Storage};
 use super::tables::Tables;
 use crate::Format;
+use crate::offline::backing::{NewBacking, set_backing_in_use};
 use crate::offline::{Image, SnapshotName};
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Resize};
 use std::io;
@@ -48,9 +49,8 @@ pub struct ImageOptions {
     /// For tools: also sizes that no guest can use. What a raw file has of its
     /// last sector is padded with zeroes, and a disk may be empty.
     pub any_size: bool,
-    /// For a job: an image below, of that depth, is written to, too, as a disk of its own (see
-    /// [`ImageDisk::layer`]).
-    pub also_written: Option<usize>,
+    /// For a job: there is another disk on the same images (see [`ImageDisk::beside`]).
+    pub beside: Option<Beside>,
     /// For whoever changes the backing file: it writes what the disk reads as already, and what
     /// it zeroes reads as zeroes by the image's own entries, even if it does so on its present
     /// backing file.
@@ -80,7 +80,7 @@ impl ImageOptions {
             snapshot: None,
             compress: false,
             any_size: false,
-            also_written: None,
+            beside: None,
             rebasing: false,
             keep_bitmaps: false,
             keep_page_cache: false,
@@ -99,8 +99,10 @@ pub struct ImageDisk {
     resizing: Mutex<()>,
     helpers: Arc<Helpers>,
     keepsake: Mutex<Option<Keepsake>>,
-    /// See [`ImageOptions::also_written`].
-    layer: Option<Arc<LayerDisk>>,
+    /// See [`ImageOptions::beside`].
+    beside: Option<Arc<BesideDisk>>,
+    /// The header, if its backing file was changed here since it was opened.
+    rebased: Mutex<Option<Image>>,
 }
 
 /// What the workers' channels know.
@@ -111,6 +113,8 @@ pub(super) struct Shared {
     pub(super) discard: bool,
     /// See [`ImageOptions::compress`].
     pub(super) compress: bool,
+    /// What is read becomes the image's own.
+    pub(super) copies_on_read: bool,
     /// Counts activations and deactivations.
     pub(super) generation: AtomicU64,
     active: Mutex<Option<Arc<Active>>>,
@@ -124,6 +128,7 @@ impl Shared {
             read_only,
             discard: options.discard,
             compress: options.compress,
+            copies_on_read: false,
             generation: AtomicU64::new(0),
             active: Mutex::default(),
             jobs: Jobs::default(),
@@ -163,9 +168,9 @@ impl ImageDisk {
     ) -> Result<ImageDisk, DiskError> {
         let chain = Chain::open(file, &*opener, &options)?;
         let helpers = Arc::new(Helpers::new(options.helpers));
-        let layer = options.also_written.map(|depth| {
-            let layer = LayerDisk::new(&chain, &options, depth);
-            layer.map(Arc::new)
+        let beside = options.beside.map(|beside| {
+            let disk = BesideDisk::new(&chain, &options, beside);
+            disk.map(Arc::new)
         });
         Ok(ImageDisk {
             shared: Arc::new(Shared::new(chain.size(0), options.read_only, &options)),
@@ -174,7 +179,8 @@ impl ImageDisk {
             resizing: Mutex::default(),
             helpers,
             keepsake: Mutex::default(),
-            layer: layer.transpose()?,
+            beside: beside.transpose()?,
+            rebased: Mutex::default(),
         })
     }
 
@@ -201,10 +207,27 @@ impl ImageDisk {
         images.collect()
     }
 
-    /// The image below that is written to, too; with all that is below that. While this disk is in
-    /// use, so is that one.
-    pub fn layer(&self) -> Option<Arc<LayerDisk>> {
-        self.layer.clone()
+    /// The other disk, for a job. While this one is in use, so is that.
+    pub fn beside(&self) -> Option<Arc<BesideDisk>> {
+        self.beside.clone()
+    }
+
+    /// Gives the image, which is in use for writing, another backing file, or none, which makes no difference for what the
+    /// disk reads as: what could is its own. One sector that is written last switches to it. The chain that is in use stays
+    /// the old one until the image is opened again.
+    pub fn set_backing(&self, backing: Option<NewBacking<'_>>) -> Result<(), DiskError> {
+        let path = self.path();
+        let active = self.active();
+        let tables = active.as_ref().and_then(|active| active.top());
+        let Some(tables) = tables.filter(|tables| tables.writable) else {
+            return Err(unusable(path, "is not in use for writing"));
+        };
+        let mut rebased = self.rebased.lock().unwrap_or_else(PoisonError::into_inner);
+        let (file, format) = (self.chain.storages[0].bytes(), self.options.format);
+        set_backing_in_use(file, format, backing).map_err(told(path))?;
+        *rebased = Some(Image::read(file, format).map_err(told(path))?);
+        tables.say_corrupt_again();
+        Ok(())
     }
 
     /// What is counted while it is in use; None: it has no tables.
@@ -384,19 +407,22 @@ impl Disk for ImageDisk {
                 .iter()
                 .for_each(|storage| storage.bytes().forget_cache());
         }
+        let rebased = self.rebased.lock().unwrap_or_else(PoisonError::into_inner);
         let active = activate(
             &self.chain,
             &self.options,
             self.shared.size(),
+            rebased.as_ref(),
             &self.helpers,
         );
+        drop(rebased);
         let active = active.and_then(|active| self.take_keepsake(&active).map(|()| active));
         match active {
             Ok(active) => {
                 let active = Arc::new(active);
                 active.guard_ends();
-                if let Some(layer) = &self.layer {
-                    layer.begin(&active);
+                if let Some(beside) = &self.beside {
+                    beside.begin(&active);
                 }
                 self.shared.set_active(Some(active));
                 Ok(())
@@ -412,8 +438,8 @@ impl Disk for ImageDisk {
         let Some(active) = self.shared.set_active(None) else {
             return Ok(());
         };
-        if let Some(layer) = &self.layer {
-            layer.end();
+        if let Some(beside) = &self.beside {
+            beside.end();
         }
         let written = active.layers.iter().map(|layer| match layer {
             Layer::Tables(tables) if tables.writable && !tables.corrupt.load(Ordering::SeqCst) => {

@@ -4,8 +4,8 @@
 //! storage's. One request's way: [`channel`] looks its place up
 //! ([`lookup`]) and passes it on to the storage, at that place. What cannot be
 //! told at once becomes a task ([`task`]), whose operations are children of the
-//! request ([`worker_io`]): [`read`], [`write`], [`compress`], [`zero`] and
-//! [`write_back`]. So is what a worker does for nobody's request ([`jobs`]): [`resize`].
+//! request ([`worker_io`]): [`read`], [`write`], [`compress`], [`zero`],
+//! [`copy_up`] and [`write_back`]. So is what a worker does for nobody's request ([`jobs`]): [`resize`].
 //!
 //! What all workers share is [`active`]: for each image of the chain its
 //! [`tables`], of which [`cache`] holds [`slice`]s, and the free space
@@ -15,9 +15,11 @@
 mod activate;
 mod active;
 mod alloc;
+mod beside;
 mod cache;
 mod channel;
 mod compress;
+mod copy_up;
 mod corrupt;
 mod counts;
 mod disk;
@@ -27,7 +29,6 @@ mod io;
 mod jobs;
 mod journal;
 mod l1;
-mod layer;
 mod layout;
 mod locks;
 mod lookup;
@@ -52,9 +53,9 @@ mod write;
 mod write_back;
 mod zero;
 
+pub use beside::{Beside, BesideDisk, ChainImage};
 pub use counts::ImageCounts;
 pub use disk::{DEFAULT_METADATA_CACHE, ImageDisk, ImageOptions};
-pub use layer::{ChainImage, LayerDisk};
 pub use map::{Extents, Host, MapExtent, Mapper};
 pub use resizing::Resizing;
 pub use storage::{EndGuard, Opener, Storage};

@@ -1,6 +1,7 @@
 //! Opening a chain: the image, the files that it names, and those that they
 //! name.
 
+use super::beside::Beside;
 use super::counts::ImageCounts;
 use super::disk::ImageOptions;
 use super::io::StorageId;
@@ -238,7 +239,7 @@ impl Chain {
 
 /// Whether the image of that depth is written to.
 fn is_writable(options: &ImageOptions, depth: usize) -> bool {
-    depth == 0 && !options.read_only || options.also_written == Some(depth)
+    depth == 0 && !options.read_only || options.beside == Some(Beside::Below(depth))
 }
 
 /// What can be told by the header alone.

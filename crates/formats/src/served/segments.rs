@@ -1,10 +1,11 @@
 //! Parts of requests' buffers.
 
-use super::io::Payload;
+use super::io::{Buf, Payload};
 use fathom_core::Segments;
 use libc::iovec;
 use smallvec::SmallVec;
 use std::ops::Range;
+use std::rc::Rc;
 
 const ZEROES_LEN: usize = 64 << 10;
 
@@ -102,24 +103,29 @@ pub(super) unsafe fn gather(segments: &[iovec], mut bytes: &mut [u8]) {
 #[derive(Clone)]
 pub(super) enum Source {
     Guest(Segments),
+    Own(Rc<Buf>),
     Zeroes,
 }
 
 impl Source {
     /// Appends the bytes `range` of it.
-    pub(super) fn append(&self, out: &mut Segments, range: Range<u64>) {
+    pub(super) fn append(&self, to: &mut Payload, range: Range<u64>) {
         match self {
-            Source::Guest(segments) => append_part(out, segments, range),
-            Source::Zeroes => append_zeroes(out, range.end - range.start),
+            Source::Guest(segments) => append_part(&mut to.segments, segments, range),
+            Source::Own(buf) => {
+                append_part(&mut to.segments, &[buf.iovec()], range);
+                to.keep.push(buf.clone());
+            }
+            Source::Zeroes => append_zeroes(&mut to.segments, range.end - range.start),
         }
     }
 
     pub(super) fn part(&self, range: Range<u64>) -> Payload {
-        let mut segments = Segments::new();
-        self.append(&mut segments, range);
-        Payload {
-            segments,
+        let mut payload = Payload {
+            segments: Segments::new(),
             keep: SmallVec::new(),
-        }
+        };
+        self.append(&mut payload, range);
+        payload
     }
 }

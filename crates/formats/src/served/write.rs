@@ -43,17 +43,17 @@ impl Write {
 }
 
 /// A guest cluster that is about to be written.
-struct Target {
-    slice: Pinned,
-    index: usize,
+pub(super) struct Target {
+    pub(super) slice: Pinned,
+    pub(super) index: usize,
     entry: L2Entry,
     /// Its host cluster, if that can be written to.
-    own: Option<HostOffset>,
+    pub(super) own: Option<HostOffset>,
     /// Units that have data somewhere, and units that are zero.
-    allocated: u32,
-    zero: u32,
+    pub(super) allocated: u32,
+    pub(super) zero: u32,
     /// What its entry refers to in the file, if that is given up.
-    old: Option<Unlinked>,
+    pub(super) old: Option<Unlinked>,
 }
 
 impl Active {
@@ -122,24 +122,8 @@ impl Active {
     ) -> Result<GuestOffset, Errno> {
         let bits = tables.layout.cluster_bits();
         let clusters = range.start.clusters(range.end - range.start, bits);
-        let first = clusters.start;
         let _allocating = tables.allocating.lock(clusters.clone()).await;
-        let mut targets = SmallVec::<[Target; 4]>::new();
-        for cluster in clusters {
-            let guest = GuestOffset::of_cluster(cluster, bits);
-            let Some(target) = tables.target(io, guest).await? else {
-                break;
-            };
-            // Those that have a host cluster already are written one by one.
-            if target.own.is_some() && !targets.is_empty() {
-                break;
-            }
-            let alone = target.own.is_some();
-            targets.push(target);
-            if alone {
-                break;
-            }
-        }
+        let targets = tables.targets(io, clusters).await?;
         let Some(target) = targets.first() else {
             return Ok(range.start);
         };
@@ -150,6 +134,21 @@ impl Active {
         if range.is_empty() {
             return Ok(range.start);
         }
+        self.write_locked(io, tables, write, targets, range).await
+    }
+
+    /// Likewise, what is in these clusters, which nobody else allocates meanwhile. `range` begins in
+    /// the first of them.
+    pub(super) async fn write_locked(
+        &self,
+        io: &TaskIo,
+        tables: &Tables,
+        write: &Write,
+        mut targets: SmallVec<[Target; 4]>,
+        range: Range<GuestOffset>,
+    ) -> Result<GuestOffset, Errno> {
+        let bits = tables.layout.cluster_bits();
+        let first = range.start.cluster(bits);
         let _room = tables.make_room(io, targets.len() as u64).await?;
         let run = match targets[0].own {
             Some(_) => None,
@@ -201,7 +200,7 @@ impl Active {
         };
         head.append(&mut payload);
         let inner = range.start - write.start..range.end - write.start;
-        write.source.append(&mut payload.segments, inner);
+        write.source.append(&mut payload, inner);
         tail.append(&mut payload);
         let at = host + (from - start);
         io.data(tables.data, Op::Write, at, payload).await?;
@@ -322,6 +321,31 @@ fn outer(
 }
 
 impl Tables {
+    /// The first of these clusters that can be written together, none of them in place.
+    pub(super) async fn targets(
+        &self,
+        io: &TaskIo,
+        clusters: Range<u64>,
+    ) -> Result<SmallVec<[Target; 4]>, Errno> {
+        let mut targets = SmallVec::<[Target; 4]>::new();
+        for cluster in clusters {
+            let guest = GuestOffset::of_cluster(cluster, self.layout.cluster_bits());
+            let Some(target) = self.target(io, guest).await? else {
+                break;
+            };
+            // Those that have a host cluster already are written one by one.
+            let alone = target.own.is_some();
+            if alone && !targets.is_empty() {
+                break;
+            }
+            targets.push(target);
+            if alone {
+                break;
+            }
+        }
+        Ok(targets)
+    }
+
     /// A cluster that cannot be written in place as it is. None: it can.
     async fn target(&self, io: &TaskIo, guest: GuestOffset) -> Result<Option<Target>, Errno> {
         let slice = self.slice_to_change(io, guest).await?;

@@ -27,7 +27,7 @@ impl Target {
     pub(super) fn disk(&self) -> Result<Arc<dyn Disk>, String> {
         Ok(match self {
             Target::Other(disk) => disk.clone(),
-            Target::Below(image) => image.layer().ok_or("it has no image below to copy to")?,
+            Target::Below(image) => image.beside().ok_or("it has no image below to copy to")?,
         })
     }
 }

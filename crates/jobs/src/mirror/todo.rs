@@ -39,7 +39,7 @@ pub(super) fn mark_above(
     todo: &Changes,
 ) -> Result<(), String> {
     let failed = |error: DiskError| format!("the disk cannot be read: {error}");
-    let above = image.layer().map_or(0, |layer| layer.depth());
+    let above = image.beside().map_or(0, |below| below.depth());
     let mut mapper = image.mapper().map_err(failed)?;
     for extent in mapper.extents(0..todo.size(), above) {
         let extent = extent.map_err(failed)?;

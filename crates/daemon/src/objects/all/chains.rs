@@ -10,7 +10,7 @@ use crate::objects::changes;
 use crate::objects::mirror::Commit;
 use crate::options::DiskOptions;
 use fathom_files::gate;
-use fathom_stack::ChainWork;
+use fathom_formats::served::Beside;
 
 /// What is to be done with a disk once it has the options for it.
 pub(super) enum Next {
@@ -42,11 +42,8 @@ impl Objects {
         problem.map_or(Ok(()), |problem| Err(conflict(problem)))?;
         let commit = disk.commit(order, self.nbd.is_some());
         let commit = commit.map_err(|problem| Kind::Invalid.because(problem))?;
-        let work = ChainWork {
-            keeps_zeroes: true,
-            also_written: Some(commit.depth),
-        };
-        self.begin_to_work(index, work, &conflict)?;
+        let beside = Beside::Below(commit.depth);
+        self.begin_to_work(index, Some(beside), &conflict)?;
         Ok(Next::Commit(Box::new(commit)))
     }
 
@@ -54,7 +51,7 @@ impl Objects {
     fn begin_to_work(
         &self,
         index: usize,
-        work: ChainWork,
+        beside: Option<Beside>,
         conflict: &dyn Fn(String) -> Refusal,
     ) -> Result<(), Refusal> {
         let disk = &self.disks[index];
@@ -65,7 +62,7 @@ impl Objects {
         let table = disk.table().cloned();
         let table = table.ok_or_else(|| conflict("its options are not known".into()))?;
         let mut options = DiskOptions::of(table, self.nbd.is_some()).map_err(conflict)?;
-        options.disk.work = work;
+        options.disk.beside = beside;
         self.begin_remake(index, options, None, conflict)
     }
 
@@ -90,7 +87,7 @@ impl Objects {
             return asker(answer);
         }
         let failed = |problem: String| Kind::Failed.because(problem);
-        match self.begin_to_work(index, ChainWork::default(), &failed) {
+        match self.begin_to_work(index, None, &failed) {
             Ok(()) => {
                 let name = self.disks[index].name().to_owned();
                 // (If it fails, that is told, and the disk goes on as it is.)

@@ -7,7 +7,6 @@ use crate::options::DiskOptions;
 use crate::table::DiskTable;
 use fathom_formats::served::ChainImage;
 use fathom_jobs::mirror::Terms;
-use fathom_stack::ChainWork;
 use fathom_storage::Location;
 use fathom_units::Size;
 use std::fs;
@@ -16,7 +15,7 @@ use std::path::{Path, PathBuf};
 impl Served {
     /// It has the options of a job that changes its chain.
     pub fn is_worked_on(&self) -> bool {
-        self.options.disk.work != ChainWork::default()
+        self.options.disk.beside.is_some()
     }
 
     /// What it takes to bring it into an image below. The error is for the user.

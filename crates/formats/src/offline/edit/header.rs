@@ -2,6 +2,7 @@
 
 use crate::qcow2::{Extension, Header};
 use crate::{Error, Result};
+use fathom_files::ImageFile;
 
 /// What a disk writes wholly or not at all.
 pub(super) const SECTOR: usize = 512;
@@ -25,6 +26,18 @@ impl Switch {
         }
         cluster[..self.sector.len()].copy_from_slice(&self.sector);
         cluster
+    }
+
+    /// All that was written before is durable when the old header goes, and so is the new one afterwards.
+    pub(super) fn write(&self, file: &dyn ImageFile) -> Result<()> {
+        let failed = || Error::io("its header cannot be written");
+        if let Some((at, name)) = &self.before {
+            file.write_at(name, *at).map_err(failed())?;
+        }
+        let sync = || file.sync().map_err(Error::io("cannot be flushed"));
+        sync()?;
+        file.write_at(&self.sector, 0).map_err(failed())?;
+        sync()
     }
 }
 

@@ -168,23 +168,11 @@ impl<'a> Editor<'a> {
         // What a reader would refuse is not written.
         Header::parse(&switch.applied_to(&self.first))?;
         self.refcounts.write()?;
-        if let Some((at, name)) = &switch.before {
-            let written = self.file.write_at(name, *at);
-            written.map_err(Error::io("its header cannot be written"))?;
-        }
+        switch.write(self.file)?;
         let sector = switch.sector;
-        self.sync()?;
-        self.file
-            .write_at(&sector, 0)
-            .map_err(Error::io("its header cannot be written"))?;
-        self.sync()?;
         self.first[..sector.len()].copy_from_slice(&sector);
         self.old = self.header.clone();
         self.give_back()
-    }
-
-    fn sync(&self) -> Result<()> {
-        self.file.sync().map_err(Error::io("cannot be flushed"))
     }
 
     /// Space only: an image is as good without it.
@@ -210,6 +198,17 @@ impl Drop for Editor<'_> {
             let _ = self.file.set_len(self.old_len);
         }
     }
+}
+
+/// Changes an image's header by itself, which somebody may be using: no other tables, and nothing of it that he changes, too.
+pub(crate) fn switch_header(file: &dyn ImageFile, change: impl FnOnce(&mut Header)) -> Result<()> {
+    let first = qcow2_first_cluster(file)?;
+    let old = Header::parse(&first)?;
+    let mut new = old.clone();
+    change(&mut new);
+    let switch = header::switch(&first, &old, &new)?;
+    Header::parse(&switch.applied_to(&first))?;
+    switch.write(file)
 }
 
 /// Bytes that the tables of a change take at most, beside those that there are: a full file system

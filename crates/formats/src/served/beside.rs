@@ -1,5 +1,4 @@
-//! An image of a chain that is written to while those above it are in use, as a disk of its own: for whoever brings
-//! into it what these have.
+//! A second disk on the images of a chain, beside the one that users have: for jobs that change the chain.
 
 use super::active::Active;
 use super::channel::ImageChannel;
@@ -21,9 +20,27 @@ pub struct ChainImage {
     pub size: u64,
 }
 
-/// It shares all that is in memory of its image with the disk that it is a part of, whose users see at once what is
-/// written to it where nothing above has anything. It is in use as long as that one is.
-pub struct LayerDisk {
+/// What a disk is for that is beside another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    /// It is the image of that depth, 1 or more, with all that is below it: what it is written to is seen where those above
+    /// have nothing.
+    Below(usize),
+    /// It is the same disk; what is read by it becomes the image's own.
+    CopyOnRead,
+}
+
+impl Beside {
+    fn depth(self) -> usize {
+        match self {
+            Beside::Below(depth) => depth,
+            Beside::CopyOnRead => 0,
+        }
+    }
+}
+
+/// It shares all that is in memory of the images with the disk that users have, and is in use as long as that one is.
+pub struct BesideDisk {
     shared: Arc<Shared>,
     storages: Vec<Arc<dyn Storage>>,
     path: PathBuf,
@@ -31,18 +48,21 @@ pub struct LayerDisk {
     info: DiskInfo,
 }
 
-impl LayerDisk {
+impl BesideDisk {
     pub(super) fn new(
         chain: &Chain,
         options: &ImageOptions,
-        depth: usize,
-    ) -> Result<LayerDisk, DiskError> {
+        beside: Beside,
+    ) -> Result<BesideDisk, DiskError> {
+        let depth = beside.depth();
         let Some(link) = chain.links.get(depth) else {
             let problem = format!("has no image below it at depth {depth}");
             return Err(unusable(chain.path(), problem));
         };
-        Ok(LayerDisk {
-            shared: Arc::new(Shared::new(chain.size(depth), false, options)),
+        let mut shared = Shared::new(chain.size(depth), false, options);
+        shared.copies_on_read = beside == Beside::CopyOnRead;
+        Ok(BesideDisk {
+            shared: Arc::new(shared),
             storages: chain.storages.clone(),
             path: chain.storages[usize::from(link.storage)].path().to_owned(),
             depth,
@@ -66,7 +86,7 @@ impl LayerDisk {
     }
 }
 
-impl Disk for LayerDisk {
+impl Disk for BesideDisk {
     fn info(&self) -> DiskInfo {
         self.info.clone()
     }
@@ -74,7 +94,7 @@ impl Disk for LayerDisk {
     fn activate(&self) -> Result<(), DiskError> {
         match self.shared.active() {
             Some(_) => Ok(()),
-            None => Err(unusable(&self.path, "the image above it is not in use")),
+            None => Err(unusable(&self.path, "is not in use")),
         }
     }
 
@@ -83,7 +103,7 @@ impl Disk for LayerDisk {
     }
 
     fn resize(&self, _: &Resize) -> Result<u64, DiskError> {
-        let problem = "cannot be resized below others";
+        let problem = "cannot be resized by a job";
         Err(unusable(&self.path, problem))
     }
 
