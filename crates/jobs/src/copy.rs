@@ -41,14 +41,53 @@ pub(crate) struct Copy<'a> {
     pub(crate) job: &'a Job,
     pub(crate) source: &'a Client,
     pub(crate) target: &'a Client,
-    /// Bytes a second; `None`: as many as there can be.
-    pub(crate) rate: Option<u64>,
-    /// When the rate allows the next piece.
-    pub(crate) next: Cell<Instant>,
+    pub(crate) pace: Pace,
     /// Whether to end.
     pub(crate) stops: &'a dyn Fn() -> bool,
     /// How long a slice may last: something else is looked at in between.
     pub(crate) slice: Duration,
+}
+
+/// How fast it may be copied.
+pub(crate) struct Pace {
+    /// Bytes a second; `None`: as many as there can be.
+    rate: Option<u64>,
+    /// When that allows the next piece.
+    next: Cell<Instant>,
+}
+
+impl Pace {
+    pub(crate) fn new(rate: Option<u64>) -> Pace {
+        Pace {
+            rate,
+            next: Cell::new(Instant::now()),
+        }
+    }
+
+    /// Whether the rate allows more.
+    pub(crate) fn may_begin(&self) -> bool {
+        self.rate.is_none() || self.next.get() <= Instant::now()
+    }
+
+    /// How long to wait for an answer before looking at the clock.
+    pub(crate) fn patience(&self) -> Duration {
+        let due = self.next.get().saturating_duration_since(Instant::now());
+        match self.rate.is_some() && !due.is_zero() {
+            true => due.min(TICK),
+            false => TICK,
+        }
+    }
+
+    /// So much has begun.
+    pub(crate) fn has_begun(&self, bytes: u64) {
+        if let Some(rate) = self.rate {
+            let time = Duration::from_secs_f64(bytes as f64 / rate as f64);
+            // (What was late is made up for, as far as that goes.)
+            let now = Instant::now();
+            let from = self.next.get().max(now.checked_sub(TICK).unwrap_or(now));
+            self.next.set(from.checked_add(time).unwrap_or(from));
+        }
+    }
 }
 
 /// What a slice has taken on.
@@ -96,7 +135,7 @@ impl Copy<'_> {
             if (self.stops)() {
                 slice.failure.get_or_insert(Failure::Stopped);
             }
-            while slice.failure.is_none() && slice.has_room() && self.may_begin() {
+            while slice.failure.is_none() && slice.has_room() && self.pace.may_begin() {
                 let is_over = begin.elapsed() > self.slice;
                 match self.begin(&mut slice, todo, cursor, is_over) {
                     Ok(true) => {}
@@ -105,13 +144,13 @@ impl Copy<'_> {
                 }
             }
             if slice.in_flight == 0 {
-                let waits = slice.failure.is_none() && !self.may_begin();
+                let waits = slice.failure.is_none() && !self.pace.may_begin();
                 if !waits || begin.elapsed() > self.slice {
                     put_back(&mut slice, todo, cursor);
                     break;
                 }
             }
-            if let Some(answer) = self.job.wait_for(self.patience()) {
+            if let Some(answer) = self.job.wait_for(self.pace.patience()) {
                 self.take(answer, &mut slice);
             }
         }
@@ -122,31 +161,6 @@ impl Copy<'_> {
                 again.for_each(|range| todo.mark(range.start, range.end - range.start));
                 Err(failure)
             }
-        }
-    }
-
-    /// Whether the rate allows more.
-    fn may_begin(&self) -> bool {
-        self.rate.is_none() || self.next.get() <= Instant::now()
-    }
-
-    /// How long to wait for an answer before looking at the clock.
-    fn patience(&self) -> Duration {
-        let due = self.next.get().saturating_duration_since(Instant::now());
-        match self.rate.is_some() && !due.is_zero() {
-            true => due.min(TICK),
-            false => TICK,
-        }
-    }
-
-    /// So much has begun.
-    fn has_begun(&self, bytes: u64) {
-        if let Some(rate) = self.rate {
-            let time = Duration::from_secs_f64(bytes as f64 / rate as f64);
-            // (What was late is made up for, as far as that goes.)
-            let now = Instant::now();
-            let from = self.next.get().max(now.checked_sub(TICK).unwrap_or(now));
-            self.next.set(from.checked_add(time).unwrap_or(from));
         }
     }
 
@@ -182,7 +196,7 @@ impl Copy<'_> {
             .ask(Ask::new(Op::Read, range.start, len, Some(pages)));
         slice.in_flight += 1;
         slice.copied += len;
-        self.has_begun(len);
+        self.pace.has_begun(len);
         Ok(true)
     }
 

@@ -4,12 +4,14 @@
 //! - `mirror` copies a disk to another one, and follows it until both are the same;
 //! - `pull` copies a disk from the server where its guest runs, and takes it over from there.
 //!
-//! `source` is what they work on, `copy` the copying itself.
+//! `source` is what they work on, `copy` the copying itself, and `following` how those are that stay with their disk.
 
 pub mod backup;
 mod copy;
+mod following;
 pub mod mirror;
 pub mod pull;
 mod source;
 
+pub use following::{Following, Phase, Status, Tell};
 pub use source::{InUse, Source};

@@ -272,7 +272,7 @@ impl Served {
     pub fn begin_stop(&self) {
         self.moves.begin_stop();
         self.backup.iter().for_each(Running::begin_stop);
-        { self.mirror.iter() }.for_each(|running| running.mirror.begin_stop());
+        { self.mirror.iter() }.for_each(|running| running.mirror.following.begin_stop());
         self.vhost_user.iter().for_each(Serving::begin_stop);
     }
 
@@ -283,7 +283,7 @@ impl Served {
             None => Ok(()),
         };
         let is_over = |backup: &Running| backup.wait(deadline);
-        let has_ended = |running: &Mirror| running.mirror.end(deadline);
+        let has_ended = |running: &Mirror| running.mirror.following.end(deadline);
         if !self.moves.end(deadline)
             || !self.backup.as_ref().is_none_or(is_over)
             || !self.mirror.as_ref().is_none_or(has_ended)

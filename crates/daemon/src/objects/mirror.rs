@@ -7,8 +7,9 @@ use crate::info::MirrorInfo;
 use crate::options::DiskOptions;
 use fathom_formats::Format;
 use fathom_formats::served::ImageDisk;
+use fathom_jobs::Phase;
 use fathom_jobs::Source;
-use fathom_jobs::mirror::{Mirror, Phase, Target, Terms};
+use fathom_jobs::mirror::{Mirror, Target, Terms};
 use fathom_stack::open_unserved;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -82,7 +83,7 @@ impl Order {
             });
         };
         let mirror = Mirror::start(self.source, target, self.terms, Box::new(tell))?;
-        let leaving = mirror.clone();
+        let leaving = mirror.following.clone();
         self.shared
             .set_followers_leave(Box::new(move || leaving.leave()));
         Ok(Running {
@@ -110,16 +111,16 @@ impl Running {
     }
 
     pub fn is_over(&self) -> bool {
-        self.mirror.is_over()
+        self.mirror.following.is_over()
     }
 
     /// What is left takes no longer than users can wait.
     pub fn is_ready(&self) -> bool {
-        self.mirror.status().phase == Phase::Ready
+        self.mirror.following.status().phase == Phase::Ready
     }
 
     pub fn info(&self) -> MirrorInfo {
-        let status = self.mirror.status();
+        let status = self.mirror.following.status();
         let disk = &self.target.disk;
         MirrorInfo {
             target: disk.location.to_string(),
@@ -147,7 +148,7 @@ impl Running {
                 Err(problem) => tracing::warn!("the mirror is not finished: {problem}"),
             }
         }
-        match self.mirror.end(Instant::now() + END) {
+        match self.mirror.following.end(Instant::now() + END) {
             true => Ok(self.info()),
             false => Err("its target does not answer: it ends when that does".into()),
         }

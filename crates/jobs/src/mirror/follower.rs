@@ -1,14 +1,13 @@
 //! The thread that follows a disk.
 
 use super::noting::Noting;
-use super::shared::Shared;
-use super::terms::{Phase, Target, Tell, Terms};
+use super::terms::{Target, Terms};
 use super::todo;
-use crate::copy::{Copy, Failure, Speed};
+use crate::copy::{Copy, Failure, Pace, Speed};
+use crate::following::{Phase, STOPPED, Shared, Tell};
 use crate::source::{InUse, Source};
 use fathom_core::{Changes, Disk, DiskError};
 use fathom_stack::{Brake, Client, Job};
-use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,17 +18,12 @@ const SHORT: Duration = Duration::from_millis(200);
 const SLICE: Duration = Duration::from_millis(100);
 /// While all is copied, it is looked so often what has changed.
 const IDLE: Duration = Duration::from_millis(20);
-/// Between attempts to have the disk again.
-const AWAY: Duration = Duration::from_millis(200);
 
 /// While it brakes, no more is left than can be copied in half of that time, or so many bytes, once it has come so far;
 /// before, users change half of what is copied.
 const MOST_LEFT: u64 = 16 << 20;
 const LEAST_LEFT: u64 = 1 << 20;
 const SHARE: u64 = 2;
-
-/// What is said of one that somebody has ended.
-pub(super) const STOPPED: &str = "it was ended before all was copied";
 
 /// Runs that are taken over at once.
 const RUNS: usize = 1024;
@@ -80,7 +74,7 @@ impl Follower {
             false => Phase::Done,
             true => Phase::Failed,
         };
-        self.end(phase, problem);
+        self.shared.end(phase, problem, &self.tell);
         // (Whoever waits for that goes on with the target.)
         self.shared.let_go();
         self.shared.change(|state| state.is_over = true);
@@ -89,36 +83,18 @@ impl Follower {
     /// Until all is copied, whoever comes and goes. The error is for the user.
     fn follow_on(&mut self) -> Result<(), String> {
         while self.follow()? == Gone::Away {
-            self.enter(Phase::Waiting);
+            self.shared.enter(Phase::Waiting, &self.tell);
             self.shared.let_go();
-            self.wait_for_disk()?;
+            self.shared.wait_for(&self.source.disk)?;
             if self.source.tap.changes_by_others() != self.changes_by_others {
                 return Err(
                     "its virtual machine had let go of the disk, which may have been changed by others then"
                         .into(),
                 );
             }
-            self.enter(Phase::Copying);
+            self.shared.enter(Phase::Copying, &self.tell);
         }
         Ok(())
-    }
-
-    /// Until its virtual machine is back.
-    fn wait_for_disk(&self) -> Result<(), String> {
-        loop {
-            let problem = match self.shared.take(&self.source.disk) {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
-            self.shared.pause(AWAY);
-            let state = self.shared.state();
-            if state.stop {
-                return Err(STOPPED.into());
-            }
-            if state.is_last() {
-                return Err(problem.to_string());
-            }
-        }
     }
 
     /// Copies while the disk is in use.
@@ -138,8 +114,7 @@ impl Follower {
             job: &job,
             source: &source,
             target: &target,
-            rate: self.terms.rate,
-            next: Cell::new(Instant::now()),
+            pace: Pace::new(self.terms.rate),
             stops: &stops,
             slice: SLICE,
         };
@@ -176,7 +151,7 @@ impl Follower {
             self.check_disk()?;
             if is_last {
                 // Users wait.
-                copy.rate = None;
+                copy.pace = Pace::new(None);
             }
             self.take_noted();
             let left = self.todo.changed_bytes();
@@ -188,7 +163,7 @@ impl Follower {
                 }
                 self.has_come_round = true;
                 self.brake_for(&speed, left, 0);
-                self.enter(Phase::Ready);
+                self.shared.enter(Phase::Ready, &self.tell);
                 self.shared.pause(IDLE);
                 continue;
             }
@@ -264,31 +239,9 @@ impl Follower {
     /// What is left takes so long.
     fn is_ready_in(&self, time: Duration) {
         if time < SHORT {
-            self.enter(Phase::Ready);
+            self.shared.enter(Phase::Ready, &self.tell);
         } else if time > 5 * SHORT {
-            self.enter(Phase::Copying);
+            self.shared.enter(Phase::Copying, &self.tell);
         }
-    }
-
-    fn end(&self, phase: Phase, problem: Option<String>) {
-        let problem = {
-            let status = &mut self.shared.state().status;
-            // (It may have failed before.)
-            status.problem = status.problem.take().or(problem);
-            status.phase = phase;
-            status.problem.clone()
-        };
-        (self.tell)(phase, problem.as_deref());
-    }
-
-    fn enter(&self, phase: Phase) {
-        {
-            let status = &mut self.shared.state().status;
-            if status.phase == phase || status.phase.is_over() {
-                return;
-            }
-            status.phase = phase;
-        }
-        (self.tell)(phase, None);
     }
 }

@@ -2,8 +2,8 @@
 
 use super::follower::Follower;
 use super::noting::Noting;
-use super::shared::Shared;
-use super::terms::{Status, Target, Tell, Terms};
+use super::terms::{Target, Terms};
+use crate::following::{Following, Shared, Tell};
 use crate::source::{InUse, Source};
 use fathom_core::{Changes, DiskError, ThreadKind, thread_starts};
 use fathom_units::Size;
@@ -13,7 +13,7 @@ use std::time::Instant;
 /// A copy that follows its disk.
 #[derive(Clone)]
 pub struct Mirror {
-    shared: Arc<Shared>,
+    pub following: Following,
     size: u64,
 }
 
@@ -67,7 +67,10 @@ impl Mirror {
             follower.run(taken);
         });
         thread.map_err(|error| format!("cannot start a thread: {error}"))?;
-        Ok(Mirror { shared, size })
+        Ok(Mirror {
+            following: Following { shared },
+            size,
+        })
     }
 
     /// Bytes of both disks.
@@ -75,54 +78,29 @@ impl Mirror {
         self.size
     }
 
-    pub fn status(&self) -> Status {
-        self.shared.state().status.clone()
-    }
-
-    /// It has let go of both disks.
-    pub fn is_over(&self) -> bool {
-        self.shared.state().is_over
-    }
-
-    /// The disk's virtual machine lets go of it, and this must, too; to be asked again until it has. Does not wait.
-    pub fn leave(&self) {
-        self.shared.leave();
-    }
-
     /// From now on the rest is copied when the disk is let go of.
     pub fn begin_finish(&self) {
-        self.shared.change(|state| state.finish = true);
+        self.following.shared.change(|state| state.finish = true);
     }
 
     /// Nobody changes the disk any more: has the rest copied. When this is right, the target is the same, durable,
     /// and free. The error is for the user: it has failed, or the rest has taken too long, and goes on.
     pub fn finish(&self, deadline: Instant) -> Result<(), String> {
-        self.shared.change(|state| {
+        self.following.shared.change(|state| {
             state.finish = true;
             state.halted = true;
         });
-        match self.shared.wait(deadline) {
+        match self.following.shared.wait(deadline) {
             false => Err("the rest of it could not be copied in time".into()),
-            true => self.status().problem.map_or(Ok(()), Err),
+            true => self.following.status().problem.map_or(Ok(()), Err),
         }
     }
 
     /// It is not to be finished after all, unless it has been.
     pub fn go_on(&self) {
-        self.shared.change(|state| {
+        self.following.shared.change(|state| {
             state.finish = false;
             state.halted = false;
         });
-    }
-
-    /// The copy is not wanted any more; does not wait for it.
-    pub fn begin_stop(&self) {
-        self.shared.change(|state| state.stop = true);
-    }
-
-    /// Waits until it has let go of both disks. False: it has not at `deadline`.
-    pub fn end(&self, deadline: Instant) -> bool {
-        self.begin_stop();
-        self.shared.wait(deadline)
     }
 }

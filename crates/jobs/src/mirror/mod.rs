@@ -4,7 +4,7 @@
 //! - `terms` are what is asked for, and what is told of it;
 //! - `todo` is what is to be copied at the beginning, and `noting` adds what users change then;
 //! - `follower` is what the thread does: it copies what there is, and again what users have changed meanwhile;
-//! - it is started and asked by way of `handle`, and `shared` is what both know.
+//! - it is started and asked by way of `handle`, and `following` is what both know.
 //!
 //! Users are never kept from anything for good: what goes wrong ends the mirror, and the disk is as before. While it
 //! *brakes*, they change no more than is copied meanwhile, so that it comes to an end with any load.
@@ -12,9 +12,8 @@
 mod follower;
 mod handle;
 mod noting;
-mod shared;
 mod terms;
 mod todo;
 
 pub use handle::Mirror;
-pub use terms::{Phase, Status, Target, Tell, Terms};
+pub use terms::{Target, Terms};

@@ -7,11 +7,10 @@ use super::puller::{FIRST_PAUSE, IDLE, IMPATIENT, LAST_PAUSE, Puller, Target, pr
 use super::record::Record;
 use super::source;
 use super::terms::Phase;
-use crate::copy::{Copy, Failure};
+use crate::copy::{Copy, Failure, Pace};
 use fathom_core::Changes;
 use fathom_stack::{Job, Missing, words_of};
 use fathom_storage::ChangesClient;
-use std::cell::Cell;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -194,8 +193,7 @@ impl Puller {
             job: &job,
             source: &source,
             target: &own,
-            rate: None,
-            next: Cell::new(Instant::now()),
+            pace: Pace::new(None),
             stops: &stops,
             slice: SLICE,
         };

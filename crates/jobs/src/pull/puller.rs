@@ -4,11 +4,10 @@ use super::record::Record;
 use super::shared::Shared;
 use super::source::{self, Todo};
 use super::terms::{Phase, Terms};
-use crate::copy::{Copy, Failure, Speed};
+use crate::copy::{Copy, Failure, Pace, Speed};
 use fathom_core::{Disk, DiskError, WorkerHandle};
 use fathom_stack::{Client, Job, Latch, Missing};
 use fathom_storage::{ChangesClient, EngineKind};
-use std::cell::Cell;
 use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
@@ -173,8 +172,7 @@ impl Puller {
             job: &job,
             source: &source,
             target: &own,
-            rate: self.terms.rate,
-            next: Cell::new(Instant::now()),
+            pace: Pace::new(self.terms.rate),
             stops: &stops,
             slice: SLICE,
         };
@@ -184,7 +182,7 @@ impl Puller {
                 source::fetch(&mut client, &mut self.todo, &stops)?;
                 if (self.is_wanted() || self.asked) && self.take_over(&mut client, &stops)? {
                     // A guest waits.
-                    copy.rate = None;
+                    copy.pace = Pace::new(None);
                     continue;
                 }
             }

@@ -1,0 +1,245 @@
+//! Jobs that follow a disk: what their thread and the others know of them.
+
+use crate::source::InUse;
+use fathom_core::{Disk, DiskError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// What there is is copied, and what users have changed meanwhile again.
+    #[default]
+    Copying,
+    /// What is left takes no longer than users can wait.
+    Ready,
+    /// Its virtual machine has let go of the disk, which others may have now. When it is back, and nobody has changed
+    /// anything, this goes on.
+    Waiting,
+    /// Both were the same, when this had let go of them.
+    Done,
+    /// The copy is of no use.
+    Failed,
+}
+
+impl Phase {
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Copying => "copying",
+            Phase::Ready => "ready",
+            Phase::Waiting => "waiting",
+            Phase::Done => "done",
+            Phase::Failed => "failed",
+        }
+    }
+
+    /// It has let go of both disks, or is about to.
+    pub fn is_over(self) -> bool {
+        matches!(self, Phase::Done | Phase::Failed)
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    pub phase: Phase,
+    /// Bytes that have been copied, some of them several times.
+    pub copied: u64,
+    /// Bytes that are still to be copied, as far as is known.
+    pub left: u64,
+    /// Why the copy is of no use.
+    pub problem: Option<String>,
+}
+
+/// Hears of each change of phase, on the job's thread.
+pub type Tell = Box<dyn Fn(Phase, Option<&str>) + Send>;
+
+/// One that has begun, for whoever started it.
+#[derive(Clone)]
+pub struct Following {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Following {
+    pub fn status(&self) -> Status {
+        self.shared.state().status.clone()
+    }
+
+    /// It has let go of all disks.
+    pub fn is_over(&self) -> bool {
+        self.shared.state().is_over
+    }
+
+    /// The disk's virtual machine lets go of it, and this must, too; to be asked again until it has. Does not wait.
+    pub fn leave(&self) {
+        self.shared.leave();
+    }
+
+    /// It is not wanted any more; does not wait for it.
+    pub fn begin_stop(&self) {
+        self.shared.change(|state| state.stop = true);
+    }
+
+    /// Waits until it has let go of all disks. False: it has not at `deadline`.
+    pub fn end(&self, deadline: Instant) -> bool {
+        self.begin_stop();
+        self.shared.wait(deadline)
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// The disk that is copied, while this uses it.
+    held: Mutex<Option<InUse>>,
+}
+
+/// Why it has failed then.
+const LATE: &str = "the images did not answer while its virtual machine let go of the disk";
+
+/// What is said of one that somebody has ended.
+pub(crate) const STOPPED: &str = "it was ended before all was copied";
+
+/// Between attempts to have the disk again.
+const AWAY: Duration = Duration::from_millis(200);
+
+/// The disk's virtual machine waits for so long at most; and so long if what is left is copied meanwhile.
+const LEAVING: Duration = Duration::from_secs(1);
+const FINISHING: Duration = Duration::from_secs(5);
+
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) status: Status,
+    /// The copy is not wanted any more.
+    pub(crate) stop: bool,
+    /// The disk is to be let go of: its virtual machine does so, and nothing of it is in flight.
+    pub(crate) leave: bool,
+    /// Since when.
+    since: Option<Instant>,
+    /// The rest is to be copied as soon as nobody changes anything any more.
+    pub(crate) finish: bool,
+    /// Nobody does.
+    pub(crate) halted: bool,
+    /// It has let go of both disks.
+    pub(crate) is_over: bool,
+}
+
+impl State {
+    /// What is copied now is the rest.
+    pub(crate) fn is_last(&self) -> bool {
+        self.finish && (self.leave || self.halted)
+    }
+
+    /// The disk is to be let go of as it is.
+    pub(crate) fn leaves(&self) -> bool {
+        self.leave && !self.finish
+    }
+}
+
+impl Shared {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
+        self.changed.notify_all();
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<InUse>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Uses that disk from now on.
+    pub(crate) fn take(&self, disk: &Arc<dyn Disk>) -> Result<(), DiskError> {
+        self.change(|state| (state.leave, state.since) = (false, None));
+        *self.held() = Some(InUse::new(disk)?);
+        Ok(())
+    }
+
+    /// Does no more.
+    pub(crate) fn let_go(&self) {
+        // (Others wait for that, who are asked for it.)
+        let held = self.held().take();
+        drop(held);
+    }
+
+    /// Has the disk let go of, on behalf of one who asks again until it is. What hangs is not waited for: the copy is
+    /// of no use then.
+    pub(crate) fn leave(&self) {
+        let mut late = false;
+        self.change(|state| {
+            state.leave = true;
+            let since = *state.since.get_or_insert_with(Instant::now);
+            let patience = if state.finish { FINISHING } else { LEAVING };
+            late = since.elapsed() > patience;
+            if late && !state.is_over {
+                state.stop = true;
+                state.status.phase = Phase::Failed;
+                let problem = &mut state.status.problem;
+                problem.get_or_insert_with(|| LATE.into());
+            }
+        });
+        if late {
+            self.let_go();
+        }
+    }
+
+    /// Its virtual machine has let go of the disk: waits until that is back, and uses the disk again. The error is for the
+    /// user.
+    pub(crate) fn wait_for(&self, disk: &Arc<dyn Disk>) -> Result<(), String> {
+        loop {
+            let problem = match self.take(disk) {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            self.pause(AWAY);
+            let state = self.state();
+            if state.stop {
+                return Err(STOPPED.into());
+            }
+            if state.is_last() {
+                return Err(problem.to_string());
+            }
+        }
+    }
+
+    /// It is in that phase from now on, unless it is over; `tell` hears of it.
+    pub(crate) fn enter(&self, phase: Phase, tell: &Tell) {
+        {
+            let status = &mut self.state().status;
+            if status.phase == phase || status.phase.is_over() {
+                return;
+            }
+            status.phase = phase;
+        }
+        tell(phase, None);
+    }
+
+    /// It has ended in that phase.
+    pub(crate) fn end(&self, phase: Phase, problem: Option<String>, tell: &Tell) {
+        let problem = {
+            let status = &mut self.state().status;
+            // (It may have failed before.)
+            status.problem = status.problem.take().or(problem);
+            status.phase = phase;
+            status.problem.clone()
+        };
+        tell(phase, problem.as_deref());
+    }
+
+    /// Waits until that time is over, or there is something to be looked at.
+    pub(crate) fn pause(&self, time: Duration) {
+        let idle = |state: &mut State| !state.stop && !state.leave && !state.is_last();
+        drop(self.changed.wait_timeout_while(self.state(), time, idle));
+    }
+
+    /// Waits until `deadline` for it to be over. False: it is not.
+    pub(crate) fn wait(&self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waits = |state: &mut State| !state.is_over;
+        let waited = self.changed.wait_timeout_while(self.state(), left, waits);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.is_over
+    }
+}
