@@ -31,6 +31,7 @@ mod show;
 mod slow;
 mod snapshot;
 mod stats;
+mod stream;
 mod target;
 mod top;
 mod trace;
@@ -77,6 +78,7 @@ enum Command {
     Mirror(mirror::MirrorCommand),
     Snapshot(snapshot::SnapshotArgs),
     Commit(commit::CommitArgs),
+    Stream(stream::StreamCommand),
     Resize(stats::ResizeArgs),
     Quit(stats::QuitArgs),
     Upgrade(upgrade::UpgradeArgs),
@@ -158,6 +160,7 @@ fn main() -> ExitCode {
         Command::Mirror(args) => mirror::run(args),
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Commit(args) => commit::run(args),
+        Command::Stream(args) => stream::run(args),
         Command::Resize(args) => stats::resize(args),
         Command::Quit(args) => stats::quit(args),
         Command::Upgrade(args) => upgrade::run(args),

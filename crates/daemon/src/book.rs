@@ -212,6 +212,8 @@ impl Book {
             (
                 command @ (Command::BeginMirror(_)
                 | Command::BeginCommit(_)
+                | Command::BeginStream(_)
+                | Command::EndStream
                 | Command::EndMirror { .. }),
                 Some(name),
             ) => {

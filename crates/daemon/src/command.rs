@@ -117,6 +117,29 @@ pub struct CommitOrder {
     pub active: bool,
 }
 
+/// What a disk's image is to have below it, once all else is its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct StreamOrder {
+    /// A file: one of those that are below it, or another one, which need not have the same in it [default: nothing]
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub base: Option<PathBuf>,
+    /// Its format; only of one that is not below it yet [default: raw]
+    #[serde(
+        default,
+        deserialize_with = "format",
+        serialize_with = "text::optional::serialize",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<String>)]
+    pub format: Option<Format>,
+    /// Bytes a second [default: as many as there can be]
+    #[serde(default, deserialize_with = "text::size")]
+    #[schema(value_type = Option<String>)]
+    pub speed: Option<u64>,
+}
+
 /// What is to be put on top of a disk's image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -219,6 +242,10 @@ pub enum Command {
     /// Let that be: answered likewise, by what has become of it. If it is ready, and not by `force`, the target is then
     /// the disk as it was at an instant.
     EndMirror { force: bool },
+    /// Have a disk's image make its own what is below it: answered by a [`StreamInfo`](crate::info::StreamInfo).
+    BeginStream(StreamOrder),
+    /// Let that be: answered likewise, by what has become of it.
+    EndStream,
     /// Have the disk go on with the target: answered like `Show`.
     CompleteMirror(Completion),
     /// Have the disk go on with a new image on top of its own: answered like `Show`.

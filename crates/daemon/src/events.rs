@@ -48,6 +48,13 @@ pub enum Happened {
         phase: String,
         problem: Option<String>,
     },
+    /// Its image makes its own what is below it: `copying`, `waiting` (for its virtual machine), `done`, or `failed`, by which
+    /// problem.
+    Streamed {
+        disk: String,
+        phase: String,
+        problem: Option<String>,
+    },
     /// Somebody uses it: a virtual machine (`vhost-user`) or an NBD client (`nbd`).
     Attached {
         disk: String,
@@ -93,6 +100,7 @@ impl Happened {
             | Happened::BackupBegun { disk }
             | Happened::BackupFailed { disk, .. }
             | Happened::Mirrored { disk, .. }
+            | Happened::Streamed { disk, .. }
             | Happened::Attached { disk, .. }
             | Happened::Detached { disk, .. }
             | Happened::Alarm { disk, .. }

@@ -71,6 +71,9 @@ pub struct Info {
     /// It is copied to another one, which may take its place; None: it is not.
     #[serde(default)]
     pub mirror: Option<MirrorInfo>,
+    /// What is below its image becomes its own.
+    #[serde(default)]
+    pub stream: Option<StreamInfo>,
     /// It stands still, and who uses it waits.
     #[serde(default)]
     pub frozen: bool,
@@ -169,6 +172,24 @@ pub struct MirrorInfo {
     pub problem: Option<String>,
 }
 
+/// A disk whose image makes its own what is below it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StreamInfo {
+    /// What it will have below it.
+    pub base: Option<String>,
+    /// `copying`, `waiting` (for its virtual machine), `done`, or `failed`.
+    pub phase: String,
+    /// Bytes that have become its own.
+    pub copied: u64,
+    /// Bytes of the disk that are still to be looked at.
+    pub left: u64,
+    /// For so long.
+    pub seconds: u64,
+    /// Why it has failed.
+    #[serde(default)]
+    pub problem: Option<String>,
+}
+
 /// A disk that is kept as it was.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BackupInfo {
@@ -240,12 +261,13 @@ impl Info {
         let is_backed_up = |backup: &&BackupInfo| backup.problem.is_none();
         let backup = self.backup.as_ref().filter(is_backed_up);
         let backup = backup.map(|_| "a backup".to_owned());
-        let is_mirrored =
-            |mirror: &&MirrorInfo| !["done", "failed"].contains(&mirror.phase.as_str());
-        let mirror = self.mirror.as_ref().filter(is_mirrored);
+        let goes_on = |phase: &str| !["done", "failed"].contains(&phase);
+        let mirror = { self.mirror.iter() }.find(|mirror| goes_on(&mirror.phase));
         let mirror = mirror.map(|_| "a mirror".to_owned());
+        let stream = { self.stream.iter() }.find(|stream| goes_on(&stream.phase));
+        let stream = stream.map(|_| "a stream".to_owned());
         let users = front_end.into_iter().chain(clients).chain(backup);
-        let users: Vec<_> = users.chain(mirror).collect();
+        let users: Vec<_> = users.chain(mirror).chain(stream).collect();
         (!users.is_empty()).then(|| users.join(" and "))
     }
 }

@@ -41,7 +41,7 @@ pub use alarm::{Alarm, AlarmInfo};
 pub use book::ThrottleGroup;
 pub use command::{
     Advance, BackupOrder, CommitOrder, Completion, Merged, MirrorOrder, NewBitmap, NewName,
-    SnapshotOrder,
+    SnapshotOrder, StreamOrder,
 };
 pub use daemon::{Daemon, Ended};
 pub use error::Error;
@@ -51,7 +51,7 @@ pub use files::read_config;
 pub use handover::{TAKE_OVER, start_successors};
 pub use info::{
     BackupInfo, BitmapInfo, Bitmaps, ConnectionInfo, FrontEnd, Info, MirrorInfo, NbdInfo,
-    TenantLimits, WorkerInfo,
+    StreamInfo, TenantLimits, WorkerInfo,
 };
 pub use limits::survive_size_limit;
 pub use live::{

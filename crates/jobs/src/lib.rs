@@ -2,6 +2,7 @@
 //!
 //! - `backup` keeps a disk as it was at an instant, to be read at leisure;
 //! - `mirror` copies a disk to another one, and follows it until both are the same;
+//! - `stream` has an image make its own what is below it;
 //! - `pull` copies a disk from the server where its guest runs, and takes it over from there.
 //!
 //! `source` is what they work on, `copy` the copying itself, and `following` how those are that stay with their disk.
@@ -12,6 +13,7 @@ mod following;
 pub mod mirror;
 pub mod pull;
 mod source;
+pub mod stream;
 
 pub use following::{Following, Phase, Status, Tell};
 pub use source::{InUse, Source};

@@ -31,7 +31,7 @@ pub fn make_layer(path: &Path, below: &Path, format: Format, size: u64) -> Resul
 }
 
 /// As it is written in the image: they can be moved together if they are in one directory.
-fn name_from(path: &Path, below: &Path) -> Result<String, String> {
+pub fn name_from(path: &Path, below: &Path) -> Result<String, String> {
     let name = match (path.parent() == below.parent(), below.file_name()) {
         (true, Some(name)) => Path::new(name),
         _ => below,

@@ -13,13 +13,14 @@ use crate::missing::Missing;
 use crate::pools::{NamedPool, Pools};
 use crate::tap::Tap;
 use fathom_core::{Disk, DiskError, Parts, WorkerHandle, WorkerOptions};
-use fathom_files::gate;
+use fathom_files::{ImageFile, gate};
 use fathom_filters::Filters;
 use fathom_formats::Format;
 use fathom_formats::served::{ImageDisk, ImageOptions, Storage};
 use fathom_storage::{ByteDisk, EngineKind, FileDisk, Opened, PART};
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -173,6 +174,41 @@ pub fn open_unserved(description: &Description) -> Result<Arc<dyn Disk>, Error> 
     Ok(open_disk(description, None)?.disk)
 }
 
+/// What the image of that description would have below it, if it called that `name`: to be read. It must be where that
+/// image may name files, and must not have the image itself below it.
+pub fn open_below(
+    description: &Description,
+    name: &[u8],
+    format: Option<Format>,
+) -> Result<Arc<dyn Disk>, Error> {
+    let refused = |problem: String| Err(Error::Description(problem));
+    let (location, options) = (&description.location, description.open_options());
+    let Some(own) = location.path() else {
+        return refused(format!("{location}: is not a file"));
+    };
+    let opener = ImageOpener::of(location, &options, &description.allow_dirs)?;
+    let below = opener.open_named(own, name, false)?;
+    let (path, stored) = (below.path().to_owned(), Arc::new(below));
+    let image_options = ImageOptions {
+        read_only: true,
+        any_size: true,
+        ..ImageOptions::new(format.unwrap_or(Format::Raw))
+    };
+    if format.is_none() {
+        refuse_other_formats(&path, looks_like(stored.bytes()))?;
+    }
+    let disk = opener.open_disk(stored, image_options)?;
+    let found = fs::metadata(own).map(|found| (found.dev(), found.ino()));
+    if found.is_ok_and(|own| disk.files().contains(&own)) {
+        return refused(format!(
+            "{}: has {} below it",
+            path.display(),
+            own.display()
+        ));
+    }
+    Ok(Arc::new(disk))
+}
+
 /// `overlay`: where its changes go, with the server.
 fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, Error> {
     let path = description.location.path();
@@ -200,9 +236,7 @@ fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, 
                 ..
             } = opened;
             if let (Some(bytes), None) = (bytes, description.format) {
-                let mut start = [0; fathom_files::magic::START];
-                let read = bytes.read_at(&mut start, 0);
-                let found = read.map(|()| fathom_files::magic::detect_in(&start));
+                let found = looks_like(&*bytes);
                 refuse_other_formats(Path::new(&description.location.to_string()), found)?;
             }
             let part = part.map(|part| (PART, part));
@@ -245,6 +279,12 @@ fn open_image(description: &Description) -> Result<Bare, Error> {
         file,
         part: None,
     })
+}
+
+fn looks_like(bytes: &dyn ImageFile) -> io::Result<Option<&'static str>> {
+    let mut start = [0; fathom_files::magic::START];
+    bytes.read_at(&mut start, 0)?;
+    Ok(fathom_files::magic::detect_in(&start))
 }
 
 /// An image whose bytes are not the disk's is served only when the user says

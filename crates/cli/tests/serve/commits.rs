@@ -5,7 +5,7 @@ use crate::exercise::{Random, differ, exercise};
 use crate::keep;
 use crate::kinds::{Kind, qemu_img};
 use crate::mirror::{
-    await_phase, check, complete, flat, served_uri, there, write_in_order, written,
+    await_phase, check, check_killed, complete, flat, served_uri, there, write_in_order, written,
 };
 use crate::snapshots::snapshot;
 use crate::support::{
@@ -169,7 +169,7 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
             commit(&served, &["--disk", "d"]);
         }
         stdout_of(&["disk", "remove", &api, "--disk", "d", "--force"]);
-        check(dir, format, &image);
+        check_killed(dir, format, &image);
         assert!(flat(dir, format, &image) == contents, "round {round}");
     }
     assert!((1..rounds).contains(&switched), "{switched} of {rounds}");

@@ -36,6 +36,7 @@ mod resize;
 mod sharing;
 mod snapshots;
 mod sockets;
+mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 mod surprises;

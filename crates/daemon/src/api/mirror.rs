@@ -4,8 +4,8 @@ use super::disks::Disk;
 use super::problem::Problem;
 use super::request::{Flags, Named, parse, parse_any, read};
 use super::state::Asking;
-use crate::command::{Command, CommitOrder, Completion, MirrorOrder, SnapshotOrder};
-use crate::info::MirrorInfo;
+use crate::command::{Command, CommitOrder, Completion, MirrorOrder, SnapshotOrder, StreamOrder};
+use crate::info::{MirrorInfo, StreamInfo};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
@@ -117,6 +117,52 @@ pub async fn commit(
     let order: CommitOrder = parse_any(read(body).await?)?;
     let command = Command::BeginCommit(order);
     asking.ask(Some(name.name()?), command).await.map(Json)
+}
+
+/// Have a disk's image make its own what is below it, while it is used
+///
+/// In the end it has nothing below it, or the `base`: one that was further below, or another one, for which it makes its own
+/// all that differs. The disk reads the same all the time, and when this is ended or fails.
+#[utoipa::path(put, path = "/v1/disks/{name}/stream", tag = "disks", operation_id = "beginStream",
+    params(("name" = String, Path)),
+    request_body = StreamOrder,
+    responses(
+        (status = 200, body = StreamInfo),
+        (status = 400, body = Problem, content_type = "application/problem+json",
+            description = "There is nothing below it, or the base is right below it"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "Something else is done with the disk"),
+        (status = 422, body = Problem, content_type = "application/problem+json",
+            description = "The base cannot be used"),
+        (status = 504, body = Problem, content_type = "application/problem+json",
+            description = "It takes long, and goes on")))]
+pub async fn begin_stream(
+    State(asking): State<Asking>,
+    name: Named,
+    body: Body,
+) -> Result<Json<Value>, Problem> {
+    let order: StreamOrder = parse(read(body).await?)?;
+    let command = Command::BeginStream(order);
+    asking.ask(Some(name.name()?), command).await.map(Json)
+}
+
+/// Let a stream be
+///
+/// What has become the image's own stays so. One that is over is shown until it is ended.
+#[utoipa::path(delete, path = "/v1/disks/{name}/stream", tag = "disks", operation_id = "endStream",
+    params(("name" = String, Path)),
+    responses(
+        (status = 200, body = StreamInfo, description = "As it was at its end"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json"),
+        (status = 504, body = Problem, content_type = "application/problem+json",
+            description = "It takes long, and goes on")))]
+pub async fn end_stream(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+    asking
+        .ask(Some(name.name()?), Command::EndStream)
+        .await
+        .map(Json)
 }
 
 /// Have the disk go on with a new image on top of its own

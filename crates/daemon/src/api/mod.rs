@@ -247,6 +247,7 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(mirror::begin, mirror::end))
         .routes(routes!(mirror::complete))
         .routes(routes!(mirror::commit))
+        .routes(routes!(mirror::begin_stream, mirror::end_stream))
         .routes(routes!(mirror::snapshot))
         .routes(routes!(disks::set_filter))
         .routes(routes!(disks::start_trace, disks::stop_trace))

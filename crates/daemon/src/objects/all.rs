@@ -70,6 +70,8 @@ pub struct Objects {
     deciding: BTreeMap<String, SyncSender<bool>>,
     /// What is to be done with disks once they have got other options.
     next: BTreeMap<String, Next>,
+    /// Disks whose streams are over, and that are to get the options back that they had.
+    streams_over: BTreeSet<String>,
     nbd: Option<Nbd>,
     /// Of an upgrade: NBD clients by TLS end with this process.
     encrypted_end: bool,
@@ -121,6 +123,7 @@ impl Objects {
             thaw_at: BTreeMap::new(),
             deciding: BTreeMap::new(),
             next: BTreeMap::new(),
+            streams_over: BTreeSet::new(),
             nbd: nbd.transpose()?,
             encrypted_end: false,
             common,
@@ -154,6 +157,9 @@ impl Objects {
             Event::BackupEnded(name, info) => self.take_in_ended_backup(&name, &info),
             Event::MirrorBegun(name, begun) => self.take_in_mirror(&name, *begun),
             Event::MirrorEnded(name, ended) => self.take_in_ended_mirror(&name, *ended),
+            Event::StreamBegun(name, begun) => self.take_in_stream(&name, *begun),
+            Event::StreamOver(name) => drop(self.streams_over.insert(name)),
+            Event::StreamEnded(name, ended) => self.take_in_ended_stream(&name, *ended),
             Event::Switched(name, table, decision) => {
                 self.take_in_switched(&name, &table, decision)
             }
@@ -196,6 +202,10 @@ impl Objects {
             (Command::BeginCommit(order), Some(index)) => {
                 return self.begin_commit(index, &order, asker);
             }
+            (Command::BeginStream(order), Some(index)) => {
+                return self.begin_stream(index, &order, asker);
+            }
+            (Command::EndStream, Some(index)) => return self.end_stream(index, asker),
             (Command::EndMirror { force }, Some(index)) => {
                 return self.end_mirror(index, force, asker);
             }
@@ -261,6 +271,8 @@ impl Objects {
             | Command::EndBackup
             | Command::BeginMirror(_)
             | Command::BeginCommit(_)
+            | Command::BeginStream(_)
+            | Command::EndStream
             | Command::EndMirror { .. }
             | Command::CompleteMirror(_)
             | Command::Snapshot(_)

@@ -5,10 +5,11 @@ use super::backup::{Order, Running};
 use super::disk::{Common, Served};
 use super::freeze::{Users, Waiting, on_a_thread};
 use super::mirror;
+use super::stream;
 use crate::answer::Asker;
 use crate::command::BitmapOrder;
 use crate::error::Error;
-use crate::info::{BackupInfo, BitmapInfo, MirrorInfo};
+use crate::info::{BackupInfo, BitmapInfo, MirrorInfo, StreamInfo};
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
 use crate::table::DiskTable;
@@ -67,6 +68,12 @@ pub enum Event {
     MirrorBegun(String, Box<Result<mirror::Running, String>>),
     /// It has ended, or has not yet, for this reason.
     MirrorEnded(String, Box<Result<MirrorInfo, String>>),
+    /// The image of the disk of that name begins to make its own what is below, or cannot, for this reason.
+    StreamBegun(String, Box<Result<stream::Running, String>>),
+    /// It does no more, in whatever way it has ended.
+    StreamOver(String),
+    /// That was waited for; or it goes on, for this reason.
+    StreamEnded(String, Box<Result<StreamInfo, String>>),
     /// The disk of that name has another image now, and these options; it is waited for whether it is to stay so.
     Switched(String, Box<DiskTable>, SyncSender<bool>),
     /// What was to be done with the bitmaps of the disk of that name is done; or not, for this reason.
@@ -179,6 +186,24 @@ pub fn end_mirror(
     on_a_thread("end a mirror", move || {
         let ended = running.end(users);
         post.send(Event::MirrorEnded(name, Box::new(ended)));
+    })
+}
+
+/// Has an image begin to make its own what is below.
+pub fn begin_stream(order: stream::Order, over: Post<Event>, post: Post<Event>) -> io::Result<()> {
+    on_a_thread("begin a stream", move || {
+        let name = order.disk.clone();
+        let of = name.clone();
+        let begun = order.begin(Box::new(move || over.send(Event::StreamOver(of))));
+        post.send(Event::StreamBegun(name, Box::new(begun)));
+    })
+}
+
+/// Ends that.
+pub fn end_stream(name: String, running: stream::Running, post: Post<Event>) -> io::Result<()> {
+    on_a_thread("end a stream", move || {
+        let ended = running.end();
+        post.send(Event::StreamEnded(name, Box::new(ended)));
     })
 }
 

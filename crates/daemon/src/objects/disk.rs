@@ -11,6 +11,7 @@ use super::mirror::Running as Mirror;
 use super::moves::{self, Moves};
 use super::serving::Serving;
 use super::shared_disk::SharedDisk;
+use super::stream::Running as Stream;
 use super::tracer::Tracer;
 use crate::alarm::{Seen, Watches};
 use crate::error::Error;
@@ -24,6 +25,7 @@ use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser, Visit, Watch};
 use fathom_filters::Filters;
+use fathom_jobs::Following;
 use fathom_stack::{FilterInfo, Injected, Injector, Pools, Stack};
 use fathom_trace::{Clock, Now, SlowRequest, Summary};
 use fathom_units::Size;
@@ -66,6 +68,7 @@ pub struct Served {
     moves: Moves,
     backup: Option<Running>,
     mirror: Option<Mirror>,
+    stream: Option<Stream>,
     shared: Arc<SharedDisk>,
     /// For front-ends, until they are served.
     listener: Option<Listener>,
@@ -119,6 +122,7 @@ impl Served {
             moves,
             backup: None,
             mirror: None,
+            stream: None,
             shared,
             listener,
             vhost_user: None,
@@ -272,8 +276,14 @@ impl Served {
     pub fn begin_stop(&self) {
         self.moves.begin_stop();
         self.backup.iter().for_each(Running::begin_stop);
-        { self.mirror.iter() }.for_each(|running| running.mirror.following.begin_stop());
+        self.following().for_each(Following::begin_stop);
         self.vhost_user.iter().for_each(Serving::begin_stop);
+    }
+
+    /// Jobs that stay with it.
+    fn following(&self) -> impl Iterator<Item = &Following> {
+        let mirror = self.mirror.iter().map(|running| &running.mirror.following);
+        mirror.chain(self.stream.iter().map(|running| &running.following))
     }
 
     /// Wait until `deadline`. None: it is not over.
@@ -283,10 +293,9 @@ impl Served {
             None => Ok(()),
         };
         let is_over = |backup: &Running| backup.wait(deadline);
-        let has_ended = |running: &Mirror| running.mirror.following.end(deadline);
         if !self.moves.end(deadline)
             || !self.backup.as_ref().is_none_or(is_over)
-            || !self.mirror.as_ref().is_none_or(has_ended)
+            || !self.following().all(|following| following.end(deadline))
         {
             return None;
         }
@@ -451,6 +460,7 @@ impl Served {
             moved: self.moves.has_gone(),
             backup: self.backup.as_ref().map(Running::info),
             mirror: self.mirror.as_ref().map(Mirror::info),
+            stream: self.stream.as_ref().map(Stream::info),
             uptime_seconds: 0,
             sandbox: fathom_sandbox::report(),
             limits: None,

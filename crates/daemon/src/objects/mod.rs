@@ -13,6 +13,7 @@ mod nbd;
 mod remake;
 mod serving;
 mod shared_disk;
+mod stream;
 mod tracer;
 
 pub use all::Objects;

@@ -4,22 +4,45 @@
 //! begins. When that has ended, it gets those again that it had.
 
 use super::Objects;
+use super::freezing::no_thread;
+use super::to_json;
 use crate::answer::{Answer, Asker, Kind, Refusal};
-use crate::command::CommitOrder;
+use crate::command::{CommitOrder, StreamOrder};
+use crate::info::StreamInfo;
 use crate::objects::changes;
 use crate::objects::mirror::Commit;
+use crate::objects::stream::{Plan, Running};
 use crate::options::DiskOptions;
 use fathom_files::gate;
 use fathom_formats::served::Beside;
+use serde_json::Value;
+use std::collections::BTreeSet;
 
 /// What is to be done with a disk once it has the options for it.
 pub(super) enum Next {
     Commit(Box<Commit>),
+    Stream(Plan),
 }
 
 impl Objects {
     pub(super) fn begin_commit(&mut self, index: usize, order: &CommitOrder, asker: Asker) {
-        match self.begin_to_commit(index, order) {
+        let commit = self.disks[index].commit(order, self.nbd.is_some());
+        let next = commit.map(|commit| {
+            let beside = Beside::Below(commit.depth);
+            (beside, Next::Commit(Box::new(commit)))
+        });
+        self.begin_job(index, next, asker);
+    }
+
+    pub(super) fn begin_stream(&mut self, index: usize, order: &StreamOrder, asker: Asker) {
+        let plan = self.disks[index].plan_stream(order);
+        let next = plan.map(|plan| (Beside::CopyOnRead, Next::Stream(plan)));
+        self.begin_job(index, next, asker);
+    }
+
+    /// `next`: what it needs, or why it cannot be done.
+    fn begin_job(&mut self, index: usize, next: Result<(Beside, Next), String>, asker: Asker) {
+        match self.begin_to_begin(index, next) {
             Ok(next) => {
                 let name = self.disks[index].name().to_owned();
                 self.next.insert(name.clone(), next);
@@ -29,22 +52,26 @@ impl Objects {
         }
     }
 
-    fn begin_to_commit(&self, index: usize, order: &CommitOrder) -> Result<Next, Refusal> {
+    fn begin_to_begin(
+        &self,
+        index: usize,
+        next: Result<(Beside, Next), String>,
+    ) -> Result<Next, Refusal> {
         let disk = &self.disks[index];
         let conflict = |problem: String| {
             let name = disk.name();
-            Kind::Conflict.because(format!("disk '{name}' cannot be committed: {problem}"))
+            Kind::Conflict.because(format!(
+                "the images of disk '{name}' cannot be changed while it is used: {problem}"
+            ))
         };
         let problem = match gate::other() {
-            Some(_) => Some("tenants' disks cannot be, while they are used".to_owned()),
+            Some(_) => Some("it is a tenant's".to_owned()),
             None => (disk.may_not_be_mirrored()).or_else(|| disk.may_not_have_layer()),
         };
         problem.map_or(Ok(()), |problem| Err(conflict(problem)))?;
-        let commit = disk.commit(order, self.nbd.is_some());
-        let commit = commit.map_err(|problem| Kind::Invalid.because(problem))?;
-        let beside = Beside::Below(commit.depth);
+        let (beside, next) = next.map_err(|problem| Kind::Invalid.because(problem))?;
         self.begin_to_work(index, Some(beside), &conflict)?;
-        Ok(Next::Commit(Box::new(commit)))
+        Ok(next)
     }
 
     /// The disk gets other options, but for that the same.
@@ -69,15 +96,86 @@ impl Objects {
     /// It has the options for that.
     pub(super) fn go_on(&mut self, index: usize, next: Next, asker: Asker) {
         let disk = &self.disks[index];
-        let Next::Commit(commit) = next;
-        let begun = match disk.order_to_commit(*commit) {
-            Ok(order) => changes::begin_mirror(order, self.mail.post())
-                .map_err(|error| format!("cannot start a thread: {error}")),
-            Err(problem) => Err(problem),
+        let post = self.mail.post();
+        let begun = match next {
+            Next::Commit(commit) => {
+                { disk.order_to_commit(*commit) }.map(|order| changes::begin_mirror(order, post))
+            }
+            Next::Stream(plan) => { disk.order_to_stream(plan) }
+                .map(|order| changes::begin_stream(order, self.mail.post(), post)),
         };
-        match begun {
+        let no_thread = |error| format!("cannot start a thread: {error}");
+        match begun.and_then(|begun| begun.map_err(no_thread)) {
             Ok(()) => drop(self.busy.insert(disk.name().to_owned(), asker)),
             Err(problem) => self.end_work(index, Err(Kind::Failed.because(problem)), asker),
+        }
+    }
+
+    pub(super) fn take_in_stream(&mut self, name: &str, begun: Result<Running, String>) {
+        let Some((index, asker)) = self.answers(name) else {
+            return;
+        };
+        match begun {
+            Ok(running) => {
+                let info = running.info();
+                tracing::info!("the image of disk '{name}' makes its own what is below it");
+                self.disks[index].set_stream(running);
+                asker(to_json(&info));
+            }
+            Err(problem) => {
+                let text = format!("the images of disk '{name}' stay as they are: {problem}");
+                self.end_work(index, Err(Kind::Failed.because(text)), asker);
+            }
+        }
+    }
+
+    pub(super) fn end_stream(&mut self, index: usize, asker: Asker) {
+        let name = self.disks[index].name().to_owned();
+        if let Some(refusal) = self.is_busy(&name) {
+            return asker(Err(refusal));
+        }
+        let Some(running) = self.disks[index].stream().cloned() else {
+            let text = format!("there is no stream of disk '{name}'");
+            return asker(Err(Kind::Unknown.because(text)));
+        };
+        match changes::end_stream(name.clone(), running, self.mail.post()) {
+            Ok(()) => drop(self.busy.insert(name, asker)),
+            Err(error) => asker(Err(no_thread(&error))),
+        }
+    }
+
+    pub(super) fn take_in_ended_stream(&mut self, name: &str, ended: Result<StreamInfo, String>) {
+        let Some((index, asker)) = self.answers(name) else {
+            return;
+        };
+        match ended {
+            Ok(info) => {
+                self.disks[index].forget_stream();
+                self.end_work(index, to_json(&info), asker);
+            }
+            Err(problem) => asker(Err(
+                Kind::Failed.because(format!("the stream of disk '{name}': {problem}"))
+            )),
+        }
+    }
+
+    /// Who waits for what is done with that disk. (It does not go while it is busy.)
+    pub(super) fn answers(&mut self, name: &str) -> Option<(usize, Asker)> {
+        let asker = self.busy.remove(name)?;
+        let index = self.disks.iter().position(|disk| disk.name() == name)?;
+        Some((index, asker))
+    }
+
+    /// Disks whose streams are over, and with which nothing else is done, get the options that they had.
+    pub(super) fn see_to_streams(&mut self) {
+        let (later, now): (BTreeSet<_>, BTreeSet<_>) =
+            { std::mem::take(&mut self.streams_over).into_iter() }
+                .partition(|name| self.is_busy(name).is_some());
+        self.streams_over = later;
+        for name in now {
+            if let Some(index) = self.disks.iter().position(|disk| *disk.name() == name) {
+                self.end_work(index, Ok(Value::Null), Box::new(drop));
+            }
         }
     }
 

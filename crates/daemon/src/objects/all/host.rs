@@ -51,6 +51,7 @@ impl Host for Objects {
             self.take_in(event);
         }
         self.take_in_sizes();
+        self.see_to_streams();
         for leaving in std::mem::take(&mut self.leaving) {
             self.leave(leaving);
         }

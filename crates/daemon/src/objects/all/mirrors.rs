@@ -34,10 +34,7 @@ impl Objects {
     }
 
     pub(super) fn take_in_mirror(&mut self, name: &str, begun: Result<Running, String>) {
-        let asker = self.busy.remove(name);
-        let index = self.disks.iter().position(|disk| disk.name() == name);
-        // (It does not go while it is busy.)
-        let (Some(asker), Some(index)) = (asker, index) else {
+        let Some((index, asker)) = self.answers(name) else {
             return;
         };
         match begun {
@@ -87,10 +84,7 @@ impl Objects {
     }
 
     pub(super) fn take_in_ended_mirror(&mut self, name: &str, ended: Result<MirrorInfo, String>) {
-        let asker = self.busy.remove(name);
-        let index = self.disks.iter().position(|disk| disk.name() == name);
-        // (It does not go while it is busy.)
-        let (Some(asker), Some(index)) = (asker, index) else {
+        let Some((index, asker)) = self.answers(name) else {
             return;
         };
         match ended {

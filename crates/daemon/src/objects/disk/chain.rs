@@ -1,10 +1,12 @@
 //! A disk that is a chain of images, which is changed.
 
 use super::Served;
-use crate::command::CommitOrder;
+use crate::command::{CommitOrder, StreamOrder};
 use crate::objects::mirror::{Commit, Order};
+use crate::objects::stream::{self, Base, Plan};
 use crate::options::DiskOptions;
 use crate::table::DiskTable;
+use fathom_formats::Format;
 use fathom_formats::served::ChainImage;
 use fathom_jobs::mirror::Terms;
 use fathom_storage::Location;
@@ -65,18 +67,85 @@ impl Served {
         })
     }
 
+    /// What is to be below its image. The error is for the user.
+    pub fn plan_stream(&self, order: &StreamOrder) -> Result<Plan, String> {
+        let images = self.images();
+        let is_raw = |image: &ChainImage| image.format == Format::Raw;
+        if images.first().is_none_or(is_raw) {
+            return Err("a raw image has nothing below it".into());
+        }
+        let base = match &order.base {
+            None if images.len() == 1 => return Err("its image has none below it".into()),
+            None => Base::Nothing,
+            Some(path) => base_of(&images, path, order.format)?,
+        };
+        Ok(Plan {
+            base,
+            rate: order.speed,
+        })
+    }
+
+    /// And when it has the options for that.
+    pub fn order_to_stream(&self, plan: Plan) -> Result<stream::Order, String> {
+        let image = self.stack.image.clone();
+        Ok(stream::Order {
+            disk: self.options.name.clone(),
+            description: self.options.disk.clone(),
+            source: self.source(),
+            image: image.ok_or("it is no chain of images")?,
+            plan,
+            shared: self.shared.clone(),
+            events: self.events.clone(),
+        })
+    }
+
+    pub fn set_stream(&mut self, stream: stream::Running) {
+        self.stream = Some(stream);
+    }
+
+    pub fn stream(&self) -> Option<&stream::Running> {
+        self.stream.as_ref()
+    }
+
+    /// It has ended, and somebody has heard of it.
+    pub fn forget_stream(&mut self) {
+        self.stream = None;
+    }
+
+    /// What has become of it is still told, when it is over.
+    pub fn keep_stream(&mut self, before: &mut Served) {
+        let over = |running: &mut stream::Running| running.following.is_over();
+        self.stream = before.stream.take_if(over);
+    }
+
     fn images(&self) -> Vec<ChainImage> {
         let image = self.stack.image.as_ref();
         image.map_or_else(Vec::new, |image| image.images())
     }
 }
 
+/// An image that is below the first of these, or another one.
+fn base_of(images: &[ChainImage], path: &Path, format: Option<Format>) -> Result<Base, String> {
+    match depth_of(images, path) {
+        Ok(1) => Err(format!("{} is right below it", path.display())),
+        Ok(depth) => Ok(Base::Own {
+            depth,
+            path: images[depth].path.clone(),
+            format: images[depth].format,
+        }),
+        Err(_) => Ok(Base::Other {
+            path: real(path)?,
+            format,
+        }),
+    }
+}
+
+fn real(path: &Path) -> Result<PathBuf, String> {
+    fs::canonicalize(path).map_err(|error| format!("{}: cannot be found: {error}", path.display()))
+}
+
 /// Which of those below is the file at `path`.
 fn depth_of(images: &[ChainImage], path: &Path) -> Result<usize, String> {
-    let real = |path: &Path| {
-        fs::canonicalize(path)
-            .map_err(|error| format!("{}: cannot be found: {error}", path.display()))
-    };
     let wanted = real(path)?;
     for (depth, image) in images.iter().enumerate().skip(1) {
         if real(&image.path)? == wanted {

@@ -14,6 +14,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Why something cannot be done.
+const STREAMED: &str =
+    "its image is making its own what is below it: wait until that ends, or end it";
 const BACKED_UP: &str = "a backup of it has begun: wait until it ends";
 const MIRRORED: &str = "it is being mirrored: end that first, or switch over";
 
@@ -59,7 +61,9 @@ impl Served {
             return Some(BACKED_UP);
         }
         let is_mirrored = self.mirror.as_ref().is_some_and(|mirror| !mirror.is_over());
-        is_mirrored.then_some(MIRRORED)
+        let is_streamed = { self.stream.iter() }.any(|running| !running.following.is_over());
+        let streamed = is_streamed.then_some(STREAMED);
+        is_mirrored.then_some(MIRRORED).or(streamed)
     }
 
     /// Why it cannot be copied to where it would be the same.

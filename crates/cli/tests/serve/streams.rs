@@ -1,0 +1,330 @@
+//! Images that make their own what is below them while they are used.
+
+use crate::driver::with_disk;
+use crate::exercise::{Random, differ, exercise};
+use crate::keep;
+use crate::kinds::{Kind, SIZE, qemu_img, qemu_io};
+use crate::mirror::{check_killed, flat, served_uri, there, write_in_order, written};
+use crate::support::{
+    Kept, Served, as_arg, disk_dir, eventually, fathom, refused, short_dir, stdout_of,
+};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
+
+fn start(served: &Served, more: &[&str]) {
+    stdout_of(&[&["stream", "start", &served.api(), "--quiet"], more].concat());
+}
+
+/// It has got its options back.
+fn await_end(served: &Served) {
+    eventually("its end", || {
+        (served.log().matches("changed: ").count() % 2 == 0).then_some(())
+    });
+}
+
+/// What the image names.
+fn below(dir: &Path, image: &str) -> Value {
+    let info = qemu_img(dir, &["info", "-U", "--output", "json", image]);
+    let info: Value = serde_json::from_str(&info).unwrap();
+    info["backing-filename"].clone()
+}
+
+#[test]
+fn every_kind_of_image_becomes_whole_while_it_is_used() {
+    let kinds = Kind::all().filter(|kind| !kind.has("data_file") && !kind.has("preallocation"));
+    for kind in kinds {
+        eprintln!("{kind:?}");
+        let dir = kind.dir();
+        let dir = dir.path();
+        kind.make(dir);
+        let before = kind.snapshot(dir);
+        let mut model = kind.contents(dir, None);
+        let mut random = Random::new(1300 + kind.number);
+        let image = as_arg(&dir.join("i"));
+        let mut served = Served::start(&image, &kind.serve_args());
+        with_disk(&served.arg("s"), 2, |disk| {
+            exercise(disk, &mut model, &mut random);
+            // Not all of it.
+            start(&served, &["--speed", "1M"]);
+            exercise(disk, &mut model, &mut random);
+            let told = stdout_of(&["stream", "stop", &served.api()]);
+            await_end(&served);
+            assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
+            // (There may have been little left.)
+            if told.starts_with("done") {
+                return assert_eq!(below(dir, &image), Value::Null);
+            }
+            assert_eq!(below(dir, &image), "base");
+            thread::scope(|scope| {
+                let streamed = scope.spawn(|| start(&served, &["--wait", "--speed", "40M"]));
+                while !streamed.is_finished() {
+                    exercise(disk, &mut model, &mut random);
+                }
+                streamed.join().unwrap();
+            });
+            await_end(&served);
+            assert_eq!(below(dir, &image), Value::Null);
+            fs::remove_file(dir.join("base")).unwrap();
+            exercise(disk, &mut model, &mut random);
+            assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
+        });
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+        kind.is_clean(dir);
+        assert!(kind.snapshot(dir) == before || before.is_some());
+        assert_eq!(
+            differ(&flat(dir, kind.format, &image), &model),
+            None,
+            "{kind:?}"
+        );
+    }
+}
+
+/// An image of every kind, on two others, on a raw one that has something everywhere.
+fn chain(kind: Kind, dir: &Path) -> Vec<u8> {
+    qemu_img(dir, &["create", "-q", "-f", "raw", "ground", "12M"]);
+    qemu_io(dir, "ground", "raw", &["write -P 0x77 0 12M"]);
+    let on = |format: &str, below: &str, of: &str, image: &str, size: &str, options: &str| {
+        let create = ["create", "-q", "-f", format, "-b", below, "-F", of, image];
+        let options: &[&str] = if options.is_empty() {
+            &[]
+        } else {
+            &["-o", options]
+        };
+        qemu_img(dir, &[&create[..], &[size], options].concat());
+    };
+    on("qcow2", "ground", "raw", "low", "12M", "");
+    qemu_io(
+        dir,
+        "low",
+        "qcow2",
+        &[
+            "write -P 0x21 1M 3M",
+            "write -z 5M 1M",
+            "write -c -P 9 6M 64k",
+        ],
+    );
+    // Behind its end there are zeroes.
+    on("qcow2", "low", "qcow2", "short", "8M", "cluster_size=4k");
+    qemu_io(
+        dir,
+        "short",
+        "qcow2",
+        &["write -P 0x31 2M 100k", "write -z 3M 20k"],
+    );
+    on(kind.format, "short", "qcow2", "i", "12M", kind.options);
+    qemu_io(dir, "i", kind.format, &["write -P 0x41 2050k 30k"]);
+    kind.contents(dir, None)
+}
+
+#[test]
+fn images_between_go_and_others_come_while_it_is_used() {
+    let kinds = Kind::all().filter(|kind| !kind.has("data_file") && !kind.has("preallocation"));
+    for kind in kinds {
+        for to in ["low", "ground", "new"] {
+            eprintln!("{kind:?} {to}");
+            let dir = kind.dir();
+            let dir = dir.path();
+            let mut model = chain(kind, dir);
+            // Like the old one, mostly.
+            qemu_img(dir, &["create", "-q", "-f", "qed", "new", "9M"]);
+            qemu_io(
+                dir,
+                "new",
+                "qed",
+                &["write -P 0x77 0 1M", "write -P 0x21 1M 4M"],
+            );
+            let mut random = Random::new(1400 + kind.number);
+            let (image, base) = (as_arg(&dir.join("i")), as_arg(&dir.join(to)));
+            let mut served = Served::start(&image, &kind.serve_args());
+            with_disk(&served.arg("s"), 2, |disk| {
+                exercise(disk, &mut model, &mut random);
+                let mut args = vec!["--wait", "--speed", "60M", "--base", &base];
+                if to == "new" {
+                    args.extend(["-F", "qed"]);
+                }
+                thread::scope(|scope| {
+                    let streamed = scope.spawn(|| start(&served, &args));
+                    while !streamed.is_finished() {
+                        exercise(disk, &mut model, &mut random);
+                    }
+                    streamed.join().unwrap();
+                });
+                await_end(&served);
+                assert_eq!(below(dir, &image), to);
+                exercise(disk, &mut model, &mut random);
+                assert_eq!(differ(&disk.contents(), &model), None, "{kind:?} {to}");
+            });
+            assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+            kind.is_clean(dir);
+            let is = flat(dir, kind.format, &image);
+            assert_eq!(differ(&is, &model), None, "{kind:?} {to}");
+        }
+    }
+}
+
+#[test]
+fn what_is_the_same_is_not_copied() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    qemu_img(dir, &["create", "-q", "-f", "raw", "base", "12M"]);
+    qemu_io(dir, "base", "raw", &["write -P 1 0 4M"]);
+    let create = [
+        "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "i",
+    ];
+    qemu_img(dir, &create);
+    fs::copy(dir.join("base"), dir.join("other")).unwrap();
+    qemu_io(
+        dir,
+        "other",
+        "raw",
+        &["write -P 2 1M 64k", "write -P 3 8M 64k"],
+    );
+    let image = as_arg(&dir.join("i"));
+    let served = Served::start(&image, &["--format", "qcow2"]);
+    let model = with_disk(&served.arg("s"), 1, |disk| {
+        let model = disk.contents();
+        start(&served, &["--wait", "--base", &as_arg(&dir.join("other"))]);
+        assert!(disk.contents() == model);
+        model
+    });
+    let shown = stdout_of(&["stream", "show", &served.api(), "--json"]);
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(
+        (&shown["phase"], &shown["left"]),
+        (&"done".into(), &0.into())
+    );
+    assert_eq!(shown["copied"], 128 << 10);
+    drop(served);
+    let map = qemu_img(dir, &["map", "--output", "json", "i"]);
+    let map: Vec<Value> = serde_json::from_str(&map).unwrap();
+    let own = map.iter().filter(|extent| extent["depth"] == 0);
+    let own: Vec<_> = own
+        .map(|extent| extent["start"].as_u64().unwrap())
+        .collect();
+    assert_eq!(own, [1 << 20, 8 << 20]);
+    assert_eq!(differ(&flat(dir, "qcow2", &image), &model), None);
+    assert_eq!(model.len() as u64, SIZE);
+}
+
+#[test]
+fn whenever_the_server_is_killed_it_is_the_same_disk() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let mut random = Random::new(13);
+    let mut served = keep::start(short_dir(), "");
+    let mut whole = 0;
+    let rounds = 40;
+    for round in 0..rounds {
+        let path = |name: &str| as_arg(&dir.join(format!("{name}{round}")));
+        let (base, image, log) = (path("b"), path("i"), dir.join("written"));
+        let format = ["qcow2", "qed"][round % 2];
+        qemu_img(dir, &["create", "-q", "-f", "raw", &base, "4M"]);
+        qemu_io(dir, &base, "raw", &["write -P 251 0 4M"]);
+        qemu_img(
+            dir,
+            &[
+                "create", "-q", "-f", format, "-b", &base, "-F", "raw", &image,
+            ],
+        );
+        let api = served.api();
+        let add = ["disk", "add", "--server", &api, "d", &image];
+        stdout_of(&[&add[..], &["--format", format]].concat());
+        let load = write_in_order(&served_uri(&served), &log);
+        eventually("writes", || (written(&log) > 20).then_some(()));
+        let mut streams = fathom();
+        streams.args([
+            "stream", "start", &api, "--quiet", "--wait", "--speed", "40M",
+        ]);
+        let streams = Kept::spawn(streams.stderr(Stdio::null()));
+        thread::sleep(Duration::from_micros(random.below(200_000)));
+        served = keep::again(served, "KILL", "");
+        drop(streams);
+        drop(load);
+        let acknowledged = written(&log);
+        let out = path("out");
+        let uri = served_uri(&served);
+        stdout_of(&["img", "convert", "-q", "-f", "raw", "-O", "raw", &uri, &out]);
+        let contents = fs::read(&out).unwrap();
+        let found = there(&contents);
+        assert!(
+            found >= acknowledged,
+            "round {round}: {found} of {acknowledged}"
+        );
+        // (One was under way.)
+        let rest = &contents[(found + 1) * 512..];
+        assert!(rest.iter().all(|byte| *byte == 251), "round {round}");
+        // Beginning again is all it takes.
+        let api = served.api();
+        match below(dir, &image).is_null() {
+            true => whole += 1,
+            false => start(&served, &["--disk", "d", "--wait"]),
+        }
+        stdout_of(&["disk", "remove", &api, "--disk", "d", "--force"]);
+        fs::remove_file(&base).unwrap();
+        check_killed(dir, format, &image);
+        assert!(flat(dir, format, &image) == contents, "round {round}");
+    }
+    assert!((1..rounds).contains(&whole), "{whole} of {rounds}");
+}
+
+#[test]
+fn what_cannot_be_streamed_is_refused() {
+    let dir = disk_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let (base, image, top) = (path("base"), path("i"), path("top"));
+    let create = |more: &[&str]| qemu_img(dir.path(), &[&["create", "-q", "-f"], more].concat());
+    create(&["raw", &base, "4M"]);
+    qemu_io(dir.path(), &base, "raw", &["write -P 1 0 4M"]);
+    create(&["qcow2", "-b", &base, "-F", "raw", &image]);
+    create(&["qcow2", "-b", &image, "-F", "qcow2", &top]);
+    create(&["qcow2", &path("whole"), "4M"]);
+    let elsewhere = disk_dir();
+    let far = as_arg(&elsewhere.path().join("far"));
+    create(&["raw", &far, "4M"]);
+    let qcow2 = ["--format", "qcow2"];
+    let refuses = |disk: &str, args: &[&str], more: &[&str], why: &[&str]| {
+        let served = Served::start(disk, args);
+        with_disk(&served.arg("s"), 1, |disk| {
+            refused(
+                1,
+                &[&["stream", "start", &served.api()], more].concat(),
+                why,
+            );
+            disk.contents()
+        });
+    };
+    refuses(&base, &[], &[], &["a raw image has nothing below it"]);
+    refuses("memory:1M", &[], &[], &["not a file"]);
+    refuses(&path("whole"), &qcow2, &[], &["none below it"]);
+    refuses(&image, &qcow2, &["--base", &base], &["right below it"]);
+    refuses(
+        &image,
+        &qcow2,
+        &["--base", &path("no")],
+        &["cannot be found"],
+    );
+    refuses(&image, &qcow2, &["--base", &far], &["--allow-dir"]);
+    refuses(&image, &qcow2, &["--base", &path("whole")], &["qcow2"]);
+    let on_itself = ["--base", &*top, "-F", "qcow2"];
+    refuses(&image, &qcow2, &on_itself, &["has", &image, "below it"]);
+    let itself = ["--base", &*image, "-F", "qcow2"];
+    refuses(&image, &qcow2, &itself, &["below it"]);
+    let served = Served::start(&image, &qcow2);
+    let api = served.api();
+    refused(1, &["stream", "show", &api], &["no stream"]);
+    refused(1, &["stream", "stop", &api], &["no stream"]);
+    with_disk(&served.arg("s"), 1, |_| {
+        start(&served, &["--speed", "64k"]);
+        refused(1, &["commit", &api], &["making its own"]);
+        refused(1, &["resize", &api, "8M"], &["making its own"]);
+        refused(1, &["backup", "start", &api], &["making its own"]);
+        refused(1, &["stream", "start", &api], &["making its own"]);
+        refused(1, &["disk", "remove", &api], &["in use by"]);
+        stdout_of(&["stream", "stop", &api]);
+    });
+    refused(1, &["stream", "show", &api], &["no stream"]);
+}

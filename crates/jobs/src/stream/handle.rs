@@ -1,0 +1,46 @@
+//! Starting it.
+
+use super::streamer::Streamer;
+use super::terms::{Below, Terms};
+use crate::following::{Following, Shared, Tell};
+use crate::source::{InUse, Source};
+use fathom_core::{DiskError, ThreadKind, thread_starts};
+use fathom_formats::served::ImageDisk;
+use std::sync::Arc;
+
+/// `image` is the source's own, with a disk beside it that copies on read. `over` hears that it is over. May block. The error
+/// is for the user: all is as before.
+pub fn start(
+    source: Source,
+    image: Arc<ImageDisk>,
+    terms: Terms,
+    tell: Tell,
+    over: Box<dyn FnOnce() + Send>,
+) -> Result<Following, String> {
+    let error = |error: DiskError| error.to_string();
+    let beside = image.beside();
+    let beside = beside.ok_or("it has no other disk on its images")?;
+    let other = match &terms.below {
+        Below::Other { disk, .. } => Some(InUse::new(disk).map_err(error)?),
+        Below::Nothing | Below::Own { .. } => None,
+    };
+    let shared = Arc::<Shared>::default();
+    shared.take(&source.disk).map_err(error)?;
+    shared.state().status.left = source.disk.info().size;
+    let streamer = Streamer {
+        source,
+        image,
+        beside,
+        terms,
+        shared: shared.clone(),
+        tell,
+    };
+    let thread = std::thread::Builder::new().name("stream".into());
+    let thread = thread.spawn(move || {
+        thread_starts(ThreadKind::General);
+        streamer.run(other);
+        over();
+    });
+    thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+    Ok(Following { shared })
+}
