@@ -20,8 +20,7 @@ mod remaking;
 mod resizing;
 mod switching;
 
-use self::chains::Next;
-use super::changes::{self, Changing, Event, Leaving, What};
+use super::changes::{self, Changing, Event, Leaving, Next, What};
 use super::disk::{Common, Served};
 use super::freeze::Waiting;
 use super::nbd::Nbd;

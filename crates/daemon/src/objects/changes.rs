@@ -44,6 +44,12 @@ pub struct Leaving {
     pub until: Instant,
 }
 
+/// What is to be done with a disk once it has the options for it.
+pub enum Next {
+    Commit(Box<mirror::Commit>),
+    Stream(stream::Plan),
+}
+
 /// What other threads have to say.
 pub enum Event {
     /// The disk of that name is there, or will not be.

@@ -9,20 +9,13 @@ use super::to_json;
 use crate::answer::{Answer, Asker, Kind, Refusal};
 use crate::command::{CommitOrder, StreamOrder};
 use crate::info::StreamInfo;
-use crate::objects::changes;
-use crate::objects::mirror::Commit;
-use crate::objects::stream::{Plan, Running};
+use crate::objects::changes::{self, Next};
+use crate::objects::stream::Running;
 use crate::options::DiskOptions;
 use fathom_files::gate;
 use fathom_formats::served::Beside;
 use serde_json::Value;
 use std::collections::BTreeSet;
-
-/// What is to be done with a disk once it has the options for it.
-pub(super) enum Next {
-    Commit(Box<Commit>),
-    Stream(Plan),
-}
 
 impl Objects {
     pub(super) fn begin_commit(&mut self, index: usize, order: &CommitOrder, asker: Asker) {
