@@ -13,8 +13,9 @@ use sim::cut::check_image;
 use sim::model::{SECTOR, Value};
 use sim::run::{Run, Start};
 use sim::worker::Ask;
-use sim::world::Log;
+use sim::world::{Log, World};
 use sim::{each, rounds};
+use std::sync::Arc;
 
 /// Plain options; what their combinations add is in [`FAMILIES`].
 const FORMATS: &[Case] = &[
@@ -159,20 +160,24 @@ const BACKINGS: &[Backing] = &[
 /// Runs on the image, with a pause in the middle, and compares.
 fn serve(made: &Made, seed: u64) {
     let world = made.world(seed);
-    let mut run = begin(made, &world, seed);
+    let run = begin(made, &world, seed);
+    serve_by(made, &world, run);
+}
+
+fn serve_by(made: &Made, world: &Arc<World>, mut run: Run) {
     for _ in 0..2 {
         run.activate();
         let n = 60 + run.below(200) as usize;
         run.requests(n);
         run.deactivate();
-        let leaks = check_image(made, &world);
+        let leaks = check_image(made, world);
         assert_eq!(leaks, Ok(0), "after a clean end");
     }
     run.activate();
     run.compare_all();
     run.deactivate();
     let dir = support::dir();
-    made.store(dir.path(), &world);
+    made.store(dir.path(), world);
     made.qemu_finds_nothing(dir.path());
     let now = world.tick();
     compare(&run, &made.qemu_reads(dir.path(), None), now, "QEMU reads");
@@ -286,6 +291,27 @@ fn what_overlaps_is_the_same_in_a_raw_data_file() {
 
 #[test]
 fn backing_files() {
+    each(&cases_on_backings(), rounds(1), serve);
+}
+
+#[test]
+fn what_is_read_becomes_the_images_own() {
+    each(&cases_on_backings(), rounds(1), |made, seed| {
+        let world = made.world(seed);
+        let start = made.start(&world, 1 + seed as usize % 3, seed).copying();
+        let mut run = Run::new(start).expect("the image opens");
+        run.activate();
+        run.requests(60);
+        // All of it.
+        let sectors = run.model.sectors();
+        let reads = (0..2).flat_map(|_| (0..sectors).step_by(128));
+        run.all(reads.map(|first| Ask::plain(Op::Read, first, 128.min(sectors - first))));
+        run.deactivate();
+        serve_by(made, &world, run);
+    });
+}
+
+fn cases_on_backings() -> Vec<Case> {
     let mut cases = Vec::new();
     for (n, case) in FORMATS.iter().enumerate() {
         // Each of them with some of the images below.
@@ -300,7 +326,7 @@ fn backing_files() {
             });
         }
     }
-    each(&cases, rounds(1), serve);
+    cases
 }
 
 /// What overlaps a read may change what it sees, but its clusters are used for nothing else before

@@ -30,6 +30,8 @@ fn record(made: &Made, seed: u64, lies: u64) -> Recorded {
         model: start.model.with_room(made.case.room()),
         ..start
     };
+    let copies = made.case.backing.is_some() && !seed.is_multiple_of(2);
+    let start = if copies { start.copying() } else { start };
     let mut run = Run::new(start).expect("the image opens");
     run.activate();
     for _ in 0..2 {

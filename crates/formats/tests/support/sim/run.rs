@@ -8,7 +8,7 @@ use super::worker::{Ask, DEPTH, Flight, Worker};
 use super::world::{World, trace};
 use fathom_core::extents::extents;
 use fathom_core::{Disk, DiskError, Op, Resize};
-use fathom_formats::served::{ImageDisk, ImageOptions};
+use fathom_formats::served::{Beside, ImageDisk, ImageOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -71,6 +71,16 @@ pub fn open(
     ImageDisk::open(file(0), Arc::new(opener), options.clone())
 }
 
+impl Start<'_> {
+    /// What some of the workers read becomes the image's own. (Its size stays.)
+    pub fn copying(mut self) -> Self {
+        self.options.beside = Some(Beside::CopyOnRead);
+        self.options.rebasing = true;
+        self.workers += 1;
+        self
+    }
+}
+
 impl Run {
     /// Not active yet.
     pub fn new(start: Start) -> Result<Run, DiskError> {
@@ -93,7 +103,12 @@ impl Run {
             };
             disk = open(&start.world, start.names, &options)?;
         }
-        let workers = (0..start.workers).map(|n| Worker::new(&disk, &start.world, n));
+        // Every other one copies on read, if that is wanted.
+        let beside = disk.beside();
+        let workers = (0..start.workers).map(|n| match &beside {
+            Some(beside) if n % 2 == 1 => Worker::new(&**beside, &start.world, n),
+            _ => Worker::new(&disk, &start.world, n),
+        });
         let mut run = Run {
             windows: Vec::new(),
             wide: start.wide,
