@@ -5,6 +5,7 @@
 mod sim;
 mod support;
 
+use fathom_formats::served::Beside;
 use sim::case::Made;
 use sim::cut::Cuts;
 use sim::matrix::MATRIX;
@@ -30,14 +31,26 @@ fn record(made: &Made, seed: u64, lies: u64) -> Recorded {
         model: start.model.with_room(made.case.room()),
         ..start
     };
-    let copies = made.case.backing.is_some() && !seed.is_multiple_of(2);
-    let start = if copies { start.copying() } else { start };
+    // (There is no file below otherwise, but its data.)
+    let start = match made.case.backing.is_some() {
+        true if seed.is_multiple_of(2) => start.committing(),
+        true => start.copying(),
+        false => start,
+    };
+    let commits = matches!(start.options.beside, Some(Beside::Below(_)));
     let mut run = Run::new(start).expect("the image opens");
     run.activate();
     for _ in 0..2 {
         let n = 40 + run.below(120) as usize;
-        run.requests(n);
-        if seed.is_multiple_of(2) {
+        if commits {
+            for _ in 0..n / 5 {
+                run.requests(5);
+                run.commit_some();
+            }
+        } else {
+            run.requests(n);
+        }
+        if seed.is_multiple_of(2) && made.case.backing.is_none() {
             run.resizes(made, 2);
             run.requests(n / 2);
         }

@@ -60,6 +60,7 @@ impl BesideDisk {
             return Err(unusable(chain.path(), problem));
         };
         let mut shared = Shared::new(chain.size(depth), false, options);
+        shared.compress = false;
         shared.copies_on_read = beside == Beside::CopyOnRead;
         Ok(BesideDisk {
             shared: Arc::new(shared),

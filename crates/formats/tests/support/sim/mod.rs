@@ -10,6 +10,7 @@
 //! server's successor gets besides the files.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod beside;
 pub mod case;
 pub mod cut;
 pub mod keepsake;
@@ -17,6 +18,7 @@ pub mod matrix;
 pub mod model;
 pub mod pages;
 pub mod recorder;
+pub mod resizing;
 pub mod rng;
 pub mod run;
 pub mod worker;

@@ -1,13 +1,12 @@
 //! A run: random requests by several workers, each read compared.
 
-use super::case::Made;
 use super::model::{ANYTHING, Kind, Model, SECTOR, Value, ZERO, fill, identify};
 use super::recorder::{Names, Recorder};
 use super::rng::Rng;
 use super::worker::{Ask, DEPTH, Flight, Worker};
 use super::world::{World, trace};
 use fathom_core::extents::extents;
-use fathom_core::{Disk, DiskError, Op, Resize};
+use fathom_core::{Disk, DiskError, Op};
 use fathom_formats::served::{Beside, ImageDisk, ImageOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,8 +16,10 @@ pub struct Run {
     pub world: Arc<World>,
     pub disk: ImageDisk,
     pub model: Model,
-    workers: Vec<Worker>,
-    rng: Rng,
+    pub(super) workers: Vec<Worker>,
+    /// So many of them are the guest's.
+    pub(super) guests: u64,
+    pub(super) rng: Rng,
     /// Errors are not expected.
     pub strict: bool,
     /// Whatever is read is right.
@@ -35,11 +36,11 @@ pub struct Run {
     /// nothing is.
     pub compressed: u64,
     /// Sectors of a cluster, and of a window.
-    cluster: u64,
+    pub(super) cluster: u64,
     pub window: u64,
     wide: bool,
     /// Requests that end behind this sector, and begin up to this instant: the disk is resized.
-    may_fail: Option<(u64, u64)>,
+    pub(super) may_fail: Option<(u64, u64)>,
 }
 
 /// What a run is made of.
@@ -71,16 +72,6 @@ pub fn open(
     ImageDisk::open(file(0), Arc::new(opener), options.clone())
 }
 
-impl Start<'_> {
-    /// What some of the workers read becomes the image's own. (Its size stays.)
-    pub fn copying(mut self) -> Self {
-        self.options.beside = Some(Beside::CopyOnRead);
-        self.options.rebasing = true;
-        self.workers += 1;
-        self
-    }
-}
-
 impl Run {
     /// Not active yet.
     pub fn new(start: Start) -> Result<Run, DiskError> {
@@ -103,10 +94,14 @@ impl Run {
             };
             disk = open(&start.world, start.names, &options)?;
         }
-        // Every other one copies on read, if that is wanted.
-        let beside = disk.beside();
-        let workers = (0..start.workers).map(|n| match &beside {
-            Some(beside) if n % 2 == 1 => Worker::new(&**beside, &start.world, n),
+        // Every other one copies on read, or the last one writes below, if that is wanted.
+        let (beside, count) = (disk.beside(), start.workers);
+        let is_below = matches!(start.options.beside, Some(Beside::Below(_)));
+        let guests = count - usize::from(is_below);
+        let workers = (0..count).map(|n| match &beside {
+            Some(beside) if n == guests || !is_below && n % 2 == 1 => {
+                Worker::new(&**beside, &start.world, n)
+            }
             _ => Worker::new(&disk, &start.world, n),
         });
         let mut run = Run {
@@ -114,6 +109,7 @@ impl Run {
             wide: start.wide,
             may_fail: None,
             workers: workers.collect(),
+            guests: guests as u64,
             world: start.world,
             model: start.model,
             strict: true,
@@ -131,28 +127,7 @@ impl Run {
         Ok(run)
     }
 
-    /// A size that it can have.
-    pub fn random_size(&mut self) -> u64 {
-        let (now, room) = (self.sectors(), self.model.sectors());
-        match self.rng.below(4) {
-            0 => room - self.rng.below(8),
-            1 => (now + self.rng.below(4 * self.cluster)).min(room),
-            2 => now.saturating_sub(self.rng.below(4 * self.cluster)).max(64),
-            _ => 64 + self.rng.below(room - 64),
-        }
-    }
-
-    /// Such sizes, one after the other: so many.
-    pub fn resizes(&mut self, made: &Made, count: u64) {
-        for _ in 0..count {
-            let (now, sectors) = (self.sectors(), self.random_size());
-            let outcome = self.resize(sectors);
-            let refused = made.case.refuses(now, sectors);
-            assert_eq!(outcome.is_err(), refused, "{now} to {sectors}: {outcome:?}");
-        }
-    }
-
-    fn choose_windows(&mut self) {
+    pub(super) fn choose_windows(&mut self) {
         let (sectors, cluster, rng) = (self.sectors(), self.cluster, &mut self.rng);
         let window = match self.wide {
             true => sectors,
@@ -171,59 +146,6 @@ impl Run {
         self.disk.info().size / SECTOR as u64
     }
 
-    /// Gives the disk so many sectors, with requests meanwhile. The error: it has those that it
-    /// had.
-    pub fn resize(&mut self, sectors: u64) -> Result<(), DiskError> {
-        let ended = self.resize_for(sectors, u64::MAX);
-        ended.map(|ended| assert!(ended))
-    }
-
-    /// Likewise, but for so many steps at most. False: it goes on.
-    pub fn resize_for(&mut self, sectors: u64, steps: u64) -> Result<bool, DiskError> {
-        let before = self.sectors();
-        let begun = self.world.tick();
-        let resizing = self.disk.begin_resize(&Resize {
-            size: Some(sectors * SECTOR as u64),
-            shrink: true,
-            settle: &|| Ok(()),
-        })?;
-        trace(|| format!("{begun} from {before} to {sectors} sectors"));
-        let done = self.model.resizing(begun, before, sectors);
-        self.may_fail = Some((before.min(sectors), u64::MAX));
-        let mut left = steps;
-        let outcome = loop {
-            if left == 0 {
-                return Ok(false);
-            }
-            left -= 1;
-            let worker = self.rng.below(self.workers.len() as u64) as usize;
-            if self.rng.one_in(4) && self.workers[worker].in_flight() < DEPTH {
-                let ask = self.random();
-                self.submit(worker, ask);
-            } else {
-                self.step();
-            }
-            if let Some(outcome) = resizing.poll() {
-                break outcome;
-            }
-        };
-        let now = self.world.tick();
-        self.world.tick();
-        trace(|| format!("{now} resized: {outcome:?}"));
-        let flights = self.workers.iter().flat_map(|worker| worker.flights());
-        // (One that waits for room looks again then.)
-        for flight in flights.filter(|_| outcome.is_ok() && self.strict) {
-            let end = flight.ask.first + flight.ask.sectors;
-            assert!(end <= sectors, "{:?} outlives the resize", flight.ask);
-        }
-        self.may_fail = Some((before.min(sectors), now));
-        let has_it = outcome.is_ok();
-        assert_eq!(self.sectors(), if has_it { sectors } else { before });
-        done(&mut self.model, now, has_it);
-        self.choose_windows();
-        outcome.map(|_| true)
-    }
-
     /// A random number of the run.
     pub fn below(&mut self, n: u64) -> u64 {
         self.rng.below(n)
@@ -235,7 +157,7 @@ impl Run {
         while left > 0 {
             let depth = 1 + self.rng.below(DEPTH as u64) as usize;
             for _ in 0..1 + self.rng.below(40) {
-                let worker = self.rng.below(self.workers.len() as u64) as usize;
+                let worker = self.rng.below(self.guests) as usize;
                 if left > 0 && self.workers[worker].in_flight() < depth && !self.rng.one_in(3) {
                     let ask = self.random();
                     self.submit(worker, ask);
@@ -314,7 +236,7 @@ impl Run {
     /// These requests, in any order, as many at a time as there can be.
     pub fn all(&mut self, asks: impl Iterator<Item = Ask>) {
         for ask in asks {
-            let worker = self.rng.below(self.workers.len() as u64) as usize;
+            let worker = self.rng.below(self.guests) as usize;
             while self.workers[worker].in_flight() == DEPTH {
                 assert!(self.goes_on(), "requests that never end");
             }
@@ -376,6 +298,7 @@ impl Run {
             submitted,
             action: None,
             buffer: vec![0xa5; out.len()],
+            goes_below: false,
         };
         self.workers[0].submit(flight, &mut self.rng);
         for _ in 0..200_000 {
@@ -449,6 +372,7 @@ impl Run {
             submitted,
             action,
             buffer,
+            goes_below: false,
         };
         self.workers[worker].submit(flight, &mut self.rng);
         self.look_again();
@@ -462,7 +386,7 @@ impl Run {
         (0..100).any(|_| self.step())
     }
 
-    fn step(&mut self) -> bool {
+    pub(super) fn step(&mut self) -> bool {
         let any = self.carry_out_one();
         self.look_again();
         self.reap() || any
@@ -520,7 +444,10 @@ impl Run {
             }
             match flight.ask.op {
                 Op::Flush if errno == 0 => self.model.flushed(flight.submitted, now),
-                Op::Read if errno == 0 && !self.blind => self.check_read(&flight),
+                Op::Read if errno == 0 && !self.blind => {
+                    self.check_read(&flight);
+                    self.commit(flight);
+                }
                 Op::BlockStatus if errno == 0 && !self.blind => self.check_status(&flight),
                 _ => {}
             }
@@ -556,7 +483,7 @@ impl Run {
         assert!(sector > first && sector <= last, "{:?}", flight.ask);
     }
 
-    fn random(&mut self) -> Ask {
+    pub(super) fn random(&mut self) -> Ask {
         let op = match self.rng.below(19) {
             18 => Op::BlockStatus,
             _ if self.rng.below(100) < self.flushes => Op::Flush,
@@ -594,7 +521,7 @@ impl Run {
     }
 
     /// Somewhere in one of the windows; whole clusters more often if asked.
-    fn place(&mut self, whole: bool) -> (u64, u64) {
+    pub(super) fn place(&mut self, whole: bool) -> (u64, u64) {
         let which = self.rng.below(self.windows.len() as u64) as usize;
         let start = self.windows[which];
         let end = start + self.window;

@@ -40,6 +40,8 @@ pub struct Flight {
     /// Its number in the model, if it changes anything.
     pub action: Option<usize>,
     pub buffer: Vec<u8>,
+    /// What is read is to be written to the image below.
+    pub goes_below: bool,
 }
 
 pub struct Worker {
