@@ -19,9 +19,9 @@ pub struct CommitArgs {
     #[command(flatten)]
     target: Target,
 
-    /// The image of the chain to write to [default: the one right below]
-    #[arg(short, long, value_name = "PATH")]
-    base: Option<PathBuf>,
+    /// The image of the chain to write to: the one right below, or one further down
+    #[arg(value_name = "BASE")]
+    base: PathBuf,
 
     /// Bytes a second [default: as many as there can be]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -37,8 +37,8 @@ pub struct CommitArgs {
     #[arg(long)]
     until_ready: bool,
 
-    /// Even if the server would have the old image again when it starts again, since that is said on its command line or
-    /// in its configuration: change it there before that
+    /// Even if the image is said on the server's command line or in its configuration: see to it that, whenever it starts
+    /// again, it has the disk's image and none of those that are written to or go
     #[arg(long)]
     unkept: bool,
 
@@ -49,9 +49,10 @@ pub struct CommitArgs {
 pub fn run(args: CommitArgs) -> anyhow::Result<()> {
     let disk = args.target.disk()?;
     let order = CommitOrder {
-        base: args.base.as_deref().map(absolute).transpose()?,
+        base: absolute(&args.base)?,
         speed: args.speed,
         active: args.active,
+        unkept: args.unkept,
     };
     let begin = disk.server.post(&disk.below("commit")).json(&order);
     begin.patiently().send::<MirrorInfo>()?;

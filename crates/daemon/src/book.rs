@@ -209,29 +209,32 @@ impl Book {
                 self.is_ending = true;
                 asker(Ok(json!({ "quitting": true })));
             }
+            (Command::BeginCommit(order), Some(name)) => {
+                match self.said_elsewhere(&name, order.unkept) {
+                    Some(refusal) => asker(Err(refusal)),
+                    None => self.slowly(name, Command::BeginCommit(order), asker),
+                }
+            }
             (
                 command @ (Command::BeginMirror(_)
-                | Command::BeginCommit(_)
                 | Command::BeginStream(_)
                 | Command::EndStream
                 | Command::EndMirror { .. }),
                 Some(name),
-            ) => {
-                let text = format!("disk '{name}': it takes long, and goes on");
-                let asker = self.waiting.until(Instant::now() + LONG, text, asker);
-                self.host.ask(
-                    Ask {
-                        disk: Some(name),
-                        command,
-                    },
-                    asker,
-                );
-            }
+            ) => self.slowly(name, command, asker),
             (command, disk) => {
                 let asker = self.briefly(disk.as_deref(), asker);
                 self.host.ask(Ask { disk, command }, asker);
             }
         }
+    }
+
+    /// For what may take long, and goes on then.
+    fn slowly(&mut self, name: String, command: Command, asker: Asker) {
+        let text = format!("disk '{name}': it takes long, and goes on");
+        let asker = self.waiting.until(Instant::now() + LONG, text, asker);
+        let disk = Some(name);
+        self.host.ask(Ask { disk, command }, asker);
     }
 
     /// Ask who has the disks, and go on with what comes of it.

@@ -101,13 +101,12 @@ fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error
 }
 
 /// Into which image below a disk's own what it has is to be brought, and how.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CommitOrder {
-    /// One of the chain's files [default: the one that the disk's image names]
-    #[serde(default)]
-    #[schema(value_type = Option<String>)]
-    pub base: Option<PathBuf>,
+    /// One of the chain's files. (It is written to because it is named here, not because an image names it.)
+    #[schema(value_type = String)]
+    pub base: PathBuf,
     /// Bytes a second [default: as many as there can be]
     #[serde(default, deserialize_with = "text::size")]
     #[schema(value_type = Option<String>)]
@@ -115,6 +114,10 @@ pub struct CommitOrder {
     /// See [`MirrorOrder::active`]
     #[serde(default)]
     pub active: bool,
+    /// Even if the server's configuration or command line says which image the disk has: when it is started again, it must
+    /// not have one of those that are written to, or go, but the one that the disk has then
+    #[serde(default)]
+    pub unkept: bool,
 }
 
 /// What a disk's image is to have below it, once all else is its own.

@@ -177,7 +177,8 @@ pub struct MirrorInfo {
 pub struct StreamInfo {
     /// What it will have below it.
     pub base: Option<String>,
-    /// `copying`, `waiting` (for its virtual machine), `done`, or `failed`.
+    /// `copying`, `waiting` (for its virtual machine), `finishing` (letting go of what is not below it any more), `done`, or
+    /// `failed`.
     pub phase: String,
     /// Bytes that have become its own.
     pub copied: u64,

@@ -86,8 +86,10 @@ impl Following {
     }
 }
 
-#[derive(Default)]
 pub(crate) struct Shared {
+    /// It writes to what the disk is in: the disk is let go of when nothing of that is in flight any more, however long it
+    /// takes. (Whoever waits for that waits for the same files.)
+    writes: bool,
     state: Mutex<State>,
     changed: Condvar,
     /// The disk that is copied, while this uses it.
@@ -95,7 +97,7 @@ pub(crate) struct Shared {
 }
 
 /// Why it has failed then.
-const LATE: &str = "the images did not answer while its virtual machine let go of the disk";
+const LATE: &str = "its target did not answer while its virtual machine let go of the disk";
 
 /// What is said of one that somebody has ended.
 pub(crate) const STOPPED: &str = "it was ended before all was copied";
@@ -137,6 +139,15 @@ impl State {
 }
 
 impl Shared {
+    pub(crate) fn new(writes: bool) -> Arc<Shared> {
+        Arc::new(Shared {
+            writes,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            held: Mutex::default(),
+        })
+    }
+
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -172,7 +183,7 @@ impl Shared {
             state.leave = true;
             let since = *state.since.get_or_insert_with(Instant::now);
             let patience = if state.finish { FINISHING } else { LEAVING };
-            late = since.elapsed() > patience;
+            late = !self.writes && since.elapsed() > patience;
             if late && !state.is_over {
                 state.stop = true;
                 state.status.phase = Phase::Failed;

@@ -16,7 +16,7 @@ use fathom_core::{Disk, DiskError, Parts, WorkerHandle, WorkerOptions};
 use fathom_files::{ImageFile, gate};
 use fathom_filters::Filters;
 use fathom_formats::Format;
-use fathom_formats::served::{ImageDisk, ImageOptions, Storage};
+use fathom_formats::served::{ImageDisk, ImageOptions, MAX_CHAIN, Storage};
 use fathom_storage::{ByteDisk, EngineKind, FileDisk, Opened, PART};
 use std::fs;
 use std::io;
@@ -198,6 +198,13 @@ pub fn open_below(
         refuse_other_formats(&path, looks_like(stored.bytes()))?;
     }
     let disk = opener.open_disk(stored, image_options)?;
+    let size = disk.info().size;
+    if size < 512 || disk.images().len() >= MAX_CHAIN {
+        let (path, count) = (path.display(), disk.images().len());
+        return refused(format!(
+            "{path}: cannot be below an image: it has {size} bytes, in {count} images"
+        ));
+    }
     let found = fs::metadata(own).map(|found| (found.dev(), found.ino()));
     if found.is_ok_and(|own| disk.files().contains(&own)) {
         return refused(format!(
@@ -213,11 +220,7 @@ pub fn open_below(
 fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, Error> {
     let path = description.location.path();
     if let (Some(path), None) = (path, description.format) {
-        let image = gate::open_image(path, false);
-        refuse_other_formats(
-            path,
-            image.and_then(|image| fathom_files::magic::detect(&image)),
-        )?;
+        check_raw(path)?;
     }
     match (path, overlay) {
         (Some(path), Some(dir)) => Ok(cow::open(path, dir, description)?),
@@ -279,6 +282,13 @@ fn open_image(description: &Description) -> Result<Bare, Error> {
         file,
         part: None,
     })
+}
+
+/// Refuses what looks like an image of a format.
+pub fn check_raw(path: &Path) -> Result<(), DiskError> {
+    let image = gate::open_image(path, false);
+    let found = image.and_then(|image| fathom_files::magic::detect(&image));
+    refuse_other_formats(path, found)
 }
 
 fn looks_like(bytes: &dyn ImageFile) -> io::Result<Option<&'static str>> {

@@ -1,9 +1,9 @@
 //! Disks that are brought into the images below their own while they are used.
 
-use crate::driver::with_disk;
+use crate::driver::{Request, with_disk};
 use crate::exercise::{Random, differ, exercise};
 use crate::keep;
-use crate::kinds::{Kind, qemu_img};
+use crate::kinds::{Kind, qemu_img, qemu_io, tool};
 use crate::mirror::{
     await_phase, check, check_killed, complete, flat, served_uri, there, write_in_order, written,
 };
@@ -11,12 +11,20 @@ use crate::snapshots::snapshot;
 use crate::support::{
     Kept, Served, as_arg, disk_dir, eventually, fathom, refused, short_dir, stdout_of,
 };
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-fn commit(served: &Served, more: &[&str]) {
-    stdout_of(&[&["commit", &served.api(), "--quiet"], more].concat());
+fn commit(served: &Served, base: &str, more: &[&str]) {
+    stdout_of(
+        &[
+            &["commit", &served.api(), base, "--quiet", "--unkept"],
+            more,
+        ]
+        .concat(),
+    );
 }
 
 fn stop(served: &Served, more: &[&str]) {
@@ -48,20 +56,19 @@ fn layers_go_into_every_kind_of_image_while_they_are_used() {
                 }
                 if round == 2 {
                     // Not after all, which changes nothing for those who go by the chain.
-                    commit(&served, &["--base", &image, "--until-ready"]);
+                    commit(&served, &image, &["--until-ready"]);
                     exercise(disk, &mut model, &mut random);
                     stop(&served, &[]);
                     exercise(disk, &mut model, &mut random);
                     assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
-                    commit(&served, &["--until-ready", "--speed", "20M"]);
+                    commit(&served, &first, &["--until-ready", "--speed", "20M"]);
                     exercise(disk, &mut model, &mut random);
                     complete(&served, &["--unkept"]);
                     assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
                 }
-                let base = ["--unkept", "--base", &image];
                 let active = if round == 1 { &["--active"][..] } else { &[] };
                 thread::scope(|scope| {
-                    let committed = scope.spawn(|| commit(&served, &[&base, active].concat()));
+                    let committed = scope.spawn(|| commit(&served, &image, active));
                     while !committed.is_finished() {
                         exercise(disk, &mut model, &mut random);
                     }
@@ -97,12 +104,12 @@ fn every_kind_of_image_goes_into_a_raw_one_while_it_is_used() {
         let mut served = Served::start(&image, &kind.serve_args());
         with_disk(&served.arg("s"), 2, |disk| {
             exercise(disk, &mut model, &mut random);
-            commit(&served, &["--until-ready"]);
+            commit(&served, &base, &["--until-ready"]);
             exercise(disk, &mut model, &mut random);
             stop(&served, &["--force"]);
             assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
             thread::scope(|scope| {
-                let committed = scope.spawn(|| commit(&served, &["--unkept"]));
+                let committed = scope.spawn(|| commit(&served, &base, &[]));
                 while !committed.is_finished() {
                     exercise(disk, &mut model, &mut random);
                 }
@@ -132,7 +139,7 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
         let format = ["raw", "qcow2", "qed"][round % 3];
         qemu_img(dir, &["create", "-q", "-f", format, &image, "4M"]);
         let io = ["-f", format, "-c", "write -P 251 0 4M", &image];
-        assert!(crate::kinds::tool(dir, "qemu-io", &io).status.success());
+        assert!(tool(dir, "qemu-io", &io).status.success());
         let add = ["disk", "add", "--server", &served.api(), "d", &image];
         stdout_of(&[&add[..], &["--format", format]].concat());
         let api = served.api();
@@ -142,7 +149,7 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
         let before = written(&log);
         eventually("more", || (written(&log) > before + 20).then_some(()));
         let mut commits = fathom();
-        commits.args(["commit", &api, "--quiet", "--speed", "2M"]);
+        commits.args(["commit", &api, &image, "--quiet", "--speed", "2M"]);
         let commits = Kept::spawn(commits.stderr(std::process::Stdio::null()));
         thread::sleep(Duration::from_micros(random.below(150_000)));
         served = keep::again(served, "KILL", "");
@@ -166,7 +173,7 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
         // Beginning again is all it takes.
         let api = served.api();
         if table.contains(&layer) {
-            commit(&served, &["--disk", "d"]);
+            commit(&served, &image, &["--disk", "d"]);
         }
         stdout_of(&["disk", "remove", &api, "--disk", "d", "--force"]);
         check_killed(dir, format, &image);
@@ -183,54 +190,133 @@ fn what_cannot_be_committed_is_refused() {
     let create = |more: &[&str]| qemu_img(dir.path(), &[&["create", "-q", "-f"], more].concat());
     create(&["raw", &base, "4M"]);
     create(&["raw", &small, "1M"]);
+    create(&["raw", &path("third"), "4M"]);
     create(&["qcow2", "-b", &base, "-F", "raw", &image]);
     create(&["qcow2", "-b", &base, "-F", "raw", &other]);
     create(&["qcow2", "-b", &small, "-F", "raw", &path("grown"), "4M"]);
-    let refuses = |disk: &str, args: &[&str], more: &[&str], why: &[&str]| {
+    let refuses = |disk: &str, args: &[&str], base: &str, why: &[&str]| {
         let served = Served::start(disk, args);
-        refused(
-            1,
-            &[&["commit", &served.api(), "--unkept"], more].concat(),
-            why,
-        );
+        refused(1, &["commit", &served.api(), base, "--unkept"], why);
     };
     let qcow2 = ["--format", "qcow2"];
-    refuses(&base, &[], &[], &["none below it"]);
-    refuses("memory:1M", &[], &[], &["not a file"]);
+    refuses(&base, &[], &base, &["none below it"]);
+    refuses("memory:1M", &[], &base, &["not a file"]);
+    let read_only = ["--format", "qcow2", "--readonly"];
+    refuses(&image, &read_only, &base, &["reading only"]);
     refuses(
-        &image,
-        &["--format", "qcow2", "--readonly"],
-        &[],
-        &["reading only"],
-    );
-    refuses(&path("grown"), &qcow2, &[], &["1 MiB", "4 MiB", "one size"]);
-    refuses(&image, &qcow2, &["--base", &small], &["not one of", &base]);
-    refuses(&image, &qcow2, &["--base", &image], &["not one of", &base]);
-    refuses(
-        &image,
+        &path("grown"),
         &qcow2,
-        &["--base", &path("no")],
-        &["cannot be found"],
+        &small,
+        &["1 MiB", "4 MiB", "one size"],
     );
+    refuses(&image, &qcow2, &small, &["not one of", &base]);
+    refuses(&image, &qcow2, &image, &["not one of", &base]);
+    refuses(&image, &qcow2, &path("no"), &["cannot be found"]);
     // Somebody else has it below his.
     let mut used = Served::start(&other, &qcow2);
     let served = Served::start(&image, &qcow2);
     let api = served.api();
+    let fails = |why: &[&str]| refused(1, &["commit", &api, &base, "--unkept"], why);
     let whole = with_disk(&used.arg("s"), 1, |_| {
         with_disk(&served.arg("s"), 1, |disk| {
-            refused(1, &["commit", &api, "--unkept"], &["in use by"]);
+            fails(&["in use by"]);
             disk.contents()
         })
     });
     assert!(whole.iter().all(|byte| *byte == 0));
     assert_eq!(used.terminate().0, Some(0));
+    // What the image calls raw looks like something else.
+    let header = fs::read(&other).unwrap();
+    let disguise = |with: &[u8]| {
+        File::options()
+            .write(true)
+            .open(&base)
+            .unwrap()
+            .write_all(with)
+    };
+    disguise(&header[..512]).unwrap();
+    with_disk(&served.arg("s"), 1, |_| fails(&["qcow2"]));
+    disguise(&[0; 512]).unwrap();
     with_disk(&served.arg("s"), 1, |_| {
-        refused(1, &["commit", &api], &["command line", "--unkept"]);
+        refused(1, &["commit", &api, &base], &["command line", "--unkept"]);
+        commit(&served, &base, &["--until-ready"]);
+        refused(
+            1,
+            &["mirror", "complete", &api],
+            &["command line", "--unkept"],
+        );
         await_phase(&served, "ready");
-        refused(1, &["commit", &api], &["being mirrored"]);
+        fails(&["being mirrored"]);
         let snapshot = ["snapshot", &api, &path("l"), "--unkept"];
         refused(1, &snapshot, &["being mirrored"]);
         complete(&served, &["--unkept"]);
-        refused(1, &["commit", &api], &["none below it"]);
+        fails(&["none below it"]);
+    });
+    // Another one has come below it while nobody used it.
+    let served = Served::start(&other, &qcow2);
+    let rebase = ["rebase", "-u", "-b", &path("third"), "-F", "raw", &other];
+    qemu_img(dir.path(), &rebase);
+    let args = ["commit", &served.api(), &base, "--unkept"];
+    refused(1, &args, &["another chain"]);
+}
+
+#[test]
+fn a_base_that_ends_within_a_block_keeps_its_size() {
+    let dir = disk_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let (base, image) = (path("base"), path("i"));
+    let size = (4 << 20) + 512;
+    fs::write(&base, vec![1; size]).unwrap();
+    let create = [
+        "create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw", &image,
+    ];
+    qemu_img(dir.path(), &create);
+    let served = Served::start(&image, &["--format", "qcow2"]);
+    with_disk(&served.arg("s"), 1, |disk| {
+        let data = vec![2; 1024];
+        let offset = (size - 1024) as u64;
+        assert_eq!(
+            disk.all(&[Request::Write { offset, data }]),
+            [Ok(Vec::new())]
+        );
+        commit(&served, &base, &[]);
+        let contents = disk.contents();
+        assert!(contents[..size - 1024].iter().all(|byte| *byte == 1));
+        assert!(contents[size - 1024..].iter().all(|byte| *byte == 2));
+    });
+    assert_eq!(fs::metadata(&base).unwrap().len(), size as u64);
+}
+
+#[test]
+fn a_commit_that_fails_leaves_the_disk_as_it_was() {
+    let dir = disk_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let (base, image) = (path("base"), path("i"));
+    let create = |more: &[&str]| qemu_img(dir.path(), &[&["create", "-q", "-f"], more].concat());
+    create(&["qcow2", &base, "64M"]);
+    create(&["qcow2", "-b", &base, "-F", "qcow2", &image]);
+    // Two layers of 24 MiB do not fit into one file.
+    qemu_io(dir.path(), &base, "qcow2", &["write -P 1 0 24M"]);
+    qemu_io(dir.path(), &image, "qcow2", &["write -P 2 32M 24M"]);
+    let mut small = Command::new("prlimit");
+    small.args(["--fsize=33554432"]).arg(fathom().get_program());
+    let served = Served::start_by(small, &image, &["--format", "qcow2"]);
+    with_disk(&served.arg("s"), 1, |disk| {
+        let before = disk.contents();
+        let args = ["commit", &served.api(), &base, "--unkept", "--quiet"];
+        refused(1, &args, &["the mirror has failed"]);
+        await_phase(&served, "failed");
+        // It has its options back, and the base is others' again.
+        eventually("the base", || {
+            let io = ["-f", "qcow2", "-r", "-c", "read -P 1 0 24M", &base];
+            tool(dir.path(), "qemu-io", &io)
+                .status
+                .success()
+                .then_some(())
+        });
+        eventually("its options", || {
+            (served.log().matches("changed: ").count() == 2).then_some(())
+        });
+        assert!(disk.contents() == before);
     });
 }

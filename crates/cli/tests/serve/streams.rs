@@ -319,7 +319,7 @@ fn what_cannot_be_streamed_is_refused() {
     refused(1, &["stream", "stop", &api], &["no stream"]);
     with_disk(&served.arg("s"), 1, |_| {
         start(&served, &["--speed", "64k"]);
-        refused(1, &["commit", &api], &["making its own"]);
+        refused(1, &["commit", &api, &base, "--unkept"], &["making its own"]);
         refused(1, &["resize", &api, "8M"], &["making its own"]);
         refused(1, &["backup", "start", &api], &["making its own"]);
         refused(1, &["stream", "start", &api], &["making its own"]);

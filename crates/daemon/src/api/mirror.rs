@@ -97,14 +97,14 @@ pub async fn complete(
 /// above it hide it: the disk is the same all the time, and the image below is of no use by itself.
 #[utoipa::path(post, path = "/v1/disks/{name}/commit", tag = "disks", operation_id = "commitDisk",
     params(("name" = String, Path)),
-    request_body = Option<CommitOrder>,
+    request_body = CommitOrder,
     responses(
         (status = 200, body = MirrorInfo),
         (status = 400, body = Problem, content_type = "application/problem+json",
             description = "There is no such image below, or it is of another size"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "Something else is done with the disk"),
+            description = "Something else is done with the disk, or the server would have one of its images when it starts again"),
         (status = 422, body = Problem, content_type = "application/problem+json",
             description = "The image below cannot be written to: somebody else may be using it"),
         (status = 504, body = Problem, content_type = "application/problem+json",
@@ -114,7 +114,7 @@ pub async fn commit(
     name: Named,
     body: Body,
 ) -> Result<Json<Value>, Problem> {
-    let order: CommitOrder = parse_any(read(body).await?)?;
+    let order: CommitOrder = parse(read(body).await?)?;
     let command = Command::BeginCommit(order);
     asking.ask(Some(name.name()?), command).await.map(Json)
 }

@@ -10,14 +10,21 @@ use crate::table::DiskTable;
 use serde_json::Value;
 
 impl Book {
+    /// Why a disk does not get another image unless `unkept`: the server's command line or configuration says which it has.
+    pub(super) fn said_elsewhere(&self, name: &str, unkept: bool) -> Option<Refusal> {
+        let is_said = self.origins.get(name) == Some(&Origin::Configuration);
+        (is_said && !unkept).then(|| {
+            Kind::Conflict.because(format!(
+                "the image of disk '{name}' is said on the server's command line or in its configuration: when it starts \
+                 again it would have that one. If that will be changed before, say so (--unkept)"
+            ))
+        })
+    }
+
     /// `unkept`: even if it would have the old image when the server starts again.
     pub(super) fn switch(&mut self, name: String, to: SwitchTo, unkept: bool, asker: Asker) {
-        let is_said_elsewhere = self.origins.get(&name) == Some(&Origin::Configuration);
-        if is_said_elsewhere && !unkept {
-            return asker(Err(Kind::Conflict.because(format!(
-                "the image of disk '{name}' is said on the server's command line or in its configuration: when it \
-                 starts again it would have the old one. If that will be changed before, say so (--unkept)"
-            ))));
+        if let Some(refusal) = self.said_elsewhere(&name, unkept) {
+            return asker(Err(refusal));
         }
         let (kept, command) = (name.clone(), Command::BeginSwitch(to));
         self.then(Some(name), command, move |book, answer| match answer {

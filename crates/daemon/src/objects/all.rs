@@ -69,8 +69,8 @@ pub struct Objects {
     deciding: BTreeMap<String, SyncSender<bool>>,
     /// What is to be done with disks once they have got other options.
     next: BTreeMap<String, Next>,
-    /// Disks whose streams are over, and that are to get the options back that they had.
-    streams_over: BTreeSet<String>,
+    /// Disks whose jobs are over, and when they are to get the options back that they had.
+    jobs_over: BTreeMap<String, Instant>,
     nbd: Option<Nbd>,
     /// Of an upgrade: NBD clients by TLS end with this process.
     encrypted_end: bool,
@@ -122,7 +122,7 @@ impl Objects {
             thaw_at: BTreeMap::new(),
             deciding: BTreeMap::new(),
             next: BTreeMap::new(),
-            streams_over: BTreeSet::new(),
+            jobs_over: BTreeMap::new(),
             nbd: nbd.transpose()?,
             encrypted_end: false,
             common,
@@ -157,7 +157,7 @@ impl Objects {
             Event::MirrorBegun(name, begun) => self.take_in_mirror(&name, *begun),
             Event::MirrorEnded(name, ended) => self.take_in_ended_mirror(&name, *ended),
             Event::StreamBegun(name, begun) => self.take_in_stream(&name, *begun),
-            Event::StreamOver(name) => drop(self.streams_over.insert(name)),
+            Event::JobOver(name) => drop(self.jobs_over.insert(name, Instant::now())),
             Event::StreamEnded(name, ended) => self.take_in_ended_stream(&name, *ended),
             Event::Switched(name, table, decision) => {
                 self.take_in_switched(&name, &table, decision)

@@ -76,8 +76,8 @@ pub enum Event {
     MirrorEnded(String, Box<Result<MirrorInfo, String>>),
     /// The image of the disk of that name begins to make its own what is below, or cannot, for this reason.
     StreamBegun(String, Box<Result<stream::Running, String>>),
-    /// It does no more, in whatever way it has ended.
-    StreamOver(String),
+    /// A job of the disk of that name is over, in whatever way it has ended.
+    JobOver(String),
     /// That was waited for; or it goes on, for this reason.
     StreamEnded(String, Box<Result<StreamInfo, String>>),
     /// The disk of that name has another image now, and these options; it is waited for whether it is to stay so.
@@ -175,10 +175,12 @@ pub fn end_backup(name: String, running: Running, post: Post<Event>) -> io::Resu
 }
 
 /// Begins a mirror.
-pub fn begin_mirror(order: mirror::Order, post: Post<Event>) -> io::Result<()> {
+pub fn begin_mirror(order: mirror::Order, over: Post<Event>, post: Post<Event>) -> io::Result<()> {
     on_a_thread("begin a mirror", move || {
         let name = order.disk.clone();
-        post.send(Event::MirrorBegun(name, Box::new(order.begin())));
+        let of = name.clone();
+        let begun = order.begin(Box::new(move || over.send(Event::JobOver(of))));
+        post.send(Event::MirrorBegun(name, Box::new(begun)));
     })
 }
 
@@ -200,7 +202,7 @@ pub fn begin_stream(order: stream::Order, over: Post<Event>, post: Post<Event>) 
     on_a_thread("begin a stream", move || {
         let name = order.disk.clone();
         let of = name.clone();
-        let begun = order.begin(Box::new(move || over.send(Event::StreamOver(of))));
+        let begun = order.begin(Box::new(move || over.send(Event::JobOver(of))));
         post.send(Event::StreamBegun(name, Box::new(begun)));
     })
 }

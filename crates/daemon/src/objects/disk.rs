@@ -460,7 +460,7 @@ impl Served {
             moved: self.moves.has_gone(),
             backup: self.backup.as_ref().map(Running::info),
             mirror: self.mirror.as_ref().map(Mirror::info),
-            stream: self.stream.as_ref().map(Stream::info),
+            stream: self.stream_info(),
             uptime_seconds: 0,
             sandbox: fathom_sandbox::report(),
             limits: None,

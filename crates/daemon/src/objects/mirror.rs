@@ -6,11 +6,11 @@ use crate::events::{Events, Happened};
 use crate::info::MirrorInfo;
 use crate::options::DiskOptions;
 use fathom_formats::Format;
-use fathom_formats::served::ImageDisk;
+use fathom_formats::served::{ChainImage, ImageDisk};
 use fathom_jobs::Phase;
 use fathom_jobs::Source;
 use fathom_jobs::mirror::{Mirror, Target, Terms};
-use fathom_stack::open_unserved;
+use fathom_stack::{check_raw, open_unserved};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ const END: Duration = Duration::from_secs(30);
 pub struct Commit {
     /// Of that.
     pub depth: usize,
+    pub image: ChainImage,
     pub terms: Terms,
     /// The disk as it would be with that image.
     pub target: DiskOptions,
@@ -60,10 +61,13 @@ fn identity(target: &DiskOptions) -> Option<(u64, u64)> {
 }
 
 impl Order {
-    /// May block. The error is for the user: both disks are as they were.
-    pub fn begin(self) -> Result<Running, String> {
-        let target = match self.above {
-            Some(image) => Target::Below(image),
+    /// `over` hears of its end. May block. The error is for the user: both disks are as they were.
+    pub fn begin(self, over: Box<dyn FnOnce() + Send>) -> Result<Running, String> {
+        let target = match self.above.clone() {
+            Some(image) => {
+                self.check_raw()?;
+                Target::Below(image)
+            }
             None => {
                 let opened = open_unserved(&self.target.disk);
                 Target::Other(opened.map_err(|error| error.to_string())?)
@@ -82,7 +86,7 @@ impl Order {
                 problem: problem.map(str::to_owned),
             });
         };
-        let mirror = Mirror::start(self.source, target, self.terms, Box::new(tell))?;
+        let mirror = Mirror::start(self.source, target, self.terms, Box::new(tell), over)?;
         let leaving = mirror.following.clone();
         self.shared
             .set_followers_leave(Box::new(move || leaving.leave()));
@@ -93,6 +97,19 @@ impl Order {
             identity,
             since: Instant::now(),
         })
+    }
+}
+
+impl Order {
+    /// What somebody's image calls raw is not written to if it looks like something else.
+    fn check_raw(&self) -> Result<(), String> {
+        let disk = &self.target.disk;
+        match (disk.format, disk.location.path()) {
+            (None | Some(Format::Raw), Some(path)) => {
+                check_raw(path).map_err(|error| error.to_string())
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -112,6 +129,10 @@ impl Running {
 
     pub fn is_over(&self) -> bool {
         self.mirror.following.is_over()
+    }
+
+    pub fn has_failed(&self) -> bool {
+        self.mirror.following.status().phase == Phase::Failed
     }
 
     /// What is left takes no longer than users can wait.

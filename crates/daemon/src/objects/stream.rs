@@ -3,8 +3,9 @@
 use super::shared_disk::SharedDisk;
 use crate::events::{Events, Happened};
 use crate::info::StreamInfo;
+use fathom_files::gate;
 use fathom_formats::Format;
-use fathom_formats::served::ImageDisk;
+use fathom_formats::served::{ChainImage, ImageDisk};
 use fathom_jobs::stream::{self, Below, Name, Terms};
 use fathom_jobs::{Following, Phase, Source};
 use fathom_stack::{Description, name_from, open_below};
@@ -19,11 +20,10 @@ const END: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub enum Base {
     Nothing,
-    /// Of its own chain.
+    /// Of its own chain, at that depth.
     Own {
         depth: usize,
-        path: PathBuf,
-        format: Format,
+        image: ChainImage,
     },
     /// Raw if nothing else is said, and if it does not look like something else.
     Other {
@@ -36,7 +36,8 @@ impl Base {
     fn path(&self) -> Option<&PathBuf> {
         match self {
             Base::Nothing => None,
-            Base::Own { path, .. } | Base::Other { path, .. } => Some(path),
+            Base::Own { image, .. } => Some(&image.path),
+            Base::Other { path, .. } => Some(path),
         }
     }
 
@@ -44,20 +45,18 @@ impl Base {
     fn open(&self, image: &Description) -> Result<Below, String> {
         let named = |path: &PathBuf, format: Format| -> Result<Name, String> {
             let own = image.location.path().ok_or("its image is not a file")?;
+            // (As others will find it from there.)
+            let own = gate::real_path(own).map_err(|error| error.to_string())?;
             Ok(Name {
-                name: name_from(own, path)?.into_bytes(),
+                name: name_from(&own, path)?.into_bytes(),
                 format,
             })
         };
         Ok(match self {
             Base::Nothing => Below::Nothing,
-            Base::Own {
-                depth,
-                path,
-                format,
-            } => Below::Own {
+            Base::Own { depth, image } => Below::Own {
                 depth: *depth,
-                name: named(path, *format)?,
+                name: named(&image.path, image.format)?,
             },
             Base::Other { path, format } => {
                 let name = named(path, format.unwrap_or(Format::Raw))?;
@@ -102,6 +101,9 @@ impl Order {
     /// `over` hears of its end. May block. The error is for the user.
     pub fn begin(self, over: Box<dyn FnOnce() + Send>) -> Result<Running, String> {
         let below = self.plan.base.open(&self.description)?;
+        let backing = below.name().map(Name::backing);
+        let checked = self.image.check_backing(backing);
+        checked.map_err(|error| error.to_string())?;
         let (disk, events) = (self.disk, self.events);
         let tell = move |phase: Phase, problem: Option<&str>| {
             match problem {

@@ -2,7 +2,7 @@
 //! file it has, and that it has nothing of its own.
 
 use super::Image;
-use super::edit::{Editor, Mapping, switch_header};
+use super::edit::{Editor, Mapping, header_switch};
 use crate::qcow2::{self, Extension};
 use crate::{Error, Format, Result, qed};
 use fathom_files::ImageFile;
@@ -21,14 +21,9 @@ pub fn set_backing(
     format: Format,
     backing: Option<NewBacking<'_>>,
 ) -> Result<()> {
-    let too_long = backing.is_some_and(|b| b.name.len() > qed::MAX_BACKING_NAME as usize);
-    if too_long {
-        return Err(Error::usage(
-            "the backing file's name has more than 1023 bytes",
-        ));
-    }
+    check_name(backing)?;
     match format {
-        Format::Raw => Err(Error::usage("raw images have no backing file")),
+        Format::Raw => Err(raw_has_none()),
         Format::Qcow2 => set_qcow2(file, backing),
         Format::Qed => set_qed(file, backing),
     }
@@ -41,9 +36,45 @@ pub(crate) fn set_backing_in_use(
     backing: Option<NewBacking<'_>>,
 ) -> Result<()> {
     match format {
-        Format::Qcow2 => switch_header(file, |header| name_backing(header, backing)),
+        Format::Qcow2 => {
+            check_name(backing)?;
+            let switch = header_switch(file, |header| name_backing(header, backing))?;
+            switch.write(file)
+        }
         _ => set_backing(file, format, backing),
     }
+}
+
+/// Whether that could be done.
+pub(crate) fn check_backing_in_use(
+    file: &dyn ImageFile,
+    format: Format,
+    backing: Option<NewBacking<'_>>,
+) -> Result<()> {
+    check_name(backing)?;
+    match Image::read(file, format)? {
+        Image::Raw { .. } => Err(raw_has_none()),
+        Image::Qcow2(_) => header_switch(file, |header| name_backing(header, backing)).map(drop),
+        Image::Qed(header, _) => match backing {
+            Some(backing) => {
+                free_place(&header, header.backing_range(), backing.name.len()).map(drop)
+            }
+            None => Ok(()),
+        },
+    }
+}
+
+fn check_name(backing: Option<NewBacking<'_>>) -> Result<()> {
+    match backing.is_some_and(|b| b.name.len() > qed::MAX_BACKING_NAME as usize) {
+        true => Err(Error::usage(
+            "the backing file's name has more than 1023 bytes",
+        )),
+        false => Ok(()),
+    }
+}
+
+fn raw_has_none() -> Error {
+    Error::usage("raw images have no backing file")
 }
 
 fn set_qcow2(file: &dyn ImageFile, backing: Option<NewBacking<'_>>) -> Result<()> {

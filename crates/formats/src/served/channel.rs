@@ -361,10 +361,17 @@ impl Task {
     async fn serve(&mut self) -> Result<(), Errno> {
         let (active, io) = (self.active.clone(), &self.io);
         if self.op == Op::Read {
-            if self.shared.copies_on_read {
-                active
-                    .copy_up(io, self.guest..self.guest + self.len)
-                    .await?;
+            if let (true, Some(tables)) = (self.shared.copies_on_read, active.top()) {
+                let range = self.guest..self.guest + self.len;
+                let given_up = tables.given_up.load(Ordering::Acquire);
+                let copied = active.copy_up(io, tables, range.clone()).await;
+                match (copied, &mut self.counted) {
+                    (Err(libc::ENOSPC), Some(counted)) => {
+                        counted.outside(tables.reclaim(io, given_up)).await?;
+                        active.copy_up(io, tables, range).await?;
+                    }
+                    (copied, _) => copied?,
+                }
             }
             return active.read(io, 0, self.guest, &self.payload).await;
         }

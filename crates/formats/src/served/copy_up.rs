@@ -9,6 +9,7 @@ use super::write::{Target, Write};
 use crate::GuestOffset;
 use fathom_core::is_zero;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 /// The most bytes that become so in one go.
 const MAX_AT_ONCE: u64 = 2 << 20;
@@ -18,11 +19,9 @@ impl Active {
     pub(super) async fn copy_up(
         &self,
         io: &TaskIo,
+        tables: &Tables,
         range: Range<GuestOffset>,
     ) -> Result<(), Errno> {
-        let Some(tables) = self.top() else {
-            return Ok(());
-        };
         let unit = tables.layout.unit();
         let end = range.end.up_to(unit).min(GuestOffset(tables.size()));
         let mut at = range.start.down_to(unit);
@@ -52,7 +51,7 @@ impl Active {
         if extent != Extent::Below {
             return Ok(at + len);
         }
-        if tables.corrupt.load(std::sync::atomic::Ordering::Relaxed) {
+        if tables.corrupt.load(Ordering::Relaxed) {
             return Err(libc::EIO);
         }
         let range = at..at + len;

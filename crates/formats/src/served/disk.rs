@@ -9,12 +9,11 @@ use super::helpers::Helpers;
 use super::io::BlockingIo;
 use super::jobs::Jobs;
 use super::journal::{self, Found, Journal};
-use super::open::{Chain, told, unusable};
+use super::open::{Chain, unusable};
 use super::restore::Failure;
 use super::storage::{Opener, Storage};
 use super::tables::Tables;
 use crate::Format;
-use crate::offline::backing::{NewBacking, set_backing_in_use};
 use crate::offline::{Image, SnapshotName};
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Resize};
 use std::io;
@@ -102,7 +101,7 @@ pub struct ImageDisk {
     /// See [`ImageOptions::beside`].
     beside: Option<Arc<BesideDisk>>,
     /// The header, if its backing file was changed here since it was opened.
-    rebased: Mutex<Option<Image>>,
+    pub(super) rebased: Mutex<Option<Image>>,
 }
 
 /// What the workers' channels know.
@@ -212,24 +211,6 @@ impl ImageDisk {
         self.beside.clone()
     }
 
-    /// Gives the image, which is in use for writing, another backing file, or none, which makes no difference for what the
-    /// disk reads as: what could is its own. One sector that is written last switches to it. The chain that is in use stays
-    /// the old one until the image is opened again.
-    pub fn set_backing(&self, backing: Option<NewBacking<'_>>) -> Result<(), DiskError> {
-        let path = self.path();
-        let active = self.active();
-        let tables = active.as_ref().and_then(|active| active.top());
-        let Some(tables) = tables.filter(|tables| tables.writable) else {
-            return Err(unusable(path, "is not in use for writing"));
-        };
-        let mut rebased = self.rebased.lock().unwrap_or_else(PoisonError::into_inner);
-        let (file, format) = (self.chain.storages[0].bytes(), self.options.format);
-        set_backing_in_use(file, format, backing).map_err(told(path))?;
-        *rebased = Some(Image::read(file, format).map_err(told(path))?);
-        tables.say_corrupt_again();
-        Ok(())
-    }
-
     /// What is counted while it is in use; None: it has no tables.
     pub fn counts(&self) -> Option<Arc<ImageCounts>> {
         let has_tables = self.options.format != Format::Raw;
@@ -331,6 +312,7 @@ impl ImageDisk {
             }
         };
         let restored = at_once(tables.restore_records(&io, &records));
+        let restored = restored.unwrap_or(Err(Failure::Errno(libc::EBUSY)));
         restored.map_err(|failure| match failure {
             Failure::Errno(errno) => DiskError::Io {
                 path: path.to_owned(),
@@ -347,7 +329,7 @@ impl ImageDisk {
             let count = records.len();
             let path = path.display();
             tracing::info!("{path}: {count} changes of a killed server are restored");
-            let flushed = at_once(tables.flush(&io));
+            let flushed = at_once(tables.flush(&io)).unwrap_or(Err(libc::EBUSY));
             flushed.map_err(|errno| DiskError::Io {
                 path: self.chain.path().to_owned(),
                 what: "what a killed server had in memory cannot be written",
@@ -362,11 +344,11 @@ impl ImageDisk {
         let io = BlockingIo(&self.chain.storages);
         // Each time gives back what the time before has unlinked.
         while tables.dirty.load(Ordering::Acquire) {
-            let flushed = at_once(tables.flush(&io));
+            let flushed = at_once(tables.flush(&io)).unwrap_or(Err(libc::EBUSY));
             flushed.map_err(io::Error::from_raw_os_error)?;
         }
         // Nothing is in flight: all that is free is given back to the file.
-        let released = at_once(tables.release(&io, &[]));
+        let released = at_once(tables.release(&io, &[])).unwrap_or(Err(libc::EBUSY));
         released.map_err(io::Error::from_raw_os_error)?;
         let used = tables.used.load(Ordering::Relaxed);
         if used < tables.file_len.load(Ordering::Relaxed) && tables.file.bytes().grows() {
@@ -449,6 +431,7 @@ impl Disk for ImageDisk {
         });
         // (All of them, whatever fails.)
         let written = written.fold(Ok(()), |before: io::Result<()>, now| before.and(now));
+        let written = written.and(self.chain.trim(&self.options));
         // Workers let go of the rest when they next look.
         for layer in &active.layers {
             if let Layer::Tables(tables) = layer {
@@ -477,11 +460,12 @@ impl Disk for ImageDisk {
     }
 }
 
-/// The outcome of what never waits: nobody else uses the image now.
-fn at_once<T>(future: impl Future<Output = T>) -> T {
+/// The outcome of what does not wait, since nobody else uses the image now; None: somebody does, who
+/// should not.
+fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut cx = Context::from_waker(Waker::noop());
     match pin!(future).poll(&mut cx) {
-        Poll::Ready(outcome) => outcome,
-        Poll::Pending => unreachable!("blocking I/O is ready, and nothing is locked"),
+        Poll::Ready(outcome) => Some(outcome),
+        Poll::Pending => None,
     }
 }

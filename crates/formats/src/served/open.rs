@@ -9,6 +9,7 @@ use super::storage::{Opener, Storage};
 use crate::offline::Image;
 use crate::{Error, Format, HostOffset, qcow2, resolve};
 use fathom_core::{DiskError, DiskInfo, RangeLimits};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use std::sync::Arc;
 const MAX_RANGE: u64 = 1 << 30;
 
 /// Images of one chain.
-const MAX_CHAIN: usize = 200;
+pub const MAX_CHAIN: usize = 200;
 
 /// One image of a chain, by its header.
 pub(super) struct Link {
@@ -165,6 +166,22 @@ impl Chain {
             write_cache: storage.write_cache,
             discard: (writable && options.discard).then_some(limits),
             write_zeroes: writable.then_some(limits),
+        }
+    }
+
+    /// A raw file that was written to below others is as long as its disk: whole blocks were written.
+    pub(super) fn trim(&self, options: &ImageOptions) -> io::Result<()> {
+        let Some(Beside::Below(depth)) = options.beside else {
+            return Ok(());
+        };
+        let link = &self.links[depth];
+        let file = self.storages[usize::from(link.storage)].bytes();
+        match link.image {
+            Image::Raw { .. } if file.grows() && file.len()? != link.raw.1 => {
+                file.set_len(link.raw.1)?;
+                file.sync()
+            }
+            _ => Ok(()),
         }
     }
 

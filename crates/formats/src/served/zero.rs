@@ -107,7 +107,7 @@ impl Active {
         let allocating = tables.allocating.lock(clusters.clone()).await;
         for cluster in clusters {
             let guest = GuestOffset::of_cluster(cluster, bits);
-            let Some((slice, entry, below)) = self.to_empty(io, tables, guest).await? else {
+            let Some((slice, entry, below)) = self.to_empty(io, tables, how, guest).await? else {
                 continue;
             };
             let file_len = tables.file_len.load(Ordering::Relaxed);
@@ -149,6 +149,7 @@ impl Active {
         &self,
         io: &TaskIo,
         tables: &Tables,
+        how: Empty,
         guest: GuestOffset,
     ) -> Result<Option<(Pinned, L2Entry, bool)>, Errno> {
         let number = tables.slice_of(guest);
@@ -156,7 +157,7 @@ impl Active {
         let end = (guest + size).min(GuestOffset(tables.size()));
         let there = tables.slice(io, number).await?;
         let below = self.rebasing || !self.is_zero(io, 1, guest, end).await?;
-        if there.is_none() && !below {
+        if there.is_none() && (!below || how == Empty::Discard) {
             return Ok(None);
         }
         drop(there);

@@ -18,8 +18,14 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// May block. The error is for the user: both disks are as before.
-    pub fn start(source: Source, to: Target, terms: Terms, tell: Tell) -> Result<Mirror, String> {
+    /// `over` hears when it is over. May block. The error is for the user: both disks are as before.
+    pub fn start(
+        source: Source,
+        to: Target,
+        terms: Terms,
+        tell: Tell,
+        over: Box<dyn FnOnce() + Send>,
+    ) -> Result<Mirror, String> {
         let target = to.disk()?;
         let (size, room) = (source.disk.info().size, target.info());
         if room.read_only {
@@ -39,7 +45,7 @@ impl Mirror {
             ));
         }
         let error = |error: DiskError| error.to_string();
-        let shared = Arc::<Shared>::default();
+        let shared = Shared::new(matches!(to, Target::Below(_)));
         // (Where the target is below, it is in use with what is above.)
         shared.take(&source.disk).map_err(error)?;
         let taken = InUse::new(&target).map_err(error)?;
@@ -65,6 +71,7 @@ impl Mirror {
         let thread = thread.spawn(move || {
             thread_starts(ThreadKind::General);
             follower.run(taken);
+            over();
         });
         thread.map_err(|error| format!("cannot start a thread: {error}"))?;
         Ok(Mirror {

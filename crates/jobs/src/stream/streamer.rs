@@ -1,12 +1,11 @@
 //! The thread that brings up what is below.
 
 use super::compare::Compare;
-use super::terms::{Below, Terms};
+use super::terms::{Below, Name, Terms};
 use crate::copy::Pace;
 use crate::following::{Phase, STOPPED, Shared, Tell};
 use crate::source::{InUse, Source};
 use fathom_core::{Disk, DiskError, Op};
-use fathom_formats::offline::backing::NewBacking;
 use fathom_formats::served::{BesideDisk, ImageDisk, MapExtent};
 use fathom_stack::{Ask, Client, Job, Pages};
 use std::io;
@@ -230,10 +229,7 @@ impl Streamer {
             let error = io::Error::from_raw_os_error(errno);
             return Err(format!("the image cannot be flushed: {error}"));
         }
-        let backing = self.terms.below.name().map(|below| NewBacking {
-            name: &below.name,
-            format: below.format,
-        });
+        let backing = self.terms.below.name().map(Name::backing);
         self.image
             .set_backing(backing)
             .map_err(|error| error.to_string())

@@ -2,6 +2,7 @@
 
 use fathom_core::Disk;
 use fathom_formats::Format;
+use fathom_formats::offline::backing::NewBacking;
 use std::sync::Arc;
 
 /// How it is to be done.
@@ -27,6 +28,15 @@ pub struct Name {
     pub format: Format,
 }
 
+impl Name {
+    pub fn backing(&self) -> NewBacking<'_> {
+        NewBacking {
+            name: &self.name,
+            format: self.format,
+        }
+    }
+}
+
 impl Below {
     /// Images of the chain that are looked at: what those below them have stays there.
     pub(super) fn layers(&self) -> usize {
@@ -36,7 +46,7 @@ impl Below {
         }
     }
 
-    pub(super) fn name(&self) -> Option<&Name> {
+    pub fn name(&self) -> Option<&Name> {
         match self {
             Below::Nothing => None,
             Below::Own { name, .. } | Below::Other { name, .. } => Some(name),

@@ -15,7 +15,11 @@ use crate::options::DiskOptions;
 use fathom_files::gate;
 use fathom_formats::served::Beside;
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// Between attempts to give a disk the options that it had, for which users wait; and between looks whether that can be done.
+const AGAIN: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(200);
 
 impl Objects {
     pub(super) fn begin_commit(&mut self, index: usize, order: &CommitOrder, asker: Asker) {
@@ -91,9 +95,8 @@ impl Objects {
         let disk = &self.disks[index];
         let post = self.mail.post();
         let begun = match next {
-            Next::Commit(commit) => {
-                { disk.order_to_commit(*commit) }.map(|order| changes::begin_mirror(order, post))
-            }
+            Next::Commit(commit) => { disk.order_to_commit(*commit) }
+                .map(|order| changes::begin_mirror(order, self.mail.post(), post)),
             Next::Stream(plan) => { disk.order_to_stream(plan) }
                 .map(|order| changes::begin_stream(order, self.mail.post(), post)),
         };
@@ -159,17 +162,29 @@ impl Objects {
         Some((index, asker))
     }
 
-    /// Disks whose streams are over, and with which nothing else is done, get the options that they had.
-    pub(super) fn see_to_streams(&mut self) {
-        let (later, now): (BTreeSet<_>, BTreeSet<_>) =
-            { std::mem::take(&mut self.streams_over).into_iter() }
-                .partition(|name| self.is_busy(name).is_some());
-        self.streams_over = later;
-        for name in now {
-            if let Some(index) = self.disks.iter().position(|disk| *disk.name() == name) {
+    /// Disks whose jobs are over, and with which nothing else is done, get the options that they had.
+    pub(super) fn see_to_jobs(&mut self) {
+        let now = Instant::now();
+        let due = self.jobs_over.iter().filter(|(_, at)| **at <= now);
+        let due: Vec<_> = due.map(|(name, _)| name.clone()).collect();
+        for name in due {
+            let index = self.disks.iter().position(|disk| disk.name() == name);
+            let Some(index) = index.filter(|index| self.disks[*index].is_worked_on()) else {
+                self.jobs_over.remove(&name);
+                continue;
+            };
+            let is_free = self.is_on_its_way(&name).is_none();
+            let next = if is_free { AGAIN } else { LOOK };
+            self.jobs_over.insert(name, now + next);
+            if is_free {
                 self.end_work(index, Ok(Value::Null), Box::new(drop));
             }
         }
+    }
+
+    pub(super) fn until_next_job(&self) -> Option<Duration> {
+        let next = self.jobs_over.values().min();
+        next.map(|next| next.saturating_duration_since(Instant::now()))
     }
 
     /// No job changes its chain any more: answers once it has the options that it had.

@@ -38,6 +38,7 @@ impl Host for Objects {
             self.until_next_look(),
             self.until_next_thaw(),
             self.until_next_alarm(),
+            self.until_next_job(),
             traced,
         ];
         looks.into_iter().flatten().min()
@@ -51,7 +52,7 @@ impl Host for Objects {
             self.take_in(event);
         }
         self.take_in_sizes();
-        self.see_to_streams();
+        self.see_to_jobs();
         for leaving in std::mem::take(&mut self.leaving) {
             self.leave(leaving);
         }

@@ -27,7 +27,7 @@ impl Objects {
             Ok(order) => order,
             Err(problem) => return asker(Err(Kind::Invalid.because(problem))),
         };
-        match changes::begin_mirror(order, self.mail.post()) {
+        match changes::begin_mirror(order, self.mail.post(), self.mail.post()) {
             Ok(()) => drop(self.busy.insert(name, asker)),
             Err(error) => asker(Err(no_thread(&error))),
         }

@@ -87,7 +87,7 @@ impl Objects {
                 disk.inherit(&self.disks[index].counts(MAX_LEFT));
                 changes::watch_size(&disk, self.mail.post());
                 tracing::info!("changed: {}", disk.describe());
-                disk.keep_stream(&mut self.disks[index]);
+                disk.keep_jobs(&mut self.disks[index]);
                 let old = std::mem::replace(&mut self.disks[index], *disk);
                 changes::give_up(old);
                 let disk = name.to_owned();

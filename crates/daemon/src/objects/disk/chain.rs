@@ -2,12 +2,14 @@
 
 use super::Served;
 use crate::command::{CommitOrder, StreamOrder};
-use crate::objects::mirror::{Commit, Order};
+use crate::info::StreamInfo;
+use crate::objects::mirror::{Commit, Order, Running};
 use crate::objects::stream::{self, Base, Plan};
 use crate::options::DiskOptions;
-use crate::table::DiskTable;
+use crate::table::{DiskTable, check_path};
 use fathom_formats::Format;
 use fathom_formats::served::ChainImage;
+use fathom_jobs::Phase;
 use fathom_jobs::mirror::Terms;
 use fathom_storage::Location;
 use fathom_units::Size;
@@ -22,14 +24,12 @@ impl Served {
 
     /// What it takes to bring it into an image below. The error is for the user.
     pub fn commit(&self, order: &CommitOrder, has_nbd: bool) -> Result<Commit, String> {
+        check_path(&order.base)?;
         let images = self.images();
-        let depth = match &order.base {
-            Some(path) => depth_of(&images, path)?,
-            None => 1,
+        let Some(depth) = depth_of(&images, &order.base)? else {
+            return Err(not_below(&images, &order.base));
         };
-        let (Some(target), Some(own)) = (images.get(depth), images.first()) else {
-            return Err("its image has none below it, into which it could be brought".into());
-        };
+        let (target, own) = (&images[depth], &images[0]);
         if target.size != own.size {
             return Err(format!(
                 "{} has {} and the disk {}: they must be of one size",
@@ -45,6 +45,7 @@ impl Served {
         };
         Ok(Commit {
             depth,
+            image: target.clone(),
             terms: Terms {
                 rate: order.speed,
                 brakes: order.active,
@@ -56,6 +57,7 @@ impl Served {
     /// And when it has the options for that.
     pub fn order_to_commit(&self, commit: Commit) -> Result<Order, String> {
         let above = self.stack.image.clone();
+        self.check_still(commit.depth, &commit.image)?;
         Ok(Order {
             disk: self.options.name.clone(),
             source: self.source(),
@@ -65,6 +67,14 @@ impl Served {
             shared: self.shared.clone(),
             events: self.events.clone(),
         })
+    }
+
+    /// It was opened again since that was found out.
+    fn check_still(&self, depth: usize, image: &ChainImage) -> Result<(), String> {
+        match self.images().get(depth) == Some(image) {
+            true => Ok(()),
+            false => Err("it is in another chain of images now".into()),
+        }
     }
 
     /// What is to be below its image. The error is for the user.
@@ -77,7 +87,10 @@ impl Served {
         let base = match &order.base {
             None if images.len() == 1 => return Err("its image has none below it".into()),
             None => Base::Nothing,
-            Some(path) => base_of(&images, path, order.format)?,
+            Some(path) => {
+                check_path(path)?;
+                base_of(&images, path, order.format)?
+            }
         };
         Ok(Plan {
             base,
@@ -88,6 +101,9 @@ impl Served {
     /// And when it has the options for that.
     pub fn order_to_stream(&self, plan: Plan) -> Result<stream::Order, String> {
         let image = self.stack.image.clone();
+        if let Base::Own { depth, image } = &plan.base {
+            self.check_still(*depth, image)?;
+        }
         Ok(stream::Order {
             disk: self.options.name.clone(),
             description: self.options.disk.clone(),
@@ -112,10 +128,21 @@ impl Served {
         self.stream = None;
     }
 
-    /// What has become of it is still told, when it is over.
-    pub fn keep_stream(&mut self, before: &mut Served) {
-        let over = |running: &mut stream::Running| running.following.is_over();
-        self.stream = before.stream.take_if(over);
+    /// What has become of jobs that are over is still told.
+    pub fn keep_jobs(&mut self, before: &mut Served) {
+        let is_over = |running: &mut stream::Running| running.following.is_over();
+        self.stream = before.stream.take_if(is_over);
+        let has_failed = |mirror: &mut Running| mirror.has_failed();
+        self.mirror = before.mirror.take_if(has_failed);
+    }
+
+    /// How far its stream is. It is not done before the disk has let go of what was below.
+    pub fn stream_info(&self) -> Option<StreamInfo> {
+        let mut info = self.stream.as_ref()?.info();
+        if info.phase == Phase::Done.name() && self.is_worked_on() {
+            info.phase = "finishing".into();
+        }
+        Some(info)
     }
 
     fn images(&self) -> Vec<ChainImage> {
@@ -126,14 +153,13 @@ impl Served {
 
 /// An image that is below the first of these, or another one.
 fn base_of(images: &[ChainImage], path: &Path, format: Option<Format>) -> Result<Base, String> {
-    match depth_of(images, path) {
-        Ok(1) => Err(format!("{} is right below it", path.display())),
-        Ok(depth) => Ok(Base::Own {
+    match depth_of(images, path)? {
+        Some(1) => Err(format!("{} is right below it", path.display())),
+        Some(depth) => Ok(Base::Own {
             depth,
-            path: images[depth].path.clone(),
-            format: images[depth].format,
+            image: images[depth].clone(),
         }),
-        Err(_) => Ok(Base::Other {
+        None => Ok(Base::Other {
             path: real(path)?,
             format,
         }),
@@ -144,25 +170,29 @@ fn real(path: &Path) -> Result<PathBuf, String> {
     fs::canonicalize(path).map_err(|error| format!("{}: cannot be found: {error}", path.display()))
 }
 
-/// Which of those below is the file at `path`.
-fn depth_of(images: &[ChainImage], path: &Path) -> Result<usize, String> {
+/// Which of those below is the file at `path`, if any.
+fn depth_of(images: &[ChainImage], path: &Path) -> Result<Option<usize>, String> {
     let wanted = real(path)?;
     for (depth, image) in images.iter().enumerate().skip(1) {
         if real(&image.path)? == wanted {
-            return Ok(depth);
+            return Ok(Some(depth));
         }
     }
+    Ok(None)
+}
+
+fn not_below(images: &[ChainImage], path: &Path) -> String {
     let below: Vec<_> = { images.iter().skip(1) }
         .map(|image| image.path.display().to_string())
         .collect();
-    Err(match below.is_empty() {
+    match below.is_empty() {
         true => "its image has none below it".into(),
         false => format!(
             "{} is not one of the images below its own: {}",
             path.display(),
             below.join(", ")
         ),
-    })
+    }
 }
 
 /// Where the first of these images may find the others, beside its own directory.

@@ -8,7 +8,7 @@ use fathom_files::ImageFile;
 pub(super) const SECTOR: usize = 512;
 
 /// A change of the header.
-pub(super) struct Switch {
+pub(crate) struct Switch {
     /// What is written before, where the old header has nothing: a backing file's name that has no
     /// room in the first sector.
     pub(super) before: Option<(u64, Vec<u8>)>,
@@ -29,7 +29,7 @@ impl Switch {
     }
 
     /// All that was written before is durable when the old header goes, and so is the new one afterwards.
-    pub(super) fn write(&self, file: &dyn ImageFile) -> Result<()> {
+    pub(crate) fn write(&self, file: &dyn ImageFile) -> Result<()> {
         let failed = || Error::io("its header cannot be written");
         if let Some((at, name)) = &self.before {
             file.write_at(name, *at).map_err(failed())?;

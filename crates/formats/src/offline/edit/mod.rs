@@ -17,6 +17,7 @@ mod header;
 mod mapping;
 mod refcounts;
 
+pub(crate) use header::Switch;
 pub(crate) use mapping::Mapping;
 
 use crate::offline::check::{self, Repair};
@@ -200,15 +201,18 @@ impl Drop for Editor<'_> {
     }
 }
 
-/// Changes an image's header by itself, which somebody may be using: no other tables, and nothing of it that he changes, too.
-pub(crate) fn switch_header(file: &dyn ImageFile, change: impl FnOnce(&mut Header)) -> Result<()> {
+/// A change of an image's header by itself, not written yet: of no other tables, and of nothing that they depend on.
+pub(crate) fn header_switch(
+    file: &dyn ImageFile,
+    change: impl FnOnce(&mut Header),
+) -> Result<Switch> {
     let first = qcow2_first_cluster(file)?;
     let old = Header::parse(&first)?;
     let mut new = old.clone();
     change(&mut new);
     let switch = header::switch(&first, &old, &new)?;
     Header::parse(&switch.applied_to(&first))?;
-    switch.write(file)
+    Ok(switch)
 }
 
 /// Bytes that the tables of a change take at most, beside those that there are: a full file system
