@@ -1,6 +1,7 @@
 //! Disks that go on with other images while a guest works on them, and servers that are killed just after that: QEMU
 //! keeps an area for its server, which is another format's then.
 
+use std::thread::sleep;
 use std::time::Duration;
 
 use fathom_lab::{Disk, Guest, Machine, Server};
@@ -26,6 +27,8 @@ struct Served {
     name: &'static str,
     kinds: &'static [Kind],
     image: Image,
+    /// While it is on top of another one.
+    below: Option<Image>,
     server: Server,
 }
 
@@ -37,6 +40,7 @@ impl Served {
             name,
             kinds,
             image,
+            below: None,
             server,
         }
     }
@@ -72,7 +76,36 @@ impl Served {
     fn put_on_top(&mut self, place: &Place) {
         let path = place.path(&format!("{}-top", self.name));
         self.ask(&["snapshot"], &[path.to_str().unwrap(), "--unkept"]);
-        self.image = Image::at(path, Kind::QCOW2_BACKED);
+        let top = Image::at(path, Kind::QCOW2_BACKED);
+        self.below = Some(std::mem::replace(&mut self.image, top));
+    }
+
+    /// The image below takes its place again, or does not: the server is killed before.
+    fn commit(&mut self, more: &[&str]) {
+        let below = self
+            .below
+            .as_ref()
+            .unwrap()
+            .path()
+            .to_str()
+            .unwrap()
+            .to_owned();
+        self.ask(&["commit"], &[&[&*below, "--unkept"], more].concat());
+        if more.is_empty() {
+            self.image = self.below.take().unwrap();
+        }
+    }
+
+    /// It has nothing below it any more.
+    fn become_whole(&mut self, more: &[&str]) {
+        self.ask(&["stream", "start"], more);
+    }
+
+    fn is_whole(&mut self) -> bool {
+        let pid = self.server.process().pid().to_string();
+        let shown = run(&["stream", "show", &pid], STEP);
+        assert!(!shown.stdout.contains("failed"), "{shown:?}");
+        shown.stdout.starts_with("done")
     }
 
     /// Its successor has the image that it had last.
@@ -117,8 +150,17 @@ fn a_guest_goes_on_with_other_images_whoever_is_killed() {
         served.replace(&place);
     }
     load.wait_for_more_writes(&mut guest);
-    // Its rings stop and start again; meanwhile a mirror waits.
+    all[0].commit(&[]);
+    all[1].become_whole(&["--wait"]);
+    all[2].commit(&["--until-ready"]);
+    load.wait_for_more_writes(&mut guest);
     for served in &mut all {
+        served.replace(&place);
+    }
+    load.wait_for_more_writes(&mut guest);
+    // Its rings stop and start again; meanwhile a mirror waits, or a stream.
+    all[2].become_whole(&["--speed", "8M"]);
+    for served in &mut all[..2] {
         let target = place.path(&format!("{}-end", served.name));
         served.ask(&["mirror", "start"], &[target.to_str().unwrap(), "--wait"]);
     }
@@ -126,14 +168,18 @@ fn a_guest_goes_on_with_other_images_whoever_is_killed() {
     load.finish(&mut guest);
     expect_no_io_errors(&mut guest);
     guest.reboot().unwrap();
-    for served in &mut all {
+    while !all[2].is_whole() {
+        sleep(Duration::from_millis(100));
+    }
+    for served in &mut all[..2] {
         served.ask(&["mirror", "complete"], &["--unkept"]);
         served.image = Image::at(place.path(&format!("{}-end", served.name)), Kind::RAW);
     }
     guest.power_off().unwrap();
     for served in all {
         served.server.stop().unwrap();
-        served.image.check_clean();
+        // (One has been served by a server that was killed.)
+        served.image.check_consistent();
         load.verify_on_host(&served.image.flat());
     }
 }
