@@ -50,10 +50,17 @@ impl Server {
         let world = World::new(left.files.clone(), rng.next());
         made.prepare(&world);
         let workers = 1 + rng.below(3) as usize;
-        let run = Run::new(Start {
+        let start = Start {
             model,
             ..made.start(&world, workers, rng.next())
-        })?;
+        };
+        // What is read becomes the image's own, or what it has goes below.
+        let start = match made.case.backing.is_some() {
+            true if rng.one_in(3) => start.copying(),
+            true if rng.one_in(2) => start.committing(),
+            _ => start,
+        };
+        let run = Run::new(start)?;
         let mut words = left.memory.clone();
         words.resize(run.disk.keepsake_len() as usize / 8, 0);
         let memory = keepsake::with(&words);
@@ -146,9 +153,18 @@ fn die(made: &Made, server: &mut Server, rng: &mut Rng) -> Option<Left> {
     }
     server.run.activate();
     let n = rng.below(150) as usize;
-    server.run.requests(n);
+    match server.run.disk.beside() {
+        Some(beside) if beside.depth() > 0 => {
+            for _ in 0..n / 5 {
+                server.run.requests(5);
+                server.run.commit_some();
+            }
+        }
+        _ => server.run.requests(n),
+    }
     let (now, sectors) = (server.run.sectors(), server.run.random_size());
-    if rng.one_in(2) && !made.case.refuses(now, sectors) {
+    let may_resize = server.run.disk.beside().is_none() && !made.case.refuses(now, sectors);
+    if may_resize && rng.one_in(2) {
         let steps = [40, 400, u64::MAX][rng.below(3) as usize];
         let ended = server.run.resize_for(sectors, rng.below(steps));
         if !ended.expect("it can be resized") {

@@ -46,39 +46,38 @@ fn layers_go_into_every_kind_of_image_while_they_are_used() {
         let layer = |n: usize| as_arg(&layers.path().join(format!("layer{n}")));
         let mut served = Served::start(&image, &kind.serve_args());
         with_disk(&served.arg("s"), 2, |disk| {
-            for round in 0..3 {
-                let (first, second) = (layer(2 * round), layer(2 * round + 1));
-                snapshot(&served, &first, &["--unkept"]);
+            let round = kind.number % 3;
+            let (first, second) = (layer(1), layer(2));
+            snapshot(&served, &first, &["--unkept"]);
+            exercise(disk, &mut model, &mut random);
+            if round > 0 {
+                snapshot(&served, &second, &["--unkept"]);
                 exercise(disk, &mut model, &mut random);
-                if round > 0 {
-                    snapshot(&served, &second, &["--unkept"]);
-                    exercise(disk, &mut model, &mut random);
-                }
-                if round == 2 {
-                    // Not after all, which changes nothing for those who go by the chain.
-                    commit(&served, &image, &["--until-ready"]);
-                    exercise(disk, &mut model, &mut random);
-                    stop(&served, &[]);
-                    exercise(disk, &mut model, &mut random);
-                    assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
-                    commit(&served, &first, &["--until-ready", "--speed", "20M"]);
-                    exercise(disk, &mut model, &mut random);
-                    complete(&served, &["--unkept"]);
-                    assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
-                }
-                let active = if round == 1 { &["--active"][..] } else { &[] };
-                thread::scope(|scope| {
-                    let committed = scope.spawn(|| commit(&served, &image, active));
-                    while !committed.is_finished() {
-                        exercise(disk, &mut model, &mut random);
-                    }
-                    committed.join().unwrap();
-                });
-                exercise(disk, &mut model, &mut random);
-                assert_eq!(differ(&disk.contents(), &model), None, "{kind:?} {round}");
-                let info = stdout_of(&["info", &served.api(), "--json"]);
-                assert!(info.contains(&format!("{image:?}")), "{info}");
             }
+            if round == 2 {
+                // Not after all, which changes nothing for those who go by the chain.
+                commit(&served, &image, &["--until-ready"]);
+                exercise(disk, &mut model, &mut random);
+                stop(&served, &[]);
+                exercise(disk, &mut model, &mut random);
+                assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
+                commit(&served, &first, &["--until-ready", "--speed", "20M"]);
+                exercise(disk, &mut model, &mut random);
+                complete(&served, &["--unkept"]);
+                assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
+            }
+            let active = if round == 1 { &["--active"][..] } else { &[] };
+            thread::scope(|scope| {
+                let committed = scope.spawn(|| commit(&served, &image, active));
+                while !committed.is_finished() {
+                    exercise(disk, &mut model, &mut random);
+                }
+                committed.join().unwrap();
+            });
+            exercise(disk, &mut model, &mut random);
+            assert_eq!(differ(&disk.contents(), &model), None, "{kind:?} {round}");
+            let info = stdout_of(&["info", &served.api(), "--json"]);
+            assert!(info.contains(&format!("{image:?}")), "{info}");
         });
         assert!(!served.log().contains("WARN"), "{}", served.log());
         assert_eq!(served.terminate().0, Some(0), "{}", served.log());
