@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Random tests for longer, on all processors: tools/torture.py SEED ROUNDS
 
-Served images under random requests, power cuts, kills and errors of their storage; images that are
-changed offline likewise, and all combinations of options next to qemu-img. A failure ends nothing
+Served images under random requests, power cuts, kills and errors of their storage, and while they are mirrored, committed
+and streamed; images that are changed offline likewise, and all combinations of options next to qemu-img. A failure ends nothing
 else. At the end stands for each what to run to see it again.
 """
 
@@ -24,6 +24,8 @@ SEEDS_A_ROUND = 10
 SEEDED = ["model", "power_cut", "io_errors", "kill", "lying_keepsake", "compressed_writes"]
 # So many rounds are one run.
 LONG = ["edit", "bitmap"]
+# Jobs on disks that are used: of these tests those with such names.
+JOBS = ["commits", "mirror", "snapshots", "streams"]
 
 
 def programs(package, tests):
@@ -58,8 +60,8 @@ def failures(package, test, settings, output):
 
 def run(job):
     """Runs one program; what to run again if it fails."""
-    package, test, program, settings = job
-    command = [program, "--test-threads=1"]
+    package, test, program, settings, *names = job
+    command = [program, "--test-threads=1", *names]
     done = subprocess.run(
         command,
         cwd=f"crates/{package.removeprefix('fathom-')}",
@@ -83,14 +85,15 @@ def main():
     formats = programs("fathom-formats", SEEDED + LONG)
     # These run the fathom program next to them.
     subprocess.run([CARGO, "build", "--workspace", "--bin", "fathom"], check=True)
-    img = programs("fathom-cli", ["img"])["img"]
+    cli = programs("fathom-cli", ["img", "serve"])
     whole = {"FATHOM_SEED": str(seed), "FATHOM_ROUNDS": str(rounds)}
-    jobs = [("fathom-cli", "img", img, {"FATHOM_ROUNDS": str(rounds)})]
+    jobs = [("fathom-cli", "img", cli["img"], {"FATHOM_ROUNDS": str(rounds)})]
     jobs += [("fathom-formats", test, formats[test], whole) for test in LONG]
     for done in range(0, rounds, AT_ONCE):
         first = seed + done * SEEDS_A_ROUND
         settings = {"FATHOM_SEED": str(first), "FATHOM_ROUNDS": str(AT_ONCE)}
         jobs += [("fathom-formats", test, formats[test], settings) for test in SEEDED]
+        jobs.append(("fathom-cli", "serve", cli["serve"], {"FATHOM_SEED": str(first)}, *JOBS))
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         again = [command for commands in pool.map(run, jobs) for command in commands]
     if again:
