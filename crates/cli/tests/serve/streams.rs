@@ -22,7 +22,8 @@ fn start(served: &Served, more: &[&str]) {
 /// It has got its options back.
 fn await_end(served: &Served) {
     eventually("its end", || {
-        (served.log().matches("changed: ").count() % 2 == 0).then_some(())
+        let changes = served.log().matches("changed: ").count();
+        changes.is_multiple_of(2).then_some(())
     });
 }
 

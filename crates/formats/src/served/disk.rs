@@ -423,14 +423,17 @@ impl Disk for ImageDisk {
         if let Some(beside) = &self.beside {
             beside.end();
         }
-        let written = active.layers.iter().map(|layer| match layer {
-            Layer::Tables(tables) if tables.writable && !tables.corrupt.load(Ordering::SeqCst) => {
-                self.write_back(tables)
+        // All of them, whatever fails.
+        let mut written = Ok(());
+        for layer in &active.layers {
+            if let Layer::Tables(tables) = layer
+                && tables.writable
+                && !tables.corrupt.load(Ordering::SeqCst)
+            {
+                let now = self.write_back(tables);
+                written = written.and(now);
             }
-            _ => Ok(()),
-        });
-        // (All of them, whatever fails.)
-        let written = written.fold(Ok(()), |before: io::Result<()>, now| before.and(now));
+        }
         let written = written.and(self.chain.trim(&self.options));
         // Workers let go of the rest when they next look.
         for layer in &active.layers {
