@@ -106,6 +106,11 @@ fn wait(disk: &Disk, watch: &WatchArgs) -> anyhow::Result<StreamInfo> {
                 let problem = problem.as_deref().unwrap_or("it says no more");
                 break Err(anyhow::anyhow!("it has failed: {problem}"));
             }
+            ("finishing", Some(problem)) => {
+                break Err(anyhow::anyhow!(
+                    "all is its own, but the server still holds what was below it: {problem}"
+                ));
+            }
             _ => sleep(LOOK),
         }
     };

@@ -70,6 +70,9 @@ pub struct Job {
     clients: usize,
 }
 
+/// Between looks whether to wait on.
+const TICK: Duration = Duration::from_millis(50);
+
 /// The tag of what is waited for by itself.
 const OWN: u64 = u64::MAX - 1;
 
@@ -108,6 +111,27 @@ impl Job {
                 return answer;
             }
             self.kept.borrow_mut().push_back(answer);
+        }
+    }
+
+    /// Likewise, but for None as soon as it is to `stop`, where nobody asks anything more then.
+    pub fn answer_unless(
+        &self,
+        client: &Client,
+        ask: Ask,
+        stop: &dyn Fn() -> bool,
+    ) -> Option<Answer> {
+        let own = Ask { tag: OWN, ..ask };
+        client.ask(own);
+        loop {
+            match self.answers.recv_timeout(TICK) {
+                Ok(answer) if answer.client == client.number && answer.ask.tag == OWN => {
+                    return Some(answer);
+                }
+                Ok(answer) => self.kept.borrow_mut().push_back(answer),
+                Err(_) if stop() => return None,
+                Err(_) => {}
+            }
         }
     }
 

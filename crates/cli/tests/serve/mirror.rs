@@ -40,7 +40,10 @@ pub fn await_phase(served: &Served, phase: &str) -> Value {
 /// As QEMU reads it.
 pub fn flat(dir: &Path, format: &str, image: &str) -> Vec<u8> {
     let flat = as_arg(&dir.join("flat"));
-    qemu_img(dir, &["convert", "-f", format, "-O", "raw", image, &flat]);
+    qemu_img(
+        dir,
+        &["convert", "-U", "-f", format, "-O", "raw", image, &flat],
+    );
     fs::read(flat).unwrap()
 }
 

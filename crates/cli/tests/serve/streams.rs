@@ -166,6 +166,33 @@ fn images_between_go_and_others_come_while_it_is_used() {
     }
 }
 
+/// Names in an image are seen from the directory of the link that it is opened by.
+#[test]
+fn a_disk_that_is_a_link_finds_what_is_below_it() {
+    let (links, images) = (disk_dir(), disk_dir());
+    let path = |name: &str| as_arg(&images.path().join(name));
+    let (low, mid, top) = (path("low"), path("mid"), path("top"));
+    let create = |more: &[&str]| qemu_img(images.path(), &[&["create", "-q", "-f"], more].concat());
+    create(&["raw", &low, "4M"]);
+    qemu_io(images.path(), &low, "raw", &["write -P 1 0 1M"]);
+    create(&["qcow2", "-b", &low, "-F", "raw", &mid]);
+    qemu_io(images.path(), &mid, "qcow2", &["write -P 2 1M 1M"]);
+    create(&["qcow2", "-b", &mid, "-F", "qcow2", &top]);
+    let link = as_arg(&links.path().join("disk"));
+    std::os::unix::fs::symlink(&top, &link).unwrap();
+    let dir = as_arg(images.path());
+    let served = Served::start(&link, &["--format", "qcow2", "--allow-dir", &dir]);
+    with_disk(&served.arg("s"), 1, |disk| {
+        let before = disk.contents();
+        start(&served, &["--wait", "--base", &low]);
+        await_end(&served);
+        assert!(disk.contents() == before);
+        assert_eq!(below(links.path(), &link), *low);
+        fs::remove_file(&mid).unwrap();
+        assert!(flat(links.path(), "qcow2", &link) == before);
+    });
+}
+
 #[test]
 fn what_is_the_same_is_not_copied() {
     let dir = disk_dir();

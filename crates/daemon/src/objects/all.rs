@@ -20,6 +20,7 @@ mod remaking;
 mod resizing;
 mod switching;
 
+use self::chains::Over;
 use super::changes::{self, Changing, Event, Leaving, Next, What};
 use super::disk::{Common, Served};
 use super::freeze::Waiting;
@@ -70,7 +71,7 @@ pub struct Objects {
     /// What is to be done with disks once they have got other options.
     next: BTreeMap<String, Next>,
     /// Disks whose jobs are over, and when they are to get the options back that they had.
-    jobs_over: BTreeMap<String, Instant>,
+    jobs_over: BTreeMap<String, Over>,
     nbd: Option<Nbd>,
     /// Of an upgrade: NBD clients by TLS end with this process.
     encrypted_end: bool,
@@ -157,7 +158,7 @@ impl Objects {
             Event::MirrorBegun(name, begun) => self.take_in_mirror(&name, *begun),
             Event::MirrorEnded(name, ended) => self.take_in_ended_mirror(&name, *ended),
             Event::StreamBegun(name, begun) => self.take_in_stream(&name, *begun),
-            Event::JobOver(name) => drop(self.jobs_over.insert(name, Instant::now())),
+            Event::JobOver(name) => drop(self.jobs_over.insert(name, Over::default())),
             Event::StreamEnded(name, ended) => self.take_in_ended_stream(&name, *ended),
             Event::Switched(name, table, decision) => {
                 self.take_in_switched(&name, &table, decision)

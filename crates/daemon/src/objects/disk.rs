@@ -69,6 +69,8 @@ pub struct Served {
     backup: Option<Running>,
     mirror: Option<Mirror>,
     stream: Option<Stream>,
+    /// Why it has not got its options back after a job.
+    unsettled: Option<String>,
     shared: Arc<SharedDisk>,
     /// For front-ends, until they are served.
     listener: Option<Listener>,
@@ -123,6 +125,7 @@ impl Served {
             backup: None,
             mirror: None,
             stream: None,
+            unsettled: None,
             shared,
             listener,
             vhost_user: None,

@@ -154,6 +154,10 @@ impl Remake {
                 // It has let go of the image then.
                 disk.begin_stop();
                 disk.end(Instant::now() + HALT);
+                // (Which would go on with the rest, for which the front-end would wait.)
+                if let Some(Switch::Mirror(mirror)) = &self.switch {
+                    mirror.go_on();
+                }
                 let going_on = frozen.map(Frozen::go_on);
                 going_on.into_iter().for_each(|export| export.wait(HALT));
                 if let Some((server, export)) = clients {

@@ -9,7 +9,7 @@ use fathom_formats::served::{ChainImage, ImageDisk};
 use fathom_jobs::stream::{self, Below, Name, Terms};
 use fathom_jobs::{Following, Phase, Source};
 use fathom_stack::{Description, name_from, open_below};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,8 +45,11 @@ impl Base {
     fn open(&self, image: &Description) -> Result<Below, String> {
         let named = |path: &PathBuf, format: Format| -> Result<Name, String> {
             let own = image.location.path().ok_or("its image is not a file")?;
-            // (As others will find it from there.)
-            let own = gate::real_path(own).map_err(|error| error.to_string())?;
+            // (Names are seen from the directory that it is in, even if it is a link there.)
+            let dir = own.parent().filter(|dir| *dir != Path::new(""));
+            let dir = gate::real_path(dir.unwrap_or(Path::new(".")));
+            let dir = dir.map_err(|error| format!("its directory cannot be found: {error}"))?;
+            let own = dir.join(own.file_name().unwrap_or_default());
             Ok(Name {
                 name: name_from(&own, path)?.into_bytes(),
                 format,

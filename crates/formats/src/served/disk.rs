@@ -434,7 +434,7 @@ impl Disk for ImageDisk {
                 written = written.and(now);
             }
         }
-        let written = written.and(self.chain.trim(&self.options));
+        let written = written.and_then(|()| self.chain.trim(&self.options));
         // Workers let go of the rest when they next look.
         for layer in &active.layers {
             if let Layer::Tables(tables) = layer {

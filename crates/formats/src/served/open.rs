@@ -16,6 +16,9 @@ use std::sync::Arc;
 /// The longest discard or zeroing in one request: entries change quickly.
 const MAX_RANGE: u64 = 1 << 30;
 
+/// A file may become longer up to a multiple of that, when whole blocks of its device are written.
+const MAX_BLOCK: u64 = 4096;
+
 /// Images of one chain.
 pub const MAX_CHAIN: usize = 200;
 
@@ -176,9 +179,11 @@ impl Chain {
         };
         let link = &self.links[depth];
         let file = self.storages[usize::from(link.storage)].bytes();
+        let size = link.raw.1;
+        let padded = size + 1..=size.next_multiple_of(MAX_BLOCK);
         match link.image {
-            Image::Raw { .. } if file.grows() && file.len()? != link.raw.1 => {
-                file.set_len(link.raw.1)?;
+            Image::Raw { .. } if file.grows() && padded.contains(&file.len()?) => {
+                file.set_len(size)?;
                 file.sync()
             }
             _ => Ok(()),

@@ -12,6 +12,9 @@ use std::ops::Range;
 const ASKED: u64 = 1 << 30;
 const ANSWER: usize = 64 << 10;
 
+/// So many bytes are looked up in tables at once.
+const MAPPED: usize = 16 << 30;
+
 /// Marks it, unless that is stopped. Who changes the source meanwhile has it marked, too.
 pub(super) fn mark(copy: &Copy<'_>, todo: &Changes) -> Result<(), String> {
     let mut is_empty = true;
@@ -41,11 +44,14 @@ pub(super) fn mark_above(
     let failed = |error: DiskError| format!("the disk cannot be read: {error}");
     let above = image.beside().map_or(0, |below| below.depth());
     let mut mapper = image.mapper().map_err(failed)?;
-    for extent in mapper.extents(0..todo.size(), above) {
-        let extent = extent.map_err(failed)?;
-        // (Behind the end of a short image there are zeroes, whatever is below it.)
-        if !extent.is_below() {
-            todo.mark(extent.start, extent.len);
+    for from in (0..todo.size()).step_by(MAPPED) {
+        let to = todo.size().min(from + MAPPED as u64);
+        for extent in mapper.extents(from..to, above) {
+            let extent = extent.map_err(failed)?;
+            // (Behind the end of a short image there are zeroes, whatever is below it.)
+            if !extent.is_below() {
+                todo.mark(extent.start, extent.len);
+            }
         }
         if stops() {
             break;

@@ -22,65 +22,105 @@ pub(super) struct Compare<'a> {
 }
 
 impl Compare<'_> {
-    /// Whether they differ from the start of `range` on, and where that ends. The error is for the user.
-    pub(super) fn look(&self, range: Range<u64>) -> Result<(bool, u64), String> {
-        let failed = |what: &'static str| move |error| format!("{what} cannot be read: {error}");
-        let (is_zero, ours_end) = self
-            .zero(self.ours, range.clone())
-            .map_err(failed("the disk"))?;
+    /// Whether they differ from the start of `range` on, and where that ends. None: it is to `stop`, and need not have an
+    /// answer. The error is for the user.
+    pub(super) fn look(
+        &self,
+        range: Range<u64>,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<(bool, u64)>, String> {
+        match self.try_look(range, stop) {
+            Ok(found) => Ok(Some(found)),
+            Err(Halt::Stopped) => Ok(None),
+            Err(Halt::Problem(what, error)) => Err(format!("{what} cannot be read: {error}")),
+        }
+    }
+
+    fn try_look(&self, range: Range<u64>, stop: &dyn Fn() -> bool) -> Result<(bool, u64), Halt> {
+        let (is_zero, ours_end) = self.zero(&OURS, range.clone(), stop)?;
         if is_zero {
-            let (is_zero, end) = self
-                .zero(self.theirs, range.start..ours_end)
-                .map_err(failed("the other image"))?;
+            let (is_zero, end) = self.zero(&THEIRS, range.start..ours_end, stop)?;
             if is_zero {
                 return Ok((false, end));
             }
         }
         let end = range.end.min((range.start / BLOCK + 1) * BLOCK);
         let range = range.start..end;
-        let ours = self
-            .read(self.ours, range.clone())
-            .map_err(failed("the disk"))?;
-        let theirs = self
-            .read(self.theirs, range.clone())
-            .map_err(failed("the other image"))?;
+        let ours = self.read(&OURS, range.clone(), stop)?;
+        let theirs = self.read(&THEIRS, range.clone(), stop)?;
         let len = (end - range.start) as usize;
         Ok((ours.bytes()[..len] != theirs.bytes()[..len], end))
     }
 
     /// Whether it is known to be zeroes there, and where that ends.
-    fn zero(&self, disk: &Client, range: Range<u64>) -> io::Result<(bool, u64)> {
-        let size = disk.info().size;
+    fn zero(
+        &self,
+        whose: &Whose,
+        range: Range<u64>,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(bool, u64), Halt> {
+        let size = (whose.disk)(self).info().size;
         if range.start >= size {
             return Ok((true, range.end));
         }
         let end = range.end.min(range.start + ASKED).min(size);
-        let pages = Some(Pages::new(ANSWER)?);
+        let pages = Some(Pages::new(ANSWER).map_err(|error| whose.failed(error))?);
         let ask = Ask::new(Op::BlockStatus, range.start, end - range.start, pages);
-        let ask = self.answered(disk, ask)?;
-        let pages = ask.pages.expect("it had some");
+        let pages = self.answered(whose, ask, stop)?;
         let first = extents(pages.bytes()).next();
         let (Status { zero, .. }, len) = first.unwrap_or((Status::DATA, end - range.start));
         Ok((zero, range.start.saturating_add(len).min(end)))
     }
 
     /// Zeroes behind its end.
-    fn read(&self, disk: &Client, range: Range<u64>) -> io::Result<Pages> {
+    fn read(
+        &self,
+        whose: &Whose,
+        range: Range<u64>,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Pages, Halt> {
         // (New pages are zeroes.)
-        let mut pages = Pages::new(BLOCK as usize)?;
-        let end = range.end.min(disk.info().size);
-        if range.start < end {
-            let ask = Ask::new(Op::Read, range.start, end - range.start, Some(pages));
-            pages = self.answered(disk, ask)?.pages.expect("it had some");
+        let pages = Pages::new(BLOCK as usize).map_err(|error| whose.failed(error))?;
+        let end = range.end.min((whose.disk)(self).info().size);
+        if range.start >= end {
+            return Ok(pages);
         }
-        Ok(pages)
+        let ask = Ask::new(Op::Read, range.start, end - range.start, Some(pages));
+        self.answered(whose, ask, stop)
     }
 
-    fn answered(&self, disk: &Client, ask: Ask) -> io::Result<Ask> {
-        let Answer { ask, errno, .. } = self.job.answer_to(disk, ask);
-        match errno {
-            0 => Ok(ask),
-            errno => Err(io::Error::from_raw_os_error(errno)),
+    fn answered(&self, whose: &Whose, ask: Ask, stop: &dyn Fn() -> bool) -> Result<Pages, Halt> {
+        let answer = self.job.answer_unless((whose.disk)(self), ask, stop);
+        match answer.ok_or(Halt::Stopped)? {
+            Answer { ask, errno: 0, .. } => Ok(ask.pages.expect("it had some")),
+            Answer { errno, .. } => Err(whose.failed(io::Error::from_raw_os_error(errno))),
         }
     }
+}
+
+/// One of the two.
+struct Whose {
+    name: &'static str,
+    disk: for<'a> fn(&Compare<'a>) -> &'a Client,
+}
+
+const OURS: Whose = Whose {
+    name: "the disk",
+    disk: |compare| compare.ours,
+};
+const THEIRS: Whose = Whose {
+    name: "the other image",
+    disk: |compare| compare.theirs,
+};
+
+impl Whose {
+    fn failed(&self, error: io::Error) -> Halt {
+        Halt::Problem(self.name, error)
+    }
+}
+
+/// Why there is no answer.
+enum Halt {
+    Stopped,
+    Problem(&'static str, io::Error),
 }

@@ -16,6 +16,9 @@ use std::sync::Arc;
 const PIECE: u64 = 1 << 20;
 const DEPTH: usize = 8;
 
+/// So many bytes are looked up in tables at once.
+const MAPPED: usize = 16 << 30;
+
 pub(super) struct Streamer {
     pub(super) source: Source,
     pub(super) image: Arc<ImageDisk>,
@@ -120,7 +123,11 @@ impl Streamer {
             Ok(()) => self.name_below(&job, &beside).map(|()| Gone::Done),
             Err(Halt::Problem(problem)) => Err(problem),
             Err(Halt::Asked) if self.shared.state().stop => Err(STOPPED.into()),
-            Err(Halt::Asked) => Ok(Gone::Away),
+            Err(Halt::Asked) => {
+                // (The other image may not answer any more; who has it is waited for below.)
+                self.shared.let_go();
+                Ok(Gone::Away)
+            }
         }
     }
 
@@ -136,14 +143,17 @@ impl Streamer {
         let failed = |error: DiskError| format!("the images cannot be read: {error}");
         let size = self.source.disk.info().size;
         let mut mapper = self.image.mapper().map_err(failed)?;
-        for extent in mapper.extents(0..size, self.terms.below.layers()) {
-            self.check()?;
-            let extent = extent.map_err(failed)?;
-            let range = extent.start..extent.start + extent.len;
-            if self.is_to_come(&extent) {
-                self.bring(pass, range)?;
-            } else {
-                self.shared.state().status.left = size - range.end;
+        for from in (0..size).step_by(MAPPED) {
+            let to = size.min(from + MAPPED as u64);
+            for extent in mapper.extents(from..to, self.terms.below.layers()) {
+                self.check()?;
+                let extent = extent.map_err(failed)?;
+                let range = extent.start..extent.start + extent.len;
+                if self.is_to_come(&extent) {
+                    self.bring(pass, range)?;
+                } else {
+                    self.shared.state().status.left = size - range.end;
+                }
             }
         }
         Ok(())
@@ -169,7 +179,8 @@ impl Streamer {
             let mut end = range.end.min((at / PIECE + 1) * PIECE);
             let mut differs = true;
             if let Some(compare) = &pass.compare {
-                (differs, end) = compare.look(at..range.end)?;
+                let looked = compare.look(at..range.end, &|| self.check().is_err());
+                (differs, end) = looked?.ok_or(Halt::Asked)?;
             }
             if differs {
                 self.begin(pass, at..end)?;
@@ -204,6 +215,10 @@ impl Streamer {
         let Some(answer) = pass.job.wait_for(pass.pace.patience()) else {
             return Ok(());
         };
+        if answer.client != pass.beside.number() {
+            // (Nobody waits for it any more.)
+            return Ok(());
+        }
         pass.in_flight -= 1;
         if answer.errno != 0 {
             let error = io::Error::from_raw_os_error(answer.errno);

@@ -17,9 +17,33 @@ use fathom_formats::served::Beside;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
-/// Between attempts to give a disk the options that it had, for which users wait; and between looks whether that can be done.
-const AGAIN: Duration = Duration::from_secs(60);
+/// Between looks whether a disk can get the options back that it had; and after the first attempt, for each of which users
+/// wait: then for twice as long each time.
 const LOOK: Duration = Duration::from_millis(200);
+const AGAIN: Duration = Duration::from_secs(30);
+
+/// A disk whose job is over, and that is to get its options back.
+pub(super) struct Over {
+    look_at: Instant,
+    pause: Duration,
+}
+
+impl Default for Over {
+    fn default() -> Over {
+        Over {
+            look_at: Instant::now(),
+            pause: AGAIN,
+        }
+    }
+}
+
+impl Over {
+    /// It is tried now.
+    fn try_again(&mut self) {
+        self.look_at = Instant::now() + self.pause;
+        self.pause = self.pause.saturating_mul(2);
+    }
+}
 
 impl Objects {
     pub(super) fn begin_commit(&mut self, index: usize, order: &CommitOrder, asker: Asker) {
@@ -127,16 +151,27 @@ impl Objects {
 
     pub(super) fn end_stream(&mut self, index: usize, asker: Asker) {
         let name = self.disks[index].name().to_owned();
-        if let Some(refusal) = self.is_busy(&name) {
-            return asker(Err(refusal));
-        }
         let Some(running) = self.disks[index].stream().cloned() else {
             let text = format!("there is no stream of disk '{name}'");
             return asker(Err(Kind::Unknown.because(text)));
         };
-        match changes::end_stream(name.clone(), running, self.mail.post()) {
-            Ok(()) => drop(self.busy.insert(name, asker)),
-            Err(error) => asker(Err(no_thread(&error))),
+        if running.following.is_over()
+            && let Some(first) = self.busy.remove(&name)
+        {
+            // The disk is getting its options back.
+            self.disks[index].forget_stream();
+            let info = to_json(&running.info());
+            let both = move |answer| {
+                first(answer);
+                asker(info);
+            };
+            self.busy.insert(name, Box::new(both));
+        } else if let Some(refusal) = self.is_busy(&name) {
+            asker(Err(refusal));
+        } else if let Err(error) = changes::end_stream(name.clone(), running, self.mail.post()) {
+            asker(Err(no_thread(&error)));
+        } else {
+            self.busy.insert(name, asker);
         }
     }
 
@@ -165,7 +200,10 @@ impl Objects {
     /// Disks whose jobs are over, and with which nothing else is done, get the options that they had.
     pub(super) fn see_to_jobs(&mut self) {
         let now = Instant::now();
-        let due = self.jobs_over.iter().filter(|(_, at)| **at <= now);
+        let due = self
+            .jobs_over
+            .iter()
+            .filter(|(_, over)| over.look_at <= now);
         let due: Vec<_> = due.map(|(name, _)| name.clone()).collect();
         for name in due {
             let index = self.disks.iter().position(|disk| disk.name() == name);
@@ -173,17 +211,18 @@ impl Objects {
                 self.jobs_over.remove(&name);
                 continue;
             };
-            let is_free = self.is_on_its_way(&name).is_none();
-            let next = if is_free { AGAIN } else { LOOK };
-            self.jobs_over.insert(name, now + next);
-            if is_free {
-                self.end_work(index, Ok(Value::Null), Box::new(drop));
+            match self.is_on_its_way(&name) {
+                None => self.end_work(index, Ok(Value::Null), Box::new(drop)),
+                Some(_) => {
+                    let over = self.jobs_over.entry(name).or_default();
+                    over.look_at = now + LOOK;
+                }
             }
         }
     }
 
     pub(super) fn until_next_job(&self) -> Option<Duration> {
-        let next = self.jobs_over.values().min();
+        let next = self.jobs_over.values().map(|over| over.look_at).min();
         next.map(|next| next.saturating_duration_since(Instant::now()))
     }
 
@@ -192,6 +231,9 @@ impl Objects {
         if !self.disks[index].is_worked_on() {
             return asker(answer);
         }
+        // Unless it has them then.
+        let name = self.disks[index].name().to_owned();
+        self.jobs_over.entry(name).or_default().try_again();
         let failed = |problem: String| Kind::Failed.because(problem);
         match self.begin_to_work(index, None, &failed) {
             Ok(()) => {
@@ -201,6 +243,7 @@ impl Objects {
             }
             Err(refusal) => {
                 tracing::warn!("{refusal}");
+                self.disks[index].set_unsettled(refusal.to_string());
                 asker(answer);
             }
         }

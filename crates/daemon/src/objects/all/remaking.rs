@@ -87,7 +87,9 @@ impl Objects {
                 disk.inherit(&self.disks[index].counts(MAX_LEFT));
                 changes::watch_size(&disk, self.mail.post());
                 tracing::info!("changed: {}", disk.describe());
-                disk.keep_jobs(&mut self.disks[index]);
+                if !self.next.contains_key(name) {
+                    disk.keep_jobs(&mut self.disks[index]);
+                }
                 let old = std::mem::replace(&mut self.disks[index], *disk);
                 changes::give_up(old);
                 let disk = name.to_owned();
@@ -99,6 +101,7 @@ impl Objects {
             }
             Err(problem) => {
                 self.next.remove(name);
+                self.disks[index].set_unsettled(problem.clone());
                 tracing::warn!("disk '{name}' stays as it is: {problem}");
                 let text = format!("disk '{name}' stays as it is: {problem}");
                 asker(Err(Kind::Failed.because(text)));

@@ -8,7 +8,7 @@ use crate::objects::stream::{self, Base, Plan};
 use crate::options::DiskOptions;
 use crate::table::{DiskTable, check_path};
 use fathom_formats::Format;
-use fathom_formats::served::ChainImage;
+use fathom_formats::served::{Beside, ChainImage};
 use fathom_jobs::Phase;
 use fathom_jobs::mirror::Terms;
 use fathom_storage::Location;
@@ -128,8 +128,16 @@ impl Served {
         self.stream = None;
     }
 
-    /// What has become of jobs that are over is still told.
+    /// Why it has not got its options back after a job.
+    pub fn set_unsettled(&mut self, problem: String) {
+        self.unsettled = Some(problem);
+    }
+
+    /// What has become of jobs that are over is still told, while the disk has the same image.
     pub fn keep_jobs(&mut self, before: &mut Served) {
+        if self.options.disk.location != before.options.disk.location {
+            return;
+        }
         let is_over = |running: &mut stream::Running| running.following.is_over();
         self.stream = before.stream.take_if(is_over);
         let has_failed = |mirror: &mut Running| mirror.has_failed();
@@ -139,8 +147,10 @@ impl Served {
     /// How far its stream is. It is not done before the disk has let go of what was below.
     pub fn stream_info(&self) -> Option<StreamInfo> {
         let mut info = self.stream.as_ref()?.info();
-        if info.phase == Phase::Done.name() && self.is_worked_on() {
+        let holds = self.options.disk.beside == Some(Beside::CopyOnRead);
+        if info.phase == Phase::Done.name() && holds {
             info.phase = "finishing".into();
+            info.problem = self.unsettled.clone();
         }
         Some(info)
     }
