@@ -20,8 +20,7 @@ mod remaking;
 mod resizing;
 mod switching;
 
-use self::chains::Over;
-use super::changes::{self, Changing, Event, Leaving, Next, What};
+use super::changes::{self, Changing, Event, Leaving, Next, Over, What};
 use super::disk::{Common, Served};
 use super::freeze::Waiting;
 use super::nbd::Nbd;

@@ -50,6 +50,32 @@ pub enum Next {
     Stream(stream::Plan),
 }
 
+/// A disk whose job is over, and that is to get its options back.
+pub struct Over {
+    pub look_at: Instant,
+    pause: Duration,
+}
+
+/// After the first attempt, for each of which users wait; then for twice as long each time.
+const AGAIN: Duration = Duration::from_secs(30);
+
+impl Default for Over {
+    fn default() -> Over {
+        Over {
+            look_at: Instant::now(),
+            pause: AGAIN,
+        }
+    }
+}
+
+impl Over {
+    /// It is tried now.
+    pub fn try_again(&mut self) {
+        self.look_at = Instant::now() + self.pause;
+        self.pause = self.pause.saturating_mul(2);
+    }
+}
+
 /// What other threads have to say.
 pub enum Event {
     /// The disk of that name is there, or will not be.

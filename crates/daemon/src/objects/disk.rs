@@ -283,12 +283,6 @@ impl Served {
         self.vhost_user.iter().for_each(Serving::begin_stop);
     }
 
-    /// Jobs that stay with it.
-    fn following(&self) -> impl Iterator<Item = &Following> {
-        let mirror = self.mirror.iter().map(|running| &running.mirror.following);
-        mirror.chain(self.stream.iter().map(|running| &running.following))
-    }
-
     /// Wait until `deadline`. None: it is not over.
     pub fn end(&mut self, deadline: Instant) -> Option<Result<(), Error>> {
         let ended = match &mut self.vhost_user {

@@ -17,33 +17,8 @@ use fathom_formats::served::Beside;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
-/// Between looks whether a disk can get the options back that it had; and after the first attempt, for each of which users
-/// wait: then for twice as long each time.
+/// Between looks whether a disk can get its options back.
 const LOOK: Duration = Duration::from_millis(200);
-const AGAIN: Duration = Duration::from_secs(30);
-
-/// A disk whose job is over, and that is to get its options back.
-pub(super) struct Over {
-    look_at: Instant,
-    pause: Duration,
-}
-
-impl Default for Over {
-    fn default() -> Over {
-        Over {
-            look_at: Instant::now(),
-            pause: AGAIN,
-        }
-    }
-}
-
-impl Over {
-    /// It is tried now.
-    fn try_again(&mut self) {
-        self.look_at = Instant::now() + self.pause;
-        self.pause = self.pause.saturating_mul(2);
-    }
-}
 
 impl Objects {
     pub(super) fn begin_commit(&mut self, index: usize, order: &CommitOrder, asker: Asker) {

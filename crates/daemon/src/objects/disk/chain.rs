@@ -9,8 +9,8 @@ use crate::options::DiskOptions;
 use crate::table::{DiskTable, check_path};
 use fathom_formats::Format;
 use fathom_formats::served::{Beside, ChainImage};
-use fathom_jobs::Phase;
 use fathom_jobs::mirror::Terms;
+use fathom_jobs::{Following, Phase};
 use fathom_storage::Location;
 use fathom_units::Size;
 use std::fs;
@@ -126,6 +126,12 @@ impl Served {
     /// It has ended, and somebody has heard of it.
     pub fn forget_stream(&mut self) {
         self.stream = None;
+    }
+
+    /// Jobs that stay with it.
+    pub(super) fn following(&self) -> impl Iterator<Item = &Following> {
+        let mirror = self.mirror.iter().map(|running| &running.mirror.following);
+        mirror.chain(self.stream.iter().map(|running| &running.following))
     }
 
     /// Why it has not got its options back after a job.
