@@ -8,6 +8,7 @@ use crate::mirror::{
     await_phase, check, check_killed, complete, flat, served_uri, there, write_in_order, written,
 };
 use crate::snapshots::snapshot;
+use crate::streams::without_snapshots;
 use crate::support::{
     Kept, Served, as_arg, disk_dir, eventually, fathom, refused, short_dir, stdout_of,
 };
@@ -96,7 +97,12 @@ fn every_kind_of_image_goes_into_a_raw_one_while_it_is_used() {
         let dir = kind.dir();
         let dir = dir.path();
         kind.make(dir);
+        let below = as_arg(&dir.join("base"));
         qemu_img(dir, &["resize", "-q", "-f", "raw", "base", "12M"]);
+        without_snapshots(kind, dir, |served| {
+            let args = ["commit", &served.api(), &below, "--unkept"];
+            refused(1, &args, &["internal snapshots"]);
+        });
         let mut model = kind.contents(dir, None);
         let mut random = Random::new(1200 + kind.number);
         let (image, base) = (as_arg(&dir.join("i")), as_arg(&dir.join("base")));

@@ -18,6 +18,8 @@ pub struct ChainImage {
     pub format: Format,
     /// Of the disk that it is with those below it, in bytes.
     pub size: u64,
+    /// So many internal snapshots it has, which need what is below it, too.
+    pub snapshots: u32,
 }
 
 /// What a disk is for that is beside another one.

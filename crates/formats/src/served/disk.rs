@@ -202,6 +202,10 @@ impl ImageDisk {
                 .to_owned(),
             format: link.image.format(),
             size: self.chain.size(depth),
+            snapshots: match &link.image {
+                Image::Qcow2(header) => header.snapshots,
+                Image::Qed(..) | Image::Raw { .. } => 0,
+            },
         });
         images.collect()
     }

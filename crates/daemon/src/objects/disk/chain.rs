@@ -30,6 +30,7 @@ impl Served {
             return Err(not_below(&images, &order.base));
         };
         let (target, own) = (&images[depth], &images[0]);
+        { images[..depth].iter() }.try_for_each(refuse_snapshots)?;
         if target.size != own.size {
             return Err(format!(
                 "{} has {} and the disk {}: they must be of one size",
@@ -84,6 +85,7 @@ impl Served {
         if images.first().is_none_or(is_raw) {
             return Err("a raw image has nothing below it".into());
         }
+        { images.first().into_iter() }.try_for_each(refuse_snapshots)?;
         let base = match &order.base {
             None if images.len() == 1 => return Err("its image has none below it".into()),
             None => Base::Nothing,
@@ -164,6 +166,18 @@ impl Served {
     fn images(&self) -> Vec<ChainImage> {
         let image = self.stack.image.as_ref();
         image.map_or_else(Vec::new, |image| image.images())
+    }
+}
+
+/// They would not be what they were with something else below it.
+fn refuse_snapshots(image: &ChainImage) -> Result<(), String> {
+    match image.snapshots {
+        0 => Ok(()),
+        count => Err(format!(
+            "{} has {count} internal snapshots, which need what is below it as it is: they would have to be deleted before \
+             (`fathom img snapshot`)",
+            image.path.display()
+        )),
     }
 }
 
