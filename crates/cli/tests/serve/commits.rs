@@ -5,7 +5,8 @@ use crate::exercise::{Random, differ, exercise};
 use crate::keep;
 use crate::kinds::{Kind, qemu_img, qemu_io, tool};
 use crate::mirror::{
-    await_phase, check, check_killed, complete, flat, served_uri, there, write_in_order, written,
+    after_a_kill, await_phase, check, check_killed, complete, flat, served_uri, write_in_order,
+    written,
 };
 use crate::snapshots::snapshot;
 use crate::streams::without_snapshots;
@@ -160,19 +161,7 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
         served = keep::again(served, "KILL", "");
         drop(commits);
         drop(load);
-        let acknowledged = written(&log);
-        let out = path("out");
-        let uri = served_uri(&served);
-        stdout_of(&["img", "convert", "-q", "-f", "raw", "-O", "raw", &uri, &out]);
-        let contents = fs::read(&out).unwrap();
-        let found = there(&contents);
-        assert!(
-            found >= acknowledged,
-            "round {round}: {found} of {acknowledged}"
-        );
-        // (One was under way.)
-        let rest = &contents[(found + 1) * 512..];
-        assert!(rest.iter().all(|byte| *byte == 251), "round {round}");
+        let contents = after_a_kill(&served, &log, 251);
         let table = fs::read_to_string(served.path("disks/d.toml")).unwrap();
         switched += usize::from(!table.contains(&layer));
         // Beginning again is all it takes.

@@ -153,6 +153,22 @@ pub fn there(contents: &[u8]) -> usize {
     (0..8192).take_while(is).count()
 }
 
+/// What a disk has whose server was killed: all that was acknowledged, and `untouched` bytes where that has not come to.
+pub fn after_a_kill(served: &Served, log: &Path, untouched: u8) -> Vec<u8> {
+    let acknowledged = written(log);
+    let dir = disk_dir();
+    let out = as_arg(&dir.path().join("out"));
+    let uri = served_uri(served);
+    stdout_of(&["img", "convert", "-q", "-f", "raw", "-O", "raw", &uri, &out]);
+    let contents = fs::read(out).unwrap();
+    let found = there(&contents);
+    assert!(found >= acknowledged, "{found} of {acknowledged}");
+    // (One was under way.)
+    let rest = contents.get((found + 1) * 512..).unwrap_or_default();
+    assert!(rest.iter().all(|byte| *byte == untouched), "behind {found}");
+    contents
+}
+
 #[test]
 fn whenever_the_server_is_killed_nothing_is_lost() {
     let dir = disk_dir();

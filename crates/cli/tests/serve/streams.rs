@@ -4,7 +4,7 @@ use crate::driver::with_disk;
 use crate::exercise::{Random, differ, exercise};
 use crate::keep;
 use crate::kinds::{Kind, SIZE, qemu_img, qemu_io};
-use crate::mirror::{check_killed, flat, served_uri, there, write_in_order, written};
+use crate::mirror::{after_a_kill, check_killed, flat, served_uri, write_in_order, written};
 use crate::support::{
     Kept, Served, as_arg, disk_dir, eventually, fathom, refused, short_dir, stdout_of,
 };
@@ -284,19 +284,7 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
         served = keep::again(served, "KILL", "");
         drop(streams);
         drop(load);
-        let acknowledged = written(&log);
-        let out = path("out");
-        let uri = served_uri(&served);
-        stdout_of(&["img", "convert", "-q", "-f", "raw", "-O", "raw", &uri, &out]);
-        let contents = fs::read(&out).unwrap();
-        let found = there(&contents);
-        assert!(
-            found >= acknowledged,
-            "round {round}: {found} of {acknowledged}"
-        );
-        // (One was under way.)
-        let rest = &contents[(found + 1) * 512..];
-        assert!(rest.iter().all(|byte| *byte == 251), "round {round}");
+        let contents = after_a_kill(&served, &log, 251);
         // Beginning again is all it takes.
         let api = served.api();
         match below(dir, &image).is_null() {

@@ -16,9 +16,9 @@ const ANSWER: usize = 4 << 10;
 pub(super) struct Compare<'a> {
     pub(super) job: &'a Job,
     /// The disk as users see it.
-    pub(super) ours: &'a Client,
+    pub(super) ours: Side<'a>,
     /// As the other image has it.
-    pub(super) theirs: &'a Client,
+    pub(super) theirs: Side<'a>,
 }
 
 impl Compare<'_> {
@@ -37,17 +37,17 @@ impl Compare<'_> {
     }
 
     fn try_look(&self, range: Range<u64>, stop: &dyn Fn() -> bool) -> Result<(bool, u64), Halt> {
-        let (is_zero, ours_end) = self.zero(&OURS, range.clone(), stop)?;
+        let (is_zero, ours_end) = self.zero(&self.ours, range.clone(), stop)?;
         if is_zero {
-            let (is_zero, end) = self.zero(&THEIRS, range.start..ours_end, stop)?;
+            let (is_zero, end) = self.zero(&self.theirs, range.start..ours_end, stop)?;
             if is_zero {
                 return Ok((false, end));
             }
         }
         let end = range.end.min((range.start / BLOCK + 1) * BLOCK);
         let range = range.start..end;
-        let ours = self.read(&OURS, range.clone(), stop)?;
-        let theirs = self.read(&THEIRS, range.clone(), stop)?;
+        let ours = self.read(&self.ours, range.clone(), stop)?;
+        let theirs = self.read(&self.theirs, range.clone(), stop)?;
         let len = (end - range.start) as usize;
         Ok((ours.bytes()[..len] != theirs.bytes()[..len], end))
     }
@@ -55,18 +55,18 @@ impl Compare<'_> {
     /// Whether it is known to be zeroes there, and where that ends.
     fn zero(
         &self,
-        whose: &Whose,
+        side: &Side<'_>,
         range: Range<u64>,
         stop: &dyn Fn() -> bool,
     ) -> Result<(bool, u64), Halt> {
-        let size = (whose.disk)(self).info().size;
+        let size = side.disk.info().size;
         if range.start >= size {
             return Ok((true, range.end));
         }
         let end = range.end.min(range.start + ASKED).min(size);
-        let pages = Some(Pages::new(ANSWER).map_err(|error| whose.failed(error))?);
+        let pages = Some(Pages::new(ANSWER).map_err(|error| side.failed(error))?);
         let ask = Ask::new(Op::BlockStatus, range.start, end - range.start, pages);
-        let pages = self.answered(whose, ask, stop)?;
+        let pages = self.answered(side, ask, stop)?;
         let first = extents(pages.bytes()).next();
         let (Status { zero, .. }, len) = first.unwrap_or((Status::DATA, end - range.start));
         Ok((zero, range.start.saturating_add(len).min(end)))
@@ -75,45 +75,36 @@ impl Compare<'_> {
     /// Zeroes behind its end.
     fn read(
         &self,
-        whose: &Whose,
+        side: &Side<'_>,
         range: Range<u64>,
         stop: &dyn Fn() -> bool,
     ) -> Result<Pages, Halt> {
         // (New pages are zeroes.)
-        let pages = Pages::new(BLOCK as usize).map_err(|error| whose.failed(error))?;
-        let end = range.end.min((whose.disk)(self).info().size);
+        let pages = Pages::new(BLOCK as usize).map_err(|error| side.failed(error))?;
+        let end = range.end.min(side.disk.info().size);
         if range.start >= end {
             return Ok(pages);
         }
         let ask = Ask::new(Op::Read, range.start, end - range.start, Some(pages));
-        self.answered(whose, ask, stop)
+        self.answered(side, ask, stop)
     }
 
-    fn answered(&self, whose: &Whose, ask: Ask, stop: &dyn Fn() -> bool) -> Result<Pages, Halt> {
-        let answer = self.job.answer_unless((whose.disk)(self), ask, stop);
+    fn answered(&self, side: &Side<'_>, ask: Ask, stop: &dyn Fn() -> bool) -> Result<Pages, Halt> {
+        let answer = self.job.answer_unless(side.disk, ask, stop);
         match answer.ok_or(Halt::Stopped)? {
             Answer { ask, errno: 0, .. } => Ok(ask.pages.expect("it had some")),
-            Answer { errno, .. } => Err(whose.failed(io::Error::from_raw_os_error(errno))),
+            Answer { errno, .. } => Err(side.failed(io::Error::from_raw_os_error(errno))),
         }
     }
 }
 
-/// One of the two.
-struct Whose {
-    name: &'static str,
-    disk: for<'a> fn(&Compare<'a>) -> &'a Client,
+/// One of the two, and what it is called.
+pub(super) struct Side<'a> {
+    pub(super) disk: &'a Client,
+    pub(super) name: &'static str,
 }
 
-const OURS: Whose = Whose {
-    name: "the disk",
-    disk: |compare| compare.ours,
-};
-const THEIRS: Whose = Whose {
-    name: "the other image",
-    disk: |compare| compare.theirs,
-};
-
-impl Whose {
+impl Side<'_> {
     fn failed(&self, error: io::Error) -> Halt {
         Halt::Problem(self.name, error)
     }

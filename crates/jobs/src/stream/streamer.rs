@@ -1,6 +1,6 @@
 //! The thread that brings up what is below.
 
-use super::compare::Compare;
+use super::compare::{Compare, Side};
 use super::terms::{Below, Name, Terms};
 use crate::copy::Pace;
 use crate::following::{Phase, STOPPED, Shared, Tell};
@@ -105,8 +105,14 @@ impl Streamer {
         };
         let compare = others.as_ref().map(|(ours, theirs)| Compare {
             job: &job,
-            ours,
-            theirs,
+            ours: Side {
+                disk: ours,
+                name: "the disk",
+            },
+            theirs: Side {
+                disk: theirs,
+                name: "the other image",
+            },
         });
         let mut pass = Pass {
             job: &job,
