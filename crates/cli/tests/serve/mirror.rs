@@ -207,24 +207,7 @@ fn whenever_the_server_is_killed_nothing_is_lost() {
         drop(completes);
         // (It has no server any more.)
         drop(load);
-        let acknowledged = written(&log);
-        let out = path("out".into());
-        stdout_of(&[
-            "img",
-            "convert",
-            "-q",
-            "-f",
-            "raw",
-            "-O",
-            "raw",
-            &served_uri(&served),
-            &out,
-        ]);
-        let found = there(&fs::read(&out).unwrap());
-        assert!(
-            found >= acknowledged,
-            "round {round}: {found} of {acknowledged}"
-        );
+        after_a_kill(&served, &log, 0);
         let table = fs::read_to_string(served.path("disks/d.toml")).unwrap();
         switched += usize::from(table.contains(&target));
         stdout_of(&["disk", "remove", &served.api(), "--disk", "d", "--force"]);
