@@ -371,7 +371,7 @@ impl DiskTable {
 
     /// With another image, of the same disk.
     pub(crate) fn on(self, image: Location, format: Option<Format>) -> DiskTable {
-        let has_tables = format.is_some_and(|format| format != Format::Raw);
+        let has_tables = format.is_some_and(Format::has_tables);
         DiskTable {
             format,
             metadata_cache: self.metadata_cache.filter(|_| has_tables),

@@ -28,6 +28,14 @@ impl Format {
         }
     }
 
+    /// Whether its tables say where the disk's bytes are.
+    pub fn has_tables(self) -> bool {
+        match self {
+            Format::Raw => false,
+            Format::Qcow2 | Format::Qed => true,
+        }
+    }
+
     /// The format of that name.
     pub fn from_name(name: &str) -> Result<Format> {
         let found = Format::ALL.into_iter().find(|f| f.name() == name);

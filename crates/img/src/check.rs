@@ -31,7 +31,7 @@ pub fn check(
     }
     let image = open_locked(location, &open)?;
     let format = format_of(&image, format)?;
-    if format == Format::Raw {
+    if !format.has_tables() {
         return Err(Error::Raw { path });
     }
     let report = checks::check(image.bytes(), format, options, say).map_err(of(&path))?;

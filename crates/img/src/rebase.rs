@@ -52,7 +52,7 @@ pub fn rebase(
     let image = open(location, &writing)?;
     let path = image.path();
     let format = format_of(&image, options.format)?;
-    if format == Format::Raw {
+    if !format.has_tables() {
         return Err(usage(path, "raw images have no backing file"));
     }
     if !options.only_name {

@@ -66,6 +66,11 @@ impl Image {
         }
     }
 
+    /// Whether guest data lies in another file.
+    pub fn has_data_file(&self) -> bool {
+        matches!(self, Image::Qcow2(header) if header.geometry().data_file)
+    }
+
     /// The backing file's name as it is written in the image.
     pub fn backing_file(&self) -> Option<&[u8]> {
         match self {

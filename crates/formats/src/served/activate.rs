@@ -10,7 +10,8 @@ use super::epoch::Epochs;
 use super::helpers::Helpers;
 use super::layout::Layout;
 use super::metadata::Metadata;
-use super::open::{Chain, Link, check, told, unusable};
+use super::open::{Chain, Link, check};
+use super::problem::{told, unusable};
 use super::storage::Storage;
 use super::tables::{Parts, Tables};
 use crate::offline::Image;
@@ -155,6 +156,7 @@ impl Fresh<'_> {
             file: file.clone(),
             storage: link.storage,
             data: link.data,
+            has_data_file: link.image.has_data_file(),
             compression: CompressionType::Deflate,
             size: self.size_of(link),
             file_len: file

@@ -3,7 +3,8 @@
 use super::active::Active;
 use super::channel::ImageChannel;
 use super::disk::{ImageOptions, Shared};
-use super::open::{Chain, unusable};
+use super::open::Chain;
+use super::problem::unusable;
 use super::storage::Storage;
 use crate::Format;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Resize};

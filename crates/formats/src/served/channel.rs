@@ -8,7 +8,7 @@ use super::io::{Errno, Payload};
 use super::jobs::Job;
 use super::lookup::{Found, Lookup};
 use super::memo::{EPOCH, STORAGE, UNCOUNTED};
-use super::open::unusable;
+use super::problem::unusable;
 use super::segments::{Source, clear};
 use super::storage::Storage;
 use super::tables::Tables;
@@ -133,7 +133,7 @@ impl ImageChannel {
         {
             return Err(libc::EIO);
         }
-        let clean = top.is_none_or(|t| t.is_clean() && t.data == t.storage);
+        let clean = top.is_none_or(|t| t.is_clean() && !t.has_data_file);
         Ok(match request.op {
             Op::Write if self.shared.compress => match top.and_then(Tables::compress_unit) {
                 Some(_) => Found::Else,

@@ -86,7 +86,7 @@ impl Tables {
         at: HostOffset,
         len: u64,
     ) -> Result<(), Errno> {
-        if self.data != self.storage {
+        if self.has_data_file {
             return Ok(());
         }
         let bits = self.layout.cluster_bits();

@@ -9,7 +9,8 @@ use super::helpers::Helpers;
 use super::io::BlockingIo;
 use super::jobs::Jobs;
 use super::journal::{self, Found, Journal};
-use super::open::{Chain, unusable};
+use super::open::Chain;
+use super::problem::unusable;
 use super::restore::Failure;
 use super::storage::{Opener, Storage};
 use super::tables::Tables;
@@ -217,7 +218,7 @@ impl ImageDisk {
 
     /// What is counted while it is in use; None: it has no tables.
     pub fn counts(&self) -> Option<Arc<ImageCounts>> {
-        let has_tables = self.options.format != Format::Raw;
+        let has_tables = self.options.format.has_tables();
         has_tables.then(|| self.chain.counts.clone())
     }
 

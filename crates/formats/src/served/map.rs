@@ -8,7 +8,7 @@ use super::active::{Active, Layer};
 use super::disk::ImageDisk;
 use super::io::StorageId;
 use super::metadata_only::has_metadata_only;
-use super::open::unusable;
+use super::problem::unusable;
 use super::slice::Slice;
 use super::tables::Tables;
 use crate::qcow2::Cluster;

@@ -38,6 +38,7 @@ mod metadata;
 mod metadata_only;
 mod open;
 mod pool;
+mod problem;
 mod read;
 mod rebase;
 mod resize;

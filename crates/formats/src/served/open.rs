@@ -5,9 +5,10 @@ use super::beside::Beside;
 use super::counts::ImageCounts;
 use super::disk::ImageOptions;
 use super::io::StorageId;
+use super::problem::{told, unusable};
 use super::storage::{Opener, Storage};
 use crate::offline::Image;
-use crate::{Error, Format, HostOffset, qcow2, resolve};
+use crate::{Format, HostOffset, qcow2, resolve};
 use fathom_core::{DiskError, DiskInfo, RangeLimits};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -44,19 +45,6 @@ pub(super) struct Chain {
     pub(super) links: Vec<Link>,
     pub(super) storages: Vec<Arc<dyn Storage>>,
     pub(super) counts: Arc<ImageCounts>,
-}
-
-pub(super) fn unusable(path: &Path, problem: impl Into<String>) -> DiskError {
-    DiskError::Unusable {
-        path: path.to_owned(),
-        problem: problem.into(),
-    }
-}
-
-/// The error of an image, for people.
-pub(super) fn told(path: &Path) -> impl FnOnce(Error) -> DiskError {
-    let path = path.to_owned();
-    move |error| unusable(&path, error.to_string())
 }
 
 impl Chain {
@@ -124,7 +112,7 @@ impl Chain {
         };
         for (n, link) in self.links.iter().enumerate() {
             if let Image::Qcow2(header) = &link.image
-                && link.data != link.storage
+                && link.image.has_data_file()
             {
                 set(link.storage, link.data, header.data_file());
             }

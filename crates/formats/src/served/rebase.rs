@@ -1,7 +1,7 @@
 //! Another backing file for an image in use.
 
 use super::disk::ImageDisk;
-use super::open::{told, unusable};
+use super::problem::{told, unusable};
 use super::task::block_on;
 use crate::offline::Image;
 use crate::offline::backing::{NewBacking, check_backing_in_use, set_backing_in_use};

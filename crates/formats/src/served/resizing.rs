@@ -4,11 +4,12 @@
 use super::disk::ImageDisk;
 use super::io::Errno;
 use super::jobs::Job;
-use super::open::{check, told, unusable};
+use super::open::check;
+use super::problem::{told, unusable};
 use super::storage::Storage;
 use crate::offline::Image;
 use crate::qcow2::{L1Entry, MAX_L1_BYTES};
-use crate::{Error, Format, qcow2, qed};
+use crate::{Error, qcow2, qed};
 use fathom_core::{DiskError, Resize};
 use std::io;
 use std::path::PathBuf;
@@ -85,7 +86,7 @@ impl ImageDisk {
     pub fn begin_resize(&self, to: &Resize) -> Result<Resizing, DiskError> {
         let (old, path) = (self.shared.size(), self.path());
         let size = to.wanted(old)?.unwrap_or(old);
-        if self.options.format == Format::Raw {
+        if !self.options.format.has_tables() {
             return Err(self.is_part());
         }
         if self.options.read_only || self.active().is_none() {
@@ -104,8 +105,8 @@ impl ImageDisk {
             DiskError::Refused(format!("{}: cannot be resized: {problem}", path.display()))
         })?;
         let link = &self.chain.links[0];
-        let data = (link.data != link.storage).then(|| usize::from(link.data));
-        let data = data.map(|id| self.chain.storages[id].clone());
+        let has_data_file = link.image.has_data_file();
+        let data = has_data_file.then(|| self.chain.storages[usize::from(link.data)].clone());
         let raw = matches!(&image, Image::Qcow2(header) if header.data_file_is_raw());
         if let Some(data) = data.as_ref().filter(|_| size > old) {
             let grown = grow_data_file(&**data, old, size, raw);
@@ -127,7 +128,7 @@ impl ImageDisk {
 
     /// Takes in the size that somebody else has given the image while it was not in use here.
     pub(super) fn take_in(&self) -> Result<u64, DiskError> {
-        if self.options.format == Format::Raw {
+        if !self.options.format.has_tables() {
             return Err(self.is_part());
         }
         if self.active().is_none() && self.options.snapshot.is_none() {

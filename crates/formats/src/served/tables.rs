@@ -95,6 +95,8 @@ pub(super) struct Tables {
     pub(super) storage: StorageId,
     /// Where guest data is.
     pub(super) data: StorageId,
+    /// That is in another file.
+    pub(super) has_data_file: bool,
     pub(super) compression: CompressionType,
     /// See [`Tables::size`].
     size: AtomicU64,
@@ -175,6 +177,7 @@ pub(super) struct Parts {
     pub(super) file: Arc<dyn Storage>,
     pub(super) storage: StorageId,
     pub(super) data: StorageId,
+    pub(super) has_data_file: bool,
     pub(super) compression: CompressionType,
     pub(super) size: u64,
     pub(super) file_len: u64,
@@ -199,6 +202,7 @@ impl Tables {
             file: parts.file,
             storage: parts.storage,
             data: parts.data,
+            has_data_file: parts.has_data_file,
             compression: parts.compression,
             size: parts.size.into(),
             file_len: parts.file_len.into(),

@@ -152,7 +152,7 @@ impl Active {
         let _room = tables.make_room(io, targets.len() as u64).await?;
         let run = match targets[0].own {
             Some(_) => None,
-            None if tables.data != tables.storage => None,
+            None if tables.has_data_file => None,
             None => Some(tables.allocate(io, targets.len() as u64, false).await?),
         };
         if let Some(run) = &run {
@@ -406,8 +406,7 @@ impl Tables {
             Cluster::Zero { host } | Cluster::Subclusters { host, .. } => *host,
             Cluster::Unallocated => None,
         };
-        let own_file = self.data == self.storage;
-        host.filter(|_| own_file)
+        host.filter(|_| !self.has_data_file)
             .map(|host| Unlinked::new(host, size))
     }
 

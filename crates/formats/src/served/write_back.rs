@@ -224,7 +224,7 @@ impl Tables {
     /// What has completed before is durable, in all files that are written.
     pub(super) async fn barrier(&self, io: &impl Io) -> Result<(), Errno> {
         let own = io.plain(self.storage, Op::Flush, HostOffset(0), 0);
-        if self.data != self.storage {
+        if self.has_data_file {
             io.plain(self.data, Op::Flush, HostOffset(0), 0).await?;
         }
         own.await

@@ -180,9 +180,8 @@ impl Tables {
         let gives_up = how != Empty::Zero { unmap: false };
         // Data files have one place for each cluster, which nobody else can
         // use; and QED has no free clusters.
-        let has_data_file = self.data != self.storage;
-        let keeps = has_data_file || !gives_up;
-        let stays = has_data_file || matches!(self.layout, Layout::Qed(_));
+        let keeps = self.has_data_file || !gives_up;
+        let stays = self.has_data_file || matches!(self.layout, Layout::Qed(_));
         match old {
             Cluster::Unallocated if !below || how == Empty::Discard => Change::Nothing,
             Cluster::Zero { host: None } => Change::Nothing,
@@ -191,7 +190,7 @@ impl Tables {
             // Those that have data keep it, and it becomes zeroes: a write that is under way in place
             // may come later, and whoever reads the data file by itself has to see what the guest
             // sees.
-            Cluster::Subclusters { allocated, .. } if has_data_file && *allocated != 0 => {
+            Cluster::Subclusters { allocated, .. } if self.has_data_file && *allocated != 0 => {
                 let zero = all & !allocated;
                 Change::Entry(self.layout.entry(own, *allocated, zero), None)
             }
@@ -217,7 +216,7 @@ impl Tables {
 
     /// An external data file shows what the entries say, if it is raw.
     async fn zero_data_file(&self, io: &TaskIo, old: &Cluster) -> Result<(), Errno> {
-        if self.data == self.storage {
+        if !self.has_data_file {
             return Ok(());
         }
         let host = match old {
