@@ -1,0 +1,76 @@
+//! The anti-forensic splitter (LUKS1 spec 2.4): a key blown up so that wiping
+//! any part of it destroys all.
+
+use crate::error::Result;
+use crate::hash::Hash;
+use crate::random;
+use zeroize::Zeroizing;
+
+/// How many times its size a key becomes. No program writes another number.
+pub const STRIPES: usize = 4000;
+
+/// Bytes of a split key of `key_bytes`: a multiple of 512 for 32 and 64.
+pub const fn split_len(key_bytes: usize) -> usize {
+    key_bytes * STRIPES
+}
+
+/// Blows up `key`.
+pub fn split(key: &[u8], hash: Hash) -> Result<Zeroizing<Vec<u8>>> {
+    let mut material = Zeroizing::new(vec![0; split_len(key.len())]);
+    let (last, stripes) = (split_len(key.len()) - key.len(), STRIPES - 1);
+    random::fill(&mut material[..last])?;
+    let mut sum = sum(&material, key.len(), stripes, hash);
+    xor(&mut sum, key);
+    material[last..].copy_from_slice(&sum);
+    Ok(material)
+}
+
+/// The key of `key_bytes` that was blown up to `material`.
+pub fn merge(material: &[u8], key_bytes: usize, hash: Hash) -> Zeroizing<Vec<u8>> {
+    let mut key = sum(material, key_bytes, STRIPES - 1, hash);
+    xor(
+        &mut key,
+        &material[(STRIPES - 1) * key_bytes..][..key_bytes],
+    );
+    key
+}
+
+/// Of the first `stripes`.
+fn sum(material: &[u8], key_bytes: usize, stripes: usize, hash: Hash) -> Zeroizing<Vec<u8>> {
+    let mut sum = Zeroizing::new(vec![0; key_bytes]);
+    for stripe in material.chunks_exact(key_bytes).take(stripes) {
+        xor(&mut sum, stripe);
+        hash.diffuse(&mut sum);
+    }
+    sum
+}
+
+fn xor(to: &mut [u8], with: &[u8]) {
+    for (to, with) in to.iter_mut().zip(with) {
+        *to ^= with;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_split_is_merged() {
+        for hash in [Hash::Sha1, Hash::Sha256, Hash::Sha512] {
+            for len in [32, 64] {
+                let key: Vec<u8> = (0..len).collect();
+                let material = split(&key, hash).unwrap();
+                assert_eq!(*merge(&material, key.len(), hash), key);
+            }
+        }
+    }
+
+    #[test]
+    fn one_wrong_bit_makes_another_key() {
+        let key = [7; 64];
+        let mut material = split(&key, Hash::Sha256).unwrap();
+        material[1000] ^= 1;
+        assert_ne!(*merge(&material, key.len(), Hash::Sha256), key);
+    }
+}

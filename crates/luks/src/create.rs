@@ -1,0 +1,117 @@
+//! New headers.
+
+use crate::change::Change;
+use crate::effort::Effort;
+use crate::error::{Error, Result};
+use crate::hash::Hash;
+use crate::header::Header;
+use crate::kdf::Kdf;
+use crate::random;
+use crate::secret::{Passphrase, VolumeKey};
+use crate::slot::Digest;
+use crate::{v1, v2};
+
+/// What header to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// 1 or 2. QEMU knows only version 1.
+    pub version: u32,
+    /// Of the digest and, in version 1, of key derivation.
+    pub hash: Hash,
+    /// 512, 1024, 2048 or 4096; only 512 in version 1.
+    pub sector_size: u32,
+    /// Of the first key slot.
+    pub effort: Effort,
+}
+
+impl Default for Options {
+    /// What QEMU makes and reads.
+    fn default() -> Options {
+        Options {
+            version: 1,
+            hash: Hash::default(),
+            sector_size: 512,
+            effort: Effort::default(),
+        }
+    }
+}
+
+impl Options {
+    /// Refuses what no header can be.
+    pub fn check(&self) -> Result<()> {
+        check(self)
+    }
+
+    /// Bytes of the header with its key slots, behind which the payload starts.
+    pub fn header_len(&self) -> u64 {
+        match self.version {
+            1 => v1::PAYLOAD_AT,
+            _ => v2::PAYLOAD_AT,
+        }
+    }
+}
+
+/// A new header.
+#[derive(Debug)]
+pub struct Created {
+    /// To be written at the start of the file, in which the payload follows.
+    /// Most of them are 0.
+    pub bytes: Vec<u8>,
+    /// The payload's key.
+    pub key: VolumeKey,
+}
+
+/// Makes a header for AES-256 in XTS mode with a new random volume key, which
+/// `passphrase` opens. Blocks for about the effort's time and a half.
+pub fn create(options: &Options, passphrase: &Passphrase) -> Result<Created> {
+    const KEY_BYTES: usize = 64;
+    check(options)?;
+    let mut key = vec![0; KEY_BYTES];
+    random::fill(&mut key)?;
+    let key = VolumeKey::new(key)?;
+    let hash = options.hash;
+    let (digest, iterations) = digest(options, &key)?;
+    let mut bytes = match options.version {
+        1 => v1::empty(hash, &digest, iterations, KEY_BYTES)?,
+        _ => v2::empty(hash, &digest, iterations, options.sector_size)?,
+    };
+    let header = Header::read(&bytes)?;
+    for Change { at, bytes: part } in header.add_key(&key, passphrase, &options.effort)?.changes {
+        crate::bytes::put(&mut bytes, at as usize, &part);
+    }
+    Ok(Created { bytes, key })
+}
+
+fn check(options: &Options) -> Result<()> {
+    let size = options.sector_size;
+    match options.version {
+        1 if size == 512 => Ok(()),
+        1 => Err(Error::unsupported(format!(
+            "LUKS1 has sectors of 512 bytes, not of {size}: ask for LUKS2"
+        ))),
+        2 if matches!(size, 512 | 1024 | 2048 | 4096) => Ok(()),
+        2 => Err(Error::unsupported(format!(
+            "LUKS2 has sectors of 512, 1024, 2048 or 4096 bytes, not of {size}"
+        ))),
+        version => Err(Error::unsupported(format!(
+            "LUKS version {version} cannot be made, only 1 and 2"
+        ))),
+    }
+}
+
+fn digest(options: &Options, key: &VolumeKey) -> Result<(Digest, u32)> {
+    let hash = options.hash;
+    let len = match options.version {
+        1 => v1::fields::DIGEST_LEN,
+        _ => hash.len(),
+    };
+    let kdf = options.effort.digest(hash, len);
+    let iterations = match kdf {
+        Kdf::Pbkdf2 { iterations, .. } => iterations,
+        Kdf::Argon2 { .. } => 0,
+    };
+    let salt = random::array()?;
+    let mut value = vec![0; len];
+    kdf.derive(key.bytes(), &salt, &mut value)?;
+    Ok((Digest { kdf, salt, value }, iterations))
+}

@@ -1,0 +1,146 @@
+//! Key derivation: from a passphrase to the key of a key slot's area.
+
+use crate::error::{Error, Result};
+use crate::hash::Hash;
+use argon2::{Algorithm, Argon2, Block, Params, Version};
+use std::time::Duration;
+use zeroize::Zeroizing;
+
+/// The most that the key slots which a passphrase is tried on may take
+/// together, as estimated by [`Kdf::time`]. So a header made to keep a thread
+/// busy keeps it for about a minute.
+pub const MAX_TIME: Duration = Duration::from_secs(60);
+/// The most memory of one derivation: 1 GiB, as in cryptsetup by default.
+pub const MAX_MEMORY_KIB: u32 = 1 << 20;
+/// The most lanes, as in cryptsetup.
+pub const MAX_LANES: u32 = 4;
+/// About the time of 1 KiB in one pass of Argon2, on one processor of a
+/// server of the 2020s.
+const TIME_OF_KIB: Duration = Duration::from_nanos(1000);
+
+/// A way to derive keys and its parameters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kdf {
+    /// PBKDF2 of RFC 8018.
+    Pbkdf2 { hash: Hash, iterations: u32 },
+    /// Argon2 of RFC 9106, version 0x13.
+    Argon2 {
+        variant: Variant,
+        passes: u32,
+        memory_kib: u32,
+        lanes: u32,
+    },
+}
+
+/// Of Argon2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    I,
+    Id,
+}
+
+impl Kdf {
+    /// Its name in headers of version 2.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Kdf::Pbkdf2 { .. } => "pbkdf2",
+            Kdf::Argon2 {
+                variant: Variant::I,
+                ..
+            } => "argon2i",
+            Kdf::Argon2 {
+                variant: Variant::Id,
+                ..
+            } => "argon2id",
+        }
+    }
+
+    /// Why it is not to be run, if so: parameters that mean nothing or ask
+    /// for too much. `out` is as many bytes as it is to make.
+    pub fn objection(&self, out: usize) -> Option<String> {
+        match *self {
+            Kdf::Pbkdf2 { iterations: 0, .. } => return Some("it has no iterations".into()),
+            Kdf::Pbkdf2 { .. } => {}
+            Kdf::Argon2 {
+                passes,
+                memory_kib,
+                lanes,
+                ..
+            } => {
+                if memory_kib > MAX_MEMORY_KIB {
+                    return Some(format!(
+                        "it needs {memory_kib} KiB of memory, and at most {MAX_MEMORY_KIB} are given"
+                    ));
+                }
+                if lanes > MAX_LANES {
+                    return Some(format!(
+                        "it has {lanes} threads, and at most {MAX_LANES} are supported"
+                    ));
+                }
+                if let Err(why) = Params::new(memory_kib, passes, lanes, None) {
+                    return Some(format!("its parameters are impossible: {why}"));
+                }
+            }
+        }
+        (self.time(out) > MAX_TIME).then(|| {
+            format!(
+                "it would take about {} s, and at most {} are spent",
+                self.time(out).as_secs(),
+                MAX_TIME.as_secs()
+            )
+        })
+    }
+
+    /// About the time that it takes to make `out` bytes.
+    pub fn time(&self, out: usize) -> Duration {
+        match *self {
+            Kdf::Pbkdf2 { hash, iterations } => {
+                let blocks = out.div_ceil(hash.len()) as u32;
+                hash.time_of_iteration() * blocks * iterations
+            }
+            Kdf::Argon2 {
+                passes, memory_kib, ..
+            } => (TIME_OF_KIB * memory_kib).saturating_mul(passes),
+        }
+    }
+
+    /// Fills `out`. Whoever calls has no [`Kdf::objection`].
+    pub fn derive(&self, secret: &[u8], salt: &[u8], out: &mut [u8]) -> Result<()> {
+        match *self {
+            Kdf::Pbkdf2 { hash, iterations } => {
+                hash.pbkdf2(secret, salt, iterations, out);
+                Ok(())
+            }
+            Kdf::Argon2 {
+                variant,
+                passes,
+                memory_kib,
+                lanes,
+            } => {
+                let failed = |why| Error::damaged(format!("Argon2 cannot be run: {why}"));
+                let algorithm = match variant {
+                    Variant::I => Algorithm::Argon2i,
+                    Variant::Id => Algorithm::Argon2id,
+                };
+                let params =
+                    Params::new(memory_kib, passes, lanes, Some(out.len())).map_err(failed)?;
+                let mut memory = memory(params.block_count())?;
+                Argon2::new(algorithm, Version::V0x13, params)
+                    .hash_password_into_with_memory(secret, salt, out, memory.as_mut_slice())
+                    .map_err(failed)
+            }
+        }
+    }
+}
+
+/// For Argon2: blocks of 1 KiB each, which are wiped when they are dropped.
+pub fn memory(blocks: usize) -> Result<Zeroizing<Vec<Block>>> {
+    let mut memory = Vec::new();
+    memory
+        .try_reserve_exact(blocks)
+        .map_err(|_| Error::NoMemory {
+            mib: (blocks as u64).div_ceil(1024),
+        })?;
+    memory.resize(blocks, Block::default());
+    Ok(Zeroizing::new(memory))
+}

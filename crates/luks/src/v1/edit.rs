@@ -1,0 +1,133 @@
+//! Making and changing a header of version 1.
+
+use super::fields::{self, slot};
+use super::read::Layout;
+use crate::af;
+use crate::bytes::put;
+use crate::change::Change;
+use crate::error::{Error, Result};
+use crate::hash::Hash;
+use crate::kdf::Kdf;
+use crate::parts::Parts;
+use crate::random;
+use crate::secret::{Passphrase, VolumeKey};
+use crate::slot::{Area, Digest, Priority, SALT, SECTOR, Slot};
+
+/// Where the payload of a new header starts: cryptsetup's 2 MiB.
+pub const PAYLOAD_AT: u64 = 2 << 20;
+/// To a multiple of this slots' key material is aligned.
+const ALIGNMENT: usize = 4096;
+
+/// The bytes before the payload of a new header, with all slots free.
+/// `key_bytes` is what the digest is of.
+pub fn empty(hash: Hash, digest: &Digest, iterations: u32, key_bytes: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; PAYLOAD_AT as usize];
+    let sectors = |bytes: u64| (bytes as u32 / SECTOR).to_be_bytes();
+    put(&mut bytes, 0, &fields::MAGIC);
+    put(&mut bytes, fields::VERSION, &1u16.to_be_bytes());
+    put(&mut bytes, fields::CIPHER, b"aes");
+    put(&mut bytes, fields::MODE, b"xts-plain64");
+    put(&mut bytes, fields::HASH, hash.name().as_bytes());
+    put(&mut bytes, fields::PAYLOAD, &sectors(PAYLOAD_AT));
+    put(
+        &mut bytes,
+        fields::KEY_BYTES,
+        &(key_bytes as u32).to_be_bytes(),
+    );
+    put(&mut bytes, fields::DIGEST, &digest.value);
+    put(&mut bytes, fields::DIGEST_SALT, &digest.salt);
+    put(
+        &mut bytes,
+        fields::DIGEST_ITERATIONS,
+        &iterations.to_be_bytes(),
+    );
+    put(&mut bytes, fields::UUID, random::uuid()?.as_bytes());
+    let area = af::split_len(key_bytes).next_multiple_of(ALIGNMENT);
+    for number in 0..fields::SLOT_COUNT {
+        let at = slot(number);
+        let material = (ALIGNMENT + number as usize * area) as u64;
+        put(&mut bytes, at, &fields::INACTIVE.to_be_bytes());
+        put(&mut bytes, at + fields::SLOT_MATERIAL, &sectors(material));
+        put(
+            &mut bytes,
+            at + fields::SLOT_STRIPES,
+            &(af::STRIPES as u32).to_be_bytes(),
+        );
+    }
+    Ok(bytes)
+}
+
+/// The number of a free slot and the changes that put `key` into it.
+///
+/// Key material, salt and iterations are there before the slot is marked as
+/// in use, which is one field within a sector.
+pub fn add(
+    layout: &Layout,
+    parts: &Parts,
+    kdf: Kdf,
+    passphrase: &Passphrase,
+    key: &VolumeKey,
+) -> Result<(u32, Vec<Change>)> {
+    let number = (0..fields::SLOT_COUNT)
+        .find(|&number| !layout.is_active(number))
+        .ok_or(Error::NoFreeSlot)?;
+    let Kdf::Pbkdf2 { iterations, .. } = kdf else {
+        return Err(Error::unsupported(
+            "LUKS1 has no other key derivation than PBKDF2",
+        ));
+    };
+    let new = Slot {
+        number,
+        kdf,
+        salt: random::array()?,
+        af_hash: parts.hash,
+        area: area(layout, parts, number),
+        priority: Priority::Normal,
+        unusable: None,
+    };
+    let mut secrets = iterations.to_be_bytes().to_vec();
+    secrets.extend_from_slice(&new.salt);
+    let changes = vec![
+        Change::new(new.area.at, new.seal(passphrase, key)?),
+        secrets_change(number, secrets),
+        state_change(number, fields::ACTIVE),
+    ];
+    Ok((number, changes))
+}
+
+/// The changes that free the slot `number`: first it is marked as free, then
+/// its key material is wiped, then its salt.
+pub fn remove(layout: &Layout, parts: &Parts, number: u32) -> Result<Vec<Change>> {
+    let area = area(layout, parts, number);
+    Ok(vec![
+        state_change(number, fields::INACTIVE),
+        Change::wipe(area.at, area.len)?,
+        secrets_change(number, vec![0; size_of::<u32>() + SALT]),
+    ])
+}
+
+/// The changes that wipe what may be left in free slots.
+pub fn wipe_free(layout: &Layout, parts: &Parts) -> Result<Vec<Change>> {
+    (0..fields::SLOT_COUNT)
+        .filter(|&number| !layout.is_active(number))
+        .map(|number| area(layout, parts, number))
+        .map(|area| Change::wipe(area.at, area.len))
+        .collect()
+}
+
+fn area(layout: &Layout, parts: &Parts, number: u32) -> Area {
+    Area {
+        at: layout.material(number),
+        len: af::split_len(parts.payload.key_bytes) as u64,
+        key_bytes: parts.payload.key_bytes,
+        iv: parts.payload.iv,
+    }
+}
+
+fn state_change(number: u32, state: u32) -> Change {
+    Change::new(slot(number) as u64, state.to_be_bytes())
+}
+
+fn secrets_change(number: u32, secrets: Vec<u8>) -> Change {
+    Change::new((slot(number) + fields::SLOT_ITERATIONS) as u64, secrets)
+}

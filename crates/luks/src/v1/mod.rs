@@ -1,0 +1,8 @@
+//! Version 1: "LUKS On-Disk Format Specification" 1.2.3.
+
+mod edit;
+pub mod fields;
+mod read;
+
+pub use edit::{PAYLOAD_AT, add, empty, remove, wipe_free};
+pub use read::{Layout, read};

@@ -1,0 +1,303 @@
+//! Reading a header of version 2.
+
+use super::binary::{self, Binary, COPY_LENS, Copy, Valid};
+use super::json::{self, Metadata, number, shown};
+use super::slots::{self, MAX_SLOTS};
+use crate::bytes::Bytes;
+use crate::error::{Error, Result};
+use crate::parts::{self, Parts};
+use crate::payload::{Iv, Payload};
+use crate::slot::Slot;
+use serde_json::Value;
+
+/// What is needed to change a header.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    pub binary: Binary,
+    /// All of the JSON.
+    pub json: Value,
+    /// The copies' salts, as far as they are good.
+    pub salts: [Option<[u8; 64]>; 2],
+    /// The copy that is to be overwritten first: the one that is not needed.
+    pub spare: Copy,
+    /// The key in `digests` of the digest that belongs to the segment.
+    pub digest: String,
+    /// Where key material may be: start and end.
+    pub areas: (u64, u64),
+}
+
+/// Reads the header at the start of `bytes`: the newer one of its copies
+/// with right checksums.
+pub fn read(bytes: &dyn Bytes) -> Result<(Parts, Layout)> {
+    let (copies, salts) = copies(bytes)?;
+    let newest_sequence = copies.iter().map(|(_, valid)| valid.binary.sequence).max();
+    let (valid, json, spare) = newest(copies)?;
+    let metadata: Metadata = json::typed(&json, "its JSON")?;
+    check_config(&metadata, &valid.binary)?;
+    let segment = only_segment(&metadata)?;
+    let digest = digest_of(&metadata, segment)?;
+    let areas = areas(&metadata, &valid.binary)?;
+    let key_bytes = key_bytes(&metadata, &digest.value)?;
+    let payload = payload(&metadata, segment, areas, key_bytes, bytes.len()?)?;
+    let slots = all_slots(&metadata, &digest.value, key_bytes, areas)?;
+    let (hash, checked) = slots::digest(&digest.value)?;
+    let parts = Parts {
+        uuid: valid.binary.uuid(),
+        payload,
+        hash,
+        slots,
+        digest: checked,
+    };
+    let digest = digest.key.to_owned();
+    let layout = Layout {
+        binary: Binary {
+            sequence: newest_sequence.unwrap_or_default(),
+            ..valid.binary
+        },
+        json,
+        salts,
+        spare,
+        digest,
+        areas,
+    };
+    Ok((parts, layout))
+}
+
+type Copies = Vec<(Copy, Valid)>;
+
+/// Those with right checksums, and their salts; what is outdated has none.
+fn copies(bytes: &dyn Bytes) -> Result<(Copies, [Option<[u8; 64]>; 2])> {
+    let first = binary::read(bytes, Copy::First, 0)?;
+    let second = match &first {
+        Some(first) => binary::read(bytes, Copy::Second, first.binary.copy_len as u64)?,
+        None => {
+            let mut found = None;
+            for at in COPY_LENS {
+                found = binary::read(bytes, Copy::Second, at as u64)?;
+                if found.is_some() {
+                    break;
+                }
+            }
+            found
+        }
+    };
+    let mut salts = [None, None];
+    let mut copies = Vec::new();
+    for (copy, valid) in [(Copy::First, first), (Copy::Second, second)] {
+        if let Some(valid) = valid {
+            salts[copy as usize] = Some(valid.salt);
+            copies.push((copy, valid));
+        }
+    }
+    if let [(_, first), (_, second)] = &copies[..]
+        && first.binary.sequence != second.binary.sequence
+    {
+        let stale = usize::from(first.binary.sequence > second.binary.sequence);
+        salts[stale] = None;
+        copies.swap(0, 1 - stale);
+    }
+    Ok((copies, salts))
+}
+
+/// The first one with readable JSON, and the copy that is not needed then.
+/// `copies` are by age, the newest first.
+fn newest(copies: Copies) -> Result<(Valid, Value, Copy)> {
+    let sequences: Vec<u64> = copies
+        .iter()
+        .map(|(_, valid)| valid.binary.sequence)
+        .collect();
+    let twins = sequences.len() == 2 && sequences[0] == sequences[1];
+    let mut failed = None;
+    for (copy, valid) in copies {
+        match json::parse(&valid.json) {
+            Ok(json) if copy == Copy::First && !twins => return Ok((valid, json, Copy::Second)),
+            Ok(json) => return Ok((valid, json, Copy::First)),
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    Err(failed.unwrap_or(Error::NotLuks))
+}
+
+fn check_config(metadata: &Metadata, binary: &Binary) -> Result<()> {
+    if let [first, ..] = &metadata.config.requirements.mandatory[..] {
+        return Err(Error::unsupported(format!(
+            "this LUKS header requires {}, which is not supported: finish that with cryptsetup",
+            shown(first)
+        )));
+    }
+    if metadata.config.json_size.0 != (binary.copy_len - binary::LEN) as u64 {
+        return Err(Error::damaged(
+            "its JSON area has another size than it says",
+        ));
+    }
+    Ok(())
+}
+
+/// The name of the only segment, which is the payload.
+fn only_segment(metadata: &Metadata) -> Result<&str> {
+    let mut names = metadata.segments.keys();
+    match (names.next(), names.next()) {
+        (Some(name), None) => Ok(name),
+        (None, _) => Err(Error::damaged("it has no segment")),
+        _ => Err(Error::unsupported(format!(
+            "LUKS with {} segments is not supported, only with one",
+            metadata.segments.len()
+        ))),
+    }
+}
+
+struct NamedDigest<'a> {
+    key: &'a str,
+    value: json::Digest,
+}
+
+/// The digest of that segment's key.
+fn digest_of<'a>(metadata: &'a Metadata, segment: &str) -> Result<NamedDigest<'a>> {
+    for (key, value) in &metadata.digests {
+        let value: json::Digest = json::typed(value, "a digest")?;
+        if value.segments.iter().any(|name| name == segment) {
+            return Ok(NamedDigest { key, value });
+        }
+    }
+    Err(Error::damaged("its segment has no digest"))
+}
+
+/// Bytes of the largest area for key material, as in cryptsetup.
+const MAX_AREAS: u64 = 128 << 20;
+
+fn areas(metadata: &Metadata, binary: &Binary) -> Result<(u64, u64)> {
+    let (start, len) = (2 * binary.copy_len as u64, metadata.config.keyslots_size.0);
+    if len > MAX_AREAS {
+        return Err(Error::damaged(format!(
+            "its area for key slots has {len} bytes, more than {MAX_AREAS}"
+        )));
+    }
+    Ok((start, start + len))
+}
+
+/// Bytes of the volume key, by the first slot that has it.
+fn key_bytes(metadata: &Metadata, digest: &json::Digest) -> Result<usize> {
+    let slot = digest.keyslots.first();
+    let slot = slot.and_then(|name| metadata.keyslots.get(name));
+    // A header without keys has been erased.
+    let bytes = slot.map_or(Some(64), |slot| slot.get("key_size")?.as_u64());
+    parts::key_bytes(bytes.ok_or_else(|| Error::damaged("a key slot has no key size"))?)
+}
+
+fn payload(
+    metadata: &Metadata,
+    name: &str,
+    areas: (u64, u64),
+    key_bytes: usize,
+    len: u64,
+) -> Result<Payload> {
+    let value = &metadata.segments[name];
+    match value.get("type").and_then(Value::as_str) {
+        Some("crypt") => {}
+        other => {
+            return Err(Error::unsupported(format!(
+                "LUKS with a segment of the type {} is not supported, only with crypt",
+                shown(other.unwrap_or("(none)"))
+            )));
+        }
+    }
+    let segment: json::Segment = json::typed(value, "its segment")?;
+    refuse_extras(&segment)?;
+    let iv = slots::iv(&segment.encryption)?;
+    let offset = segment.offset.0;
+    check_offset(offset, areas, len)?;
+    Ok(Payload {
+        offset,
+        size: segment_size(&segment)?,
+        sector_size: segment.sector_size,
+        iv: Iv {
+            tweak: segment.iv_tweak.0,
+            ..iv
+        },
+        key_bytes,
+    })
+}
+
+fn refuse_extras(segment: &json::Segment) -> Result<()> {
+    if segment.integrity.is_some() {
+        return Err(Error::unsupported(
+            "LUKS with integrity protection is not supported, only without",
+        ));
+    }
+    if let [flag, ..] = &segment.flags[..] {
+        return Err(Error::unsupported(format!(
+            "LUKS with a segment of the flag {} is not supported",
+            shown(flag)
+        )));
+    }
+    if !matches!(segment.sector_size, 512 | 1024 | 2048 | 4096) {
+        return Err(Error::unsupported(format!(
+            "LUKS with sectors of {} bytes is not supported, only of 512, 1024, 2048 and 4096",
+            segment.sector_size
+        )));
+    }
+    Ok(())
+}
+
+fn check_offset(offset: u64, areas: (u64, u64), len: u64) -> Result<()> {
+    match offset {
+        0 => Err(Error::unsupported(
+            "this LUKS header is for a payload in another file, which is not supported",
+        )),
+        _ if !offset.is_multiple_of(512) || offset < areas.1 => Err(Error::damaged(format!(
+            "its payload starts at {offset}, which is among its key slots or no multiple of 512"
+        ))),
+        _ if offset > len => Err(Error::damaged(format!(
+            "its payload starts at {offset}, but the file ends at {len}"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn segment_size(segment: &json::Segment) -> Result<Option<u64>> {
+    if segment.size == "dynamic" {
+        return Ok(None);
+    }
+    number(&segment.size)
+        .filter(|&size| size > 0 && size.is_multiple_of(segment.sector_size.into()))
+        .filter(|size| segment.offset.0.checked_add(*size).is_some())
+        .map(Some)
+        .ok_or_else(|| Error::damaged("its segment's size is not in whole sectors"))
+}
+
+/// All slots; those with another key than the payload's are unusable.
+fn all_slots(
+    metadata: &Metadata,
+    digest: &json::Digest,
+    key_bytes: usize,
+    areas: (u64, u64),
+) -> Result<Vec<Slot>> {
+    let mut slots = Vec::new();
+    let mut taken = Vec::new();
+    for (name, value) in &metadata.keyslots {
+        let number = number(name)
+            .filter(|&number| number < MAX_SLOTS.into() && number.to_string() == *name)
+            .ok_or_else(|| Error::damaged("a key slot has no number below 32"))?
+            as u32;
+        let mut slot = slots::slot(number, value, key_bytes)?;
+        if !digest.keyslots.contains(name) && slot.unusable.is_none() {
+            slot.unusable = Some("its key is not that of the payload".into());
+        }
+        let start = slot.area.at;
+        let end = start
+            .checked_add(slot.area.len)
+            .filter(|&end| end <= areas.1);
+        match end {
+            Some(end) if start >= areas.0 && end > start => taken.push((number, start, end)),
+            _ => {
+                return Err(Error::damaged(format!(
+                    "the key material of key slot {number} is not in the area for it"
+                )));
+            }
+        }
+        slots.push(slot);
+    }
+    parts::refuse_overlaps(&mut taken)?;
+    slots.sort_by_key(|slot| slot.number);
+    Ok(slots)
+}
