@@ -15,7 +15,7 @@ pub trait Bytes {
 }
 
 /// In memory.
-impl Bytes for [u8] {
+impl Bytes for &[u8] {
     fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
         let from = usize::try_from(at)
             .ok()
@@ -33,11 +33,11 @@ impl Bytes for [u8] {
 /// In memory.
 impl Bytes for Vec<u8> {
     fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
-        self.as_slice().read_at(buf, at)
+        (&self.as_slice()).read_at(buf, at)
     }
 
     fn len(&self) -> io::Result<u64> {
-        Bytes::len(self.as_slice())
+        Bytes::len(&self.as_slice())
     }
 }
 

@@ -52,7 +52,6 @@ impl Options {
 }
 
 /// A new header.
-#[derive(Debug)]
 pub struct Created {
     /// To be written at the start of the file, in which the payload follows.
     /// Most of them are 0.
@@ -61,8 +60,14 @@ pub struct Created {
     pub key: VolumeKey,
 }
 
+impl std::fmt::Debug for Created {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Created({} bytes, ..)", self.bytes.len())
+    }
+}
+
 /// Makes a header for AES-256 in XTS mode with a new random volume key, which
-/// `passphrase` opens. Blocks for about the effort's time and a half.
+/// `passphrase` opens. Blocks for about twice the effort's time.
 pub fn create(options: &Options, passphrase: &Passphrase) -> Result<Created> {
     const KEY_BYTES: usize = 64;
     check(options)?;

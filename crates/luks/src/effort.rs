@@ -3,7 +3,7 @@
 
 use crate::error::Result;
 use crate::hash::Hash;
-use crate::kdf::{self, Kdf, MAX_MEMORY_KIB, MAX_TIME, Variant};
+use crate::kdf::{Kdf, MAX_MEMORY_KIB, MAX_TIME, Memory, Variant};
 use std::time::{Duration, Instant};
 
 /// What opening a new key slot may take.
@@ -78,7 +78,7 @@ impl Effort {
         let mut memory = memory_of(total, most);
         // Much memory is slower than little, by its page faults among others.
         if memory > small {
-            let bare = timed(|| kdf::memory(memory as usize).map(drop))?;
+            let bare = timed(|| Memory::new(memory as usize).map(drop))?;
             let pass = timed(|| run(1, memory))?.saturating_sub(bare);
             let took = bare + pass * MIN_PASSES;
             let share = self.time().as_secs_f64() / took.as_secs_f64();

@@ -4,12 +4,14 @@ use crate::error::{Error, Result};
 use crate::hash::Hash;
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use std::time::Duration;
-use zeroize::Zeroizing;
+use zeroize::Zeroize;
 
 /// The most that the key slots which a passphrase is tried on may take
 /// together, as estimated by [`Kdf::time`]. So a header made to keep a thread
 /// busy keeps it for about a minute.
 pub const MAX_TIME: Duration = Duration::from_secs(60);
+/// The most that checking a volume key by a header's digest may take.
+pub const MAX_DIGEST_TIME: Duration = Duration::from_secs(10);
 /// The most memory of one derivation: 1 GiB, as in cryptsetup by default.
 pub const MAX_MEMORY_KIB: u32 = 1 << 20;
 /// The most lanes, as in cryptsetup.
@@ -56,8 +58,9 @@ impl Kdf {
     }
 
     /// Why it is not to be run, if so: parameters that mean nothing or ask
-    /// for too much. `out` is as many bytes as it is to make.
-    pub fn objection(&self, out: usize) -> Option<String> {
+    /// for too much. `out` is as many bytes as it is to make, in no more than
+    /// about `most`.
+    pub fn objection(&self, out: usize, most: Duration) -> Option<String> {
         match *self {
             Kdf::Pbkdf2 { iterations: 0, .. } => return Some("it has no iterations".into()),
             Kdf::Pbkdf2 { .. } => {}
@@ -82,11 +85,11 @@ impl Kdf {
                 }
             }
         }
-        (self.time(out) > MAX_TIME).then(|| {
+        (self.time(out) > most).then(|| {
             format!(
                 "it would take about {} s, and at most {} are spent",
                 self.time(out).as_secs(),
-                MAX_TIME.as_secs()
+                most.as_secs()
             )
         })
     }
@@ -124,9 +127,9 @@ impl Kdf {
                 };
                 let params =
                     Params::new(memory_kib, passes, lanes, Some(out.len())).map_err(failed)?;
-                let mut memory = memory(params.block_count())?;
+                let mut memory = Memory::new(params.block_count())?;
                 Argon2::new(algorithm, Version::V0x13, params)
-                    .hash_password_into_with_memory(secret, salt, out, memory.as_mut_slice())
+                    .hash_password_into_with_memory(secret, salt, out, memory.0.as_mut_slice())
                     .map_err(failed)
             }
         }
@@ -134,13 +137,25 @@ impl Kdf {
 }
 
 /// For Argon2: blocks of 1 KiB each, which are wiped when they are dropped.
-pub fn memory(blocks: usize) -> Result<Zeroizing<Vec<Block>>> {
-    let mut memory = Vec::new();
-    memory
-        .try_reserve_exact(blocks)
-        .map_err(|_| Error::NoMemory {
-            mib: (blocks as u64).div_ceil(1024),
-        })?;
-    memory.resize(blocks, Block::default());
-    Ok(Zeroizing::new(memory))
+pub struct Memory(Vec<Block>);
+
+impl Memory {
+    /// Of as many `blocks`, or an error where there is too little memory.
+    pub fn new(blocks: usize) -> Result<Memory> {
+        let mut memory = Vec::new();
+        memory
+            .try_reserve_exact(blocks)
+            .map_err(|_| Error::NoMemory {
+                mib: (blocks as u64).div_ceil(1024),
+            })?;
+        memory.resize(blocks, Block::default());
+        Ok(Memory(memory))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // Not of the vector, which would do it twice.
+        self.0.as_mut_slice().iter_mut().zeroize();
+    }
 }

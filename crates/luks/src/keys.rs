@@ -28,7 +28,7 @@ pub enum LastKey {
 impl Header {
     /// Makes `passphrase` open `key`, which is this header's volume key, in
     /// a free slot. In version 2 its key derivation is Argon2id. Blocks for
-    /// about the effort's time and a half.
+    /// about twice the effort's time.
     pub fn add_key(
         &self,
         key: &VolumeKey,

@@ -2,7 +2,7 @@
 
 mod support;
 
-use fathom_luks::{Bytes, Error, Hash, Header, Options, create};
+use fathom_luks::{Bytes, Error, Hash, Header, Options, Sectors, create};
 use support::{Dir, NO_EFFORT, QUICK, passphrase};
 
 /// What is made by cryptsetup with `args` has the same volume key for us.
@@ -127,6 +127,52 @@ fn none_is_not() {
     assert!(matches!(Header::read(&nothing), Err(Error::NotLuks)));
     assert!(matches!(Header::read(&vec![0; 3]), Err(Error::NotLuks)));
     assert_eq!(Bytes::len(&nothing).unwrap(), 1 << 20);
+}
+
+/// Encrypts a file of random bytes where it is.
+fn encrypted(dir: &Dir, more: &[&str]) -> Vec<u8> {
+    let mut plain = vec![0; 1 << 20];
+    getrandom::fill(&mut plain).unwrap();
+    dir.write("image", &plain);
+    dir.open("image").set_len((1 << 20) + (32 << 20)).unwrap();
+    let encrypt = ["reencrypt", "--encrypt", "--force-offline-reencrypt"];
+    let size = [
+        "--batch-mode",
+        "--reduce-device-size",
+        "32m",
+        "--key-file",
+        "key",
+    ];
+    let all = [&encrypt[..], &size[..], &QUICK[..], more, &["image"]].concat();
+    dir.run("cryptsetup", &all);
+    plain
+}
+
+#[test]
+fn we_read_what_cryptsetup_encrypted() {
+    for size in ["512", "1024", "2048", "4096"] {
+        let dir = Dir::new();
+        let key = dir.key("key");
+        let plain = encrypted(&dir, &["--type", "luks2", "--sector-size", size]);
+        let file = dir.open("image");
+        let header = Header::read(&file).unwrap();
+        let payload = header.payload();
+        assert_eq!(payload.sector_size.to_string(), size);
+        let sectors = Sectors::new(&header.unlock(&file, &key).unwrap(), payload.sector_size);
+        let mut area = vec![0; plain.len()];
+        file.read_at(&mut area, payload.offset).unwrap();
+        sectors.with_iv(payload.iv).decrypt(&mut area, 0);
+        assert!(area == plain, "sectors of {size} bytes");
+    }
+}
+
+#[test]
+fn a_disk_that_is_being_encrypted_is_refused() {
+    let dir = Dir::new();
+    dir.key("key");
+    encrypted(&dir, &["--type", "luks2", "--init-only"]);
+    let error = Header::read(&dir.open("image")).unwrap_err().to_string();
+    assert!(error.contains("online-reencrypt"), "{error}");
 }
 
 #[test]

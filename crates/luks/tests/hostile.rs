@@ -16,15 +16,13 @@ static HEADERS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
             ..Options::default()
         };
         let made = create(&options, &passphrase("key")).expect("a header");
-        // Enough for the header and one slot's key material; the rest is
-        // only a matter of the length.
         made.bytes
     })
 });
 
 /// Reads it and does what costs nothing; whatever comes of it is well.
-fn read(bytes: &Vec<u8>) {
-    if let Ok(header) = Header::read(bytes) {
+fn read(bytes: &[u8]) {
+    if let Ok(header) = Header::read(&bytes) {
         let description = header.describe();
         assert!(description.slots.len() <= 32);
         let _ = (header.payload(), header.fingerprint());

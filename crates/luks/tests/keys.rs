@@ -134,6 +134,24 @@ fn a_cut_leaves_the_keys_from_before_or_after() {
 }
 
 #[test]
+fn a_cut_leaves_keys_also_where_one_copy_is_damaged() {
+    for damaged in [0, 16384] {
+        let dir = two_keys(2);
+        let mut before = dir.read("image");
+        before[damaged..damaged + 4096].fill(0);
+        dir.write("image", &before);
+        let changes = added(&dir, "third");
+        for number in 0..changes.len() {
+            for torn in TORN {
+                dir.write("image", &cut(&before, &changes, number, torn));
+                assert!(opens(&dir, "key"), "{damaged} {number} {torn}");
+            }
+        }
+        assert!(opens(&dir, "third"));
+    }
+}
+
+#[test]
 fn what_is_removed_is_wiped() {
     for version in [1, 2] {
         let dir = two_keys(version);

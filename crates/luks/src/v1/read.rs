@@ -5,7 +5,7 @@ use crate::af;
 use crate::bytes::{Bytes, array_at, text, u32_at};
 use crate::error::{Error, Result};
 use crate::hash::{Hash, NAMES};
-use crate::kdf::Kdf;
+use crate::kdf::{Kdf, MAX_DIGEST_TIME, MAX_TIME};
 use crate::parts::{self, Parts, iv_of_mode};
 use crate::payload::{Iv, Payload};
 use crate::slot::{Area, Digest, Priority, SECTOR, Slot};
@@ -133,7 +133,7 @@ fn read_slot(layout: &Layout, number: u32, hash: Hash, payload: &Payload) -> Slo
     };
     Slot {
         number,
-        unusable: kdf.objection(payload.key_bytes),
+        unusable: kdf.objection(payload.key_bytes, MAX_TIME),
         kdf,
         salt: array_at(fields, fields::SLOT_SALT),
         af_hash: hash,
@@ -152,7 +152,7 @@ fn digest(fields: &[u8], hash: Hash) -> Result<Digest> {
         hash,
         iterations: u32_at(fields, fields::DIGEST_ITERATIONS),
     };
-    if let Some(why) = kdf.objection(fields::DIGEST_LEN) {
+    if let Some(why) = kdf.objection(fields::DIGEST_LEN, MAX_DIGEST_TIME) {
         return Err(Error::unsupported(format!(
             "the digest of this LUKS header cannot be checked: {why}"
         )));

@@ -4,7 +4,7 @@ use super::json::{self, shown};
 use crate::af;
 use crate::error::{Error, Result};
 use crate::hash::{Hash, NAMES};
-use crate::kdf::{Kdf, Variant};
+use crate::kdf::{Kdf, MAX_DIGEST_TIME, MAX_TIME, Variant};
 use crate::parts::{iv_of_mode, key_bytes};
 use crate::payload::Iv;
 use crate::slot::{Area, Digest, Priority, SALT, Slot};
@@ -67,7 +67,7 @@ fn usable(any: &json::AnyKeyslot, value: &Value, key_len: usize) -> Result<Slot>
     let kdf = kdf(&keyslot.kdf)?;
     Ok(Slot {
         number: 0,
-        unusable: kdf.objection(area.key_bytes),
+        unusable: kdf.objection(area.key_bytes, MAX_TIME),
         kdf,
         salt: salt(&keyslot.kdf.salt)?,
         af_hash,
@@ -181,7 +181,7 @@ pub fn digest(digest: &json::Digest) -> Result<(Hash, Digest)> {
         hash,
         iterations: digest.iterations.unwrap_or(0),
     };
-    if let Some(why) = kdf.objection(value.len()) {
+    if let Some(why) = kdf.objection(value.len(), MAX_DIGEST_TIME) {
         return Err(Error::unsupported(format!(
             "the digest of this LUKS header cannot be checked: {why}"
         )));
