@@ -29,9 +29,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-units",
         ],
     ),
+    ("fathom-luks", &[]),
     (
         "fathom-formats",
-        &["fathom-core", "fathom-trace", "fathom-files"],
+        &["fathom-core", "fathom-trace", "fathom-files", "fathom-luks"],
     ),
     (
         "fathom-filters",
@@ -59,6 +60,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "fathom-filters",
             "fathom-formats",
+            "fathom-luks",
             "fathom-storage",
             "fathom-core",
             "fathom-trace",

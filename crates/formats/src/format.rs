@@ -2,6 +2,7 @@
 
 use crate::{Error, Result, qcow2, qed};
 use fathom_files::ImageFile;
+use fathom_luks::Header;
 use std::fmt;
 
 /// The formats there are.
@@ -13,11 +14,13 @@ pub enum Format {
     Qcow2,
     /// See [`crate::qed`].
     Qed,
+    /// A raw disk, encrypted, behind its header.
+    Luks,
 }
 
 impl Format {
     /// All of them.
-    pub const ALL: [Format; 3] = [Format::Raw, Format::Qcow2, Format::Qed];
+    pub const ALL: [Format; 4] = [Format::Raw, Format::Qcow2, Format::Qed, Format::Luks];
 
     /// Its name on the command line and in images.
     pub fn name(self) -> &'static str {
@@ -25,13 +28,14 @@ impl Format {
             Format::Raw => "raw",
             Format::Qcow2 => "qcow2",
             Format::Qed => "qed",
+            Format::Luks => "luks",
         }
     }
 
     /// Whether its tables say where the disk's bytes are.
     pub fn has_tables(self) -> bool {
         match self {
-            Format::Raw => false,
+            Format::Raw | Format::Luks => false,
             Format::Qcow2 | Format::Qed => true,
         }
     }
@@ -41,7 +45,7 @@ impl Format {
         let found = Format::ALL.into_iter().find(|f| f.name() == name);
         found.ok_or_else(|| {
             Error::unsupported(format!(
-                "format '{name}' is not supported, only raw, qcow2 and qed"
+                "format '{name}' is not supported, only raw, qcow2, qed and luks"
             ))
         })
     }
@@ -50,12 +54,14 @@ impl Format {
     /// a guest writes the first bytes of its raw disk as it likes, so
     /// probing must never decide how a disk is served.
     pub fn probe(file: &dyn ImageFile) -> Result<Format> {
-        let mut magic = [0; 4];
-        file.read_at(&mut magic, 0)
+        let mut start = [0; 8];
+        file.read_at(&mut start, 0)
             .map_err(Error::io("cannot be read"))?;
-        Ok(match magic {
+        let [a, b, c, d, ..] = start;
+        Ok(match [a, b, c, d] {
             qcow2::MAGIC => Format::Qcow2,
             qed::MAGIC => Format::Qed,
+            _ if Header::is_luks(&start) => Format::Luks,
             _ => Format::Raw,
         })
     }

@@ -12,6 +12,7 @@
 
 mod error;
 mod format;
+mod luks;
 mod names;
 pub mod offline;
 mod offset;

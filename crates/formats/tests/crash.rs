@@ -109,7 +109,7 @@ fn half_made(format: &str, options: &str, flushes: bool) -> usize {
     // What was there before does not count.
     let before = vec![0xa5; 1 << 20];
     let recorder = Recorder::new(&before);
-    create(&recorder, None, &parsed, 1 << 20).unwrap();
+    create(&recorder, None, &parsed, 1 << 20, support::keys().first()).unwrap();
     let whole = recorder.file.bytes().clone();
     let steps = recorder.steps.into_inner().unwrap();
     let ends = (0..=steps.len()).flat_map(|end| [end; 5]);

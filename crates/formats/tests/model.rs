@@ -7,7 +7,8 @@ mod support;
 
 use fathom_core::Op;
 use sim::case::{
-    Backing, Case, EXTENDED, Filled, LARGE, Made, NARROW, PREALLOCATED, QCOW2, QED, SMALL,
+    Backing, Case, ENCRYPTED, EXTENDED, Filled, LARGE, LUKS, Made, NARROW, PREALLOCATED, QCOW2,
+    QED, SMALL,
 };
 use sim::cut::check_image;
 use sim::model::{SECTOR, Value};
@@ -431,6 +432,59 @@ fn raw_files() {
         ..QCOW2
     };
     each(&[raw], rounds(3), serve);
+}
+
+#[test]
+fn encrypted_images() {
+    let options = |name, options, cluster| Case {
+        name,
+        options,
+        cluster,
+        ..ENCRYPTED
+    };
+    let images = [
+        LUKS,
+        ENCRYPTED,
+        options(
+            "encrypted-512",
+            "cluster_size=512,encrypt.format=luks,encrypt.iter-time=10",
+            512,
+        ),
+        options(
+            "encrypted-v2",
+            "compat=0.10,encrypt.format=luks,encrypt.iter-time=10",
+            65536,
+        ),
+        options(
+            "encrypted-extended",
+            "extended_l2=on,encrypt.format=luks,encrypt.iter-time=10",
+            65536,
+        ),
+    ];
+    let mut cases = Vec::new();
+    for case in images {
+        let has_tables = case.format().has_tables();
+        cases.push(case);
+        cases.push(Case {
+            filled: Some(Filled::Plain),
+            tiny_cache: true,
+            ..case
+        });
+        let device = Case {
+            device: true,
+            ..case
+        };
+        cases.extend(has_tables.then_some(device));
+        for backing in [Backing::LUKS, Backing::RAW] {
+            let above = Case {
+                own: true,
+                backing: Some(backing),
+                ..case
+            };
+            cases.extend(has_tables.then_some(above));
+        }
+    }
+    each(&cases, rounds(2), serve);
 }
 
 /// Where nothing reads as zeroes before it is written.

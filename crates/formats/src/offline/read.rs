@@ -2,6 +2,7 @@
 
 use super::SnapshotName;
 use super::info::read_snapshots;
+use crate::luks::{Part, refused};
 use crate::{Error, Format, Result, qcow2, qed};
 use fathom_files::{ImageFile, read_up_to};
 
@@ -14,6 +15,8 @@ pub enum Image {
     Qcow2(Box<qcow2::Header>),
     /// With the backing file's name.
     Qed(qed::Header, Option<Vec<u8>>),
+    /// With the disk's size in bytes.
+    Luks(Box<fathom_luks::Header>, u64),
 }
 
 impl Image {
@@ -28,6 +31,7 @@ impl Image {
                 Ok(Image::Qcow2(Box::new(header)))
             }
             Format::Qed => read_qed(file),
+            Format::Luks => read_luks(file),
         }
     }
 
@@ -54,6 +58,7 @@ impl Image {
             Image::Raw { .. } => Format::Raw,
             Image::Qcow2(_) => Format::Qcow2,
             Image::Qed(..) => Format::Qed,
+            Image::Luks(..) => Format::Luks,
         }
     }
 
@@ -63,6 +68,16 @@ impl Image {
             Image::Raw { size } => size.next_multiple_of(512),
             Image::Qcow2(header) => header.size & !511,
             Image::Qed(header, _) => header.image_size,
+            Image::Luks(_, size) => *size,
+        }
+    }
+
+    /// Whether guest data is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        match self {
+            Image::Raw { .. } | Image::Qed(..) => false,
+            Image::Qcow2(header) => header.is_encrypted(),
+            Image::Luks(..) => true,
         }
     }
 
@@ -74,7 +89,7 @@ impl Image {
     /// The backing file's name as it is written in the image.
     pub fn backing_file(&self) -> Option<&[u8]> {
         match self {
-            Image::Raw { .. } => None,
+            Image::Raw { .. } | Image::Luks(..) => None,
             Image::Qcow2(header) => header.backing_file.as_deref(),
             Image::Qed(_, name) => name.as_deref(),
         }
@@ -84,7 +99,7 @@ impl Image {
     pub fn backing_format(&self) -> Option<String> {
         self.backing_file()?;
         match self {
-            Image::Raw { .. } => None,
+            Image::Raw { .. } | Image::Luks(..) => None,
             Image::Qcow2(header) => {
                 let name = header.backing_format()?;
                 Some(String::from_utf8_lossy(name).into_owned())
@@ -107,6 +122,22 @@ pub(super) fn qcow2_first_cluster(file: &dyn ImageFile) -> Result<Vec<u8>> {
     file.read_at(&mut first, 0)
         .map_err(Error::io("its header cannot be read"))?;
     Ok(first)
+}
+
+/// The disk is what is behind the header, in whole sectors.
+fn read_luks(file: &dyn ImageFile) -> Result<Image> {
+    let len = file.len().map_err(Error::io("its size cannot be read"))?;
+    let header = Part::all_of(file, len).header().map_err(refused)?;
+    let payload = header.payload();
+    let rest = len.saturating_sub(payload.offset);
+    let size = payload.size.unwrap_or(rest);
+    if size > rest {
+        return Err(Error::invalid(format!(
+            "is too short: its header says that the disk has {size} bytes, and {rest} are there"
+        )));
+    }
+    let size = size - size % u64::from(payload.sector_size);
+    Ok(Image::Luks(Box::new(header), size))
 }
 
 fn read_qed(file: &dyn ImageFile) -> Result<Image> {

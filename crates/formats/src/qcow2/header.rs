@@ -1,7 +1,7 @@
 //! The header, in the image's first cluster.
 
 use super::bytes::{printable, put_u32, put_u64, u32_at, u64_at};
-use super::extension::{self, BitmapsExtension, Extension};
+use super::extension::{self, BitmapsExtension, CryptoHeader, Extension};
 use super::features::{
     self, AUTOCLEAR_BITMAPS, AUTOCLEAR_KNOWN, AUTOCLEAR_RAW_DATA_FILE, INCOMPATIBLE_COMPRESSION,
     INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DATA_FILE, INCOMPATIBLE_DIRTY, INCOMPATIBLE_EXTENDED_L2,
@@ -16,6 +16,10 @@ use crate::{Error, HostOffset, Result};
 pub const MAGIC: [u8; 4] = *b"QFI\xfb";
 /// The header and its extensions are in the first cluster.
 pub const MAX_HEADER_LEN: usize = 1 << MAX_CLUSTER_BITS;
+
+/// Bytes of a LUKS header of version 1 without its key slots, and more than it has with them.
+const LUKS_MIN: u64 = 592;
+const LUKS_MAX: u64 = 64 << 20;
 
 const V2_LEN: usize = 72;
 const V3_LEN: usize = 104;
@@ -66,7 +70,7 @@ pub struct Header {
     pub cluster_bits: u32,
     /// The disk's size in bytes.
     pub size: u64,
-    /// Anything but `None` is refused by [`Header::refuse_encryption`].
+    /// See [`Header::encryption`].
     pub crypt_method: CryptMethod,
     /// Entries of the active L1 table.
     pub l1_entries: u32,
@@ -353,16 +357,42 @@ impl Header {
         u64::from(self.refcount_table_clusters) << self.cluster_bits
     }
 
-    /// Guest data that is encrypted cannot be read here.
-    pub fn refuse_encryption(&self) -> Result<()> {
-        let name = match self.crypt_method {
-            CryptMethod::None => return Ok(()),
-            CryptMethod::Aes => "AES",
-            CryptMethod::Luks => "LUKS",
+    /// Guest data is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.crypt_method != CryptMethod::None
+    }
+
+    /// Where the header is that says how guest data is encrypted: None, it is not. Encryption as of old, without such
+    /// a header, is refused.
+    pub fn encryption(&self) -> Result<Option<CryptoHeader>> {
+        match self.crypt_method {
+            CryptMethod::None => return Ok(None),
+            CryptMethod::Luks => {}
+            CryptMethod::Aes => {
+                return Err(Error::unsupported(
+                    "AES encryption, as of old, is not supported; convert it (qemu-img convert)",
+                ));
+            }
+        }
+        let found = self
+            .extensions
+            .iter()
+            .find_map(|extension| match extension {
+                Extension::Crypto(crypto) => Some(*crypto),
+                _ => None,
+            });
+        let Some(crypto) = found else {
+            return Err(Error::invalid(
+                "is encrypted, and does not say where its encryption header is",
+            ));
         };
-        Err(Error::unsupported(format!(
-            "{name} encryption is not supported; convert it (qemu-img convert)"
-        )))
+        let is_there = self.geometry().is_aligned(crypto.offset) && crypto.offset.0 > 0;
+        match is_there && (LUKS_MIN..=LUKS_MAX).contains(&crypto.len) {
+            true => Ok(Some(crypto)),
+            false => Err(Error::invalid(
+                "its encryption header's place or size is invalid",
+            )),
+        }
     }
 
     /// Sizes that follow from the header.

@@ -24,6 +24,8 @@ pub enum Region {
     InactiveL1,
     /// The bitmap directory.
     BitmapDirectory,
+    /// The encryption header, with its key slots.
+    EncryptionHeader,
 }
 
 impl fmt::Display for Region {
@@ -37,6 +39,7 @@ impl fmt::Display for Region {
             Region::SnapshotTable => "the snapshot table",
             Region::InactiveL1 => "a snapshot's L1 table",
             Region::BitmapDirectory => "the bitmap directory",
+            Region::EncryptionHeader => "the encryption header",
         })
     }
 }
@@ -61,6 +64,8 @@ impl Regions {
         };
         let l1 = u64::from(header.l1_entries) * L1Entry::SIZE;
         let bitmaps = header.bitmaps();
+        // (One that is not valid has been refused.)
+        let crypto = header.encryption().ok().flatten();
         let parts = [
             (Region::Header, HostOffset(0), 1),
             (Region::ActiveL1, header.l1_offset, l1),
@@ -78,6 +83,11 @@ impl Regions {
                 Region::BitmapDirectory,
                 bitmaps.map_or(HostOffset(0), |b| b.directory_offset),
                 bitmaps.map_or(0, |b| b.directory_size),
+            ),
+            (
+                Region::EncryptionHeader,
+                crypto.map_or(HostOffset(0), |c| c.offset),
+                crypto.map_or(0, |c| c.len),
             ),
         ];
         let mut overlaps = Vec::new();

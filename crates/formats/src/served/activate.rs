@@ -85,7 +85,7 @@ impl Fresh<'_> {
     fn layer(&self, link: &Link) -> std::result::Result<Layer, DiskError> {
         let file = &self.chain.storages[usize::from(link.storage)];
         let path = file.path();
-        if let Image::Raw { .. } = link.image {
+        if !link.image.format().has_tables() {
             let (offset, size) = link.raw;
             return Ok(Layer::Raw {
                 storage: link.storage,
@@ -145,7 +145,7 @@ impl Fresh<'_> {
                 }
                 self.qed(link, file, header)
             }
-            Image::Raw { .. } => unreachable!("raw images have no tables"),
+            Image::Raw { .. } | Image::Luks(..) => unreachable!("they have no tables"),
         }
     }
 
@@ -157,6 +157,7 @@ impl Fresh<'_> {
             storage: link.storage,
             data: link.data,
             has_data_file: link.image.has_data_file(),
+            is_sealed: link.image.is_encrypted(),
             compression: CompressionType::Deflate,
             size: self.size_of(link),
             file_len: file
@@ -309,7 +310,7 @@ fn regions(
 /// It was not closed cleanly, and says that this matters.
 fn needs_check(image: &Image) -> bool {
     match image {
-        Image::Raw { .. } => false,
+        Image::Raw { .. } | Image::Luks(..) => false,
         Image::Qcow2(header) => header.is_dirty(),
         Image::Qed(header, _) => header.needs_check(),
     }

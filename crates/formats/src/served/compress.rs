@@ -193,7 +193,7 @@ impl Tables {
     /// Bytes of what is compressed together; none: this image cannot.
     pub(super) fn compress_unit(&self) -> Option<u64> {
         let is_qcow2 = matches!(self.layout, Layout::Qcow2(_));
-        (is_qcow2 && !self.has_data_file).then(|| self.layout.cluster_size())
+        (is_qcow2 && !self.has_data_file && !self.is_sealed).then(|| self.layout.cluster_size())
     }
 
     /// Whether this range can become a compressed cluster. A successor is not

@@ -12,6 +12,7 @@ use super::journal::{self, Found, Journal};
 use super::open::Chain;
 use super::problem::unusable;
 use super::restore::Failure;
+use super::sealed::Keys;
 use super::storage::{Opener, Storage};
 use super::tables::Tables;
 use crate::Format;
@@ -37,6 +38,8 @@ pub struct ImageOptions {
     pub discard: bool,
     /// Bytes of L2 tables in memory, for all images of the chain.
     pub metadata_cache: u64,
+    /// What unlocks images of the chain that are encrypted.
+    pub keys: Keys,
     /// Of a raw image: where in its file the disk starts.
     pub offset: u64,
     /// Of a raw image: the disk's bytes; none: up to the file's end.
@@ -75,6 +78,7 @@ impl ImageOptions {
             read_only: false,
             discard: true,
             metadata_cache: DEFAULT_METADATA_CACHE,
+            keys: Keys::default(),
             offset: 0,
             size: None,
             snapshot: None,
@@ -205,7 +209,7 @@ impl ImageDisk {
             size: self.chain.size(depth),
             snapshots: match &link.image {
                 Image::Qcow2(header) => header.snapshots,
-                Image::Qed(..) | Image::Raw { .. } => 0,
+                Image::Qed(..) | Image::Raw { .. } | Image::Luks(..) => 0,
             },
         });
         images.collect()
@@ -242,7 +246,7 @@ impl ImageDisk {
     /// subcluster where clusters have such.
     pub fn allocation_unit(&self) -> u64 {
         match &self.chain.links[0].image {
-            Image::Raw { .. } => 512,
+            Image::Raw { .. } | Image::Luks(..) => 512,
             Image::Qcow2(header) => header.geometry().subcluster_size(),
             Image::Qed(header, _) => header.cluster_size.into(),
         }
@@ -255,7 +259,7 @@ impl ImageDisk {
     /// option all writes fail with ENOTSUP.
     pub fn compress_unit(&self) -> Option<u64> {
         match &self.chain.links[0].image {
-            Image::Qcow2(header) if !header.geometry().data_file => {
+            Image::Qcow2(header) if !header.geometry().data_file && !header.is_encrypted() => {
                 Some(header.geometry().cluster_size())
             }
             _ => None,
@@ -280,8 +284,7 @@ impl ImageDisk {
 
     /// Whether there can be metadata that is in memory only.
     fn has_metadata(&self) -> bool {
-        let is_raw = matches!(self.chain.links[0].image, Image::Raw { .. });
-        !is_raw && !self.options.read_only
+        self.options.format.has_tables() && !self.options.read_only
     }
 
     /// Does what a killed predecessor had in memory only, and starts to note

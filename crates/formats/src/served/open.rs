@@ -6,6 +6,7 @@ use super::counts::ImageCounts;
 use super::disk::ImageOptions;
 use super::io::StorageId;
 use super::problem::{told, unusable};
+use super::sealed::{Keys, open_data, open_luks};
 use super::storage::{Opener, Storage};
 use crate::offline::Image;
 use crate::{Format, HostOffset, qcow2, resolve};
@@ -77,8 +78,13 @@ impl Chain {
             if !options.any_size {
                 refuse_empty(&path, &image)?;
             }
+            let file = match &image {
+                Image::Luks(..) => open_luks(file, &options.keys)?,
+                _ => file,
+            };
             let storage = chain.add(file)?;
             let data = chain.open_data_file(&path, &image, storage, opener, writable)?;
+            let data = chain.unlock_data(&image, storage, data, &options.keys)?;
             let raw = match chain.links.is_empty() {
                 true => raw_window(&path, &image, options)?,
                 false => (HostOffset(0), image.size()),
@@ -126,7 +132,7 @@ impl Chain {
     /// Of the disk that the images from that depth on are, in bytes.
     pub(super) fn size(&self, depth: usize) -> u64 {
         match &self.links[depth].image {
-            Image::Raw { .. } => self.links[depth].raw.1,
+            Image::Raw { .. } | Image::Luks(..) => self.links[depth].raw.1,
             image => image.size(),
         }
     }
@@ -136,26 +142,32 @@ impl Chain {
         let link = &self.links[depth];
         let storage = self.storages[usize::from(link.storage)].disk().info();
         let cluster = match &link.image {
-            Image::Raw { .. } => storage.physical_block_size,
+            Image::Raw { .. } | Image::Luks(..) => storage.physical_block_size,
             Image::Qcow2(header) => header.geometry().cluster_size() as u32,
             Image::Qed(header, _) => header.cluster_size,
         };
         let limits = RangeLimits {
             alignment: cluster,
             max_len: match &link.image {
-                Image::Raw { .. } => storage.write_zeroes.map_or(0, |l| l.max_len),
-                _ => MAX_RANGE,
+                Image::Raw { .. } | Image::Luks(..) => {
+                    storage.write_zeroes.map_or(0, |l| l.max_len)
+                }
+                Image::Qcow2(_) | Image::Qed(..) => MAX_RANGE,
             },
         };
         let writable = is_writable(options, depth);
+        let can_discard = !matches!(link.image, Image::Luks(..));
         DiskInfo {
             size: self.size(depth),
-            block_size: 512,
+            block_size: match &link.image {
+                Image::Luks(..) => storage.block_size,
+                _ => 512,
+            },
             physical_block_size: storage.physical_block_size,
             optimal_io_size: storage.optimal_io_size,
             read_only: !writable,
             write_cache: storage.write_cache,
-            discard: (writable && options.discard).then_some(limits),
+            discard: (writable && options.discard && can_discard).then_some(limits),
             write_zeroes: writable.then_some(limits),
         }
     }
@@ -170,7 +182,9 @@ impl Chain {
         let size = link.raw.1;
         let padded = size + 1..=size.next_multiple_of(MAX_BLOCK);
         match link.image {
-            Image::Raw { .. } if file.grows() && padded.contains(&file.len()?) => {
+            Image::Raw { .. } | Image::Luks(..)
+                if file.grows() && padded.contains(&file.len()?) =>
+            {
                 file.set_len(size)?;
                 file.sync()
             }
@@ -187,8 +201,12 @@ impl Chain {
             );
             return Err(unusable(self.path(), problem));
         }
+        self.push(file)
+    }
+
+    fn push(&mut self, file: Arc<dyn Storage>) -> Result<StorageId, DiskError> {
         self.storages.push(file);
-        // Each image has two at most.
+        // Each image has three at most.
         u8::try_from(self.storages.len() - 1)
             .map_err(|_| unusable(self.path(), "it needs more than 256 files"))
     }
@@ -213,6 +231,27 @@ impl Chain {
         };
         let file = opener.open_data_file(path, name, writable)?;
         self.add(file)
+    }
+
+    /// Guest data that is encrypted in a qcow2 image has a storage of its own, in which it is not.
+    fn unlock_data(
+        &mut self,
+        image: &Image,
+        storage: StorageId,
+        data: StorageId,
+        keys: &Keys,
+    ) -> Result<StorageId, DiskError> {
+        let Image::Qcow2(header) = image else {
+            return Ok(data);
+        };
+        let own = &self.storages[usize::from(storage)];
+        let crypto = header.encryption().map_err(told(own.path()))?;
+        let Some(crypto) = crypto else {
+            return Ok(data);
+        };
+        let data = self.storages[usize::from(data)].clone();
+        let data = open_data(&**own, crypto, data, keys)?;
+        self.push(data)
     }
 
     fn open_backing_file(
@@ -257,7 +296,7 @@ pub(super) fn check(path: &Path, image: &Image, writable: bool) -> Result<(), Di
     let Image::Qcow2(header) = image else {
         return Ok(());
     };
-    header.refuse_encryption().map_err(told(path))?;
+    header.encryption().map_err(told(path))?;
     if header.is_corrupt() && writable {
         let problem = "is marked as corrupt: repair it (fathom img check --repair all) or serve \
                        it with --readonly";
@@ -287,8 +326,10 @@ fn raw_window(
     image: &Image,
     options: &ImageOptions,
 ) -> Result<(HostOffset, u64), DiskError> {
-    let Image::Raw { size: len } = image else {
-        return Ok((HostOffset(0), 0));
+    let len = &match image {
+        Image::Raw { size: len } => *len,
+        Image::Luks(_, size) => return Ok((HostOffset(0), *size)),
+        Image::Qcow2(_) | Image::Qed(..) => return Ok((HostOffset(0), 0)),
     };
     if options.any_size {
         return Ok((HostOffset(0), image.size()));

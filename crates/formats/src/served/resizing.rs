@@ -99,7 +99,7 @@ impl ImageDisk {
         let checked = match &image {
             Image::Qcow2(header) => self.check_qcow2(header, size),
             Image::Qed(header, _) => self.check_qed(header, size),
-            Image::Raw { .. } => unreachable!("its format is another one"),
+            Image::Raw { .. } | Image::Luks(..) => unreachable!("it has tables"),
         };
         checked.map_err(|problem| {
             DiskError::Refused(format!("{}: cannot be resized: {problem}", path.display()))

@@ -97,6 +97,8 @@ pub(super) struct Tables {
     pub(super) data: StorageId,
     /// That is in another file.
     pub(super) has_data_file: bool,
+    /// That is encrypted there: what was never written reads as anything.
+    pub(super) is_sealed: bool,
     pub(super) compression: CompressionType,
     /// See [`Tables::size`].
     size: AtomicU64,
@@ -178,6 +180,7 @@ pub(super) struct Parts {
     pub(super) storage: StorageId,
     pub(super) data: StorageId,
     pub(super) has_data_file: bool,
+    pub(super) is_sealed: bool,
     pub(super) compression: CompressionType,
     pub(super) size: u64,
     pub(super) file_len: u64,
@@ -203,6 +206,7 @@ impl Tables {
             storage: parts.storage,
             data: parts.data,
             has_data_file: parts.has_data_file,
+            is_sealed: parts.is_sealed,
             compression: parts.compression,
             size: parts.size.into(),
             file_len: parts.file_len.into(),

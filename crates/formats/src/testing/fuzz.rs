@@ -153,7 +153,7 @@ fn sound(choices: [u8; 2], format: Format) -> Option<MemoryFile> {
         options.table_size = 1 << (choices[1] >> 6);
     }
     let file = MemoryFile::new(Vec::new(), LIMIT);
-    create(&file, None, &options, 64 << 10).ok()?;
+    create(&file, None, &options, 64 << 10, None).ok()?;
     Some(file)
 }
 

@@ -7,11 +7,14 @@ use fathom_files::ImageFile;
 use fathom_formats::offline::check::{Options, Repair, Report, check};
 use fathom_formats::offline::create;
 use fathom_formats::offline::info::{Info, Protocol};
+use fathom_formats::served::Keys;
 use fathom_formats::{Error, Format};
+use fathom_luks::Passphrase;
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 use tempfile::TempDir;
 
 /// A directory for images; in memory where there is one, since QEMU's tools
@@ -69,7 +72,13 @@ pub fn qemu_io(dir: &Path, image: &str, format: &str, commands: &[&str]) {
 
 /// `qemu-img check`: exit status and, where it gives any, its JSON.
 pub fn qemu_check(dir: &Path, image: &str, format: &str) -> (i32, Option<Value>) {
-    let args = ["check", "--output=json", "-f", format, image];
+    qemu_checks(dir, &qemu_opens(image, format, false))
+}
+
+/// Likewise of an image that is opened so.
+pub fn qemu_checks(dir: &Path, opens: &[String]) -> (i32, Option<Value>) {
+    let mut args = vec!["check", "--output=json"];
+    args.extend(opens.iter().map(String::as_str));
     let output = run(dir, "qemu-img", &args);
     let json = serde_json::from_slice(&output.stdout).ok();
     (output.status.code().expect("no signal"), json)
@@ -103,6 +112,33 @@ pub fn info(dir: &Path, image: &str) -> Info {
     info
 }
 
+/// What unlocks images that are encrypted, in QEMU's words and here.
+pub const SECRET: &str = "secret,id=s,data=secret";
+
+/// See above. What was derived of it is remembered.
+pub fn keys() -> Keys {
+    static KEYS: OnceLock<Keys> = OnceLock::new();
+    let keys = || {
+        Keys::new(vec![
+            Passphrase::new(b"secret".to_vec()).expect("a passphrase"),
+        ])
+    };
+    KEYS.get_or_init(keys).clone()
+}
+
+/// How QEMU opens an image, encrypted or not: after the command's own name.
+pub fn qemu_opens(image: &str, format: &str, encrypted: bool) -> Vec<String> {
+    let key = match (encrypted, format) {
+        (false, _) => "",
+        (true, "luks") => ",key-secret=s",
+        (true, _) => ",encrypt.format=luks,encrypt.key-secret=s",
+    };
+    let options = format!("driver={format},file.filename={image}{key}");
+    ["--object", SECRET, "--image-opts", &options]
+        .map(str::to_owned)
+        .into()
+}
+
 /// Fathom's `create`, with options as on the command line.
 pub fn create_file(dir: &Path, image: &str, format: &str, options: &[(&str, &str)], size: u64) {
     let mut parsed = create::Options::new(Format::from_name(format).expect("a format"));
@@ -116,7 +152,7 @@ pub fn create_file(dir: &Path, image: &str, format: &str, options: &[(&str, &str
     };
     let data = parsed.qcow2.data_file.as_deref().map(open);
     let data = data.as_ref().map(|f| f as &dyn ImageFile);
-    create::create(&open(image), data, &parsed, size).expect("an image");
+    create::create(&open(image), data, &parsed, size, keys().first()).expect("an image");
 }
 
 pub fn parse_size(text: &str) -> Result<u64, String> {

@@ -101,7 +101,7 @@ pub fn check(
         match format {
             Format::Qcow2 => qcow2::mark_clean(file)?,
             Format::Qed => qed::mark_clean(file)?,
-            Format::Raw => {}
+            Format::Raw | Format::Luks => {}
         }
     }
     Ok(Report {
@@ -119,8 +119,8 @@ fn pass(
     lines: &mut Lines,
 ) -> Result<Report> {
     match format {
-        Format::Raw => Err(Error::unsupported(
-            "raw images have no metadata that could be checked",
+        Format::Raw | Format::Luks => Err(Error::unsupported(
+            "raw and luks images have no metadata that could be checked",
         )),
         Format::Qcow2 => qcow2::pass(file, options, lines),
         Format::Qed => qed::pass(file, options, lines),

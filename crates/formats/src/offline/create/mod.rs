@@ -1,11 +1,14 @@
 //! `fathom img create`: new images, with the options of `qemu-img create`.
 
+mod encryption;
+mod luks;
 mod options;
 mod qcow2;
 mod qed;
 mod raw;
 mod stream;
 
+pub use encryption::Encryption;
 pub use options::{Backing, Options, Preallocation, Qcow2Options};
 pub use qcow2::fully_allocated;
 pub use stream::Contents;
@@ -13,17 +16,19 @@ pub use stream::Contents;
 use super::Image;
 use crate::{Error, Format, Result};
 use fathom_files::ImageFile;
+use fathom_luks::Passphrase;
 use std::path::Path;
 
 /// Makes an image of a disk of `size` bytes (rounded up to whole sectors) in
 /// `file`, whose contents are lost, with its guest data in `data_file` if
-/// that is among the options. The header comes last, after a flush: what a
+/// that is among the options, and encrypted by `key` if that is. The header comes last, after a flush: what a
 /// crash leaves behind is no image.
 pub fn create(
     file: &dyn ImageFile,
     data_file: Option<&dyn ImageFile>,
     options: &Options,
     size: u64,
+    key: Option<&Passphrase>,
 ) -> Result<()> {
     let size = size
         .checked_next_multiple_of(512)
@@ -32,7 +37,8 @@ pub fn create(
     options.validate()?;
     match options.format {
         Format::Raw => raw::create(file, options.preallocation, size),
-        Format::Qcow2 => qcow2::create(file, data_file, options, size),
+        Format::Luks => luks::create(file, options, size, key),
+        Format::Qcow2 => qcow2::create(file, data_file, options, size, key),
         Format::Qed => qed::create(file, options, size),
     }
 }

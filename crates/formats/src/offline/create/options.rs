@@ -1,5 +1,6 @@
 //! Options as `qemu-img create -o` has them.
 
+use super::encryption::{self, Encryption};
 use crate::qcow2::CompressionType;
 use crate::{Error, Format, Result};
 use std::collections::BTreeMap;
@@ -75,6 +76,8 @@ pub struct Options {
     pub preallocation: Preallocation,
     /// qcow2 only.
     pub qcow2: Qcow2Options,
+    /// luks and qcow2 only.
+    pub encryption: Encryption,
     /// Words that were given, as they were: they are shown even where they are defaults.
     given: BTreeMap<&'static str, String>,
 }
@@ -98,6 +101,7 @@ impl Options {
                 data_file: None,
                 data_file_raw: false,
             },
+            encryption: Encryption::new(format),
             given: BTreeMap::new(),
         }
     }
@@ -106,6 +110,7 @@ impl Options {
     pub fn names(format: Format) -> &'static [&'static str] {
         match format {
             Format::Raw => &["preallocation", "size"],
+            Format::Luks => &encryption::NAMES,
             Format::Qed => &[
                 "backing_file",
                 "backing_fmt",
@@ -121,6 +126,12 @@ impl Options {
                 "compression_type",
                 "data_file",
                 "data_file_raw",
+                "encrypt.cipher-alg",
+                "encrypt.cipher-mode",
+                "encrypt.format",
+                "encrypt.hash-alg",
+                "encrypt.iter-time",
+                "encrypt.ivgen-alg",
                 "extended_l2",
                 "lazy_refcounts",
                 "preallocation",
@@ -147,6 +158,10 @@ impl Options {
         let size = || parse_size(value).map_err(|e| Error::usage(format!("{name}: {e}")));
         let qcow2 = &mut self.qcow2;
         match name {
+            _ if name.starts_with(encryption::PREFIX) => {
+                self.encryption
+                    .set(&name[encryption::PREFIX.len()..], value)?;
+            }
             "size" => self.size = Some(size()?),
             "cluster_size" => self.cluster_size = size()?,
             "table_size" => self.table_size = size()?,
@@ -176,6 +191,7 @@ impl Options {
             "data_file_raw" => qcow2.data_file_raw = on_or_off(name, value)?,
             "extended_l2" => qcow2.extended_l2 = on_or_off(name, value)?,
             "lazy_refcounts" => qcow2.lazy_refcounts = on_or_off(name, value)?,
+            _ if self.format == Format::Luks => self.encryption.set(name, value)?,
             _ => {
                 use Preallocation::{Falloc, Full, Metadata, Off};
                 let all = [Off, Metadata, Falloc, Full].map(|p| (p.name(), p));
@@ -208,8 +224,16 @@ impl Options {
                 refuse("preallocation=metadata is for qcow2; raw has no metadata")
             }
             Format::Raw => Ok(()),
+            Format::Luks => self.validate_luks(),
             Format::Qed => self.validate_qed(),
             Format::Qcow2 => self.validate_qcow2(),
+        }
+    }
+
+    fn validate_luks(&self) -> Result<()> {
+        match self.encryption.luks.check() {
+            Ok(()) => Ok(()),
+            Err(error) => Err(Error::usage(error.to_string())),
         }
     }
 
@@ -264,6 +288,20 @@ impl Options {
             return refuse("the data file's name is invalid");
         }
         let preallocates = self.preallocation != Preallocation::Off;
+        let encrypts = self.encryption.is_wanted;
+        if !encrypts
+            && self
+                .given()
+                .any(|name| name.starts_with(encryption::PREFIX))
+        {
+            return refuse("options of encryption need encrypt.format=luks");
+        }
+        if encrypts && preallocates {
+            return refuse("what is encrypted is not preallocated: it would read as anything");
+        }
+        if encrypts && q.data_file.is_some() {
+            return refuse("encrypt.format and data_file exclude each other");
+        }
         if preallocates && self.backing.is_some() && !q.extended_l2 {
             return refuse("preallocation with a backing file needs extended_l2=on");
         }
@@ -271,7 +309,7 @@ impl Options {
     }
 }
 
-fn choose<T: Copy>(name: &str, value: &str, choices: &[(&str, T)]) -> Result<T> {
+pub(super) fn choose<T: Copy>(name: &str, value: &str, choices: &[(&str, T)]) -> Result<T> {
     let chosen = choices.iter().find(|(text, _)| *text == value);
     chosen.map(|(_, choice)| *choice).ok_or_else(|| {
         let all: Vec<_> = choices.iter().map(|(text, _)| *text).collect();
@@ -297,6 +335,7 @@ impl fmt::Display for Options {
         write!(f, "fmt={}", self.format)?;
         let names: &[&str] = match self.format {
             Format::Raw => &["size", "preallocation"],
+            Format::Luks => &["size"],
             Format::Qed => &[
                 "size",
                 "backing_file",
@@ -309,6 +348,7 @@ impl fmt::Display for Options {
                 "extended_l2",
                 "preallocation",
                 "compression_type",
+                "encrypt.format",
                 "size",
                 "compat",
                 "backing_file",
@@ -349,6 +389,7 @@ impl Options {
                 Some(text) => Some(text.clone()),
                 None => (q.version == 2).then(|| "0.10".to_owned()),
             },
+            "encrypt.format" => self.encryption.is_wanted.then(|| "luks".to_owned()),
             "table_size" => {
                 let is_default = self.table_size == u64::from(crate::qed::DEFAULT_TABLE_SIZE);
                 (given || !is_default).then(|| self.table_size.to_string())

@@ -3,30 +3,33 @@
 
 use super::{Options, Preallocation, preallocate};
 use crate::qcow2::{
-    AUTOCLEAR_RAW_DATA_FILE, COMPATIBLE_LAZY_REFCOUNTS, CompressionType, CryptMethod, Extension,
-    Geometry, Header, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_DATA_FILE, INCOMPATIBLE_EXTENDED_L2,
-    L1Entry, L2Entry, MAX_L1_BYTES, MAX_REFCOUNT_TABLE_BYTES, encode_feature_names, feature_names,
-    refcount,
+    AUTOCLEAR_RAW_DATA_FILE, COMPATIBLE_LAZY_REFCOUNTS, CompressionType, CryptMethod, CryptoHeader,
+    Extension, Geometry, Header, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_DATA_FILE,
+    INCOMPATIBLE_EXTENDED_L2, L1Entry, L2Entry, MAX_L1_BYTES, MAX_REFCOUNT_TABLE_BYTES,
+    encode_feature_names, feature_names, refcount,
 };
 use crate::{Error, GuestOffset, HostOffset, Result};
 use fathom_files::ImageFile;
+use fathom_luks::Passphrase;
 
 /// Where everything is, in clusters.
 struct Layout {
     table_clusters: u64,
     blocks: u64,
     l1_clusters: u64,
+    encryption: u64,
     l2_tables: u64,
     data: u64,
 }
 
 impl Layout {
     /// The least refcount blocks that cover everything including themselves.
-    fn new(g: &Geometry, l1_entries: u64, l2_tables: u64, data: u64) -> Layout {
+    fn new(g: &Geometry, l1_entries: u64, encryption: u64, l2_tables: u64, data: u64) -> Layout {
         let mut layout = Layout {
             table_clusters: 1,
             blocks: 1,
             l1_clusters: g.clusters_of(l1_entries * L1Entry::SIZE),
+            encryption: g.clusters_of(encryption),
             l2_tables,
             data,
         };
@@ -49,8 +52,12 @@ impl Layout {
         self.first_block() + self.blocks
     }
 
-    fn first_l2(&self) -> u64 {
+    fn encryption(&self) -> u64 {
         self.l1() + self.l1_clusters
+    }
+
+    fn first_l2(&self) -> u64 {
+        self.encryption() + self.encryption
     }
 
     fn first_data(&self) -> u64 {
@@ -77,7 +84,15 @@ impl Plan {
         let g = header.geometry();
         let l1_entries = g.l1_entries_for(size);
         header.l1_entries = u32::try_from(l1_entries).unwrap_or(u32::MAX);
-        let layout = Layout::new(&g, l1_entries, l2_tables, data);
+        let encryption = encryption_len(options);
+        let layout = Layout::new(&g, l1_entries, encryption, l2_tables, data);
+        if encryption > 0 {
+            header.crypt_method = CryptMethod::Luks;
+            header.extensions.push(Extension::Crypto(CryptoHeader {
+                offset: HostOffset::of_cluster(layout.encryption(), g.cluster_bits),
+                len: encryption,
+            }));
+        }
         header.refcount_table_offset = HostOffset(g.cluster_size());
         header.refcount_table_clusters = u32::try_from(layout.table_clusters).unwrap_or(u32::MAX);
         header.l1_offset = HostOffset::of_cluster(layout.l1(), g.cluster_bits);
@@ -163,7 +178,12 @@ pub(super) fn create(
     data_file: Option<&dyn ImageFile>,
     options: &Options,
     size: u64,
+    key: Option<&Passphrase>,
 ) -> Result<()> {
+    let encryption = match options.encryption.is_wanted {
+        true => options.encryption.header(key)?,
+        false => Vec::new(),
+    };
     let g = header_of(options, size).geometry();
     let how = preallocation_of(options);
     let (l2_tables, preallocated) = match how {
@@ -180,6 +200,8 @@ pub(super) fn create(
     plan.put_tables(0..l2_tables, tables, &mut |at, cluster, used| {
         write_padded(file, cluster, used, at)
     })?;
+    let at = HostOffset::of_cluster(layout.encryption(), g.cluster_bits);
+    file.write_at(&encryption, at.0).map_err(failed())?;
     match data_file {
         Some(data) => {
             data.set_len(0).map_err(failed())?;
@@ -233,8 +255,16 @@ pub fn fully_allocated(options: &Options, size: u64) -> Result<u64> {
             "the size is too large; use a larger cluster_size",
         ));
     }
-    let layout = Layout::new(&g, l1_entries, l1_entries, g.clusters_of(size));
+    let encryption = encryption_len(options);
+    let layout = Layout::new(&g, l1_entries, encryption, l1_entries, g.clusters_of(size));
     Ok(layout.total() << g.cluster_bits)
+}
+
+fn encryption_len(options: &Options) -> u64 {
+    match options.encryption.is_wanted {
+        true => options.encryption.header_len(),
+        false => 0,
+    }
 }
 
 fn failed() -> impl FnOnce(std::io::Error) -> Error {

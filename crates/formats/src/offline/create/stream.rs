@@ -42,7 +42,10 @@ impl Contents {
         options.validate()?;
         let size = size.next_multiple_of(512);
         let problem = match options.format {
-            Format::Raw | Format::Qed => "only qcow2 images are made of what they are to contain",
+            Format::Raw | Format::Qed | Format::Luks => {
+                "only qcow2 images are made of what they are to contain"
+            }
+            _ if options.encryption.is_wanted => "a stream is not encrypted here",
             _ if options.qcow2.data_file.is_some() => "a stream has no place for a data file",
             _ if options.preallocation != Preallocation::Off => {
                 "a stream has no place for what is only allocated: no preallocation"

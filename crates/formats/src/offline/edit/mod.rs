@@ -46,7 +46,7 @@ impl<'a> Editor<'a> {
     /// one that is marked corrupt, or has corruptions, or is encrypted, is refused.
     pub fn open(file: &'a dyn ImageFile) -> Result<Editor<'a>> {
         let header = read_header(file)?;
-        header.refuse_encryption()?;
+        header.encryption()?;
         if header.is_corrupt() {
             return Err(Error::invalid(
                 "is marked corrupt: repair it with `fathom img check --repair all`",

@@ -103,7 +103,7 @@ impl Info {
     /// Bytes of a cluster; `None` where there are no clusters.
     pub fn cluster_size(&self) -> Option<u64> {
         match &self.image {
-            Image::Raw { .. } => None,
+            Image::Raw { .. } | Image::Luks(..) => None,
             Image::Qcow2(header) => Some(header.geometry().cluster_size()),
             Image::Qed(header, _) => Some(header.cluster_size.into()),
         }
@@ -112,7 +112,7 @@ impl Info {
     /// The image must be checked before it is used.
     pub fn is_dirty(&self) -> bool {
         match &self.image {
-            Image::Raw { .. } => false,
+            Image::Raw { .. } | Image::Luks(..) => false,
             Image::Qcow2(header) => header.is_dirty(),
             Image::Qed(header, _) => header.needs_check(),
         }

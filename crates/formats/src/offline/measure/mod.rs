@@ -40,9 +40,17 @@ pub fn measure(options: &Options, size: u64, source: Option<&Source>) -> Result<
             fully_allocated: size,
             bitmaps: None,
         }),
+        Format::Luks => {
+            let bytes = size.saturating_add(options.encryption.header_len());
+            Ok(Measure {
+                required: bytes,
+                fully_allocated: bytes,
+                bitmaps: None,
+            })
+        }
         Format::Qcow2 => qcow2(options, size, source),
         Format::Qed => Err(Error::unsupported(
-            "qed images are not measured, only raw and qcow2",
+            "qed images are not measured, only raw, qcow2 and luks",
         )),
     }
 }

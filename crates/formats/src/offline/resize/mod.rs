@@ -1,10 +1,11 @@
 //! `fathom img resize`: disks of other sizes.
 //!
 //! What a larger disk has more reads as zeroes, whatever was there before and whatever is below
-//! it. The size changes last, by one write of one sector (or, of a raw image, by the file's
+//! it. (But for LUKS images: it reads as anything, as on a disk that nobody has written to.) The size changes last, by one write of one sector (or, of a raw image, by the file's
 //! length): a power cut leaves the old disk or the new one.
 
 mod growth;
+mod luks;
 mod qcow2;
 mod qed;
 mod raw;
@@ -39,6 +40,7 @@ pub struct Resize<'a> {
 pub fn resize(file: &dyn ImageFile, format: Format, to: &Resize) -> Result<()> {
     match format {
         Format::Raw => raw::resize(file, to),
+        Format::Luks => luks::resize(file, to),
         Format::Qcow2 => qcow2::resize(file, to),
         Format::Qed => qed::resize(file, to),
     }

@@ -5,7 +5,7 @@ use super::pages::Pages;
 use super::rng::Rng;
 use super::run::Start;
 use super::world::World;
-use crate::support::{create_file, pairs, qemu_check, qemu_img};
+use crate::support::{SECRET, create_file, keys, pairs, qemu_checks, qemu_img, qemu_opens};
 use fathom_formats::Format;
 use fathom_formats::served::ImageOptions;
 use std::fs::File;
@@ -60,6 +60,11 @@ impl Backing {
         compressed: false,
         chain: false,
         longer: 0,
+    };
+    pub const LUKS: Backing = Backing {
+        format: "luks",
+        options: "iter-time=10",
+        ..Backing::RAW
     };
     pub const QCOW2: Backing = Backing {
         format: "qcow2",
@@ -159,6 +164,23 @@ pub const QED: Case = Case {
     ..QCOW2
 };
 
+/// With its data encrypted.
+pub const ENCRYPTED: Case = Case {
+    name: "encrypted",
+    options: "cluster_size=4k,encrypt.format=luks,encrypt.iter-time=10",
+    cluster: 4096,
+    ..QCOW2
+};
+
+/// A raw disk, encrypted. (What nobody has written reads as anything.)
+pub const LUKS: Case = Case {
+    name: "luks",
+    format: "luks",
+    options: "iter-time=10",
+    filled: Some(Filled::Plain),
+    ..QCOW2
+};
+
 /// An image's files, and what is in it.
 pub struct Made {
     pub case: Case,
@@ -192,10 +214,27 @@ impl Case {
         let shows = self.backing.is_some_and(|below| sectors(below) > from) && to > from;
         let is_old = self.options.contains("compat=0.10");
         match self.format {
-            "raw" => true,
+            "raw" | "luks" => true,
             "qed" => to < from,
             _ => is_old && shows,
         }
+    }
+
+    fn is_encrypted(&self) -> bool {
+        self.format == "luks" || self.options.contains("encrypt.format")
+    }
+
+    /// How QEMU opens it.
+    pub fn opens(&self) -> Vec<String> {
+        let mut opens = qemu_opens(TOP, self.format, self.is_encrypted());
+        if let (Some(backing), Some(options)) = (self.backing, opens.last_mut())
+            && backing.format == "luks"
+        {
+            options.push_str(
+                ",backing.driver=luks,backing.file.filename=below.img,backing.key-secret=s",
+            );
+        }
+        opens
     }
 
     pub fn format(&self) -> Format {
@@ -206,6 +245,7 @@ impl Case {
         let mut options = ImageOptions::new(self.format());
         // The run says when their work is done.
         options.helpers = 0;
+        options.keys = keys();
         if self.tiny_cache {
             options.metadata_cache = 0;
             // What is served reads the same, but zeroes are the image's own.
@@ -260,10 +300,16 @@ impl Case {
             }
             return create_file(dir, TOP, self.format, &options, size);
         }
-        let mut args = vec!["-o", self.options];
-        if self.options.is_empty() {
-            args.clear();
-        }
+        let key = match self.format {
+            "luks" => ",key-secret=s",
+            _ => ",encrypt.key-secret=s",
+        };
+        let with_key = format!("{}{key}", self.options);
+        let mut args = match self.is_encrypted() {
+            true => vec!["--object", SECRET, "-o", &with_key],
+            false if self.options.is_empty() => vec![],
+            false => vec!["-o", self.options],
+        };
         let size = size.to_string();
         let Some(filled) = self.filled else {
             args.splice(0..0, ["create", "-q", "-f", self.format]);
@@ -306,8 +352,11 @@ impl Backing {
         sprinkle(&mut holds, BEFORE + 2, rng);
         write_raw(dir, "below.raw", &holds);
         let mut args = vec!["convert", "-f", "raw", "-O", self.format];
-        if !self.options.is_empty() {
-            args.extend(["-o", self.options]);
+        let with_key = format!("{},key-secret=s", self.options);
+        match (self.format, self.options) {
+            ("luks", _) => args.extend(["--object", SECRET, "-o", &with_key]),
+            (_, "") => {}
+            (_, options) => args.extend(["-o", options]),
         }
         if self.compressed {
             args.push("-c");
@@ -373,19 +422,23 @@ impl Made {
     /// What QEMU reads, of the image or one of its snapshots.
     pub fn qemu_reads(&self, dir: &Path, snapshot: Option<&str>) -> Vec<Value> {
         let named = snapshot.map(|name| format!("snapshot.name={name}"));
-        let mut args = vec!["convert", "-f", self.case.format, "-O", "raw"];
+        let opens = self.case.opens();
+        let mut args = vec!["convert", "-O", "raw"];
         if let Some(named) = &named {
             args.extend(["-l", named]);
         }
-        args.extend([TOP, "read.raw"]);
+        args.extend(opens.iter().map(String::as_str));
+        args.push("read.raw");
         qemu_img(dir, &args);
         self.raw_holds(dir, "read.raw")
     }
 
     /// The same of the image as it is now, which may have another number of sectors.
     pub fn qemu_reads_all(&self, dir: &Path, sectors: usize) -> Vec<Value> {
-        let args = ["convert", "-f", self.case.format, "-O", "raw"];
-        qemu_img(dir, &[&args[..], &[TOP, "read.raw"]].concat());
+        let opens = self.case.opens();
+        let mut args = vec!["convert", "-O", "raw"];
+        args.extend(opens.iter().map(String::as_str));
+        qemu_img(dir, &[&args[..], &["read.raw"]].concat());
         assert_eq!(
             Pages::load(&dir.join("read.raw")).len(),
             (sectors * SECTOR) as u64
@@ -399,10 +452,10 @@ impl Made {
     }
     /// `qemu-img check` finds nothing, or only leaks if there may be some.
     pub fn qemu_finds(&self, dir: &Path, leaks: bool) -> Result<(), String> {
-        if self.case.format == "raw" {
+        if !self.case.format().has_tables() {
             return Ok(());
         }
-        match qemu_check(dir, TOP, self.case.format) {
+        match qemu_checks(dir, &self.case.opens()) {
             (0, _) => Ok(()),
             (3, _) if leaks => Ok(()),
             (status, json) => Err(format!("qemu-img check: {status}, {json:?}")),
@@ -417,7 +470,10 @@ impl Made {
 
     /// One of qemu-img's commands on snapshots.
     pub fn snapshot(&self, dir: &Path, command: &str, name: &str) {
-        qemu_img(dir, &["snapshot", command, name, TOP]);
+        let opens = self.case.opens();
+        let mut args = vec!["snapshot", command, name];
+        args.extend(opens.iter().map(String::as_str));
+        qemu_img(dir, &args);
     }
 }
 

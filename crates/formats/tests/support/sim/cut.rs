@@ -155,7 +155,7 @@ impl Cuts<'_> {
 
 /// The check finds nothing that is not just a leak.
 pub fn check_image(made: &Made, world: &Arc<World>) -> Result<u64, String> {
-    if made.case.format == "raw" {
+    if !made.case.format().has_tables() {
         return Ok(0);
     }
     let file = Recorder::new(world.clone(), 0, &made.names[0]);

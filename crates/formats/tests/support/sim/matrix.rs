@@ -1,8 +1,8 @@
 //! The kinds of image whose servers lose their power or are killed.
 
 use super::case::{
-    Backing, Case, DATA_FILE, EXTENDED, Filled, GROWING, LARGE, NARROW, PREALLOCATED, QCOW2, QED,
-    SMALL, SNAPSHOT,
+    Backing, Case, DATA_FILE, ENCRYPTED, EXTENDED, Filled, GROWING, LARGE, LUKS, NARROW,
+    PREALLOCATED, QCOW2, QED, SMALL, SNAPSHOT,
 };
 
 pub const MATRIX: &[Case] = &[
@@ -134,6 +134,15 @@ pub const MATRIX: &[Case] = &[
     Case {
         name: "raw",
         format: "raw",
+        ..QCOW2
+    },
+    LUKS,
+    ENCRYPTED,
+    Case {
+        name: "encrypted-on-luks",
+        options: "extended_l2=on,encrypt.format=luks,encrypt.iter-time=10",
+        backing: Some(Backing::LUKS),
+        own: true,
         ..QCOW2
     },
 ];

@@ -111,7 +111,7 @@ impl<'a, 'b> Pass<'a, 'b> {
         let repair = options.repair;
         let first = qcow2_first_cluster(file)?;
         let mut header = Header::parse_for_repair(&first)?;
-        header.refuse_encryption()?;
+        header.encryption()?;
         if repair != Repair::Nothing {
             prepare(file, &mut header)?;
         }

@@ -23,6 +23,9 @@ impl Pass<'_, '_> {
     pub(super) fn count_structure(&mut self) -> Result<()> {
         // The header.
         self.counts.add(0, 1);
+        if let Some(crypto) = self.header.encryption()? {
+            self.count_region("encryption header", crypto.offset, crypto.len);
+        }
         let (offset, entries) = (self.header.l1_offset, self.header.l1_entries);
         self.count_l1(offset, entries, true)?;
         self.count_snapshots()?;

@@ -1,0 +1,54 @@
+//! Where LUKS headers lie in files.
+
+use crate::Error;
+use fathom_files::ImageFile;
+use fathom_luks::{Bytes, Header};
+use std::io;
+
+/// A part of a file: a header with its key slots, and whatever is behind that.
+pub(crate) struct Part<'a> {
+    pub(crate) file: &'a dyn ImageFile,
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+}
+
+impl<'a> Part<'a> {
+    /// A whole file of that length.
+    pub(crate) fn all_of(file: &'a dyn ImageFile, len: u64) -> Part<'a> {
+        Part {
+            file,
+            start: 0,
+            len,
+        }
+    }
+
+    pub(crate) fn header(&self) -> Result<Header, fathom_luks::Error> {
+        Header::read(self)
+    }
+}
+
+impl Bytes for Part<'_> {
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        match at.checked_add(buf.len() as u64) {
+            Some(end) if end <= self.len => self.file.read_at(buf, self.start + at),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.len)
+    }
+}
+
+/// Of a header that cannot be used.
+pub(crate) fn refused(error: fathom_luks::Error) -> Error {
+    match error {
+        fathom_luks::Error::NotLuks => Error::NotThisFormat { format: "luks" },
+        fathom_luks::Error::Io(source) => Error::Io {
+            what: "its encryption header cannot be read",
+            source,
+        },
+        fathom_luks::Error::Unsupported(problem) => Error::Unsupported(problem),
+        other => Error::Invalid(other.to_string()),
+    }
+}

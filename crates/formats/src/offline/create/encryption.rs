@@ -1,0 +1,84 @@
+//! Options of encryption, by the names that `qemu-img create -o` has for them.
+
+use super::options::choose;
+use crate::{Error, Format, Result};
+use fathom_luks::{Effort, Hash, Passphrase};
+use std::time::Duration;
+
+/// How what is new is encrypted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Encryption {
+    /// Guest data is. Always so in a luks image.
+    pub is_wanted: bool,
+    pub luks: fathom_luks::Options,
+}
+
+/// Of luks images; those of qcow2 begin with [`PREFIX`], and have a format besides.
+pub(super) const NAMES: [&str; 8] = [
+    "cipher-alg",
+    "cipher-mode",
+    "hash-alg",
+    "iter-time",
+    "ivgen-alg",
+    "sector-size",
+    "size",
+    "version",
+];
+
+/// Of qcow2's.
+pub(super) const PREFIX: &str = "encrypt.";
+
+impl Encryption {
+    /// The defaults for this format.
+    pub(super) fn new(format: Format) -> Encryption {
+        Encryption {
+            is_wanted: format == Format::Luks,
+            ..Encryption::default()
+        }
+    }
+
+    /// Takes an option without its prefix.
+    pub(super) fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        let luks = &mut self.luks;
+        let number = |unit: &str| {
+            let parsed = value.parse::<u32>().ok().filter(|n| *n > 0);
+            parsed.ok_or_else(|| Error::usage(format!("{name}: '{value}' is no number of {unit}")))
+        };
+        match name {
+            "format" => self.is_wanted = choose(name, value, &[("luks", true)])?,
+            "cipher-alg" => choose(name, value, &[("aes-256", ())])?,
+            "cipher-mode" => choose(name, value, &[("xts", ())])?,
+            "ivgen-alg" => choose(name, value, &[("plain64", ())])?,
+            "hash-alg" => {
+                let all = [Hash::Sha1, Hash::Sha256, Hash::Sha512].map(|hash| (hash.name(), hash));
+                luks.hash = choose(name, value, &all)?;
+            }
+            "iter-time" => {
+                luks.effort = Effort {
+                    time: Duration::from_millis(number("milliseconds")?.into()),
+                    ..luks.effort
+                };
+            }
+            "sector-size" => luks.sector_size = number("bytes")?,
+            _ => luks.version = choose(name, value, &[("1", 1), ("2", 2)])?,
+        }
+        Ok(())
+    }
+
+    /// Makes a header, with its key slots, which is read as QEMU and cryptsetup read it. Takes seconds.
+    pub(super) fn header(&self, key: Option<&Passphrase>) -> Result<Vec<u8>> {
+        let Some(key) = key else {
+            return Err(Error::usage(
+                "what is to be encrypted needs a key: --key file:PATH, say",
+            ));
+        };
+        let created = fathom_luks::create(&self.luks, key);
+        let created = created.map_err(|error| Error::usage(error.to_string()))?;
+        Ok(created.bytes)
+    }
+
+    /// Bytes of such a header.
+    pub(in crate::offline) fn header_len(&self) -> u64 {
+        self.luks.header_len()
+    }
+}

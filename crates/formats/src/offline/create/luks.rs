@@ -1,0 +1,35 @@
+//! LUKS images: a header with key slots, and room for the disk.
+
+use super::Options;
+use crate::{Error, Result};
+use fathom_files::ImageFile;
+use fathom_luks::Passphrase;
+
+/// What makes it a LUKS image.
+const MAGIC_SECTOR: usize = 512;
+
+/// The disk reads as anything, as one that nobody has written to.
+pub(super) fn create(
+    file: &dyn ImageFile,
+    options: &Options,
+    size: u64,
+    key: Option<&Passphrase>,
+) -> Result<()> {
+    let sector = u64::from(options.encryption.luks.sector_size);
+    if !size.is_multiple_of(sector) {
+        return Err(Error::usage(format!(
+            "the size must be a multiple of the sector size, {sector} bytes"
+        )));
+    }
+    let header = options.encryption.header(key)?;
+    let failed = || Error::io("cannot be written");
+    file.set_len(0).map_err(failed())?;
+    file.set_len(header.len() as u64 + size)
+        .map_err(Error::io("cannot be extended"))?;
+    let (first, rest) = header.split_at(MAGIC_SECTOR);
+    file.write_at(&[0; MAGIC_SECTOR], 0).map_err(failed())?;
+    file.write_at(rest, MAGIC_SECTOR as u64).map_err(failed())?;
+    file.sync().map_err(Error::io("cannot be flushed"))?;
+    file.write_at(first, 0).map_err(failed())?;
+    file.sync().map_err(Error::io("cannot be flushed"))
+}

@@ -1,0 +1,104 @@
+//! What is encrypted, for whoever waits.
+
+use super::place::Place;
+use crate::served::storage::Storage;
+use fathom_files::ImageFile;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes that are moved at once; a multiple of all sectors.
+const STEP: u64 = 64 << 10;
+
+/// A part of a file, decrypted as it is read, and encrypted as it is written.
+pub(super) struct SealedBytes {
+    pub(super) file: Arc<dyn Storage>,
+    pub(super) place: Place,
+}
+
+impl SealedBytes {
+    /// The sectors of that range as they are.
+    fn read_sectors(&self, range: &Range<u64>) -> io::Result<Vec<u8>> {
+        let mut sectors = vec![0; (range.end - range.start) as usize];
+        let bytes = self.file.bytes();
+        bytes.read_at(&mut sectors, self.place.start + range.start)?;
+        self.place.sectors.decrypt(&mut sectors, range.start);
+        Ok(sectors)
+    }
+}
+
+/// The pieces of a range, each of STEP bytes at most and none across a multiple of STEP.
+fn steps(at: u64, len: usize) -> impl Iterator<Item = Range<u64>> {
+    let end = at + len as u64;
+    let mut next = at;
+    std::iter::from_fn(move || {
+        let start = next;
+        next = end.min((start + 1).next_multiple_of(STEP));
+        (start < end).then_some(start..next)
+    })
+}
+
+impl ImageFile for SealedBytes {
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        for range in steps(at, buf.len()) {
+            let outer = self.place.outer(&range);
+            let sectors = self.read_sectors(&outer)?;
+            let inner = (range.start - outer.start) as usize..(range.end - outer.start) as usize;
+            buf[(range.start - at) as usize..(range.end - at) as usize]
+                .copy_from_slice(&sectors[inner]);
+        }
+        Ok(())
+    }
+
+    /// Parts of sectors are read first: two of them at once are not for this.
+    fn write_at(&self, buf: &[u8], at: u64) -> io::Result<()> {
+        for range in steps(at, buf.len()) {
+            let outer = self.place.outer(&range);
+            let mut sectors = match outer == range {
+                true => vec![0; (outer.end - outer.start) as usize],
+                false => self.read_sectors(&outer)?,
+            };
+            let inner = (range.start - outer.start) as usize..(range.end - outer.start) as usize;
+            sectors[inner]
+                .copy_from_slice(&buf[(range.start - at) as usize..(range.end - at) as usize]);
+            self.place.sectors.encrypt(&mut sectors, outer.start);
+            let bytes = self.file.bytes();
+            bytes.write_at(&sectors, self.place.start + outer.start)?;
+        }
+        Ok(())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.place.len(self.file.bytes().len()?))
+    }
+
+    /// What it is extended by reads as anything, as on a disk that nobody has written to.
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.bytes().set_len(self.place.start + len)
+    }
+
+    fn grows(&self) -> bool {
+        self.place.size.is_none() && self.file.bytes().grows()
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.bytes().sync()
+    }
+
+    fn forget_cache(&self) {
+        self.file.bytes().forget_cache();
+    }
+
+    /// A hole decrypts to anything but zeroes.
+    fn run_at(&self, _offset: u64) -> (bool, u64) {
+        (false, u64::MAX)
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        self.file.bytes().allocated()
+    }
+
+    fn discard(&self, at: u64, len: u64) -> io::Result<()> {
+        self.file.bytes().discard(self.place.start + at, len)
+    }
+}

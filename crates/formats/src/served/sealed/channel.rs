@@ -1,0 +1,248 @@
+//! One worker's way to what is encrypted.
+
+use super::piece::Piece;
+use super::place::Place;
+use crate::served::memo::{EPOCH, UNCOUNTED};
+use crate::served::pool::Pool;
+use fathom_core::{Channel, Cx, Extents, Op, Owner, Request, RequestId, Stage, Status};
+use std::collections::VecDeque;
+use std::io;
+use std::rc::Rc;
+
+/// Pieces of one worker in flight; more wait their turn.
+const PIECES: usize = 128;
+
+/// Bytes of the longest; a multiple of all sectors.
+const MAX_PIECE: u64 = 256 << 10;
+
+/// Bytes of all pieces in flight, beyond which no other begins.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// A request in pieces.
+#[derive(Clone, Copy, Default)]
+struct Parent {
+    /// Bytes of it that are not done.
+    left: u64,
+    /// Of the first piece that failed.
+    errno: i32,
+}
+
+pub(super) struct SealedChannel {
+    below: Box<dyn fathom_core::Channel>,
+    place: Place,
+    owner: Owner,
+    pool: Rc<Pool>,
+    /// By the child's index in the slab.
+    pieces: Vec<Option<Piece>>,
+    count: usize,
+    bytes: u64,
+    /// By the request's index in the slab.
+    parents: Vec<Parent>,
+    /// Requests of which something has no buffer yet, and from where on.
+    waiting: VecDeque<(RequestId, u64)>,
+}
+
+impl SealedChannel {
+    pub(super) fn new(
+        below: Box<dyn Channel>,
+        place: Place,
+        cx: &mut Cx,
+    ) -> io::Result<SealedChannel> {
+        Ok(SealedChannel {
+            below,
+            place,
+            owner: cx.reserve_children(PIECES)?,
+            pool: Rc::default(),
+            pieces: Vec::new(),
+            count: 0,
+            bytes: 0,
+            parents: Vec::new(),
+            waiting: VecDeque::with_capacity(PIECES),
+        })
+    }
+
+    fn begin(&mut self, cx: &mut Cx, id: RequestId) {
+        let request = &cx.slab[id];
+        let range = request.at..request.at + request.len;
+        if request.op != Op::Read && self.place.outer(&range) != range {
+            return cx.complete(id, libc::EINVAL);
+        }
+        let index = id.0 as usize;
+        if self.parents.len() <= index {
+            self.parents.resize(index + 1, Parent::default());
+        }
+        self.parents[index] = Parent {
+            left: request.len,
+            errno: 0,
+        };
+        self.waiting.push_back((id, range.start));
+    }
+
+    /// Begins what there is room for.
+    fn go_on(&mut self, cx: &mut Cx) {
+        while let Some(&(id, from)) = self.waiting.front()
+            && self.count < PIECES
+            && self.bytes < MAX_BYTES
+        {
+            let request = &cx.slab[id];
+            let end = request.at + request.len;
+            let to = match self.parents[id.0 as usize].errno {
+                0 => end.min((from & !(self.place.sector() - 1)) + MAX_PIECE),
+                _ => from,
+            };
+            match to == end || to == from {
+                true => drop(self.waiting.pop_front()),
+                false => self.waiting[0].1 = to,
+            }
+            if to == from {
+                // Nothing more of what has failed.
+                self.done(cx, id, end - from, 0);
+            } else {
+                self.start(cx, id, from..to);
+            }
+        }
+    }
+
+    fn start(&mut self, cx: &mut Cx, parent: RequestId, inner: std::ops::Range<u64>) {
+        let outer = self.place.outer(&inner);
+        let len = outer.end - outer.start;
+        let mut piece = Piece {
+            parent,
+            inner,
+            buf: self.pool.take(len as usize),
+            outer,
+        };
+        let request = &cx.slab[parent];
+        let op = if request.op == Op::Read {
+            Op::Read
+        } else {
+            piece.take(request);
+            let at = piece.outer.start;
+            self.place.sectors.encrypt(piece.buf.bytes_mut(), at);
+            Op::Write
+        };
+        cx.enter(parent, Stage::Device);
+        let child = cx.slab.take().expect("room was made for all pieces");
+        let at = self.place.start + piece.outer.start;
+        let (fua, source, queue) = {
+            let request = &cx.slab[parent];
+            (request.fua, request.source, request.queue)
+        };
+        let (stamps, memo) = (cx.slab[parent].stamps, cx.slab[parent].memo);
+        let request = &mut cx.slab[child];
+        request.stamps = stamps;
+        (request.op, request.fua, request.unmap) = (op, fua && op == Op::Write, false);
+        (request.owner, request.source, request.queue) = (self.owner, source, queue);
+        (request.offset, request.at, request.len) = (at, at, len);
+        request.error = 0;
+        // Which storage it is, for who passes completions on; counted is the request alone.
+        request.memo = memo;
+        request.memo[EPOCH] = UNCOUNTED;
+        request.segments.clear();
+        request.segments.push(piece.buf.iovec());
+        let index = child.0 as usize;
+        if self.pieces.len() <= index {
+            self.pieces.resize_with(index + 1, || None);
+        }
+        self.pieces[index] = Some(piece);
+        self.count += 1;
+        self.bytes += len;
+        self.below.submit(cx, child);
+    }
+
+    fn piece_done(&mut self, cx: &mut Cx, child: RequestId) {
+        let piece = self.pieces[child.0 as usize].take();
+        let mut piece = piece.expect("pieces are in flight until they are done");
+        let errno = cx.slab[child].error;
+        cx.slab.put(child);
+        self.count -= 1;
+        self.bytes -= piece.outer.end - piece.outer.start;
+        let request = &cx.slab[piece.parent];
+        if errno == 0 && request.op == Op::Read {
+            let at = piece.outer.start;
+            self.place.sectors.decrypt(piece.buf.bytes_mut(), at);
+            piece.give(request);
+        }
+        let len = piece.inner.end - piece.inner.start;
+        self.done(cx, piece.parent, len, errno);
+    }
+
+    fn done(&mut self, cx: &mut Cx, id: RequestId, len: u64, errno: i32) {
+        let parent = &mut self.parents[id.0 as usize];
+        parent.left -= len;
+        if parent.errno == 0 {
+            parent.errno = errno;
+        }
+        if parent.left == 0 {
+            cx.complete(id, parent.errno);
+        }
+    }
+
+    /// Everything that was done may lead to more.
+    #[inline]
+    fn settle(&mut self, cx: &mut Cx) {
+        loop {
+            while let Some(child) = cx.child_done(self.owner) {
+                self.piece_done(cx, child);
+            }
+            self.go_on(cx);
+            if !cx.has_child_done(self.owner) {
+                return;
+            }
+        }
+    }
+}
+
+/// All of it is data: what is not written decrypts to anything.
+fn answer(request: &Request) {
+    // SAFETY: the request is in flight until it is completed, after this.
+    let mut out = unsafe { Extents::of(&request.segments, request.len) };
+    out.push(Status::DATA, request.len);
+}
+
+impl Channel for SealedChannel {
+    #[inline]
+    fn submit(&mut self, cx: &mut Cx, id: RequestId) {
+        match cx.slab[id].op {
+            Op::Read | Op::Write | Op::WriteZeroes => self.begin(cx, id),
+            Op::Flush => self.below.submit(cx, id),
+            // It would read as anything, and whoever sees the file would see what is in use.
+            Op::Discard => cx.complete(id, 0),
+            Op::BlockStatus => {
+                answer(&cx.slab[id]);
+                cx.complete(id, 0);
+            }
+        }
+        self.settle(cx);
+    }
+
+    #[inline]
+    fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
+        self.below.complete(cx, id, tag, result);
+        self.settle(cx);
+    }
+
+    fn timer(&mut self, cx: &mut Cx) {
+        self.below.timer(cx);
+        self.settle(cx);
+    }
+
+    /// What waits here waits for I/O under way only.
+    fn drain(&mut self, cx: &mut Cx, source: u16) {
+        self.below.drain(cx, source);
+        self.settle(cx);
+    }
+
+    fn answered(&mut self, request: &Request) {
+        self.below.answered(request);
+    }
+}
+
+impl Drop for SealedChannel {
+    fn drop(&mut self) {
+        if self.count > 0 {
+            // The kernel may still be using the buffers.
+            std::mem::forget(std::mem::take(&mut self.pieces));
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! Bytes that lie encrypted in a file: a [`Storage`](super::storage::Storage) as they are, on top of
+//! one as they lie there. A LUKS image is one, and so is where a qcow2 image has its guest data if
+//! that is encrypted.
+//!
+//! Each request becomes pieces ([`channel`]), each a child with a buffer of its own: the guest sees no
+//! ciphertext, and what it changes while it is written harms only itself.
+
+mod bytes;
+mod channel;
+mod keys;
+mod piece;
+mod place;
+mod storage;
+
+pub use keys::Keys;
+pub(super) use storage::{open_data, open_luks};

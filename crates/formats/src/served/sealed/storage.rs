@@ -1,0 +1,202 @@
+//! Storages of what is encrypted.
+
+use super::bytes::SealedBytes;
+use super::channel::SealedChannel;
+use super::keys::{Fingerprint, Keys};
+use super::place::Place;
+use crate::luks::Part;
+use crate::qcow2::CryptoHeader;
+use crate::served::problem::unusable;
+use crate::served::storage::{EndGuard, Storage};
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
+use fathom_files::ImageFile;
+use fathom_luks::{Header, Sectors};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The longest zeroing in one request: it is written.
+const MAX_ZEROES: u64 = 16 << 20;
+
+/// Bytes that are as they are in memory, and encrypted where they lie.
+pub(in crate::served) struct Sealed {
+    bytes: SealedBytes,
+    disk: SealedDisk,
+}
+
+impl Sealed {
+    /// `header`: of the image that the file is; none: only data of an image that is in use by itself.
+    fn new(file: Arc<dyn Storage>, place: Place, header: Option<Fingerprint>) -> Sealed {
+        Sealed {
+            bytes: SealedBytes {
+                file: file.clone(),
+                place: place.clone(),
+            },
+            disk: SealedDisk {
+                file,
+                place,
+                header,
+            },
+        }
+    }
+}
+
+impl Storage for Sealed {
+    fn bytes(&self) -> &dyn ImageFile {
+        &self.bytes
+    }
+
+    fn disk(&self) -> &dyn Disk {
+        &self.disk
+    }
+
+    fn path(&self) -> &Path {
+        self.disk.file.path()
+    }
+
+    fn identity(&self) -> (u64, u64) {
+        self.disk.file.identity()
+    }
+
+    fn guard_end(&self, guard: EndGuard) {
+        // (The image's own storage has asked for its file.)
+        if self.disk.header.is_some() {
+            let start = self.disk.place.start;
+            let shifted = move |end: u64| guard(end.saturating_sub(start));
+            self.disk.file.guard_end(Arc::new(shifted));
+        }
+    }
+}
+
+struct SealedDisk {
+    file: Arc<dyn Storage>,
+    place: Place,
+    header: Option<Fingerprint>,
+}
+
+impl Disk for SealedDisk {
+    fn info(&self) -> DiskInfo {
+        let below = self.file.disk().info();
+        let sector = self.place.sectors.sector_size();
+        DiskInfo {
+            size: self.place.len(self.place.start.saturating_add(below.size)),
+            block_size: below.block_size.max(sector),
+            physical_block_size: below.physical_block_size.max(sector),
+            // See the channel.
+            discard: None,
+            write_zeroes: (!below.read_only).then_some(RangeLimits {
+                alignment: sector,
+                max_len: MAX_ZEROES,
+            }),
+            ..below
+        }
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        let Some(before) = &self.header else {
+            return Ok(());
+        };
+        self.file.disk().activate()?;
+        let now = read(&*self.file).map(|header| header.fingerprint());
+        let outcome = match now {
+            Ok(now) if now == *before => return Ok(()),
+            Ok(_) => Err("has another encryption header since it was opened".into()),
+            Err(error) => Err(error.to_string()),
+        };
+        let _ = self.file.disk().deactivate();
+        outcome.map_err(|problem| unusable(self.file.path(), problem))
+    }
+
+    fn deactivate(&self) -> Result<(), DiskError> {
+        match self.header {
+            Some(_) => self.file.disk().deactivate(),
+            None => Ok(()),
+        }
+    }
+
+    fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
+        let below = self.file.disk().channel(cx)?;
+        let channel = SealedChannel::new(below, self.place.clone(), cx);
+        let told = |error| {
+            unusable(
+                self.file.path(),
+                format!("a worker cannot serve it: {error}"),
+            )
+        };
+        Ok(Box::new(channel.map_err(told)?))
+    }
+}
+
+/// The header of a LUKS image.
+fn read(file: &dyn Storage) -> Result<Header, fathom_luks::Error> {
+    let file = file.bytes();
+    Part::all_of(file, file.len()?).header()
+}
+
+/// Makes of an error one line that says what to do.
+fn told(path: &Path, keys: &Keys) -> impl FnOnce(fathom_luks::Error) -> DiskError {
+    let (path, has_none) = (path.to_owned(), keys.is_empty());
+    move |error| match error {
+        fathom_luks::Error::WrongKey if has_none => {
+            unusable(&path, "is encrypted: say what unlocks it (--key)")
+        }
+        fathom_luks::Error::WrongKey => {
+            unusable(&path, "none of the keys that are given (--key) unlocks it")
+        }
+        error => unusable(&path, error.to_string()),
+    }
+}
+
+fn unlock(header: &Header, part: &Part, keys: &Keys) -> Result<Place, fathom_luks::Error> {
+    let payload = header.payload();
+    let key = keys.unlock(header, part)?;
+    Ok(Place {
+        sectors: Arc::new(Sectors::new(&key, payload.sector_size).with_iv(payload.iv)),
+        start: payload.offset,
+        size: payload.size,
+    })
+}
+
+/// The bytes that a LUKS image holds.
+pub(in crate::served) fn open_luks(
+    file: Arc<dyn Storage>,
+    keys: &Keys,
+) -> Result<Arc<dyn Storage>, DiskError> {
+    let opened = || {
+        let header = read(&*file)?;
+        let part = Part::all_of(file.bytes(), header.payload().offset);
+        let place = unlock(&header, &part, keys)?;
+        Ok((place, header.fingerprint()))
+    };
+    let (place, header) = opened().map_err(told(file.path(), keys))?;
+    Ok(Arc::new(Sealed::new(file, place, Some(header))))
+}
+
+/// The guest data of a qcow2 image, whose encryption header is in `image` and says how it is encrypted, in `data`,
+/// which is the image itself or its external data file: by where it lies in that.
+pub(in crate::served) fn open_data(
+    image: &dyn Storage,
+    crypto: CryptoHeader,
+    data: Arc<dyn Storage>,
+    keys: &Keys,
+) -> Result<Arc<dyn Storage>, DiskError> {
+    let opened = || {
+        let part = Part {
+            file: image.bytes(),
+            start: crypto.offset.0,
+            len: crypto.len,
+        };
+        let header = part.header()?;
+        if header.version() != 1 {
+            let problem = "is encrypted by LUKS of another version than 1, which qcow2 has not";
+            return Err(fathom_luks::Error::Unsupported(problem.into()));
+        }
+        unlock(&header, &part, keys)
+    };
+    let place = opened().map_err(told(image.path(), keys))?;
+    let place = Place {
+        start: 0,
+        size: None,
+        ..place
+    };
+    Ok(Arc::new(Sealed::new(data, place, None)))
+}
