@@ -8,6 +8,7 @@ use crate::stats;
 use crate::target::Target;
 use clap::{Args, Subcommand};
 use fathom_daemon::{DiskTable, Info, SocketSpec, check_name};
+use fathom_stack::KeySource;
 use fathom_storage::Location;
 use fathom_trace::Summary;
 use fathom_units::{Size, Timeout};
@@ -247,7 +248,8 @@ fn as_seen_elsewhere(mut table: DiskTable) -> anyhow::Result<DiskTable> {
     let files = files
         .chain(&mut table.base_manifest)
         .chain(&mut table.base_profile);
-    for path in files.chain(&mut table.allow_dirs) {
+    let keys = table.keys.iter_mut().filter_map(KeySource::path_mut);
+    for path in files.chain(&mut table.allow_dirs).chain(keys) {
         *path = absolute(path)?;
     }
     for filter in &mut table.filters {

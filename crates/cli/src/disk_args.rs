@@ -7,7 +7,7 @@ use fathom_core::Polling;
 use fathom_daemon::{Alarm, DiskTable, ExportOptions, Group, Mode, SocketSpec};
 use fathom_filters::Spec;
 use fathom_formats::Format;
-use fathom_stack::{CpuList, parse_format};
+use fathom_stack::{CpuList, KeySource, parse_format};
 use fathom_storage::cached::FetchRate;
 use fathom_storage::{Cache, KINDS, Location};
 use fathom_units::{Timeout, parse_size};
@@ -72,6 +72,11 @@ pub struct DiskArgs {
     /// named here, whatever the image calls it
     #[arg(long, value_name = "FILE")]
     pub data_file: Option<PathBuf>,
+
+    /// What unlocks encrypted images, as LUKS has it: file:PATH, credential:NAME (systemd's), fd:N or
+    /// command:PROGRAM, which prints it; may be given several times
+    #[arg(long = "key", value_name = "SOURCE")]
+    pub keys: Vec<KeySource>,
 
     /// Let the guest read only
     #[arg(long)]
@@ -213,6 +218,7 @@ impl DiskArgs {
             metadata_cache: self.metadata_cache,
             allow_dirs: self.allow_dirs,
             data_file: self.data_file,
+            keys: self.keys,
             readonly: self.readonly,
             aio: Some(self.aio.aio),
             register_memory: self.register_memory,

@@ -1,5 +1,6 @@
 //! `fathom mirror`: disks that are copied to others while they are used.
 
+use crate::img::common::KeysArg;
 use crate::img::watch::{WatchArgs, tell_outcome};
 use crate::img::{format_options, parse_format};
 use crate::servers::absolute;
@@ -70,6 +71,10 @@ struct StartArgs {
     #[arg(short = 'o', long = "target-options", value_name = "NAME=VALUE,...")]
     options: Vec<String>,
 
+    /// What unlocks the target, and encrypts a new one, in place of the disk's own keys
+    #[command(flatten)]
+    keys: KeysArg,
+
     /// Bytes a second [default: as many as there can be]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     speed: Option<u64>,
@@ -102,7 +107,7 @@ fn start(args: StartArgs) -> anyhow::Result<()> {
         None => args.to.clone(),
     };
     let made = match to.path().filter(|path| !path.exists()) {
-        Some(path) => Some(make(path, options, disk.info()?.size)?),
+        Some(path) => Some(make(path, options, disk.info()?.size, &args.keys)?),
         None if args.options.is_empty() => None,
         None => bail!("{to}: is there already, and -o is for files that are made"),
     };
@@ -111,6 +116,7 @@ fn start(args: StartArgs) -> anyhow::Result<()> {
         format: args.target_format,
         speed: args.speed,
         active: args.active,
+        keys: args.keys.absolute()?,
     };
     let put = disk.server.put(&disk.below("mirror")).json(&order);
     let begun: Result<MirrorInfo, _> = put.patiently().send();
@@ -131,14 +137,24 @@ fn start(args: StartArgs) -> anyhow::Result<()> {
 }
 
 /// A new image there.
-fn make(path: &Path, mut options: img::CreateOptions, size: u64) -> anyhow::Result<PathBuf> {
+fn make(
+    path: &Path,
+    mut options: img::CreateOptions,
+    size: u64,
+    keys: &KeysArg,
+) -> anyhow::Result<PathBuf> {
     if options.size.is_some_and(|wanted| wanted != size) || options.backing.is_some() {
         bail!(
             "the target has the disk's size, and all of its data: leave size and backing_file out"
         );
     }
     options.size = Some(size);
-    img::create(&Location::file(path.to_owned()), &options, false)?;
+    img::create(
+        &Location::file(path.to_owned()),
+        &options,
+        false,
+        &keys.ring(),
+    )?;
     Ok(path.to_owned())
 }
 

@@ -3,7 +3,7 @@
 use crate::table::DiskTable;
 use crate::text;
 use fathom_formats::Format;
-use fathom_stack::parse_format;
+use fathom_stack::{KeySource, parse_format};
 use fathom_storage::Location;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
@@ -94,6 +94,10 @@ pub struct MirrorOrder {
     /// Once all has been copied, users change no more than is copied meanwhile: so that the target comes up with them
     #[serde(default)]
     pub active: bool,
+    /// What unlocks the target [default: what unlocks the disk]
+    #[serde(default, with = "text::list", skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub keys: Vec<KeySource>,
 }
 
 fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error> {

@@ -11,7 +11,7 @@ use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_jobs::pull;
 use fathom_sandbox::Mode;
-use fathom_stack::{Description, PoolOptions};
+use fathom_stack::{Description, KeyRing, PoolOptions};
 use fathom_units::parse_duration;
 use std::ffi::OsString;
 use std::fmt;
@@ -299,6 +299,7 @@ impl DiskOptions {
             metadata_cache: table.metadata_cache,
             allow_dirs: table.allow_dirs,
             data_file: table.data_file,
+            keys: KeyRing::new(table.keys),
             read_only: table.readonly,
             engine: table.aio.unwrap_or(new.engine),
             register_memory: table.register_memory,

@@ -9,7 +9,7 @@ use crate::text;
 use fathom_core::Polling;
 use fathom_filters::{Spec, find};
 use fathom_formats::Format;
-use fathom_stack::{CpuList, Description, PoolOptions, parse_format};
+use fathom_stack::{CpuList, Description, KeySource, PoolOptions, parse_format};
 use fathom_storage::cached::FetchRate;
 use fathom_storage::{Cache, CacheTerms, EngineKind, Location};
 use fathom_units::Timeout;
@@ -95,6 +95,10 @@ pub struct DiskTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub data_file: Option<PathBuf>,
+    /// What unlocks encrypted images.
+    #[serde(default, with = "text::list", skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub keys: Vec<KeySource>,
     #[serde(default, skip_serializing_if = "is_false")]
     pub readonly: bool,
     #[serde(
@@ -281,7 +285,7 @@ pub(crate) enum Changes {
 }
 
 /// The keys that another disk in its place can have.
-const REMADE: [&str; 17] = [
+const REMADE: [&str; 18] = [
     "aio",
     "alarms",
     "allow-dirs",
@@ -290,6 +294,7 @@ const REMADE: [&str; 17] = [
     "discard",
     "filters",
     "iothreads",
+    "keys",
     "metadata-cache",
     "poll",
     "pool",
@@ -320,6 +325,7 @@ impl DiskTable {
             metadata_cache: None,
             allow_dirs: Vec::new(),
             data_file: None,
+            keys: Vec::new(),
             readonly: false,
             aio: None,
             register_memory: false,
@@ -478,7 +484,21 @@ impl DiskTable {
         let files = files.into_iter().flatten();
         let files = files.chain(&self.allow_dirs).map(PathBuf::as_path);
         let mut all = files.chain(self.image.path()).chain(socket);
-        all.try_for_each(check_path)
+        all.try_for_each(check_path)?;
+        self.check_keys()
+    }
+
+    /// Likewise of its keys; and those that only a process has that was started with them.
+    pub(crate) fn check_keys(&self) -> Result<(), String> {
+        let mut paths = self.keys.iter().filter_map(KeySource::path);
+        paths.try_for_each(check_path)?;
+        match self.keys.iter().find(|key| !key.is_anywhere()) {
+            None => Ok(()),
+            Some(key) => Err(format!(
+                "{key}: a server is told of such keys on its own command line only: use file:PATH or \
+                 credential:NAME"
+            )),
+        }
     }
 
     /// Refuses what does not go together.

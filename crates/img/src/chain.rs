@@ -1,6 +1,6 @@
 //! Opening an image to move its data: it and the files that it names, through the data plane.
 
-use crate::error::Error;
+use crate::error::{Error, usage};
 use crate::open::{OpenOptions, format_of, open};
 use fathom_core::{Disk, DiskInfo};
 use fathom_formats::Format;
@@ -37,6 +37,7 @@ impl Chain {
         let image_options = ImageOptions {
             read_only: options.read_only,
             snapshot: options.snapshot.clone(),
+            keys: options.keys.keys().map_err(|e| usage(image.path(), e))?,
             compress: options.compress,
             any_size: true,
             rebasing: options.rebasing,

@@ -12,7 +12,7 @@ use fathom_formats::Format;
 use fathom_formats::offline::backing::make_empty;
 use fathom_formats::offline::bitmap::{self, Bitmaps, Listed};
 use fathom_formats::served::Storage;
-use fathom_stack::{Job, StoredImage, seen_from};
+use fathom_stack::{Job, KeyRing, StoredImage, seen_from};
 use fathom_storage::{Cache, Location};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -34,6 +34,8 @@ pub struct CommitOptions {
     pub allow_dirs: Vec<PathBuf>,
     /// The external data file of the image that is written to, whatever that calls it.
     pub data_file: Option<PathBuf>,
+    /// What unlocks images that are encrypted.
+    pub keys: KeyRing,
 }
 
 /// Bytes of a request, and how many at once.
@@ -52,6 +54,7 @@ pub fn commit(
     let locked = OpenOptions {
         cache: options.cache,
         allow_dirs: options.allow_dirs.clone(),
+        keys: options.keys.clone(),
         ..OpenOptions::writing(options.format)
     };
     let own = open_locked(location, &locked)?;
@@ -156,6 +159,7 @@ impl CommitOptions {
             cache: self.cache,
             allow_dirs: self.allow_dirs.clone(),
             data_file: self.data_file.clone(),
+            keys: self.keys.clone(),
             keep_bitmaps: true,
             ..OpenOptions::writing(Some(base.format))
         }

@@ -4,15 +4,15 @@ use crate::error::{Error, of, usage};
 use crate::open::{OpenOptions, identity_of, open};
 use crate::target::Target;
 use fathom_formats::offline::create as creation;
-use fathom_formats::served::Storage;
-use fathom_stack::{StoredImage, seen_from};
+use fathom_formats::served::{Keys, Storage};
+use fathom_stack::{KeyRing, StoredImage, seen_from};
 use fathom_storage::Location;
 
 pub use creation::{Backing, Options as CreateOptions};
 
 /// Makes an image. Its size is that of the backing file where none is given,
 /// and goes into the options; `unsafe_backing` does without looking at the
-/// backing file. Returns the size.
+/// backing file. What is to be encrypted is, by the first of these keys. Returns the size.
 ///
 /// What was there is lost, unless something is wrong with the
 /// options. What was not there is not left behind after a failure.
@@ -20,6 +20,7 @@ pub fn create(
     location: &Location,
     options: &CreateOptions,
     unsafe_backing: bool,
+    keys: &KeyRing,
 ) -> Result<u64, Error> {
     options.validate().map_err(of(&location.name()))?;
     let size = size_of(location, options, unsafe_backing)?;
@@ -27,7 +28,7 @@ pub fn create(
     // With a name that is that of its data, too, it is found out.
     let named = options.qcow2.data_file.is_some();
     let target = Target::open(location, named, &writing)?;
-    create_in(&target, location, options, size)?;
+    create_in(&target, location, options, size, keys)?;
     target.complete()?;
     Ok(size)
 }
@@ -38,7 +39,16 @@ pub(crate) fn create_in(
     location: &Location,
     options: &CreateOptions,
     size: u64,
+    keys: &KeyRing,
 ) -> Result<(), Error> {
+    let path = location.name();
+    let keys = match options.encryption.is_wanted {
+        true => keys.keys().map_err(|problem| usage(&path, problem))?,
+        false => Keys::default(),
+    };
+    if options.encryption.is_wanted && keys.is_empty() {
+        return Err(usage(&path, "is to be encrypted: say by which key (--key)"));
+    }
     let below = match &options.backing {
         Some(backing) => {
             // What comes from afar is none of this host's files.
@@ -55,7 +65,8 @@ pub(crate) fn create_in(
     image.disk().activate()?;
     let data = open_data_file(location, image, options, below)?;
     let bytes = data.as_ref().map(|data| data.image().bytes());
-    creation::create(image.bytes(), bytes, options, size).map_err(of(image.path()))?;
+    let made = creation::create(image.bytes(), bytes, options, size, keys.first());
+    made.map_err(of(image.path()))?;
     data.map_or(Ok(()), Target::complete)
 }
 

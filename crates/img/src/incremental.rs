@@ -11,7 +11,7 @@ use fathom_core::Disk;
 use fathom_formats::Format;
 use fathom_formats::offline::create::Preallocation;
 use fathom_nbd::NbdUri;
-use fathom_stack::{Client, Job};
+use fathom_stack::{Client, Job, KeyRing};
 use fathom_storage::{Cache, EngineKind, Location, NbdDisk, NbdOptions};
 use std::ffi::OsStr;
 use std::ops::Range;
@@ -80,7 +80,9 @@ pub fn incremental(
 fn refuse(location: &Location, options: &IncrementalOptions) -> Result<(), Error> {
     let create = &options.create;
     let problem = match create.format {
-        Format::Raw | Format::Qed => "is to have a backing file, in any format: only qcow2 can",
+        Format::Raw | Format::Qed | Format::Luks => {
+            "is to have a backing file, in any format: only qcow2 can"
+        }
         // Space that is there for data hides the backup before.
         Format::Qcow2 if create.preallocation != Preallocation::Off => {
             "is to have what has changed and nothing else: no preallocation"
@@ -112,6 +114,7 @@ fn target_options(options: &IncrementalOptions, size: u64) -> TargetOptions {
         sparse: SPARSE,
         allow_dirs: options.allow_dirs.clone(),
         data_file: None,
+        keys: KeyRing::default(),
     }
 }
 

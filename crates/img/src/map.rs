@@ -5,7 +5,7 @@ use crate::open::OpenOptions;
 use crate::source::Source;
 use fathom_formats::Format;
 use fathom_formats::offline::SnapshotName;
-use fathom_stack::Job;
+use fathom_stack::{Job, KeyRing};
 use fathom_storage::Location;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -27,6 +27,8 @@ pub struct MapOptions {
     pub allow_dirs: Vec<PathBuf>,
     /// The disk as an internal snapshot has kept it.
     pub snapshot: Option<SnapshotName>,
+    /// What unlocks images that are encrypted.
+    pub keys: KeyRing,
 }
 
 /// Says of each part of the disk in an image, or of an NBD URI, where it is. `say` gets the extents in
@@ -60,6 +62,7 @@ pub(crate) fn with_extents<T, E: From<Error>>(
         force_share: options.force_share,
         allow_dirs: options.allow_dirs.clone(),
         snapshot: options.snapshot.clone(),
+        keys: options.keys.clone(),
         ..OpenOptions::reading(options.format)
     };
     let mut job = Job::default();

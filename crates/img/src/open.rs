@@ -6,7 +6,7 @@ use fathom_formats::Format;
 use fathom_formats::offline::SnapshotName;
 use fathom_formats::offline::info::{Info, Protocol};
 use fathom_formats::served::Storage;
-use fathom_stack::{StoredImage, seen_from};
+use fathom_stack::{KeyRing, StoredImage, seen_from};
 use fathom_storage::{Cache, EngineKind, Location};
 use fathom_units::Timeout;
 use std::os::unix::fs::MetadataExt;
@@ -27,6 +27,8 @@ pub struct OpenOptions {
     pub allow_dirs: Vec<PathBuf>,
     /// The external data file, whatever the image calls it; none: what it calls it, to be read only.
     pub data_file: Option<PathBuf>,
+    /// What unlocks images that are encrypted.
+    pub keys: KeyRing,
     /// The state that an internal snapshot has kept.
     pub snapshot: Option<SnapshotName>,
     /// See [`ImageOptions::compress`](fathom_formats::served::ImageOptions::compress).
@@ -50,6 +52,7 @@ impl OpenOptions {
             engine: EngineKind::IoUring,
             allow_dirs: Vec::new(),
             data_file: None,
+            keys: KeyRing::default(),
             snapshot: None,
             compress: false,
             rebasing: false,

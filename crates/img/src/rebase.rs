@@ -10,7 +10,7 @@ use fathom_core::{Op, is_zero};
 use fathom_formats::Format;
 use fathom_formats::offline::backing::{NewBacking, set_backing};
 use fathom_formats::served::Storage;
-use fathom_stack::{Answer, Ask, Client, Job, Pages, StoredImage, seen_from};
+use fathom_stack::{Answer, Ask, Client, Job, KeyRing, Pages, StoredImage, seen_from};
 use fathom_storage::{Cache, Location};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -35,6 +35,8 @@ pub struct RebaseOptions {
     pub allow_dirs: Vec<PathBuf>,
     /// The external data file, whatever the image calls it.
     pub data_file: Option<PathBuf>,
+    /// What unlocks images that are encrypted.
+    pub keys: KeyRing,
 }
 
 /// Gives an image another backing file. Its disk stays what it is, unless only the name is to
@@ -53,7 +55,7 @@ pub fn rebase(
     let path = image.path();
     let format = format_of(&image, options.format)?;
     if !format.has_tables() {
-        return Err(usage(path, "raw images have no backing file"));
+        return Err(usage(path, "raw and luks images have no backing file"));
     }
     if !options.only_name {
         let new = open_new(&image, options)?;
@@ -111,6 +113,7 @@ fn open_new(image: &StoredImage, options: &RebaseOptions) -> Result<Option<Chain
         cache: options.backing_cache,
         force_share: options.force_share,
         allow_dirs: options.allow_dirs.clone(),
+        keys: options.keys.clone(),
         ..OpenOptions::reading(Some(format))
     };
     let chain = Chain::open(&below, &open)?;
@@ -134,6 +137,7 @@ fn copy(
         cache: options.cache,
         force_share: options.force_share,
         allow_dirs: options.allow_dirs.clone(),
+        keys: options.keys.clone(),
         data_file: options.data_file.clone(),
         compress: options.compress,
         rebasing: true,

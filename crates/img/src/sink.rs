@@ -9,7 +9,7 @@ use crate::progress::Progress;
 use crate::target::{Target, parent};
 use fathom_core::Disk;
 use fathom_formats::Format;
-use fathom_stack::{Client, Job, seen_from};
+use fathom_stack::{Client, Job, KeyRing, seen_from};
 use fathom_storage::{Cache, EngineKind, Location};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,6 +33,8 @@ pub struct TargetOptions {
     pub allow_dirs: Vec<PathBuf>,
     /// The external data file of a target that is there, whatever it calls it.
     pub data_file: Option<PathBuf>,
+    /// What unlocks it, and what is below it.
+    pub keys: KeyRing,
 }
 
 impl TargetOptions {
@@ -44,6 +46,7 @@ impl TargetOptions {
             compress: self.compress,
             allow_dirs: self.allow_dirs.clone(),
             data_file: self.data_file.clone(),
+            keys: self.keys.clone(),
             ..OpenOptions::writing(Some(self.create.format))
         }
     }
@@ -116,7 +119,12 @@ impl Sink {
         let is_zero = match (self, options.no_create) {
             (_, true) => options.target_is_zero,
             (Sink::Image { chain, .. }, false) => {
-                let is_new = chain.format() != Format::Raw || chain.image().is_file();
+                let is_new = match chain.format() {
+                    Format::Qcow2 | Format::Qed => true,
+                    Format::Raw => chain.image().is_file(),
+                    // What was never written decrypts to anything.
+                    Format::Luks => false,
+                };
                 is_new && !options.has_backing()
             }
             (Sink::Bare(_), false) => false,
@@ -243,7 +251,7 @@ fn open_image(
     create.validate().map_err(of(path))?;
     let size = size_of(location, &create, false)?;
     let target = Target::open(location, create.qcow2.data_file.is_some(), &open)?;
-    create_in(&target, location, &create, size)?;
+    create_in(&target, location, &create, size, &options.keys)?;
     // What it names is what the user has named.
     let named = |name: &str| seen_from(location, name.as_bytes());
     if let Some(name) = &create.qcow2.data_file {

@@ -9,7 +9,7 @@ use fathom_files::gate;
 use fathom_formats::Format;
 use fathom_formats::offline::Image;
 use fathom_formats::offline::create::{Backing, Options as CreateOptions, create};
-use fathom_formats::served::{ImageDisk, ImageOptions};
+use fathom_formats::served::{ImageDisk, ImageOptions, Keys};
 use fathom_storage::FileOptions;
 use std::fs::File;
 use std::io;
@@ -40,9 +40,10 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
         let problem = "--filter cow: the image's path is not valid UTF-8";
         return Err(unusable(problem.into()));
     };
+    let keys = description.keys.keys().map_err(unusable)?;
     let file = match description.legacy.take(OVERLAY) {
         Some(mut lent) => lent.take_file().map_err(unusable)?.into(),
-        None => make(&backing, name, dir, description)?,
+        None => make(&backing, name, dir, description, &keys)?,
     };
     let overlay = Overlay(file.try_clone().map_err(|source| DiskError::Io {
         path: dir.to_owned(),
@@ -65,6 +66,7 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
         metadata_cache: description.metadata_cache(),
         offset: 0,
         size: None,
+        keys,
         ..ImageOptions::new(Format::Qcow2)
     };
     let opener = ImageOpener::new(dirs, file_options)
@@ -78,12 +80,13 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
     })
 }
 
-/// A new overlay for the image at `backing`.
+/// A new overlay for the image at `backing`, encrypted like that.
 fn make(
     backing: &Path,
     name: &str,
     dir: &Path,
     description: &Description,
+    keys: &Keys,
 ) -> Result<File, DiskError> {
     let file = gate::unnamed(dir).map_err(|source| DiskError::Io {
         path: dir.to_owned(),
@@ -102,7 +105,9 @@ fn make(
     };
     let made = size.and_then(|size| {
         create_options.backing = Some(backing_name);
-        create(&file, None, &create_options, size).map_err(|error| error.to_string())
+        create_options.encryption.is_wanted = !keys.is_empty();
+        let made = create(&file, None, &create_options, size, keys.first());
+        made.map_err(|error| error.to_string())
     });
     made.map_err(|problem| DiskError::Unusable {
         path: backing.to_owned(),

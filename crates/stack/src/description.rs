@@ -2,6 +2,7 @@
 
 use crate::cpus::CpuList;
 use crate::inject::Injection;
+use crate::keys::KeyRing;
 use crate::magic;
 use crate::pools::NamedPool;
 use fathom_core::{Legacy, Polling};
@@ -30,6 +31,8 @@ pub struct Description {
     /// The external data file of a qcow2 image, whatever the image calls it;
     /// None: what it calls it, to be read only.
     pub data_file: Option<PathBuf>,
+    /// What unlocks its images that are encrypted.
+    pub keys: KeyRing,
     pub read_only: bool,
     pub engine: EngineKind,
     /// Pin guest memory, so that io_uring need not map it for each request.
@@ -88,6 +91,7 @@ impl Description {
             metadata_cache: None,
             allow_dirs: Vec::new(),
             data_file: None,
+            keys: KeyRing::default(),
             read_only: false,
             engine: EngineKind::default(),
             register_memory: false,
@@ -116,8 +120,8 @@ impl Description {
         self.check_kind()?;
         self.check_window()?;
         let format = self.format.unwrap_or(Format::Raw);
-        let is_raw = format == Format::Raw;
-        if is_raw && self.metadata_cache.is_some() {
+        let has_tables = format.has_tables();
+        if !has_tables && self.metadata_cache.is_some() {
             return Err("--metadata-cache is for qcow2 and qed images (--format)".into());
         }
         if self
@@ -126,13 +130,13 @@ impl Description {
         {
             return Err("--metadata-cache needs 64k at least".into());
         }
-        if is_raw && !self.allow_dirs.is_empty() {
+        if !has_tables && !self.allow_dirs.is_empty() {
             return Err("--allow-dir is for qcow2 and qed images (--format)".into());
         }
         if self.base_cache.size < MIN_SIZE {
             return Err("--base-cache-size needs 64M at least".into());
         }
-        if is_raw && self.base.is_some() {
+        if !has_tables && self.base.is_some() {
             return Err("--base is for qcow2 and qed images (--format), which are above it".into());
         }
         if self.data_file.is_some() && format != Format::Qcow2 {

@@ -1,5 +1,6 @@
 //! A new image on top of one that there is.
 
+use crate::keys::KeyRing;
 use fathom_formats::Format;
 use fathom_formats::offline::create::{Backing, Options, create};
 use std::fs::{self, File, Permissions};
@@ -8,21 +9,30 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 /// Makes a qcow2 image that reads as the disk of `size` bytes in `below`, durable. `path` must not be there. The error is
-/// for the user: nothing is left of it then.
-pub fn make_layer(path: &Path, below: &Path, format: Format, size: u64) -> Result<(), String> {
+/// for the user: nothing is left of it then. With keys it is encrypted, by the first of them.
+pub fn make_layer(
+    path: &Path,
+    below: &Path,
+    format: Format,
+    size: u64,
+    keys: &KeyRing,
+) -> Result<(), String> {
     let failed = |error: io::Error| format!("{}: cannot be made: {error}", path.display());
     let mut options = Options::new(Format::Qcow2);
     options.backing = Some(Backing {
         name: name_from(path, below)?,
         format: Some(format),
     });
+    let keys = keys.keys()?;
+    options.encryption.is_wanted = !keys.is_empty();
     let file = File::options()
         .read(true)
         .write(true)
         .create_new(true)
         .open(path)
         .map_err(failed)?;
-    let made = create(&file, None, &options, size).map_err(|error| error.to_string());
+    let made = create(&file, None, &options, size, keys.first());
+    let made = made.map_err(|error| error.to_string());
     let made = made.and_then(|()| seal(path, &file, below).map_err(failed));
     if made.is_err() {
         let _ = fs::remove_file(path);

@@ -192,6 +192,7 @@ pub fn open_below(
     let image_options = ImageOptions {
         read_only: true,
         any_size: true,
+        keys: description.keys.keys().map_err(Error::Description)?,
         ..ImageOptions::new(format.unwrap_or(Format::Raw))
     };
     if format.is_none() {
@@ -272,6 +273,7 @@ fn open_image(description: &Description) -> Result<Bare, Error> {
         offset: description.offset.unwrap_or(0),
         size: description.size,
         beside: description.beside,
+        keys: description.keys.keys().map_err(Error::Description)?,
         rebasing: description.beside.is_some(),
         ..ImageOptions::new(format)
     };

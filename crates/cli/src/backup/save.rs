@@ -14,6 +14,7 @@ use fathom_img::{
     self as img, Backing, CompareOptions, Comparison, ConvertOptions, Format, IncrementalOptions,
     OpenOptions, Progress, Source, TargetOptions,
 };
+use fathom_stack::KeyRing;
 use fathom_storage::{Cache, EngineKind};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::json;
@@ -85,6 +86,7 @@ pub fn full(args: FullArgs) -> anyhow::Result<()> {
             sparse: 4096,
             allow_dirs: Vec::new(),
             data_file: None,
+            keys: KeyRing::default(),
         },
         rate: args.save.rate.rate,
         parallel: 16,

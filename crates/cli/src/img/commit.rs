@@ -1,6 +1,6 @@
 //! `fathom img commit`
 
-use super::common::{DataFileArg, FormatArg, RateArg};
+use super::common::{DataFileArg, FormatArg, KeysArg, RateArg};
 use super::watch::{WatchArgs, watched};
 use super::{parse_cache, print};
 use crate::disk_args::location_parser;
@@ -32,6 +32,8 @@ pub(super) struct CommitArgs {
     #[command(flatten)]
     data_file: DataFileArg,
     #[command(flatten)]
+    keys: KeysArg,
+    #[command(flatten)]
     watch: WatchArgs,
     /// The image: a file or rbd:POOL/IMAGE
     #[arg(value_name = "FILE", value_parser = location_parser())]
@@ -47,6 +49,7 @@ pub(super) fn run(args: CommitArgs) -> anyhow::Result<()> {
         cache: args.cache,
         allow_dirs: args.allow_dir,
         data_file: args.data_file.data_file,
+        keys: args.keys.ring(),
     };
     watched(&args.watch, |progress| {
         img::commit(&args.file, &options, progress)

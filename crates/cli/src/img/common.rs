@@ -2,13 +2,16 @@
 
 use super::watch::WatchArgs;
 use super::{Output, parse_format};
+use crate::servers::absolute;
 use anyhow::bail;
 use clap::Args;
 use fathom_img::{Format, OpenOptions};
+use fathom_stack::{KeyRing, KeySource};
 use fathom_storage::{Cache, EngineKind};
 use fathom_units::parse_size;
 use std::ffi::OsStr;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 /// Of a command on one image.
 #[derive(Debug, Args)]
@@ -39,6 +42,34 @@ pub(super) struct DataFileArg {
     /// The external data file of the image that is written to; an image alone cannot choose one
     #[arg(long, value_name = "FILE")]
     pub(super) data_file: Option<PathBuf>,
+}
+
+/// Of a command that reads or writes what may be encrypted.
+#[derive(Debug, Args)]
+pub(crate) struct KeysArg {
+    /// What unlocks encrypted images, and encrypts new ones: file:PATH, credential:NAME (systemd's), fd:N or
+    /// command:PROGRAM, which prints it; may be given several times: the first encrypts
+    #[arg(long = "key", value_name = "SOURCE")]
+    keys: Vec<KeySource>,
+    #[arg(skip)]
+    ring: OnceLock<KeyRing>,
+}
+
+impl KeysArg {
+    /// Each is read once, whatever needs it.
+    pub(crate) fn ring(&self) -> KeyRing {
+        let ring = self.ring.get_or_init(|| KeyRing::new(self.keys.clone()));
+        ring.clone()
+    }
+
+    /// As a server sees them, which is in another directory.
+    pub(crate) fn absolute(&self) -> anyhow::Result<Vec<KeySource>> {
+        let mut keys = self.keys.clone();
+        for path in keys.iter_mut().filter_map(KeySource::path_mut) {
+            *path = absolute(path)?;
+        }
+        Ok(keys)
+    }
 }
 
 /// Of a command that looks at an image and says what it has found.
@@ -72,6 +103,15 @@ pub(super) struct LookDeepArgs {
     pub(super) look: LookArgs,
 }
 
+/// Likewise, at what is in it.
+#[derive(Debug, Args)]
+pub(super) struct LookIntoArgs {
+    #[command(flatten)]
+    pub(super) deep: LookDeepArgs,
+    #[command(flatten)]
+    pub(super) keys: KeysArg,
+}
+
 /// Of a command that reads disks from beginning to end.
 #[derive(Debug, Args)]
 pub(super) struct ReadArgs {
@@ -81,6 +121,8 @@ pub(super) struct ReadArgs {
     /// Directory in which an image may name files to be read, besides its own
     #[arg(long, value_name = "DIR")]
     pub(super) allow_dir: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(super) keys: KeysArg,
     #[command(flatten)]
     pub(super) watch: WatchArgs,
 }
@@ -108,6 +150,7 @@ impl ReadArgs {
             engine: aio,
             force_share: self.force_share,
             allow_dirs: self.allow_dir.clone(),
+            keys: self.keys.ring(),
             ..OpenOptions::reading(format)
         }
     }

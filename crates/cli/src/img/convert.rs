@@ -115,6 +115,7 @@ pub(super) fn run(args: ConvertArgs) -> anyhow::Result<()> {
             sparse: args.sparse_size,
             allow_dirs: args.read.allow_dir.clone(),
             data_file: args.data_file.clone(),
+            keys: args.read.keys.ring(),
         },
         rate: args.rate.rate,
         parallel: args.parallel.into(),

@@ -1,5 +1,6 @@
 //! `fathom img create`
 
+use super::common::KeysArg;
 use super::{format_options, parse_format, print, print_json, set_backing};
 use crate::disk_args::location_parser;
 use anyhow::bail;
@@ -31,6 +32,8 @@ pub(super) struct CreateArgs {
     /// Do not look at the backing file, which may not even be there
     #[arg(short, long, visible_alias = "backing-unsafe")]
     unsafe_backing: bool,
+    #[command(flatten)]
+    keys: KeysArg,
     /// Print nothing
     #[arg(short, long)]
     quiet: bool,
@@ -57,7 +60,7 @@ pub(super) fn run(args: CreateArgs) -> anyhow::Result<()> {
     }
     options.size = args.size.or(options.size);
     set_backing(&mut options, args.backing, args.backing_format)?;
-    let size = img::create(&file, &options, args.unsafe_backing)?;
+    let size = img::create(&file, &options, args.unsafe_backing, &args.keys.ring())?;
     options.size = Some(size);
     if args.json {
         let options = InfoOptions {

@@ -112,6 +112,7 @@ pub(super) fn run(args: &DdArgs) -> anyhow::Result<()> {
             sparse: 4 << 10,
             allow_dirs: args.read.allow_dir.clone(),
             data_file: None,
+            keys: args.read.keys.ring(),
         },
         rate: None,
         parallel: 16,

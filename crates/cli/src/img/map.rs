@@ -1,6 +1,6 @@
 //! `fathom img map`
 
-use super::common::{FormatArg, LookDeepArgs};
+use super::common::{FormatArg, LookIntoArgs};
 use crate::disk_args::location_parser;
 use anyhow::bail;
 use clap::Args;
@@ -22,20 +22,21 @@ pub(super) struct MapArgs {
     #[arg(short = 'l', long, value_parser = parse_size, value_name = "LENGTH")]
     max_length: Option<u64>,
     #[command(flatten)]
-    deep: LookDeepArgs,
+    into: LookIntoArgs,
     /// The image: a file, rbd:POOL/IMAGE, or an NBD URI
     #[arg(value_name = "FILE", value_parser = location_parser())]
     file: Location,
 }
 
 pub(super) fn run(args: MapArgs) -> anyhow::Result<()> {
-    let json = args.deep.look.json();
+    let json = args.into.deep.look.json();
     let options = MapOptions {
         format: args.format.format,
         start: args.start_offset,
         max_len: args.max_length,
-        force_share: args.deep.look.force_share,
-        allow_dirs: args.deep.allow_dirs,
+        force_share: args.into.deep.look.force_share,
+        allow_dirs: args.into.deep.allow_dirs,
+        keys: args.into.keys.ring(),
         snapshot: None,
     };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());

@@ -1,6 +1,6 @@
 //! `fathom img measure`
 
-use super::common::LookDeepArgs;
+use super::common::LookIntoArgs;
 use super::{format_options, parse_format, print, print_json};
 use crate::disk_args::location_parser;
 use anyhow::bail;
@@ -33,7 +33,7 @@ pub(super) struct MeasureArgs {
     #[arg(short = 'l', long, value_name = "SNAPSHOT", requires = "file")]
     snapshot: Option<String>,
     #[command(flatten)]
-    deep: LookDeepArgs,
+    into: LookIntoArgs,
     /// The image to be converted: a file, rbd:POOL/IMAGE, or an NBD URI
     #[arg(value_name = "FILE", value_parser = location_parser())]
     file: Option<Location>,
@@ -43,14 +43,15 @@ pub(super) fn run(args: MeasureArgs) -> anyhow::Result<()> {
     let Some(target) = format_options(args.output_format, &args.options)? else {
         return Ok(());
     };
-    let json = args.deep.look.json();
+    let json = args.into.deep.look.json();
     let measure = match (args.file, args.size.or(target.size)) {
         (Some(_), Some(_)) if args.size.is_some() => bail!("either an image or --size is measured"),
         (Some(file), _) => {
             let source = MapOptions {
                 format: args.format,
-                force_share: args.deep.look.force_share,
-                allow_dirs: args.deep.allow_dirs,
+                force_share: args.into.deep.look.force_share,
+                allow_dirs: args.into.deep.allow_dirs,
+                keys: args.into.keys.ring(),
                 snapshot: args.snapshot.as_deref().map(SnapshotName::parse),
                 ..MapOptions::default()
             };

@@ -1,6 +1,6 @@
 //! `fathom img rebase`
 
-use super::common::{DataFileArg, FormatArg};
+use super::common::{DataFileArg, FormatArg, KeysArg};
 use super::watch::{WatchArgs, watched};
 use super::{parse_cache, parse_format};
 use crate::disk_args::location_parser;
@@ -42,6 +42,8 @@ pub(super) struct RebaseArgs {
     #[command(flatten)]
     data_file: DataFileArg,
     #[command(flatten)]
+    keys: KeysArg,
+    #[command(flatten)]
     watch: WatchArgs,
     /// The image: a file or rbd:POOL/IMAGE
     #[arg(value_name = "FILE", value_parser = location_parser())]
@@ -60,6 +62,7 @@ pub(super) fn run(args: RebaseArgs) -> anyhow::Result<()> {
         force_share: args.force_share,
         allow_dirs: args.allow_dir,
         data_file: args.data_file.data_file,
+        keys: args.keys.ring(),
     };
     watched(&args.watch, |progress| {
         img::rebase(&args.file, &options, progress)

@@ -5,6 +5,7 @@ use super::{format_options, parse_cache, parse_format};
 use crate::aio::AioArg;
 use clap::Args;
 use fathom_img::{self as img, Format, TargetOptions};
+use fathom_stack::KeyRing;
 use fathom_storage::Cache;
 use fathom_units::parse_size;
 use std::ffi::OsString;
@@ -57,6 +58,7 @@ pub(super) fn run(args: &RestoreArgs) -> anyhow::Result<()> {
         sparse: args.sparse_size,
         allow_dirs: Vec::new(),
         data_file: None,
+        keys: KeyRing::default(),
     };
     watched(&args.watch, |progress| {
         img::restore(&args.manifest, &args.target, &options, progress)

@@ -192,6 +192,8 @@ fn take_apart(
     has_nbd: bool,
 ) -> Result<(DiskOptions, Taken), String> {
     let name = disk.table.name.clone();
+    let keys = disk.table.check_keys();
+    keys.map_err(|problem| format!("disk '{name}': {problem}"))?;
     let lent = taken(disk.lent, &mut files);
     let options = DiskOptions::of(disk.table, has_nbd);
     let mut options = options.map_err(|problem| format!("disk '{name}': {problem}"))?;

@@ -12,7 +12,7 @@ use fathom_exports::vhost_user::{Arriving, Frozen, arrival};
 use fathom_exports::{NbdServer, VhostUser};
 use fathom_formats::Format;
 use fathom_jobs::mirror::Mirror;
-use fathom_stack::make_layer;
+use fathom_stack::{KeyRing, make_layer};
 use fathom_storage::PART;
 use fathom_units::Size;
 use std::fs;
@@ -53,6 +53,8 @@ pub struct Layer {
     pub below: PathBuf,
     pub format: Format,
     pub size: u64,
+    /// It is encrypted if there are some.
+    pub keys: KeyRing,
 }
 
 impl Switch {
@@ -65,7 +67,8 @@ impl Switch {
                 below,
                 format,
                 size,
-            }) => make_layer(path, below, *format, *size),
+                keys,
+            }) => make_layer(path, below, *format, *size, keys),
         }
     }
 

@@ -54,6 +54,7 @@ impl Objects {
         // It is traced when somebody asks for it again.
         options.trace = None;
         options.disk.succeeds = true;
+        options.disk.keys = options.disk.keys.or(disk.keys());
         options.disk.legacy = disk.lend().map_err(conflict)?;
         if switch.is_some() {
             // (That is the image's own.)

@@ -11,6 +11,7 @@ use fathom_formats::Format;
 use fathom_formats::served::{Beside, ChainImage};
 use fathom_jobs::mirror::Terms;
 use fathom_jobs::{Following, Phase};
+use fathom_stack::KeyRing;
 use fathom_storage::Location;
 use fathom_units::Size;
 use std::fs;
@@ -53,6 +54,11 @@ impl Served {
             },
             target: DiskOptions::of(table, has_nbd)?,
         })
+    }
+
+    /// What unlocks its images.
+    pub fn keys(&self) -> &KeyRing {
+        &self.options.disk.keys
     }
 
     /// And when it has the options for that.

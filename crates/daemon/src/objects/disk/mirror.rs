@@ -23,7 +23,11 @@ impl Served {
     /// What it takes to begin. The error is for the user.
     pub fn mirror_order(&self, order: MirrorOrder, has_nbd: bool) -> Result<Order, String> {
         let table = self.table().ok_or("its options are not known")?;
-        let table: DiskTable = table.clone().on(order.target, order.format);
+        let mut table: DiskTable = table.clone().on(order.target, order.format);
+        if !order.keys.is_empty() {
+            table.keys = order.keys;
+        }
+        table.check_keys()?;
         table.image.path().map_or(Ok(()), check_path)?;
         Ok(Order {
             disk: self.options.name.clone(),
@@ -117,6 +121,7 @@ impl Served {
             size: self.stack.tap.below().info().size,
             path: path.clone(),
             below,
+            keys: self.options.disk.keys.clone(),
         };
         let table = DiskTable {
             allow_dirs: dirs,
