@@ -123,6 +123,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-files",
             "fathom-stack",
             "fathom-formats",
+            "fathom-luks",
             "fathom-storage",
             "fathom-core",
             "fathom-trace",

@@ -1,11 +1,16 @@
 //! `fathom img amend`
 
+//!
+//! Options of qcow2 images, and the keys of encrypted ones.
+
 use crate::create::CreateOptions;
 use crate::error::{Error, of, usage};
 use crate::open::{OpenOptions, format_of, open_locked};
 use fathom_formats::Format;
 use fathom_formats::offline::amend::{Changes, amend as amend_qcow2};
-use fathom_formats::served::Storage;
+use fathom_formats::offline::keys::{KeySlots, Slot};
+use fathom_formats::served::{Keys, Storage};
+use fathom_luks::{Effort, Passphrase};
 use fathom_storage::Location;
 
 /// What can be another.
@@ -47,4 +52,43 @@ pub fn amend(
         refcount_bits: is_given("refcount_bits").then_some(qcow2.refcount_bits),
     };
     amend_qcow2(image.bytes(), &changes).map_err(of(path))
+}
+
+/// Which keys are to unlock an image.
+#[derive(Debug)]
+pub struct KeyChanges {
+    /// One of these does already. (Only for adding others.)
+    pub keys: Keys,
+    /// These are to, from now on.
+    pub add: Vec<Passphrase>,
+    pub effort: Effort,
+    /// And these no more.
+    pub remove: Vec<Slot>,
+}
+
+/// Changes who can unlock an encrypted image: first adds, then removes. Its data stays as it is. `say` is told of each
+/// change. A kill at any instant leaves keys that unlock it.
+pub fn change_keys(
+    location: &Location,
+    format: Option<Format>,
+    changes: &KeyChanges,
+    mut say: impl FnMut(&str, u32),
+) -> Result<(), Error> {
+    let image = open_locked(location, &OpenOptions::writing(None))?;
+    let path = image.path();
+    let format = format_of(&image, format)?;
+    let slots = KeySlots::of(image.bytes(), format).map_err(of(path))?;
+    for new in &changes.add {
+        let keys: Vec<_> = changes.keys.all().collect();
+        if keys.is_empty() {
+            let problem = "needs a key that unlocks it already (--key) for adding another one";
+            return Err(usage(path, problem));
+        }
+        let added = slots.add(&keys, new, &changes.effort);
+        say("added", added.map_err(of(path))?);
+    }
+    for slot in &changes.remove {
+        say("removed", slots.remove(slot).map_err(of(path))?);
+    }
+    Ok(())
 }

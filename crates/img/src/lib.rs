@@ -33,7 +33,7 @@ mod streamed;
 mod stripes;
 mod target;
 
-pub use amend::{AMENDABLE, amend};
+pub use amend::{AMENDABLE, KeyChanges, amend, change_keys};
 pub use archive::{Archived, ListedImage, StripeOptions, Summary, archive, archived};
 pub use bitmap::{BitmapChange, BitmapOptions, Listed, bitmap, bitmaps};
 pub use check::{CheckOptions, Repair, Report, check};
@@ -43,7 +43,9 @@ pub use convert::{Broken, ConvertOptions, convert};
 pub use create::{Backing, CreateOptions, create};
 pub use error::Error;
 pub use fathom_formats::offline::SnapshotName;
+pub use fathom_formats::offline::keys::Slot;
 pub use fathom_formats::{Format, shown};
+pub use fathom_luks::Effort;
 pub use incremental::{IncrementalOptions, incremental};
 pub use info::{Info, InfoOptions, info};
 pub use manifest::manifest;

@@ -1,9 +1,10 @@
 //! A header for people.
 
-use crate::header::Header;
+use crate::header::{Header, Layout};
 use crate::kdf::Kdf;
 use crate::parts::mode_of_iv;
 use crate::slot::{Priority, Slot};
+use crate::v1;
 use serde::Serialize;
 
 /// What is in a header, without anything secret.
@@ -28,6 +29,19 @@ pub struct Description {
     pub sector_size: u32,
     /// Those in use, by number.
     pub slots: Vec<SlotDescription>,
+    /// Those of version 1 that are not.
+    pub free: Vec<FreeSlot>,
+    /// Of the digest by which the volume key is known.
+    pub digest_iterations: u32,
+}
+
+/// A key slot of version 1 that nothing is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct FreeSlot {
+    /// From 0.
+    pub number: u32,
+    /// Where its key material will be, in bytes from the header's start.
+    pub material_offset: u64,
 }
 
 /// A key slot in use.
@@ -69,7 +83,26 @@ impl Header {
             payload_size: payload.size,
             sector_size: payload.sector_size,
             slots: self.parts.slots.iter().map(describe).collect(),
+            free: self.free_slots(),
+            digest_iterations: match self.parts.digest.kdf {
+                Kdf::Pbkdf2 { iterations, .. } => iterations,
+                Kdf::Argon2 { passes, .. } => passes,
+            },
         }
+    }
+}
+
+impl Header {
+    fn free_slots(&self) -> Vec<FreeSlot> {
+        let Layout::V1(layout) = &self.layout else {
+            return Vec::new();
+        };
+        let free = (0..v1::fields::SLOT_COUNT).filter(|number| !layout.is_active(*number));
+        let slot = |number| FreeSlot {
+            number,
+            material_offset: layout.material(number),
+        };
+        free.map(slot).collect()
     }
 }
 

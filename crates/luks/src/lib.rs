@@ -31,7 +31,7 @@ mod xts;
 pub use bytes::Bytes;
 pub use change::Change;
 pub use create::{Created, Options, create};
-pub use describe::{Description, SlotDescription};
+pub use describe::{Description, FreeSlot, SlotDescription};
 pub use effort::Effort;
 pub use error::{Error, Result};
 pub use hash::Hash;

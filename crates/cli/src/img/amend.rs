@@ -1,27 +1,43 @@
 //! `fathom img amend`
 
-use super::common::FormatArg;
-use super::{asks_for_help, pairs, parse_cache, print_names};
+use super::common::{FormatArg, KeysArg};
+use super::{asks_for_help, pairs, parse_cache, print, print_names};
 use crate::disk_args::location_parser;
 use anyhow::Context;
 use clap::Args;
-use fathom_img::{self as img, AMENDABLE, CreateOptions, Format};
+use fathom_img::{self as img, AMENDABLE, CreateOptions, Effort, Format, KeyChanges, Slot};
+use fathom_stack::KeySource;
 use fathom_storage::{Cache, Location};
 use fathom_units::parse_size;
+use std::time::Duration;
 
-/// Change options of a qcow2 image: its version, the width of its refcounts
+/// Change options of a qcow2 image: its version, the width of its refcounts; and the keys of encrypted images
 #[derive(Debug, Args)]
 pub(super) struct AmendArgs {
     #[command(flatten)]
     format: FormatArg,
     /// The options, or `help`: compat, lazy_refcounts, refcount_bits
-    #[arg(short, long, value_name = "NAME=VALUE,...", required = true)]
+    #[arg(short, long, value_name = "NAME=VALUE,...", required_unless_present_any = ["add_keys", "remove_keys", "remove_slots"])]
     options: Vec<String>,
+    /// Let this key unlock the image, too (see --key, which one that does already is given by)
+    #[arg(long = "add-key", value_name = "SOURCE")]
+    add_keys: Vec<KeySource>,
+    /// Let this key unlock it no more: after others have been added
+    #[arg(long = "remove-key", value_name = "SOURCE")]
+    remove_keys: Vec<KeySource>,
+    /// Likewise, by the number of its slot (see `fathom img info`)
+    #[arg(long = "remove-slot", value_name = "N")]
+    remove_slots: Vec<u32>,
+    /// How long a new key is to take to unlock the image, in milliseconds: as long as a guess at it
+    #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=30_000))]
+    iter_time: u32,
+    #[command(flatten)]
+    keys: KeysArg,
     /// Only tables are written, durably (for scripts written for qemu-img)
     #[arg(short = 't', long, hide = true, value_parser = parse_cache)]
     cache: Option<Cache>,
-    /// There is never more to be printed (likewise)
-    #[arg(short, long, hide = true)]
+    /// Print nothing
+    #[arg(short, long)]
     quiet: bool,
     /// It does not take long (likewise)
     #[arg(short, long, hide = true)]
@@ -40,5 +56,36 @@ pub(super) fn run(args: &AmendArgs) -> anyhow::Result<()> {
         options.set(&name, &value, parse_size)?;
     }
     let file = args.file.as_ref().context("which image? Give its FILE")?;
-    Ok(img::amend(file, args.format.format, &options)?)
+    if !args.options.is_empty() {
+        img::amend(file, args.format.format, &options)?;
+    }
+    change_keys(args, file)
+}
+
+fn change_keys(args: &AmendArgs, file: &Location) -> anyhow::Result<()> {
+    let read = |keys: &[KeySource]| -> anyhow::Result<Vec<_>> {
+        let read = keys.iter().map(KeySource::read).collect::<Result<_, _>>();
+        read.map_err(anyhow::Error::msg)
+    };
+    let changes = KeyChanges {
+        keys: args.keys.ring().keys().map_err(anyhow::Error::msg)?,
+        add: read(&args.add_keys)?,
+        effort: Effort {
+            time: Duration::from_millis(args.iter_time.into()),
+            ..Effort::default()
+        },
+        remove: { read(&args.remove_keys)?.into_iter().map(Slot::Of) }
+            .chain(args.remove_slots.iter().copied().map(Slot::Number))
+            .collect(),
+    };
+    if changes.add.is_empty() && changes.remove.is_empty() {
+        return Ok(());
+    }
+    img::change_keys(file, args.format.format, &changes, |what, slot| {
+        if !args.quiet {
+            // (Whoever does not listen has it done all the same.)
+            let _ = print(format_args!("Key slot {slot} {what}.\n"));
+        }
+    })?;
+    Ok(())
 }

@@ -7,6 +7,7 @@ mod bucket;
 mod compare;
 mod compress;
 mod convert;
+mod encryption;
 mod exports;
 mod habits;
 mod making;

@@ -9,6 +9,7 @@ pub mod check;
 pub mod create;
 pub mod edit;
 pub mod info;
+pub mod keys;
 pub mod measure;
 mod read;
 pub mod resize;

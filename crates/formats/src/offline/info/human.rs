@@ -1,6 +1,6 @@
 //! For people.
 
-use super::{Info, Units, compat, flag_names};
+use super::{Info, Units, compat, encryption, flag_names};
 use crate::offline::Image;
 use crate::qcow2::snapshot::Snapshot;
 use crate::qcow2::{COMPATIBLE_LAZY_REFCOUNTS, Header};
@@ -42,6 +42,9 @@ impl Display for Info {
         }
         if let Image::Qcow2(header) = &self.image {
             self.fmt_specific(f, header)?;
+        } else if let Some(fields) = self.encryption() {
+            writeln!(f, "Format specific information:")?;
+            encryption::fmt(f, &fields, 4)?;
         }
         writeln!(f, "Child node '/file':")?;
         writeln!(f, "    filename: {name}")?;
@@ -89,8 +92,9 @@ impl Info {
             "    refcount bits: {}",
             header.geometry().refcount_bits()
         )?;
-        if let Some(format) = self.encryption() {
-            writeln!(f, "    encrypt:\n        format: {format}")?;
+        if let Some(fields) = self.encryption() {
+            writeln!(f, "    encrypt:")?;
+            encryption::fmt(f, &fields, 8)?;
         }
         if header.geometry().data_file {
             if let Some(name) = header.data_file() {

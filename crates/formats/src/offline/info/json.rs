@@ -1,6 +1,6 @@
 //! For programs: QEMU's `ImageInfo`.
 
-use super::{Info, compat, flag_names};
+use super::{Info, compat, encryption, flag_names};
 use crate::offline::Image;
 use crate::qcow2::snapshot::Snapshot;
 use crate::qcow2::{COMPATIBLE_LAZY_REFCOUNTS, Header};
@@ -57,6 +57,9 @@ impl Info {
         if let Image::Qcow2(header) = &self.image {
             let data = self.specific(header);
             put("format-specific", json!({ "type": "qcow2", "data": data }));
+        } else if let Some(fields) = self.encryption() {
+            let (format, data) = (self.image.format().name(), encryption::to_json(&fields));
+            put("format-specific", json!({ "type": format, "data": data }));
         }
         Value::Object(all)
     }
@@ -79,8 +82,8 @@ impl Info {
                 put("data-file", text(name));
             }
         }
-        if let Some(format) = self.encryption() {
-            put("encrypt", json!({ "format": format }));
+        if let Some(fields) = self.encryption() {
+            put("encrypt", encryption::to_json(&fields).into());
         }
         if !self.bitmaps.is_empty() {
             let bitmap = |b| {

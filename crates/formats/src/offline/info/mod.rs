@@ -1,6 +1,7 @@
 //! `fathom img info`: what an image says of itself, in the words and the
 //! layout of `qemu-img info`.
 
+mod encryption;
 mod human;
 mod json;
 mod size;
@@ -45,6 +46,8 @@ pub struct Info {
     pub snapshots: Vec<Snapshot>,
     /// Persistent bitmaps.
     pub bitmaps: Vec<Bitmap>,
+    /// How it is encrypted, if it is by LUKS.
+    pub luks: Option<fathom_luks::Description>,
     /// Where the backing file's name leads: of an image in a file.
     pub full_backing: Option<PathBuf>,
 }
@@ -67,9 +70,11 @@ impl Info {
             Image::Qcow2(header) => (read_snapshots(file, header)?, read_bitmaps(file, header)?),
             _ => Default::default(),
         };
-        if let Image::Qcow2(header) = &image {
-            sound::check(file, header, &bitmaps)?;
-        }
+        let luks = match &image {
+            Image::Qcow2(header) => sound::check(file, header, &bitmaps)?,
+            Image::Luks(header, _) => Some(header.describe()),
+            Image::Raw { .. } | Image::Qed(..) => None,
+        };
         let is_local = !matches!(protocol, Protocol::Other(_));
         let allocated = is_local.then(|| file.allocated()).transpose();
         let full_backing = image.backing_file().filter(|_| is_local);
@@ -82,6 +87,7 @@ impl Info {
             image,
             snapshots,
             bitmaps,
+            luks,
             full_backing,
         })
     }
@@ -96,6 +102,7 @@ impl Info {
             protocol: Protocol::Other(protocol),
             snapshots: Vec::new(),
             bitmaps: Vec::new(),
+            luks: None,
             full_backing: None,
         }
     }
@@ -119,18 +126,15 @@ impl Info {
     }
 
     fn is_encrypted(&self) -> bool {
-        self.encryption().is_some()
+        self.image.is_encrypted()
     }
 
-    fn encryption(&self) -> Option<&'static str> {
-        use crate::qcow2::CryptMethod;
-        match &self.image {
-            Image::Qcow2(header) => match header.crypt_method {
-                CryptMethod::None => None,
-                CryptMethod::Aes => Some("aes"),
-                CryptMethod::Luks => Some("luks"),
-            },
-            _ => None,
+    fn encryption(&self) -> Option<Vec<encryption::Field>> {
+        let in_qcow2 = matches!(self.image, Image::Qcow2(_));
+        match &self.luks {
+            Some(header) => Some(encryption::fields(header, in_qcow2)),
+            None if self.is_encrypted() => Some(encryption::as_of_old()),
+            None => None,
         }
     }
 

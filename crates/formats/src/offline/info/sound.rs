@@ -1,21 +1,23 @@
 //! What an image says of its bitmaps and its encryption is looked at as far as QEMU does when it
 //! opens an image.
 
+use crate::luks::{Part, refused};
 use crate::qcow2::bitmap::{Bitmap, FLAG_IN_USE, TableEntry};
-use crate::qcow2::{CryptMethod, Extension, Header};
+use crate::qcow2::{CryptMethod, Header};
 use crate::{Error, Result};
 use fathom_files::ImageFile;
+use fathom_luks::Description;
 
-/// Of a LUKS header of version 1.
-const LUKS_BYTES: u64 = 592;
-const LUKS_START: [u8; 8] = *b"LUKS\xba\xbe\x00\x01";
-
-pub(super) fn check(file: &dyn ImageFile, header: &Header, bitmaps: &[Bitmap]) -> Result<()> {
+pub(super) fn check(
+    file: &dyn ImageFile,
+    header: &Header,
+    bitmaps: &[Bitmap],
+) -> Result<Option<Description>> {
     let believed = |bitmap: &&Bitmap| bitmap.flags & FLAG_IN_USE == 0;
     { bitmaps.iter().filter(believed) }.try_for_each(|bitmap| table(file, header, bitmap))?;
     match header.crypt_method {
         CryptMethod::Luks => luks(file, header),
-        CryptMethod::None | CryptMethod::Aes => Ok(()),
+        CryptMethod::None | CryptMethod::Aes => Ok(None),
     }
 }
 
@@ -46,23 +48,20 @@ fn table(file: &dyn ImageFile, header: &Header, bitmap: &Bitmap) -> Result<()> {
     }
 }
 
-fn luks(file: &dyn ImageFile, header: &Header) -> Result<()> {
-    let invalid = |problem| Err(Error::invalid(problem));
-    let found = header.extensions.iter().find_map(|e| match e {
-        Extension::Crypto(crypto) => Some(crypto),
-        _ => None,
-    });
-    let Some(crypto) = found else {
-        return invalid("is encrypted, and does not say where its encryption header is");
+fn luks(file: &dyn ImageFile, header: &Header) -> Result<Option<Description>> {
+    let Some(crypto) = header.encryption()? else {
+        return Ok(None);
     };
-    if !header.geometry().is_aligned(crypto.offset) || crypto.len < LUKS_BYTES {
-        return invalid("its encryption header's place or size is invalid");
-    }
-    let mut start = [0; LUKS_START.len()];
-    file.read_at(&mut start, crypto.offset.0)
-        .map_err(Error::io("its encryption header cannot be read"))?;
-    match start == LUKS_START {
-        true => Ok(()),
-        false => invalid("its encryption header is not one of LUKS, version 1"),
+    let part = Part {
+        file,
+        start: crypto.offset.0,
+        len: crypto.len,
+    };
+    let luks = part.header().map_err(refused)?;
+    match luks.version() {
+        1 => Ok(Some(luks.describe())),
+        _ => Err(Error::invalid(
+            "its encryption header is not one of LUKS, version 1",
+        )),
     }
 }

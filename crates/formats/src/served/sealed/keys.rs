@@ -16,7 +16,13 @@ const MOST_KNOWN: usize = 16;
 #[derive(Clone, Default)]
 pub struct Keys {
     passphrases: Arc<[Passphrase]>,
-    known: Arc<Mutex<Vec<(Fingerprint, Arc<VolumeKey>)>>>,
+    known: Arc<Mutex<Vec<Known>>>,
+}
+
+/// What was derived once.
+struct Known {
+    of: Fingerprint,
+    key: Arc<VolumeKey>,
 }
 
 impl Keys {
@@ -30,6 +36,11 @@ impl Keys {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.passphrases.is_empty()
+    }
+
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = &Passphrase> {
+        self.passphrases.iter()
     }
 
     /// The first of them, with which what is made for the user is locked.
@@ -55,14 +66,17 @@ impl Keys {
         if known.len() == MOST_KNOWN {
             known.remove(0);
         }
-        known.push((fingerprint, key.clone()));
+        known.push(Known {
+            of: fingerprint,
+            key: key.clone(),
+        });
         Ok(key)
     }
 
     fn known(&self, fingerprint: &Fingerprint) -> Option<Arc<VolumeKey>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = known.iter().find(|(of, _)| of == fingerprint);
-        found.map(|(_, key)| key.clone())
+        let found = known.iter().find(|known| known.of == *fingerprint);
+        found.map(|known| known.key.clone())
     }
 }
 

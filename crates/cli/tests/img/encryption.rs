@@ -1,0 +1,474 @@
+//! Encrypted images: what QEMU's and cryptsetup's tools make Fathom's read, and the other way round.
+
+use crate::place::{MIB, Place, raw};
+use crate::support::nbd::tool;
+use crate::support::{as_arg, fathom, pass, refused, stdout_of};
+use crate::{qemu_img, qemu_json};
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::process::Output;
+
+const FORMATS: [&str; 2] = ["luks", "qcow2"];
+
+/// Images and the file with their key.
+struct Locked {
+    place: Place,
+    key: String,
+}
+
+impl Locked {
+    fn new() -> Locked {
+        let locked = Locked {
+            place: Place::new(),
+            key: String::new(),
+        };
+        let key = locked.key("key", "a secret\n");
+        Locked { key, ..locked }
+    }
+
+    /// Another key.
+    fn key(&self, name: &str, key: &str) -> String {
+        let path = self.place.path(name);
+        fs::write(&path, key).unwrap();
+        format!("file:{path}")
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.place.path(name)
+    }
+
+    /// QEMU's, of the key that is in this file.
+    fn secret(&self, name: &str) -> String {
+        format!("secret,id=s,file={}", self.place.path(name))
+    }
+
+    /// Options of such an image, for both.
+    fn options(format: &str) -> &'static str {
+        match format {
+            "luks" => "iter-time=10",
+            _ => "encrypt.format=luks,encrypt.iter-time=10",
+        }
+    }
+
+    /// How QEMU opens it.
+    fn opens(format: &str, image: &str) -> String {
+        let key = match format {
+            "luks" => "key-secret=s",
+            _ => "encrypt.format=luks,encrypt.key-secret=s",
+        };
+        format!("driver={format},file.filename={image},{key}")
+    }
+
+    fn same(&self, format: &str, image: &str, raw: &str) {
+        let (opens, raw) = (
+            Locked::opens(format, image),
+            format!("driver=raw,file.filename={raw}"),
+        );
+        let secret = self.secret("key");
+        qemu_img(&["compare", "--object", &secret, "--image-opts", &opens, &raw]);
+        if format == "qcow2" {
+            qemu_img(&["check", "-q", "--object", &secret, "--image-opts", &opens]);
+            stdout_of(&["img", "check", "-q", image]);
+        }
+    }
+
+    fn cryptsetup(&self, args: &[&str]) -> Output {
+        tool(self.place.0.path(), "cryptsetup", args)
+    }
+
+    /// Whether cryptsetup opens the image with that key.
+    fn opens_by(&self, image: &str, key: &str) -> bool {
+        let key = self.path(key);
+        let args = ["open", "--test-passphrase", "--key-file", &key, image];
+        self.cryptsetup(&args).status.success()
+    }
+}
+
+#[test]
+fn each_reads_what_the_other_has_encrypted() {
+    let locked = Locked::new();
+    let plain = raw(&locked.place, "plain");
+    let (theirs, ours, back) = (
+        locked.path("theirs"),
+        locked.path("ours"),
+        locked.path("back"),
+    );
+    for format in FORMATS {
+        let options = Locked::options(format);
+        let convert = ["img", "convert", "-q", "--key", &locked.key];
+        stdout_of(
+            &[
+                &convert[..],
+                &["-f", "raw", "-O", format, "-o", options, &plain, &ours],
+            ]
+            .concat(),
+        );
+        locked.same(format, &ours, &plain);
+        let secret = locked.secret("key");
+        let with_key = match format {
+            "luks" => format!("{options},key-secret=s"),
+            _ => format!("{options},encrypt.key-secret=s"),
+        };
+        let args = [
+            "convert", "--object", &secret, "-f", "raw", "-O", format, "-o", &with_key,
+        ];
+        qemu_img(&[&args[..], &[&plain, &theirs]].concat());
+        for image in [&theirs, &ours] {
+            stdout_of(&[&convert[..], &["-f", format, "-O", "raw", image, &back]].concat());
+            assert!(
+                fs::read(&back).unwrap() == fs::read(&plain).unwrap(),
+                "{format}"
+            );
+            let compare = [
+                "img",
+                "compare",
+                "--key",
+                &locked.key,
+                "-F",
+                "raw",
+                image,
+                &plain,
+            ];
+            stdout_of(&compare);
+            let mine: serde_json::Value =
+                serde_json::from_str(&stdout_of(&["img", "info", "--json", image])).unwrap();
+            assert_eq!(
+                mine,
+                qemu_json(&["info", "--output=json", image]),
+                "{format}"
+            );
+            assert_eq!(
+                stdout_of(&["img", "info", image]),
+                qemu_img(&["info", image])
+            );
+        }
+    }
+    // On top of each other, and down again.
+    let top = locked.path("top");
+    let on = [
+        "-b",
+        &ours,
+        "-F",
+        "qcow2",
+        "-f",
+        "qcow2",
+        "-o",
+        Locked::options("qcow2"),
+    ];
+    stdout_of(
+        &[
+            &["img", "create", "-q", "--key", &locked.key],
+            &on[..],
+            &[&top],
+        ]
+        .concat(),
+    );
+    let opens = format!(
+        "{},backing.encrypt.key-secret=s",
+        Locked::opens("qcow2", &top)
+    );
+    let write = ["--object", &locked.secret("key"), "--image-opts", &opens];
+    let done = tool(
+        locked.place.0.path(),
+        "qemu-io",
+        &[
+            &write[..],
+            &["-c", "write -P 5 1000k 100k", "-c", "write -P 6 5M 512"],
+        ]
+        .concat(),
+    );
+    assert!(done.status.success(), "{done:?}");
+    let mut expected = fs::read(&plain).unwrap();
+    expected[1000 << 10..1100 << 10].fill(5);
+    expected[5 << 20..(5 << 20) + 512].fill(6);
+    fs::write(&plain, expected).unwrap();
+    stdout_of(&["img", "commit", "-q", "--key", &locked.key, &top]);
+    locked.same("qcow2", &ours, &plain);
+}
+
+#[test]
+fn what_cryptsetup_has_made_is_read_and_written() {
+    let locked = Locked::new();
+    let plain = locked.path("plain");
+    let image = locked.path("image");
+    for (kind, sector) in [("luks1", "512"), ("luks2", "512"), ("luks2", "4096")] {
+        let file = File::create(&image).unwrap();
+        file.set_len(24 * MIB).unwrap();
+        let key = locked.path("key");
+        let mut args = vec!["luksFormat", "-q", "--type", kind, "--iter-time", "10"];
+        if kind == "luks2" {
+            args.extend(["--sector-size", sector, "--pbkdf-memory", "1024"]);
+        }
+        args.extend([&*image, &*key]);
+        let made = locked.cryptsetup(&args);
+        assert!(made.status.success(), "{made:?}");
+        let info: serde_json::Value =
+            serde_json::from_str(&stdout_of(&["img", "info", "--json", &image])).unwrap();
+        let size = info["virtual-size"].as_u64().unwrap();
+        let bytes: Vec<u8> = (0..size)
+            .map(|at| (at / 512 * 7 + at % 251) as u8)
+            .collect();
+        fs::write(&plain, bytes).unwrap();
+        let both = ["--key", &locked.key, "-f", "raw"];
+        stdout_of(
+            &[
+                &["img", "convert", "-q", "-n"],
+                &both[..],
+                &["-O", "luks", &plain, &image],
+            ]
+            .concat(),
+        );
+        // What it decrypts is what was written.
+        stdout_of(
+            &[
+                &["img", "compare"],
+                &both[..],
+                &["-F", "luks", &plain, &image],
+            ]
+            .concat(),
+        );
+        let decrypt = [
+            "reencrypt",
+            "-q",
+            "--force-offline-reencrypt",
+            "--decrypt",
+            "--key-file",
+            &key,
+        ];
+        if kind == "luks2" {
+            let header = locked.path("header");
+            let _ = fs::remove_file(&header);
+            let done = locked.cryptsetup(&[&decrypt[..], &["--header", &header, &image]].concat());
+            assert!(done.status.success(), "{done:?}");
+            let decrypted = fs::read(&image).unwrap();
+            assert!(
+                decrypted[..size as usize] == fs::read(&plain).unwrap(),
+                "{kind} {sector}"
+            );
+        }
+    }
+}
+
+#[test]
+fn keys_come_and_go() {
+    let locked = Locked::new();
+    let (other, third) = (locked.key("other", "another"), locked.key("third", "3"));
+    for format in FORMATS {
+        let image = locked.path(format);
+        let create = ["img", "create", "-q", "--key", &locked.key, "-f", format];
+        stdout_of(&[&create[..], &["-o", Locked::options(format), &image, "4M"]].concat());
+        let amend = |args: &[&str]| {
+            stdout_of(&[&["img", "amend", "--iter-time", "10"], args, &[&image]].concat())
+        };
+        let unlocks = |key: &str| {
+            let out = locked.path("out");
+            let convert = ["convert", "-q", "--key", key, "-O", "raw", &image, &out];
+            crate::support::run(&[&["img"], &convert[..]].concat())
+                .status
+                .success()
+        };
+        assert!(unlocks(&locked.key) && !unlocks(&other));
+        assert_eq!(
+            amend(&["--key", &locked.key, "--add-key", &other]),
+            "Key slot 1 added.\n"
+        );
+        assert!(unlocks(&locked.key) && unlocks(&other));
+        // One for another, at once.
+        let said = amend(&[
+            "--key",
+            &other,
+            "--add-key",
+            &third,
+            "--remove-key",
+            &locked.key,
+        ]);
+        assert_eq!(said, "Key slot 2 added.\nKey slot 0 removed.\n");
+        assert!(!unlocks(&locked.key) && unlocks(&other) && unlocks(&third));
+        if format == "luks" {
+            assert!(!locked.opens_by(&image, "key"));
+            assert!(locked.opens_by(&image, "other") && locked.opens_by(&image, "third"));
+        }
+        amend(&["-q", "--remove-slot", "1"]);
+        assert!(!unlocks(&other) && unlocks(&third));
+        let refuse = |args: &[&str], words: &[&str]| {
+            refused(1, &[&["img", "amend"], args, &[&image]].concat(), words);
+        };
+        refuse(&["--remove-slot", "2"], &["last one"]);
+        refuse(&["--remove-key", &third], &["last one"]);
+        refuse(&["--remove-slot", "5"], &["slot 5", "not in use"]);
+        refuse(&["--remove-key", &other], &["opens none"]);
+        refuse(
+            &["--key", &other, "--add-key", &locked.key],
+            &["opens none"],
+        );
+        refuse(&["--add-key", &other], &["--key"]);
+        assert!(unlocks(&third));
+        locked.key("key", "3");
+        let secret = locked.secret("key");
+        qemu_img(&[
+            "compare",
+            "--object",
+            &secret,
+            "--image-opts",
+            &Locked::opens(format, &image),
+            &Locked::opens(format, &image),
+        ]);
+        locked.key("key", "a secret\n");
+    }
+    let plain = locked.place.image("plain", "qcow2", &[], &[]);
+    refused(
+        1,
+        &["img", "amend", "--remove-slot", "0", &plain],
+        &["not encrypted"],
+    );
+}
+
+#[test]
+fn a_key_comes_from_where_it_is_and_is_never_shown() {
+    let locked = Locked::new();
+    let image = locked.path("image");
+    let create = [
+        "img",
+        "create",
+        "-f",
+        "luks",
+        "-o",
+        "iter-time=10",
+        &image,
+        "1M",
+    ];
+    // (No key at all, or one in the arguments: told without it.)
+    refused(1, &create, &["--key"]);
+    let shown = crate::support::run(&[&create[..], &["--key", "hunter2"]].concat());
+    let said = String::from_utf8_lossy(&shown.stderr);
+    assert_eq!(shown.status.code(), Some(2), "{said}");
+    let open = File::open(locked.path("key")).unwrap();
+    let by_descriptor = |args: &[&str]| {
+        let mut command = fathom();
+        command
+            .args(args)
+            .args(["--key", &format!("fd:{}", open.as_raw_fd())]);
+        pass(&mut command, open.as_raw_fd());
+        let done = command.output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+    };
+    by_descriptor(&create);
+    let out = locked.path("out");
+    let read = ["img", "convert", "-q", "-O", "raw", &image, &out];
+    by_descriptor(&read);
+    let unlocks = |key: &str| stdout_of(&[&read[..], &["--key", key]].concat());
+    unlocks(&locked.key);
+    // (What a program prints ends with a line break, which is none of the key's.)
+    unlocks(&format!("command:sh -c 'cat {}; echo'", locked.path("key")));
+    let mut credential = fathom();
+    let dir = as_arg(locked.place.0.path());
+    credential
+        .args(read)
+        .args(["--key", "credential:key"])
+        .env("CREDENTIALS_DIRECTORY", dir);
+    assert!(credential.status().unwrap().success());
+    // The second of two.
+    let wrong = locked.key("wrong", "a wrong one");
+    stdout_of(&[&read[..], &["--key", &wrong, "--key", &locked.key]].concat());
+    for (key, words) in [
+        (&*wrong, &["none of the keys"][..]),
+        ("file:/nowhere", &["/nowhere", "No such file"]),
+        ("credential:key", &["no credentials"]),
+        ("command:false", &["exit status: 1"]),
+        ("fd:99", &["fd:99"]),
+    ] {
+        refused(1, &[&read[..], &["--key", key]].concat(), words);
+    }
+    refused(1, &read, &["is encrypted", "--key"]);
+}
+
+#[test]
+fn what_cannot_be_encrypted_is_told_first() {
+    let locked = Locked::new();
+    let image = locked.path("image");
+    let plain = raw(&locked.place, "plain");
+    let create = |format: &str, options: &str, words: &[&str]| {
+        let args = [
+            "img",
+            "create",
+            "--key",
+            &locked.key,
+            "-f",
+            format,
+            "-o",
+            options,
+            &image,
+            "1M",
+        ];
+        refused(1, &args, words);
+        assert!(!fs::exists(&image).unwrap(), "{options}");
+    };
+    let qcow2 = |more: &str| format!("{},{more}", Locked::options("qcow2"));
+    create("qcow2", &qcow2("preallocation=full"), &["preallocated"]);
+    create("qcow2", &qcow2("data_file=data"), &["data_file"]);
+    create("qcow2", "encrypt.iter-time=10", &["encrypt.format=luks"]);
+    create("qcow2", "encrypt.format=aes", &["luks"]);
+    create("luks", "cipher-alg=serpent-256", &["aes-256"]);
+    create("luks", "iter-time=0", &["iter-time"]);
+    create("luks", "sector-size=4096", &["LUKS2"]);
+    create("luks", "version=2,sector-size=1000", &["sectors"]);
+    let convert = ["img", "convert", "--key", &locked.key, "-f", "raw"];
+    let compressed = [
+        "-c",
+        "-O",
+        "qcow2",
+        "-o",
+        Locked::options("qcow2"),
+        &plain,
+        &image,
+    ];
+    refused(1, &[&convert[..], &compressed].concat(), &["compressed"]);
+    let streamed = ["-O", "qcow2", "-o", Locked::options("qcow2"), &plain, "-"];
+    refused(1, &[&convert[..], &streamed].concat(), &["stream"]);
+    refused(63, &["img", "check", "-f", "luks", &plain], &["luks"]);
+    // Not a whole number of sectors.
+    let odd = [
+        "-O",
+        "luks",
+        "-o",
+        "version=2,sector-size=4096,iter-time=10",
+        &plain,
+        &image,
+    ];
+    refused(1, &[&convert[..], &odd].concat(), &["sector size"]);
+    for (args, words) in [
+        (["img", "info", "-f", "luks", &plain], "not a luks image"),
+        (["img", "map", "-f", "luks", &plain], "not a luks image"),
+    ] {
+        refused(1, &args, &[words]);
+    }
+    // LUKS2 with large sectors, and what grows.
+    let image = locked.path("large");
+    let args = [
+        "img",
+        "create",
+        "-q",
+        "--key",
+        &locked.key,
+        "-f",
+        "luks",
+        "-o",
+    ];
+    stdout_of(
+        &[
+            &args[..],
+            &["version=2,sector-size=4096,iter-time=10", &image, "1M"],
+        ]
+        .concat(),
+    );
+    refused(
+        1,
+        &["img", "resize", "-f", "luks", &image, "1049088"],
+        &["sector size"],
+    );
+    stdout_of(&["img", "resize", "-q", "-f", "luks", &image, "2M"]);
+    let info: serde_json::Value =
+        serde_json::from_str(&stdout_of(&["img", "info", "--json", &image])).unwrap();
+    assert_eq!(info["virtual-size"], 2 * MIB);
+    assert_eq!(info["format-specific"]["data"]["sector-size"], 4096);
+}

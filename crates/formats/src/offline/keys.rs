@@ -1,0 +1,99 @@
+//! `fathom img amend`: which keys unlock an encrypted image.
+//!
+//! Its data stays as it is: what is encrypted by the volume key, of which each slot has a copy. A power cut leaves the
+//! keys from before or those from after.
+
+use super::Image;
+use crate::luks::{Part, refused};
+use crate::{Error, Format, Result};
+use fathom_files::ImageFile;
+use fathom_luks::{Change, Effort, Header, LastKey, Passphrase, VolumeKey};
+
+/// A key slot that is to be empty.
+#[derive(Debug)]
+pub enum Slot {
+    /// The one that this opens.
+    Of(Passphrase),
+    Number(u32),
+}
+
+/// Who can unlock an image, and how that is changed.
+pub struct KeySlots<'a> {
+    part: Part<'a>,
+}
+
+impl<'a> KeySlots<'a> {
+    /// Of the image in `file`, which nobody uses.
+    pub fn of(file: &'a dyn ImageFile, format: Format) -> Result<KeySlots<'a>> {
+        let part = match Image::read(file, format)? {
+            Image::Luks(header, _) => Part::all_of(file, header.payload().offset),
+            Image::Qcow2(header) => match header.encryption()? {
+                Some(crypto) => Part {
+                    file,
+                    start: crypto.offset.0,
+                    len: crypto.len,
+                },
+                None => return Err(Error::usage("is not encrypted, and has no keys")),
+            },
+            Image::Raw { .. } | Image::Qed(..) => {
+                let problem = "has no keys: only luks and encrypted qcow2 images have";
+                return Err(Error::usage(format!(
+                    "is a {format} image, which {problem}"
+                )));
+            }
+        };
+        Ok(KeySlots { part })
+    }
+
+    /// Has one more key unlock it, in a free slot, by one that does already. Takes seconds. Returns the slot's number.
+    pub fn add(&self, by: &[&Passphrase], new: &Passphrase, effort: &Effort) -> Result<u32> {
+        let header = self.header()?;
+        let key = self.unlock(&header, by)?;
+        let added = header.add_key(&key, new, effort).map_err(refused)?;
+        self.write(&added.changes)?;
+        Ok(added.slot)
+    }
+
+    /// Empties a slot: the last one stays. Returns its number.
+    pub fn remove(&self, slot: &Slot) -> Result<u32> {
+        let header = self.header()?;
+        let number = match slot {
+            Slot::Number(number) => *number,
+            Slot::Of(passphrase) => header.find(&self.part, passphrase).map_err(refused)?.1,
+        };
+        let changes = header.remove_key(number, LastKey::Keep).map_err(refused)?;
+        self.write(&changes)?;
+        Ok(number)
+    }
+
+    fn header(&self) -> Result<Header> {
+        self.part.header().map_err(refused)
+    }
+
+    fn unlock(&self, header: &Header, by: &[&Passphrase]) -> Result<VolumeKey> {
+        let mut outcome = Err(fathom_luks::Error::WrongKey);
+        for passphrase in by {
+            outcome = header.unlock(&self.part, passphrase);
+            if !matches!(outcome, Err(fathom_luks::Error::WrongKey)) {
+                break;
+            }
+        }
+        outcome.map_err(refused)
+    }
+
+    fn write(&self, changes: &[Change]) -> Result<()> {
+        for Change { at, bytes } in changes {
+            let end = at.saturating_add(bytes.len() as u64);
+            if end > self.part.len {
+                return Err(Error::invalid(
+                    "its key slots are beyond the encryption header's end",
+                ));
+            }
+            let written = self.part.file.write_at(bytes, self.part.start + at);
+            written.map_err(Error::io("its encryption header cannot be written"))?;
+            let synced = self.part.file.sync();
+            synced.map_err(Error::io("its encryption header cannot be flushed"))?;
+        }
+        Ok(())
+    }
+}
