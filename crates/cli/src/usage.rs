@@ -23,7 +23,7 @@ pub fn report(error: &Error) -> ExitCode {
             ExitCode::from(EXIT)
         }
         _ => {
-            eprintln!("fathom: {}", one_line(&error.to_string()));
+            eprintln!("fathom: {}", one_line(&without_keys(error)));
             ExitCode::from(EXIT)
         }
     }
@@ -35,6 +35,17 @@ fn is_verbose(error: &Error) -> bool {
     let argument = argument.map(ToString::to_string).unwrap_or_default();
     error.kind() == ErrorKind::UnknownArgument
         && matches!(argument.as_str(), "-v" | "-vv" | "--verbose")
+}
+
+/// What it says, but for what was given in place of where a key is: that may be the key.
+fn without_keys(error: &Error) -> String {
+    let text = error.to_string();
+    let get = |kind| error.get(kind).map(ToString::to_string);
+    let of_key = get(ContextKind::InvalidArg).is_some_and(|argument| argument.contains("key"));
+    match get(ContextKind::InvalidValue).filter(|value| of_key && !value.is_empty()) {
+        Some(value) => text.replace(&value, "..."),
+        None => text,
+    }
 }
 
 /// clap's paragraphs without its usage, which `--help` shows.

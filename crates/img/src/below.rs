@@ -7,7 +7,7 @@ use fathom_formats::offline::Image;
 use fathom_formats::offline::resize::Below;
 use fathom_formats::served::{ImageDisk, ImageOptions, Storage};
 use fathom_formats::{Error as FormatError, Format, Result as FormatResult};
-use fathom_stack::{Ask, Client, ImageOpener, Job, Pages, StoredImage};
+use fathom_stack::{Ask, Client, ImageOpener, Job, KeyRing, Pages, StoredImage};
 use fathom_storage::EngineKind;
 use std::cell::RefCell;
 use std::io;
@@ -27,6 +27,7 @@ impl Backing {
         image: &StoredImage,
         header: &Image,
         allow_dirs: &[PathBuf],
+        keys: &KeyRing,
     ) -> Result<Option<Backing>, Error> {
         let Some(name) = header.backing_file() else {
             return Ok(None);
@@ -51,6 +52,7 @@ impl Backing {
         let options = ImageOptions {
             read_only: true,
             any_size: true,
+            keys: keys.keys().map_err(|problem| usage(path, problem))?,
             ..ImageOptions::new(format)
         };
         let disk = Arc::new(ImageDisk::open(file, opener, options)?);

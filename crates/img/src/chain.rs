@@ -6,7 +6,7 @@ use fathom_core::{Disk, DiskInfo};
 use fathom_formats::Format;
 use fathom_formats::served::{ImageDisk, ImageOptions, Storage};
 use fathom_stack::{ImageOpener, StoredImage};
-use fathom_storage::{Cache, Location};
+use fathom_storage::{ByteDisk, Cache, Location};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -60,6 +60,14 @@ impl Chain {
 
     pub fn disk(&self) -> &Arc<ImageDisk> {
         &self.disk
+    }
+
+    /// For whoever writes parts of its blocks, if they are large.
+    pub(crate) fn bytes(&self) -> Arc<dyn Disk> {
+        match self.info().block_size {
+            0..=512 => self.disk.clone(),
+            _ => Arc::new(ByteDisk::new(self.disk.clone())),
+        }
     }
 
     /// What the image itself is in.

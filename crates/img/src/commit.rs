@@ -174,12 +174,18 @@ fn lengthen(base: &Base, size: u64, options: &CommitOptions) -> Result<(), Error
     if is_enough {
         return Ok(());
     }
+    if base.format == Format::Luks {
+        let problem = "is shorter than the image, and luks images become longer by what reads as anything: \
+                       resize it, and write zeroes there";
+        return Err(usage(&base.location.name(), problem));
+    }
     let larger = ResizeOptions {
         size: NewSize::To(size),
         preallocation: Preallocation::Off,
         shrink: false,
         allow_dirs: options.allow_dirs.clone(),
         data_file: options.data_file.clone(),
+        keys: options.keys.clone(),
     };
     resize(&base.location, Some(base.format), &larger)?;
     Ok(())
@@ -220,7 +226,7 @@ fn copy(
     options: &CommitOptions,
     progress: &mut Progress<'_>,
 ) -> Result<(), Error> {
-    let client = job.client(base.disk().clone(), Default::default())?;
+    let client = job.client(base.bytes(), Default::default())?;
     let cluster = client.info().write_zeroes.map_or(512, |l| l.alignment);
     progress.begin(image.size());
     let copy = Copy {

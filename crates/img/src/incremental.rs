@@ -36,6 +36,8 @@ pub struct IncrementalOptions {
     pub parallel: usize,
     /// Where files may be that the backup before names, besides its own directory.
     pub allow_dirs: Vec<PathBuf>,
+    /// What unlocks the backup before, and encrypts the new one.
+    pub keys: KeyRing,
 }
 
 /// Bytes of a request, if clusters are not larger.
@@ -114,7 +116,7 @@ fn target_options(options: &IncrementalOptions, size: u64) -> TargetOptions {
         sparse: SPARSE,
         allow_dirs: options.allow_dirs.clone(),
         data_file: None,
-        keys: KeyRing::default(),
+        keys: options.keys.clone(),
     }
 }
 

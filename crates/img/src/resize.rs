@@ -9,7 +9,7 @@ use fathom_formats::offline::Image;
 use fathom_formats::offline::edit::room_for_tables;
 use fathom_formats::offline::resize::{Below, Resize, resize as work};
 use fathom_formats::served::Storage;
-use fathom_stack::{StoredImage, data_file, no_data_file};
+use fathom_stack::{KeyRing, StoredImage, data_file, no_data_file};
 use fathom_storage::Location;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -40,6 +40,8 @@ pub struct ResizeOptions {
     pub allow_dirs: Vec<PathBuf>,
     /// The external data file, whatever the image calls it.
     pub data_file: Option<PathBuf>,
+    /// What unlocks what is below it.
+    pub keys: KeyRing,
 }
 
 /// What was done.
@@ -66,13 +68,13 @@ pub fn resize(
     let header = Image::read(file, format).map_err(of(path))?;
     let old = header.size();
     let new = new_size(path, old, options)?;
-    if format == Format::Raw && !image.is_file() && new != old {
+    if !format.has_tables() && !image.is_file() && new != old {
         let problem = "is a device, which has the size it has";
         return Err(usage(path, problem));
     }
     let data = open_data_file(path, &header, options.data_file.as_deref())?;
     let below = match new > old {
-        true => Backing::open(&image, &header, &options.allow_dirs)?,
+        true => Backing::open(&image, &header, &options.allow_dirs, &options.keys)?,
         false => None,
     };
     let to = Resize {

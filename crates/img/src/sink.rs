@@ -101,7 +101,7 @@ impl Sink {
 
     pub(crate) fn disk(&self) -> Arc<dyn Disk> {
         match self {
-            Sink::Image { chain, .. } => chain.disk().clone(),
+            Sink::Image { chain, .. } => chain.bytes(),
             Sink::Bare(disk) => disk.clone(),
         }
     }

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
+use zeroize::Zeroizing;
 
 /// Where a key is. It is used byte for byte; of what a command prints, the last line break is not a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,12 +147,12 @@ fn run(command: &str) -> io::Result<Vec<u8>> {
         .spawn()?;
     let bytes = child.stdout.take().map(read_all);
     let status = child.wait()?;
-    let mut bytes = bytes.unwrap_or_else(|| Ok(Vec::new()))?;
+    let mut bytes = Zeroizing::new(bytes.unwrap_or_else(|| Ok(Vec::new()))?);
     if bytes.last() == Some(&b'\n') {
         bytes.pop();
     }
     match status.success() {
-        true => Ok(bytes),
+        true => Ok(std::mem::take(&mut *bytes)),
         false => Err(io::Error::other(format!("it ended with {status}"))),
     }
 }

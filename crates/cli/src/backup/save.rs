@@ -2,7 +2,7 @@
 
 use super::{KeepArgs, end};
 use crate::bitmap;
-use crate::img::common::RateArg;
+use crate::img::common::{KeysArg, RateArg};
 use crate::img::watch::{WatchArgs, interrupted, stop_flag, tell_outcome, watched_until};
 use crate::img::{format_options, parse_format};
 use crate::target::{Disk, Target};
@@ -14,7 +14,6 @@ use fathom_img::{
     self as img, Backing, CompareOptions, Comparison, ConvertOptions, Format, IncrementalOptions,
     OpenOptions, Progress, Source, TargetOptions,
 };
-use fathom_stack::KeyRing;
 use fathom_storage::{Cache, EngineKind};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::json;
@@ -43,6 +42,9 @@ struct SaveArgs {
     /// Compare what was made with the disk as it was, before that is let go
     #[arg(long)]
     verify: bool,
+
+    #[command(flatten)]
+    keys: KeysArg,
 
     #[command(flatten)]
     keep: KeepArgs,
@@ -86,7 +88,7 @@ pub fn full(args: FullArgs) -> anyhow::Result<()> {
             sparse: 4096,
             allow_dirs: Vec::new(),
             data_file: None,
-            keys: KeyRing::default(),
+            keys: args.save.keys.ring(),
         },
         rate: args.save.rate.rate,
         parallel: 16,
@@ -103,7 +105,10 @@ pub fn full(args: FullArgs) -> anyhow::Result<()> {
         |info, part, progress| {
             let before = [before(info)?];
             img::convert(&before, part.as_os_str(), &options, progress)?;
-            let copy = OpenOptions::reading(Some(format));
+            let copy = OpenOptions {
+                keys: args.save.keys.ring(),
+                ..OpenOptions::reading(Some(format))
+            };
             verify(&args.save, &before[0], part, copy, progress)
         },
     )
@@ -159,6 +164,7 @@ pub fn incremental(args: IncrementalArgs) -> anyhow::Result<()> {
         rate: args.save.rate.rate,
         parallel: 16,
         allow_dirs: dirs.clone(),
+        keys: args.save.keys.ring(),
     };
     save(
         &args.save,
@@ -170,6 +176,7 @@ pub fn incremental(args: IncrementalArgs) -> anyhow::Result<()> {
             img::incremental(uri, &args.bitmap, part.as_os_str(), &options, progress)?;
             let chain = OpenOptions {
                 allow_dirs: dirs.clone(),
+                keys: args.save.keys.ring(),
                 ..OpenOptions::reading(Some(Format::Qcow2))
             };
             verify(&args.save, &before(info)?, part, chain, progress)

@@ -100,7 +100,7 @@ fn row(out: &mut impl Write, extent: &MapExtent, path: Option<&Path>) -> anyhow:
     let host = match (extent.data, extent.host) {
         (false, _) => return Ok(()),
         (true, None) => bail!(
-            "{:#x}: is in a compressed cluster, which is at no one place: use --output json",
+            "{:#x}: is compressed or encrypted, and has no place where it could be read: use --output json",
             extent.start
         ),
         (true, Some(host)) => host,

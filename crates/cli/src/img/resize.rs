@@ -1,6 +1,6 @@
 //! `fathom img resize`
 
-use super::common::{DataFileArg, FormatArg};
+use super::common::{DataFileArg, FormatArg, KeysArg};
 use super::{print, print_json};
 use crate::disk_args::location_parser;
 use clap::{Args, ValueEnum};
@@ -26,6 +26,8 @@ pub(super) struct ResizeArgs {
     allow_dir: Vec<PathBuf>,
     #[command(flatten)]
     data_file: DataFileArg,
+    #[command(flatten)]
+    keys: KeysArg,
     /// Print nothing
     #[arg(short, long)]
     quiet: bool,
@@ -72,6 +74,7 @@ pub(super) fn run(args: ResizeArgs) -> anyhow::Result<()> {
         shrink: args.shrink,
         allow_dirs: args.allow_dir,
         data_file: args.data_file.data_file,
+        keys: args.keys.ring(),
     };
     let done = img::resize(&args.file, args.format.format, &options)?;
     if args.json {

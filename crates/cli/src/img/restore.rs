@@ -1,11 +1,11 @@
 //! `fathom img restore`
 
+use super::common::KeysArg;
 use super::watch::{WatchArgs, watched};
 use super::{format_options, parse_cache, parse_format};
 use crate::aio::AioArg;
 use clap::Args;
 use fathom_img::{self as img, Format, TargetOptions};
-use fathom_stack::KeyRing;
 use fathom_storage::Cache;
 use fathom_units::parse_size;
 use std::ffi::OsString;
@@ -34,6 +34,8 @@ pub(super) struct RestoreArgs {
     #[command(flatten)]
     aio: AioArg,
     #[command(flatten)]
+    keys: KeysArg,
+    #[command(flatten)]
     watch: WatchArgs,
     /// The image's manifest: ARCHIVE/images/NAME.manifest, where ARCHIVE is a directory, s3://BUCKET/PREFIX or
     /// the URL of a web server
@@ -58,7 +60,7 @@ pub(super) fn run(args: &RestoreArgs) -> anyhow::Result<()> {
         sparse: args.sparse_size,
         allow_dirs: Vec::new(),
         data_file: None,
-        keys: KeyRing::default(),
+        keys: args.keys.ring(),
     };
     watched(&args.watch, |progress| {
         img::restore(&args.manifest, &args.target, &options, progress)

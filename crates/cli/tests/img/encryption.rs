@@ -342,6 +342,10 @@ fn a_key_comes_from_where_it_is_and_is_never_shown() {
     let shown = crate::support::run(&[&create[..], &["--key", "hunter2"]].concat());
     let said = String::from_utf8_lossy(&shown.stderr);
     assert_eq!(shown.status.code(), Some(2), "{said}");
+    assert!(
+        !said.contains("hunter2") && said.contains("file:PATH"),
+        "{said}"
+    );
     let open = File::open(locked.path("key")).unwrap();
     let by_descriptor = |args: &[&str]| {
         let mut command = fathom();
@@ -425,7 +429,11 @@ fn what_cannot_be_encrypted_is_told_first() {
     refused(1, &[&convert[..], &compressed].concat(), &["compressed"]);
     let streamed = ["-O", "qcow2", "-o", Locked::options("qcow2"), &plain, "-"];
     refused(1, &[&convert[..], &streamed].concat(), &["stream"]);
-    refused(63, &["img", "check", "-f", "luks", &plain], &["luks"]);
+    refused(
+        63,
+        &["img", "check", "-f", "luks", &plain],
+        &["no metadata"],
+    );
     // Not a whole number of sectors.
     let odd = [
         "-O",
@@ -471,4 +479,155 @@ fn what_cannot_be_encrypted_is_told_first() {
         serde_json::from_str(&stdout_of(&["img", "info", "--json", &image])).unwrap();
     assert_eq!(info["virtual-size"], 2 * MIB);
     assert_eq!(info["format-specific"]["data"]["sector-size"], 4096);
+}
+
+#[test]
+fn what_grows_holds_what_it_held() {
+    let locked = Locked::new();
+    let key = ["--key", &*locked.key];
+    let image = locked.path("image");
+    let size = 10 * MIB + 512;
+    let plain = locked.path("plain");
+    fs::write(&plain, vec![7; size as usize]).unwrap();
+    let convert = |format: &str, options: &str| {
+        let _ = fs::remove_file(&image);
+        let args = ["-f", "raw", "-O", format, "-o", options, &plain, &image];
+        stdout_of(&[&["img", "convert", "-q"], &key[..], &args].concat());
+    };
+    // The rest of its last cluster can be cleared by who has the key only: nothing is done.
+    convert("qcow2", Locked::options("qcow2"));
+    let before = fs::read(&image).unwrap();
+    let resize = ["img", "resize", "-q"];
+    refused(
+        1,
+        &[&resize[..], &[&image, "+1M"]].concat(),
+        &["while it is served"],
+    );
+    let preallocated = ["--preallocation", "full", &image, "+1M"];
+    refused(1, &[&resize[..], &preallocated].concat(), &["preallocated"]);
+    assert!(fs::read(&image).unwrap() == before);
+    // Whole clusters.
+    convert(
+        "qcow2",
+        "cluster_size=512,encrypt.format=luks,encrypt.iter-time=10",
+    );
+    stdout_of(&[&resize[..], &[&image, "+1M"]].concat());
+    let file = File::options().write(true).open(&plain).unwrap();
+    file.set_len(size + MIB).unwrap();
+    locked.same("qcow2", &image, &plain);
+    // What is below may be encrypted.
+    let top = locked.path("top");
+    let create = ["-f", "qcow2", "-b", &image, "-F", "qcow2", &top];
+    stdout_of(&[&["img", "create", "-q"], &key[..], &create].concat());
+    refused(1, &[&resize[..], &[&top, "+1M"]].concat(), &["--key"]);
+    stdout_of(&[&resize[..], &key, &[&top, "+1M"]].concat());
+    // A LUKS image would become longer by what reads as anything.
+    let base = locked.path("base");
+    let luks = [
+        "-f",
+        "raw",
+        "-O",
+        "luks",
+        "-o",
+        "iter-time=10",
+        &plain,
+        &base,
+    ];
+    stdout_of(&[&["img", "convert", "-q"], &key[..], &luks].concat());
+    let create = ["-f", "qcow2", "-b", &base, "-F", "luks", &top, "20M"];
+    stdout_of(&[&["img", "create", "-q"], &key[..], &create].concat());
+    refused(
+        1,
+        &[&["img", "commit", "-q"], &key[..], &[&top]].concat(),
+        &["shorter"],
+    );
+    locked.same("luks", &base, &plain);
+    let map = ["img", "map", "--output", "json", "--key", &locked.key];
+    let mapped: serde_json::Value =
+        serde_json::from_str(&stdout_of(&[&map[..], &[&base]].concat())).unwrap();
+    assert!(
+        mapped[0]["data"] == true && mapped[0].get("offset").is_none(),
+        "{mapped}"
+    );
+}
+
+#[test]
+fn what_is_written_in_large_sectors_takes_small_ones() {
+    let locked = Locked::new();
+    let key = ["--key", &*locked.key];
+    let (base, top, plain) = (
+        locked.path("base"),
+        locked.path("top"),
+        locked.path("plain"),
+    );
+    let luks = "version=2,sector-size=4096,iter-time=10";
+    let zeroes = locked.path("zeroes");
+    fs::write(&zeroes, vec![0; 4 << 20]).unwrap();
+    let convert = ["img", "convert", "-q", "--key", &locked.key];
+    let to_luks = ["-f", "raw", "-O", "luks", "-o", luks, &zeroes, &base];
+    stdout_of(&[&convert[..], &to_luks].concat());
+    let create = [
+        "-f",
+        "qcow2",
+        "-o",
+        "cluster_size=512",
+        "-b",
+        &base,
+        "-F",
+        "luks",
+        &top,
+    ];
+    stdout_of(&[&["img", "create", "-q"], &key[..], &create].concat());
+    let mut expected = vec![0; 4 << 20];
+    let source = locked.path("source");
+    for sector in [1, 2, 9, 700, 8191_usize] {
+        expected[sector * 512..(sector + 1) * 512].fill(sector as u8 | 1);
+    }
+    fs::write(&plain, &expected).unwrap();
+    // (By sectors that are data in the one and zeroes in the other.)
+    let small = [
+        "-f",
+        "raw",
+        "-O",
+        "qcow2",
+        "-o",
+        "cluster_size=512",
+        &plain,
+        &source,
+    ];
+    stdout_of(&[&convert[..], &small].concat());
+    let into = ["-n", "-O", "luks", &source, &base];
+    stdout_of(&[&convert[..], &into].concat());
+    stdout_of(&[
+        "img",
+        "compare",
+        "--key",
+        &locked.key,
+        "-F",
+        "raw",
+        &base,
+        &plain,
+    ]);
+    expected[3 * 512..4 * 512].fill(77);
+    fs::write(&plain, &expected).unwrap();
+    let rebase = ["img", "rebase", "-q", "-u", "-b", "", &top];
+    stdout_of(&rebase);
+    let done = tool(
+        locked.place.0.path(),
+        "qemu-io",
+        &["-f", "qcow2", "-c", "write -P 77 1536 512", &top],
+    );
+    assert!(done.status.success());
+    stdout_of(&["img", "rebase", "-q", "-u", "-b", &base, "-F", "luks", &top]);
+    stdout_of(&[&["img", "commit", "-q"], &key[..], &[&top]].concat());
+    stdout_of(&[
+        "img",
+        "compare",
+        "--key",
+        &locked.key,
+        "-F",
+        "raw",
+        &base,
+        &plain,
+    ]);
 }

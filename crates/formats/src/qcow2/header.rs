@@ -386,7 +386,8 @@ impl Header {
                 "is encrypted, and does not say where its encryption header is",
             ));
         };
-        let is_there = self.geometry().is_aligned(crypto.offset) && crypto.offset.0 > 0;
+        let is_there = self.geometry().is_aligned(crypto.offset)
+            && (1..i64::MAX as u64 - LUKS_MAX).contains(&crypto.offset.0);
         match is_there && (LUKS_MIN..=LUKS_MAX).contains(&crypto.len) {
             true => Ok(Some(crypto)),
             false => Err(Error::invalid(

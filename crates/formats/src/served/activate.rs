@@ -12,6 +12,7 @@ use super::layout::Layout;
 use super::metadata::Metadata;
 use super::open::{Chain, Link, check};
 use super::problem::{told, unusable};
+use super::sealed::fingerprint;
 use super::storage::Storage;
 use super::tables::{Parts, Tables};
 use crate::offline::Image;
@@ -51,7 +52,7 @@ pub(super) fn activate(
     let with_tables = chain
         .links
         .iter()
-        .filter(|link| link.image.format() != Format::Raw);
+        .filter(|link| link.image.format().has_tables());
     let fresh = Fresh {
         chain,
         options,
@@ -88,6 +89,7 @@ impl Fresh<'_> {
         if !link.image.format().has_tables() {
             let (offset, size) = link.raw;
             return Ok(Layer::Raw {
+                is_sealed: link.image.is_encrypted(),
                 storage: link.storage,
                 offset,
                 size,
@@ -134,6 +136,15 @@ impl Fresh<'_> {
             .map_err(|error| Error::Unsupported(error.to_string()))?;
         match &mut image {
             Image::Qcow2(header) => {
+                let crypto = header.encryption()?;
+                let seal = crypto
+                    .map(|crypto| fingerprint(&**file, crypto))
+                    .transpose()?;
+                if seal != link.seal {
+                    return Err(Error::invalid(
+                        "is not encrypted as when it was opened: start the daemon anew",
+                    ));
+                }
                 if link.writable {
                     prepare_qcow2(&**file, header, self.options.keep_bitmaps)?;
                 }

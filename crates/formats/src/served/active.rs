@@ -18,6 +18,8 @@ pub(super) enum Layer {
         storage: StorageId,
         offset: HostOffset,
         size: u64,
+        /// It is encrypted where it lies.
+        is_sealed: bool,
     },
     Tables(Arc<Tables>),
 }

@@ -178,7 +178,10 @@ impl Mapper {
         let active = self.active.clone();
         match &active.layers[depth] {
             Layer::Raw {
-                storage, offset, ..
+                storage,
+                offset,
+                is_sealed,
+                ..
             } => {
                 let host = *offset + guest.0;
                 let (hole, len) = self.run(depth, *storage, host, max);
@@ -190,7 +193,7 @@ impl Mapper {
                     zero: hole,
                     data: !hole,
                     compressed: false,
-                    host: Some(Host {
+                    host: (!is_sealed).then_some(Host {
                         file: *storage,
                         offset: host.0,
                     }),
@@ -398,6 +401,8 @@ fn in_cluster(
         }
     };
     found.present = found.data || found.zero;
+    // Who looked there would find what nobody has written.
+    let host = host.filter(|_| !tables.is_sealed);
     found.host = host.map(|host| Host {
         file: tables.data,
         offset: (host + inner).0,

@@ -6,7 +6,7 @@ use super::counts::ImageCounts;
 use super::disk::ImageOptions;
 use super::io::StorageId;
 use super::problem::{told, unusable};
-use super::sealed::{Keys, open_data, open_luks};
+use super::sealed::{Fingerprint, Keys, open_data, open_luks};
 use super::storage::{Opener, Storage};
 use crate::offline::Image;
 use crate::{Format, HostOffset, qcow2, resolve};
@@ -33,6 +33,8 @@ pub(super) struct Link {
     /// Of a raw image: where in its file the disk starts, and its bytes.
     pub(super) raw: (HostOffset, u64),
     pub(super) writable: bool,
+    /// Of the header by which its guest data is encrypted.
+    pub(super) seal: Option<Fingerprint>,
 }
 
 /// A file, and what it is said to be.
@@ -84,7 +86,7 @@ impl Chain {
             };
             let storage = chain.add(file)?;
             let data = chain.open_data_file(&path, &image, storage, opener, writable)?;
-            let data = chain.unlock_data(&image, storage, data, &options.keys)?;
+            let (data, seal) = chain.unlock_data(&image, storage, data, &options.keys)?;
             let raw = match chain.links.is_empty() {
                 true => raw_window(&path, &image, options)?,
                 false => (HostOffset(0), image.size()),
@@ -97,6 +99,7 @@ impl Chain {
                 image,
                 raw,
                 writable,
+                seal,
             });
         }
         Ok(chain)
@@ -159,10 +162,7 @@ impl Chain {
         let can_discard = !matches!(link.image, Image::Luks(..));
         DiskInfo {
             size: self.size(depth),
-            block_size: match &link.image {
-                Image::Luks(..) => storage.block_size,
-                _ => 512,
-            },
+            block_size: self.block_size(depth),
             physical_block_size: storage.physical_block_size,
             optimal_io_size: storage.optimal_io_size,
             read_only: !writable,
@@ -170,6 +170,18 @@ impl Chain {
             discard: (writable && options.discard && can_discard).then_some(limits),
             write_zeroes: writable.then_some(limits),
         }
+    }
+
+    /// What is encrypted in larger sectors is written in such, or is going to be if what is above is committed.
+    fn block_size(&self, depth: usize) -> u32 {
+        let is_luks = |link: &&Link| matches!(link.image, Image::Luks(..));
+        let sectors = self.links[depth..].iter().filter(is_luks);
+        let sectors = sectors.map(|link| {
+            let storage = &self.storages[usize::from(link.storage)];
+            storage.disk().info().block_size
+        });
+        let fits = |sector: &u32| self.size(depth).is_multiple_of(u64::from(*sector));
+        sectors.filter(fits).max().unwrap_or(512)
     }
 
     /// A raw file that was written to below others is as long as its disk: whole blocks were written.
@@ -240,18 +252,18 @@ impl Chain {
         storage: StorageId,
         data: StorageId,
         keys: &Keys,
-    ) -> Result<StorageId, DiskError> {
+    ) -> Result<(StorageId, Option<Fingerprint>), DiskError> {
         let Image::Qcow2(header) = image else {
-            return Ok(data);
+            return Ok((data, None));
         };
         let own = &self.storages[usize::from(storage)];
         let crypto = header.encryption().map_err(told(own.path()))?;
         let Some(crypto) = crypto else {
-            return Ok(data);
+            return Ok((data, None));
         };
         let data = self.storages[usize::from(data)].clone();
-        let data = open_data(&**own, crypto, data, keys)?;
-        self.push(data)
+        let (data, seal) = open_data(&**own, crypto, data, keys)?;
+        Ok((self.push(data)?, Some(seal)))
     }
 
     fn open_backing_file(
@@ -296,7 +308,11 @@ pub(super) fn check(path: &Path, image: &Image, writable: bool) -> Result<(), Di
     let Image::Qcow2(header) = image else {
         return Ok(());
     };
-    header.encryption().map_err(told(path))?;
+    let crypto = header.encryption().map_err(told(path))?;
+    if crypto.is_some() && header.data_file_is_raw() && writable {
+        let problem = "is encrypted, and its data file is to be a raw image by itself: that does not go together";
+        return Err(unusable(path, problem));
+    }
     if header.is_corrupt() && writable {
         let problem = "is marked as corrupt: repair it (fathom img check --repair all) or serve \
                        it with --readonly";

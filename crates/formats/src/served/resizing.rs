@@ -143,10 +143,11 @@ impl ImageDisk {
     }
 
     fn is_part(&self) -> DiskError {
-        DiskError::Refused(format!(
-            "{}: a disk that is a part of its file (--offset, --size) cannot be resized",
-            self.path().display()
-        ))
+        let what = match &self.chain.links[0].image {
+            Image::Luks(..) => "a luks image is not resized while it is served",
+            _ => "a disk that is a part of its file (--offset, --size) cannot be resized",
+        };
+        DiskError::Refused(format!("{}: {what}", self.path().display()))
     }
 
     fn read(&self) -> Result<Image, DiskError> {

@@ -87,9 +87,9 @@ impl Served {
     /// What is to be below its image. The error is for the user.
     pub fn plan_stream(&self, order: &StreamOrder) -> Result<Plan, String> {
         let images = self.images();
-        let is_raw = |image: &ChainImage| image.format == Format::Raw;
-        if images.first().is_none_or(is_raw) {
-            return Err("a raw image has nothing below it".into());
+        let has_none = |image: &ChainImage| !image.format.has_tables();
+        if images.first().is_none_or(has_none) {
+            return Err("a raw or luks image has nothing below it".into());
         }
         { images.first().into_iter() }.try_for_each(refuse_snapshots)?;
         let base = match &order.base {

@@ -28,6 +28,7 @@ pub(super) fn create(
         .map_err(Error::io("cannot be extended"))?;
     let (first, rest) = header.split_at(MAGIC_SECTOR);
     file.write_at(&[0; MAGIC_SECTOR], 0).map_err(failed())?;
+    file.sync().map_err(Error::io("cannot be flushed"))?;
     file.write_at(rest, MAGIC_SECTOR as u64).map_err(failed())?;
     file.sync().map_err(Error::io("cannot be flushed"))?;
     file.write_at(first, 0).map_err(failed())?;

@@ -58,10 +58,32 @@ fn refuse(editor: &Editor, to: &Resize) -> Result<()> {
             "an image of version 2 that has snapshots cannot be resized",
         ));
     }
+    let grows = to.size > header.size;
+    if header.is_encrypted() && grows {
+        refuse_encrypted(editor, to)?;
+    }
     if editor.geometry().data_file && to.data_file.is_none() {
         return Err(Error::invalid("it does not name its external data file"));
     }
     Ok(())
+}
+
+/// What can only be done by who has the key.
+fn refuse_encrypted(editor: &Editor, to: &Resize) -> Result<()> {
+    let old = editor.header().size & !511;
+    let is_whole = old.is_multiple_of(editor.geometry().cluster_size());
+    if to.preallocation != Preallocation::Off {
+        return Err(Error::usage(
+            "what is encrypted is not preallocated: it would read as anything",
+        ));
+    }
+    match is_whole && to.below.is_none_or(|below| below.size() <= old) {
+        true => Ok(()),
+        false => Err(Error::unsupported(
+            "is encrypted, and what is behind the disk's end in its last cluster, or below it, would come into sight: \
+             resize it while it is served (fathom disk resize)",
+        )),
+    }
 }
 
 fn shrink(editor: &mut Editor, to: &Resize) -> Result<()> {

@@ -6,7 +6,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// See [`Header::fingerprint`].
-pub(super) type Fingerprint = [u8; 32];
+pub(in crate::served) type Fingerprint = [u8; 32];
+
+/// One key is derived at a time in a process: it may take 1 GiB of memory.
+static DERIVING: Mutex<()> = Mutex::new(());
 
 /// Headers whose volume keys are remembered.
 const MOST_KNOWN: usize = 16;
@@ -54,14 +57,12 @@ impl Keys {
         if let Some(key) = self.known(&fingerprint) {
             return Ok(key);
         }
-        let mut outcome = Err(Error::WrongKey);
-        for passphrase in &*self.passphrases {
-            outcome = header.unlock(bytes, passphrase);
-            if !matches!(outcome, Err(Error::WrongKey)) {
-                break;
-            }
+        // (Those who wait may wait for a minute each: as long as a header may have it take.)
+        let _alone = DERIVING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(key) = self.known(&fingerprint) {
+            return Ok(key);
         }
-        let key = Arc::new(outcome?);
+        let key = Arc::new(self.derive(header, bytes)?);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() == MOST_KNOWN {
             known.remove(0);
@@ -71,6 +72,19 @@ impl Keys {
             key: key.clone(),
         });
         Ok(key)
+    }
+
+    /// The first that opens it; else what is worst.
+    fn derive(&self, header: &Header, bytes: &Part) -> Result<VolumeKey, Error> {
+        let mut problem = Error::WrongKey;
+        for passphrase in &*self.passphrases {
+            match header.unlock(bytes, passphrase) {
+                Ok(key) => return Ok(key),
+                Err(Error::WrongKey) => {}
+                Err(other) => problem = other,
+            }
+        }
+        Err(problem)
     }
 
     fn known(&self, fingerprint: &Fingerprint) -> Option<Arc<VolumeKey>> {

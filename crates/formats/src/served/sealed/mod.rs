@@ -12,5 +12,6 @@ mod piece;
 mod place;
 mod storage;
 
+pub(super) use keys::Fingerprint;
 pub use keys::Keys;
-pub(super) use storage::{open_data, open_luks};
+pub(super) use storage::{fingerprint, open_data, open_luks};

@@ -4,7 +4,7 @@ use super::bytes::SealedBytes;
 use super::channel::SealedChannel;
 use super::keys::{Fingerprint, Keys};
 use super::place::Place;
-use crate::luks::Part;
+use crate::luks::{Part, refused};
 use crate::qcow2::CryptoHeader;
 use crate::served::problem::unusable;
 use crate::served::storage::{EndGuard, Storage};
@@ -78,7 +78,7 @@ impl Disk for SealedDisk {
         let below = self.file.disk().info();
         let sector = self.place.sectors.sector_size();
         DiskInfo {
-            size: self.place.len(self.place.start.saturating_add(below.size)),
+            size: self.place.len(below.size),
             block_size: below.block_size.max(sector),
             physical_block_size: below.physical_block_size.max(sector),
             // See the channel.
@@ -178,25 +178,45 @@ pub(in crate::served) fn open_data(
     crypto: CryptoHeader,
     data: Arc<dyn Storage>,
     keys: &Keys,
-) -> Result<Arc<dyn Storage>, DiskError> {
+) -> Result<(Arc<dyn Storage>, Fingerprint), DiskError> {
     let opened = || {
-        let part = Part {
-            file: image.bytes(),
-            start: crypto.offset.0,
-            len: crypto.len,
-        };
-        let header = part.header()?;
-        if header.version() != 1 {
-            let problem = "is encrypted by LUKS of another version than 1, which qcow2 has not";
-            return Err(fathom_luks::Error::Unsupported(problem.into()));
-        }
-        unlock(&header, &part, keys)
+        let (part, header) = read_within(image, crypto)?;
+        Ok((unlock(&header, &part, keys)?, header.fingerprint()))
     };
-    let place = opened().map_err(told(image.path(), keys))?;
+    let (place, header) = opened().map_err(told(image.path(), keys))?;
     let place = Place {
         start: 0,
         size: None,
         ..place
     };
-    Ok(Arc::new(Sealed::new(data, place, None)))
+    Ok((Arc::new(Sealed::new(data, place, None)), header))
+}
+
+/// Of the header that says how such data is encrypted.
+pub(in crate::served) fn fingerprint(
+    image: &dyn Storage,
+    crypto: CryptoHeader,
+) -> crate::Result<Fingerprint> {
+    let read = read_within(image, crypto);
+    read.map(|(_, header)| header.fingerprint())
+        .map_err(refused)
+}
+
+fn read_within(
+    image: &dyn Storage,
+    crypto: CryptoHeader,
+) -> Result<(Part<'_>, Header), fathom_luks::Error> {
+    let part = Part {
+        file: image.bytes(),
+        start: crypto.offset.0,
+        len: crypto.len,
+    };
+    let header = part.header()?;
+    match header.version() {
+        1 => Ok((part, header)),
+        _ => {
+            let problem = "is encrypted by LUKS of another version than 1, which qcow2 has not";
+            Err(fathom_luks::Error::Unsupported(problem.into()))
+        }
+    }
 }
