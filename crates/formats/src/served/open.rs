@@ -159,7 +159,6 @@ impl Chain {
             },
         };
         let writable = is_writable(options, depth);
-        let can_discard = !matches!(link.image, Image::Luks(..));
         DiskInfo {
             size: self.size(depth),
             block_size: self.block_size(depth),
@@ -167,7 +166,7 @@ impl Chain {
             optimal_io_size: storage.optimal_io_size,
             read_only: !writable,
             write_cache: storage.write_cache,
-            discard: (writable && options.discard && can_discard).then_some(limits),
+            discard: (writable && options.discard).then_some(limits),
             write_zeroes: writable.then_some(limits),
         }
     }

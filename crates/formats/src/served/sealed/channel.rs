@@ -206,7 +206,7 @@ impl Channel for SealedChannel {
         match cx.slab[id].op {
             Op::Read | Op::Write | Op::WriteZeroes => self.begin(cx, id),
             Op::Flush => self.below.submit(cx, id),
-            // It would read as anything, and whoever sees the file would see what is in use.
+            // As with QEMU: whoever sees the file would see what is in use, and it would read as anything.
             Op::Discard => cx.complete(id, 0),
             Op::BlockStatus => {
                 answer(&cx.slab[id]);
