@@ -53,15 +53,11 @@ fn decrypted(dir: &Path, format: &str, image: &str) -> Vec<u8> {
     fs::read(flat).unwrap()
 }
 
-/// Whether a block is there as it was given.
-fn shows(image: &str, contents: &[u8]) -> bool {
+/// Whether it has sectors as they are written here: one byte all over, and not zero.
+fn shows(image: &str) -> bool {
     let image = fs::read(image).unwrap();
-    let blocks = contents
-        .chunks_exact(512)
-        .filter(|block| block.iter().any(|b| *b != block[0]));
-    blocks
-        .take(50)
-        .any(|block| image.windows(512).step_by(512).any(|there| there == block))
+    let is_plain = |sector: &[u8]| sector[0] != 0 && sector.iter().all(|byte| *byte == sector[0]);
+    image.chunks_exact(512).any(is_plain)
 }
 
 #[test]
@@ -116,11 +112,11 @@ fn disks_become_encrypted_and_stay_so_while_they_are_used() {
         assert!(!served.log().contains(SECRET));
         let then = decrypted(dir, format, &target);
         assert_eq!(differ(&then, &model), None, "{options}");
-        assert!(!shows(&target, &model) && !shows(&layer, &model));
+        assert!(!shows(&target) && !shows(&layer));
         // The test sees what it should see.
         let plain = as_arg(&dir.join("plain"));
         fs::write(&plain, &model).unwrap();
-        assert!(shows(&plain, &model));
+        assert!(shows(&plain));
         // By QEMU's hands, and back.
         let opens = opens(dir, format, &target);
         let mut io: Vec<_> = opens.iter().map(String::as_str).collect();
