@@ -22,6 +22,9 @@ NBD_FLOOR = "floor"
 QEMU_IMG = "qemu-img"
 
 
+ENCRYPTED = ("luks", "encrypted")
+
+
 @dataclass(frozen=True)
 class Case:
     """One load on one kind of storage, or one command on whole images."""
@@ -31,7 +34,7 @@ class Case:
     bs: str = ""
     depth: int = 0
     wait: str = "interrupt"
-    image: str = "raw"  # raw, qcow2 or qed
+    image: str = "raw"  # raw, qcow2, qed, luks, or encrypted: qcow2 with that
     state: str = "full"  # of an image: full, empty or backed (by a full raw one)
     by: str = "bench"  # over NBD: bench, fio or nbdcopy
     connections: int = 1
@@ -49,6 +52,14 @@ class Case:
         image = "" if self.image == "raw" else f"-{self.image}-{self.state}"
         delay = f"-{self.delay}" if self.delay else ""
         return f"{self.storage}{delay}{by}{image}-{self.rw}-{self.bs}-{self.depth}{connections}{poll}"
+
+    @property
+    def format(self) -> str:
+        return "qcow2" if self.image == "encrypted" else self.image
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.image in ENCRYPTED
 
     @property
     def copies_in_memory(self) -> bool:
@@ -156,6 +167,11 @@ BARS = [
     Bar(f"disk-{image}-backed-randwrite-4k-8",
         f"disk, {image}, copy on write: IOPS against the host's pairs of 64k", "iops", HOST,
         0.90, 0.95),
+)] + [bar for image in ENCRYPTED for rw in ("randread", "randwrite") for bar in (
+    Bar(f"disk-{image}-full-{rw}-4k-32", f"disk, {image}, {rw}, depth 32: IOPS against raw", "iops",
+        FATHOM_RAW, 0.85, 0.95),
+    Bar(f"shm-{image}-full-{rw}-4k-32", f"/dev/shm, {image}, {rw}, depth 32: IOPS against QSD",
+        "iops", QSD, 1.5, 2),
 )]
 
 
@@ -180,6 +196,14 @@ def all_cases() -> list[Case]:
                 Case(storage, "randread", "4k", 32, image=image),
                 Case(storage, "randwrite", "4k", 32, image=image, state="empty"),
                 Case(storage, "randwrite", "4k", 8, image=image, state="backed"),
+            ]
+    for image in ENCRYPTED:
+        for storage in ("disk", "shm"):
+            cases += [
+                Case(storage, "randread", "4k", 32, image=image),
+                Case(storage, "randwrite", "4k", 32, image=image),
+                Case(storage, "read", "256k", 8, image=image),
+                Case(storage, "write", "256k", 8, image=image),
             ]
     cases += [Case("img", rw) for rw in ("convert", "convert-compressed", "compare")]
     return cases

@@ -111,7 +111,11 @@ class Bench:
         disk = f"null:{NULL_SIZE}" if case.storage == "null" else self.image(case)
         options = subject.removeprefix(FATHOM).split()
         if case.image != "raw":
-            options += ["--format", case.image]
+            options += ["--format", case.format]
+        if case.is_encrypted:
+            key = self.run_dir / "key"
+            key.write_text(images.KEY, encoding="utf-8")
+            options += ["--key", f"file:{key}"]
         if case.delay:
             options += ["--filter", f"delay:read={case.delay}"]
         return [self.fathom, "serve", disk, "--vhost-user", socket,
