@@ -39,6 +39,8 @@ pub mod woken {
     pub const ARRIVING: u16 = u16::MAX - 4;
     /// Who has waited for what is there to be kept before it is changed.
     pub const KEPT: u16 = u16::MAX - 5;
+    /// What others have encrypted or decrypted.
+    pub const SEALED: u16 = u16::MAX - 6;
 }
 
 // From the top: 4 bits of kind, 12 bits of the member of a pool, 16 bits of tag or slot, and below them

@@ -170,8 +170,8 @@ impl ImageDisk {
         opener: Arc<dyn Opener>,
         options: ImageOptions,
     ) -> Result<ImageDisk, DiskError> {
-        let chain = Chain::open(file, &*opener, &options)?;
         let helpers = Arc::new(Helpers::new(options.helpers));
+        let chain = Chain::open(file, &*opener, &options, &helpers)?;
         let beside = options.beside.map(|beside| {
             let disk = BesideDisk::new(&chain, &options, beside);
             disk.map(Arc::new)

@@ -47,6 +47,11 @@ impl Helpers {
         }
     }
 
+    /// There is one at most.
+    pub(crate) fn is_one(&self) -> bool {
+        self.most == 1
+    }
+
     /// Jobs that nobody has begun.
     pub(crate) fn waiting(&self) -> usize {
         lock(&self.shared.work).jobs.len()

@@ -4,6 +4,7 @@
 use super::beside::Beside;
 use super::counts::ImageCounts;
 use super::disk::ImageOptions;
+use super::helpers::Helpers;
 use super::io::StorageId;
 use super::problem::{told, unusable};
 use super::sealed::{Fingerprint, Keys, open_data, open_luks};
@@ -55,6 +56,7 @@ impl Chain {
         file: Arc<dyn Storage>,
         opener: &dyn Opener,
         options: &ImageOptions,
+        helpers: &Arc<Helpers>,
     ) -> Result<Chain, DiskError> {
         let mut chain = Chain {
             counts: Arc::default(),
@@ -81,12 +83,12 @@ impl Chain {
                 refuse_empty(&path, &image)?;
             }
             let file = match &image {
-                Image::Luks(..) => open_luks(file, &options.keys)?,
+                Image::Luks(..) => open_luks(file, &options.keys, helpers)?,
                 _ => file,
             };
             let storage = chain.add(file)?;
             let data = chain.open_data_file(&path, &image, storage, opener, writable)?;
-            let (data, seal) = chain.unlock_data(&image, storage, data, &options.keys)?;
+            let (data, seal) = chain.unlock_data(&image, storage, data, &options.keys, helpers)?;
             let raw = match chain.links.is_empty() {
                 true => raw_window(&path, &image, options)?,
                 false => (HostOffset(0), image.size()),
@@ -251,6 +253,7 @@ impl Chain {
         storage: StorageId,
         data: StorageId,
         keys: &Keys,
+        helpers: &Arc<Helpers>,
     ) -> Result<(StorageId, Option<Fingerprint>), DiskError> {
         let Image::Qcow2(header) = image else {
             return Ok((data, None));
@@ -261,7 +264,7 @@ impl Chain {
             return Ok((data, None));
         };
         let data = self.storages[usize::from(data)].clone();
-        let (data, seal) = open_data(&**own, crypto, data, keys)?;
+        let (data, seal) = open_data(&**own, crypto, data, keys, helpers)?;
         Ok((self.push(data)?, Some(seal)))
     }
 

@@ -70,6 +70,31 @@ impl Drop for Memory {
     }
 }
 
+// SAFETY: the allocation is nobody else's, like that of a Box.
+unsafe impl Send for Memory {}
+
+/// A buffer that another thread may work on.
+pub(super) struct Loose {
+    memory: Memory,
+    len: usize,
+}
+
+impl Loose {
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the memory is this value's, and initialised.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.base.as_ptr(), self.len) }
+    }
+
+    /// It goes to this pool then.
+    pub(super) fn back(self, pool: &Rc<Pool>) -> Buf {
+        Buf {
+            memory: Some(self.memory),
+            len: self.len,
+            pool: Some(pool.clone()),
+        }
+    }
+}
+
 /// Bytes to read into or to write from.
 pub(super) struct Buf {
     /// Always there but while it is dropped.
@@ -86,6 +111,14 @@ impl Buf {
             memory: Some(Memory::new(len)),
             len,
             pool: None,
+        }
+    }
+
+    pub(super) fn loosen(mut self) -> Loose {
+        let memory = self.memory.take();
+        Loose {
+            memory: memory.expect("it is not being dropped"),
+            len: self.len,
         }
     }
 

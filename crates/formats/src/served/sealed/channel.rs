@@ -1,13 +1,19 @@
 //! One worker's way to what is encrypted.
 
+use super::away::{Away, Way};
 use super::piece::Piece;
 use super::place::Place;
+use crate::served::helpers::Helpers;
+use crate::served::io::Buf;
 use crate::served::memo::{EPOCH, UNCOUNTED};
 use crate::served::pool::Pool;
-use fathom_core::{Channel, Cx, Extents, Op, Owner, Request, RequestId, Stage, Status};
+use fathom_core::token::woken;
+use fathom_core::{Channel, Cx, Extents, Op, Owner, Request, RequestId, Stage, Status, Token};
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Pieces of one worker in flight; more wait their turn.
 const PIECES: usize = 128;
@@ -28,12 +34,14 @@ struct Parent {
 }
 
 pub(super) struct SealedChannel {
-    below: Box<dyn fathom_core::Channel>,
+    below: Box<dyn Channel>,
     place: Place,
     owner: Owner,
     pool: Rc<Pool>,
     /// By the child's index in the slab.
-    pieces: Vec<Option<Piece>>,
+    pieces: Vec<Option<(Piece, Buf)>>,
+    /// Those that helpers have.
+    away: Away,
     count: usize,
     bytes: u64,
     /// By the request's index in the slab.
@@ -46,10 +54,14 @@ impl SealedChannel {
     pub(super) fn new(
         below: Box<dyn Channel>,
         place: Place,
+        helpers: &Arc<Helpers>,
         cx: &mut Cx,
     ) -> io::Result<SealedChannel> {
+        let away = Away::new(helpers)?;
+        cx.engine.watch(away.fd(), Token::channel(woken::SEALED))?;
         Ok(SealedChannel {
             below,
+            away,
             place,
             owner: cx.reserve_children(PIECES)?,
             pool: Rc::default(),
@@ -103,32 +115,37 @@ impl SealedChannel {
         }
     }
 
-    fn start(&mut self, cx: &mut Cx, parent: RequestId, inner: std::ops::Range<u64>) {
-        let outer = self.place.outer(&inner);
-        let len = outer.end - outer.start;
-        let mut piece = Piece {
+    fn start(&mut self, cx: &mut Cx, parent: RequestId, inner: Range<u64>) {
+        let piece = Piece {
             parent,
+            outer: self.place.outer(&inner),
             inner,
-            buf: self.pool.take(len as usize),
-            outer,
-        };
-        let request = &cx.slab[parent];
-        let op = if request.op == Op::Read {
-            Op::Read
-        } else {
-            piece.take(request);
-            let at = piece.outer.start;
-            self.place.sectors.encrypt(piece.buf.bytes_mut(), at);
-            Op::Write
         };
         cx.enter(parent, Stage::Device);
+        self.count += 1;
+        self.bytes += piece.len();
+        let mut buf = self.pool.take(piece.len() as usize);
+        let request = &cx.slab[parent];
+        if request.op == Op::Read {
+            return self.submit_piece(cx, Op::Read, piece, buf);
+        }
+        piece.take(request, &mut buf);
+        match self.away.helps_with(&piece) {
+            true => self.away.send(&self.place, &self.pool, Way::In, piece, buf),
+            false => {
+                let at = piece.outer.start;
+                self.place.sectors.encrypt(buf.bytes_mut(), at);
+                self.submit_piece(cx, Op::Write, piece, buf);
+            }
+        }
+    }
+
+    fn submit_piece(&mut self, cx: &mut Cx, op: Op, piece: Piece, buf: Buf) {
         let child = cx.slab.take().expect("room was made for all pieces");
-        let at = self.place.start + piece.outer.start;
-        let (fua, source, queue) = {
-            let request = &cx.slab[parent];
-            (request.fua, request.source, request.queue)
-        };
-        let (stamps, memo) = (cx.slab[parent].stamps, cx.slab[parent].memo);
+        let (at, len) = (self.place.start + piece.outer.start, piece.len());
+        let parent = &cx.slab[piece.parent];
+        let (fua, source, queue) = (parent.fua, parent.source, parent.queue);
+        let (stamps, memo) = (parent.stamps, parent.memo);
         let request = &mut cx.slab[child];
         request.stamps = stamps;
         (request.op, request.fua, request.unmap) = (op, fua && op == Op::Write, false);
@@ -139,30 +156,49 @@ impl SealedChannel {
         request.memo = memo;
         request.memo[EPOCH] = UNCOUNTED;
         request.segments.clear();
-        request.segments.push(piece.buf.iovec());
+        request.segments.push(buf.iovec());
         let index = child.0 as usize;
         if self.pieces.len() <= index {
             self.pieces.resize_with(index + 1, || None);
         }
-        self.pieces[index] = Some(piece);
-        self.count += 1;
-        self.bytes += len;
+        self.pieces[index] = Some((piece, buf));
         self.below.submit(cx, child);
     }
 
     fn piece_done(&mut self, cx: &mut Cx, child: RequestId) {
         let piece = self.pieces[child.0 as usize].take();
-        let mut piece = piece.expect("pieces are in flight until they are done");
+        let (piece, mut buf) = piece.expect("pieces are in flight until they are done");
         let errno = cx.slab[child].error;
         cx.slab.put(child);
-        self.count -= 1;
-        self.bytes -= piece.outer.end - piece.outer.start;
-        let request = &cx.slab[piece.parent];
-        if errno == 0 && request.op == Op::Read {
-            let at = piece.outer.start;
-            self.place.sectors.decrypt(piece.buf.bytes_mut(), at);
-            piece.give(request);
+        if errno != 0 || cx.slab[piece.parent].op != Op::Read {
+            return self.end(cx, &piece, errno);
         }
+        if self.away.helps_with(&piece) {
+            return self
+                .away
+                .send(&self.place, &self.pool, Way::Out, piece, buf);
+        }
+        let at = piece.outer.start;
+        self.place.sectors.decrypt(buf.bytes_mut(), at);
+        piece.give(&cx.slab[piece.parent], &buf);
+        self.end(cx, &piece, 0);
+    }
+
+    /// A helper has done its part; none: it could not.
+    fn helped(&mut self, cx: &mut Cx, piece: Piece, buf: Option<Buf>) {
+        let Some(buf) = buf else {
+            return self.end(cx, &piece, libc::EIO);
+        };
+        if cx.slab[piece.parent].op != Op::Read {
+            return self.submit_piece(cx, Op::Write, piece, buf);
+        }
+        piece.give(&cx.slab[piece.parent], &buf);
+        self.end(cx, &piece, 0);
+    }
+
+    fn end(&mut self, cx: &mut Cx, piece: &Piece, errno: i32) {
+        self.count -= 1;
+        self.bytes -= piece.len();
         let len = piece.inner.end - piece.inner.start;
         self.done(cx, piece.parent, len, errno);
     }
@@ -185,8 +221,11 @@ impl SealedChannel {
             while let Some(child) = cx.child_done(self.owner) {
                 self.piece_done(cx, child);
             }
+            while let Some((piece, buf)) = self.away.next() {
+                self.helped(cx, piece, buf);
+            }
             self.go_on(cx);
-            if !cx.has_child_done(self.owner) {
+            if !cx.has_child_done(self.owner) && !self.away.go_on() {
                 return;
             }
         }
@@ -218,7 +257,9 @@ impl Channel for SealedChannel {
 
     #[inline]
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
-        self.below.complete(cx, id, tag, result);
+        if id != RequestId::NOBODY || tag != woken::SEALED {
+            self.below.complete(cx, id, tag, result);
+        }
         self.settle(cx);
     }
 

@@ -5,6 +5,7 @@
 //! Each request becomes pieces ([`channel`]), each a child with a buffer of its own: the guest sees no
 //! ciphertext, and what it changes while it is written harms only itself.
 
+mod away;
 mod bytes;
 mod channel;
 mod keys;

@@ -6,6 +6,7 @@ use super::keys::{Fingerprint, Keys};
 use super::place::Place;
 use crate::luks::{Part, refused};
 use crate::qcow2::CryptoHeader;
+use crate::served::helpers::Helpers;
 use crate::served::problem::unusable;
 use crate::served::storage::{EndGuard, Storage};
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
@@ -25,7 +26,12 @@ pub(in crate::served) struct Sealed {
 
 impl Sealed {
     /// `header`: of the image that the file is; none: only data of an image that is in use by itself.
-    fn new(file: Arc<dyn Storage>, place: Place, header: Option<Fingerprint>) -> Sealed {
+    fn new(
+        file: Arc<dyn Storage>,
+        place: Place,
+        header: Option<Fingerprint>,
+        helpers: &Arc<Helpers>,
+    ) -> Sealed {
         Sealed {
             bytes: SealedBytes {
                 file: file.clone(),
@@ -35,6 +41,7 @@ impl Sealed {
                 file,
                 place,
                 header,
+                helpers: helpers.clone(),
             },
         }
     }
@@ -71,6 +78,7 @@ struct SealedDisk {
     file: Arc<dyn Storage>,
     place: Place,
     header: Option<Fingerprint>,
+    helpers: Arc<Helpers>,
 }
 
 impl Disk for SealedDisk {
@@ -115,7 +123,7 @@ impl Disk for SealedDisk {
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
         let below = self.file.disk().channel(cx)?;
-        let channel = SealedChannel::new(below, self.place.clone(), cx);
+        let channel = SealedChannel::new(below, self.place.clone(), &self.helpers, cx);
         let told = |error| {
             unusable(
                 self.file.path(),
@@ -160,6 +168,7 @@ fn unlock(header: &Header, part: &Part, keys: &Keys) -> Result<Place, fathom_luk
 pub(in crate::served) fn open_luks(
     file: Arc<dyn Storage>,
     keys: &Keys,
+    helpers: &Arc<Helpers>,
 ) -> Result<Arc<dyn Storage>, DiskError> {
     let opened = || {
         let header = read(&*file)?;
@@ -168,7 +177,7 @@ pub(in crate::served) fn open_luks(
         Ok((place, header.fingerprint()))
     };
     let (place, header) = opened().map_err(told(file.path(), keys))?;
-    Ok(Arc::new(Sealed::new(file, place, Some(header))))
+    Ok(Arc::new(Sealed::new(file, place, Some(header), helpers)))
 }
 
 /// The guest data of a qcow2 image, whose encryption header is in `image` and says how it is encrypted, in `data`,
@@ -178,6 +187,7 @@ pub(in crate::served) fn open_data(
     crypto: CryptoHeader,
     data: Arc<dyn Storage>,
     keys: &Keys,
+    helpers: &Arc<Helpers>,
 ) -> Result<(Arc<dyn Storage>, Fingerprint), DiskError> {
     let opened = || {
         let (part, header) = read_within(image, crypto)?;
@@ -189,7 +199,7 @@ pub(in crate::served) fn open_data(
         size: None,
         ..place
     };
-    Ok((Arc::new(Sealed::new(data, place, None)), header))
+    Ok((Arc::new(Sealed::new(data, place, None, helpers)), header))
 }
 
 /// Of the header that says how such data is encrypted.

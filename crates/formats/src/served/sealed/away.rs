@@ -1,0 +1,86 @@
+//! Large pieces, which take a processor's time, are encrypted and decrypted by helpers.
+
+use super::piece::Piece;
+use super::place::Place;
+use crate::served::helpers::Helpers;
+use crate::served::io::Buf;
+use crate::served::pool::Pool;
+use crate::served::task::Executor;
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::RawFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Bytes of a piece from which on handing it over costs less than what is gained.
+const LARGE: u64 = 128 << 10;
+
+/// What is to be done to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    In,
+    Out,
+}
+
+/// A piece that is back; no buffer: a helper was not to be had.
+type Back = (Piece, Option<Buf>);
+
+pub(super) struct Away {
+    helpers: Arc<Helpers>,
+    executor: Executor,
+    back: Rc<RefCell<Vec<Back>>>,
+}
+
+impl Away {
+    pub(super) fn new(helpers: &Arc<Helpers>) -> io::Result<Away> {
+        Ok(Away {
+            helpers: helpers.clone(),
+            executor: Executor::new()?,
+            back: Rc::default(),
+        })
+    }
+
+    /// Signalled when something may be back.
+    pub(super) fn fd(&self) -> RawFd {
+        self.executor.fd()
+    }
+
+    /// One helper alone would only take turns with the worker.
+    pub(super) fn helps_with(&self, piece: &Piece) -> bool {
+        piece.len() >= LARGE && !self.helpers.is_one()
+    }
+
+    pub(super) fn send(
+        &mut self,
+        place: &Place,
+        pool: &Rc<Pool>,
+        way: Way,
+        piece: Piece,
+        buf: Buf,
+    ) {
+        let (helpers, back, pool) = (self.helpers.clone(), self.back.clone(), pool.clone());
+        let (sectors, at) = (place.sectors.clone(), piece.outer.start);
+        let mut loose = buf.loosen();
+        self.executor.spawn(async move {
+            let job = move || {
+                match way {
+                    Way::In => sectors.encrypt(loose.bytes_mut(), at),
+                    Way::Out => sectors.decrypt(loose.bytes_mut(), at),
+                }
+                loose
+            };
+            let loose = helpers.run(job).await;
+            let buf = loose.map(|loose| loose.back(&pool));
+            back.borrow_mut().push((piece, buf));
+        });
+    }
+
+    /// Lets go on what can; false: nothing came of it.
+    pub(super) fn go_on(&mut self) -> bool {
+        !self.executor.is_idle() && self.executor.run() && !self.back.borrow().is_empty()
+    }
+
+    pub(super) fn next(&mut self) -> Option<Back> {
+        self.back.borrow_mut().pop()
+    }
+}
