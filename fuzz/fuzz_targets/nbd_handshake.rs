@@ -12,6 +12,7 @@ thread_local! {
 
 fuzz_target!(|data: &[u8]| {
     HANDSHAKES.with(|cell| {
-        cell.get_or_init(|| Handshakes::new(TestDisk::new())).run(data);
+        cell.get_or_init(|| Handshakes::new(TestDisk::new()))
+            .run(data);
     });
 });

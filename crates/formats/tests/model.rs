@@ -484,7 +484,7 @@ fn encrypted_images() {
             cases.extend(has_tables.then_some(above));
         }
     }
-    each(&cases, rounds(2), serve);
+    each(&cases, rounds(1), serve);
 }
 
 /// Where nothing reads as zeroes before it is written.
