@@ -233,6 +233,7 @@ fn options(cluster_size: u64) -> IncrementalOptions {
     let mut create = CreateOptions::new(Format::Qcow2);
     create.cluster_size = cluster_size;
     IncrementalOptions {
+        keys: fathom_stack::KeyRing::default(),
         backing: Backing {
             name: "base".into(),
             format: Some(Format::Qcow2),
