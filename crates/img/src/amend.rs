@@ -78,17 +78,15 @@ pub fn change_keys(
     let path = image.path();
     let format = format_of(&image, format)?;
     let slots = KeySlots::of(image.bytes(), format).map_err(of(path))?;
+    let keys: Vec<_> = changes.keys.all().collect();
     for new in &changes.add {
-        let keys: Vec<_> = changes.keys.all().collect();
-        if keys.is_empty() {
-            let problem = "needs a key that unlocks it already (--key) for adding another one";
-            return Err(usage(path, problem));
-        }
         let added = slots.add(&keys, new, &changes.effort);
         say("added", added.map_err(of(path))?);
     }
     for slot in &changes.remove {
-        say("removed", slots.remove(slot).map_err(of(path))?);
+        for number in slots.remove(slot).map_err(of(path))? {
+            say("removed", number);
+        }
     }
     Ok(())
 }

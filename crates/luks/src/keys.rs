@@ -59,8 +59,8 @@ impl Header {
     /// The number of a passphrase's slot is what [`Header::find`] says.
     pub fn remove_key(&self, number: u32, last: LastKey) -> Result<Vec<Change>> {
         self.slot(number)?;
-        let mut others = self.parts.slots.iter().filter(|slot| slot.number != number);
-        let others = others.any(|slot| slot.unusable.is_none());
+        // (One that is not tried without naming it would be none that anybody has.)
+        let others = self.tried().any(|slot| slot.number != number);
         if !others && last == LastKey::Keep {
             return Err(Error::LastKey(number));
         }

@@ -254,6 +254,9 @@ fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, 
     }
 }
 
+/// Threads that decompress, encrypt and decrypt for one disk, at most: there may be many disks.
+const HELPERS: usize = 4;
+
 /// Open an image whose disk is not all of its file, with all that it names.
 fn open_image(description: &Description) -> Result<Bare, Error> {
     let (location, options) = (&description.location, description.open_options());
@@ -265,6 +268,7 @@ fn open_image(description: &Description) -> Result<Bare, Error> {
         .with_data_file(&name, description.data_file.as_deref())
         .with_base(&name, base, &options);
     let format = description.format.unwrap_or(Format::Raw);
+    let new = ImageOptions::new(format);
     let image_options = ImageOptions {
         format,
         read_only: description.read_only,
@@ -273,9 +277,10 @@ fn open_image(description: &Description) -> Result<Bare, Error> {
         offset: description.offset.unwrap_or(0),
         size: description.size,
         beside: description.beside,
+        helpers: HELPERS.min(new.helpers),
         keys: description.keys.keys().map_err(Error::Description)?,
         rebasing: description.beside.is_some(),
-        ..ImageOptions::new(format)
+        ..new
     };
     let disk = Arc::new(opener.open_disk(stored, image_options)?);
     Ok(Bare {

@@ -3,7 +3,7 @@
 use super::common::{FormatArg, KeysArg};
 use super::{asks_for_help, pairs, parse_cache, print, print_names};
 use crate::disk_args::location_parser;
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use fathom_img::{self as img, AMENDABLE, CreateOptions, Effort, Format, KeyChanges, Slot};
 use fathom_stack::KeySource;
@@ -56,18 +56,23 @@ pub(super) fn run(args: &AmendArgs) -> anyhow::Result<()> {
         options.set(&name, &value, parse_size)?;
     }
     let file = args.file.as_ref().context("which image? Give its FILE")?;
+    // (Nothing is changed before all keys are there.)
+    let changes = key_changes(args)?;
+    if !changes.add.is_empty() && changes.keys.is_empty() {
+        bail!("a key is added by one that unlocks the image already: --key");
+    }
     if !args.options.is_empty() {
         img::amend(file, args.format.format, &options)?;
     }
-    change_keys(args, file)
+    change_keys(args, file, &changes)
 }
 
-fn change_keys(args: &AmendArgs, file: &Location) -> anyhow::Result<()> {
+fn key_changes(args: &AmendArgs) -> anyhow::Result<KeyChanges> {
     let read = |keys: &[KeySource]| -> anyhow::Result<Vec<_>> {
         let read = keys.iter().map(KeySource::read).collect::<Result<_, _>>();
         read.map_err(anyhow::Error::msg)
     };
-    let changes = KeyChanges {
+    Ok(KeyChanges {
         keys: args.keys.ring().keys().map_err(anyhow::Error::msg)?,
         add: read(&args.add_keys)?,
         effort: Effort {
@@ -77,11 +82,14 @@ fn change_keys(args: &AmendArgs, file: &Location) -> anyhow::Result<()> {
         remove: { read(&args.remove_keys)?.into_iter().map(Slot::Of) }
             .chain(args.remove_slots.iter().copied().map(Slot::Number))
             .collect(),
-    };
+    })
+}
+
+fn change_keys(args: &AmendArgs, file: &Location, changes: &KeyChanges) -> anyhow::Result<()> {
     if changes.add.is_empty() && changes.remove.is_empty() {
         return Ok(());
     }
-    img::change_keys(file, args.format.format, &changes, |what, slot| {
+    img::change_keys(file, args.format.format, changes, |what, slot| {
         if !args.quiet {
             // (Whoever does not listen has it done all the same.)
             let _ = print(format_args!("Key slot {slot} {what}.\n"));

@@ -315,7 +315,70 @@ fn keys_come_and_go() {
         ]);
         locked.key("key", "a secret\n");
     }
-    let plain = locked.place.image("plain", "qcow2", &[], &[]);
+    // The same key twice: it goes from all of its slots. And slots have the numbers that they are shown by.
+    let image = locked.path("second");
+    let create = [
+        "img",
+        "create",
+        "-q",
+        "--key",
+        &locked.key,
+        "-f",
+        "luks",
+        "-o",
+    ];
+    stdout_of(&[&create[..], &["version=2,iter-time=10", &image, "4M"]].concat());
+    let amend = |args: &[&str]| {
+        stdout_of(&[&["img", "amend", "--iter-time", "10"], args, &[&image]].concat())
+    };
+    amend(&[
+        "--key",
+        &locked.key,
+        "--add-key",
+        &locked.key,
+        "--add-key",
+        &other,
+    ]);
+    let all = [
+        "img",
+        "amend",
+        "--remove-key",
+        &locked.key,
+        "--remove-key",
+        &other,
+        &image,
+    ];
+    refused(1, &all, &["last one"]);
+    amend(&[
+        "--key",
+        &other,
+        "--add-key",
+        &locked.key,
+        "--add-key",
+        &locked.key,
+    ]);
+    let removed = amend(&["--remove-key", &locked.key]);
+    assert_eq!(removed, "Key slot 0 removed.\nKey slot 1 removed.\n");
+    let shown = stdout_of(&["img", "info", &image]);
+    assert!(
+        shown.contains("[2]:\n            number: 2") && !shown.contains("[0]:"),
+        "{shown}"
+    );
+    assert!(locked.opens_by(&image, "other") && !locked.opens_by(&image, "key"));
+    // Nothing is done before all keys are there.
+    let plain = locked
+        .place
+        .image("plain", "qcow2", &["-o", "compat=0.10"], &[]);
+    let version = || {
+        qemu_json(&["info", "--output=json", &plain])["format-specific"]["data"]["compat"].clone()
+    };
+    let missing = ["--key", &locked.key, "--add-key", "file:/nowhere", &plain];
+    refused(
+        1,
+        &[&["img", "amend", "-o", "compat=1.1"], &missing[..]].concat(),
+        &["/nowhere"],
+    );
+    assert_eq!(version(), "0.10");
     refused(
         1,
         &["img", "amend", "--remove-slot", "0", &plain],

@@ -54,16 +54,47 @@ impl<'a> KeySlots<'a> {
         Ok(added.slot)
     }
 
-    /// Empties a slot: the last one stays. Returns its number.
-    pub fn remove(&self, slot: &Slot) -> Result<u32> {
+    /// Empties a slot, or all that a key opens; but some key stays. Returns their numbers.
+    pub fn remove(&self, slot: &Slot) -> Result<Vec<u32>> {
         let header = self.header()?;
-        let number = match slot {
-            Slot::Number(number) => *number,
-            Slot::Of(passphrase) => header.find(&self.part, passphrase).map_err(refused)?.1,
+        let numbers = match slot {
+            Slot::Number(number) => vec![*number],
+            Slot::Of(passphrase) => self.opened_by(&header, passphrase)?,
         };
-        let changes = header.remove_key(number, LastKey::Keep).map_err(refused)?;
-        self.write(&changes)?;
-        Ok(number)
+        let slots = header.describe().slots;
+        let stays = |number| !numbers.contains(&number);
+        if !slots.iter().any(|slot| slot.active && stays(slot.number))
+            && let Some(number) = numbers.iter().find(|number| !stays(**number))
+            && slots.iter().any(|slot| slot.number == *number)
+        {
+            return Err(refused(fathom_luks::Error::LastKey(*number)));
+        }
+        for number in &numbers {
+            let changes = self.header()?.remove_key(*number, LastKey::Keep);
+            self.write(&changes.map_err(refused)?)?;
+        }
+        Ok(numbers)
+    }
+
+    /// There may be several of them.
+    fn opened_by(&self, header: &Header, passphrase: &Passphrase) -> Result<Vec<u32>> {
+        let mut numbers = Vec::new();
+        for slot in header
+            .describe()
+            .slots
+            .iter()
+            .filter(|slot| slot.unusable.is_none())
+        {
+            match header.unlock_slot(&self.part, passphrase, slot.number) {
+                Ok(_) => numbers.push(slot.number),
+                Err(fathom_luks::Error::WrongKey) => {}
+                Err(error) => return Err(refused(error)),
+            }
+        }
+        match numbers.is_empty() {
+            true => Err(refused(fathom_luks::Error::WrongKey)),
+            false => Ok(numbers),
+        }
     }
 
     fn header(&self) -> Result<Header> {

@@ -12,7 +12,8 @@ pub(super) struct Field(&'static str, Shown);
 
 enum Shown {
     Plain(Value),
-    List(Vec<Vec<Field>>),
+    /// By their numbers.
+    List(Vec<(u32, Vec<Field>)>),
 }
 
 fn plain(name: &'static str, value: impl Into<Value>) -> Field {
@@ -49,9 +50,16 @@ pub(super) fn as_of_old() -> Vec<Field> {
     vec![plain("format", "aes")]
 }
 
-fn slots(header: &Description) -> Vec<Vec<Field>> {
-    let used = header.slots.iter();
-    let mut slots: Vec<_> = used.map(|slot| (slot.number, used_slot(slot))).collect();
+fn slots(header: &Description) -> Vec<(u32, Vec<Field>)> {
+    let mut slots = Vec::new();
+    for slot in &header.slots {
+        let mut fields = used_slot(slot);
+        // (Of version 1 there are all of them.)
+        if header.version != 1 {
+            fields.insert(0, plain("number", slot.number));
+        }
+        slots.push((slot.number, fields));
+    }
     slots.extend(header.free.iter().map(|slot| {
         let fields = vec![
             plain("active", false),
@@ -60,12 +68,12 @@ fn slots(header: &Description) -> Vec<Vec<Field>> {
         (slot.number, fields)
     }));
     slots.sort_by_key(|(number, _)| *number);
-    slots.into_iter().map(|(_, fields)| fields).collect()
+    slots
 }
 
 fn used_slot(slot: &SlotDescription) -> Vec<Field> {
     let mut fields = vec![
-        plain("active", true),
+        plain("active", slot.active),
         plain("iters", slot.iterations),
         plain("key-offset", slot.material_offset),
         plain("stripes", STRIPES),
@@ -80,7 +88,7 @@ fn used_slot(slot: &SlotDescription) -> Vec<Field> {
 pub(super) fn to_json(fields: &[Field]) -> Map<String, Value> {
     let value = |shown: &Shown| match shown {
         Shown::Plain(value) => value.clone(),
-        Shown::List(items) => items.iter().map(|item| to_json(item)).collect(),
+        Shown::List(items) => items.iter().map(|(_, item)| to_json(item)).collect(),
     };
     let named = fields
         .iter()
@@ -98,7 +106,7 @@ pub(super) fn fmt(f: &mut Formatter<'_>, fields: &[Field], indent: usize) -> fmt
             Shown::Plain(value) => writeln!(f, "{:indent$}{name}: {value}", "")?,
             Shown::List(items) => {
                 writeln!(f, "{:indent$}{name}:", "")?;
-                for (number, item) in items.iter().enumerate() {
+                for (number, item) in items {
                     writeln!(f, "{:1$}[{number}]:", "", indent + 4)?;
                     fmt(f, item, indent + 8)?;
                 }

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::io;
 use std::os::fd::RawFd;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a piece from which on handing it over costs less than what is gained.
 const LARGE: u64 = 128 << 10;
@@ -22,7 +22,7 @@ pub(super) enum Way {
     Out,
 }
 
-/// A piece that is back; no buffer: a helper was not to be had.
+/// A piece that is back; no buffer: it is lost, with a helper that has panicked.
 type Back = (Piece, Option<Buf>);
 
 pub(super) struct Away {
@@ -60,16 +60,22 @@ impl Away {
     ) {
         let (helpers, back, pool) = (self.helpers.clone(), self.back.clone(), pool.clone());
         let (sectors, at) = (place.sectors.clone(), piece.outer.start);
-        let mut loose = buf.loosen();
+        let shared = Arc::new(Mutex::new(Some(buf.loosen())));
+        let work = move || {
+            let mut loose = shared
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take()?;
+            match way {
+                Way::In => sectors.encrypt(loose.bytes_mut(), at),
+                Way::Out => sectors.decrypt(loose.bytes_mut(), at),
+            }
+            Some(loose)
+        };
         self.executor.spawn(async move {
-            let job = move || {
-                match way {
-                    Way::In => sectors.encrypt(loose.bytes_mut(), at),
-                    Way::Out => sectors.decrypt(loose.bytes_mut(), at),
-                }
-                loose
-            };
-            let loose = helpers.run(job).await;
+            let helped = helpers.run(work.clone()).await;
+            // Without a thread it is done here.
+            let loose = helped.unwrap_or_else(work);
             let buf = loose.map(|loose| loose.back(&pool));
             back.borrow_mut().push((piece, buf));
         });

@@ -58,12 +58,13 @@ impl SealedChannel {
         cx: &mut Cx,
     ) -> io::Result<SealedChannel> {
         let away = Away::new(helpers)?;
+        let owner = cx.reserve_children(PIECES)?;
         cx.engine.watch(away.fd(), Token::channel(woken::SEALED))?;
         Ok(SealedChannel {
             below,
             away,
             place,
-            owner: cx.reserve_children(PIECES)?,
+            owner,
             pool: Rc::default(),
             pieces: Vec::new(),
             count: 0,
@@ -184,7 +185,7 @@ impl SealedChannel {
         self.end(cx, &piece, 0);
     }
 
-    /// A helper has done its part; none: it could not.
+    /// A helper has done its part.
     fn helped(&mut self, cx: &mut Cx, piece: Piece, buf: Option<Buf>) {
         let Some(buf) = buf else {
             return self.end(cx, &piece, libc::EIO);
