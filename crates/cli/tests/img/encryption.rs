@@ -342,6 +342,7 @@ fn keys_come_and_go() {
     let all = [
         "img",
         "amend",
+        "-q",
         "--remove-key",
         &locked.key,
         "--remove-key",
