@@ -292,6 +292,7 @@ fn surround(options: &ServeOptions) -> Result<Surroundings, Error> {
     let starter = Starter::new(options.arguments.clone(), sandbox)?;
     finder::install(starter.finder(options.sandbox));
     if !options.tenants {
+        read_keys(options)?;
         cage::enter(sandbox);
     }
     let signals = LeftToThisThread::new();
@@ -302,6 +303,14 @@ fn surround(options: &ServeOptions) -> Result<Surroundings, Error> {
         starter,
         signals,
     })
+}
+
+/// Programs that print them cannot be started from within the cage.
+fn read_keys(options: &ServeOptions) -> Result<(), Error> {
+    let keys = options.disks.iter().map(|disk| &disk.disk.keys);
+    let mut printed = keys.filter(|keys| keys.run_programs());
+    let told = |problem| fathom_stack::Error::Description(problem).into();
+    printed.try_for_each(|keys| keys.keys().map(drop).map_err(told))
 }
 
 /// Where systemd (or another manager) wants to know.

@@ -176,6 +176,11 @@ impl KeyRing {
         self.sources.is_empty()
     }
 
+    /// Whether reading them starts programs.
+    pub fn run_programs(&self) -> bool {
+        { self.sources.iter() }.any(|source| matches!(source, KeySource::Command(_)))
+    }
+
     /// With what another one of the same sources has read already.
     pub fn or(self, other: &KeyRing) -> KeyRing {
         match self.sources == other.sources {

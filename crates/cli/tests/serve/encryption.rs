@@ -213,6 +213,15 @@ fn keys_are_needed_and_go_with_the_disk() {
         &[&serve[..], &["--key", &bad]].concat(),
         &["none of the keys"],
     );
+    // Programs are run before the cage is closed.
+    let prints = format!("command:cat {}", as_arg(&dir.join("key")));
+    let mut served = Served::start(&image, &["--format", "luks", "--key", &prints]);
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    refused(
+        1,
+        &[&serve[..], &["--key", "command:false"]].concat(),
+        &["command:false"],
+    );
     // One that only this process has cannot be handed over.
     let open = File::open(dir.join("key")).unwrap();
     let by_descriptor = format!("fd:{}", open.as_raw_fd());
