@@ -55,7 +55,8 @@ pub fn rebase(
     let path = image.path();
     let format = format_of(&image, options.format)?;
     if !format.has_tables() {
-        return Err(usage(path, "raw and luks images have no backing file"));
+        let problem = format!("{format} images have no backing file");
+        return Err(usage(path, problem));
     }
     if !options.only_name {
         let new = open_new(&image, options)?;

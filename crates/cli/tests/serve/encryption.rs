@@ -224,13 +224,13 @@ fn keys_are_needed_and_go_with_the_disk() {
     );
     // One that only this process has cannot be handed over.
     let open = File::open(dir.join("key")).unwrap();
-    let by_descriptor = format!("fd:{}", open.as_raw_fd());
+    let by_descriptor = "fd:3";
     let mut command = fathom();
     pass(&mut command, open.as_raw_fd());
     let mut served = Served::start_by(
         command,
         &image,
-        &["--format", "luks", "--key", &by_descriptor],
+        &["--format", "luks", "--key", by_descriptor],
     );
     let upgrade = crate::support::run(&["upgrade", &served.api()]);
     let said = String::from_utf8_lossy(&upgrade.stderr).into_owned();

@@ -55,7 +55,7 @@ fn wrong_arguments_are_told_in_one_line() {
             "file descriptor",
         ),
         (serve(&["--format", "vmdk"]), "qemu-img convert"),
-        (serve(&["--format", "ext4"]), "raw, qcow2 and qed"),
+        (serve(&["--format", "ext4"]), "raw, qcow2, qed and luks"),
         (serve(&["--offset", "x"]), "not a size"),
         (serve(&["--metadata-cache", "much"]), "not a size"),
         (serve(&["--aio", "posix"]), "io_uring, native or threads"),
@@ -241,7 +241,7 @@ fn images_that_cannot_be_served_are_told_in_one_line() {
     let secret = ["--object", "secret,id=s,data=abc", "-o"];
     let luks = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10";
     create("qcow2", "luks", &[&secret[..], &[luks]].concat());
-    qcow2("luks", &[], &["luks: ", "LUKS"]);
+    qcow2("luks", &[], &["luks: ", "is encrypted", "--key"]);
 
     create("qcow2", "corrupt", &[]);
     set_bits(&dir.path().join("corrupt"), 79, 2);

@@ -87,9 +87,10 @@ impl Served {
     /// What is to be below its image. The error is for the user.
     pub fn plan_stream(&self, order: &StreamOrder) -> Result<Plan, String> {
         let images = self.images();
-        let has_none = |image: &ChainImage| !image.format.has_tables();
-        if images.first().is_none_or(has_none) {
-            return Err("a raw or luks image has nothing below it".into());
+        let has_tables = |image: &&ChainImage| image.format.has_tables();
+        if images.first().filter(has_tables).is_none() {
+            let format = images.first().map_or(Format::Raw, |image| image.format);
+            return Err(format!("a {format} image has nothing below it"));
         }
         { images.first().into_iter() }.try_for_each(refuse_snapshots)?;
         let base = match &order.base {
