@@ -72,7 +72,7 @@ pub fn qemu_io(dir: &Path, image: &str, format: &str, commands: &[&str]) {
 
 /// `qemu-img check`: exit status and, where it gives any, its JSON.
 pub fn qemu_check(dir: &Path, image: &str, format: &str) -> (i32, Option<Value>) {
-    qemu_checks(dir, &qemu_opens(image, format, false))
+    qemu_checks(dir, &["-f", format, image].map(str::to_owned))
 }
 
 /// Likewise of an image that is opened so.
