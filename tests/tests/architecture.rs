@@ -201,6 +201,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-archive",
             "fathom-core",
             "fathom-formats",
+            "fathom-luks",
             "fathom-storage",
             "fathom-virtio",
             "fathom-exports",

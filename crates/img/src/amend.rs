@@ -12,6 +12,7 @@ use fathom_formats::offline::keys::{KeySlots, Slot};
 use fathom_formats::served::{Keys, Storage};
 use fathom_luks::{Effort, Passphrase};
 use fathom_storage::Location;
+use std::time::Duration;
 
 /// What can be another.
 pub const AMENDABLE: &[&str] = &["compat", "lazy_refcounts", "refcount_bits"];
@@ -61,7 +62,8 @@ pub struct KeyChanges {
     pub keys: Keys,
     /// These are to, from now on.
     pub add: Vec<Passphrase>,
-    pub effort: Effort,
+    /// How long a new key is to take to unlock the image: as long as a guess at it.
+    pub iter_time: Duration,
     /// And these no more.
     pub remove: Vec<Slot>,
 }
@@ -79,8 +81,12 @@ pub fn change_keys(
     let format = format_of(&image, format)?;
     let slots = KeySlots::of(image.bytes(), format).map_err(of(path))?;
     let keys: Vec<_> = changes.keys.all().collect();
+    let effort = Effort {
+        time: changes.iter_time,
+        ..Effort::default()
+    };
     for new in &changes.add {
-        let added = slots.add(&keys, new, &changes.effort);
+        let added = slots.add(&keys, new, &effort);
         say("added", added.map_err(of(path))?);
     }
     for slot in &changes.remove {

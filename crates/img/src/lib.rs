@@ -45,7 +45,6 @@ pub use error::Error;
 pub use fathom_formats::offline::SnapshotName;
 pub use fathom_formats::offline::keys::Slot;
 pub use fathom_formats::{Format, shown};
-pub use fathom_luks::Effort;
 pub use incremental::{IncrementalOptions, incremental};
 pub use info::{Info, InfoOptions, info};
 pub use manifest::manifest;

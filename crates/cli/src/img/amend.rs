@@ -5,7 +5,7 @@ use super::{asks_for_help, pairs, parse_cache, print, print_names};
 use crate::disk_args::location_parser;
 use anyhow::{Context, bail};
 use clap::Args;
-use fathom_img::{self as img, AMENDABLE, CreateOptions, Effort, Format, KeyChanges, Slot};
+use fathom_img::{self as img, AMENDABLE, CreateOptions, Format, KeyChanges, Slot};
 use fathom_stack::KeySource;
 use fathom_storage::{Cache, Location};
 use fathom_units::parse_size;
@@ -75,10 +75,7 @@ fn key_changes(args: &AmendArgs) -> anyhow::Result<KeyChanges> {
     Ok(KeyChanges {
         keys: args.keys.ring().keys().map_err(anyhow::Error::msg)?,
         add: read(&args.add_keys)?,
-        effort: Effort {
-            time: Duration::from_millis(args.iter_time.into()),
-            ..Effort::default()
-        },
+        iter_time: Duration::from_millis(args.iter_time.into()),
         remove: { read(&args.remove_keys)?.into_iter().map(Slot::Of) }
             .chain(args.remove_slots.iter().copied().map(Slot::Number))
             .collect(),

@@ -2,22 +2,21 @@
 
 use crate::place::{MIB, Place, raw};
 use crate::support::nbd::tool;
-use crate::support::{as_arg, fathom, pass, refused, stdout_of};
+use crate::support::{refused, stdout_of};
 use crate::{qemu_img, qemu_json};
 use std::fs::{self, File};
-use std::os::fd::AsRawFd;
 use std::process::Output;
 
-const FORMATS: [&str; 2] = ["luks", "qcow2"];
+pub const FORMATS: [&str; 2] = ["luks", "qcow2"];
 
 /// Images and the file with their key.
-struct Locked {
-    place: Place,
-    key: String,
+pub struct Locked {
+    pub place: Place,
+    pub key: String,
 }
 
 impl Locked {
-    fn new() -> Locked {
+    pub fn new() -> Locked {
         let locked = Locked {
             place: Place::new(),
             key: String::new(),
@@ -27,23 +26,23 @@ impl Locked {
     }
 
     /// Another key.
-    fn key(&self, name: &str, key: &str) -> String {
+    pub fn key(&self, name: &str, key: &str) -> String {
         let path = self.place.path(name);
         fs::write(&path, key).unwrap();
         format!("file:{path}")
     }
 
-    fn path(&self, name: &str) -> String {
+    pub fn path(&self, name: &str) -> String {
         self.place.path(name)
     }
 
     /// QEMU's, of the key that is in this file.
-    fn secret(&self, name: &str) -> String {
+    pub fn secret(&self, name: &str) -> String {
         format!("secret,id=s,file={}", self.place.path(name))
     }
 
     /// Options of such an image, for both.
-    fn options(format: &str) -> &'static str {
+    pub fn options(format: &str) -> &'static str {
         match format {
             "luks" => "iter-time=10",
             _ => "encrypt.format=luks,encrypt.iter-time=10",
@@ -51,7 +50,7 @@ impl Locked {
     }
 
     /// How QEMU opens it.
-    fn opens(format: &str, image: &str) -> String {
+    pub fn opens(format: &str, image: &str) -> String {
         let key = match format {
             "luks" => "key-secret=s",
             _ => "encrypt.format=luks,encrypt.key-secret=s",
@@ -77,7 +76,7 @@ impl Locked {
     }
 
     /// Whether cryptsetup opens the image with that key.
-    fn opens_by(&self, image: &str, key: &str) -> bool {
+    pub fn opens_by(&self, image: &str, key: &str) -> bool {
         let key = self.path(key);
         let args = ["open", "--test-passphrase", "--key-file", &key, image];
         self.cryptsetup(&args).status.success()
@@ -247,205 +246,6 @@ fn what_cryptsetup_has_made_is_read_and_written() {
             );
         }
     }
-}
-
-#[test]
-fn keys_come_and_go() {
-    let locked = Locked::new();
-    let (other, third) = (locked.key("other", "another"), locked.key("third", "3"));
-    for format in FORMATS {
-        let image = locked.path(format);
-        let create = ["img", "create", "-q", "--key", &locked.key, "-f", format];
-        stdout_of(&[&create[..], &["-o", Locked::options(format), &image, "4M"]].concat());
-        let amend = |args: &[&str]| {
-            stdout_of(&[&["img", "amend", "--iter-time", "10"], args, &[&image]].concat())
-        };
-        let unlocks = |key: &str| {
-            let out = locked.path("out");
-            let convert = ["convert", "-q", "--key", key, "-O", "raw", &image, &out];
-            crate::support::run(&[&["img"], &convert[..]].concat())
-                .status
-                .success()
-        };
-        assert!(unlocks(&locked.key) && !unlocks(&other));
-        assert_eq!(
-            amend(&["--key", &locked.key, "--add-key", &other]),
-            "Key slot 1 added.\n"
-        );
-        assert!(unlocks(&locked.key) && unlocks(&other));
-        // One for another, at once.
-        let said = amend(&[
-            "--key",
-            &other,
-            "--add-key",
-            &third,
-            "--remove-key",
-            &locked.key,
-        ]);
-        assert_eq!(said, "Key slot 2 added.\nKey slot 0 removed.\n");
-        assert!(!unlocks(&locked.key) && unlocks(&other) && unlocks(&third));
-        if format == "luks" {
-            assert!(!locked.opens_by(&image, "key"));
-            assert!(locked.opens_by(&image, "other") && locked.opens_by(&image, "third"));
-        }
-        amend(&["-q", "--remove-slot", "1"]);
-        assert!(!unlocks(&other) && unlocks(&third));
-        let refuse = |args: &[&str], words: &[&str]| {
-            refused(1, &[&["img", "amend"], args, &[&image]].concat(), words);
-        };
-        refuse(&["--remove-slot", "2"], &["last one"]);
-        refuse(&["--remove-key", &third], &["last one"]);
-        refuse(&["--remove-slot", "5"], &["slot 5", "not in use"]);
-        refuse(&["--remove-key", &other], &["opens none"]);
-        refuse(
-            &["--key", &other, "--add-key", &locked.key],
-            &["opens none"],
-        );
-        refuse(&["--add-key", &other], &["--key"]);
-        assert!(unlocks(&third));
-        locked.key("key", "3");
-        let secret = locked.secret("key");
-        qemu_img(&[
-            "compare",
-            "--object",
-            &secret,
-            "--image-opts",
-            &Locked::opens(format, &image),
-            &Locked::opens(format, &image),
-        ]);
-        locked.key("key", "a secret\n");
-    }
-    // The same key twice: it goes from all of its slots. And slots have the numbers that they are shown by.
-    let image = locked.path("second");
-    let create = [
-        "img",
-        "create",
-        "-q",
-        "--key",
-        &locked.key,
-        "-f",
-        "luks",
-        "-o",
-    ];
-    stdout_of(&[&create[..], &["version=2,iter-time=10", &image, "4M"]].concat());
-    let amend = |args: &[&str]| {
-        stdout_of(&[&["img", "amend", "--iter-time", "10"], args, &[&image]].concat())
-    };
-    amend(&[
-        "--key",
-        &locked.key,
-        "--add-key",
-        &locked.key,
-        "--add-key",
-        &other,
-    ]);
-    let all = [
-        "img",
-        "amend",
-        "-q",
-        "--remove-key",
-        &locked.key,
-        "--remove-key",
-        &other,
-        &image,
-    ];
-    refused(1, &all, &["last one"]);
-    amend(&[
-        "--key",
-        &other,
-        "--add-key",
-        &locked.key,
-        "--add-key",
-        &locked.key,
-    ]);
-    let removed = amend(&["--remove-key", &locked.key]);
-    assert_eq!(removed, "Key slot 0 removed.\nKey slot 1 removed.\n");
-    let shown = stdout_of(&["img", "info", &image]);
-    assert!(
-        shown.contains("[2]:\n            number: 2") && !shown.contains("[0]:"),
-        "{shown}"
-    );
-    assert!(locked.opens_by(&image, "other") && !locked.opens_by(&image, "key"));
-    // Nothing is done before all keys are there.
-    let plain = locked
-        .place
-        .image("plain", "qcow2", &["-o", "compat=0.10"], &[]);
-    let version = || {
-        qemu_json(&["info", "--output=json", &plain])["format-specific"]["data"]["compat"].clone()
-    };
-    let missing = ["--key", &locked.key, "--add-key", "file:/nowhere", &plain];
-    refused(
-        1,
-        &[&["img", "amend", "-o", "compat=1.1"], &missing[..]].concat(),
-        &["/nowhere"],
-    );
-    assert_eq!(version(), "0.10");
-    refused(
-        1,
-        &["img", "amend", "--remove-slot", "0", &plain],
-        &["not encrypted"],
-    );
-}
-
-#[test]
-fn a_key_comes_from_where_it_is_and_is_never_shown() {
-    let locked = Locked::new();
-    let image = locked.path("image");
-    let create = [
-        "img",
-        "create",
-        "-f",
-        "luks",
-        "-o",
-        "iter-time=10",
-        &image,
-        "1M",
-    ];
-    // (No key at all, or one in the arguments: told without it.)
-    refused(1, &create, &["--key"]);
-    let shown = crate::support::run(&[&create[..], &["--key", "hunter2"]].concat());
-    let said = String::from_utf8_lossy(&shown.stderr);
-    assert_eq!(shown.status.code(), Some(2), "{said}");
-    assert!(
-        !said.contains("hunter2") && said.contains("file:PATH"),
-        "{said}"
-    );
-    let open = File::open(locked.path("key")).unwrap();
-    let by_descriptor = |args: &[&str]| {
-        let mut command = fathom();
-        command.args(args).args(["--key", "fd:3"]);
-        pass(&mut command, open.as_raw_fd());
-        let done = command.output().unwrap();
-        assert!(done.status.success(), "{done:?}");
-    };
-    by_descriptor(&create);
-    let out = locked.path("out");
-    let read = ["img", "convert", "-q", "-O", "raw", &image, &out];
-    by_descriptor(&read);
-    let unlocks = |key: &str| stdout_of(&[&read[..], &["--key", key]].concat());
-    unlocks(&locked.key);
-    // (What a program prints ends with a line break, which is none of the key's.)
-    unlocks(&format!("command:sh -c 'cat {}; echo'", locked.path("key")));
-    let mut credential = fathom();
-    let dir = as_arg(locked.place.0.path());
-    credential
-        .args(read)
-        .args(["--key", "credential:key"])
-        .env("CREDENTIALS_DIRECTORY", dir);
-    assert!(credential.status().unwrap().success());
-    // The second of two.
-    let wrong = locked.key("wrong", "a wrong one");
-    stdout_of(&[&read[..], &["--key", &wrong, "--key", &locked.key]].concat());
-    for (key, words) in [
-        (&*wrong, &["none of the keys"][..]),
-        ("file:/nowhere", &["/nowhere", "No such file"]),
-        ("credential:key", &["no credentials"]),
-        ("command:false", &["exit status: 1"]),
-        ("fd:99", &["fd:99"]),
-    ] {
-        refused(1, &[&read[..], &["--key", key]].concat(), words);
-    }
-    refused(1, &read, &["is encrypted", "--key"]);
 }
 
 #[test]

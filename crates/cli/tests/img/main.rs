@@ -10,6 +10,7 @@ mod convert;
 mod encryption;
 mod exports;
 mod habits;
+mod keys;
 mod making;
 mod map;
 mod measure;
