@@ -14,7 +14,7 @@ use syn::{Attribute, Item, ItemUse, UseTree, Visibility};
 /// In crates/.
 const CLEAN: &[&str] = &[
     "archive", "base", "client", "core", "daemon", "files", "img", "jobs", "limiter", "load",
-    "nbd", "sandbox", "stack", "trace", "units",
+    "luks", "nbd", "sandbox", "stack", "trace", "units",
 ];
 
 /// A module, from the crate's root on.

@@ -57,8 +57,8 @@ impl Format {
         let mut start = [0; 8];
         file.read_at(&mut start, 0)
             .map_err(Error::io("cannot be read"))?;
-        let [a, b, c, d, ..] = start;
-        Ok(match [a, b, c, d] {
+        let [magic @ .., _, _, _, _] = start;
+        Ok(match magic {
             qcow2::MAGIC => Format::Qcow2,
             qed::MAGIC => Format::Qed,
             _ if Header::is_luks(&start) => Format::Luks,

@@ -1,6 +1,7 @@
 //! Where LUKS headers lie in files.
 
 use crate::Error;
+use crate::qcow2::CryptoHeader;
 use fathom_files::ImageFile;
 use fathom_luks::{Bytes, Header};
 use std::io;
@@ -22,6 +23,15 @@ impl<'a> Part<'a> {
         }
     }
 
+    /// Where a qcow2 image has its encryption header.
+    pub(crate) fn within(file: &'a dyn ImageFile, crypto: CryptoHeader) -> Part<'a> {
+        Part {
+            file,
+            start: crypto.offset.0,
+            len: crypto.len,
+        }
+    }
+
     pub(crate) fn header(&self) -> Result<Header, fathom_luks::Error> {
         Header::read(self)
     }
@@ -37,6 +47,18 @@ impl Bytes for Part<'_> {
 
     fn len(&self) -> io::Result<u64> {
         Ok(self.len)
+    }
+}
+
+/// That of a qcow2 image, which has version 1 only.
+pub(crate) fn qcow2_header(part: &Part) -> Result<Header, fathom_luks::Error> {
+    let header = part.header()?;
+    match header.version() {
+        1 => Ok(header),
+        _ => {
+            let problem = "is encrypted by LUKS of another version than 1, which qcow2 has not";
+            Err(fathom_luks::Error::Unsupported(problem.into()))
+        }
     }
 }
 

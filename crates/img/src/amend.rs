@@ -80,13 +80,12 @@ pub fn change_keys(
     let path = image.path();
     let format = format_of(&image, format)?;
     let slots = KeySlots::of(image.bytes(), format).map_err(of(path))?;
-    let keys: Vec<_> = changes.keys.all().collect();
     let effort = Effort {
         time: changes.iter_time,
         ..Effort::default()
     };
     for new in &changes.add {
-        let added = slots.add(&keys, new, &effort);
+        let added = slots.add(&changes.keys, new, &effort);
         say("added", added.map_err(of(path))?);
     }
     for slot in &changes.remove {

@@ -5,9 +5,10 @@
 
 use super::Image;
 use crate::luks::{Part, refused};
+use crate::served::Keys;
 use crate::{Error, Format, Result};
 use fathom_files::ImageFile;
-use fathom_luks::{Change, Effort, Header, LastKey, Passphrase, VolumeKey};
+use fathom_luks::{Change, Effort, Header, LastKey, Passphrase, SlotDescription};
 
 /// A key slot that is to be empty.
 #[derive(Debug)]
@@ -28,11 +29,7 @@ impl<'a> KeySlots<'a> {
         let part = match Image::read(file, format)? {
             Image::Luks(header, _) => Part::all_of(file, header.payload().offset),
             Image::Qcow2(header) => match header.encryption()? {
-                Some(crypto) => Part {
-                    file,
-                    start: crypto.offset.0,
-                    len: crypto.len,
-                },
+                Some(crypto) => Part::within(file, crypto),
                 None => return Err(Error::usage("is not encrypted, and has no keys")),
             },
             Image::Raw { .. } | Image::Qed(..) => {
@@ -46,9 +43,9 @@ impl<'a> KeySlots<'a> {
     }
 
     /// Has one more key unlock it, in a free slot, by one that does already. Takes seconds. Returns the slot's number.
-    pub fn add(&self, by: &[&Passphrase], new: &Passphrase, effort: &Effort) -> Result<u32> {
+    pub fn add(&self, by: &Keys, new: &Passphrase, effort: &Effort) -> Result<u32> {
         let header = self.header()?;
-        let key = self.unlock(&header, by)?;
+        let key = by.derive(&header, &self.part).map_err(refused)?;
         let added = header.add_key(&key, new, effort).map_err(refused)?;
         self.write(&added.changes)?;
         Ok(added.slot)
@@ -61,14 +58,6 @@ impl<'a> KeySlots<'a> {
             Slot::Number(number) => vec![*number],
             Slot::Of(passphrase) => self.opened_by(&header, passphrase)?,
         };
-        let slots = header.describe().slots;
-        let stays = |number| !numbers.contains(&number);
-        if !slots.iter().any(|slot| slot.active && stays(slot.number))
-            && let Some(number) = numbers.iter().find(|number| !stays(**number))
-            && slots.iter().any(|slot| slot.number == *number)
-        {
-            return Err(refused(fathom_luks::Error::LastKey(*number)));
-        }
         for number in &numbers {
             let changes = self.header()?.remove_key(*number, LastKey::Keep);
             self.write(&changes.map_err(refused)?)?;
@@ -76,40 +65,29 @@ impl<'a> KeySlots<'a> {
         Ok(numbers)
     }
 
-    /// There may be several of them.
+    /// There may be several of them; refused if no others are left, before the first is emptied.
     fn opened_by(&self, header: &Header, passphrase: &Passphrase) -> Result<Vec<u32>> {
         let mut numbers = Vec::new();
-        for slot in header
-            .describe()
-            .slots
-            .iter()
-            .filter(|slot| slot.unusable.is_none())
-        {
+        let slots = header.describe().slots;
+        for slot in slots.iter().filter(|slot| slot.unusable.is_none()) {
             match header.unlock_slot(&self.part, passphrase, slot.number) {
                 Ok(_) => numbers.push(slot.number),
                 Err(fathom_luks::Error::WrongKey) => {}
                 Err(error) => return Err(refused(error)),
             }
         }
-        match numbers.is_empty() {
-            true => Err(refused(fathom_luks::Error::WrongKey)),
-            false => Ok(numbers),
+        let stays = |slot: &SlotDescription| slot.active && !numbers.contains(&slot.number);
+        match numbers.first() {
+            None => Err(refused(fathom_luks::Error::WrongKey)),
+            Some(last) if !slots.iter().any(stays) => {
+                Err(refused(fathom_luks::Error::LastKey(*last)))
+            }
+            Some(_) => Ok(numbers),
         }
     }
 
     fn header(&self) -> Result<Header> {
         self.part.header().map_err(refused)
-    }
-
-    fn unlock(&self, header: &Header, by: &[&Passphrase]) -> Result<VolumeKey> {
-        let mut outcome = Err(fathom_luks::Error::WrongKey);
-        for passphrase in by {
-            outcome = header.unlock(&self.part, passphrase);
-            if !matches!(outcome, Err(fathom_luks::Error::WrongKey)) {
-                break;
-            }
-        }
-        outcome.map_err(refused)
     }
 
     fn write(&self, changes: &[Change]) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Options of encryption, by the names that `qemu-img create -o` has for them.
 
-use super::options::choose;
+use super::choice::choose;
 use crate::{Error, Format, Result};
 use fathom_luks::{Effort, Hash, Passphrase};
 use std::time::Duration;

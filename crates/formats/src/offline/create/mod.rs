@@ -1,5 +1,6 @@
 //! `fathom img create`: new images, with the options of `qemu-img create`.
 
+mod choice;
 mod encryption;
 mod luks;
 mod options;

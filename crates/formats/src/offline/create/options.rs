@@ -1,5 +1,6 @@
 //! Options as `qemu-img create -o` has them.
 
+use super::choice::{choose, on_or_off};
 use super::encryption::{self, Encryption};
 use crate::qcow2::CompressionType;
 use crate::{Error, Format, Result};
@@ -307,26 +308,6 @@ impl Options {
         }
         Ok(())
     }
-}
-
-pub(super) fn choose<T: Copy>(name: &str, value: &str, choices: &[(&str, T)]) -> Result<T> {
-    let chosen = choices.iter().find(|(text, _)| *text == value);
-    chosen.map(|(_, choice)| *choice).ok_or_else(|| {
-        let all: Vec<_> = choices.iter().map(|(text, _)| *text).collect();
-        let all = all.join(", ");
-        Error::usage(format!("{name}: '{value}' is none of {all}"))
-    })
-}
-
-fn on_or_off(name: &str, value: &str) -> Result<bool> {
-    let words = [
-        ("on", true),
-        ("off", false),
-        ("true", true),
-        ("false", false),
-    ];
-    let words = [&words[..], &[("yes", true), ("no", false)]].concat();
-    choose(name, value, &words)
 }
 
 /// As `qemu-img create` tells what it makes.

@@ -1,7 +1,7 @@
 //! What an image says of its bitmaps and its encryption is looked at as far as QEMU does when it
 //! opens an image.
 
-use crate::luks::{Part, refused};
+use crate::luks::{Part, qcow2_header, refused};
 use crate::qcow2::bitmap::{Bitmap, FLAG_IN_USE, TableEntry};
 use crate::qcow2::{CryptMethod, Header};
 use crate::{Error, Result};
@@ -52,16 +52,6 @@ fn luks(file: &dyn ImageFile, header: &Header) -> Result<Option<Description>> {
     let Some(crypto) = header.encryption()? else {
         return Ok(None);
     };
-    let part = Part {
-        file,
-        start: crypto.offset.0,
-        len: crypto.len,
-    };
-    let luks = part.header().map_err(refused)?;
-    match luks.version() {
-        1 => Ok(Some(luks.describe())),
-        _ => Err(Error::invalid(
-            "its encryption header is not one of LUKS, version 1",
-        )),
-    }
+    let luks = qcow2_header(&Part::within(file, crypto)).map_err(refused)?;
+    Ok(Some(luks.describe()))
 }

@@ -41,11 +41,6 @@ impl Keys {
         self.passphrases.is_empty()
     }
 
-    /// All of them.
-    pub fn all(&self) -> impl Iterator<Item = &Passphrase> {
-        self.passphrases.iter()
-    }
-
     /// The first of them, with which what is made for the user is locked.
     pub fn first(&self) -> Option<&Passphrase> {
         self.passphrases.first()
@@ -75,7 +70,7 @@ impl Keys {
     }
 
     /// The first that opens it; else what is worst.
-    fn derive(&self, header: &Header, bytes: &Part) -> Result<VolumeKey, Error> {
+    pub(crate) fn derive(&self, header: &Header, bytes: &Part) -> Result<VolumeKey, Error> {
         let mut problem = Error::WrongKey;
         for passphrase in &*self.passphrases {
             match header.unlock(bytes, passphrase) {

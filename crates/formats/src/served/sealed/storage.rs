@@ -4,7 +4,7 @@ use super::bytes::SealedBytes;
 use super::channel::SealedChannel;
 use super::keys::{Fingerprint, Keys};
 use super::place::Place;
-use crate::luks::{Part, refused};
+use crate::luks::{Part, qcow2_header, refused};
 use crate::qcow2::CryptoHeader;
 use crate::served::helpers::Helpers;
 use crate::served::problem::unusable;
@@ -190,7 +190,8 @@ pub(in crate::served) fn open_data(
     helpers: &Arc<Helpers>,
 ) -> Result<(Arc<dyn Storage>, Fingerprint), DiskError> {
     let opened = || {
-        let (part, header) = read_within(image, crypto)?;
+        let part = Part::within(image.bytes(), crypto);
+        let header = qcow2_header(&part)?;
         Ok((unlock(&header, &part, keys)?, header.fingerprint()))
     };
     let (place, header) = opened().map_err(told(image.path(), keys))?;
@@ -207,26 +208,6 @@ pub(in crate::served) fn fingerprint(
     image: &dyn Storage,
     crypto: CryptoHeader,
 ) -> crate::Result<Fingerprint> {
-    let read = read_within(image, crypto);
-    read.map(|(_, header)| header.fingerprint())
-        .map_err(refused)
-}
-
-fn read_within(
-    image: &dyn Storage,
-    crypto: CryptoHeader,
-) -> Result<(Part<'_>, Header), fathom_luks::Error> {
-    let part = Part {
-        file: image.bytes(),
-        start: crypto.offset.0,
-        len: crypto.len,
-    };
-    let header = part.header()?;
-    match header.version() {
-        1 => Ok((part, header)),
-        _ => {
-            let problem = "is encrypted by LUKS of another version than 1, which qcow2 has not";
-            Err(fathom_luks::Error::Unsupported(problem.into()))
-        }
-    }
+    let header = qcow2_header(&Part::within(image.bytes(), crypto));
+    Ok(header.map_err(refused)?.fingerprint())
 }
