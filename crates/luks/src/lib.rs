@@ -36,7 +36,7 @@ pub use effort::Effort;
 pub use error::{Error, Result};
 pub use hash::Hash;
 pub use header::Header;
-pub use keys::{Added, LastKey};
+pub use keys::Added;
 pub use payload::{Iv, Payload};
 pub use secret::{MAX_PASSPHRASE, Passphrase, VolumeKey};
 pub use xts::Sectors;

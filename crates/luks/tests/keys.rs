@@ -2,7 +2,7 @@
 
 mod support;
 
-use fathom_luks::{Change, Error, Header, LastKey};
+use fathom_luks::{Change, Error, Header};
 use support::{Dir, NO_EFFORT, QUICK, apply};
 
 /// An image of ours with the keys "key" and "second".
@@ -31,7 +31,7 @@ fn removed(dir: &Dir) -> Vec<Change> {
     let file = dir.open("image");
     let header = Header::read(&file).unwrap();
     let (_, slot) = header.find(&file, &dir.key("second")).unwrap();
-    header.remove_key(slot, LastKey::Keep).unwrap()
+    header.remove_key(slot).unwrap()
 }
 
 /// Whether `key` opens "image", of which cryptsetup and this crate must have
@@ -168,25 +168,14 @@ fn what_is_removed_is_wiped() {
 }
 
 #[test]
-fn the_last_key_stays_unless_asked_for() {
+fn the_last_key_stays() {
     for version in [1, 2] {
         let dir = Dir::new();
         dir.create("image", version);
         let file = dir.open("image");
         let header = Header::read(&file).unwrap();
-        assert!(matches!(
-            header.remove_key(0, LastKey::Keep),
-            Err(Error::LastKey(0))
-        ));
-        assert!(matches!(
-            header.remove_key(1, LastKey::Remove),
-            Err(Error::NoSuchSlot(1))
-        ));
-        apply(&file, &header.remove_key(0, LastKey::Remove).unwrap());
-        assert!(!dir.opens("image", "key"));
-        let header = Header::read(&file).unwrap();
-        assert!(header.describe().slots.is_empty());
-        assert!(header.unlock(&file, &dir.key("key")).is_err());
+        assert!(matches!(header.remove_key(0), Err(Error::LastKey(0))));
+        assert!(matches!(header.remove_key(1), Err(Error::NoSuchSlot(1))));
     }
 }
 
@@ -209,19 +198,6 @@ fn slots_are_used_up_one_by_one() {
         let full = header.add_key(&key, &dir.key("more"), &NO_EFFORT);
         assert!(matches!(full, Err(Error::NoFreeSlot)));
         assert!(dir.opens("image", "key1") && dir.opens("image", &format!("key{}", most - 1)));
-        // In version 1 nothing is free; in version 2 there is room for more.
-        assert_eq!(header.wipe_free().unwrap().is_empty(), version == 1);
-    }
-}
-
-#[test]
-fn wiping_what_is_free_leaves_the_keys() {
-    for version in [1, 2] {
-        let dir = two_keys(version);
-        let file = dir.open("image");
-        let header = Header::read(&file).unwrap();
-        apply(&file, &header.wipe_free().unwrap());
-        assert!(opens(&dir, "key") && opens(&dir, "second"));
     }
 }
 

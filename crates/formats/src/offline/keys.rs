@@ -8,7 +8,7 @@ use crate::luks::{Part, refused};
 use crate::served::Keys;
 use crate::{Error, Format, Result};
 use fathom_files::ImageFile;
-use fathom_luks::{Change, Effort, Header, LastKey, Passphrase, SlotDescription};
+use fathom_luks::{Change, Effort, Header, Passphrase, SlotDescription};
 
 /// A key slot that is to be empty.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl<'a> KeySlots<'a> {
             Slot::Of(passphrase) => self.opened_by(&header, passphrase)?,
         };
         for number in &numbers {
-            let changes = self.header()?.remove_key(*number, LastKey::Keep);
+            let changes = self.header()?.remove_key(*number);
             self.write(&changes.map_err(refused)?)?;
         }
         Ok(numbers)

@@ -106,15 +106,6 @@ pub fn remove(layout: &Layout, parts: &Parts, number: u32) -> Result<Vec<Change>
     ])
 }
 
-/// The changes that wipe what may be left in free slots.
-pub fn wipe_free(layout: &Layout, parts: &Parts) -> Result<Vec<Change>> {
-    (0..fields::SLOT_COUNT)
-        .filter(|&number| !layout.is_active(number))
-        .map(|number| area(layout, parts, number))
-        .map(|area| Change::wipe(area.at, area.len))
-        .collect()
-}
-
 fn area(layout: &Layout, parts: &Parts, number: u32) -> Area {
     Area {
         at: layout.material(number),

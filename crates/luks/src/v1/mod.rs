@@ -4,5 +4,5 @@ mod edit;
 pub mod fields;
 mod read;
 
-pub use edit::{PAYLOAD_AT, add, empty, remove, wipe_free};
+pub use edit::{PAYLOAD_AT, add, empty, remove};
 pub use read::{Layout, read};

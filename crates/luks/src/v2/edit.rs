@@ -122,14 +122,6 @@ pub fn remove(layout: &Layout, parts: &Parts, number: u32) -> Result<Vec<Change>
     Ok(changes)
 }
 
-/// The changes that wipe what may be left where no key slot is.
-pub fn wipe_free(layout: &Layout, parts: &Parts) -> Result<Vec<Change>> {
-    gaps(layout, parts)
-        .into_iter()
-        .map(|(start, end)| Change::wipe(start, end - start))
-        .collect()
-}
-
 /// Removes references to the key slot `name` from all objects of a section.
 fn forget(section: &mut Value, name: &str) {
     let Value::Object(objects) = section else {

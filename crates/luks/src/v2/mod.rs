@@ -6,5 +6,5 @@ mod json;
 mod read;
 mod slots;
 
-pub use edit::{PAYLOAD_AT, add, empty, remove, wipe_free};
+pub use edit::{PAYLOAD_AT, add, empty, remove};
 pub use read::{Layout, read};
