@@ -11,8 +11,9 @@ const ALIGN: usize = 4096;
 /// Buffers up to this size are kept for reuse; each has a power of two.
 const MAX_KEPT: usize = 256 << 10;
 
-/// How many are kept of a size.
-const KEPT: usize = 32;
+/// How many are kept of a size: as many as a worker has in flight, but for the largest.
+const KEPT: usize = 128;
+const KEPT_BYTES: usize = 8 << 20;
 
 const SIZES: usize = (MAX_KEPT / ALIGN).ilog2() as usize + 1;
 
@@ -38,7 +39,7 @@ impl Pool {
 
     fn put(&self, memory: Memory) {
         if let Some(kept) = self.kept(memory.layout.size())
-            && kept.borrow().len() < KEPT
+            && kept.borrow().len() < KEPT.min(KEPT_BYTES / memory.layout.size())
         {
             kept.borrow_mut().push(memory);
         }
