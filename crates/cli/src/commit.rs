@@ -3,11 +3,12 @@
 use crate::img::watch::{WatchArgs, tell_outcome};
 use crate::mirror;
 use crate::servers::absolute;
-use crate::target::Target;
+use crate::stream;
+use crate::target::{Disk, Target};
 use clap::Args;
-use fathom_daemon::{CommitOrder, MirrorInfo};
+use fathom_daemon::{CommitOrder, MirrorInfo, StreamInfo, StreamOrder};
 use fathom_units::parse_size;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Bring what a disk has into the image below its own while it is used, and have it go on with that
 ///
@@ -22,6 +23,11 @@ pub struct CommitArgs {
     /// The image of the chain to write to: the one right below, or one further down
     #[arg(value_name = "BASE")]
     base: PathBuf,
+
+    /// Bring only this image of the chain into the base, and those between the two; the disk keeps its own, and others above
+    /// it. `fathom stream show` tells how far it is, and `fathom stream stop` ends it
+    #[arg(long, value_name = "IMAGE", conflicts_with_all = ["active", "until_ready"])]
+    top: Option<PathBuf>,
 
     /// Bytes a second [default: as many as there can be]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -48,6 +54,18 @@ pub struct CommitArgs {
 
 pub fn run(args: CommitArgs) -> anyhow::Result<()> {
     let disk = args.target.disk()?;
+    let outcome = match &args.top {
+        Some(top) => commit_middle(&disk, top, &args),
+        None => commit(&disk, &args),
+    };
+    tell_outcome(
+        &args.watch,
+        outcome.as_ref().map(|()| serde_json::json!({})),
+    );
+    outcome
+}
+
+fn commit(disk: &Disk, args: &CommitArgs) -> anyhow::Result<()> {
     let order = CommitOrder {
         base: absolute(&args.base)?,
         speed: args.speed,
@@ -56,13 +74,20 @@ pub fn run(args: CommitArgs) -> anyhow::Result<()> {
     };
     let begin = disk.server.post(&disk.below("commit")).json(&order);
     begin.patiently().send::<MirrorInfo>()?;
-    let outcome = match args.until_ready {
-        true => mirror::wait(&disk, &args.watch).map(drop),
-        false => mirror::wait_and_complete(&disk, args.unkept, &args.watch),
+    match args.until_ready {
+        true => mirror::wait(disk, &args.watch).map(drop),
+        false => mirror::wait_and_complete(disk, args.unkept, &args.watch),
+    }
+}
+
+fn commit_middle(disk: &Disk, top: &Path, args: &CommitArgs) -> anyhow::Result<()> {
+    let order = StreamOrder {
+        base: Some(absolute(&args.base)?),
+        top: Some(absolute(top)?),
+        speed: args.speed,
+        ..StreamOrder::default()
     };
-    tell_outcome(
-        &args.watch,
-        outcome.as_ref().map(|()| serde_json::json!({})),
-    );
-    outcome
+    let put = disk.server.put(&disk.below("stream")).json(&order);
+    put.patiently().send::<StreamInfo>()?;
+    stream::wait(disk, &args.watch).map(drop)
 }

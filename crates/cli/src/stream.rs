@@ -74,6 +74,7 @@ fn start(args: StartArgs) -> anyhow::Result<()> {
     let order = StreamOrder {
         base: args.base.as_deref().map(absolute).transpose()?,
         format: args.base_format,
+        top: None,
         speed: args.speed,
     };
     let put = disk.server.put(&disk.below("stream")).json(&order);
@@ -88,7 +89,7 @@ fn start(args: StartArgs) -> anyhow::Result<()> {
 }
 
 /// Until it is done.
-fn wait(disk: &Disk, watch: &WatchArgs) -> anyhow::Result<StreamInfo> {
+pub fn wait(disk: &Disk, watch: &WatchArgs) -> anyhow::Result<StreamInfo> {
     let size = disk.info()?.size;
     let mut watch = watch.watch();
     let outcome = loop {
@@ -108,7 +109,7 @@ fn wait(disk: &Disk, watch: &WatchArgs) -> anyhow::Result<StreamInfo> {
             }
             ("finishing", Some(problem)) => {
                 break Err(anyhow::anyhow!(
-                    "all is its own, but the server still holds what was below it: {problem}"
+                    "it is done, but the server still holds the images that the disk does not need any more: {problem}"
                 ));
             }
             _ => sleep(LOOK),
@@ -146,6 +147,7 @@ fn tell(stream: &StreamInfo, json: bool) -> anyhow::Result<()> {
     }
     let StreamInfo {
         base,
+        top,
         phase,
         copied,
         left,
@@ -155,10 +157,16 @@ fn tell(stream: &StreamInfo, json: bool) -> anyhow::Result<()> {
     let base = base.as_deref().unwrap_or("nothing");
     let (copied, left) = (Size(*copied), Size(*left));
     let problem = problem.as_ref().map_or(String::new(), |p| format!(": {p}"));
-    writeln!(
-        out,
-        "{phase}: {copied} copied, {left} left, then {base} is below it{problem}"
-    )?;
+    match top {
+        None => writeln!(
+            out,
+            "{phase}: {copied} copied, {left} left, then {base} is below it{problem}"
+        )?,
+        Some(top) => writeln!(
+            out,
+            "{phase}: {copied} copied, {left} left, then all of {top} is in {base}{problem}"
+        )?,
+    }
     Ok(())
 }
 

@@ -124,7 +124,8 @@ pub struct CommitOrder {
     pub unkept: bool,
 }
 
-/// What a disk's image is to have below it, once all else is its own.
+/// What a disk's image is to have below it, once all else is its own; or another image of its chain, once all else is in that
+/// below.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct StreamOrder {
@@ -141,6 +142,12 @@ pub struct StreamOrder {
     )]
     #[schema(value_type = Option<String>)]
     pub format: Option<Format>,
+    /// A file between the disk's own image and the base: what it and those between it and the base have is brought down into
+    /// the base. (That one is written to because it is named here, not because an image names it.)
+    /// [default: what is above the base comes up, and becomes the image's own]
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub top: Option<PathBuf>,
     /// Bytes a second [default: as many as there can be]
     #[serde(default, deserialize_with = "text::size")]
     #[schema(value_type = Option<String>)]

@@ -172,15 +172,19 @@ pub struct MirrorInfo {
     pub problem: Option<String>,
 }
 
-/// A disk whose image makes its own what is below it.
+/// A disk whose image makes its own what is below it, or of which some images go into one below.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StreamInfo {
     /// What it will have below it.
     pub base: Option<String>,
+    /// What comes down into the base, with what is between, and will not be of the disk any more; none: what is above the base
+    /// comes up.
+    #[serde(default)]
+    pub top: Option<String>,
     /// `copying`, `waiting` (for its virtual machine), `finishing` (letting go of what is not below it any more), `done`, or
     /// `failed`.
     pub phase: String,
-    /// Bytes that have become its own.
+    /// Bytes that have come up or down.
     pub copied: u64,
     /// Bytes of the disk that are still to be looked at.
     pub left: u64,

@@ -39,6 +39,15 @@ impl Phase {
     }
 }
 
+/// Why a pass over the disk has ended.
+#[derive(PartialEq, Eq)]
+pub(crate) enum Gone {
+    /// The virtual machine lets go of the disk.
+    Away,
+    /// All of it is done.
+    Done,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     pub phase: Phase,
@@ -51,7 +60,7 @@ pub struct Status {
 }
 
 /// Hears of each change of phase, on the job's thread.
-pub type Tell = Box<dyn Fn(Phase, Option<&str>) + Send>;
+pub type Tell = Arc<dyn Fn(Phase, Option<&str>) + Send + Sync>;
 
 /// One that has begun, for whoever started it.
 #[derive(Clone)]
@@ -123,7 +132,7 @@ pub(crate) struct State {
     /// Nobody does.
     pub(crate) halted: bool,
     /// It has let go of both disks.
-    pub(crate) is_over: bool,
+    is_over: bool,
 }
 
 impl State {
@@ -198,7 +207,7 @@ impl Shared {
 
     /// Its virtual machine has let go of the disk: waits until that is back, and uses the disk again. The error is for the
     /// user.
-    pub(crate) fn wait_for(&self, disk: &Arc<dyn Disk>) -> Result<(), String> {
+    fn wait_for(&self, disk: &Arc<dyn Disk>) -> Result<(), String> {
         loop {
             let problem = match self.take(disk) {
                 Ok(()) => return Ok(()),
@@ -215,6 +224,36 @@ impl Shared {
         }
     }
 
+    /// Has `pass` work on the disk until all is done, whoever comes and goes. The error is for the user.
+    pub(crate) fn work_on(
+        &self,
+        disk: &Arc<dyn Disk>,
+        tell: &Tell,
+        mut pass: impl FnMut() -> Result<Gone, String>,
+    ) -> Result<(), String> {
+        while pass()? == Gone::Away {
+            self.enter(Phase::Waiting, tell);
+            self.let_go();
+            self.wait_for(disk)?;
+            self.enter(Phase::Copying, tell);
+        }
+        Ok(())
+    }
+
+    /// It is over, and has let go of all but the disk.
+    pub(crate) fn conclude(&self, outcome: Result<(), String>, tell: &Tell) {
+        let problem = outcome.err();
+        let is_late = self.state().status.phase.is_over();
+        let phase = match problem.is_some() || is_late {
+            false => Phase::Done,
+            true => Phase::Failed,
+        };
+        self.end(phase, problem, tell);
+        // (Whoever waits for that goes on with what has come of it.)
+        self.let_go();
+        self.change(|state| state.is_over = true);
+    }
+
     /// It is in that phase from now on, unless it is over; `tell` hears of it.
     pub(crate) fn enter(&self, phase: Phase, tell: &Tell) {
         {
@@ -228,7 +267,7 @@ impl Shared {
     }
 
     /// It has ended in that phase.
-    pub(crate) fn end(&self, phase: Phase, problem: Option<String>, tell: &Tell) {
+    fn end(&self, phase: Phase, problem: Option<String>, tell: &Tell) {
         let problem = {
             let status = &mut self.state().status;
             // (It may have failed before.)

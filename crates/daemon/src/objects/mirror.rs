@@ -86,7 +86,7 @@ impl Order {
                 problem: problem.map(str::to_owned),
             });
         };
-        let mirror = Mirror::start(self.source, target, self.terms, Box::new(tell), over)?;
+        let mirror = Mirror::start(self.source, target, self.terms, Arc::new(tell), over)?;
         let leaving = mirror.following.clone();
         self.shared
             .set_followers_leave(Box::new(move || leaving.leave()));

@@ -1,14 +1,14 @@
-//! A disk whose image makes its own what is below it.
+//! A disk whose image makes its own what is below it, or of which some images go into one below.
 
 use super::shared_disk::SharedDisk;
 use crate::events::{Events, Happened};
 use crate::info::StreamInfo;
 use fathom_files::gate;
 use fathom_formats::Format;
-use fathom_formats::served::{ChainImage, ImageDisk};
-use fathom_jobs::stream::{self, Below, Name, Terms};
-use fathom_jobs::{Following, Phase, Source};
-use fathom_stack::{Description, name_from, open_below};
+use fathom_formats::served::{Beside, ChainImage, ImageDisk};
+use fathom_jobs::stream::{self, Below, Terms};
+use fathom_jobs::{Following, Name, Phase, Source, Tell, commit};
+use fathom_stack::{Description, check_raw, name_from, open_below};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,17 +43,9 @@ impl Base {
 
     /// May block. The error is for the user.
     fn open(&self, image: &Description) -> Result<Below, String> {
-        let named = |path: &PathBuf, format: Format| -> Result<Name, String> {
+        let named = |path: &Path, format: Format| {
             let own = image.location.path().ok_or("its image is not a file")?;
-            // (Names are seen from the directory that it is in, even if it is a link there.)
-            let dir = own.parent().filter(|dir| *dir != Path::new(""));
-            let dir = gate::real_path(dir.unwrap_or(Path::new(".")));
-            let dir = dir.map_err(|error| format!("its directory cannot be found: {error}"))?;
-            let own = dir.join(own.file_name().unwrap_or_default());
-            Ok(Name {
-                name: name_from(&own, path)?.into_bytes(),
-                format,
-            })
+            named(own, path, format)
         };
         Ok(match self {
             Base::Nothing => Below::Nothing,
@@ -73,11 +65,75 @@ impl Base {
     }
 }
 
+/// What the image in the file at `above` calls the one at `path`. The error is for the user.
+fn named(above: &Path, path: &Path, format: Format) -> Result<Name, String> {
+    // (Names are seen from the directory that it is in, even if it is a link there.)
+    let dir = above.parent().filter(|dir| *dir != Path::new(""));
+    let dir = gate::real_path(dir.unwrap_or(Path::new(".")));
+    let dir = dir.map_err(|error| format!("its directory cannot be found: {error}"))?;
+    let above = dir.join(above.file_name().unwrap_or_default());
+    Ok(Name {
+        name: name_from(&above, path)?.into_bytes(),
+        format,
+    })
+}
+
+/// Images in the middle of a chain, which go into one below.
+#[derive(Clone, Debug)]
+pub struct Middle {
+    /// The depth of the first of them, 1 or more, and of the one that they go into.
+    pub top: usize,
+    pub base: usize,
+    /// All of the chain, down to that.
+    pub images: Vec<ChainImage>,
+}
+
+impl Middle {
+    fn path(&self, depth: usize) -> &PathBuf {
+        &self.images[depth].path
+    }
+}
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// What is above the base comes up.
+    Up(Base),
+    Down(Middle),
+}
+
 /// What is to be done once the disk has the options for it.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    pub base: Base,
+    pub what: What,
     pub rate: Option<u64>,
+}
+
+impl Plan {
+    /// What options.
+    pub fn beside(&self) -> Beside {
+        match &self.what {
+            What::Up(_) => Beside::CopyOnRead,
+            What::Down(Middle { top, base, .. }) => Beside::Between {
+                top: *top,
+                base: *base,
+            },
+        }
+    }
+
+    fn base(&self) -> Option<&PathBuf> {
+        match &self.what {
+            What::Up(base) => base.path(),
+            What::Down(middle) => Some(middle.path(middle.base)),
+        }
+    }
+
+    fn top(&self) -> Option<&PathBuf> {
+        match &self.what {
+            What::Up(_) => None,
+            What::Down(middle) => Some(middle.path(middle.top)),
+        }
+    }
 }
 
 /// What it takes to begin.
@@ -92,22 +148,21 @@ pub struct Order {
     pub events: Events,
 }
 
+/// Hears that it is over.
+type Over = Box<dyn FnOnce() + Send>;
+
 /// One that has begun, and is over or not.
 #[derive(Clone)]
 pub struct Running {
     pub following: Following,
-    base: Option<PathBuf>,
+    plan: Arc<Plan>,
     since: Instant,
 }
 
 impl Order {
     /// `over` hears of its end. May block. The error is for the user.
-    pub fn begin(self, over: Box<dyn FnOnce() + Send>) -> Result<Running, String> {
-        let below = self.plan.base.open(&self.description)?;
-        let backing = below.name().map(Name::backing);
-        let checked = self.image.check_backing(backing);
-        checked.map_err(|error| error.to_string())?;
-        let (disk, events) = (self.disk, self.events);
+    pub fn begin(self, over: Over) -> Result<Running, String> {
+        let (disk, events) = (self.disk.clone(), self.events.clone());
         let tell = move |phase: Phase, problem: Option<&str>| {
             match problem {
                 Some(problem) => tracing::warn!("the stream of disk '{disk}': {problem}"),
@@ -119,19 +174,48 @@ impl Order {
                 problem: problem.map(str::to_owned),
             });
         };
+        let (plan, shared) = (Arc::new(self.plan.clone()), self.shared.clone());
+        let following = match &plan.what {
+            What::Up(base) => self.bring_up(base, Arc::new(tell), over),
+            What::Down(middle) => self.bring_down(middle, Arc::new(tell), over),
+        }?;
+        let leaving = following.clone();
+        shared.set_followers_leave(Box::new(move || leaving.leave()));
+        Ok(Running {
+            following,
+            plan,
+            since: Instant::now(),
+        })
+    }
+
+    fn bring_up(self, base: &Base, tell: Tell, over: Over) -> Result<Following, String> {
+        let below = base.open(&self.description)?;
+        self.check_name(0, below.name())?;
         let terms = Terms {
             rate: self.plan.rate,
             below,
         };
-        let following = stream::start(self.source, self.image, terms, Box::new(tell), over)?;
-        let leaving = following.clone();
-        self.shared
-            .set_followers_leave(Box::new(move || leaving.leave()));
-        Ok(Running {
-            following,
-            base: self.plan.base.path().cloned(),
-            since: Instant::now(),
-        })
+        stream::start(self.source, self.image, terms, tell, over)
+    }
+
+    fn bring_down(self, middle: &Middle, tell: Tell, over: Over) -> Result<Following, String> {
+        let (above, image) = (middle.top - 1, &middle.images[middle.base]);
+        let below = named(middle.path(above), &image.path, image.format)?;
+        self.check_name(above, Some(&below))?;
+        if image.format == Format::Raw {
+            // What somebody's image calls raw is not written to if it looks like something else.
+            check_raw(&image.path).map_err(|error| error.to_string())?;
+        }
+        let terms = commit::Terms {
+            rate: self.plan.rate,
+            below,
+        };
+        commit::start(self.source, self.image, terms, tell, over)
+    }
+
+    fn check_name(&self, depth: usize, name: Option<&Name>) -> Result<(), String> {
+        let checked = self.image.check_backing(depth, name.map(Name::backing));
+        checked.map_err(|error| error.to_string())
     }
 }
 
@@ -139,7 +223,8 @@ impl Running {
     pub fn info(&self) -> StreamInfo {
         let status = self.following.status();
         StreamInfo {
-            base: self.base.as_ref().map(|base| base.display().to_string()),
+            base: self.plan.base().map(|base| base.display().to_string()),
+            top: self.plan.top().map(|top| top.display().to_string()),
             phase: status.phase.name().into(),
             copied: status.copied,
             left: status.left,

@@ -8,6 +8,7 @@ use super::alloc::{Allocator, Append, Refcounts, Space};
 use super::disk::ImageOptions;
 use super::epoch::Epochs;
 use super::helpers::Helpers;
+use super::io::StorageId;
 use super::layout::Layout;
 use super::metadata::Metadata;
 use super::open::{Chain, Link, check};
@@ -35,8 +36,8 @@ struct Fresh<'a> {
     options: &'a ImageOptions,
     /// Bytes of the disk.
     size: u64,
-    /// What the first image has become since it was opened.
-    rebased: Option<&'a Image>,
+    /// What the image in that storage has become since it was opened.
+    rebased: Option<&'a (StorageId, Image)>,
     epochs: Arc<Epochs>,
     /// Bytes of L2 tables for one image.
     cache: u64,
@@ -46,7 +47,7 @@ pub(super) fn activate(
     chain: &Chain,
     options: &ImageOptions,
     size: u64,
-    rebased: Option<&Image>,
+    rebased: Option<&(StorageId, Image)>,
     helpers: &Arc<Helpers>,
 ) -> std::result::Result<Active, DiskError> {
     let with_tables = chain
@@ -130,8 +131,9 @@ impl Fresh<'_> {
         if let (Some(name), true) = (&self.options.snapshot, link.storage == 0) {
             image = image.at_snapshot(file.bytes(), name)?;
         }
-        let before = self.rebased.filter(|_| link.storage == 0);
-        same(before.unwrap_or(&link.image), self.size_of(link), &image)?;
+        let before = self.rebased.filter(|(of, _)| *of == link.storage);
+        let before = before.map_or(&link.image, |(_, image)| image);
+        same(before, self.size_of(link), &image)?;
         check(file.path(), &image, link.writable)
             .map_err(|error| Error::Unsupported(error.to_string()))?;
         match &mut image {

@@ -1,4 +1,4 @@
-//! A second disk on the images of a chain, beside the one that users have: for jobs that change the chain.
+//! Other disks on the images of a chain, beside the one that users have: for jobs that change the chain.
 
 use super::active::Active;
 use super::channel::ImageChannel;
@@ -29,15 +29,27 @@ pub enum Beside {
     /// It is the image of that depth, 1 or more, with all that is below it: what it is written to is seen where those above
     /// have nothing.
     Below(usize),
+    /// There are two. One is the image of depth `base`, as above; the other one, which is only read, is that of depth
+    /// `top`, 1 or more and less than `base`, with all that is below it. The header of the image above that can be written.
+    Between { top: usize, base: usize },
     /// It is the same disk; what is read by it becomes the image's own.
     CopyOnRead,
 }
 
 impl Beside {
-    fn depth(self) -> usize {
+    /// The image below others that is written to.
+    pub(super) fn base(self) -> Option<usize> {
         match self {
-            Beside::Below(depth) => depth,
-            Beside::CopyOnRead => 0,
+            Beside::Below(base) | Beside::Between { base, .. } => Some(base),
+            Beside::CopyOnRead => None,
+        }
+    }
+
+    /// The image whose header alone is written to.
+    pub(super) fn header(self) -> Option<usize> {
+        match self {
+            Beside::Between { top, .. } => top.checked_sub(1),
+            Beside::Below(_) | Beside::CopyOnRead => None,
         }
     }
 }
@@ -52,25 +64,37 @@ pub struct BesideDisk {
 }
 
 impl BesideDisk {
-    pub(super) fn new(
+    /// The one that is written to first.
+    pub(super) fn all(
         chain: &Chain,
         options: &ImageOptions,
-        beside: Beside,
-    ) -> Result<BesideDisk, DiskError> {
-        let depth = beside.depth();
+    ) -> Result<Vec<Arc<BesideDisk>>, DiskError> {
+        let depths = match options.beside {
+            None => vec![],
+            Some(Beside::CopyOnRead) => vec![0],
+            Some(Beside::Below(base)) => vec![base],
+            Some(Beside::Between { top, base }) => vec![base, top],
+        };
+        let disks = depths.into_iter();
+        let disks = disks.map(|depth| BesideDisk::new(chain, options, depth).map(Arc::new));
+        disks.collect()
+    }
+
+    fn new(chain: &Chain, options: &ImageOptions, depth: usize) -> Result<BesideDisk, DiskError> {
         let Some(link) = chain.links.get(depth) else {
             let problem = format!("has no image below it at depth {depth}");
             return Err(unusable(chain.path(), problem));
         };
-        let mut shared = Shared::new(chain.size(depth), false, options);
+        let info = chain.info(options, depth);
+        let mut shared = Shared::new(chain.size(depth), info.read_only, options);
         shared.compress = false;
-        shared.copies_on_read = beside == Beside::CopyOnRead;
+        shared.copies_on_read = options.beside == Some(Beside::CopyOnRead);
         Ok(BesideDisk {
             shared: Arc::new(shared),
             storages: chain.storages.clone(),
             path: chain.storages[usize::from(link.storage)].path().to_owned(),
             depth,
-            info: chain.info(options, depth),
+            info,
         })
     }
 

@@ -6,7 +6,7 @@ use super::beside::{Beside, BesideDisk, ChainImage};
 use super::channel::ImageChannel;
 use super::counts::ImageCounts;
 use super::helpers::Helpers;
-use super::io::BlockingIo;
+use super::io::{BlockingIo, StorageId};
 use super::jobs::Jobs;
 use super::journal::{self, Found, Journal};
 use super::open::Chain;
@@ -52,7 +52,7 @@ pub struct ImageOptions {
     /// For tools: also sizes that no guest can use. What a raw file has of its
     /// last sector is padded with zeroes, and a disk may be empty.
     pub any_size: bool,
-    /// For a job: there is another disk on the same images (see [`ImageDisk::beside`]).
+    /// For a job: there are other disks on the same images (see [`ImageDisk::beside`]).
     pub beside: Option<Beside>,
     /// For whoever changes the backing file: it writes what the disk reads as already, and what
     /// it zeroes reads as zeroes by the image's own entries, even if it does so on its present
@@ -104,9 +104,9 @@ pub struct ImageDisk {
     helpers: Arc<Helpers>,
     keepsake: Mutex<Option<Keepsake>>,
     /// See [`ImageOptions::beside`].
-    beside: Option<Arc<BesideDisk>>,
-    /// The header, if its backing file was changed here since it was opened.
-    pub(super) rebased: Mutex<Option<Image>>,
+    beside: Vec<Arc<BesideDisk>>,
+    /// The header of which storage, if its backing file was changed here since it was opened.
+    pub(super) rebased: Mutex<Option<(StorageId, Image)>>,
 }
 
 /// What the workers' channels know.
@@ -172,10 +172,7 @@ impl ImageDisk {
     ) -> Result<ImageDisk, DiskError> {
         let helpers = Arc::new(Helpers::new(options.helpers));
         let chain = Chain::open(file, &*opener, &options, &helpers)?;
-        let beside = options.beside.map(|beside| {
-            let disk = BesideDisk::new(&chain, &options, beside);
-            disk.map(Arc::new)
-        });
+        let beside = BesideDisk::all(&chain, &options)?;
         Ok(ImageDisk {
             shared: Arc::new(Shared::new(chain.size(0), options.read_only, &options)),
             chain,
@@ -183,7 +180,7 @@ impl ImageDisk {
             resizing: Mutex::default(),
             helpers,
             keepsake: Mutex::default(),
-            beside: beside.transpose()?,
+            beside,
             rebased: Mutex::default(),
         })
     }
@@ -215,9 +212,14 @@ impl ImageDisk {
         images.collect()
     }
 
-    /// The other disk, for a job. While this one is in use, so is that.
+    /// The other disk, for a job: the one that is written to. While this one is in use, so is that.
     pub fn beside(&self) -> Option<Arc<BesideDisk>> {
-        self.beside.clone()
+        self.beside.first().cloned()
+    }
+
+    /// The one that is only read, where there are two.
+    pub fn reader(&self) -> Option<Arc<BesideDisk>> {
+        self.beside.get(1).cloned()
     }
 
     /// What is counted while it is in use; None: it has no tables.
@@ -411,9 +413,7 @@ impl Disk for ImageDisk {
             Ok(active) => {
                 let active = Arc::new(active);
                 active.guard_ends();
-                if let Some(beside) = &self.beside {
-                    beside.begin(&active);
-                }
+                self.beside.iter().for_each(|beside| beside.begin(&active));
                 self.shared.set_active(Some(active));
                 Ok(())
             }
@@ -428,9 +428,7 @@ impl Disk for ImageDisk {
         let Some(active) = self.shared.set_active(None) else {
             return Ok(());
         };
-        if let Some(beside) = &self.beside {
-            beside.end();
-        }
+        self.beside.iter().for_each(|beside| beside.end());
         // All of them, whatever fails.
         let mut written = Ok(());
         for layer in &active.layers {

@@ -99,8 +99,18 @@ struct Near {
 impl ImageDisk {
     /// The map of the disk, which is activated.
     pub fn mapper(&self) -> Result<Mapper, DiskError> {
+        self.mapper_from(0)
+    }
+
+    /// Likewise, of the one that the images from that depth on are.
+    pub fn mapper_from(&self, depth: usize) -> Result<Mapper, DiskError> {
         let active = self.active();
+        let active = active.filter(|active| depth < active.layers.len());
         let active = active.ok_or_else(|| unusable(self.path(), "is not in use"))?;
+        let active = match depth {
+            0 => active,
+            _ => Arc::new(active.from(depth)),
+        };
         let near = active.layers.iter().map(|_| Near::default()).collect();
         let paths = self.paths();
         Ok(Mapper {

@@ -73,12 +73,13 @@ impl Chain {
                 let problem = format!("its chain of backing files has more than {MAX_CHAIN}");
                 return Err(unusable(chain.path(), problem));
             }
-            let writable = is_writable(options, chain.links.len());
+            let depth = chain.links.len();
+            let writable = is_writable(options, depth);
             let mut image = Image::read(file.bytes(), format).map_err(told(&path))?;
             if let (Some(name), true) = (&options.snapshot, chain.links.is_empty()) {
                 image = image.at_snapshot(file.bytes(), name).map_err(told(&path))?;
             }
-            check(&path, &image, writable)?;
+            check(&path, &image, opens_for_writing(options, depth))?;
             if !options.any_size {
                 refuse_empty(&path, &image)?;
             }
@@ -93,8 +94,8 @@ impl Chain {
                 true => raw_window(&path, &image, options)?,
                 false => (HostOffset(0), image.size()),
             };
-            let below_is_writable = is_writable(options, chain.links.len() + 1);
-            next = chain.open_backing_file(&path, &image, opener, below_is_writable)?;
+            let below = opens_for_writing(options, depth + 1);
+            next = chain.open_backing_file(&path, &image, opener, below)?;
             chain.links.push(Link {
                 storage,
                 data,
@@ -187,7 +188,7 @@ impl Chain {
 
     /// A raw file that was written to below others is as long as its disk: whole blocks were written.
     pub(super) fn trim(&self, options: &ImageOptions) -> io::Result<()> {
-        let Some(Beside::Below(depth)) = options.beside else {
+        let Some(depth) = options.beside.and_then(Beside::base) else {
             return Ok(());
         };
         let link = &self.links[depth];
@@ -302,7 +303,12 @@ impl Chain {
 
 /// Whether the image of that depth is written to.
 fn is_writable(options: &ImageOptions, depth: usize) -> bool {
-    depth == 0 && !options.read_only || options.beside == Some(Beside::Below(depth))
+    depth == 0 && !options.read_only || options.beside.and_then(Beside::base) == Some(depth)
+}
+
+/// Whether its file is, be it the header only.
+pub(super) fn opens_for_writing(options: &ImageOptions, depth: usize) -> bool {
+    is_writable(options, depth) || options.beside.and_then(Beside::header) == Some(depth)
 }
 
 /// What can be told by the header alone.

@@ -1,6 +1,8 @@
-//! Another backing file for an image in use.
+//! Another backing file for an image of a chain in use.
 
+use super::active::Layer;
 use super::disk::ImageDisk;
+use super::open::{Link, opens_for_writing};
 use super::problem::{told, unusable};
 use super::task::block_on;
 use crate::offline::Image;
@@ -9,34 +11,52 @@ use fathom_core::DiskError;
 use std::sync::PoisonError;
 
 impl ImageDisk {
-    /// Whether the image's header can name that, as it is now. The error is for the user.
-    pub fn check_backing(&self, backing: Option<NewBacking<'_>>) -> Result<(), DiskError> {
-        let file = self.chain.storages[0].bytes();
-        check_backing_in_use(file, self.options.format, backing).map_err(told(self.chain.path()))
+    /// Whether the header of the image of that depth can name that, as it is now. The error is for the user.
+    pub fn check_backing(
+        &self,
+        depth: usize,
+        backing: Option<NewBacking<'_>>,
+    ) -> Result<(), DiskError> {
+        let link = self.rebased_link(depth)?;
+        let file = &self.chain.storages[usize::from(link.storage)];
+        let checked = check_backing_in_use(file.bytes(), link.image.format(), backing);
+        checked.map_err(told(file.path()))
     }
 
-    /// Gives the image, which is in use for writing, another backing file, or none, which makes no difference for what the
-    /// disk reads as: what could is its own. One sector that is written last switches to it. The chain that is in use stays
+    /// One whose header may be written, if it has one.
+    fn rebased_link(&self, depth: usize) -> Result<&Link, DiskError> {
+        let link = self.chain.links.get(depth);
+        let link = link.filter(|_| opens_for_writing(&self.options, depth));
+        link.ok_or_else(|| unusable(self.chain.path(), "may not get other images below"))
+    }
+
+    /// Gives the image of that depth, the first or one whose [header](Beside::Between) can be written, another backing file,
+    /// or none, which makes no difference for what it reads as: what could is its own. It is in use. One sector that is written last switches to it. The chain that is in use stays
     /// the old one until the image is opened again. Waits for what is written back of its metadata.
-    pub fn set_backing(&self, backing: Option<NewBacking<'_>>) -> Result<(), DiskError> {
-        let path = self.chain.path();
+    pub fn set_backing(
+        &self,
+        depth: usize,
+        backing: Option<NewBacking<'_>>,
+    ) -> Result<(), DiskError> {
+        let link = self.rebased_link(depth)?;
+        let file = &self.chain.storages[usize::from(link.storage)];
+        let (path, file, format) = (file.path(), file.bytes(), link.image.format());
         let active = self.active();
-        let tables = active.as_ref().and_then(|active| active.top());
-        let Some(tables) = tables.filter(|tables| tables.writable) else {
-            return Err(unusable(path, "is not in use for writing"));
+        let layer = active.as_ref().map(|active| &active.layers[depth]);
+        let Some(Layer::Tables(tables)) = layer else {
+            return Err(unusable(path, "is not in use with tables"));
         };
         // (Which writes the header when the refcount table moves.)
         let _alone = block_on(tables.writing_back.lock_all());
         if tables.state().header.is_some() {
             return Err(unusable(path, "its header could not be written before"));
         }
-        let (file, format) = (self.chain.storages[0].bytes(), self.options.format);
         let written = set_backing_in_use(file, format, backing);
         // Whatever has come of it.
         let now = Image::read(file, format);
         let mut rebased = self.rebased.lock().unwrap_or_else(PoisonError::into_inner);
         if let Ok(image) = &now {
-            *rebased = Some(image.clone());
+            *rebased = Some((link.storage, image.clone()));
         }
         drop(rebased);
         tables.say_corrupt_again();

@@ -3,8 +3,9 @@
 use super::noting::Noting;
 use super::terms::{Target, Terms};
 use super::todo;
+use crate::above;
 use crate::copy::{Copy, Failure, Pace, Speed};
-use crate::following::{Phase, STOPPED, Shared, Tell};
+use crate::following::{Gone, Phase, STOPPED, Shared, Tell};
 use crate::source::{InUse, Source};
 use fathom_core::{Changes, Disk, DiskError};
 use fathom_stack::{Brake, Client, Job};
@@ -51,15 +52,6 @@ pub(super) struct Follower {
     pub(super) has_come_round: bool,
 }
 
-/// Why copying has ended.
-#[derive(PartialEq, Eq)]
-enum Gone {
-    /// The virtual machine lets go of the disk.
-    Away,
-    /// All of it is there.
-    Done,
-}
-
 impl Follower {
     /// Until it is over, when neither disk is in use by it any more.
     pub(super) fn run(mut self, target: InUse) {
@@ -68,33 +60,22 @@ impl Follower {
         drop(self.noting.take());
         let closed = target.end();
         let closed = closed.map_err(|error| format!("the target cannot be closed: {error}"));
-        let problem = outcome.and(closed).err();
-        let is_late = self.shared.state().status.phase.is_over();
-        let phase = match problem.is_some() || is_late {
-            false => Phase::Done,
-            true => Phase::Failed,
-        };
-        self.shared.end(phase, problem, &self.tell);
-        // (Whoever waits for that goes on with the target.)
-        self.shared.let_go();
-        self.shared.change(|state| state.is_over = true);
+        self.shared.conclude(outcome.and(closed), &self.tell);
     }
 
     /// Until all is copied, whoever comes and goes. The error is for the user.
     fn follow_on(&mut self) -> Result<(), String> {
-        while self.follow()? == Gone::Away {
-            self.shared.enter(Phase::Waiting, &self.tell);
-            self.shared.let_go();
-            self.shared.wait_for(&self.source.disk)?;
-            if self.source.tap.changes_by_others() != self.changes_by_others {
+        let (shared, disk) = (self.shared.clone(), self.source.disk.clone());
+        let mut is_first = true;
+        shared.work_on(&disk, &self.tell.clone(), || {
+            if !std::mem::take(&mut is_first) && self.source.tap.changes_by_others() != self.changes_by_others {
                 return Err(
                     "its virtual machine had let go of the disk, which may have been changed by others then"
                         .into(),
                 );
             }
-            self.shared.enter(Phase::Copying, &self.tell);
-        }
-        Ok(())
+            self.follow()
+        })
     }
 
     /// Copies while the disk is in use.
@@ -127,7 +108,12 @@ impl Follower {
         if !self.has_begun {
             match &self.to {
                 Target::Other(_) => todo::mark(copy, &self.todo)?,
-                Target::Below(image) => todo::mark_above(image, copy.stops, &self.todo)?,
+                Target::Below(image) => {
+                    let mapper = image.mapper();
+                    let mut mapper = mapper.map_err(|error| error.to_string())?;
+                    let layers = image.beside().map_or(0, |below| below.depth());
+                    above::mark(&mut mapper, layers, copy.stops, &self.todo)?;
+                }
             }
             // (If it was interrupted it is begun again.)
             self.has_begun = !(copy.stops)();

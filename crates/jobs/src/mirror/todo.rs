@@ -2,8 +2,7 @@
 
 use crate::copy::Copy;
 use fathom_core::extents::extents;
-use fathom_core::{Changes, DiskError, Op};
-use fathom_formats::served::ImageDisk;
+use fathom_core::{Changes, Op};
 use fathom_stack::{Answer, Ask, Client, Job, Pages};
 use std::io;
 use std::ops::Range;
@@ -11,9 +10,6 @@ use std::ops::Range;
 /// So many bytes are asked about at once, and memory for the answer.
 const ASKED: u64 = 1 << 30;
 const ANSWER: usize = 64 << 10;
-
-/// So many bytes are looked up in tables at once.
-const MAPPED: usize = 16 << 30;
 
 /// Marks it, unless that is stopped. Who changes the source meanwhile has it marked, too.
 pub(super) fn mark(copy: &Copy<'_>, todo: &Changes) -> Result<(), String> {
@@ -32,32 +28,6 @@ pub(super) fn mark(copy: &Copy<'_>, todo: &Changes) -> Result<(), String> {
         !(copy.stops)()
     });
     looked.map_err(|error| format!("the disk cannot be read: {error}"))
-}
-
-/// Marks what images above the one that is written to, too, have; unless that is stopped. What they have stays, and who
-/// changes something meanwhile has it marked, too.
-pub(super) fn mark_above(
-    image: &ImageDisk,
-    stops: &dyn Fn() -> bool,
-    todo: &Changes,
-) -> Result<(), String> {
-    let failed = |error: DiskError| format!("the disk cannot be read: {error}");
-    let above = image.beside().map_or(0, |below| below.depth());
-    let mut mapper = image.mapper().map_err(failed)?;
-    for from in (0..todo.size()).step_by(MAPPED) {
-        let to = todo.size().min(from + MAPPED as u64);
-        for extent in mapper.extents(from..to, above) {
-            let extent = extent.map_err(failed)?;
-            // (Behind the end of a short image there are zeroes, whatever is below it.)
-            if !extent.is_below() {
-                todo.mark(extent.start, extent.len);
-            }
-        }
-        if stops() {
-            break;
-        }
-    }
-    Ok(())
 }
 
 /// Tells of all parts that may not be zeroes, in order, as long as that is wanted.

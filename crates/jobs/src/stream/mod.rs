@@ -14,4 +14,4 @@ mod streamer;
 mod terms;
 
 pub use handle::start;
-pub use terms::{Below, Name, Terms};
+pub use terms::{Below, Terms};

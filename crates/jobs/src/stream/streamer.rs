@@ -1,9 +1,10 @@
 //! The thread that brings up what is below.
 
 use super::compare::{Compare, Side};
-use super::terms::{Below, Name, Terms};
+use super::terms::{Below, Terms};
 use crate::copy::Pace;
-use crate::following::{Phase, STOPPED, Shared, Tell};
+use crate::following::{Gone, STOPPED, Shared, Tell};
+use crate::name::Name;
 use crate::source::{InUse, Source};
 use fathom_core::{Disk, DiskError, Op};
 use fathom_formats::served::{BesideDisk, ImageDisk, MapExtent};
@@ -27,15 +28,6 @@ pub(super) struct Streamer {
     pub(super) terms: Terms,
     pub(super) shared: Arc<Shared>,
     pub(super) tell: Tell,
-}
-
-/// Why a pass has ended.
-#[derive(PartialEq, Eq)]
-enum Gone {
-    /// The virtual machine lets go of the disk.
-    Away,
-    /// All of it is there.
-    Done,
 }
 
 /// Why it does not go on.
@@ -66,31 +58,13 @@ struct Pass<'a> {
 impl Streamer {
     /// Until it is over, when no disk is in use by it any more.
     pub(super) fn run(self, other: Option<InUse>) {
-        let problem = self.stream_on().err();
+        let (disk, tell) = (&self.source.disk, &self.tell);
+        let outcome = self.shared.work_on(disk, tell, || self.stream());
         drop(other);
-        let phase = match problem.is_some() || self.shared.state().status.phase.is_over() {
-            false => Phase::Done,
-            true => Phase::Failed,
-        };
-        self.shared.end(phase, problem, &self.tell);
-        // (Whoever waits for that goes on with the image.)
-        self.shared.let_go();
-        self.shared.change(|state| state.is_over = true);
+        self.shared.conclude(outcome, tell);
     }
 
-    /// Until all is there, whoever comes and goes. The error is for the user.
-    fn stream_on(&self) -> Result<(), String> {
-        while self.stream()? == Gone::Away {
-            self.shared.enter(Phase::Waiting, &self.tell);
-            self.shared.let_go();
-            // (Whatever others do to the image meanwhile: the next pass looks at all of it.)
-            self.shared.wait_for(&self.source.disk)?;
-            self.shared.enter(Phase::Copying, &self.tell);
-        }
-        Ok(())
-    }
-
-    /// While the disk is in use.
+    /// While the disk is in use. (Whatever others do to the image between two passes: each looks at all of it.)
     fn stream(&self) -> Result<Gone, String> {
         let error = |error: DiskError| error.to_string();
         let engine = self.source.engine;
@@ -252,7 +226,7 @@ impl Streamer {
         }
         let backing = self.terms.below.name().map(Name::backing);
         self.image
-            .set_backing(backing)
+            .set_backing(0, backing)
             .map_err(|error| error.to_string())
     }
 }

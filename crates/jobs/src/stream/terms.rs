@@ -1,8 +1,7 @@
 //! What is asked for.
 
+use crate::name::Name;
 use fathom_core::Disk;
-use fathom_formats::Format;
-use fathom_formats::offline::backing::NewBacking;
 use std::sync::Arc;
 
 /// How it is to be done.
@@ -20,21 +19,6 @@ pub enum Below {
     Own { depth: usize, name: Name },
     /// Another image, which is that disk, not active and only read; or reads as zeroes behind its end.
     Other { disk: Arc<dyn Disk>, name: Name },
-}
-
-/// An image as it is named in the one above it.
-pub struct Name {
-    pub name: Vec<u8>,
-    pub format: Format,
-}
-
-impl Name {
-    pub fn backing(&self) -> NewBacking<'_> {
-        NewBacking {
-            name: &self.name,
-            format: self.format,
-        }
-    }
 }
 
 impl Below {

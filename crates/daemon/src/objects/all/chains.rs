@@ -32,7 +32,7 @@ impl Objects {
 
     pub(super) fn begin_stream(&mut self, index: usize, order: &StreamOrder, asker: Asker) {
         let plan = self.disks[index].plan_stream(order);
-        let next = plan.map(|plan| (Beside::CopyOnRead, Next::Stream(plan)));
+        let next = plan.map(|plan| (plan.beside(), Next::Stream(plan)));
         self.begin_job(index, next, asker);
     }
 
@@ -113,7 +113,14 @@ impl Objects {
         match begun {
             Ok(running) => {
                 let info = running.info();
-                tracing::info!("the image of disk '{name}' makes its own what is below it");
+                match &info.top {
+                    None => {
+                        tracing::info!("the image of disk '{name}' makes its own what is below it")
+                    }
+                    Some(top) => {
+                        tracing::info!("{top} of disk '{name}' goes into what is below it")
+                    }
+                }
                 self.disks[index].set_stream(running);
                 asker(to_json(&info));
             }

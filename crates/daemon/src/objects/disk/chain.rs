@@ -4,11 +4,11 @@ use super::Served;
 use crate::command::{CommitOrder, StreamOrder};
 use crate::info::StreamInfo;
 use crate::objects::mirror::{Commit, Order, Running};
-use crate::objects::stream::{self, Base, Plan};
+use crate::objects::stream::{self, Base, Middle, Plan, What};
 use crate::options::DiskOptions;
 use crate::table::{DiskTable, check_path};
 use fathom_formats::Format;
-use fathom_formats::served::{Beside, ChainImage};
+use fathom_formats::served::ChainImage;
 use fathom_jobs::mirror::Terms;
 use fathom_jobs::{Following, Phase};
 use fathom_stack::KeyRing;
@@ -32,14 +32,7 @@ impl Served {
         };
         let (target, own) = (&images[depth], &images[0]);
         { images[..depth].iter() }.try_for_each(refuse_snapshots)?;
-        if target.size != own.size {
-            return Err(format!(
-                "{} has {} and the disk {}: they must be of one size",
-                target.path.display(),
-                Size(target.size),
-                Size(own.size)
-            ));
-        }
+        same_size(target, own)?;
         let table = self.table().ok_or("its options are not known")?;
         let table = DiskTable {
             allow_dirs: dirs_of(&images[depth..], &table.allow_dirs),
@@ -92,6 +85,12 @@ impl Served {
             let format = images.first().map_or(Format::Raw, |image| image.format);
             return Err(format!("a {format} image has nothing below it"));
         }
+        if let Some(top) = &order.top {
+            return Ok(Plan {
+                what: What::Down(middle_of(images, top, order.base.as_deref())?),
+                rate: order.speed,
+            });
+        }
         { images.first().into_iter() }.try_for_each(refuse_snapshots)?;
         let base = match &order.base {
             None if images.len() == 1 => return Err("its image has none below it".into()),
@@ -102,7 +101,7 @@ impl Served {
             }
         };
         Ok(Plan {
-            base,
+            what: What::Up(base),
             rate: order.speed,
         })
     }
@@ -110,8 +109,11 @@ impl Served {
     /// And when it has the options for that.
     pub fn order_to_stream(&self, plan: Plan) -> Result<stream::Order, String> {
         let image = self.stack.image.clone();
-        if let Base::Own { depth, image } = &plan.base {
-            self.check_still(*depth, image)?;
+        match &plan.what {
+            What::Up(Base::Own { depth, image }) => self.check_still(*depth, image)?,
+            What::Up(_) => {}
+            What::Down(middle) => { middle.images.iter().enumerate() }
+                .try_for_each(|(depth, image)| self.check_still(depth, image))?,
         }
         Ok(stream::Order {
             disk: self.options.name.clone(),
@@ -162,7 +164,7 @@ impl Served {
     /// How far its stream is. It is not done before the disk has let go of what was below.
     pub fn stream_info(&self) -> Option<StreamInfo> {
         let mut info = self.stream.as_ref()?.info();
-        let holds = self.options.disk.beside == Some(Beside::CopyOnRead);
+        let holds = self.is_worked_on();
         if info.phase == Phase::Done.name() && holds {
             info.phase = "finishing".into();
             info.problem = self.unsettled.clone();
@@ -186,6 +188,40 @@ fn refuse_snapshots(image: &ChainImage) -> Result<(), String> {
             image.path.display()
         )),
     }
+}
+
+/// What is written to an image below must fit there, and end there.
+fn same_size(below: &ChainImage, above: &ChainImage) -> Result<(), String> {
+    match below.size == above.size {
+        true => Ok(()),
+        false => Err(format!(
+            "{} has {} and {} {}: they must be of one size",
+            below.path.display(),
+            Size(below.size),
+            above.path.display(),
+            Size(above.size)
+        )),
+    }
+}
+
+/// What is in the middle of a chain of these.
+fn middle_of(
+    mut images: Vec<ChainImage>,
+    top: &Path,
+    base: Option<&Path>,
+) -> Result<Middle, String> {
+    let base = base.ok_or("what it is to be brought into has to be said: the base")?;
+    [top, base].into_iter().try_for_each(check_path)?;
+    let find = |path| depth_of(&images, path)?.ok_or_else(|| not_below(&images, path));
+    let (top, base) = (find(top)?, find(base)?);
+    if top >= base {
+        let (top, base) = (images[top].path.display(), images[base].path.display());
+        return Err(format!("{base} is not below {top}"));
+    }
+    same_size(&images[base], &images[top])?;
+    images[top..base].iter().try_for_each(refuse_snapshots)?;
+    images.truncate(base + 1);
+    Ok(Middle { top, base, images })
 }
 
 /// An image that is below the first of these, or another one.

@@ -1,0 +1,108 @@
+//! The thread that brings down what images in the middle have.
+
+use super::handle::Terms;
+use crate::above;
+use crate::copy::{Copy, Failure, Pace};
+use crate::following::{Gone, STOPPED, Shared, Tell};
+use crate::source::Source;
+use fathom_core::{Changes, Disk, DiskError};
+use fathom_formats::served::{BesideDisk, ImageDisk};
+use fathom_stack::{Client, Job};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How far it is is told so often.
+const SLICE: Duration = Duration::from_millis(100);
+
+pub(super) struct Committer {
+    pub(super) source: Source,
+    pub(super) image: Arc<ImageDisk>,
+    /// The disk as those in the middle have it.
+    pub(super) middle: Arc<BesideDisk>,
+    /// And as the one below has it.
+    pub(super) below: Arc<BesideDisk>,
+    pub(super) terms: Terms,
+    pub(super) shared: Arc<Shared>,
+    pub(super) tell: Tell,
+}
+
+impl Committer {
+    /// Until it is over, when the disk is not in use by it any more.
+    pub(super) fn run(self) {
+        let (disk, tell) = (&self.source.disk, &self.tell);
+        let outcome = self.shared.work_on(disk, tell, || self.commit());
+        self.shared.conclude(outcome, tell);
+    }
+
+    /// While the disk is in use. (Whatever others do to the images between two passes: each copies all of it.)
+    fn commit(&self) -> Result<Gone, String> {
+        let engine = self.source.engine;
+        let mut job = Job::default();
+        let mut client = |disk: &Arc<BesideDisk>| {
+            let client = job.client(disk.clone(), engine);
+            client.map_err(|error: DiskError| error.to_string())
+        };
+        let (middle, below) = (client(&self.middle)?, client(&self.below)?);
+        let stops = || {
+            let state = self.shared.state();
+            state.stop || state.leaves()
+        };
+        let copy = Copy {
+            job: &job,
+            source: &middle,
+            target: &below,
+            pace: Pace::new(self.terms.rate),
+            stops: &stops,
+            slice: SLICE,
+        };
+        match self.copy(&copy)? {
+            Gone::Done => self.name_below(&job, &below).map(|()| Gone::Done),
+            Gone::Away => Ok(Gone::Away),
+        }
+    }
+
+    fn copy(&self, copy: &Copy<'_>) -> Result<Gone, String> {
+        let todo = Changes::new(self.below.info().size);
+        let mapper = self.image.mapper_from(self.middle.depth());
+        let mut mapper = mapper.map_err(|error| error.to_string())?;
+        let layers = self.below.depth() - self.middle.depth();
+        above::mark(&mut mapper, layers, copy.stops, &todo)?;
+        let mut cursor = 0;
+        loop {
+            let (stop, leaves) = {
+                let state = self.shared.state();
+                (state.stop, state.leaves())
+            };
+            if stop {
+                return Err(STOPPED.into());
+            }
+            if leaves {
+                return Ok(Gone::Away);
+            }
+            let left = todo.changed_bytes();
+            self.shared.state().status.left = left;
+            if left == 0 {
+                return Ok(Gone::Done);
+            }
+            match copy.slice(&todo, &mut cursor) {
+                Ok(copied) => self.shared.state().status.copied += copied,
+                // (See above.)
+                Err(Failure::Stopped) => {}
+                Err(Failure::Problem(problem)) => return Err(problem),
+            }
+        }
+    }
+
+    /// The image below has all that those in the middle have: once that is durable, the one above them names it.
+    fn name_below(&self, job: &Job, below: &Client) -> Result<(), String> {
+        let errno = job.flush(below);
+        if errno != 0 {
+            let error = io::Error::from_raw_os_error(errno);
+            return Err(format!("the image below cannot be flushed: {error}"));
+        }
+        let above = self.middle.depth() - 1;
+        let named = (self.image).set_backing(above, Some(self.terms.below.backing()));
+        named.map_err(|error| error.to_string())
+    }
+}
