@@ -28,6 +28,7 @@ mod kinds;
 mod live;
 mod memory;
 mod metrics;
+mod middles;
 mod mirror;
 mod nbd;
 mod page;

@@ -20,7 +20,7 @@ fn start(served: &Served, more: &[&str]) {
 }
 
 /// It has got its options back.
-fn await_end(served: &Served) {
+pub fn await_end(served: &Served) {
     eventually("its end", || {
         let changes = served.log().matches("changed: ").count();
         changes.is_multiple_of(2).then_some(())
@@ -39,7 +39,7 @@ pub fn without_snapshots(kind: Kind, dir: &Path, refused: impl FnOnce(&Served)) 
 }
 
 /// What the image names.
-fn below(dir: &Path, image: &str) -> Value {
+pub fn below(dir: &Path, image: &str) -> Value {
     let info = qemu_img(dir, &["info", "-U", "--output", "json", image]);
     let info: Value = serde_json::from_str(&info).unwrap();
     info["backing-filename"].clone()
