@@ -219,6 +219,7 @@ impl Book {
                 command @ (Command::BeginMirror(_)
                 | Command::BeginStream(_)
                 | Command::EndStream
+                | Command::Snapshots(_)
                 | Command::EndMirror { .. }),
                 Some(name),
             ) => self.slowly(name, command, asker),

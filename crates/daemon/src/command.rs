@@ -228,6 +228,20 @@ pub enum BitmapOrder {
     },
 }
 
+/// What is to be done with the internal snapshots of a disk's image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SnapshotsOrder {
+    List,
+    /// One of the disk as it is now.
+    Take {
+        snapshot: String,
+    },
+    /// By its name or ID.
+    Delete {
+        snapshot: String,
+    },
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
     /// Where a disk's requests spent their time: answered by a [`Summary`](fathom_trace::Summary).
@@ -270,6 +284,8 @@ pub enum Command {
     EndSwitch { go: bool },
     /// Dirty bitmaps: answered by those that there are then, [`Bitmaps`](crate::info::Bitmaps).
     Bitmaps(BitmapOrder),
+    /// Internal snapshots: answered by those that there are then, [`Snapshots`](crate::info::Snapshots).
+    Snapshots(SnapshotsOrder),
     /// Change options of one of the disk's filters: all of them, or none.
     /// `filter` is its name, with `#2` for the second one of that name; an
     /// empty value is the option's default. Answered by a

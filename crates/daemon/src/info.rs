@@ -2,6 +2,7 @@
 
 use crate::alarm::AlarmInfo;
 use fathom_core::{Clock, Counter, WorkerHandle};
+use fathom_formats::qcow2::snapshot::Snapshot;
 use fathom_formats::served::ImageCounts;
 use fathom_jobs::pull::Status;
 use fathom_sandbox::Report;
@@ -110,6 +111,40 @@ impl From<Status> for PullInfo {
             copied: status.copied,
             left: status.left,
             problem: status.problem,
+        }
+    }
+}
+
+/// Internal snapshots of a disk's image, in the order in which they were taken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Snapshots {
+    pub snapshots: Vec<SnapshotInfo>,
+}
+
+/// The disk as it was at an instant, kept in its image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SnapshotInfo {
+    /// Unique in its image.
+    pub id: String,
+    pub name: String,
+    /// When it was taken (nanoseconds since 1970).
+    pub taken: u64,
+    /// Bytes of the disk then; null: as many as it has now.
+    pub size: Option<u64>,
+    /// Bytes of the state of its virtual machine, which QEMU has kept with it.
+    pub vm_state: u64,
+}
+
+impl From<&Snapshot> for SnapshotInfo {
+    fn from(snapshot: &Snapshot) -> SnapshotInfo {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (seconds, nanos) = snapshot.date;
+        SnapshotInfo {
+            id: text(&snapshot.id),
+            name: text(&snapshot.name),
+            taken: u64::from(seconds) * 1_000_000_000 + u64::from(nanos),
+            size: snapshot.disk_size(),
+            vm_state: snapshot.vm_state_size(),
         }
     }
 }

@@ -51,7 +51,7 @@ pub use files::read_config;
 pub use handover::{TAKE_OVER, start_successors};
 pub use info::{
     BackupInfo, BitmapInfo, Bitmaps, ConnectionInfo, FrontEnd, Info, MirrorInfo, NbdInfo,
-    StreamInfo, TenantLimits, WorkerInfo,
+    SnapshotInfo, Snapshots, StreamInfo, TenantLimits, WorkerInfo,
 };
 pub use limits::survive_size_limit;
 pub use live::{

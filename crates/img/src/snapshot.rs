@@ -8,7 +8,6 @@ use fathom_formats::offline::edit::room_for_tables;
 use fathom_formats::offline::{Image, snapshot as work};
 use fathom_formats::served::Storage;
 use fathom_storage::Location;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use fathom_formats::offline::info::SnapshotList;
 
@@ -53,7 +52,7 @@ pub fn change_snapshots(
     }
     let file = image.bytes();
     let done = match change {
-        SnapshotChange::Create(name) => work::create(file, name, now()),
+        SnapshotChange::Create(name) => work::create(file, name, work::now()),
         SnapshotChange::Apply(which) => work::apply(file, which),
         SnapshotChange::Delete(which) => work::delete(file, which),
     };
@@ -69,12 +68,4 @@ fn tables(file: &dyn ImageFile) -> u64 {
         Ok(Image::Qcow2(header)) => room_for_tables(&header, header.l1_entries.into(), len),
         _ => 0,
     }
-}
-
-/// Seconds since the epoch, as far as 32 bits go, and nanoseconds.
-fn now() -> (u32, u32) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.unwrap_or_default();
-    let seconds = u32::try_from(now.as_secs()).unwrap_or(u32::MAX);
-    (seconds, now.subsec_nanos())
 }

@@ -22,6 +22,7 @@ mod filters;
 mod foreign;
 mod formats;
 mod groups;
+mod internal;
 mod keep;
 #[path = "../support/kinds.rs"]
 mod kinds;

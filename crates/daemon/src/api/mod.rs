@@ -5,7 +5,7 @@
 //!
 //! - `listen` is where clients connect, `clients` says how many, `connection` serves each;
 //! - `disks` has what can be done to disks, `backup` how they are kept as they were, `bitmaps` what of them has been changed since,
-//!   `mirror` how they are copied while they are used, `groups` to those
+//!   `mirror` how they are copied while they are used, `snapshots` how their own images keep them, `groups` to those
 //!   that share limits, `server` what concerns all of them, `stream` what happens;
 //! - `request` is what is read of each;
 //! - `metrics` is what is counted (on `pages`), `live` what goes on right now, `page` shows that in a
@@ -32,6 +32,7 @@ mod request;
 mod rights;
 mod schema;
 mod server;
+mod snapshots;
 mod state;
 mod stream;
 mod tag;
@@ -244,6 +245,8 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(bitmaps::clear))
         .routes(routes!(bitmaps::rename))
         .routes(routes!(bitmaps::merge))
+        .routes(routes!(snapshots::list))
+        .routes(routes!(snapshots::take, snapshots::delete))
         .routes(routes!(mirror::begin, mirror::end))
         .routes(routes!(mirror::complete))
         .routes(routes!(mirror::commit))

@@ -18,6 +18,7 @@ mod host;
 mod mirrors;
 mod remaking;
 mod resizing;
+mod snapshots;
 mod switching;
 
 use super::changes::{self, Changing, Event, Leaving, Next, Over, What};
@@ -163,6 +164,7 @@ impl Objects {
                 self.take_in_switched(&name, &table, decision)
             }
             Event::BitmapsDone(name, done) => self.take_in_bitmaps(&name, done),
+            Event::SnapshotsListed(name, listed) => self.take_in_snapshots(&name, listed),
         }
     }
 
@@ -212,6 +214,9 @@ impl Objects {
             (Command::EndSwitch { go }, Some(index)) => return self.end_switch(index, go, asker),
             (Command::Bitmaps(order), Some(index)) => {
                 return self.order_bitmaps(index, order, asker);
+            }
+            (Command::Snapshots(order), Some(index)) => {
+                return self.order_snapshots(index, order, asker);
             }
             (command, Some(index)) => self.handle_for(index, command),
             (_, None) => Err(Kind::Invalid.because("that concerns one disk: name it")),
@@ -278,6 +283,7 @@ impl Objects {
             | Command::BeginSwitch(_)
             | Command::EndSwitch { .. }
             | Command::Bitmaps(_)
+            | Command::Snapshots(_)
             | Command::Remove { .. } => {
                 Err(Kind::Invalid.because("that concerns the server, not one disk"))
             }

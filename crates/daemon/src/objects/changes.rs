@@ -5,17 +5,19 @@ use super::backup::{Order, Running};
 use super::disk::{Common, Served};
 use super::freeze::{Users, Waiting, on_a_thread};
 use super::mirror;
+use super::snapshots;
 use super::stream;
 use crate::answer::Asker;
 use crate::command::BitmapOrder;
 use crate::error::Error;
-use crate::info::{BackupInfo, BitmapInfo, MirrorInfo, StreamInfo};
+use crate::info::{BackupInfo, BitmapInfo, MirrorInfo, SnapshotInfo, StreamInfo};
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
 use crate::table::DiskTable;
 use fathom_core::{DiskError, Resize, ThreadKind, WorkerHandle, thread_starts};
 use fathom_exports::Listener;
 use fathom_exports::nbd;
+use fathom_formats::served::ImageDisk;
 use fathom_trace::Summary;
 use std::io;
 use std::sync::Arc;
@@ -110,6 +112,8 @@ pub enum Event {
     Switched(String, Box<DiskTable>, SyncSender<bool>),
     /// What was to be done with the bitmaps of the disk of that name is done; or not, for this reason.
     BitmapsDone(String, Result<Vec<BitmapInfo>, String>),
+    /// The internal snapshots of the image of the disk of that name.
+    SnapshotsListed(String, Result<Vec<SnapshotInfo>, String>),
 }
 
 /// How long a disk that is to be smaller waits for what is in flight.
@@ -261,6 +265,13 @@ pub fn order_bitmaps(disk: &Served, order: BitmapOrder, post: Post<Event>) -> io
         let list = done.and_then(|()| bitmaps.list(size));
         let list = list.map(|all| all.into_iter().map(BitmapInfo::from).collect());
         post.send(Event::BitmapsDone(name, list));
+    })
+}
+
+/// Lists the internal snapshots of a disk's image.
+pub fn list_snapshots(name: String, image: Arc<ImageDisk>, post: Post<Event>) -> io::Result<()> {
+    on_a_thread("list snapshots", move || {
+        post.send(Event::SnapshotsListed(name, snapshots::all_of(&image)));
     })
 }
 

@@ -4,6 +4,7 @@ mod backup;
 mod chain;
 mod handover;
 mod mirror;
+mod snapshots;
 
 use super::backup::Running;
 use super::inherited::Inherited;

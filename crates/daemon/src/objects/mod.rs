@@ -13,6 +13,7 @@ mod nbd;
 mod remake;
 mod serving;
 mod shared_disk;
+mod snapshots;
 mod stream;
 mod tracer;
 

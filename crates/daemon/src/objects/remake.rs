@@ -5,6 +5,7 @@ use super::changes::Event;
 use super::disk::{Common, Served};
 use super::freeze::on_a_thread;
 use super::nbd::let_disconnect;
+use super::snapshots::SnapshotWork;
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
 use fathom_core::Parts;
@@ -35,8 +36,25 @@ pub struct Remake {
     pub export: Option<Arc<VhostUser>>,
     /// Whose clients it has, if it has some.
     pub clients: Option<Arc<NbdServer>>,
+    pub also: Also,
+}
+
+/// What is done besides.
+pub enum Also {
+    Nothing,
     /// It gets another image.
-    pub switch: Option<Switch>,
+    Switch(Switch),
+    /// While nobody uses the image.
+    Snapshots(Arc<SnapshotWork>),
+}
+
+impl Also {
+    pub fn switch(&self) -> Option<&Switch> {
+        match self {
+            Also::Switch(switch) => Some(switch),
+            Also::Nothing | Also::Snapshots(_) => None,
+        }
+    }
 }
 
 /// Another image, which is the same as the disk's when its users wait.
@@ -124,10 +142,11 @@ impl Remake {
 
     /// On an error, which is for the user, all is as it was.
     fn run(self, post: &Post<Event>) -> Result<Served, String> {
-        { self.switch.iter() }.try_for_each(Switch::prepare)?;
+        let switch = self.also.switch();
+        switch.map_or(Ok(()), Switch::prepare)?;
         let served = self.serve(post);
         if served.is_err() {
-            self.switch.iter().for_each(Switch::give_up);
+            switch.into_iter().for_each(Switch::give_up);
         }
         served
     }
@@ -135,7 +154,8 @@ impl Remake {
     fn serve(&self, post: &Post<Event>) -> Result<Served, String> {
         let opened = Served::open(self.options.clone(), None, self.common.clone());
         let mut disk = opened.map_err(|error| error.to_string())?;
-        { self.switch.iter() }.try_for_each(|switch| switch.check(&disk))?;
+        let switch = self.also.switch();
+        switch.map_or(Ok(()), |switch| switch.check(&disk))?;
         let export = self.export.as_ref().map(|export| export.freeze());
         let mut frozen = export.transpose()?;
         let moved = self.move_to(&mut disk, frozen.as_mut());
@@ -158,7 +178,7 @@ impl Remake {
                 disk.begin_stop();
                 disk.end(Instant::now() + HALT);
                 // (Which would go on with the rest, for which the front-end would wait.)
-                if let Some(Switch::Mirror(mirror)) = &self.switch {
+                if let Some(Switch::Mirror(mirror)) = switch {
                     mirror.go_on();
                 }
                 let going_on = frozen.map(Frozen::go_on);
@@ -191,16 +211,21 @@ impl Remake {
             server.hold_export(name, deadline)?;
         }
         // (The front-end lets go of the disk when all is copied.)
-        self.switch.iter().for_each(Switch::begin_finish);
+        let switch = self.also.switch();
+        switch.into_iter().for_each(Switch::begin_finish);
         let halting = frozen.map(|frozen| frozen.begin_halt());
         let bases = halting.map(|halting| halting.wait(deadline)).transpose()?;
         let left = self.parts.leave()?;
-        if let Some(switch) = &self.switch {
+        if let Some(switch) = switch {
             switch.finish(deadline)?;
             // (That is the image's own.)
             left.take(PART);
         }
         disk.take_left(&left)?;
+        if let (Also::Snapshots(work), Some(image)) = (&self.also, disk.qcow2_image()) {
+            let (bitmaps, size) = disk.bitmaps();
+            bitmaps.keep_through(size, || work.run(&image))?;
+        }
         if let Some((arriving, bases)) = arriving.as_ref().zip(bases) {
             arriving.begin_to_activate(bases);
             arriving.wait()?;
@@ -227,7 +252,7 @@ impl Remake {
     /// Nothing has been changed in the other image yet: waits for whether that is to be. Nothing goes on before that is
     /// said, in whatever way: whoever knows it may have noted already that this is the disk's image.
     fn decide(&self, disk: &Served, post: &Post<Event>) -> Result<(), String> {
-        let (Some(_), Some(table)) = (&self.switch, &self.options.table) else {
+        let (Some(_), Some(table)) = (self.also.switch(), &self.options.table) else {
             return Ok(());
         };
         // (Where nobody has it yet, it would be found out too late that it cannot be used.)

@@ -172,6 +172,7 @@ impl Fresh<'_> {
             has_data_file: link.image.has_data_file(),
             is_sealed: link.image.is_encrypted(),
             compression: CompressionType::Deflate,
+            snapshots: 0,
             size: self.size_of(link),
             file_len: file
                 .bytes()
@@ -201,6 +202,7 @@ impl Fresh<'_> {
         let layout = Layout::Qcow2(g);
         let mut parts = self.parts(link, file, layout)?;
         parts.compression = header.compression;
+        parts.snapshots = header.snapshots;
         parts.l1_offset = header.l1_offset;
         parts.l1 = words(&**file, header.l1_offset, header.l1_entries.into(), layout)?;
         if !link.writable {

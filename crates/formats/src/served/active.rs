@@ -32,6 +32,14 @@ impl Layer {
             Layer::Tables(tables) => tables.size(),
         }
     }
+
+    /// So many internal snapshots the image has.
+    pub(super) fn snapshots(&self) -> u32 {
+        match self {
+            Layer::Raw { .. } => 0,
+            Layer::Tables(tables) => tables.snapshots,
+        }
+    }
 }
 
 /// Where a range's bytes are.

@@ -9,7 +9,7 @@ use super::helpers::Helpers;
 use super::io::{BlockingIo, StorageId};
 use super::jobs::Jobs;
 use super::journal::{self, Found, Journal};
-use super::open::Chain;
+use super::open::{Chain, Link};
 use super::problem::unusable;
 use super::restore::Failure;
 use super::sealed::Keys;
@@ -197,6 +197,13 @@ impl ImageDisk {
 
     /// All of its images, from its own down.
     pub fn images(&self) -> Vec<ChainImage> {
+        let active = self.active();
+        // (In an image in use there may be others than when it was opened.)
+        let snapshots = |depth: usize, link: &Link| match (&active, &link.image) {
+            (Some(active), _) => active.layers[depth].snapshots(),
+            (None, Image::Qcow2(header)) => header.snapshots,
+            (None, Image::Qed(..) | Image::Raw { .. } | Image::Luks(..)) => 0,
+        };
         let links = self.chain.links.iter().enumerate();
         let images = links.map(|(depth, link)| ChainImage {
             path: self.chain.storages[usize::from(link.storage)]
@@ -204,10 +211,7 @@ impl ImageDisk {
                 .to_owned(),
             format: link.image.format(),
             size: self.chain.size(depth),
-            snapshots: match &link.image {
-                Image::Qcow2(header) => header.snapshots,
-                Image::Qed(..) | Image::Raw { .. } | Image::Luks(..) => 0,
-            },
+            snapshots: snapshots(depth, link),
         });
         images.collect()
     }

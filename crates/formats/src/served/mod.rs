@@ -15,6 +15,7 @@
 mod activate;
 mod active;
 mod alloc;
+mod alone;
 mod beside;
 mod cache;
 mod channel;

@@ -100,6 +100,8 @@ pub(super) struct Tables {
     /// That is encrypted there: what was never written reads as anything.
     pub(super) is_sealed: bool,
     pub(super) compression: CompressionType,
+    /// So many internal snapshots there are.
+    pub(super) snapshots: u32,
     /// See [`Tables::size`].
     size: AtomicU64,
     /// Of the file, in bytes, as far as it was made longer on purpose; bounds
@@ -182,6 +184,7 @@ pub(super) struct Parts {
     pub(super) has_data_file: bool,
     pub(super) is_sealed: bool,
     pub(super) compression: CompressionType,
+    pub(super) snapshots: u32,
     pub(super) size: u64,
     pub(super) file_len: u64,
     pub(super) l1_offset: HostOffset,
@@ -208,6 +211,7 @@ impl Tables {
             has_data_file: parts.has_data_file,
             is_sealed: parts.is_sealed,
             compression: parts.compression,
+            snapshots: parts.snapshots,
             size: parts.size.into(),
             file_len: parts.file_len.into(),
             used: parts.file_len.into(),

@@ -176,7 +176,26 @@ impl Bitmaps {
         outcome
     }
 
-    /// Likewise, and there may be others afterwards.
+    /// The disk is not in use, and work is done on its image that changes nothing of what the disk reads as.
+    pub fn keep_through<T>(
+        &self,
+        size: u64,
+        work: impl FnOnce() -> Result<T, String>,
+    ) -> Result<T, String> {
+        let Ok(place) = &self.place else {
+            return work();
+        };
+        let mut state = self.state();
+        if state.size.is_some() {
+            return work();
+        }
+        state.open(place, size, place.image())?;
+        let outcome = work();
+        state.close(place, place.image());
+        outcome
+    }
+
+    /// As [`Bitmaps::with`], and there may be others afterwards.
     fn change<T>(
         &self,
         size: u64,

@@ -10,6 +10,7 @@ use crate::answer::{Answer, Asker, Kind, Refusal};
 use crate::command::{CommitOrder, StreamOrder};
 use crate::info::StreamInfo;
 use crate::objects::changes::{self, Next};
+use crate::objects::remake::Also;
 use crate::objects::stream::Running;
 use crate::options::DiskOptions;
 use fathom_files::gate;
@@ -86,7 +87,7 @@ impl Objects {
         let table = table.ok_or_else(|| conflict("its options are not known".into()))?;
         let mut options = DiskOptions::of(table, self.nbd.is_some()).map_err(conflict)?;
         options.disk.beside = beside;
-        self.begin_remake(index, options, None, conflict)
+        self.begin_remake(index, options, Also::Nothing, conflict)
     }
 
     /// It has the options for that.

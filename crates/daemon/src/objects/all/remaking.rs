@@ -7,7 +7,7 @@ use crate::events::Happened;
 use crate::objects::changes;
 use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
-use crate::objects::remake::{Remake, Switch};
+use crate::objects::remake::{Also, Remake};
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
 use crate::table::DiskTable;
@@ -39,7 +39,7 @@ impl Objects {
         if let Some(pool) = &options.disk.pool {
             self.common.pools.check(pool).map_err(invalid)?;
         }
-        self.begin_remake(index, options, None, &conflict)
+        self.begin_remake(index, options, Also::Nothing, &conflict)
     }
 
     /// Has another disk begin in the place of one.
@@ -47,7 +47,7 @@ impl Objects {
         &self,
         index: usize,
         mut options: DiskOptions,
-        switch: Option<Switch>,
+        also: Also,
         conflict: &dyn Fn(String) -> Refusal,
     ) -> Result<(), Refusal> {
         let disk = &self.disks[index];
@@ -56,7 +56,7 @@ impl Objects {
         options.disk.succeeds = true;
         options.disk.keys = options.disk.keys.or(disk.keys());
         options.disk.legacy = disk.lend().map_err(conflict)?;
-        if switch.is_some() {
+        if also.switch().is_some() {
             // (That is the image's own.)
             options.disk.legacy.take(PART);
         }
@@ -66,7 +66,7 @@ impl Objects {
             parts: disk.parts(),
             options,
             common: self.common.clone(),
-            switch,
+            also,
         };
         let begun = remake.begin(self.mail.post());
         begun.map_err(|error| no_thread(&error))

@@ -6,7 +6,7 @@
 use super::{Objects, to_json};
 use crate::answer::{Asker, Kind, Refusal};
 use crate::command::SwitchTo;
-use crate::objects::remake::Switch;
+use crate::objects::remake::{Also, Switch};
 use crate::options::DiskOptions;
 use crate::table::DiskTable;
 use fathom_files::gate;
@@ -38,7 +38,7 @@ impl Objects {
             SwitchTo::Layer(path) => self.to_layer(index, path, &conflict)?,
         };
         disk.may_be_switched().map_err(conflict)?;
-        self.begin_remake(index, options, Some(switch), &conflict)
+        self.begin_remake(index, options, Also::Switch(switch), &conflict)
     }
 
     fn to_mirror(

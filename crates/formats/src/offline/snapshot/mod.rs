@@ -9,6 +9,7 @@ use crate::qcow2::snapshot::{NO_ICOUNT, Snapshot};
 use crate::qcow2::{Header, L1Entry, MAX_L1_BYTES, MAX_SNAPSHOT_TABLE_BYTES, MAX_SNAPSHOTS};
 use crate::{Error, HostOffset, Result};
 use fathom_files::ImageFile;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Bytes of a name that QEMU shows and finds in full.
 const MAX_NAME: usize = 255;
@@ -16,6 +17,14 @@ const MAX_NAME: usize = 255;
 /// All snapshots, in the order in which they were taken.
 pub fn list(file: &dyn ImageFile) -> Result<Vec<Snapshot>> {
     read_snapshots(file, &Header::parse(&qcow2_first_cluster(file)?)?)
+}
+
+/// Now, for [`create`]: seconds since the epoch, as far as 32 bits go, and nanoseconds.
+pub fn now() -> (u32, u32) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.unwrap_or_default();
+    let seconds = u32::try_from(now.as_secs()).unwrap_or(u32::MAX);
+    (seconds, now.subsec_nanos())
 }
 
 /// Takes a snapshot of the disk as it is; `date` is now, in seconds since the epoch and

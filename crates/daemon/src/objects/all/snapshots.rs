@@ -1,0 +1,106 @@
+//! Internal snapshots of disks' images.
+
+use super::freezing::no_thread;
+use super::{Objects, to_json};
+use crate::answer::{Answer, Asker, Kind, Refusal};
+use crate::command::SnapshotsOrder;
+use crate::info::SnapshotInfo;
+use crate::objects::changes;
+use crate::objects::remake::Also;
+use crate::objects::snapshots::{Change, SnapshotWork};
+use crate::options::DiskOptions;
+use serde_json::json;
+use std::sync::Arc;
+
+impl Objects {
+    /// See to them.
+    pub(super) fn order_snapshots(&mut self, index: usize, order: SnapshotsOrder, asker: Asker) {
+        let change = match order {
+            SnapshotsOrder::List => None,
+            SnapshotsOrder::Take { snapshot } => Some(Change::Take(snapshot)),
+            SnapshotsOrder::Delete { snapshot } => Some(Change::Delete(snapshot)),
+        };
+        let work = change.map(|change| Arc::new(SnapshotWork::new(change)));
+        let name = self.disks[index].name().to_owned();
+        let begun = match &work {
+            None => self.begin_to_list(index),
+            Some(work) => self.begin_snapshot_work(index, work.clone()),
+        };
+        match (begun, work) {
+            (Err(refusal), _) => asker(Err(refusal)),
+            (Ok(()), None) => drop(self.busy.insert(name, asker)),
+            (Ok(()), Some(work)) => {
+                let told = move |answer| asker(outcome(&work, answer));
+                self.busy.insert(name, Box::new(told));
+            }
+        }
+    }
+
+    fn begin_to_list(&self, index: usize) -> Result<(), Refusal> {
+        let disk = &self.disks[index];
+        let name = disk.name();
+        if let Some(refusal) = self.is_busy(name) {
+            return Err(refusal);
+        }
+        let image = disk.qcow2_image().ok_or_else(|| have_none(name))?;
+        let begun = changes::list_snapshots(name.to_owned(), image, self.mail.post());
+        begun.map_err(|error| no_thread(&error))
+    }
+
+    pub(super) fn take_in_snapshots(
+        &mut self,
+        name: &str,
+        listed: Result<Vec<SnapshotInfo>, String>,
+    ) {
+        if let Some(asker) = self.busy.remove(name) {
+            let failed = |problem| Kind::Failed.because(format!("disk '{name}': {problem}"));
+            asker(listed.map_err(failed).and_then(|all| answer(&all)));
+        }
+    }
+
+    /// The same disk takes its place, and in between the image is nobody's.
+    fn begin_snapshot_work(&self, index: usize, work: Arc<SnapshotWork>) -> Result<(), Refusal> {
+        let disk = &self.disks[index];
+        let name = disk.name();
+        if let Some(refusal) = self.is_busy(name) {
+            return Err(refusal);
+        }
+        disk.qcow2_image().ok_or_else(|| have_none(name))?;
+        let conflict = |problem| {
+            Kind::Conflict.because(format!(
+                "the snapshots of disk '{name}' cannot be changed while it is served: {problem}"
+            ))
+        };
+        let problem = disk.may_not_have_snapshots();
+        problem.map_or(Ok(()), |problem| Err(conflict(problem)))?;
+        disk.may_be_left().map_err(conflict)?;
+        let table = disk.table().cloned();
+        let table = table.ok_or_else(|| conflict("its options are not known".into()))?;
+        let options = DiskOptions::of(table, self.nbd.is_some()).map_err(conflict)?;
+        self.begin_remake(index, options, Also::Snapshots(work), &conflict)
+    }
+}
+
+fn have_none(name: &str) -> Refusal {
+    Kind::Invalid.because(format!(
+        "disk '{name}' has no internal snapshots: only qcow2 images do"
+    ))
+}
+
+fn answer(all: &[SnapshotInfo]) -> Answer {
+    to_json(&all).map(|all| json!({ "snapshots": all }))
+}
+
+/// The disk goes on, or as before.
+fn outcome(work: &SnapshotWork, remade: Answer) -> Answer {
+    match (work.done(), remade) {
+        (Some(all), Ok(_)) => answer(all),
+        (Some(_), Err(mut refusal)) => {
+            refusal
+                .text
+                .push_str(" (the snapshots have been changed nevertheless)");
+            Err(refusal)
+        }
+        (None, remade) => remade,
+    }
+}

@@ -1,0 +1,25 @@
+//! A disk whose image may have internal snapshots.
+
+use super::Served;
+use fathom_formats::Format;
+use fathom_formats::served::ImageDisk;
+use std::sync::Arc;
+
+impl Served {
+    /// The image that can have some.
+    pub fn qcow2_image(&self) -> Option<Arc<ImageDisk>> {
+        let image = self.stack.image.clone();
+        image.filter(|_| self.stack.format == Format::Qcow2)
+    }
+
+    /// Why they cannot be changed.
+    pub fn may_not_have_snapshots(&self) -> Option<String> {
+        if self.options.disk.read_only {
+            Some("it is served for reading only".into())
+        } else if self.is_changed_by_others() {
+            Some("other processes may change it, who would not be noticed".into())
+        } else {
+            self.may_not_be_disturbed()
+        }
+    }
+}

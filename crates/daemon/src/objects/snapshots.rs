@@ -1,0 +1,65 @@
+//! What is done to an image's internal snapshots while its disk's users wait.
+
+use crate::info::SnapshotInfo;
+use fathom_core::DiskError;
+use fathom_formats::offline::snapshot::{create, delete, list, now};
+use fathom_formats::served::ImageDisk;
+use fathom_formats::{Error, Result};
+use std::sync::OnceLock;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The disk as it is now is kept under that name.
+    Take(String),
+    /// By its name or ID.
+    Delete(String),
+}
+
+/// A change, and what has come of it.
+pub struct SnapshotWork {
+    change: Change,
+    /// All that there are then.
+    done: OnceLock<Vec<SnapshotInfo>>,
+}
+
+impl SnapshotWork {
+    pub fn new(change: Change) -> SnapshotWork {
+        SnapshotWork {
+            change,
+            done: OnceLock::new(),
+        }
+    }
+
+    /// Nobody uses the image. May block. The error is for the user: the image is as it was.
+    pub fn run(&self, image: &ImageDisk) -> std::result::Result<(), String> {
+        let changed = image.alone(|file| {
+            match &self.change {
+                Change::Take(name) => {
+                    if list(file)?.iter().any(|one| one.name == name.as_bytes()) {
+                        let problem = format!("there is a snapshot '{name}' already");
+                        return Err(Error::Usage(problem));
+                    }
+                    create(file, name, now())?
+                }
+                Change::Delete(which) => delete(file, which)?,
+            };
+            list(file)
+        });
+        let all = changed.map_err(|error| error.to_string())?;
+        // (Once.)
+        let _ = self.done.set(all.iter().map(SnapshotInfo::from).collect());
+        Ok(())
+    }
+
+    /// All snapshots, if it was done.
+    pub fn done(&self) -> Option<&[SnapshotInfo]> {
+        self.done.get().map(Vec::as_slice)
+    }
+}
+
+/// All snapshots of an image, which may be in use. May block. The error is for the user.
+pub fn all_of(image: &ImageDisk) -> std::result::Result<Vec<SnapshotInfo>, String> {
+    let all = image.look(|file| -> Result<_> { list(file) });
+    let all = all.map_err(|error: DiskError| error.to_string())?;
+    Ok(all.iter().map(SnapshotInfo::from).collect())
+}
