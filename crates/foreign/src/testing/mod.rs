@@ -1,0 +1,5 @@
+//! Bodies of fuzz targets.
+
+mod fuzz;
+
+pub use fuzz::{image, walk};

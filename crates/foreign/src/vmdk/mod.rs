@@ -1,0 +1,13 @@
+//! VMDK ("Virtual Disk Format" 5.0 of VMware, and QEMU where that is silent).
+
+mod cowd;
+mod descriptor;
+mod grains;
+mod read;
+mod sesparse;
+mod sparse;
+mod start;
+
+pub use descriptor::Descriptor;
+pub use read::{read_described, read_single};
+pub use start::descriptor;
