@@ -30,9 +30,16 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("fathom-luks", &[]),
+    ("fathom-foreign", &[]),
     (
         "fathom-formats",
-        &["fathom-core", "fathom-trace", "fathom-files", "fathom-luks"],
+        &[
+            "fathom-core",
+            "fathom-trace",
+            "fathom-files",
+            "fathom-luks",
+            "fathom-foreign",
+        ],
     ),
     (
         "fathom-filters",
@@ -201,6 +208,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-archive",
             "fathom-core",
             "fathom-formats",
+            "fathom-foreign",
             "fathom-luks",
             "fathom-storage",
             "fathom-virtio",

@@ -44,7 +44,7 @@ pub struct DiskArgs {
     #[arg(long)]
     pub nbd_move: bool,
 
-    /// Format of the image: raw, qcow2, qed or luks [default: raw, but refuse what
+    /// Format of the image: raw, qcow2, qed or luks, and with --readonly vmdk, vhdx, vdi or vpc [default: raw, but refuse what
     /// looks like another]
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     pub format: Option<Format>,

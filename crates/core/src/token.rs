@@ -41,6 +41,8 @@ pub mod woken {
     pub const KEPT: u16 = u16::MAX - 5;
     /// What others have encrypted or decrypted.
     pub const SEALED: u16 = u16::MAX - 6;
+    /// What others have read of another program's image.
+    pub const FOREIGN: u16 = u16::MAX - 7;
 }
 
 // From the top: 4 bits of kind, 12 bits of the member of a pool, 16 bits of tag or slot, and below them

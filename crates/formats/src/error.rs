@@ -1,5 +1,6 @@
 //! What can be wrong with an image or with what was asked for.
 
+use crate::Format;
 use std::io;
 
 /// Why an image is not opened, created or checked. Each is one line, without
@@ -35,6 +36,12 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
+    /// Of an image of another program that was to be made or changed.
+    pub(crate) fn only_read(format: Format) -> Error {
+        Error::Unsupported(format!(
+            "{format} images are only read here: convert it to another format (fathom img convert)"
+        ))
+    }
     /// For `map_err`: the system refused `what`.
     pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Error {
         move |source| Error::Io { what, source }

@@ -2,6 +2,7 @@
 
 use crate::{Error, Result, qcow2, qed};
 use fathom_files::ImageFile;
+use fathom_foreign::Kind;
 use fathom_luks::Header;
 use std::fmt;
 
@@ -16,11 +17,22 @@ pub enum Format {
     Qed,
     /// A raw disk, encrypted, behind its header.
     Luks,
+    /// Another program's, which is only read.
+    Foreign(Kind),
 }
 
 impl Format {
     /// All of them.
-    pub const ALL: [Format; 4] = [Format::Raw, Format::Qcow2, Format::Qed, Format::Luks];
+    pub const ALL: [Format; 8] = [
+        Format::Raw,
+        Format::Qcow2,
+        Format::Qed,
+        Format::Luks,
+        Format::Foreign(Kind::Vmdk),
+        Format::Foreign(Kind::Vhdx),
+        Format::Foreign(Kind::Vdi),
+        Format::Foreign(Kind::Vhd),
+    ];
 
     /// Its name on the command line and in images.
     pub fn name(self) -> &'static str {
@@ -29,15 +41,21 @@ impl Format {
             Format::Qcow2 => "qcow2",
             Format::Qed => "qed",
             Format::Luks => "luks",
+            Format::Foreign(kind) => kind.qemu_name(),
         }
     }
 
     /// Whether its tables say where the disk's bytes are.
     pub fn has_tables(self) -> bool {
         match self {
-            Format::Raw | Format::Luks => false,
+            Format::Raw | Format::Luks | Format::Foreign(_) => false,
             Format::Qcow2 | Format::Qed => true,
         }
+    }
+
+    /// Images of it are not made or written to here.
+    pub fn is_only_read(self) -> bool {
+        matches!(self, Format::Foreign(_))
     }
 
     /// The format of that name.
@@ -45,7 +63,7 @@ impl Format {
         let found = Format::ALL.into_iter().find(|f| f.name() == name);
         found.ok_or_else(|| {
             Error::unsupported(format!(
-                "format '{name}' is not supported, only raw, qcow2, qed and luks"
+                "format '{name}' is not supported, only raw, qcow2, qed and luks, and for reading vmdk, vhdx, vdi and vpc"
             ))
         })
     }
@@ -54,15 +72,16 @@ impl Format {
     /// a guest writes the first bytes of its raw disk as it likes, so
     /// probing must never decide how a disk is served.
     pub fn probe(file: &dyn ImageFile) -> Result<Format> {
-        let mut start = [0; 8];
+        let mut start = [0; Kind::START];
         file.read_at(&mut start, 0)
             .map_err(Error::io("cannot be read"))?;
-        let [magic @ .., _, _, _, _] = start;
-        Ok(match magic {
-            qcow2::MAGIC => Format::Qcow2,
-            qed::MAGIC => Format::Qed,
+        let has = |magic: &[u8]| start.starts_with(magic);
+        Ok(match Kind::of_start(&start) {
+            _ if has(&qcow2::MAGIC) => Format::Qcow2,
+            _ if has(&qed::MAGIC) => Format::Qed,
             _ if Header::is_luks(&start) => Format::Luks,
-            _ => Format::Raw,
+            Some(kind) => Format::Foreign(kind),
+            None => Format::Raw,
         })
     }
 }

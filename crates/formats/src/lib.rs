@@ -11,6 +11,7 @@
 //! line ([`Error`]).
 
 mod error;
+mod foreign;
 mod format;
 mod luks;
 mod names;

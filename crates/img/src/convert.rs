@@ -200,7 +200,9 @@ fn refuse_what_seeks(options: &ConvertOptions, sources: usize) -> Result<(), Err
         Format::Raw if target.create.given().next().is_some() => {
             "has the disk's bytes and nothing else as raw: no -o"
         }
-        Format::Qed | Format::Luks => "takes a raw disk or qcow2: -O raw or -O qcow2",
+        Format::Qed | Format::Luks | Format::Foreign(_) => {
+            "takes a raw disk or qcow2: -O raw or -O qcow2"
+        }
         Format::Qcow2 if sources != 1 => "takes several disks as raw only: -O raw",
         Format::Raw | Format::Qcow2 => return Ok(()),
     };

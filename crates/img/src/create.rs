@@ -1,7 +1,7 @@
 //! `fathom img create`
 
 use crate::error::{Error, of, usage};
-use crate::open::{OpenOptions, identity_of, open};
+use crate::open::{OpenOptions, header_of, identity_of, open};
 use crate::target::Target;
 use fathom_formats::offline::create as creation;
 use fathom_formats::served::{Keys, Storage};
@@ -97,7 +97,10 @@ fn backing_size(location: &Location, backing: &Backing) -> Result<u64, Error> {
     let below = seen_from(location, backing.name.as_bytes())?;
     let image = open(&below, &OpenOptions::looking(true))
         .map_err(|error| usage(&location.name(), format!("backing file {error}")))?;
-    creation::backing_size(image.path(), image.bytes(), backing.format).map_err(told)
+    match backing.format {
+        Some(format) if format.is_only_read() => Ok(header_of(&image, format)?.size()),
+        format => creation::backing_size(image.path(), image.bytes(), format).map_err(told),
+    }
 }
 
 /// The file for the guest's data, locked.

@@ -17,7 +17,7 @@ pub enum Error {
         source: FormatError,
     },
     /// There is nothing to check.
-    #[error("{}: raw images have no metadata that could be checked", path.display())]
+    #[error("{}: only the metadata of qcow2 and qed images can be checked", path.display())]
     Raw {
         /// The image.
         path: PathBuf,

@@ -82,7 +82,7 @@ pub fn incremental(
 fn refuse(location: &Location, options: &IncrementalOptions) -> Result<(), Error> {
     let create = &options.create;
     let problem = match create.format {
-        Format::Raw | Format::Qed | Format::Luks => {
+        Format::Raw | Format::Qed | Format::Luks | Format::Foreign(_) => {
             "is to have a backing file, in any format: only qcow2 can"
         }
         // Space that is there for data hides the backup before.

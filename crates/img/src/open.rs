@@ -3,10 +3,10 @@
 use crate::error::{Error, of, usage};
 use fathom_core::Disk;
 use fathom_formats::Format;
-use fathom_formats::offline::SnapshotName;
 use fathom_formats::offline::info::{Info, Protocol};
-use fathom_formats::served::Storage;
-use fathom_stack::{KeyRing, StoredImage, seen_from};
+use fathom_formats::offline::{Image, SnapshotName};
+use fathom_formats::served::{Storage, read_foreign};
+use fathom_stack::{ImageOpener, KeyRing, StoredImage, seen_from};
 use fathom_storage::{Cache, EngineKind, Location};
 use fathom_units::Timeout;
 use std::os::unix::fs::MetadataExt;
@@ -123,6 +123,18 @@ pub(crate) fn format_of(image: &StoredImage, given: Option<Format>) -> Result<Fo
     }
 }
 
+/// Of an image that is open, and of the files that it is in, if there are others.
+pub(crate) fn header_of(image: &StoredImage, format: Format) -> Result<Image, Error> {
+    match format {
+        Format::Foreign(kind) => {
+            let options = OpenOptions::looking(true).storage();
+            let opener = ImageOpener::of(image.location(), &options, &[])?;
+            Ok(read_foreign(image, kind, &opener)?)
+        }
+        format => Image::read(image.bytes(), format).map_err(of(image.path())),
+    }
+}
+
 /// What there is to know of an image that is open; it is called `name`.
 pub(crate) fn info_of(
     name: &Path,
@@ -135,7 +147,8 @@ pub(crate) fn info_of(
         Some(_) => Protocol::Device,
         None => Protocol::Other(location.kind().name),
     };
-    let info = Info::read(name, image.bytes(), protocol, format).map_err(of(image.path()))?;
+    let header = header_of(image, format_of(image, format)?)?;
+    let info = Info::of(name, image.bytes(), protocol, header).map_err(of(image.path()))?;
     let below = info
         .image
         .backing_file()

@@ -123,7 +123,7 @@ impl Sink {
                     Format::Qcow2 | Format::Qed => true,
                     Format::Raw => chain.image().is_file(),
                     // What was never written decrypts to anything.
-                    Format::Luks => false,
+                    Format::Luks | Format::Foreign(_) => false,
                 };
                 is_new && !options.has_backing()
             }

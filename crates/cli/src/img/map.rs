@@ -100,7 +100,7 @@ fn row(out: &mut impl Write, extent: &MapExtent, path: Option<&Path>) -> anyhow:
     let host = match (extent.data, extent.host) {
         (false, _) => return Ok(()),
         (true, None) => bail!(
-            "{:#x}: is compressed or encrypted, and has no place where it could be read: use --output json",
+            "{:#x}: is compressed, encrypted or in an image of another program, and has no place where it could be read: use --output json",
             extent.start
         ),
         (true, Some(host)) => host,

@@ -9,6 +9,7 @@ mod compress;
 mod convert;
 mod encryption;
 mod exports;
+mod foreign;
 mod habits;
 mod keys;
 mod making;

@@ -447,3 +447,63 @@ fn enabled_bitmaps_are_in_use_afterwards() {
     qemu_img(dir, &["check", "i"]);
     assert_eq!(flags(), serde_json::json!([off]));
 }
+
+/// The disk of a virtual machine that comes from elsewhere goes on at once, and its data follows.
+#[test]
+fn images_of_other_programs_are_read_and_left_behind() {
+    for (format, options) in [
+        ("vmdk", "subformat=twoGbMaxExtentSparse"),
+        ("vmdk", "subformat=streamOptimized"),
+        ("vhdx", "subformat=dynamic"),
+        ("vdi", "static=on"),
+        ("vpc", "subformat=dynamic,force_size=on"),
+    ] {
+        let dir = disk_dir();
+        let dir = dir.path();
+        let path = |name: &str| as_arg(&dir.join(name));
+        qemu_img(dir, &["create", "-q", "-f", "raw", "raw", "12M"]);
+        qemu_io(
+            dir,
+            "raw",
+            "raw",
+            &["write -P 7 100k 3M", "write -P 8 9M 64k"],
+        );
+        let convert = ["convert", "-f", "raw", "-O", format, "-o", options];
+        qemu_img(dir, &[&convert[..], &["raw", "image"]].concat());
+        let mut model = fs::read(dir.join("raw")).unwrap();
+        let served = Served::start(&path("image"), &["--format", format, "--readonly"]);
+        with_disk(&served.arg("s"), 2, |disk| {
+            assert_eq!(differ(&disk.contents(), &model), None, "{format}");
+        });
+        drop(served);
+        refused(
+            1,
+            &[
+                "serve",
+                &path("image"),
+                "--format",
+                format,
+                "--nbd",
+                "unix:n",
+            ],
+            &["only read"],
+        );
+        let create = [
+            "create", "-q", "-f", "qcow2", "-b", "image", "-F", format, "i",
+        ];
+        qemu_img(dir, &create);
+        let mut served = Served::start(&path("i"), &["--format", "qcow2"]);
+        let mut random = Random::new(31);
+        with_disk(&served.arg("s"), 2, |disk| {
+            exercise(disk, &mut model, &mut random);
+            stdout_of(&["stream", "start", &served.api(), "--wait", "--quiet"]);
+            fs::remove_file(dir.join("image")).unwrap();
+            exercise(disk, &mut model, &mut random);
+            assert_eq!(differ(&disk.contents(), &model), None, "{format}");
+        });
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+        let (flat, i) = (path("flat"), path("i"));
+        qemu_img(dir, &["convert", "-f", "qcow2", "-O", "raw", &i, &flat]);
+        assert_eq!(differ(&fs::read(flat).unwrap(), &model), None, "{format}");
+    }
+}

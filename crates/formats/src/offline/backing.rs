@@ -23,7 +23,7 @@ pub fn set_backing(
 ) -> Result<()> {
     check_name(backing)?;
     match format {
-        Format::Raw | Format::Luks => Err(raw_has_none()),
+        Format::Raw | Format::Luks | Format::Foreign(_) => Err(raw_has_none()),
         Format::Qcow2 => set_qcow2(file, backing),
         Format::Qed => set_qed(file, backing),
     }
@@ -53,7 +53,7 @@ pub(crate) fn check_backing_in_use(
 ) -> Result<()> {
     check_name(backing)?;
     match Image::read(file, format)? {
-        Image::Raw { .. } | Image::Luks(..) => Err(raw_has_none()),
+        Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => Err(raw_has_none()),
         Image::Qcow2(_) => header_switch(file, |header| name_backing(header, backing)).map(drop),
         Image::Qed(header, _) => match backing {
             Some(backing) => {
@@ -74,7 +74,7 @@ fn check_name(backing: Option<NewBacking<'_>>) -> Result<()> {
 }
 
 fn raw_has_none() -> Error {
-    Error::usage("raw images have no backing file")
+    Error::usage("only qcow2 and QED images have backing files")
 }
 
 fn set_qcow2(file: &dyn ImageFile, backing: Option<NewBacking<'_>>) -> Result<()> {

@@ -32,7 +32,7 @@ impl<'a> KeySlots<'a> {
                 Some(crypto) => Part::within(file, crypto),
                 None => return Err(Error::usage("is not encrypted, and has no keys")),
             },
-            Image::Raw { .. } | Image::Qed(..) => {
+            Image::Raw { .. } | Image::Qed(..) | Image::Foreign(_) => {
                 let problem = "has no keys: only luks and encrypted qcow2 images have";
                 return Err(Error::usage(format!(
                     "is a {format} image, which {problem}"

@@ -2,6 +2,7 @@
 
 use super::SnapshotName;
 use super::info::read_snapshots;
+use crate::foreign::describe;
 use crate::luks::{Part, refused};
 use crate::{Error, Format, Result, qcow2, qed};
 use fathom_files::{ImageFile, read_up_to};
@@ -17,6 +18,8 @@ pub enum Image {
     Qed(qed::Header, Option<Vec<u8>>),
     /// With the disk's size in bytes.
     Luks(Box<fathom_luks::Header>, u64),
+    /// What it says of itself.
+    Foreign(Box<fathom_foreign::Description>),
 }
 
 impl Image {
@@ -32,6 +35,7 @@ impl Image {
             }
             Format::Qed => read_qed(file),
             Format::Luks => read_luks(file),
+            Format::Foreign(kind) => Ok(Image::Foreign(Box::new(describe(file, kind)?))),
         }
     }
 
@@ -59,6 +63,7 @@ impl Image {
             Image::Qcow2(_) => Format::Qcow2,
             Image::Qed(..) => Format::Qed,
             Image::Luks(..) => Format::Luks,
+            Image::Foreign(image) => Format::Foreign(image.kind),
         }
     }
 
@@ -69,13 +74,14 @@ impl Image {
             Image::Qcow2(header) => header.size & !511,
             Image::Qed(header, _) => header.image_size,
             Image::Luks(_, size) => *size,
+            Image::Foreign(image) => image.size.next_multiple_of(512),
         }
     }
 
     /// Whether guest data is encrypted.
     pub fn is_encrypted(&self) -> bool {
         match self {
-            Image::Raw { .. } | Image::Qed(..) => false,
+            Image::Raw { .. } | Image::Qed(..) | Image::Foreign(_) => false,
             Image::Qcow2(header) => header.is_encrypted(),
             Image::Luks(..) => true,
         }
@@ -89,7 +95,7 @@ impl Image {
     /// The backing file's name as it is written in the image.
     pub fn backing_file(&self) -> Option<&[u8]> {
         match self {
-            Image::Raw { .. } | Image::Luks(..) => None,
+            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => None,
             Image::Qcow2(header) => header.backing_file.as_deref(),
             Image::Qed(_, name) => name.as_deref(),
         }
@@ -99,7 +105,7 @@ impl Image {
     pub fn backing_format(&self) -> Option<String> {
         self.backing_file()?;
         match self {
-            Image::Raw { .. } | Image::Luks(..) => None,
+            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => None,
             Image::Qcow2(header) => {
                 let name = header.backing_format()?;
                 Some(String::from_utf8_lossy(name).into_owned())

@@ -90,7 +90,7 @@ impl Fresh<'_> {
         if !link.image.format().has_tables() {
             let (offset, size) = link.raw;
             return Ok(Layer::Raw {
-                is_sealed: link.image.is_encrypted(),
+                is_plain: matches!(link.image, Image::Raw { .. }),
                 storage: link.storage,
                 offset,
                 size,
@@ -158,7 +158,9 @@ impl Fresh<'_> {
                 }
                 self.qed(link, file, header)
             }
-            Image::Raw { .. } | Image::Luks(..) => unreachable!("they have no tables"),
+            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => {
+                unreachable!("they have no tables")
+            }
         }
     }
 
@@ -325,7 +327,7 @@ fn regions(
 /// It was not closed cleanly, and says that this matters.
 fn needs_check(image: &Image) -> bool {
     match image {
-        Image::Raw { .. } | Image::Luks(..) => false,
+        Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => false,
         Image::Qcow2(header) => header.is_dirty(),
         Image::Qed(header, _) => header.needs_check(),
     }

@@ -18,8 +18,8 @@ pub(super) enum Layer {
         storage: StorageId,
         offset: HostOffset,
         size: u64,
-        /// It is encrypted where it lies.
-        is_sealed: bool,
+        /// The file has it as it is.
+        is_plain: bool,
     },
     Tables(Arc<Tables>),
 }

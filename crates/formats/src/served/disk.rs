@@ -202,7 +202,7 @@ impl ImageDisk {
         let snapshots = |depth: usize, link: &Link| match (&active, &link.image) {
             (Some(active), _) => active.layers[depth].snapshots(),
             (None, Image::Qcow2(header)) => header.snapshots,
-            (None, Image::Qed(..) | Image::Raw { .. } | Image::Luks(..)) => 0,
+            (None, Image::Qed(..) | Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_)) => 0,
         };
         let links = self.chain.links.iter().enumerate();
         let images = links.map(|(depth, link)| ChainImage {
@@ -252,7 +252,7 @@ impl ImageDisk {
     /// subcluster where clusters have such.
     pub fn allocation_unit(&self) -> u64 {
         match &self.chain.links[0].image {
-            Image::Raw { .. } | Image::Luks(..) => 512,
+            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => 512,
             Image::Qcow2(header) => header.geometry().subcluster_size(),
             Image::Qed(header, _) => header.cluster_size.into(),
         }

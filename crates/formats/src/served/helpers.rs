@@ -1,4 +1,4 @@
-//! Threads for what takes a processor's time, so that a worker does not.
+//! Threads for what takes a processor's time, or waits for files, so that a worker does not.
 
 use fathom_core::{ThreadKind, thread_starts};
 use std::collections::VecDeque;
@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 pub(crate) struct Helpers {
     shared: Arc<Shared>,
     most: usize,
+    kind: ThreadKind,
 }
 
 struct Shared {
@@ -44,7 +45,15 @@ impl Helpers {
                 wake: Condvar::new(),
             }),
             most: threads,
+            kind: ThreadKind::Helper,
         }
+    }
+
+    /// As many others, which may read and write files.
+    pub(crate) fn for_files(&self) -> Helpers {
+        let mut others = Helpers::new(self.most);
+        others.kind = ThreadKind::Io;
+        others
     }
 
     /// There is one at most.
@@ -87,11 +96,11 @@ impl Helpers {
         let mut work = lock(&self.shared.work);
         work.jobs.push_back(job);
         if work.jobs.len() > work.idle && work.threads.len() < self.most {
-            let shared = self.shared.clone();
+            let (shared, kind) = (self.shared.clone(), self.kind);
             let thread = std::thread::Builder::new().name("image helper".into());
             // Without another thread, those that there are do it.
             let body = move || {
-                thread_starts(ThreadKind::Helper);
+                thread_starts(kind);
                 shared.work();
             };
             work.threads.extend(thread.spawn(body));

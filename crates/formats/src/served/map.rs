@@ -190,7 +190,7 @@ impl Mapper {
             Layer::Raw {
                 storage,
                 offset,
-                is_sealed,
+                is_plain,
                 ..
             } => {
                 let host = *offset + guest.0;
@@ -203,7 +203,7 @@ impl Mapper {
                     zero: hole,
                     data: !hole,
                     compressed: false,
-                    host: (!is_sealed).then_some(Host {
+                    host: is_plain.then_some(Host {
                         file: *storage,
                         offset: host.0,
                     }),

@@ -4,13 +4,14 @@
 use super::beside::Beside;
 use super::counts::ImageCounts;
 use super::disk::ImageOptions;
+use super::foreign;
 use super::helpers::Helpers;
 use super::io::StorageId;
 use super::problem::{told, unusable};
 use super::sealed::{Fingerprint, Keys, open_data, open_luks};
 use super::storage::{Opener, Storage};
 use crate::offline::Image;
-use crate::{Format, HostOffset, qcow2, resolve};
+use crate::{Error, Format, HostOffset, qcow2, resolve};
 use fathom_core::{DiskError, DiskInfo, RangeLimits};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -75,7 +76,7 @@ impl Chain {
             }
             let depth = chain.links.len();
             let writable = is_writable(options, depth);
-            let mut image = Image::read(file.bytes(), format).map_err(told(&path))?;
+            let (file, mut image) = read_header(file, format, opener, helpers)?;
             if let (Some(name), true) = (&options.snapshot, chain.links.is_empty()) {
                 image = image.at_snapshot(file.bytes(), name).map_err(told(&path))?;
             }
@@ -138,7 +139,7 @@ impl Chain {
     /// Of the disk that the images from that depth on are, in bytes.
     pub(super) fn size(&self, depth: usize) -> u64 {
         match &self.links[depth].image {
-            Image::Raw { .. } | Image::Luks(..) => self.links[depth].raw.1,
+            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => self.links[depth].raw.1,
             image => image.size(),
         }
     }
@@ -148,14 +149,14 @@ impl Chain {
         let link = &self.links[depth];
         let storage = self.storages[usize::from(link.storage)].disk().info();
         let cluster = match &link.image {
-            Image::Raw { .. } | Image::Luks(..) => storage.physical_block_size,
+            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => storage.physical_block_size,
             Image::Qcow2(header) => header.geometry().cluster_size() as u32,
             Image::Qed(header, _) => header.cluster_size,
         };
         let limits = RangeLimits {
             alignment: cluster,
             max_len: match &link.image {
-                Image::Raw { .. } | Image::Luks(..) => {
+                Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => {
                     storage.write_zeroes.map_or(0, |l| l.max_len)
                 }
                 Image::Qcow2(_) | Image::Qed(..) => MAX_RANGE,
@@ -196,7 +197,7 @@ impl Chain {
         let size = link.raw.1;
         let padded = size + 1..=size.next_multiple_of(MAX_BLOCK);
         match link.image {
-            Image::Raw { .. } | Image::Luks(..)
+            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_)
                 if file.grows() && padded.contains(&file.len()?) =>
             {
                 file.set_len(size)?;
@@ -311,8 +312,30 @@ pub(super) fn opens_for_writing(options: &ImageOptions, depth: usize) -> bool {
     is_writable(options, depth) || options.beside.and_then(Beside::header) == Some(depth)
 }
 
+/// A file's header, and the file, or what the disk's bytes are in.
+fn read_header(
+    file: Arc<dyn Storage>,
+    format: Format,
+    opener: &dyn Opener,
+    helpers: &Arc<Helpers>,
+) -> Result<(Arc<dyn Storage>, Image), DiskError> {
+    match format {
+        Format::Foreign(kind) => {
+            let (disk, description) = foreign::open(file, kind, opener, helpers)?;
+            Ok((disk, Image::Foreign(Box::new(description))))
+        }
+        _ => {
+            let image = Image::read(file.bytes(), format).map_err(told(file.path()))?;
+            Ok((file, image))
+        }
+    }
+}
+
 /// What can be told by the header alone.
 pub(super) fn check(path: &Path, image: &Image, writable: bool) -> Result<(), DiskError> {
+    if writable && image.format().is_only_read() {
+        return Err(told(path)(Error::only_read(image.format())));
+    }
     let Image::Qcow2(header) = image else {
         return Ok(());
     };
@@ -353,6 +376,7 @@ fn raw_window(
     let len = &match image {
         Image::Raw { size: len } => *len,
         Image::Luks(_, size) => return Ok((HostOffset(0), *size)),
+        Image::Foreign(_) => image.size(),
         Image::Qcow2(_) | Image::Qed(..) => return Ok((HostOffset(0), 0)),
     };
     if options.any_size {

@@ -99,7 +99,9 @@ impl ImageDisk {
         let checked = match &image {
             Image::Qcow2(header) => self.check_qcow2(header, size),
             Image::Qed(header, _) => self.check_qed(header, size),
-            Image::Raw { .. } | Image::Luks(..) => unreachable!("it has tables"),
+            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => {
+                unreachable!("it has tables")
+            }
         };
         checked.map_err(|problem| {
             DiskError::Refused(format!("{}: cannot be resized: {problem}", path.display()))

@@ -101,7 +101,7 @@ pub fn check(
         match format {
             Format::Qcow2 => qcow2::mark_clean(file)?,
             Format::Qed => qed::mark_clean(file)?,
-            Format::Raw | Format::Luks => {}
+            Format::Raw | Format::Luks | Format::Foreign(_) => {}
         }
     }
     Ok(Report {
@@ -120,8 +120,9 @@ fn pass(
 ) -> Result<Report> {
     match format {
         Format::Raw | Format::Luks => Err(Error::unsupported(
-            "raw and luks images have no metadata that could be checked",
+            "only the metadata of qcow2 and qed images can be checked",
         )),
+        Format::Foreign(_) => Err(Error::only_read(format)),
         Format::Qcow2 => qcow2::pass(file, options, lines),
         Format::Qed => qed::pass(file, options, lines),
     }

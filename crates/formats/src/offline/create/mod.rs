@@ -39,6 +39,7 @@ pub fn create(
     match options.format {
         Format::Raw => raw::create(file, options.preallocation, size),
         Format::Luks => luks::create(file, options, size, key),
+        Format::Foreign(_) => Err(Error::only_read(options.format)),
         Format::Qcow2 => qcow2::create(file, data_file, options, size, key),
         Format::Qed => qed::create(file, options, size),
     }

@@ -112,6 +112,7 @@ impl Options {
         match format {
             Format::Raw => &["preallocation", "size"],
             Format::Luks => &encryption::NAMES,
+            Format::Foreign(_) => &[],
             Format::Qed => &[
                 "backing_file",
                 "backing_fmt",
@@ -226,6 +227,7 @@ impl Options {
             }
             Format::Raw => Ok(()),
             Format::Luks => self.validate_luks(),
+            Format::Foreign(_) => Err(Error::only_read(self.format)),
             Format::Qed => self.validate_qed(),
             Format::Qcow2 => self.validate_qcow2(),
         }
@@ -316,7 +318,7 @@ impl fmt::Display for Options {
         write!(f, "fmt={}", self.format)?;
         let names: &[&str] = match self.format {
             Format::Raw => &["size", "preallocation"],
-            Format::Luks => &["size"],
+            Format::Luks | Format::Foreign(_) => &["size"],
             Format::Qed => &[
                 "size",
                 "backing_file",

@@ -42,7 +42,7 @@ impl Contents {
         options.validate()?;
         let size = size.next_multiple_of(512);
         let problem = match options.format {
-            Format::Raw | Format::Qed | Format::Luks => {
+            Format::Raw | Format::Qed | Format::Luks | Format::Foreign(_) => {
                 "only qcow2 images are made of what they are to contain"
             }
             _ if options.encryption.is_wanted => "a stream is not encrypted here",

@@ -1,6 +1,6 @@
 //! For people.
 
-use super::{Info, Units, compat, encryption, flag_names};
+use super::{Info, Units, compat, encryption, flag_names, foreign};
 use crate::offline::Image;
 use crate::qcow2::snapshot::Snapshot;
 use crate::qcow2::{COMPATIBLE_LAZY_REFCOUNTS, Header};
@@ -42,6 +42,9 @@ impl Display for Info {
         }
         if let Image::Qcow2(header) = &self.image {
             self.fmt_specific(f, header)?;
+        } else if let Image::Foreign(image) = &self.image {
+            writeln!(f, "Format specific information:")?;
+            foreign::fmt(f, &foreign::to_json(image, &self.path), 4)?;
         } else if let Some(fields) = self.encryption() {
             writeln!(f, "Format specific information:")?;
             encryption::fmt(f, &fields, 4)?;

@@ -1,6 +1,6 @@
 //! For programs: QEMU's `ImageInfo`.
 
-use super::{Info, compat, encryption, flag_names};
+use super::{Info, compat, encryption, flag_names, foreign};
 use crate::offline::Image;
 use crate::qcow2::snapshot::Snapshot;
 use crate::qcow2::{COMPATIBLE_LAZY_REFCOUNTS, Header};
@@ -57,6 +57,9 @@ impl Info {
         if let Image::Qcow2(header) = &self.image {
             let data = self.specific(header);
             put("format-specific", json!({ "type": "qcow2", "data": data }));
+        } else if let Image::Foreign(image) = &self.image {
+            let (kind, data) = (image.kind.qemu_name(), foreign::to_json(image, &self.path));
+            put("format-specific", json!({ "type": kind, "data": data }));
         } else if let Some(fields) = self.encryption() {
             let (format, data) = (self.image.format().name(), encryption::to_json(&fields));
             put("format-specific", json!({ "type": format, "data": data }));

@@ -2,6 +2,7 @@
 //! layout of `qemu-img info`.
 
 mod encryption;
+mod foreign;
 mod human;
 mod json;
 mod size;
@@ -65,7 +66,11 @@ impl Info {
             Some(format) => format,
             None => Format::probe(file)?,
         };
-        let image = Image::read(file, format)?;
+        Info::of(path, file, protocol, Image::read(file, format)?)
+    }
+
+    /// Likewise, of an image whose header is known.
+    pub fn of(path: &Path, file: &dyn ImageFile, protocol: Protocol, image: Image) -> Result<Info> {
         let (snapshots, bitmaps) = match &image {
             Image::Qcow2(header) => (read_snapshots(file, header)?, read_bitmaps(file, header)?),
             _ => Default::default(),
@@ -73,7 +78,7 @@ impl Info {
         let luks = match &image {
             Image::Qcow2(header) => sound::check(file, header, &bitmaps)?,
             Image::Luks(header, _) => Some(header.describe()),
-            Image::Raw { .. } | Image::Qed(..) => None,
+            Image::Raw { .. } | Image::Qed(..) | Image::Foreign(_) => None,
         };
         let is_local = !matches!(protocol, Protocol::Other(_));
         let allocated = is_local.then(|| file.allocated()).transpose();
@@ -111,6 +116,7 @@ impl Info {
     pub fn cluster_size(&self) -> Option<u64> {
         match &self.image {
             Image::Raw { .. } | Image::Luks(..) => None,
+            Image::Foreign(image) => image.block_size,
             Image::Qcow2(header) => Some(header.geometry().cluster_size()),
             Image::Qed(header, _) => Some(header.cluster_size.into()),
         }
@@ -119,7 +125,7 @@ impl Info {
     /// The image must be checked before it is used.
     pub fn is_dirty(&self) -> bool {
         match &self.image {
-            Image::Raw { .. } | Image::Luks(..) => false,
+            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => false,
             Image::Qcow2(header) => header.is_dirty(),
             Image::Qed(header, _) => header.needs_check(),
         }

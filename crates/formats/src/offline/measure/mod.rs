@@ -48,6 +48,7 @@ pub fn measure(options: &Options, size: u64, source: Option<&Source>) -> Result<
                 bitmaps: None,
             })
         }
+        Format::Foreign(_) => Err(Error::only_read(options.format)),
         Format::Qcow2 => qcow2(options, size, source),
         Format::Qed => Err(Error::unsupported(
             "qed images are not measured, only raw, qcow2 and luks",

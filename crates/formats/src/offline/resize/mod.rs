@@ -41,6 +41,7 @@ pub fn resize(file: &dyn ImageFile, format: Format, to: &Resize) -> Result<()> {
     match format {
         Format::Raw => raw::resize(file, to),
         Format::Luks => luks::resize(file, to),
+        Format::Foreign(_) => Err(Error::only_read(format)),
         Format::Qcow2 => qcow2::resize(file, to),
         Format::Qed => qed::resize(file, to),
     }

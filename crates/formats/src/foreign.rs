@@ -1,0 +1,60 @@
+//! Images of other programs in their files.
+
+use crate::{Error, Result};
+use fathom_files::ImageFile;
+use fathom_foreign::{Bytes, Description, Kind, Start};
+use std::io;
+
+/// A file of such an image.
+pub(crate) struct Part<'a>(pub(crate) &'a dyn ImageFile);
+
+impl Bytes for Part<'_> {
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        let end = at.checked_add(buf.len() as u64);
+        match end {
+            Some(end) if end <= self.0.len()? => self.0.read_at(buf, at),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+}
+
+/// Of an image that is in one file.
+pub(crate) fn describe(file: &dyn ImageFile, kind: Kind) -> Result<Description> {
+    let start = Start::read(kind, &Part(file)).map_err(refused)?;
+    match start.names() {
+        [] => describe_with(&start, file, &[]),
+        names => Err(Error::unsupported(format!(
+            "is in {} other files, which are not looked at here",
+            names.len()
+        ))),
+    }
+}
+
+/// Likewise, with the files that it names.
+pub(crate) fn describe_with(
+    start: &Start,
+    file: &dyn ImageFile,
+    parts: &[Part<'_>],
+) -> Result<Description> {
+    let image = start.open(&Part(file), parts).map_err(refused)?;
+    Ok(image.describe().clone())
+}
+
+/// Of an image that cannot be read.
+pub(crate) fn refused(error: fathom_foreign::Error) -> Error {
+    match error {
+        fathom_foreign::Error::Not(kind) => Error::NotThisFormat {
+            format: kind.qemu_name(),
+        },
+        fathom_foreign::Error::Io(source) => Error::Io {
+            what: "its tables cannot be read",
+            source,
+        },
+        fathom_foreign::Error::Damaged(problem) => Error::Invalid(problem),
+        other => Error::Unsupported(other.to_string()),
+    }
+}

@@ -1,0 +1,222 @@
+//! One worker's way to an image of another program: helper threads read it.
+
+use super::bytes::ForeignBytes;
+use crate::served::helpers::Helpers;
+use crate::served::io::Buf;
+use crate::served::pool::Pool;
+use crate::served::segments::{fill, part};
+use crate::served::task::Executor;
+use fathom_core::token::woken;
+use fathom_core::{Channel, Cx, Extents, Op, Request, RequestId, Stage, Status, Token};
+use fathom_files::ImageFile;
+use fathom_foreign::Place;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Pieces of one worker that are being read; more wait their turn.
+const PIECES: usize = 32;
+
+/// Bytes of the longest: whole grains and blocks, mostly.
+const MAX_PIECE: u64 = 256 << 10;
+
+/// A piece that was read; no buffer: it could not be.
+struct Back {
+    id: RequestId,
+    range: Range<u64>,
+    read: io::Result<Buf>,
+}
+
+/// A request in pieces.
+#[derive(Clone, Copy, Default)]
+struct Parent {
+    /// Bytes of it that are not done.
+    left: u64,
+    /// Of the first piece that failed.
+    errno: i32,
+}
+
+pub(super) struct ForeignChannel {
+    bytes: ForeignBytes,
+    helpers: Arc<Helpers>,
+    executor: Executor,
+    pool: Rc<Pool>,
+    back: Rc<RefCell<Vec<Back>>>,
+    count: usize,
+    /// By the request's index in the slab.
+    parents: Vec<Parent>,
+    /// Requests of which something is not being read yet, and from where on.
+    waiting: VecDeque<(RequestId, u64)>,
+}
+
+impl ForeignChannel {
+    pub(super) fn new(
+        bytes: &ForeignBytes,
+        helpers: &Arc<Helpers>,
+        cx: &mut Cx,
+    ) -> io::Result<ForeignChannel> {
+        let executor = Executor::new()?;
+        cx.engine
+            .watch(executor.fd(), Token::channel(woken::FOREIGN))?;
+        Ok(ForeignChannel {
+            bytes: bytes.clone(),
+            helpers: helpers.clone(),
+            executor,
+            pool: Rc::default(),
+            back: Rc::default(),
+            count: 0,
+            parents: Vec::new(),
+            waiting: VecDeque::new(),
+        })
+    }
+
+    fn begin(&mut self, cx: &mut Cx, id: RequestId) {
+        let request = &cx.slab[id];
+        let index = id.0 as usize;
+        if self.parents.len() <= index {
+            self.parents.resize(index + 1, Parent::default());
+        }
+        self.parents[index] = Parent {
+            left: request.len,
+            errno: 0,
+        };
+        self.waiting.push_back((id, request.at));
+        cx.enter(id, Stage::Device);
+    }
+
+    /// Begins what there is room for.
+    fn go_on(&mut self, cx: &mut Cx) {
+        while self.count < PIECES
+            && let Some(&(id, from)) = self.waiting.front()
+        {
+            let request = &cx.slab[id];
+            let end = request.at + request.len;
+            let to = end.min((from / MAX_PIECE + 1) * MAX_PIECE);
+            match to == end {
+                true => drop(self.waiting.pop_front()),
+                false => self.waiting[0].1 = to,
+            }
+            match self.parents[id.0 as usize].errno {
+                0 => self.read(id, from..to),
+                // Nothing more of what has failed.
+                errno => self.done(cx, id, to - from, errno),
+            }
+        }
+    }
+
+    fn read(&mut self, id: RequestId, range: Range<u64>) {
+        self.count += 1;
+        let buf = self.pool.take((range.end - range.start) as usize);
+        let (bytes, at) = (self.bytes.clone(), range.start);
+        let shared = Arc::new(Mutex::new(Some(buf.loosen())));
+        let work = move || {
+            let mut loose = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut loose = loose.take().ok_or(io::ErrorKind::Other)?;
+            bytes.read_at(loose.bytes_mut(), at)?;
+            Ok(loose)
+        };
+        let (helpers, pool, back) = (self.helpers.clone(), self.pool.clone(), self.back.clone());
+        self.executor.spawn(async move {
+            let read = helpers.run(work.clone()).await;
+            // Without a thread it is done here.
+            let read = read.unwrap_or_else(work);
+            let read = read.map(|loose| loose.back(&pool));
+            back.borrow_mut().push(Back { id, range, read });
+        });
+    }
+
+    fn take(&mut self, cx: &mut Cx, back: Back) {
+        self.count -= 1;
+        let Back { id, range, read } = back;
+        let errno = match read {
+            Ok(buf) => {
+                give(&cx.slab[id], &range, &buf);
+                0
+            }
+            Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
+        };
+        self.done(cx, id, range.end - range.start, errno);
+    }
+
+    fn done(&mut self, cx: &mut Cx, id: RequestId, len: u64, errno: i32) {
+        let parent = &mut self.parents[id.0 as usize];
+        parent.left -= len;
+        if parent.errno == 0 {
+            parent.errno = errno;
+        }
+        if parent.left == 0 {
+            cx.complete(id, parent.errno);
+        }
+    }
+
+    /// Everything that was done may lead to more.
+    fn settle(&mut self, cx: &mut Cx) {
+        loop {
+            self.go_on(cx);
+            if !self.executor.is_idle() {
+                self.executor.run();
+            }
+            let back = std::mem::take(&mut *self.back.borrow_mut());
+            if back.is_empty() {
+                return;
+            }
+            back.into_iter().for_each(|back| self.take(cx, back));
+        }
+    }
+
+    /// Where it has data.
+    fn answer(&self, request: &Request) {
+        let image = self.bytes.0.image();
+        // SAFETY: the request is in flight until it is completed, after this.
+        let mut out = unsafe { Extents::of(&request.segments, request.len) };
+        let (mut at, end) = (request.at, request.at + request.len);
+        while at < end {
+            let extent = image.lookup(at, end - at);
+            let len = if extent.len == 0 {
+                end - at
+            } else {
+                extent.len
+            };
+            let status = match extent.place {
+                Place::Zero => Status::HOLE,
+                Place::Data { .. } | Place::Compressed(_) => Status::DATA,
+            };
+            if !out.push(status, len) {
+                return;
+            }
+            at += len;
+        }
+    }
+}
+
+/// Hands what was read to the request.
+fn give(request: &Request, range: &Range<u64>, buf: &Buf) {
+    let segments = part(
+        &request.segments,
+        range.start - request.at..range.end - request.at,
+    );
+    // SAFETY: the request is in flight, so that its segments are valid, and these are as long.
+    unsafe { fill(&segments, buf.bytes()) };
+}
+
+impl Channel for ForeignChannel {
+    fn submit(&mut self, cx: &mut Cx, id: RequestId) {
+        match cx.slab[id].op {
+            Op::Read => self.begin(cx, id),
+            Op::Flush => cx.complete(id, 0),
+            Op::BlockStatus => {
+                self.answer(&cx.slab[id]);
+                cx.complete(id, 0);
+            }
+            Op::Write | Op::WriteZeroes | Op::Discard => cx.complete(id, libc::EROFS),
+        }
+        self.settle(cx);
+    }
+
+    fn complete(&mut self, cx: &mut Cx, _id: RequestId, _tag: u16, _result: i32) {
+        self.settle(cx);
+    }
+}

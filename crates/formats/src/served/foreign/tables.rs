@@ -1,0 +1,58 @@
+//! What is known of an image.
+
+use crate::foreign::{Part, refused};
+use crate::served::problem::told;
+use crate::served::storage::Storage;
+use fathom_core::DiskError;
+use fathom_foreign::{Description, Image, Start};
+use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock};
+
+pub(super) struct Tables {
+    /// The image itself, and the files that it names, in that order.
+    pub(super) files: Vec<Arc<dyn Storage>>,
+    start: Start,
+    image: RwLock<Arc<Image>>,
+}
+
+impl Tables {
+    pub(super) fn read(files: Vec<Arc<dyn Storage>>, start: Start) -> Result<Tables, DiskError> {
+        let image = read(&files, &start)?;
+        Ok(Tables {
+            files,
+            start,
+            image: RwLock::new(Arc::new(image)),
+        })
+    }
+
+    /// Again: somebody else may have had the files meanwhile. The disk must have the same size as before.
+    pub(super) fn read_again(&self) -> Result<(), DiskError> {
+        let image = read(&self.files, &self.start)?;
+        if image.size() != self.image().size() {
+            let problem = "has another size than when it was opened: start the daemon anew";
+            return Err(told(self.path())(crate::Error::invalid(problem)));
+        }
+        let mut place = self.image.write().unwrap_or_else(PoisonError::into_inner);
+        *place = Arc::new(image);
+        Ok(())
+    }
+
+    pub(super) fn image(&self) -> Arc<Image> {
+        let image = self.image.read().unwrap_or_else(PoisonError::into_inner);
+        image.clone()
+    }
+
+    pub(super) fn description(&self) -> Description {
+        self.image().describe().clone()
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.files[0].path()
+    }
+}
+
+fn read(files: &[Arc<dyn Storage>], start: &Start) -> Result<Image, DiskError> {
+    let parts: Vec<_> = files.iter().map(|file| Part(file.bytes())).collect();
+    let image = start.open(&parts[0], &parts[1..]);
+    image.map_err(|error| told(files[0].path())(refused(error)))
+}
