@@ -1,6 +1,6 @@
 //! The thread that brings down what images in the middle have.
 
-use super::handle::Terms;
+use super::terms::Terms;
 use crate::above;
 use crate::copy::{Copy, Failure, Pace};
 use crate::following::{Gone, STOPPED, Shared, Tell};

@@ -1,20 +1,12 @@
 //! Starting it.
 
 use super::committer::Committer;
+use super::terms::Terms;
 use crate::following::{Following, Shared, Tell};
-use crate::name::Name;
 use crate::source::Source;
 use fathom_core::{Disk, DiskError, ThreadKind, thread_starts};
 use fathom_formats::served::ImageDisk;
 use std::sync::Arc;
-
-/// How it is to be done.
-pub struct Terms {
-    /// Bytes a second; None: as many as there can be.
-    pub rate: Option<u64>,
-    /// The image that is written to.
-    pub below: Name,
-}
 
 /// `image` is the source's own, with two disks beside it: what the one reads, from the image in the middle on, is written to
 /// the other one, and the image above the middle gets that below it. `over` hears that it is over. May block. The error is

@@ -1,7 +1,7 @@
 //! What images in the middle of a chain have is brought into one below them while users go on, until the image above them
 //! needs only that one.
 //!
-//! - `handle` starts it; it is asked as all are that follow their disk (`following`);
+//! - `terms` are what is asked for, and `handle` starts it; it is asked as all are that follow their disk (`following`);
 //! - `committer` is what the thread does: it copies, and at the end it names the image below in the header of the one above.
 //!
 //! Users change the first image only, so nothing is copied twice. What is written below is hidden by those in the middle,
@@ -9,5 +9,7 @@
 
 mod committer;
 mod handle;
+mod terms;
 
-pub use handle::{Terms, start};
+pub use handle::start;
+pub use terms::Terms;

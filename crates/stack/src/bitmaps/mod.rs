@@ -6,7 +6,7 @@
 //! knows what is missing: all counts as dirty then, and the reason is told. It is never too clean.
 //!
 //! `header` is the beginning of such a file, `mapping` its bits in memory, `bitmap` the two together; `all` are those of
-//! a disk, `limits` what there may be.
+//! a disk, in `place`, `limits` what there may be.
 //!
 //! A backup begins the bitmap's *successor*, which marks what is changed from its instant on. The bitmap itself
 //! goes on, too: if the backup is of no use, nothing has happened. When it is known to be safe the bitmap
@@ -17,11 +17,13 @@ mod bitmap;
 mod header;
 mod limits;
 mod mapping;
+mod place;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use all::Marked;
 pub use all::{BitmapStatus, Bitmaps};
-pub(crate) use all::{Marked, Place};
 pub use bitmap::Dirty;
 pub(crate) use header::Left;
 pub use limits::check_bitmap_name;
+pub(crate) use place::Place;
