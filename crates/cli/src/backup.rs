@@ -1,8 +1,10 @@
 //! `fathom backup`: disks as they were at an instant, while they are used.
 
+mod agent;
+mod moment;
 mod save;
 
-use crate::servers::absolute;
+use crate::servers::{absolute, find};
 use crate::target::{Disk, Target};
 use anyhow::bail;
 use clap::{Args, Subcommand};
@@ -38,7 +40,8 @@ pub fn run(args: BackupCommand) -> anyhow::Result<()> {
 /// How it is kept.
 #[derive(Args, Debug)]
 struct KeepArgs {
-    /// The Unix socket at which NBD clients read it [default: that of front-ends with .backup behind]
+    /// The Unix socket at which NBD clients read it, or a directory, for a socket with the disk's name and .backup behind
+    /// [default: the socket of front-ends with .backup behind]
     #[arg(long, value_name = "unix:PATH", value_parser = parse_socket)]
     nbd: Option<PathBuf>,
 
@@ -51,6 +54,11 @@ struct KeepArgs {
     /// what is left there at the beginning]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     scratch_size: Option<u64>,
+
+    /// Have the guest write out what it has in its caches, and write nothing until the backup has begun: the socket of
+    /// QEMU's guest agent in it
+    #[arg(long, value_name = "unix:PATH", value_parser = parse_socket)]
+    guest_agent: Option<PathBuf>,
 }
 
 fn parse_socket(text: &str) -> Result<PathBuf, String> {
@@ -61,16 +69,36 @@ fn parse_socket(text: &str) -> Result<PathBuf, String> {
 }
 
 impl KeepArgs {
-    fn begin(&self, disk: &Disk, bitmap: Option<&str>) -> anyhow::Result<BackupInfo> {
+    /// At one instant.
+    fn begin(&self, disks: &[&Disk], bitmap: Option<&str>) -> anyhow::Result<Vec<BackupInfo>> {
+        let orders = disks.iter().map(|disk| self.order(disk, bitmap));
+        let orders = orders.collect::<anyhow::Result<Vec<_>>>()?;
+        let mut sockets: Vec<_> = orders
+            .iter()
+            .filter_map(|order| order.socket.as_ref())
+            .collect();
+        sockets.sort();
+        if let Some(two) = sockets.windows(2).find(|two| two[0] == two[1]) {
+            bail!(
+                "{}: is one socket for several disks: name a directory (--nbd)",
+                two[0].display()
+            );
+        }
+        moment::begin(disks, &orders, self.guest_agent.as_deref())
+    }
+
+    fn order(&self, disk: &Disk, bitmap: Option<&str>) -> anyhow::Result<BackupOrder> {
         let elsewhere = |path: &Option<PathBuf>| path.as_deref().map(absolute).transpose();
-        let order = BackupOrder {
-            socket: elsewhere(&self.nbd)?,
+        let socket = elsewhere(&self.nbd)?.map(|path| match path.is_dir() {
+            true => path.join(format!("{}.backup", disk.name)),
+            false => path,
+        });
+        Ok(BackupOrder {
+            socket,
             scratch: elsewhere(&self.scratch)?,
             scratch_size: self.scratch_size,
             bitmap: bitmap.map(str::to_owned),
-        };
-        let put = disk.server.put(&disk.below("backup")).json(&order);
-        Ok(put.patiently().send()?)
+        })
     }
 }
 
@@ -87,8 +115,7 @@ fn end(disk: &Disk) -> anyhow::Result<BackupInfo> {
 /// Keep a disk as it is now, for NBD clients
 ///
 /// Its users go on changing it. What they are about to change is kept before, until `fathom backup stop`.
-/// What a guest has in its own caches is not on the disk: freeze its file systems for a moment (`virsh
-/// domfsfreeze`), if they are to be clean.
+/// What a guest has in its own caches is not on the disk, unless it is asked to write it out (--guest-agent).
 #[derive(Args, Debug)]
 struct StartArgs {
     #[command(flatten)]
@@ -100,23 +127,54 @@ struct StartArgs {
     bitmap: Option<String>,
 
     #[command(flatten)]
+    with: WithArgs,
+
+    #[command(flatten)]
     keep: KeepArgs,
 
-    /// Print JSON
+    /// Print JSON, a line for each disk
     #[arg(long)]
     json: bool,
 }
 
 fn start(args: StartArgs) -> anyhow::Result<()> {
-    let info = args
-        .keep
-        .begin(&args.target.disk()?, args.bitmap.as_deref())?;
+    let disks = args.with.disks(&args.target)?;
+    let all: Vec<_> = disks.iter().collect();
+    let infos = args.keep.begin(&all, args.bitmap.as_deref())?;
     let mut out = std::io::stdout().lock();
-    match args.json {
-        true => writeln!(out, "{}", serde_json::to_string(&info)?)?,
-        false => writeln!(out, "{}", info.uri)?,
+    for info in infos {
+        match args.json {
+            true => writeln!(out, "{}", serde_json::to_string(&info)?)?,
+            false => writeln!(out, "{}", info.uri)?,
+        }
     }
     Ok(())
+}
+
+/// Other disks.
+#[derive(Args, Debug)]
+struct WithArgs {
+    /// Another disk, of this server or another one here, at the same instant: may be repeated
+    #[arg(long, value_name = "NAME")]
+    with: Vec<String>,
+}
+
+impl WithArgs {
+    fn disks(&self, target: &Target) -> anyhow::Result<Vec<Disk>> {
+        let others = self.with.iter().map(|name| disk_of(target, name));
+        std::iter::once(target.disk()).chain(others).collect()
+    }
+}
+
+/// The disk of that name: the server's that is meant, if it has one.
+fn disk_of(target: &Target, name: &str) -> anyhow::Result<Disk> {
+    let first = target.disk()?;
+    let disk = Disk::new(first.server, Some(name.to_owned()))?;
+    if disk.info().is_ok() {
+        return Ok(disk);
+    }
+    let (server, named) = find(name)?;
+    Disk::new(server, named)
 }
 
 /// Keep it no more
@@ -128,15 +186,23 @@ struct StopArgs {
     #[command(flatten)]
     target: Target,
 
+    #[command(flatten)]
+    with: WithArgs,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 fn stop(args: StopArgs) -> anyhow::Result<()> {
-    let info = end(&args.target.disk()?)?;
-    if args.json {
-        writeln!(std::io::stdout(), "{}", serde_json::to_string(&info)?)?;
+    let disks = args.with.disks(&args.target)?;
+    // (All of them, whatever becomes of the first.)
+    let ended: Vec<_> = disks.iter().map(end).collect();
+    for info in ended {
+        let info = info?;
+        if args.json {
+            writeln!(std::io::stdout(), "{}", serde_json::to_string(&info)?)?;
+        }
     }
     Ok(())
 }

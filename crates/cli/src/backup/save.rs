@@ -1,6 +1,6 @@
 //! Backups that are written to files.
 
-use super::{KeepArgs, end};
+use super::{KeepArgs, disk_of, end};
 use crate::bitmap;
 use crate::img::common::{KeysArg, RateArg};
 use crate::img::watch::{WatchArgs, interrupted, stop_flag, tell_outcome, watched_until};
@@ -52,6 +52,12 @@ struct SaveArgs {
     watch: WatchArgs,
 }
 
+/// A disk, and the file that it is copied to.
+struct Item {
+    disk: Disk,
+    file: PathBuf,
+}
+
 /// Copy a disk as it is now, while it is used
 ///
 /// There is no file of the target's name until all of it is there and durable; one from before stays as long.
@@ -64,10 +70,46 @@ pub struct FullArgs {
     #[arg(short = 'O', long, value_parser = parse_format, default_value = "qcow2", value_name = "FORMAT")]
     target_format: Format,
 
+    /// Another disk, of this server or another one here, as it is at the same instant, and its file: may be repeated.
+    /// There is none of the files until all are there
+    #[arg(long, value_name = "NAME=FILE", value_parser = parse_item)]
+    with: Vec<(String, PathBuf)>,
+
     /// Begin a series of incremental backups: what is changed from its instant on is marked in this dirty bitmap. If
     /// it is there, it begins anew
     #[arg(long, value_name = "NAME")]
     bitmap: Option<String>,
+}
+
+fn parse_item(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, file)) if !name.is_empty() && !file.is_empty() => {
+            Ok((name.into(), file.into()))
+        }
+        _ => Err(format!("'{text}' is not NAME=FILE")),
+    }
+}
+
+impl FullArgs {
+    fn items(&self) -> anyhow::Result<Vec<Item>> {
+        let target = &self.save.target;
+        let first = target.disk().map(|disk| (disk, &self.save.file));
+        let others = self.with.iter();
+        let others = others.map(|(name, file)| Ok((disk_of(target, name)?, file)));
+        let items = std::iter::once(first).chain(others).map(|item| {
+            let (disk, file) = item?;
+            let file = real(file);
+            refuse_in_use(&file)?;
+            Ok(Item { disk, file })
+        });
+        let items = items.collect::<anyhow::Result<Vec<_>>>()?;
+        let mut files: Vec<_> = items.iter().map(|item| &item.file).collect();
+        files.sort();
+        match files.windows(2).find(|two| two[0] == two[1]) {
+            Some(two) => bail!("{}: is to be the copy of two disks", two[0].display()),
+            None => Ok(items),
+        }
+    }
 }
 
 pub fn full(args: FullArgs) -> anyhow::Result<()> {
@@ -75,8 +117,7 @@ pub fn full(args: FullArgs) -> anyhow::Result<()> {
     let Some(create) = format_options(format, &args.save.options)? else {
         return Ok(());
     };
-    let file = real(&args.save.file);
-    refuse_in_use(&file)?;
+    let items = args.items()?;
     let options = ConvertOptions {
         target: TargetOptions {
             create,
@@ -99,7 +140,7 @@ pub fn full(args: FullArgs) -> anyhow::Result<()> {
     };
     save(
         &args.save,
-        &file,
+        &items,
         args.bitmap.as_deref(),
         true,
         |info, part, progress| {
@@ -166,9 +207,10 @@ pub fn incremental(args: IncrementalArgs) -> anyhow::Result<()> {
         allow_dirs: dirs.clone(),
         keys: args.save.keys.ring(),
     };
+    let items = [Item { disk, file }];
     save(
         &args.save,
-        &file,
+        &items,
         Some(&args.bitmap),
         false,
         |info, part, progress| {
@@ -224,44 +266,61 @@ fn real(file: &Path) -> PathBuf {
     fs::canonicalize(file).unwrap_or_else(|_| file.to_owned())
 }
 
-/// Keeps the disk as it is, has it written, and sees to what comes of that.
+/// Keeps the disks as they are, has each written, and sees to what comes of that.
 fn save(
     args: &SaveArgs,
-    file: &Path,
+    items: &[Item],
     bitmap: Option<&str>,
     may_replace: bool,
-    write: impl FnOnce(&BackupInfo, &Path, &mut Progress<'_>) -> Result<Option<Comparison>, img::Error>,
+    mut write: impl FnMut(
+        &BackupInfo,
+        &Path,
+        &mut Progress<'_>,
+    ) -> Result<Option<Comparison>, img::Error>,
 ) -> anyhow::Result<()> {
-    let part = beside(file)?;
-    let disk = args.target.disk()?;
+    let parts = items.iter().map(|item| beside(&item.file));
+    let parts = parts.collect::<anyhow::Result<Vec<_>>>()?;
     // From here on, what has begun is ended.
     let stop = stop_flag()?;
     signal_hook::flag::register(signal_hook::consts::SIGHUP, stop.clone())?;
-    let info = args.keep.begin(&disk, bitmap)?;
-    let written = watched_until(&args.watch, &stop, |progress: &mut Progress<'_>| {
-        write(&info, &part, progress)
-    });
-    // Whatever has become of that, users of the disk are to wait no more.
-    let ended = end(&disk);
-    let interruption = written
-        .as_ref()
-        .err()
-        .filter(|e| matches!(e, img::Error::Interrupted));
-    let interruption = interruption.map(ToString::to_string);
-    let outcome = match written {
-        Ok(same) => ended
-            .and(check(same))
-            .and_then(|()| refuse_in_use(file))
-            .and_then(|()| put(&part, file, may_replace)),
-        // Why the backup has failed is the better reason for what could not be read.
-        Err(error) => ended.and(Err(error.into())),
-    };
-    if outcome.is_err() {
-        let _ = fs::remove_file(&part);
+    let disks: Vec<_> = items.iter().map(|item| &item.disk).collect();
+    let infos = args.keep.begin(&disks, bitmap)?;
+    let mut outcome = Ok(());
+    let mut interruption = None;
+    for ((item, part), info) in items.iter().zip(&parts).zip(&infos) {
+        let written = outcome.is_ok().then(|| {
+            watched_until(&args.watch, &stop, |progress: &mut Progress<'_>| {
+                write(info, part, progress)
+            })
+        });
+        // Whatever has become of that, users of the disk are to wait no more.
+        let ended = end(&item.disk);
+        let written = match written {
+            None => continue,
+            Some(Ok(same)) => ended
+                .and(check(same))
+                .and_then(|()| refuse_in_use(&item.file)),
+            Some(Err(error)) => {
+                if matches!(error, img::Error::Interrupted) {
+                    interruption = Some(error.to_string());
+                }
+                // Why the backup has failed is the better reason for what could not be read.
+                ended.and(Err(error.into()))
+            }
+        };
+        outcome = written;
+    }
+    for (item, part) in items.iter().zip(&parts) {
+        outcome = outcome.and_then(|()| put(part, &item.file, may_replace));
+        if outcome.is_err() {
+            let _ = fs::remove_file(part);
+        }
     }
     // Only now: until then the next one is to have all that this one has.
-    let outcome =
-        outcome.and_then(|()| bitmap.map_or(Ok(()), |name| advance(&disk, name, info.successor)));
+    for (item, info) in items.iter().zip(&infos) {
+        let advance = |name| advance(&item.disk, name, info.successor);
+        outcome = outcome.and_then(|()| bitmap.map_or(Ok(()), advance));
+    }
     let told = outcome.as_ref().map(|()| json!({}));
     tell_outcome(&args.watch, told);
     if let Some(interruption) = interruption {

@@ -31,6 +31,7 @@ mod memory;
 mod metrics;
 mod middles;
 mod mirror;
+mod moments;
 mod nbd;
 mod page;
 mod pools;

@@ -31,7 +31,8 @@ impl Objects {
     fn may_not_be_backed_up(&self, index: usize, order: &BackupOrder) -> Option<Refusal> {
         let disk = &self.disks[index];
         let name = disk.name();
-        if let Some(refusal) = self.is_busy(name) {
+        // (A disk that stands still can be kept as it is: several at one instant.)
+        if let Some(refusal) = self.is_just_being_changed(name) {
             return Some(refusal);
         }
         let paths = order.socket.iter().chain(&order.scratch);
