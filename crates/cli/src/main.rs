@@ -21,6 +21,7 @@ mod group;
 mod guest;
 mod guest_run;
 mod img;
+mod jobs;
 mod lab;
 mod manual;
 mod mirror;
@@ -79,6 +80,7 @@ enum Command {
     Snapshot(snapshot::SnapshotArgs),
     Commit(commit::CommitArgs),
     Stream(stream::StreamCommand),
+    Jobs(jobs::JobsArgs),
     Resize(stats::ResizeArgs),
     Quit(stats::QuitArgs),
     Upgrade(upgrade::UpgradeArgs),
@@ -161,6 +163,7 @@ fn main() -> ExitCode {
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Commit(args) => commit::run(args),
         Command::Stream(args) => stream::run(args),
+        Command::Jobs(args) => jobs::run(&args),
         Command::Resize(args) => stats::resize(args),
         Command::Quit(args) => stats::quit(args),
         Command::Upgrade(args) => upgrade::run(args),

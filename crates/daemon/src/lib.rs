@@ -16,6 +16,7 @@ mod files;
 mod handover;
 mod host;
 mod info;
+mod jobs;
 mod limits;
 mod link;
 mod live;
@@ -53,6 +54,7 @@ pub use info::{
     BackupInfo, BitmapInfo, Bitmaps, ConnectionInfo, FrontEnd, Info, MirrorInfo, NbdInfo,
     SnapshotInfo, Snapshots, StreamInfo, TenantLimits, WorkerInfo,
 };
+pub use jobs::{JobInfo, Jobs};
 pub use limits::survive_size_limit;
 pub use live::{
     BUCKETS_PER_DOUBLING, DiskSample, Figures, FrontEndSample, Limiter, LimiterKind, OpSample,

@@ -10,8 +10,10 @@ use crate::streams::{await_end, below};
 use crate::support::{
     Kept, Served, as_arg, disk_dir, eventually, fathom, refused, short_dir, stdout_of,
 };
+use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Write;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -25,6 +27,14 @@ fn stop(served: &Served) -> String {
     stdout_of(&["stream", "stop", &served.api()])
 }
 
+/// What is done with all disks.
+fn jobs(served: &Served) -> Value {
+    let client = fathom_client::Client::connect(Path::new(&served.api())).unwrap();
+    let all: Value = client.get(&["v1", "jobs"]).send().unwrap();
+    assert!(fathom().arg("jobs").output().unwrap().status.success());
+    all["jobs"].clone()
+}
+
 /// Begins one that is stopped before its end.
 fn stopped(served: &Served, top: &str, base: &str) {
     let api = served.api();
@@ -36,6 +46,9 @@ fn stopped(served: &Served, top: &str, base: &str) {
             let shown = String::from_utf8(shown.unwrap().stdout).unwrap();
             shown.starts_with("copying: ").then_some(())
         });
+        let jobs = jobs(served);
+        assert_eq!(jobs[0]["kind"], "commit", "{jobs}");
+        assert_eq!(jobs[0]["target"], base, "{jobs}");
         stop(served);
         let ended = ended.join().unwrap();
         assert_eq!(ended.status.code(), Some(1), "{ended:?}");

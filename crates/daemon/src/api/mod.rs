@@ -5,7 +5,7 @@
 //!
 //! - `listen` is where clients connect, `clients` says how many, `connection` serves each;
 //! - `disks` has what can be done to disks, `backup` how they are kept as they were, `bitmaps` what of them has been changed since,
-//!   `mirror` how they are copied while they are used, `snapshots` how their own images keep them, `groups` to those
+//!   `mirror` how they are copied while they are used, `snapshots` how their own images keep them, `jobs` all that is done with them beside their users, `groups` to those
 //!   that share limits, `server` what concerns all of them, `stream` what happens;
 //! - `request` is what is read of each;
 //! - `metrics` is what is counted (on `pages`), `live` what goes on right now, `page` shows that in a
@@ -20,6 +20,7 @@ mod clients;
 mod connection;
 mod disks;
 mod groups;
+mod jobs;
 mod listen;
 mod live;
 mod metrics;
@@ -254,6 +255,7 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(mirror::snapshot))
         .routes(routes!(disks::set_filter))
         .routes(routes!(disks::start_trace, disks::stop_trace))
+        .routes(routes!(jobs::list))
         .routes(routes!(groups::list))
         .routes(routes!(groups::set))
         .routes(routes!(server::show))
