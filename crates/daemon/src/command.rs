@@ -143,7 +143,7 @@ pub struct StreamOrder {
     #[schema(value_type = Option<String>)]
     pub format: Option<Format>,
     /// A file between the disk's own image and the base: what it and those between it and the base have is brought down into
-    /// the base. (That one is written to because it is named here, not because an image names it.)
+    /// the base. (That one is written to because it is named here; of the image above the top the header is, to name the base.)
     /// [default: what is above the base comes up, and becomes the image's own]
     #[serde(default)]
     #[schema(value_type = Option<String>)]

@@ -221,7 +221,7 @@ pub struct StreamInfo {
     pub phase: String,
     /// Bytes that have come up or down.
     pub copied: u64,
-    /// Bytes of the disk that are still to be looked at.
+    /// Bytes of the disk that are still to be looked at, or to come down.
     pub left: u64,
     /// For so long.
     pub seconds: u64,

@@ -21,9 +21,6 @@ impl Kind {
     /// Bytes of a file's start that [`Kind::of_start`] wants, or all if there
     /// are fewer.
     pub const START: usize = 512;
-    /// Bytes of a file's end that [`Kind::of_end`] wants.
-    pub const END: usize = 512;
-
     /// The format of a file that starts with `start`. It may still turn out to
     /// be something else: only magic numbers are looked at.
     pub fn of_start(start: &[u8]) -> Option<Kind> {
@@ -39,15 +36,6 @@ impl Kind {
         } else {
             None
         }
-    }
-
-    /// The same for a file that ends with `end`: a fixed VHD image is a raw
-    /// disk with a footer. QEMU does not look there, since a guest could have
-    /// written it on a disk that is raw: ask only of files that are known not
-    /// to be.
-    pub fn of_end(end: &[u8]) -> Option<Kind> {
-        let footer = &end[end.len().checked_sub(Kind::END)?..];
-        footer.starts_with(b"conectix").then_some(Kind::Vhd)
     }
 
     /// Its name for people: "VMDK".
@@ -112,11 +100,5 @@ mod tests {
         for (start, kind) in starts {
             assert_eq!(Kind::of_start(start), kind, "{start:?}");
         }
-        let mut end = vec![0; 1024];
-        assert_eq!(Kind::of_end(&end), None);
-        end[512..520].copy_from_slice(b"conectix");
-        assert_eq!(Kind::of_end(&end), Some(Kind::Vhd));
-        assert_eq!(Kind::of_end(&end[1..]), Some(Kind::Vhd));
-        assert_eq!(Kind::of_end(&end[520..]), None);
     }
 }

@@ -376,7 +376,7 @@ fn stream_optimized_vmdk() {
     good.refused(end - 1024, b"x", "no footer");
     good.refused(end - 1536 + 12, &[2], "no footer");
     good.refused(end - 1536 + 8, &[2], "no footer");
-    good.refused(end - 1024 + 21, &[0xff], "up to 32768");
+    good.refused(end - 1024 + 21, &[0xff], "up to 2048");
     refused(Kind::Vmdk, &good.bytes[..end - 512].to_vec(), "no footer");
     refused(
         Kind::Vmdk,

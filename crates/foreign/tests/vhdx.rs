@@ -85,12 +85,15 @@ struct Entry<'a> {
     flushed: u64,
     /// Places and bytes of sectors; zeroes if there are none.
     changes: &'a [(u64, &'a [u8])],
+    /// So many bytes of zeroes.
+    zeroes: u64,
 }
 
 impl Entry<'_> {
     fn bytes(&self) -> Vec<u8> {
         let data = self.changes.iter().filter(|(_, data)| !data.is_empty());
-        let len = 4096 * (1 + data.count());
+        let descriptors = (64 + 32 * self.changes.len()).next_multiple_of(4096);
+        let len = descriptors + 4096 * data.count();
         let mut bytes = b"loge\0\0\0\0".to_vec();
         bytes.extend((len as u32).to_le_bytes());
         bytes.extend(self.tail.to_le_bytes());
@@ -99,16 +102,17 @@ impl Entry<'_> {
         bytes.extend(self.guid);
         bytes.extend(self.flushed.to_le_bytes());
         bytes.extend(self.flushed.to_le_bytes());
+        let zeroes = self.zeroes.to_le_bytes();
         for (at, data) in self.changes {
             let (magic, parts): (_, [&[u8]; 2]) = match data.is_empty() {
-                true => (b"zero", [&[0; 4], &4096_u64.to_le_bytes()]),
+                true => (b"zero", [&[0; 4], &zeroes]),
                 false => (b"desc", [&data[4092..], &data[..8]]),
             };
             bytes.extend([&magic[..], parts[0], parts[1]].concat());
             bytes.extend(at.to_le_bytes());
             bytes.extend(self.sequence.to_le_bytes());
         }
-        bytes.resize(4096, 0);
+        bytes.resize(descriptors, 0);
         for (_, data) in self.changes.iter().filter(|(_, data)| !data.is_empty()) {
             bytes.extend(b"data");
             bytes.extend(((self.sequence >> 32) as u32).to_le_bytes());
@@ -158,6 +162,7 @@ fn entries_count_in_their_order_and_from_the_one_that_is_needed() {
             guid: &guid,
             flushed,
             changes: &[(at, data)],
+            zeroes: 4096,
         };
         entry.bytes()
     };
@@ -198,6 +203,7 @@ fn entries_count_in_their_order_and_from_the_one_that_is_needed() {
         guid: &[1; 16],
         flushed,
         changes: &[(at, &wrong)],
+        zeroes: 4096,
     };
     for entries in [vec![damaged], vec![other.bytes()], vec![]] {
         let mut with = image.clone();
@@ -228,6 +234,7 @@ fn a_log_that_is_not_of_tables_is_refused() {
             guid: &guid,
             flushed,
             changes: &[(at, &sector)],
+            zeroes: 4096,
         };
         let mut with = image.clone();
         log(&mut with, 0, &[entry.bytes()]);
@@ -240,6 +247,22 @@ fn a_log_that_is_not_of_tables_is_refused() {
         let error = dir.open(Kind::Vhdx, "image").err().unwrap().to_string();
         assert!(error.contains(words), "{error}");
     }
+    // Zeroes over zeroes, which all would be looked at.
+    let place = region(&image, &BLOCKS) as u64;
+    let some = vec![(place, &[][..]); 5000];
+    let mut with = image.clone();
+    let entry = Entry {
+        tail: 0,
+        sequence: 1,
+        guid: &guid,
+        flushed: 0,
+        changes: &some,
+        zeroes: 1 << 20,
+    };
+    log(&mut with, 0, &[entry.bytes()]);
+    dir.write("image", &with);
+    let error = dir.open(Kind::Vhdx, "image").err().unwrap().to_string();
+    assert!(error.contains("qemu-img check -r all"), "{error}");
     // As much work as a log of 32 MiB can ask for.
     let mut with = image[..1 << 20].to_vec();
     with.resize(64 << 20, 0);

@@ -4,8 +4,9 @@
 //! rights. So these files are opened only below directories that the user
 //! allows, which the kernel enforces (openat2(2) with RESOLVE_BENEATH), and
 //! only if they are regular files or block devices: to open some others
-//! blocks, or does something. None of them is opened for writing: the external
-//! data file of an image that is written to is one that the user names.
+//! blocks, or does something. None of them is opened for writing but for a job that
+//! the user has asked for, and the external data file of an image that is written to
+//! is one that the user names.
 
 use fathom_core::DiskError;
 use fathom_files::gate::{self, Wanted};

@@ -46,7 +46,11 @@ pub fn name_from(path: &Path, below: &Path) -> Result<String, String> {
         (true, Some(name)) => Path::new(name),
         _ => below,
     };
-    let name = name.to_str().map(str::to_owned);
+    let name = name.to_str().map(|name| match name.contains(':') {
+        // What is before it would be a protocol.
+        true if !name.starts_with('/') => format!("./{name}"),
+        _ => name.to_owned(),
+    });
     name.ok_or_else(|| format!("{}: an image can name only what is UTF-8", below.display()))
 }
 

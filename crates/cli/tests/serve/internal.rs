@@ -222,3 +222,58 @@ fn what_cannot_be_kept_is_refused() {
     refused(2, &["snapshot", &api], &["FILE", "--internal"]);
     refused(2, &["snapshot", &api, "--list", "--unkept"], &["--unkept"]);
 }
+
+/// A server that was killed may have left something with a front-end that is to be in the image first.
+#[test]
+fn what_a_front_end_may_know_comes_first() {
+    let dir = disk_dir();
+    let image = as_arg(&dir.path().join("i"));
+    qemu_img(dir.path(), &["create", "-q", "-f", "qcow2", &image, "4M"]);
+    let served = Served::start(&image, &["--format", "qcow2"]);
+    let args = ["snapshot", &served.api(), "--internal", "a"];
+    refused(1, &args, &["has not connected yet"]);
+    with_disk(&served.arg("s"), 1, |_| take(&served, "a"));
+    // It has been there, and all is in the image.
+    take(&served, "b");
+    take(&served, "c");
+    assert_eq!(names(&served), ["a", "b", "c"]);
+    let served = Served::start(&image, &["--format", "qcow2", "--filter", "cow"]);
+    for what in ["--list", "--internal=d"] {
+        refused(
+            1,
+            &["snapshot", &served.api(), what],
+            &["without --filter cow"],
+        );
+    }
+}
+
+/// They need what is below as it is, whoever has taken them.
+#[test]
+fn snapshots_that_nobody_has_seen_come_are_kept() {
+    let dir = disk_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let (base, image) = (path("base"), path("i"));
+    qemu_img(dir.path(), &["create", "-q", "-f", "raw", &base, "4M"]);
+    let create = ["create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw"];
+    qemu_img(dir.path(), &[&create[..], &[&image]].concat());
+    let served = keep::start(short_dir(), "");
+    let api = served.api();
+    let add = ["disk", "add", "--server", &api, "d", &image];
+    stdout_of(&[&add[..], &["--format", "qcow2"]].concat());
+    // (Nobody uses it.)
+    for taken in [true, false] {
+        match taken {
+            true => take(&served, "one"),
+            false => drop(qemu_img(dir.path(), &["snapshot", "-c", "one", &image])),
+        }
+        for args in [&["stream", "start", &api][..], &["commit", &api, &base]] {
+            refused(1, args, &["1 internal snapshots"]);
+        }
+        eventually("its options", || {
+            let done = fathom()
+                .args(["snapshot", &api, "--delete", "one"])
+                .output();
+            done.unwrap().status.success().then_some(())
+        });
+    }
+}

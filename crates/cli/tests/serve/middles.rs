@@ -296,3 +296,25 @@ fn a_commit_that_fails_leaves_the_disk_as_it_was() {
     });
     assert_eq!(below(dir.path(), &image), *middle);
 }
+
+/// QEMU takes what is before a colon for a protocol, but in a path.
+#[test]
+fn images_have_names_that_lead_back_to_them() {
+    let dir = disk_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let [base, middle, image] = ["b:ase", "m:iddle", "i"].map(path);
+    let create = |more: &[&str]| qemu_img(dir.path(), &[&["create", "-q", "-f"], more].concat());
+    create(&["raw", &base, "4M"]);
+    create(&["qcow2", "-b", &base, "-F", "raw", &middle]);
+    create(&["qcow2", "-b", &middle, "-F", "qcow2", &image]);
+    qemu_io(dir.path(), &middle, "qcow2", &["write -P 9 1M 1M"]);
+    let before = flat(dir.path(), "qcow2", &image);
+    let mut served = Served::start(&image, &["--format", "qcow2"]);
+    with_disk(&served.arg("s"), 1, |disk| {
+        commit(&served, &middle, &base, &[]);
+        assert_eq!(differ(&disk.contents(), &before), None);
+    });
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    assert_eq!(below(dir.path(), &image), "./b:ase");
+    assert!(flat(dir.path(), "qcow2", &image) == before);
+}

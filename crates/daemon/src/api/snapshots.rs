@@ -38,8 +38,8 @@ pub async fn list(State(asking): State<Asking>, name: Named) -> Result<Json<Valu
 
 /// Keep a disk as it is now in its own image
 ///
-/// Its users wait until that is done: for milliseconds, and longer the larger the image's tables are. What they change from
-/// then on goes to other places in the image.
+/// Its users wait until that is done, the longer the larger the image's tables are: seconds, for terabytes in use. What they
+/// change from then on goes to other places in the image.
 #[utoipa::path(put, path = "/v1/disks/{name}/snapshots/{snapshot}", tag = "disks", operation_id = "takeSnapshot",
     params(("name" = String, Path), ("snapshot" = String, Path)),
     responses(

@@ -1,6 +1,8 @@
 //! One disk with several users: a virtual machine and NBD clients.
 
-use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Resize};
+mod alone;
+
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -280,34 +282,6 @@ impl SharedDisk {
             true => (self.wait_for_clients(self.wait_for_followers(users)), true),
             false => (users, false),
         }
-    }
-
-    /// Gives it another size, whoever uses it. Nobody comes or goes meanwhile.
-    pub fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
-        let users = self.users();
-        if users.are_some() || to.size.is_none() {
-            return self.resize_active(to);
-        }
-        if self.front_end_first && !users.front_end_came {
-            let problem = format!(
-                "{}: its virtual machine has not connected yet, which may know of changes that are \
-                 not in the image: resize the disk when it has",
-                self.name
-            );
-            return Err(DiskError::Refused(problem));
-        }
-        self.disk.activate()?;
-        let resized = self.resize_active(to);
-        let deactivated = self.disk.deactivate();
-        resized.and_then(|size| deactivated.map(|()| size))
-    }
-
-    fn resize_active(&self, to: &Resize) -> Result<u64, DiskError> {
-        if to.size.is_some() && self.disk.info().read_only {
-            let problem = format!("{}: is served for reading only", self.name);
-            return Err(DiskError::Refused(problem));
-        }
-        self.disk.resize(to)
     }
 
     fn wait_for_clients<'a>(&'a self, users: MutexGuard<'a, Users>) -> MutexGuard<'a, Users> {

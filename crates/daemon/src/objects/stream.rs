@@ -4,8 +4,8 @@ use super::shared_disk::SharedDisk;
 use crate::events::{Events, Happened};
 use crate::info::StreamInfo;
 use fathom_files::gate;
-use fathom_formats::Format;
 use fathom_formats::served::{Beside, ChainImage, ImageDisk};
+use fathom_formats::{Format, resolve};
 use fathom_jobs::stream::{self, Below, Terms};
 use fathom_jobs::{Following, Name, Phase, Source, Tell, commit};
 use fathom_stack::{Description, check_raw, name_from, open_below};
@@ -72,10 +72,18 @@ fn named(above: &Path, path: &Path, format: Format) -> Result<Name, String> {
     let dir = gate::real_path(dir.unwrap_or(Path::new(".")));
     let dir = dir.map_err(|error| format!("its directory cannot be found: {error}"))?;
     let above = dir.join(above.file_name().unwrap_or_default());
-    Ok(Name {
-        name: name_from(&above, path)?.into_bytes(),
-        format,
-    })
+    let name = name_from(&above, path)?.into_bytes();
+    // (It is going to be opened by that.)
+    let found = resolve(&above, &name).map_err(|error| error.to_string())?;
+    let is = |path: &Path| gate::real_path(path).ok();
+    match is(&found).is_some_and(|found| is(path) == Some(found)) {
+        true => Ok(Name { name, format }),
+        false => Err(format!(
+            "{}: cannot be found as {}",
+            path.display(),
+            found.display()
+        )),
+    }
 }
 
 /// Images in the middle of a chain, which go into one below.

@@ -13,6 +13,10 @@ const MAX_LEN: u32 = 32 << 20;
 /// one that goes all around.
 const MAX_WORK: usize = 8 * MAX_LEN as usize;
 
+/// Changes at most, and bytes that they make zeroes: what is read is looked for in all of them.
+const MAX_CHANGES: usize = 1 << 16;
+const MAX_ZEROES: u64 = 4 << 30;
+
 /// Entries that follow each other.
 struct Sequence {
     /// Where each starts.
@@ -61,7 +65,12 @@ pub fn changes(source: &Source, log: &Log) -> Result<Vec<Change>> {
         let (_, more) = ring.entry(*start)?.ok_or_else(must_be_replayed)?;
         changes.extend(more);
     }
-    Ok(changes)
+    let mut zeroes = changes.iter().filter(|change| change.data.is_none());
+    let zeroes = zeroes.try_fold(0_u64, |sum, change| sum.checked_add(change.len));
+    match changes.len() <= MAX_CHANGES && zeroes.is_some_and(|sum| sum <= MAX_ZEROES) {
+        true => Ok(changes),
+        false => Err(must_be_replayed()),
+    }
 }
 
 /// For what is not done here.

@@ -5,7 +5,7 @@ use crate::kind::Kind;
 use std::collections::HashMap;
 
 /// Files of an image: 8 TiB in the usual pieces of 2 GiB.
-const MAX_FILES: usize = 4096;
+const MAX_FILES: usize = 512;
 const MAX_EXTENTS: usize = 16384;
 /// Sectors of a disk, so that bytes of it fit into 63 bits.
 const MAX_SECTORS: u64 = 1 << 54;

@@ -41,9 +41,9 @@ const GRAINS_PER_TABLE: u32 = 512;
 const MAX_DESCRIPTOR: u64 = 1 << 20;
 const MAX_CAPACITY: u64 = 1 << 54;
 /// Sectors of a grain: 1 GiB, as in QEMU; a compressed one is decompressed as
-/// a whole, and 16 MiB are much.
+/// a whole, and for each part of it that is read: 1 MiB is much.
 const MAX_GRAIN: u64 = 1 << 21;
-const MAX_COMPRESSED_GRAIN: u64 = 1 << 15;
+const MAX_COMPRESSED_GRAIN: u64 = 1 << 11;
 
 /// An extent, with what people want to know of it.
 pub struct Extent {

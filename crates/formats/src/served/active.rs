@@ -33,6 +33,14 @@ impl Layer {
         }
     }
 
+    /// Clusters of it come and go.
+    pub(super) fn is_writable(&self) -> bool {
+        match self {
+            Layer::Raw { .. } => false,
+            Layer::Tables(tables) => tables.writable,
+        }
+    }
+
     /// So many internal snapshots the image has.
     pub(super) fn snapshots(&self) -> u32 {
         match self {

@@ -1,7 +1,7 @@
 //! One worker's way to an image: what can be told at once goes straight to
 //! the storage, at the place where the bytes are; everything else is a task.
 
-use super::active::Active;
+use super::active::{Active, Layer};
 use super::disk::Shared;
 use super::epoch::{InEpoch, InFlight};
 use super::io::{Errno, Payload};
@@ -95,7 +95,7 @@ impl ImageChannel {
         self.current = self.shared.active().map(|active| Current {
             lookup: Lookup::new(active.layers.len()),
             counts: active.epochs.register(),
-            frees: active.top().is_some_and(|tables| tables.writable),
+            frees: active.layers.iter().any(Layer::is_writable),
             active,
         });
     }

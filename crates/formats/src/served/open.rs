@@ -288,7 +288,14 @@ impl Chain {
         let format = match (format, image) {
             (Some(format), _) => format,
             // QED's header says raw or nothing.
-            (None, Image::Qed(..)) => Format::probe(file.bytes()).map_err(told(file.path()))?,
+            (None, Image::Qed(..)) => {
+                let found = Format::probe(file.bytes()).map_err(told(file.path()))?;
+                // (What a guest has written must not name files.)
+                match found.is_only_read() {
+                    false => found,
+                    true => Format::Raw,
+                }
+            }
             (None, _) => {
                 let below = file.path().display();
                 let problem = format!(

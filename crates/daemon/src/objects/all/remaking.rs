@@ -86,6 +86,7 @@ impl Objects {
             Ok(mut disk) => {
                 let _signals = LeftToThisThread::new();
                 disk.inherit(&self.disks[index].counts(MAX_LEFT));
+                disk.succeed(&self.disks[index]);
                 changes::watch_size(&disk, self.mail.post());
                 tracing::info!("changed: {}", disk.describe());
                 if !self.next.contains_key(name) {

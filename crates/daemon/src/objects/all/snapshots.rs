@@ -83,7 +83,7 @@ impl Objects {
 
 fn have_none(name: &str) -> Refusal {
     Kind::Invalid.because(format!(
-        "disk '{name}' has no internal snapshots: only qcow2 images do"
+        "disk '{name}' has no internal snapshots: only qcow2 images do, without --filter cow"
     ))
 }
 

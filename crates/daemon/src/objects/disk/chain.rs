@@ -58,6 +58,9 @@ impl Served {
     pub fn order_to_commit(&self, commit: Commit) -> Result<Order, String> {
         let above = self.stack.image.clone();
         self.check_still(commit.depth, &commit.image)?;
+        // (Some may have come since.)
+        let images = self.images();
+        { images[..commit.depth].iter() }.try_for_each(refuse_snapshots)?;
         Ok(Order {
             disk: self.options.name.clone(),
             source: self.source(),
@@ -110,8 +113,13 @@ impl Served {
     pub fn order_to_stream(&self, plan: Plan) -> Result<stream::Order, String> {
         let image = self.stack.image.clone();
         match &plan.what {
-            What::Up(Base::Own { depth, image }) => self.check_still(*depth, image)?,
-            What::Up(_) => {}
+            What::Up(base) => {
+                if let Base::Own { depth, image } = base {
+                    self.check_still(*depth, image)?;
+                }
+                let images = self.images();
+                { images.first().into_iter() }.try_for_each(refuse_snapshots)?;
+            }
             What::Down(middle) => { middle.images.iter().enumerate() }
                 .try_for_each(|(depth, image)| self.check_still(depth, image))?,
         }

@@ -84,6 +84,11 @@ impl Served {
         self.stack.parts.leave()
     }
 
+    /// This one takes the place of that one.
+    pub fn succeed(&self, before: &Served) {
+        self.shared.succeed(&before.shared);
+    }
+
     /// Its parts go on from there.
     pub fn take_left(&mut self, left: &Legacy) -> Result<(), String> {
         if let Some(trace) = &mut self.trace {

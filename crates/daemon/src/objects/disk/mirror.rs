@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// Why something cannot be done.
 const STREAMED: &str =
-    "its image is making its own what is below it: wait until that ends, or end it";
+    "its chain of images is being changed: wait until that ends, or end it (fathom stream stop)";
 const BACKED_UP: &str = "a backup of it has begun: wait until it ends";
 const MIRRORED: &str = "it is being mirrored: end that first, or switch over";
 
@@ -144,6 +144,6 @@ impl Served {
     }
 }
 
-fn has_filter(table: &DiskTable, name: &str) -> bool {
+pub(super) fn has_filter(table: &DiskTable, name: &str) -> bool {
     table.filters.iter().any(|filter| filter.name == name)
 }

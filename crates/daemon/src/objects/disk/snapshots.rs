@@ -1,6 +1,7 @@
 //! A disk whose image may have internal snapshots.
 
 use super::Served;
+use super::mirror::has_filter;
 use fathom_formats::Format;
 use fathom_formats::served::ImageDisk;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ impl Served {
     /// The image that can have some.
     pub fn qcow2_image(&self) -> Option<Arc<ImageDisk>> {
         let image = self.stack.image.clone();
-        image.filter(|_| self.stack.format == Format::Qcow2)
+        image.filter(|_| self.stack.format == Format::Qcow2 && !self.is_temporary())
     }
 
     /// Why they cannot be changed.
@@ -18,8 +19,15 @@ impl Served {
             Some("it is served for reading only".into())
         } else if self.is_changed_by_others() {
             Some("other processes may change it, who would not be noticed".into())
+        } else if let Some(problem) = self.shared.may_not_be_changed() {
+            Some(problem.into())
         } else {
             self.may_not_be_disturbed()
         }
+    }
+
+    /// What is changed goes with the server: its image is another one than the user's.
+    fn is_temporary(&self) -> bool {
+        self.table().is_none_or(|table| has_filter(table, "cow"))
     }
 }

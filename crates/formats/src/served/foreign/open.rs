@@ -51,7 +51,8 @@ fn find(
     let start = Start::read(kind, &Part(file.bytes()));
     let start = start.map_err(|error| told(file.path())(refused(error)))?;
     let names = start.names().iter();
-    let parts = names.map(|name| opener.open(file.path(), name.as_bytes(), false));
+    // (A colon in a bare name would end a protocol's.)
+    let parts = names.map(|name| opener.open(file.path(), format!("./{name}").as_bytes(), false));
     let parts = parts.collect::<Result<Vec<_>, _>>()?;
     Ok((start, parts))
 }

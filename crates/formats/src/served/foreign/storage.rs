@@ -87,6 +87,8 @@ impl Disk for ForeignDisk {
                 return Err(error);
             }
         }
+        // (Another host may have written to them.)
+        self.bytes.forget_cache();
         self.bytes.0.read_again().inspect_err(|_| {
             let _ = self.unlock(files);
         })
