@@ -98,6 +98,7 @@ impl KeepArgs {
             scratch: elsewhere(&self.scratch)?,
             scratch_size: self.scratch_size,
             bitmap: bitmap.map(str::to_owned),
+            held: false,
         })
     }
 }

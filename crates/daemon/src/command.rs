@@ -49,6 +49,10 @@ pub struct BackupOrder {
     /// backup when that is asked for; if it is not there, it begins with this one
     #[serde(default)]
     pub bitmap: Option<String>,
+    /// Users change nothing until the backup is told to go on, so that several begin at one instant: they wait for some seconds
+    /// at most, and then the backup has failed
+    #[serde(default)]
+    pub held: bool,
 }
 
 /// What a bitmap is to be like.
@@ -261,6 +265,8 @@ pub enum Command {
     Thaw,
     /// Keep a disk as it is now, for NBD clients: answered by a [`BackupInfo`](crate::info::BackupInfo).
     BeginBackup(BackupOrder),
+    /// Have users go on whom a backup holds: answered likewise.
+    GoOnWithBackup,
     /// Keep it no more: answered likewise, by what has become of it.
     EndBackup,
     /// Copy a disk to another one, which may take its place: answered by a [`MirrorInfo`](crate::info::MirrorInfo).

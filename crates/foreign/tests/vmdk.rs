@@ -187,7 +187,7 @@ fn each_contradiction_of_a_descriptor_is_told() {
     let many: String = (0..4097)
         .map(|i| format!("RW 1 FLAT \"{i}\" 0\n"))
         .collect();
-    refused(&with("RW 8 FLAT \"a\" 0", &many), "4096 files");
+    refused(&with("RW 8 FLAT \"a\" 0", &many), "512 files");
     refused(
         &with("RW 8 FLAT \"a\" 0", &"RW 1 ZERO\n".repeat(16385)),
         "256 MiB",

@@ -266,7 +266,7 @@ mod tests {
     fn formats_of_others_are_named_as_such() {
         assert_eq!(parse_format("raw"), Ok(Format::Raw));
         assert_eq!(parse_format("qcow2"), Ok(Format::Qcow2));
-        let error = parse_format("vmdk").unwrap_err();
+        let error = parse_format("parallels").unwrap_err();
         assert!(error.contains("qemu-img convert"), "{error}");
         assert!(parse_format("ntfs").unwrap_err().contains("raw"));
     }

@@ -5,6 +5,11 @@ use fathom_formats::Format;
 /// Why an image with this magic is not served without a `--format`.
 pub fn refusal(format: &str) -> String {
     let other = match Format::from_name(format) {
+        Ok(format) if format.is_only_read() => {
+            format!(
+                "pass --format {format} --readonly to read the disk in it, or convert it (fathom img convert)"
+            )
+        }
         Ok(_) => format!("pass --format {format} to serve the disk in it"),
         Err(_) => "which is not supported: convert it (qemu-img convert -O qcow2)".into(),
     };

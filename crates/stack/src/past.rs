@@ -59,8 +59,8 @@ impl Past {
         self.grid.size
     }
 
-    /// From now on the disk is as it is to be kept: nothing is wanted before.
-    pub(crate) fn begin(&self) {
+    /// From now on what somebody waits for is to be kept: before, he only waits.
+    pub fn begin(&self) {
         self.has_begun.store(true, Ordering::SeqCst);
         self.tell_news();
     }

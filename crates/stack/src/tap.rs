@@ -87,10 +87,10 @@ impl Tap {
         &self.bitmaps
     }
 
-    /// From now on this is kept, as whoever reads the disk after this has returned sees it: what users have asked for
-    /// before has ended by then, and what they ask for later waits until what it changes is kept. The error is for
-    /// the user: nothing is kept then.
-    pub fn begin(&self, past: &Arc<Past>, workers: &[WorkerHandle]) -> Result<(), String> {
+    /// From now on users change nothing, and whoever reads the disk after this has returned sees it as it is to be kept:
+    /// what they have asked for before has ended by then. What they ask for later waits until what it changes is kept,
+    /// which is from [`Past::begin`] on. The error is for the user: nothing is kept then.
+    pub fn hold(&self, past: &Arc<Past>, workers: &[WorkerHandle]) -> Result<(), String> {
         {
             let mut wanted = lock(&self.wanted);
             if wanted.past.is_some() {
@@ -99,14 +99,10 @@ impl Tap {
             wanted.past = Some(past.clone());
         }
         let begun = hear(workers).and_then(|()| settle(workers));
-        match &begun {
-            Ok(()) => past.begin(),
-            Err(_) => {
-                past.end();
-                self.forget(workers);
-            }
-        }
-        begun
+        begun.inspect_err(|_| {
+            past.end();
+            self.forget(workers);
+        })
     }
 
     /// No more; nobody waits for a past that is over.

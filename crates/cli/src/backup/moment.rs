@@ -3,53 +3,9 @@
 use super::agent::{Agent, FrozenGuest};
 use super::end;
 use crate::target::Disk;
-use anyhow::Context;
+use anyhow::bail;
 use fathom_daemon::{BackupInfo, BackupOrder};
-use serde_json::{Value, json};
 use std::path::Path;
-
-/// They go on by themselves after so long, if nobody is there to say so.
-const STILL_MS: u64 = 15_000;
-
-/// Disks that stand still, and go on when this is dropped.
-struct Still<'a>(Vec<&'a Disk>);
-
-impl<'a> Still<'a> {
-    fn of(disks: &[&'a Disk]) -> anyhow::Result<Still<'a>> {
-        let mut still = Still(Vec::new());
-        for disk in disks {
-            let freeze = disk.server.post(&disk.below("freeze"));
-            let frozen = freeze.json(&json!({ "timeout_ms": STILL_MS }));
-            frozen.patiently().send::<Value>()?;
-            still.0.push(disk);
-        }
-        Ok(still)
-    }
-
-    /// An error: one of them has not stood still until now.
-    fn end(mut self) -> anyhow::Result<()> {
-        self.thaw()
-    }
-
-    fn thaw(&mut self) -> anyhow::Result<()> {
-        let mut outcome = Ok(());
-        for disk in self.0.drain(..) {
-            let thawed = disk.server.post(&disk.below("thaw"));
-            let thawed = thawed.patiently().send::<Value>();
-            let thawed =
-                thawed.with_context(|| format!("disk '{}' did not stand still", disk.name));
-            outcome = outcome.and(thawed.map(drop));
-        }
-        outcome
-    }
-}
-
-impl Drop for Still<'_> {
-    fn drop(&mut self) {
-        // (What could not be thawed goes on by itself.)
-        let _ = self.thaw();
-    }
-}
 
 /// Begins the backups of these disks, each as its order says, at one instant: after that of all others nothing has been
 /// changed in any of them. With a guest agent, what the guest has in its caches is written out before. On an error none
@@ -74,13 +30,13 @@ pub fn begin(
 }
 
 fn begin_together(disks: &[&Disk], orders: &[BackupOrder]) -> anyhow::Result<Vec<BackupInfo>> {
-    let still = match disks {
-        [_] => None,
-        several => Some(Still::of(several)?),
-    };
     let mut begun = Vec::new();
     for (disk, order) in disks.iter().zip(orders) {
-        let put = disk.server.put(&disk.below("backup")).json(order);
+        let order = BackupOrder {
+            held: disks.len() > 1,
+            ..order.clone()
+        };
+        let put = disk.server.put(&disk.below("backup")).json(&order);
         match put.patiently().send() {
             Ok(info) => begun.push(info),
             Err(error) => {
@@ -89,9 +45,28 @@ fn begin_together(disks: &[&Disk], orders: &[BackupOrder]) -> anyhow::Result<Vec
             }
         }
     }
-    let stood = still.map_or(Ok(()), Still::end);
-    stood.inspect_err(|_| end_all(disks))?;
+    if disks.len() > 1 {
+        go_on(disks).inspect_err(|_| end_all(disks))?;
+    }
     Ok(begun)
+}
+
+/// All are held: has their users go on.
+fn go_on(disks: &[&Disk]) -> anyhow::Result<()> {
+    // (Each of them, whatever becomes of the first.)
+    let gone_on = disks.iter().map(|disk| {
+        let place = ["v1", "disks", &disk.name, "backup", "go"];
+        let info: BackupInfo = disk.server.post(&place).send()?;
+        match info.problem {
+            Some(problem) => bail!(
+                "disk '{}' could not be held for so long: {problem}",
+                disk.name
+            ),
+            None => Ok(()),
+        }
+    });
+    let gone_on: Vec<_> = gone_on.collect();
+    gone_on.into_iter().collect()
 }
 
 /// They are of no use.

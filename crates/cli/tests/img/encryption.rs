@@ -294,7 +294,7 @@ fn what_cannot_be_encrypted_is_told_first() {
     refused(
         63,
         &["img", "check", "-f", "luks", &plain],
-        &["no metadata"],
+        &["only the metadata"],
     );
     // Not a whole number of sectors.
     let odd = [

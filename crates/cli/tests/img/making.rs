@@ -308,7 +308,8 @@ fn what_is_wrong_is_told_in_one_line() {
     assert_eq!(std::fs::metadata(&raw).expect("still there").len(), 1 << 20);
     refused(1, &["img", "info", "/dev/null"], &["is a character device"]);
     refused(1, &["img", "info", &path("gone")], &["cannot be opened"]);
-    refused(2, &["img", "info", "-f", "vmdk", &raw], &["vmdk"]);
+    refused(1, &["img", "info", "-f", "vmdk", &raw], &["not a vmdk"]);
+    refused(2, &["img", "info", "-f", "parallels", &raw], &["parallels"]);
     refused(2, &["img", "check", "-U", "-r", "all", &raw], &["--repair"]);
 }
 

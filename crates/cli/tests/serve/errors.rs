@@ -54,7 +54,7 @@ fn wrong_arguments_are_told_in_one_line() {
             vec!["serve", "null:1G", "--vhost-user", "fd:x"],
             "file descriptor",
         ),
-        (serve(&["--format", "vmdk"]), "qemu-img convert"),
+        (serve(&["--format", "parallels"]), "qemu-img convert"),
         (serve(&["--format", "ext4"]), "raw, qcow2, qed and luks"),
         (serve(&["--offset", "x"]), "not a size"),
         (serve(&["--metadata-cache", "much"]), "not a size"),
@@ -159,7 +159,7 @@ fn disks_that_cannot_be_served_are_told_in_one_line() {
         let looks = format!("looks like {format}");
         let advice = match format {
             "qcow2" | "qed" => format!("--format {format}"),
-            _ => "qemu-img convert".to_owned(),
+            _ => format!("--format {format} --readonly"),
         };
         served(&path(format), 1, &[&looks, "--format raw", &advice]);
     }
@@ -300,8 +300,9 @@ fn files_that_an_image_names_in_vain_are_told_in_one_line() {
         &["--format", "qcow2"],
         &["base: not a qcow2 image"],
     );
-    above("vmdk", "base", "vmdk");
-    not_served(&path("vmdk"), &["--format", "qcow2"], &["vmdk: ", "'vmdk'"]);
+    above("parallels", "base", "parallels");
+    let qcow2 = ["--format", "qcow2"];
+    not_served(&path("parallels"), &qcow2, &["parallels: ", "'parallels'"]);
     above("one", "two", "qcow2");
     above("two", "one", "qcow2");
     not_served(

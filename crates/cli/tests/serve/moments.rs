@@ -1,11 +1,13 @@
 //! Backups of several disks at one instant, and guests that are asked to write nothing meanwhile.
 
+use crate::driver::{Request, with_disk};
 use crate::keep;
 use crate::kinds::qemu_img;
 use crate::mirror::served_uri;
 use crate::support::{
     Kept, Served, as_arg, disk_dir, eventually, fathom, refused, short_dir, stdout_of,
 };
+use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
@@ -123,6 +125,61 @@ fn several_disks_are_kept_as_of_one_instant() {
     assert!(!path("new").exists());
     let copied = number(&path("one"));
     eventually("more", || (number(&path("one")) > copied).then_some(()));
+}
+
+/// Those of virtual machines are held like others, and let go by themselves.
+#[test]
+fn guests_wait_for_an_instant_and_not_for_ever() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let other = keep::start(short_dir(), "");
+    add(&other, "two", dir);
+    let image = as_arg(&dir.join("one"));
+    qemu_img(dir, &["create", "-q", "-f", "qcow2", &image, "4M"]);
+    let served = Served::start(&image, &["--format", "qcow2"]);
+    let (api, there) = (served.api(), other.api());
+    let path = |name: &str| as_arg(&dir.join(name));
+    with_disk(&served.arg("s"), 1, |disk| {
+        let data = vec![7; 4096];
+        let write = |offset| Request::Write {
+            offset,
+            data: data.clone(),
+        };
+        assert_eq!(disk.all(&[write(0)]), [Ok(Vec::new())]);
+        let with = format!("{there}={}", path("two.copy"));
+        let sockets = format!("unix:{}", path(""));
+        let full = [
+            "backup",
+            "full",
+            &api,
+            &path("copy"),
+            "-O",
+            "raw",
+            "--quiet",
+        ];
+        stdout_of(&[&full[..], &["--nbd", &sockets, "--with", &with]].concat());
+        assert!(fs::read(path("copy")).unwrap() == disk.contents());
+        // Who has begun it is there no more.
+        let client = fathom_client::Client::connect(Path::new(&api)).unwrap();
+        let name = client.get(&["v1", "disks"]).send::<Value>().unwrap();
+        let name = name["disks"][0]["state"]["name"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        let place = ["v1", "disks", &name, "backup"];
+        let held = json!({ "held": true });
+        client.put(&place).json(&held).send::<Value>().unwrap();
+        assert_eq!(disk.all(&[write(8192)]), [Ok(Vec::new())]);
+        let go = ["v1", "disks", &name, "backup", "go"];
+        let ended = client.post(&go).send::<Value>().unwrap();
+        assert!(ended["problem"].is_string(), "{ended}");
+        client.delete(&place).send::<Value>().unwrap();
+        client.put(&place).json(&held).send::<Value>().unwrap();
+        let gone_on = client.post(&go).send::<Value>().unwrap();
+        assert!(gone_on["problem"].is_null(), "{gone_on}");
+        assert_eq!(disk.all(&[write(16384)]), [Ok(Vec::new())]);
+        client.delete(&place).send::<Value>().unwrap();
+    });
 }
 
 /// A guest agent, for as many commands as are sent to it: each is told, and answered by what comes then.

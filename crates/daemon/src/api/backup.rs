@@ -39,6 +39,21 @@ pub async fn begin(
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
 
+/// Have the users of a disk go on whom its backup holds
+///
+/// A backup that began as `held` lets nobody change the disk until then, for some seconds at most: if there is a `problem`, it has
+/// failed since.
+#[utoipa::path(post, path = "/v1/disks/{name}/backup/go", tag = "disks", operation_id = "goOnWithBackup",
+    params(("name" = String, Path)),
+    responses(
+        (status = 200, body = BackupInfo),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json")))]
+pub async fn go(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+    let command = Command::GoOnWithBackup;
+    asking.ask(Some(name.name()?), command).await.map(Json)
+}
+
 /// Keep it no more
 ///
 /// Clients that still read it are disconnected. If there is a `problem`, it had failed before.

@@ -240,6 +240,7 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(disks::freeze))
         .routes(routes!(disks::thaw))
         .routes(routes!(backup::begin, backup::end))
+        .routes(routes!(backup::go))
         .routes(routes!(bitmaps::list))
         .routes(routes!(bitmaps::add, bitmaps::remove))
         .routes(routes!(bitmaps::advance))

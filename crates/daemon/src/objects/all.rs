@@ -253,6 +253,7 @@ impl Objects {
             Command::Stats => to_json(&disk.summary()),
             Command::Slow => Ok(json!({ "requests": to_json(&disk.slow(MAX_SLOW))? })),
             Command::Show => self.show(index),
+            Command::GoOnWithBackup => self.go_on_with_backup(index),
             Command::Measure => to_json(&self.measure(index, ProcessInfo::own())),
             Command::Trace { file } => {
                 let checked = file.as_deref().map_or(Ok(()), check_path);

@@ -191,6 +191,13 @@ impl Shared {
 }
 
 impl Running {
+    /// Its disk's users do, if they are held.
+    pub fn go_on(&self) {
+        if let Some((_, backup)) = &self.shared.state().parts {
+            backup.go_on();
+        }
+    }
+
     /// Where clients connect.
     pub fn uri(&self) -> String {
         format!(

@@ -43,6 +43,10 @@ impl Backup {
         let disk = source.disk.clone();
         let bitmap = terms.bitmap.clone();
         let begun = Backup::prepare(source, scratch, bitmap, failed).and_then(Backup::begin);
+        let begun = begun.inspect(|backup| match terms.held {
+            true => {}
+            false => backup.go_on(),
+        });
         if begun.is_err() {
             deactivate(&*disk);
         }
@@ -54,7 +58,7 @@ impl Backup {
         let bitmaps = tap.bitmaps();
         let follow = |name: &String| bitmaps.begin_successor(name);
         let followed = self.bitmap.as_ref().map(follow).transpose();
-        let begun = followed.and_then(|next| tap.begin(&self.past, workers).map(|()| next));
+        let begun = followed.and_then(|next| tap.hold(&self.past, workers).map(|()| next));
         match begun {
             Ok(next) => {
                 self.successor = next;
@@ -69,6 +73,11 @@ impl Backup {
                 Err(problem)
             }
         }
+    }
+
+    /// Users do.
+    pub fn go_on(&self) {
+        self.past.begin();
     }
 
     fn drop_successor(&self) {

@@ -13,6 +13,8 @@ pub struct Terms {
     /// The bitmap that says what has been changed before, and has a successor from the instant on. It need not be
     /// there.
     pub bitmap: Option<String>,
+    /// Users change nothing until [`Backup::go_on`](super::Backup::go_on), or for as long as they wait for anything.
+    pub held: bool,
 }
 
 /// Hears why it has failed, on a thread of the backup's.

@@ -2,7 +2,7 @@
 
 use super::freezing::no_thread;
 use super::{Objects, to_json};
-use crate::answer::{Asker, Kind, Refusal};
+use crate::answer::{Answer, Asker, Kind, Refusal};
 use crate::command::BackupOrder;
 use crate::info::BackupInfo;
 use crate::objects::backup::Running;
@@ -31,8 +31,7 @@ impl Objects {
     fn may_not_be_backed_up(&self, index: usize, order: &BackupOrder) -> Option<Refusal> {
         let disk = &self.disks[index];
         let name = disk.name();
-        // (A disk that stands still can be kept as it is: several at one instant.)
-        if let Some(refusal) = self.is_just_being_changed(name) {
+        if let Some(refusal) = self.is_busy(name) {
             return Some(refusal);
         }
         let paths = order.socket.iter().chain(&order.scratch);
@@ -67,6 +66,17 @@ impl Objects {
                     .because(format!("no backup of disk '{name}' can be made: {problem}")))
             }
         });
+    }
+
+    /// Have its users go on.
+    pub(super) fn go_on_with_backup(&self, index: usize) -> Answer {
+        let disk = &self.disks[index];
+        let Some(running) = disk.backup() else {
+            let text = format!("there is no backup of disk '{}'", disk.name());
+            return Err(Kind::Unknown.because(text));
+        };
+        running.go_on();
+        to_json(&running.info())
     }
 
     /// Keep it no more.

@@ -37,17 +37,14 @@ impl Objects {
 
     /// Why nothing else can be done with that disk now.
     pub(super) fn is_busy(&self, name: &str) -> Option<Refusal> {
-        let frozen = self
-            .frozen
-            .contains_key(name)
-            .then(|| Kind::Conflict.because(format!("disk '{name}' is frozen: thaw it first")));
-        self.is_just_being_changed(name).or(frozen)
-    }
-
-    /// Likewise, but it may stand still.
-    pub(super) fn is_just_being_changed(&self, name: &str) -> Option<Refusal> {
-        let is_changing = self.busy.contains_key(name);
-        is_changing.then(|| Kind::Conflict.because(format!("disk '{name}' is just being changed")))
+        let what = if self.busy.contains_key(name) {
+            "just being changed"
+        } else if self.frozen.contains_key(name) {
+            "frozen: thaw it first"
+        } else {
+            return None;
+        };
+        Some(Kind::Conflict.because(format!("disk '{name}' is {what}")))
     }
 
     /// Likewise, of what would disturb its move.

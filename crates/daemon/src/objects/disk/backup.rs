@@ -36,6 +36,7 @@ impl Served {
                 scratch,
                 most: order.scratch_size,
                 bitmap: order.bitmap,
+                held: order.held,
             },
             socket,
             access: options.access,
