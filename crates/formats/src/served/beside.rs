@@ -23,6 +23,13 @@ pub struct ChainImage {
     pub snapshots: u32,
 }
 
+impl ChainImage {
+    /// It may have other snapshots.
+    pub fn is_same(&self, other: &ChainImage) -> bool {
+        (&self.path, self.format, self.size) == (&other.path, other.format, other.size)
+    }
+}
+
 /// What a disk is for that is beside another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beside {

@@ -31,7 +31,6 @@ impl Served {
             return Err(not_below(&images, &order.base));
         };
         let (target, own) = (&images[depth], &images[0]);
-        { images[..depth].iter() }.try_for_each(refuse_snapshots)?;
         same_size(target, own)?;
         let table = self.table().ok_or("its options are not known")?;
         let table = DiskTable {
@@ -58,7 +57,6 @@ impl Served {
     pub fn order_to_commit(&self, commit: Commit) -> Result<Order, String> {
         let above = self.stack.image.clone();
         self.check_still(commit.depth, &commit.image)?;
-        // (Some may have come since.)
         let images = self.images();
         { images[..commit.depth].iter() }.try_for_each(refuse_snapshots)?;
         Ok(Order {
@@ -74,7 +72,11 @@ impl Served {
 
     /// It was opened again since that was found out.
     fn check_still(&self, depth: usize, image: &ChainImage) -> Result<(), String> {
-        match self.images().get(depth) == Some(image) {
+        match self
+            .images()
+            .get(depth)
+            .is_some_and(|now| now.is_same(image))
+        {
             true => Ok(()),
             false => Err("it is in another chain of images now".into()),
         }
@@ -94,7 +96,6 @@ impl Served {
                 rate: order.speed,
             });
         }
-        { images.first().into_iter() }.try_for_each(refuse_snapshots)?;
         let base = match &order.base {
             None if images.len() == 1 => return Err("its image has none below it".into()),
             None => Base::Nothing,
@@ -120,8 +121,12 @@ impl Served {
                 let images = self.images();
                 { images.first().into_iter() }.try_for_each(refuse_snapshots)?;
             }
-            What::Down(middle) => { middle.images.iter().enumerate() }
-                .try_for_each(|(depth, image)| self.check_still(depth, image))?,
+            What::Down(middle) => {
+                { middle.images.iter().enumerate() }
+                    .try_for_each(|(depth, image)| self.check_still(depth, image))?;
+                let images = self.images();
+                { images[middle.top..middle.base].iter() }.try_for_each(refuse_snapshots)?;
+            }
         }
         Ok(stream::Order {
             disk: self.options.name.clone(),
@@ -186,7 +191,7 @@ impl Served {
     }
 }
 
-/// They would not be what they were with something else below it.
+/// They would not be what they were with something else below it. (How many there are is known of what was opened just now.)
 fn refuse_snapshots(image: &ChainImage) -> Result<(), String> {
     match image.snapshots {
         0 => Ok(()),
@@ -227,7 +232,6 @@ fn middle_of(
         return Err(format!("{base} is not below {top}"));
     }
     same_size(&images[base], &images[top])?;
-    images[top..base].iter().try_for_each(refuse_snapshots)?;
     images.truncate(base + 1);
     Ok(Middle { top, base, images })
 }
