@@ -219,6 +219,9 @@ impl Book {
                 command @ (Command::BeginMirror(_)
                 | Command::BeginStream(_)
                 | Command::EndStream
+                | Command::BeginBackup(_)
+                | Command::EndBackup
+                | Command::Bitmaps(_)
                 | Command::Snapshots(_)
                 | Command::EndMirror { .. }),
                 Some(name),
@@ -297,10 +300,14 @@ impl Book {
     /// Whether it is served again when the server starts again.
     fn add_origin(&self, disk: &mut Value) {
         let name = disk["state"]["name"].as_str().unwrap_or_default();
+        let name = name.to_owned();
         let is_kept = self
             .origins
-            .get(name)
+            .get(&name)
             .is_some_and(|o| *o != Origin::Request);
-        disk["kept"] = is_kept.into();
+        // (A tenant's process may say anything.)
+        if let Some(disk) = disk.as_object_mut() {
+            disk.insert("kept".into(), is_kept.into());
+        }
     }
 }

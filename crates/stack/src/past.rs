@@ -28,7 +28,9 @@ pub struct Past {
     waits: Mutex<Vec<Range<u64>>>,
     /// Somebody has begun to wait, or it has begun, or is over.
     news: Condvar,
-    /// What was in flight at its instant has ended.
+    /// Users wait, and what was in flight has ended: this is its instant.
+    is_held: AtomicBool,
+    /// What they wait for is to be kept.
     has_begun: AtomicBool,
     is_over: AtomicBool,
     problem: OnceLock<String>,
@@ -47,6 +49,7 @@ impl Past {
             kept: (0..words).map(|_| AtomicU64::new(0)).collect(),
             waits: Mutex::default(),
             news: Condvar::new(),
+            is_held: AtomicBool::new(false),
             has_begun: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             problem: OnceLock::new(),
@@ -57,6 +60,16 @@ impl Past {
 
     pub fn size(&self) -> u64 {
         self.grid.size
+    }
+
+    /// Nothing of the disk is in flight, and nothing will be.
+    pub(crate) fn hold(&self) {
+        self.is_held.store(true, Ordering::SeqCst);
+    }
+
+    /// Users wait in any case, until it begins.
+    pub fn holds(&self) -> bool {
+        self.is_held.load(Ordering::SeqCst) && !self.has_begun.load(Ordering::SeqCst)
     }
 
     /// From now on what somebody waits for is to be kept: before, he only waits.

@@ -99,7 +99,7 @@ impl Tap {
             wanted.past = Some(past.clone());
         }
         let begun = hear(workers).and_then(|()| settle(workers));
-        begun.inspect_err(|_| {
+        begun.inspect(|()| past.hold()).inspect_err(|_| {
             past.end();
             self.forget(workers);
         })

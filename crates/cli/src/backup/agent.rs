@@ -139,15 +139,18 @@ impl FrozenGuest {
 impl Drop for FrozenGuest {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.0.take().map(thaw) {
-            eprintln!("fathom: {error:#}");
+            // (Some of it is the guest's to say.)
+            let error = fathom_img::shown(&format!("{error:#}"));
+            let _ = writeln!(std::io::stderr(), "fathom: {error}");
         }
     }
 }
 
 fn thaw(mut agent: Agent) -> anyhow::Result<()> {
-    let thawed = agent.synchronize();
-    let thawed = thawed.and_then(|()| agent.execute("guest-fsfreeze-thaw", ANSWER));
-    match thawed {
+    // Whatever becomes of that: one that is still freezing reads it afterwards.
+    let synchronized = agent.synchronize();
+    let thawed = agent.execute("guest-fsfreeze-thaw", ANSWER);
+    match synchronized.and(thawed) {
         Ok(_) => Ok(()),
         Err(error) => Err(agent.told(&error).context(
             "the guest's file systems may still be frozen: thaw them (guest-fsfreeze-thaw, virsh domfsthaw)",

@@ -5,7 +5,14 @@ use super::end;
 use crate::target::Disk;
 use anyhow::bail;
 use fathom_daemon::{BackupInfo, BackupOrder};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Others wait while one begins.
+const BEGIN: Duration = Duration::from_secs(30);
 
 /// Begins the backups of these disks, each as its order says, at one instant: after that of all others nothing has been
 /// changed in any of them. With a guest agent, what the guest has in its caches is written out before. On an error none
@@ -15,17 +22,23 @@ pub fn begin(
     orders: &[BackupOrder],
     agent: Option<&Path>,
 ) -> anyhow::Result<Vec<BackupInfo>> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        // What has begun is ended, and a guest is thawed.
+        signal_hook::flag::register(signal, interrupted.clone())?;
+    }
     let guest = agent.map(Agent::connect).transpose()?;
     let guest = guest.map(Agent::freeze).transpose()?;
     let begun = begin_together(disks, orders);
     let thawed = guest.map_or(Ok(()), FrozenGuest::thaw);
     match (begun, thawed) {
-        (Ok(begun), Ok(())) => Ok(begun),
-        (Err(error), _) => Err(error),
-        (Ok(_), Err(error)) => {
+        (Ok(begun), Ok(())) if !interrupted.load(Ordering::Relaxed) => Ok(begun),
+        (Ok(_), thawed) => {
             end_all(disks);
-            Err(error)
+            thawed.and_then(|()| bail!("it was interrupted: there is no backup"))
         }
+        (Err(error), Ok(())) => Err(error),
+        (Err(error), Err(frozen)) => Err(error.context(format!("{frozen:#}"))),
     }
 }
 
@@ -37,7 +50,7 @@ fn begin_together(disks: &[&Disk], orders: &[BackupOrder]) -> anyhow::Result<Vec
             ..order.clone()
         };
         let put = disk.server.put(&disk.below("backup")).json(&order);
-        match put.patiently().send() {
+        match put.within(BEGIN).send() {
             Ok(info) => begun.push(info),
             Err(error) => {
                 end_all(&disks[..begun.len()]);

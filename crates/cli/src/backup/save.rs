@@ -263,7 +263,12 @@ fn refuse_without(disk: &Disk, bitmap: &str) -> anyhow::Result<()> {
 
 /// What a link leads to is replaced, not the link.
 fn real(file: &Path) -> PathBuf {
-    fs::canonicalize(file).unwrap_or_else(|_| file.to_owned())
+    let named = || {
+        let dir = fs::canonicalize(or_here(file.parent()?)).ok()?;
+        Some(dir.join(file.file_name()?))
+    };
+    let found = fs::canonicalize(file).ok().or_else(named);
+    found.unwrap_or_else(|| file.to_owned())
 }
 
 /// Keeps the disks as they are, has each written, and sees to what comes of that.
@@ -280,11 +285,11 @@ fn save(
 ) -> anyhow::Result<()> {
     let parts = items.iter().map(|item| beside(&item.file));
     let parts = parts.collect::<anyhow::Result<Vec<_>>>()?;
+    let disks: Vec<_> = items.iter().map(|item| &item.disk).collect();
+    let infos = args.keep.begin(&disks, bitmap)?;
     // From here on, what has begun is ended.
     let stop = stop_flag()?;
     signal_hook::flag::register(signal_hook::consts::SIGHUP, stop.clone())?;
-    let disks: Vec<_> = items.iter().map(|item| &item.disk).collect();
-    let infos = args.keep.begin(&disks, bitmap)?;
     let mut outcome = Ok(());
     let mut interruption = None;
     for ((item, part), info) in items.iter().zip(&parts).zip(&infos) {
@@ -311,15 +316,18 @@ fn save(
         outcome = written;
     }
     for (item, part) in items.iter().zip(&parts) {
-        outcome = outcome.and_then(|()| put(part, &item.file, may_replace));
+        let put = || put(part, &item.file, may_replace);
+        outcome = outcome.and_then(|()| put().with_context(|| one_of(items)));
         if outcome.is_err() {
             let _ = fs::remove_file(part);
         }
     }
     // Only now: until then the next one is to have all that this one has.
-    for (item, info) in items.iter().zip(&infos) {
+    let is_there = outcome.is_ok();
+    for (item, info) in items.iter().zip(&infos).filter(|_| is_there) {
         let advance = |name| advance(&item.disk, name, info.successor);
-        outcome = outcome.and_then(|()| bitmap.map_or(Ok(()), advance));
+        // (Each of them, whatever becomes of the first.)
+        outcome = outcome.and(bitmap.map_or(Ok(()), advance));
     }
     let told = outcome.as_ref().map(|()| json!({}));
     tell_outcome(&args.watch, told);
@@ -329,11 +337,20 @@ fn save(
     outcome
 }
 
+/// Of what could not be put where it belongs.
+fn one_of(items: &[Item]) -> String {
+    match items {
+        [_] => "the backup is lost".into(),
+        _ => "those before it are there, of another instant than the others'".into(),
+    }
+}
+
 fn advance(disk: &Disk, bitmap: &str, to: Option<u64>) -> anyhow::Result<()> {
     bitmap::advance(disk, bitmap, to).with_context(|| {
         format!(
-            "the backup is there, but bitmap '{bitmap}' has not advanced to it, so that the next one saves \
-             what this one has saved, too"
+            "the backup is there, but bitmap '{bitmap}' of disk '{}' has not advanced to it, so that the next one saves \
+             what this one has saved, too",
+            disk.name
         )
     })
 }

@@ -15,6 +15,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
 /// Has a number written to one disk and then to the next, and so on, until it is to pause.
 const WRITER: &str = "\
@@ -173,6 +174,13 @@ fn guests_wait_for_an_instant_and_not_for_ever() {
         let go = ["v1", "disks", &name, "backup", "go"];
         let ended = client.post(&go).send::<Value>().unwrap();
         assert!(ended["problem"].is_string(), "{ended}");
+        client.delete(&place).send::<Value>().unwrap();
+        // Nor does anybody who comes later wait.
+        client.put(&place).json(&held).send::<Value>().unwrap();
+        thread::sleep(Duration::from_secs(6));
+        let begin = Instant::now();
+        assert_eq!(disk.all(&[write(12288)]), [Ok(Vec::new())]);
+        assert!(begin.elapsed() < Duration::from_secs(3));
         client.delete(&place).send::<Value>().unwrap();
         client.put(&place).json(&held).send::<Value>().unwrap();
         let gone_on = client.post(&go).send::<Value>().unwrap();

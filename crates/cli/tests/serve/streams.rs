@@ -347,7 +347,11 @@ fn what_cannot_be_streamed_is_refused() {
     refused(1, &["stream", "stop", &api], &["no stream"]);
     with_disk(&served.arg("s"), 1, |_| {
         start(&served, &["--speed", "64k"]);
-        refused(1, &["commit", &api, &base, "--unkept"], &["is being changed"]);
+        refused(
+            1,
+            &["commit", &api, &base, "--unkept"],
+            &["is being changed"],
+        );
         refused(1, &["resize", &api, "8M"], &["is being changed"]);
         refused(1, &["backup", "start", &api], &["is being changed"]);
         refused(1, &["stream", "start", &api], &["is being changed"]);

@@ -191,11 +191,11 @@ impl Shared {
 }
 
 impl Running {
-    /// Its disk's users do, if they are held.
-    pub fn go_on(&self) {
-        if let Some((_, backup)) = &self.shared.state().parts {
-            backup.go_on();
-        }
+    /// Its disk's users do, if they are held. False: it is ending.
+    pub fn go_on(&self) -> bool {
+        let state = self.shared.state();
+        let parts = state.parts.as_ref().filter(|_| !state.is_ending);
+        parts.map(|(_, backup)| backup.go_on()).is_some()
     }
 
     /// Where clients connect.

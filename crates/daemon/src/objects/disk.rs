@@ -245,7 +245,7 @@ impl Served {
         self.options.nbd.as_ref().map(|export| export.name.as_str())
     }
 
-    pub fn shared(&self) -> &SharedDisk {
+    pub fn shared(&self) -> &Arc<SharedDisk> {
         &self.shared
     }
 

@@ -5,6 +5,7 @@ use super::changes::Event;
 use super::disk::{Common, Served};
 use super::freeze::on_a_thread;
 use super::nbd::let_disconnect;
+use super::shared_disk::SharedDisk;
 use super::snapshots::SnapshotWork;
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
@@ -37,6 +38,8 @@ pub struct Remake {
     /// Whose clients it has, if it has some.
     pub clients: Option<Arc<NbdServer>>,
     pub also: Also,
+    /// Who uses the one that there is.
+    pub before: Arc<SharedDisk>,
 }
 
 /// What is done besides.
@@ -154,6 +157,7 @@ impl Remake {
     fn serve(&self, post: &Post<Event>) -> Result<Served, String> {
         let opened = Served::open(self.options.clone(), None, self.common.clone());
         let mut disk = opened.map_err(|error| error.to_string())?;
+        disk.succeed(&self.before);
         let switch = self.also.switch();
         switch.map_or(Ok(()), |switch| switch.check(&disk))?;
         let export = self.export.as_ref().map(|export| export.freeze());

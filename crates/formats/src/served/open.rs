@@ -290,11 +290,16 @@ impl Chain {
             // QED's header says raw or nothing.
             (None, Image::Qed(..)) => {
                 let found = Format::probe(file.bytes()).map_err(told(file.path()))?;
-                // (What a guest has written must not name files.)
-                match found.is_only_read() {
-                    false => found,
-                    true => Format::Raw,
+                if found.is_only_read() {
+                    // (What a guest has written must not name files.)
+                    let below = file.path().display();
+                    let problem = format!(
+                        "does not say which format its backing file {below} has, which looks like {found}: set it \
+                         (qemu-img rebase -u -b FILE -F raw)"
+                    );
+                    return Err(unusable(path, problem));
                 }
+                found
             }
             (None, _) => {
                 let below = file.path().display();

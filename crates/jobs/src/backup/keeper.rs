@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes read at once, unless blocks are longer, and reads under way.
 const PIECE: u64 = 1 << 20;
@@ -19,6 +19,9 @@ const DEPTH: usize = 8;
 
 /// Between looks whether it is over.
 const TICK: Duration = Duration::from_millis(500);
+
+/// Users are held for so long, if nobody says that they may go on.
+const HELD: Duration = Duration::from_secs(5);
 
 /// What the keeper needs.
 pub(super) struct Keeper {
@@ -38,7 +41,12 @@ impl Keeper {
     /// Until it is over.
     pub(super) fn run(mut self) {
         let mut free = Vec::new();
+        let mut held = None;
         while !self.past.is_over() {
+            if self.past.holds() && held.get_or_insert_with(Instant::now).elapsed() > HELD {
+                self.past
+                    .give_up("it was held, and not told to go on".into());
+            }
             let wanted = self.past.wanted(TICK);
             if let Err(problem) = self.keep_all(wanted, &mut free) {
                 self.past.give_up(problem);

@@ -75,8 +75,14 @@ impl Objects {
             let text = format!("there is no backup of disk '{}'", disk.name());
             return Err(Kind::Unknown.because(text));
         };
-        running.go_on();
-        to_json(&running.info())
+        let info = match (running.go_on(), running.info()) {
+            (false, info) if info.problem.is_none() => {
+                let text = format!("the backup of disk '{}' is ending", disk.name());
+                return Err(Kind::Conflict.because(text));
+            }
+            (_, info) => info,
+        };
+        to_json(&info)
     }
 
     /// Keep it no more.

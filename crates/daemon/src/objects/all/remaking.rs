@@ -67,6 +67,7 @@ impl Objects {
             options,
             common: self.common.clone(),
             also,
+            before: disk.shared().clone(),
         };
         let begun = remake.begin(self.mail.post());
         begun.map_err(|error| no_thread(&error))
@@ -86,7 +87,7 @@ impl Objects {
             Ok(mut disk) => {
                 let _signals = LeftToThisThread::new();
                 disk.inherit(&self.disks[index].counts(MAX_LEFT));
-                disk.succeed(&self.disks[index]);
+                disk.succeed(self.disks[index].shared());
                 changes::watch_size(&disk, self.mail.post());
                 tracing::info!("changed: {}", disk.describe());
                 if !self.next.contains_key(name) {

@@ -4,6 +4,7 @@ use super::{Served, TRACE};
 use crate::error::Error;
 use crate::handover::{DiskCounts, DiskState, GivenDisk};
 use crate::objects::inherited::Inherited;
+use crate::objects::shared_disk::SharedDisk;
 use fathom_core::{Legacy, Parts, WorkerHandle};
 use fathom_exports::vhost_user::Arrival;
 use fathom_trace::StageHistograms;
@@ -84,9 +85,9 @@ impl Served {
         self.stack.parts.leave()
     }
 
-    /// This one takes the place of that one.
-    pub fn succeed(&self, before: &Served) {
-        self.shared.succeed(&before.shared);
+    /// This one takes the place of one that is used so.
+    pub fn succeed(&self, before: &SharedDisk) {
+        self.shared.succeed(before);
     }
 
     /// Its parts go on from there.
