@@ -431,7 +431,7 @@ mod tests {
             (with("offset = '1X'"), ":5: '1X' is not a size"),
             (with("offset = 1.5"), ":5: it is not a size"),
             (with("offset = 1"), "disk 'a': --offset"),
-            (with("format = 'vmdk'"), ":5: "),
+            (with("format = 'parallels'"), ":5: "),
             (with("serial = '123456789012345678901'"), "disk 'a': serial"),
             (with("force-share = true"), "readonly"),
             (with("nbd = true"), "[nbd]"),
