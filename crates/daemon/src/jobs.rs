@@ -33,21 +33,18 @@ pub struct JobInfo {
 
 impl Info {
     pub fn jobs(&self) -> Vec<JobInfo> {
-        let pull = self.pull.iter().map(pull);
-        let jobs = pull.chain(self.backup.iter().map(backup));
-        let jobs = jobs.chain(self.mirror.iter().map(mirror));
-        let jobs = jobs.chain(self.stream.iter().map(stream));
-        let named = jobs.map(|job| JobInfo {
-            disk: self.name.clone(),
-            ..job
-        });
-        named.collect()
+        let disk = &self.name;
+        let pull = self.pull.iter().map(|one| pull(disk, one));
+        let jobs = pull.chain(self.backup.iter().map(|one| backup(disk, one)));
+        let jobs = jobs.chain(self.mirror.iter().map(|one| mirror(disk, one)));
+        jobs.chain(self.stream.iter().map(|one| stream(disk, one)))
+            .collect()
     }
 }
 
-fn pull(pull: &PullInfo) -> JobInfo {
+fn pull(disk: &str, pull: &PullInfo) -> JobInfo {
     JobInfo {
-        disk: String::new(),
+        disk: disk.into(),
         kind: "pull".into(),
         phase: pull.phase.clone(),
         copied: pull.copied,
@@ -58,13 +55,13 @@ fn pull(pull: &PullInfo) -> JobInfo {
     }
 }
 
-fn backup(backup: &BackupInfo) -> JobInfo {
+fn backup(disk: &str, backup: &BackupInfo) -> JobInfo {
     let phase = match backup.problem {
         None => "keeping",
         Some(_) => "failed",
     };
     JobInfo {
-        disk: String::new(),
+        disk: disk.into(),
         kind: "backup".into(),
         phase: phase.into(),
         copied: backup.kept,
@@ -75,9 +72,9 @@ fn backup(backup: &BackupInfo) -> JobInfo {
     }
 }
 
-fn mirror(mirror: &MirrorInfo) -> JobInfo {
+fn mirror(disk: &str, mirror: &MirrorInfo) -> JobInfo {
     JobInfo {
-        disk: String::new(),
+        disk: disk.into(),
         kind: "mirror".into(),
         phase: mirror.phase.clone(),
         copied: mirror.copied,
@@ -88,13 +85,13 @@ fn mirror(mirror: &MirrorInfo) -> JobInfo {
     }
 }
 
-fn stream(stream: &StreamInfo) -> JobInfo {
+fn stream(disk: &str, stream: &StreamInfo) -> JobInfo {
     let kind = match stream.top {
         None => "stream",
         Some(_) => "commit",
     };
     JobInfo {
-        disk: String::new(),
+        disk: disk.into(),
         kind: kind.into(),
         phase: stream.phase.clone(),
         copied: stream.copied,
