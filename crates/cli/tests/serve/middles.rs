@@ -242,11 +242,11 @@ fn what_cannot_be_committed_is_refused() {
             &["--until-ready"],
         );
         // Another disk has those below it.
-        let other = Served::start(&path("other"), &qcow2);
+        let mut other = Served::start(&path("other"), &qcow2);
         with_disk(&other.arg("s"), 1, |_| {
             fails("middle", "low", &["in use by"]);
         });
-        drop(other);
+        assert_eq!(other.terminate().0, Some(0), "{}", other.log());
         assert!(disk.contents().iter().all(|byte| *byte == 0));
         // What an image calls raw looks like something else.
         let header = fs::read(path("other")).unwrap();
