@@ -163,8 +163,8 @@ pub struct BitmapInfo {
     pub granularity: u64,
     /// Bytes that count as changed.
     pub dirty: u64,
-    /// When it was begun (nanoseconds since 1970).
-    pub since: u64,
+    /// When it was begun (nanoseconds since 1970); null where only the image had it meanwhile.
+    pub since: Option<u64>,
     /// A backup with it has begun and not failed, to which it may advance: when (nanoseconds since 1970).
     #[serde(default)]
     pub advances_to: Option<u64>,

@@ -4,7 +4,7 @@ use crate::error::{Error, usage};
 use crate::open::{OpenOptions, format_of, open};
 use fathom_core::{Disk, DiskInfo};
 use fathom_formats::Format;
-use fathom_formats::served::{ImageDisk, ImageOptions, Storage};
+use fathom_formats::served::{ImageDisk, ImageOptions, OwnBitmaps, Storage};
 use fathom_stack::{ImageOpener, StoredImage};
 use fathom_storage::{ByteDisk, Cache, Location};
 use std::fs::File;
@@ -41,7 +41,10 @@ impl Chain {
             compress: options.compress,
             any_size: true,
             rebasing: options.rebasing,
-            keep_bitmaps: options.keep_bitmaps,
+            own_bitmaps: match options.keep_bitmaps {
+                true => OwnBitmaps::Kept,
+                false => OwnBitmaps::Missed,
+            },
             keep_page_cache: true,
             ..ImageOptions::new(format)
         };

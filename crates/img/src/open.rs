@@ -35,7 +35,7 @@ pub struct OpenOptions {
     pub compress: bool,
     /// See [`ImageOptions::rebasing`](fathom_formats::served::ImageOptions::rebasing).
     pub rebasing: bool,
-    /// See [`ImageOptions::keep_bitmaps`](fathom_formats::served::ImageOptions::keep_bitmaps).
+    /// See [`OwnBitmaps::Kept`](fathom_formats::served::OwnBitmaps::Kept).
     pub keep_bitmaps: bool,
     /// An NBD server that is away is waited for.
     pub reconnects: bool,

@@ -16,7 +16,7 @@ use fathom_core::{Disk, DiskError, Parts, WorkerHandle, WorkerOptions};
 use fathom_files::{ImageFile, gate};
 use fathom_filters::Filters;
 use fathom_formats::Format;
-use fathom_formats::served::{ImageDisk, ImageOptions, MAX_CHAIN, Storage};
+use fathom_formats::served::{ImageDisk, ImageOptions, MAX_CHAIN, OwnBitmaps, Storage};
 use fathom_storage::{ByteDisk, EngineKind, FileDisk, Opened, PART};
 use std::fs;
 use std::io;
@@ -81,7 +81,12 @@ impl Stack {
         let filters = DiskFilters::make(all, &description.filters, &description.legacy);
         let filters = filters.map_err(|error| Error::Description(format!("--filter: {error}")))?;
         let overlay = filters.overlay_dir();
-        let bare = open_disk(description, overlay.as_deref().map(Path::new))?;
+        let place = place_of_bitmaps(description, overlay.is_some());
+        let own_bitmaps = match place {
+            Ok(_) => OwnBitmaps::Recorded,
+            Err(_) => OwnBitmaps::Missed,
+        };
+        let bare = open_disk(description, overlay.as_deref().map(Path::new), own_bitmaps)?;
         let Bare {
             disk,
             file,
@@ -96,7 +101,10 @@ impl Stack {
             .legacy
             .check_taken()
             .map_err(Error::Description)?;
-        let bitmaps = Bitmaps::new(place_of_bitmaps(description, overlay.is_some()));
+        let has_own = |image: &Arc<ImageDisk>| place.is_ok() && image.can_have_bitmaps();
+        let own = image.clone().filter(has_own);
+        let bitmaps = Bitmaps::new(place, own);
+        bitmaps.prepare(disk.info().size);
         // (What a data file has may be changed without its image.)
         let tells = description.data_file.is_none();
         let tap = Arc::new(Tap::new(disk, file.clone(), tells, bitmaps));
@@ -171,7 +179,7 @@ fn place_of_bitmaps(description: &Description, has_overlay: bool) -> Result<Plac
 /// The disk by itself, for one who works on it: nothing of it is served.
 pub fn open_unserved(description: &Description) -> Result<Arc<dyn Disk>, Error> {
     description.check().map_err(Error::Description)?;
-    Ok(open_disk(description, None)?.disk)
+    Ok(open_disk(description, None, OwnBitmaps::Missed)?.disk)
 }
 
 /// What the image of that description would have below it, if it called that `name`: to be read. It must be where that
@@ -218,7 +226,11 @@ pub fn open_below(
 }
 
 /// `overlay`: where its changes go, with the server.
-fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, Error> {
+fn open_disk(
+    description: &Description,
+    overlay: Option<&Path>,
+    own_bitmaps: OwnBitmaps,
+) -> Result<Bare, Error> {
     let path = description.location.path();
     if let (Some(path), None) = (path, description.format) {
         check_raw(path)?;
@@ -229,7 +241,7 @@ fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, 
             let problem = "--filter cow is for images in files";
             Err(Error::Description(problem.into()))
         }
-        (_, None) if !description.is_whole() => open_image(description),
+        (_, None) if !description.is_whole() => open_image(description, own_bitmaps),
         (_, None) => {
             let opened = description.location.open(&description.open_options())?;
             let Opened {
@@ -258,7 +270,7 @@ fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, 
 const HELPERS: usize = 4;
 
 /// Open an image whose disk is not all of its file, with all that it names.
-fn open_image(description: &Description) -> Result<Bare, Error> {
+fn open_image(description: &Description, own_bitmaps: OwnBitmaps) -> Result<Bare, Error> {
     let (location, options) = (&description.location, description.open_options());
     let stored = Arc::new(StoredImage::open(location, &options)?);
     let file = stored.file_disk().cloned();
@@ -277,6 +289,7 @@ fn open_image(description: &Description) -> Result<Bare, Error> {
         offset: description.offset.unwrap_or(0),
         size: description.size,
         beside: description.beside,
+        own_bitmaps,
         helpers: HELPERS.min(new.helpers),
         keys: description.keys.keys().map_err(Error::Description)?,
         rebasing: description.beside.is_some(),

@@ -202,13 +202,11 @@ impl Disk for Tap {
     }
 
     fn deactivate(&self) -> Result<(), DiskError> {
-        let ended = self.below.deactivate();
-        let image = self.file.as_ref().and_then(|file| file.when_left());
-        match ended {
-            Ok(()) => self.bitmaps.close(image.as_ref().map(Left::from)),
-            Err(_) => self.bitmaps.abandon(),
-        }
-        ended
+        let how_left = || {
+            let left = self.file.as_ref().and_then(|file| file.when_left());
+            left.as_ref().map(Left::from)
+        };
+        self.bitmaps.close(|| self.below.deactivate(), how_left)
     }
 
     fn resize(&self, to: &Resize) -> Result<u64, DiskError> {

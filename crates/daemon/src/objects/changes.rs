@@ -18,6 +18,7 @@ use fathom_core::{DiskError, Resize, ThreadKind, WorkerHandle, thread_starts};
 use fathom_exports::Listener;
 use fathom_exports::nbd;
 use fathom_formats::served::ImageDisk;
+use fathom_stack::{BitmapStatus, Bitmaps};
 use fathom_trace::Summary;
 use std::io;
 use std::sync::Arc;
@@ -249,23 +250,37 @@ pub fn end_stream(name: String, running: stream::Running, post: Post<Event>) -> 
 pub fn order_bitmaps(disk: &Served, order: BitmapOrder, post: Post<Event>) -> io::Result<()> {
     let name = disk.name().to_owned();
     let (bitmaps, size) = disk.bitmaps();
+    let shared = disk.shared().clone();
     on_a_thread("see to bitmaps", move || {
-        let done = match order {
-            BitmapOrder::List => Ok(()),
-            BitmapOrder::Add {
-                bitmap,
-                granularity,
-            } => bitmaps.add(&bitmap, size, granularity),
-            BitmapOrder::Remove { bitmap } => bitmaps.remove(&bitmap, size),
-            BitmapOrder::Advance { bitmap, to } => bitmaps.advance(&bitmap, to, size),
-            BitmapOrder::Clear { bitmap } => bitmaps.clear(&bitmap, size),
-            BitmapOrder::Rename { bitmap, to } => bitmaps.rename(&bitmap, &to, size),
-            BitmapOrder::Merge { bitmap, from } => bitmaps.merge(&bitmap, &from, size),
+        let is_done_in_use = bitmaps.are_in_image() && order != BitmapOrder::List;
+        let work = || see_to_bitmaps(&bitmaps, size, order);
+        let list = match is_done_in_use {
+            true => { shared.while_in_use(work) }.unwrap_or_else(|error| Err(error.to_string())),
+            false => work(),
         };
-        let list = done.and_then(|()| bitmaps.list(size));
         let list = list.map(|all| all.into_iter().map(BitmapInfo::from).collect());
         post.send(Event::BitmapsDone(name, list));
     })
+}
+
+fn see_to_bitmaps(
+    bitmaps: &Bitmaps,
+    size: u64,
+    order: BitmapOrder,
+) -> Result<Vec<BitmapStatus>, String> {
+    match order {
+        BitmapOrder::List => Ok(()),
+        BitmapOrder::Add {
+            bitmap,
+            granularity,
+        } => bitmaps.add(&bitmap, size, granularity),
+        BitmapOrder::Remove { bitmap } => bitmaps.remove(&bitmap, size),
+        BitmapOrder::Advance { bitmap, to } => bitmaps.advance(&bitmap, to, size),
+        BitmapOrder::Clear { bitmap } => bitmaps.clear(&bitmap, size),
+        BitmapOrder::Rename { bitmap, to } => bitmaps.rename(&bitmap, &to, size),
+        BitmapOrder::Merge { bitmap, from } => bitmaps.merge(&bitmap, &from, size),
+    }?;
+    bitmaps.list(size)
 }
 
 /// Lists the internal snapshots of a disk's image.

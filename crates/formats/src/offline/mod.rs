@@ -17,4 +17,5 @@ pub mod snapshot;
 mod snapshot_name;
 
 pub use read::Image;
+pub(crate) use read::qcow2_first_cluster;
 pub use snapshot_name::SnapshotName;

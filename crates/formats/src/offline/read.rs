@@ -117,7 +117,7 @@ impl Image {
 
 /// A qcow2 image's first cluster, padded with zeroes when the file is
 /// shorter.
-pub(super) fn qcow2_first_cluster(file: &dyn ImageFile) -> Result<Vec<u8>> {
+pub(crate) fn qcow2_first_cluster(file: &dyn ImageFile) -> Result<Vec<u8>> {
     let unreadable = Error::io("its header cannot be read");
     let start = match read_up_to(file, 0, 104) {
         Ok(start) => start,

@@ -92,6 +92,11 @@ impl Bitmap {
         Err(Error::invalid(format!("bitmap '{name}' {problem}")))
     }
 
+    /// Every write must be recorded in it, and nothing unknown belongs to it.
+    pub fn is_plainly_enabled(&self) -> bool {
+        self.flags & FLAG_AUTO != 0 && self.extra.is_empty()
+    }
+
     /// Bytes of its entry in the directory.
     pub fn encoded_len(&self) -> u64 {
         (FIXED_LEN + self.extra.len() + self.name.len()).next_multiple_of(8) as u64

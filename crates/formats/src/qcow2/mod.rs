@@ -32,9 +32,10 @@ pub use compressed::{StreamError, compress, decompress};
 pub use entry::{Cluster, Compressed, EntryError, L1Entry, L2Entry};
 pub use extension::{BitmapsExtension, CryptoHeader, Extension};
 pub use features::{
-    AUTOCLEAR_BITMAPS, AUTOCLEAR_RAW_DATA_FILE, COMPATIBLE_LAZY_REFCOUNTS, FeatureKind,
-    FeatureName, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DATA_FILE,
-    INCOMPATIBLE_DIRTY, INCOMPATIBLE_EXTENDED_L2, encode_feature_names, feature_names,
+    AUTOCLEAR_AT, AUTOCLEAR_BITMAPS, AUTOCLEAR_RAW_DATA_FILE, COMPATIBLE_LAZY_REFCOUNTS,
+    FeatureKind, FeatureName, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_CORRUPT,
+    INCOMPATIBLE_DATA_FILE, INCOMPATIBLE_DIRTY, INCOMPATIBLE_EXTENDED_L2, encode_feature_names,
+    feature_names,
 };
 pub use geometry::Geometry;
 pub use header::{CompressionType, CryptMethod, Header, MAGIC, MAX_HEADER_LEN};

@@ -5,7 +5,7 @@
 
 use super::active::{Active, Layer};
 use super::alloc::{Allocator, Append, Refcounts, Space};
-use super::disk::ImageOptions;
+use super::disk::{ImageOptions, OwnBitmaps};
 use super::epoch::Epochs;
 use super::helpers::Helpers;
 use super::io::StorageId;
@@ -116,6 +116,14 @@ impl Fresh<'_> {
         }
     }
 
+    /// Of images below, nobody records anything.
+    fn bitmaps_of(&self, link: &Link) -> OwnBitmaps {
+        match (self.options.own_bitmaps, link.storage) {
+            (OwnBitmaps::Recorded, 1..) => OwnBitmaps::Missed,
+            (bitmaps, _) => bitmaps,
+        }
+    }
+
     /// The inner error is of an image that a repair may help.
     fn tables(
         &self,
@@ -148,7 +156,8 @@ impl Fresh<'_> {
                     ));
                 }
                 if link.writable {
-                    prepare_qcow2(&**file, header, self.options.keep_bitmaps)?;
+                    let bitmaps = self.bitmaps_of(link);
+                    prepare_qcow2(&**file, header, bitmaps)?;
                 }
                 self.qcow2(link, file, header)
             }
@@ -364,28 +373,40 @@ fn same(before: &Image, size: u64, now: &Image) -> Result<()> {
 }
 
 /// What the first write may not happen without.
-fn prepare_qcow2(file: &dyn Storage, header: &mut qcow2::Header, keep_bitmaps: bool) -> Result<()> {
+fn prepare_qcow2(
+    file: &dyn Storage,
+    header: &mut qcow2::Header,
+    bitmaps: OwnBitmaps,
+) -> Result<()> {
     let before = header.autoclear;
     header.prepare_for_writing();
-    if !keep_bitmaps {
-        // They would have to record every write from now on.
-        let path = file.path().display();
-        match mark_unrecorded(file.bytes(), header) {
-            Ok(0) => {}
-            Ok(marked) => tracing::warn!(
-                "{path}: {marked} enabled bitmaps will not know of what is written now, and can \
-                 only be removed (fathom img bitmap --remove)"
-            ),
-            Err(problem) => {
-                header.autoclear &= !qcow2::AUTOCLEAR_BITMAPS;
-                tracing::warn!("{path}: its bitmaps are dropped: {problem}");
-            }
-        }
+    if bitmaps == OwnBitmaps::Missed {
+        miss_writes(file, header, 0);
     }
     match header.autoclear == before {
         true => Ok(()),
-        false => write(file, 88, &header.autoclear.to_be_bytes()),
+        false => write(file, qcow2::AUTOCLEAR_AT, &header.autoclear.to_be_bytes()),
     }
+}
+
+/// The enabled bitmaps of an image do not know of what is written from now on; somebody else knows what so many of
+/// them would. False: nobody must believe any of them, by the header's flag, which is to be written.
+pub(super) fn miss_writes(file: &dyn Storage, header: &mut qcow2::Header, recorded: usize) -> bool {
+    let path = file.path().display();
+    match mark_unrecorded(file.bytes(), header) {
+        Ok(marked) if marked > recorded => tracing::warn!(
+            "{path}: {} enabled bitmaps will not know of what is written now, and can only be removed (fathom img \
+             bitmap --remove)",
+            marked - recorded
+        ),
+        Ok(_) => {}
+        Err(problem) => {
+            header.autoclear &= !qcow2::AUTOCLEAR_BITMAPS;
+            tracing::warn!("{path}: its bitmaps are dropped: {problem}");
+            return false;
+        }
+    }
+    true
 }
 
 fn write(file: &dyn Storage, at: u64, bytes: &[u8]) -> Result<()> {

@@ -58,9 +58,8 @@ pub struct ImageOptions {
     /// it zeroes reads as zeroes by the image's own entries, even if it does so on its present
     /// backing file.
     pub rebasing: bool,
-    /// For a tool: bitmaps stay true without recording anything, since nothing is changed that they
-    /// do not know of.
-    pub keep_bitmaps: bool,
+    /// What becomes of the bitmaps that are in a qcow2 image.
+    pub own_bitmaps: OwnBitmaps,
     /// The host's page cache is right, since no other host has written to the
     /// files: it is kept. (A guest may come from another one.)
     pub keep_page_cache: bool,
@@ -68,6 +67,17 @@ pub struct ImageOptions {
     /// only take turns. They start when there is something for them to do. 0: what they would do
     /// waits for [`ImageDisk::help`].
     pub helpers: usize,
+}
+
+/// What becomes of the bitmaps that are in a qcow2 image when it is written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnBitmaps {
+    /// Nobody believes the enabled ones any more.
+    Missed,
+    /// For a tool: they stay true without recording anything, since nothing is changed that they do not know of.
+    Kept,
+    /// Whoever uses the disk records what is changed. It calls [`ImageDisk::take_bitmaps`] before anything is.
+    Recorded,
 }
 
 impl ImageOptions {
@@ -86,7 +96,7 @@ impl ImageOptions {
             any_size: false,
             beside: None,
             rebasing: false,
-            keep_bitmaps: false,
+            own_bitmaps: OwnBitmaps::Missed,
             keep_page_cache: false,
             helpers: std::thread::available_parallelism().map_or(1, NonZero::get),
         }
@@ -107,6 +117,8 @@ pub struct ImageDisk {
     beside: Vec<Arc<BesideDisk>>,
     /// The header of which storage, if its backing file was changed here since it was opened.
     pub(super) rebased: Mutex<Option<(StorageId, Image)>>,
+    /// The names of the image's own bitmaps that somebody records meanwhile.
+    pub(super) taken: Mutex<Vec<String>>,
 }
 
 /// What the workers' channels know.
@@ -182,6 +194,7 @@ impl ImageDisk {
             keepsake: Mutex::default(),
             beside,
             rebased: Mutex::default(),
+            taken: Mutex::default(),
         })
     }
 
@@ -353,14 +366,21 @@ impl ImageDisk {
         Ok(())
     }
 
-    /// Everything that is dirty goes to the disk, and what was freed is free.
-    fn write_back(&self, tables: &Tables) -> io::Result<()> {
+    /// Everything that is dirty goes to the disk.
+    fn flush(&self, tables: &Tables) -> io::Result<()> {
         let io = BlockingIo(&self.chain.storages);
         // Each time gives back what the time before has unlinked.
         while tables.dirty.load(Ordering::Acquire) {
             let flushed = at_once(tables.flush(&io)).unwrap_or(Err(libc::EBUSY));
             flushed.map_err(io::Error::from_raw_os_error)?;
         }
+        Ok(())
+    }
+
+    /// Likewise, and what was freed is free.
+    fn write_back(&self, tables: &Tables) -> io::Result<()> {
+        self.flush(tables)?;
+        let io = BlockingIo(&self.chain.storages);
         // Nothing is in flight: all that is free is given back to the file.
         let released = at_once(tables.release(&io, &[])).unwrap_or(Err(libc::EBUSY));
         released.map_err(io::Error::from_raw_os_error)?;
@@ -370,6 +390,43 @@ impl ImageDisk {
             tables.file.bytes().sync()?;
         }
         Ok(())
+    }
+
+    /// What the image itself has is on disk when `leave` is called, if it could be written.
+    pub(super) fn end(&self, leave: &mut dyn FnMut(&[Layer])) -> Result<(), DiskError> {
+        let Some(active) = self.shared.set_active(None) else {
+            return Ok(());
+        };
+        self.beside.iter().for_each(|beside| beside.end());
+        // All of them, whatever fails.
+        let mut written = Ok(());
+        for (depth, layer) in active.layers.iter().enumerate() {
+            if let Layer::Tables(tables) = layer
+                && tables.writable
+                && !tables.corrupt.load(Ordering::SeqCst)
+            {
+                let flushed = self.flush(tables);
+                if depth == 0 && flushed.is_ok() {
+                    leave(&active.layers);
+                }
+                let now = flushed.and_then(|()| self.write_back(tables));
+                written = written.and(now);
+            }
+        }
+        let written = written.and_then(|()| self.chain.trim(&self.options));
+        // Workers let go of the rest when they next look.
+        for layer in &active.layers {
+            if let Layer::Tables(tables) = layer {
+                tables.state().cache.clear();
+            }
+        }
+        let path = self.chain.path();
+        let written = written.map_err(|source| DiskError::Io {
+            path: path.to_owned(),
+            what: "its metadata cannot be written",
+            source,
+        });
+        written.and(self.unlock(&self.chain.storages))
     }
 }
 
@@ -429,35 +486,7 @@ impl Disk for ImageDisk {
     }
 
     fn deactivate(&self) -> Result<(), DiskError> {
-        let Some(active) = self.shared.set_active(None) else {
-            return Ok(());
-        };
-        self.beside.iter().for_each(|beside| beside.end());
-        // All of them, whatever fails.
-        let mut written = Ok(());
-        for layer in &active.layers {
-            if let Layer::Tables(tables) = layer
-                && tables.writable
-                && !tables.corrupt.load(Ordering::SeqCst)
-            {
-                let now = self.write_back(tables);
-                written = written.and(now);
-            }
-        }
-        let written = written.and_then(|()| self.chain.trim(&self.options));
-        // Workers let go of the rest when they next look.
-        for layer in &active.layers {
-            if let Layer::Tables(tables) = layer {
-                tables.state().cache.clear();
-            }
-        }
-        let path = self.chain.path();
-        let written = written.map_err(|source| DiskError::Io {
-            path: path.to_owned(),
-            what: "its metadata cannot be written",
-            source,
-        });
-        written.and(self.unlock(&self.chain.storages))
+        self.end(&mut |_| ())
     }
 
     fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
@@ -475,7 +504,7 @@ impl Disk for ImageDisk {
 
 /// The outcome of what does not wait, since nobody else uses the image now; None: somebody does, who
 /// should not.
-fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+pub(super) fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut cx = Context::from_waker(Waker::noop());
     match pin!(future).poll(&mut cx) {
         Poll::Ready(outcome) => Some(outcome),

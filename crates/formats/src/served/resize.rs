@@ -231,10 +231,26 @@ impl Tables {
         for (at, bytes) in changes {
             changed.bytes_mut()[*at..at + bytes.len()].copy_from_slice(bytes);
         }
-        let written = self.write_header(io, changed).await;
+        self.replace_header(io, sector, changed).await
+    }
+
+    /// The header's first sector is this one, and whatever was written before is durable by then. Where it is not
+    /// known which of the two is there, the next to write anything sees to its being the old one.
+    pub(super) async fn switch_header(&self, io: &impl Io, sector: &[u8]) -> Result<(), Errno> {
+        let _alone = self.writing_back.lock_all().await;
+        self.write_back(io).await?;
+        self.barrier(io).await?;
+        let old = io.read(self.storage, HostOffset(0), sector.len()).await?;
+        let mut new = Buf::new(sector.len());
+        new.bytes_mut().copy_from_slice(sector);
+        self.replace_header(io, old, new).await
+    }
+
+    async fn replace_header(&self, io: &impl Io, old: Buf, new: Buf) -> Result<(), Errno> {
+        let written = self.write_header(io, new).await;
         if written.is_err() {
             // Nobody knows which of the two is there.
-            self.state().header = Some(sector.bytes().to_vec());
+            self.state().header = Some(old.bytes().to_vec());
             self.dirty.store(true, Ordering::Release);
             // Else whoever writes next does it.
             let _ = self.settle_header(io).await;

@@ -8,6 +8,8 @@ use super::open::check;
 use super::problem::{told, unusable};
 use super::storage::Storage;
 use crate::offline::Image;
+use crate::offline::info::read_bitmaps;
+use crate::qcow2::bitmap::{Bitmap, FLAG_IN_USE};
 use crate::qcow2::{L1Entry, MAX_L1_BYTES};
 use crate::{Error, qcow2, qed};
 use fathom_core::{DiskError, Resize};
@@ -189,14 +191,20 @@ impl ImageDisk {
                     .into(),
             );
         }
-        match header.bitmaps() {
-            None => Ok(()),
-            Some(_) => Err(
-                "it has bitmaps, which are not resized while it is served: end the \
-                            server, then use fathom img resize, or remove them"
-                    .into(),
-            ),
+        let others = self.has_bitmaps_of_a_size(header);
+        match others.map_err(|error| error.to_string())? {
+            false => Ok(()),
+            true => Err("it has bitmaps that are not resized while it is served: end the server, then use fathom img \
+                         resize, or remove them"
+                .into()),
         }
+    }
+
+    /// Whether there are some in the image that say something: those that are recorded elsewhere meanwhile do not.
+    fn has_bitmaps_of_a_size(&self, header: &qcow2::Header) -> Result<bool, Error> {
+        let bitmaps = read_bitmaps(self.chain.storages[0].bytes(), header)?;
+        let says = |bitmap: &Bitmap| bitmap.flags & FLAG_IN_USE == 0;
+        Ok(bitmaps.iter().any(says))
     }
 
     fn check_qed(&self, header: &qed::Header, size: u64) -> Result<(), String> {

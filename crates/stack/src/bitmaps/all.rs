@@ -6,7 +6,10 @@ use super::limits::{
     self, LEAST_GRANULARITY, MOST, MOST_BITS, MOST_GRANULARITY, check_bitmap_name, granularity,
     is_granularity,
 };
+use super::own;
 use super::place::Place;
+use fathom_core::DiskError;
+use fathom_formats::served::ImageDisk;
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
@@ -22,8 +25,8 @@ pub struct BitmapStatus {
     pub granularity: u64,
     /// Bytes that count as changed.
     pub dirty: u64,
-    /// When it was begun (nanoseconds since 1970).
-    pub since: u64,
+    /// When it was begun (nanoseconds since 1970), if that is known.
+    pub since: Option<u64>,
     /// Why all counts as changed, if that is so.
     pub problem: Option<String>,
     /// What it may advance to: a backup's instant (nanoseconds since 1970), by which it is known.
@@ -34,6 +37,8 @@ pub struct BitmapStatus {
 pub struct Bitmaps {
     /// Where they are; the error says why there are none.
     place: Result<Place, String>,
+    /// The image that they are in while the disk is not in use.
+    image: Option<Arc<ImageDisk>>,
     state: Mutex<State>,
     /// Those that workers mark. Requests may wait for it, so nobody has it for long.
     marked: Mutex<Marked>,
@@ -45,13 +50,15 @@ pub struct Bitmaps {
 pub(crate) type Marked = Arc<[Arc<Bitmap>]>;
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     /// Bytes of the disk; None: it is not in use.
     size: Option<u64>,
     /// The directory, locked, while there is one and it is in use.
-    dir: Option<File>,
-    current: Vec<Arc<Bitmap>>,
-    successors: Vec<Arc<Bitmap>>,
+    pub(super) dir: Option<File>,
+    pub(super) current: Vec<Arc<Bitmap>>,
+    pub(super) successors: Vec<Arc<Bitmap>>,
+    /// Names of those that are in the image, and stay there.
+    pub(super) others: Vec<Vec<u8>>,
     /// Successors of these bitmaps, from these instants on, while the disk is not in use: nobody changes anything.
     pending: Vec<(String, u64)>,
 }
@@ -66,9 +73,11 @@ fn unknown(name: &str) -> String {
 }
 
 impl Bitmaps {
-    pub(crate) fn new(place: Result<Place, String>) -> Bitmaps {
+    /// `image`: that they are in while the disk is not in use.
+    pub(crate) fn new(place: Result<Place, String>, image: Option<Arc<ImageDisk>>) -> Bitmaps {
         Bitmaps {
             place,
+            image,
             state: Mutex::default(),
             marked: Mutex::new(Arc::new([])),
             epoch: AtomicU64::new(0),
@@ -110,25 +119,43 @@ impl Bitmaps {
         };
         let mut state = self.state();
         state.open(place, size, image)?;
+        if let Some(own) = &self.image {
+            let taken = state.take_own(place, size, own);
+            taken.map_err(|error| {
+                state.close(place, image, None);
+                error.to_string()
+            })?;
+        }
         self.tell_workers(&state);
         Ok(())
     }
 
-    /// Nobody uses the disk any more, and what it has is in the image, which was left like this.
-    pub(crate) fn close(&self, image: Option<Left>) {
+    /// Nobody uses the disk any more. `end` brings what it has into the image, `how_left` tells then how that was left.
+    pub(crate) fn close(
+        &self,
+        end: impl FnOnce() -> Result<(), DiskError>,
+        how_left: impl FnOnce() -> Option<Left>,
+    ) -> Result<(), DiskError> {
         let Ok(place) = &self.place else {
-            return;
+            return end();
         };
         let mut state = self.state();
-        state.close(place, image);
+        let (ended, are_left) = match (&self.image, state.size) {
+            (Some(image), Some(size)) => image.deactivate_with(&mut state.for_image(size)),
+            _ => (end(), false),
+        };
+        match &ended {
+            Ok(()) => state.close(place, how_left(), self.image.as_ref().map(|_| are_left)),
+            // Nobody knows what is in the image: as if the process had died.
+            Err(_) => *state = State::default(),
+        }
         self.tell_workers(&state);
+        ended
     }
 
-    /// Likewise, but nobody knows what is in the image: as if the process had died.
-    pub(crate) fn abandon(&self) {
-        let mut state = self.state();
-        *state = State::default();
-        self.tell_workers(&state);
+    /// While the disk is not in use they are in its image: nothing can be done with them then.
+    pub fn are_in_image(&self) -> bool {
+        self.image.is_some()
     }
 
     /// What is there from `offset` on may be changed by the disk's getting another size.
@@ -141,6 +168,13 @@ impl Bitmaps {
     pub(crate) fn resized(&self, size: u64) {
         let mut state = self.state();
         state.size = state.size.map(|_| size);
+    }
+
+    /// Once, before the disk is in use the first time: makes what cannot be made then.
+    pub(crate) fn prepare(&self, size: u64) {
+        if let (Ok(place), Some(image)) = (&self.place, &self.image) {
+            own::prepare(place, size, image);
+        }
     }
 
     /// In use, whether the disk is or not.
@@ -158,7 +192,7 @@ impl Bitmaps {
         state.open(place, size, image)?;
         let outcome = work(place, &mut state);
         // (Whoever has changed it since is noticed.)
-        state.close(place, image);
+        state.close(place, image, None);
         outcome
     }
 
@@ -177,7 +211,7 @@ impl Bitmaps {
         }
         state.open(place, size, place.image())?;
         let outcome = work();
-        state.close(place, place.image());
+        state.close(place, place.image(), None);
         outcome
     }
 
@@ -187,6 +221,9 @@ impl Bitmaps {
         size: u64,
         work: impl FnOnce(&Place, &mut State) -> Result<T, String>,
     ) -> Result<T, String> {
+        if self.image.is_some() && self.state().size.is_none() {
+            return Err("the disk is not in use".into());
+        }
         self.with(size, |place, state| {
             let outcome = work(place, state);
             self.tell_workers(state);
@@ -196,7 +233,14 @@ impl Bitmaps {
 
     /// All of a disk of so many bytes.
     pub fn list(&self, size: u64) -> Result<Vec<BitmapStatus>, String> {
-        self.with(size, |_, state| Ok(state.list(size)))
+        let is_idle = self.state().size.is_none();
+        self.with(size, |_, state| {
+            let list = state.list(size);
+            match &self.image {
+                Some(image) if is_idle => state.list_own(image, size, list),
+                _ => Ok(list),
+            }
+        })
     }
 
     /// One more, in which nothing is dirty.
@@ -236,9 +280,11 @@ impl Bitmaps {
             state.drop_successor(place, name);
             let at = { state.current.iter() }.position(|bitmap| *bitmap.name() == *name);
             let at = at.ok_or_else(|| unknown(name))?;
-            let path = place.path(name);
-            let removed = fs::remove_file(&path).and_then(|()| sync_dir(&path));
-            removed.map_err(|error| format!("bitmap '{name}' cannot be removed: {error}"))?;
+            if !state.current[at].is_in_memory() {
+                let path = place.path(name);
+                let removed = fs::remove_file(&path).and_then(|()| sync_dir(&path));
+                removed.map_err(|error| format!("bitmap '{name}' cannot be removed: {error}"))?;
+            }
             state.current.remove(at);
             if state.all().next().is_none() && fs::remove_dir(&place.dir).is_ok() {
                 state.dir = None;
@@ -324,7 +370,7 @@ impl State {
         self.current.iter().chain(&self.successors)
     }
 
-    fn find(&self, name: &str) -> Option<&Arc<Bitmap>> {
+    pub(super) fn find(&self, name: &str) -> Option<&Arc<Bitmap>> {
         self.current.iter().find(|bitmap| *bitmap.name() == *name)
     }
 
@@ -340,7 +386,7 @@ impl State {
         if self.dir.is_some() {
             let opened = self.open_all(place, image, &pending);
             if let Err(error) = opened {
-                self.close(place, image);
+                self.close(place, image, None);
                 return Err(at(error));
             }
         }
@@ -383,14 +429,18 @@ impl State {
         Ok(())
     }
 
-    fn close(&mut self, place: &Place, image: Option<Left>) {
+    /// `left_in_image`: whether the image has those, too, if it may.
+    fn close(&mut self, place: &Place, image: Option<Left>, left_in_image: Option<bool>) {
         let state = std::mem::take(self);
         let since = |next: &Arc<Bitmap>| (next.name().to_string(), next.since());
         self.pending = state.successors.iter().map(since).collect();
         let current = { state.current.iter() }.map(|bitmap| (bitmap, place.path(&bitmap.name())));
         let next = { state.successors.iter() }.map(|next| (next, place.next_path(&next.name())));
         for (bitmap, path) in current.chain(next) {
-            if let Err(error) = bitmap.close(image) {
+            let own = left_in_image.unwrap_or(bitmap.is_own());
+            if let Err(error) = bitmap.close(image, own)
+                && !bitmap.is_in_memory()
+            {
                 tracing::error!("{}: {error}: the bitmap is given up", path.display());
                 remove(&path);
             }
@@ -399,7 +449,7 @@ impl State {
         drop(state.dir);
     }
 
-    fn make(
+    pub(super) fn make(
         &mut self,
         place: &Place,
         path: &Path,
@@ -407,11 +457,7 @@ impl State {
         header: Header,
     ) -> io::Result<Bitmap> {
         if self.dir.is_none() {
-            fs::create_dir(&place.dir).or_else(|error| match error.kind() {
-                io::ErrorKind::AlreadyExists => Ok(()),
-                _ => Err(error),
-            })?;
-            sync_dir(&place.dir)?;
+            place.make()?;
             self.dir = place.lock()?;
         }
         let now = Now {
@@ -422,13 +468,23 @@ impl State {
     }
 
     fn has_room_for(&self, name: &str) -> Result<(), String> {
-        if self.find(name).is_some() {
-            return Err(format!("there is a bitmap '{name}' already"));
-        }
+        self.is_free(name)?;
         match self.current.len() < MOST {
             true => Ok(()),
             false => Err(format!("there are {MOST} bitmaps already")),
         }
+    }
+
+    fn is_free(&self, name: &str) -> Result<(), String> {
+        if self.find(name).is_some() {
+            return Err(format!("there is a bitmap '{name}' already"));
+        }
+        if self.others.iter().any(|other| other == name.as_bytes()) {
+            return Err(format!(
+                "the image has a bitmap '{name}' that records nothing here: remove that first (fathom img bitmap)"
+            ));
+        }
+        Ok(())
     }
 
     fn drop_successor(&mut self, place: &Place, name: &str) {
@@ -465,10 +521,14 @@ impl State {
     fn rename(&mut self, place: &Place, name: &str, to: &str) -> Result<(), String> {
         let bitmap = self.find(name).ok_or_else(|| unknown(name))?.clone();
         let (from, path) = (place.path(name), place.path(to));
-        if self.find(to).is_some() || path.exists() {
+        self.is_free(to)?;
+        if path.exists() {
             return Err(format!("there is a bitmap '{to}' already"));
         }
-        let renamed = fs::rename(&from, &path);
+        let renamed = match bitmap.is_in_memory() {
+            true => Ok(()),
+            false => fs::rename(&from, &path),
+        };
         renamed.map_err(|error| format!("bitmap '{name}' cannot be renamed: {error}"))?;
         bitmap.rename(to);
         let next = { self.successors.iter() }.find(|next| *next.name() == *name);
@@ -517,7 +577,7 @@ impl State {
                     Some(_) => size,
                     None => dirty,
                 },
-                since: bitmap.since(),
+                since: Some(bitmap.since()).filter(|since| *since > 0),
                 problem,
                 successor: next.map(|next| next.since()),
             }
@@ -529,7 +589,7 @@ impl State {
 }
 
 /// Whatever it says must not be taken for right.
-fn remove(path: &Path) {
+pub(super) fn remove(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
         tracing::error!("{}: {error}", path.display());
     }

@@ -2,8 +2,8 @@
 
 use super::header::{self, Header, Left};
 use super::mapping::Mapping;
-use crate::blocks::{Grid, bits, run, words_of_blocks};
-use rustix::fs::{FallocateFlags, fallocate};
+use crate::blocks::{BITS, Grid, bits, run, words_of_blocks};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
@@ -21,6 +21,10 @@ pub(crate) struct Bitmap {
     map: Mapping,
     since: u64,
     problem: Option<String>,
+    /// The image has it, too.
+    own: bool,
+    /// It has no file that others could find.
+    in_memory: bool,
 }
 
 const LOST: &str = "its file was cut off, or could not be read, while it was used";
@@ -79,6 +83,25 @@ impl Bitmap {
         Ok(Bitmap::in_use(file, name, header, now)?)
     }
 
+    /// Without a file that others could find: it is gone when this process ends.
+    pub(super) fn in_memory(name: &str, header: Header, now: &Now<'_>) -> io::Result<Bitmap> {
+        let file = memfd_create("fathom-bitmap", MemfdFlags::CLOEXEC)?;
+        let made = Bitmap::in_use(file.into(), name, header, now)?;
+        Ok(Bitmap {
+            in_memory: true,
+            ..made
+        })
+    }
+
+    /// Its file, which says this from now on, and that nothing is dirty. As long as the image's own can be believed, it does
+    /// not matter when this process is killed.
+    pub(super) fn begin_anew(self, header: Header, now: &Now<'_>) -> io::Result<Bitmap> {
+        let (file, name) = (self.file.try_clone()?, self.name());
+        drop(self);
+        file.set_len(0)?;
+        Bitmap::in_use(file, &name, header, now)
+    }
+
     fn in_use(file: File, name: &str, mut header: Header, now: &Now<'_>) -> io::Result<Bitmap> {
         allocate(&file, &header)?;
         header.used_by = Some(now.boot.into());
@@ -94,12 +117,14 @@ impl Bitmap {
             map,
             since: header.since,
             problem: header.problem,
+            own: header.own,
+            in_memory: false,
         })
     }
 
     /// What it says is durable, and counts as long as the image's file is as it was left. Nobody marks anything any
-    /// more. After an error it must not be there any more.
-    pub(super) fn close(&self, image: Option<Left>) -> io::Result<()> {
+    /// more. `own`: the image has it, too. After an error it must not be there any more.
+    pub(super) fn close(&self, image: Option<Left>, own: bool) -> io::Result<()> {
         let written = self.map.sync();
         let problem = match written {
             Ok(()) => self.problem(),
@@ -108,6 +133,7 @@ impl Bitmap {
         let header = Header {
             image,
             problem,
+            own,
             ..Header::new(self.grid.size, self.grid.block(), self.since)
         };
         header.write(&self.file)
@@ -131,6 +157,20 @@ impl Bitmap {
             grid: self.grid,
             words: words.collect(),
         }
+    }
+
+    /// Likewise, as words of a disk of so many bytes. What has been added to the disk is dirty.
+    pub(super) fn words_for(&self, size: u64) -> Vec<u64> {
+        let words = self.map.words().iter();
+        let mut words = Vec::from_iter(words.map(|word| word.load(Ordering::Acquire)));
+        if size > self.grid.size {
+            // (From the block on that may have been a short one; what there are no words for is dirty.)
+            let first = self.grid.size / self.grid.block();
+            if let Some(word) = words.get_mut((first / BITS) as usize) {
+                *word |= u64::MAX << (first % BITS);
+            }
+        }
+        words
     }
 
     pub(super) fn name(&self) -> Arc<str> {
@@ -159,6 +199,14 @@ impl Bitmap {
             }
             at = end;
         }
+    }
+
+    pub(super) fn is_own(&self) -> bool {
+        self.own
+    }
+
+    pub(super) fn is_in_memory(&self) -> bool {
+        self.in_memory
     }
 
     pub(super) fn since(&self) -> u64 {
@@ -196,7 +244,7 @@ fn file_len(grid: &Grid) -> u64 {
 }
 
 /// All of it is there: a worker that marks something must not find the file system full.
-fn allocate(file: &File, header: &Header) -> io::Result<()> {
+pub(super) fn allocate(file: &File, header: &Header) -> io::Result<()> {
     let len = file_len(&Grid::with_block(header.size, header.block));
     Ok(fallocate(file, FallocateFlags::empty(), 0, len)?)
 }

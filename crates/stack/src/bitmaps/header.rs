@@ -30,6 +30,9 @@ pub(super) struct Header {
     pub(super) image: Option<Left>,
     /// Why all is dirty.
     pub(super) problem: Option<String>,
+    /// The image has it, too, and what that says counts if it can be believed.
+    #[serde(default)]
+    pub(super) own: bool,
 }
 
 /// A file that nobody has changed since looks like this.
@@ -63,6 +66,7 @@ impl Header {
             used_by: None,
             image: None,
             problem: None,
+            own: false,
         }
     }
 

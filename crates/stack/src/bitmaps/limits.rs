@@ -8,8 +8,8 @@ pub(super) const MOST: usize = 16;
 const LONGEST_NAME: usize = 64;
 
 /// What a bit may stand for (bytes).
-pub(super) const LEAST_GRANULARITY: u64 = 4 << 10;
-pub(super) const MOST_GRANULARITY: u64 = 1 << 30;
+pub(super) const LEAST_GRANULARITY: u64 = 512;
+pub(super) const MOST_GRANULARITY: u64 = 1 << 31;
 /// Bits that a bitmap may have.
 pub(super) const MOST_BITS: u64 = 1 << 28;
 

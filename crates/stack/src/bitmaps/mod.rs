@@ -6,7 +6,8 @@
 //! knows what is missing: all counts as dirty then, and the reason is told. It is never too clean.
 //!
 //! `header` is the beginning of such a file, `mapping` its bits in memory, `bitmap` the two together; `all` are those of
-//! a disk, in `place`, `limits` what there may be.
+//! a disk, in `place`, `limits` what there may be. Those of a qcow2 image are in the image itself whenever the disk is not
+//! in use: `own`.
 //!
 //! A backup begins the bitmap's *successor*, which marks what is changed from its instant on. The bitmap itself
 //! goes on, too: if the backup is of no use, nothing has happened. When it is known to be safe the bitmap
@@ -17,6 +18,7 @@ mod bitmap;
 mod header;
 mod limits;
 mod mapping;
+mod own;
 mod place;
 #[cfg(test)]
 mod tests;

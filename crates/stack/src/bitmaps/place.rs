@@ -5,7 +5,7 @@ use super::limits::check_bitmap_name;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,15 @@ impl Place {
     /// Nobody's bitmap: names do not begin like this.
     pub(super) fn next_path(&self, name: &str) -> PathBuf {
         self.dir.join(format!(".{name}.next"))
+    }
+
+    /// The directory is there, durably.
+    pub(super) fn make(&self) -> io::Result<()> {
+        match fs::create_dir(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            made => made
+                .and_then(|()| File::open(self.dir.parent().unwrap_or(Path::new(".")))?.sync_all()),
+        }
     }
 
     /// As it is now.

@@ -26,17 +26,27 @@ impl SharedDisk {
 
     /// Gives it another size, whoever uses it. Nobody comes or goes meanwhile.
     pub fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
+        match to.size {
+            Some(_) => self.while_in_use(|| self.resize_active(to))?,
+            None => {
+                let _users = self.users();
+                self.resize_active(to)
+            }
+        }
+    }
+
+    /// Has work done on it while it is in use, by its users or for this alone. Nobody comes or goes meanwhile.
+    pub fn while_in_use<T>(&self, work: impl FnOnce() -> T) -> Result<T, DiskError> {
         let users = self.users();
-        if users.are_some() || to.size.is_none() {
-            return self.resize_active(to);
+        if users.are_some() {
+            return Ok(work());
         }
         if knows_more(self, &users) {
             return Err(DiskError::Refused(format!("{}: {KNOWS_MORE}", self.name)));
         }
         self.disk.activate()?;
-        let resized = self.resize_active(to);
-        let deactivated = self.disk.deactivate();
-        resized.and_then(|size| deactivated.map(|()| size))
+        let done = work();
+        self.disk.deactivate().map(|()| done)
     }
 
     fn resize_active(&self, to: &Resize) -> Result<u64, DiskError> {

@@ -133,6 +133,29 @@ impl<'a> Bits<'a> {
         Ok(())
     }
 
+    /// All of them, from the lowest bit of the first word on.
+    pub(crate) fn words(&self) -> Result<Vec<u64>> {
+        let count = self.size.div_ceil(self.granularity).div_ceil(64) as usize;
+        let mut words = Vec::with_capacity(count);
+        let per_cluster = self.cluster_bytes() / 8;
+        for index in 0..self.table.len() {
+            match self.cluster(index)? {
+                Cluster::Zeroes => words.extend(std::iter::repeat_n(0, per_cluster)),
+                Cluster::Ones => words.extend(std::iter::repeat_n(u64::MAX, per_cluster)),
+                Cluster::Mixed(bytes) => {
+                    let of = bytes.as_chunks::<8>().0.iter();
+                    words.extend(of.map(|word| u64::from_le_bytes(*word)));
+                }
+            }
+            // (There may be more of the table than of the disk.)
+            if words.len() >= count {
+                break;
+            }
+        }
+        words.resize(count, 0);
+        Ok(words)
+    }
+
     /// Bytes of the disk that are dirty.
     pub fn count(&self) -> Result<u64> {
         let mut count = 0;
@@ -167,7 +190,7 @@ fn runs(bytes: &[u8]) -> Vec<Range<u64>> {
 }
 
 /// A table that is in the file.
-pub(super) fn read_table(file: &dyn ImageFile, bitmap: &Bitmap) -> Result<Vec<TableEntry>> {
+pub(crate) fn read_table(file: &dyn ImageFile, bitmap: &Bitmap) -> Result<Vec<TableEntry>> {
     let len = u64::from(bitmap.table_entries) * 8;
     let bytes = read_up_to(file, bitmap.table_offset.0, len)
         .map_err(Error::io("a bitmap's table cannot be read"))?;

@@ -17,12 +17,21 @@ pub struct Listed {
     pub dirty: Option<u64>,
 }
 
-/// All bitmaps of a qcow2 image that can be believed.
+/// All bitmaps of a qcow2 image.
 pub fn list(file: &dyn ImageFile) -> Result<Vec<Listed>> {
+    list_some(file, &mut |_| true)
+}
+
+/// Those that are wanted: of the others nothing is looked at, however many an image says it has.
+pub fn list_some(
+    file: &dyn ImageFile,
+    is_wanted: &mut dyn FnMut(&Bitmap) -> bool,
+) -> Result<Vec<Listed>> {
     let Image::Qcow2(header) = Image::read(file, Format::Qcow2)? else {
         return Err(Error::invalid("not a qcow2 image"));
     };
     let bitmaps = read_bitmaps(file, &header)?.into_iter();
+    let bitmaps = bitmaps.filter(|bitmap| is_wanted(bitmap));
     let listed = bitmaps.map(|bitmap| {
         let dirty = match super::check_usable(&bitmap) {
             Ok(()) => Some(Bits::read(file, &header, &bitmap)?.count()?),

@@ -13,8 +13,9 @@ mod resize;
 mod unrecorded;
 
 pub use bits::Bits;
+pub(crate) use bits::read_table;
 pub use copy::{Broken, copy};
-pub use list::{Listed, list};
+pub use list::{Listed, list, list_some};
 pub(crate) use unrecorded::mark_unrecorded;
 
 use crate::offline::edit::Editor;
@@ -300,7 +301,12 @@ impl<'a> Bitmaps<'a> {
 
 /// Whether a bitmap is to know of what is written, and can.
 fn records(bitmap: &Bitmap) -> bool {
-    bitmap.flags & FLAG_AUTO != 0 && check_usable(bitmap).is_ok()
+    bitmap.flags & FLAG_AUTO != 0 && is_believed(bitmap)
+}
+
+/// Whether what it says is right, and may be looked at.
+pub(crate) fn is_believed(bitmap: &Bitmap) -> bool {
+    check_usable(bitmap).is_ok()
 }
 
 /// Nobody knows what is dirty in a bitmap that was not saved well, or what extra data means.

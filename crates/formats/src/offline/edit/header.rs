@@ -11,13 +11,13 @@ pub(super) const SECTOR: usize = 512;
 pub(crate) struct Switch {
     /// What is written before, where the old header has nothing: a backing file's name that has no
     /// room in the first sector.
-    pub(super) before: Option<(u64, Vec<u8>)>,
-    pub(super) sector: Vec<u8>,
+    pub(crate) before: Option<(u64, Vec<u8>)>,
+    pub(crate) sector: Vec<u8>,
 }
 
 impl Switch {
     /// The first cluster, which is `first` before.
-    pub(super) fn applied_to(&self, first: &[u8]) -> Vec<u8> {
+    pub(crate) fn applied_to(&self, first: &[u8]) -> Vec<u8> {
         let mut cluster = first.to_vec();
         if let Some((at, name)) = &self.before {
             let at = *at as usize;
@@ -44,7 +44,7 @@ impl Switch {
 /// The first sector of the first cluster after a change of the header. The rest of that cluster
 /// stays as it is, but for a long name: where the extensions change, they are all in the first
 /// sector afterwards, without the features' names if need be, which are a courtesy.
-pub(super) fn switch(first: &[u8], old: &Header, new: &Header) -> Result<Switch> {
+pub(crate) fn switch(first: &[u8], old: &Header, new: &Header) -> Result<Switch> {
     let has_same_fields = old.version == new.version;
     if has_same_fields && old.extensions == new.extensions && old.backing_file == new.backing_file {
         let sector = patched(first, new)?;

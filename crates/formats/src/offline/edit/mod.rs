@@ -17,7 +17,7 @@ mod header;
 mod mapping;
 mod refcounts;
 
-pub(crate) use header::Switch;
+pub(crate) use header::{Switch, switch};
 pub(crate) use mapping::Mapping;
 
 use crate::offline::check::{self, Repair};

@@ -1,0 +1,323 @@
+//! The bitmaps that are in a qcow2 image, while somebody else records what is changed.
+//!
+//! Those that are enabled are marked as in use before anything is written, as QEMU does it: whoever has the image after
+//! this process was killed does not believe them. When the image is left, what was recorded takes their place: bits,
+//! tables and directory go to clusters that were free, and when all of that is durable, one write of the header's first
+//! sector leads to it.
+
+use super::activate::miss_writes;
+use super::active::Layer;
+use super::alloc::Run;
+use super::disk::ImageDisk;
+use super::io::{BlockingIo, Buf, Errno, Io};
+use super::problem::told;
+use super::storage::Storage;
+use super::tables::{Tables, Unlinked};
+use crate::offline::bitmap::{Bits, is_believed};
+use crate::offline::edit::switch;
+use crate::offline::info::read_bitmaps;
+use crate::offline::{Image, qcow2_first_cluster};
+use crate::qcow2::bitmap::{Bitmap, FLAG_AUTO, MAX_BITMAPS, MAX_DIRECTORY_BYTES, TableEntry};
+use crate::qcow2::{self, BitmapsExtension, Extension, Header};
+use crate::{Error, HostOffset, Result};
+use fathom_core::DiskError;
+use std::io;
+use std::sync::PoisonError;
+
+/// An enabled bitmap of an image, or what is to be one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnBitmap {
+    pub name: String,
+    /// Bytes of the disk that a bit stands for.
+    pub granularity: u64,
+    /// From the lowest bit of the first on; bits behind the disk's end say nothing. None: nobody knows what is dirty.
+    pub words: Option<Vec<u64>>,
+}
+
+/// Bits of a word.
+const BITS: u64 = u64::BITS as u64;
+
+impl ImageDisk {
+    /// Whether there can be bitmaps in the image.
+    pub fn can_have_bitmaps(&self) -> bool {
+        matches!(&self.chain.links[0].image, Image::Qcow2(header) if header.version >= 3)
+    }
+
+    /// It has just been activated, with [`OwnBitmaps::Recorded`](super::OwnBitmaps::Recorded), and nothing was written yet. `is_wanted` is asked for
+    /// each enabled bitmap, by its name and granularity, `take` gets those with their bits, and whether it has it then.
+    /// They are in use from now on, and none is there any more for whoever has the image next, unless it
+    /// [left](Self::deactivate_with) it. The others, whose names it gives, stay there; those that are enabled miss what is
+    /// written from now on.
+    pub fn take_bitmaps(
+        &self,
+        is_wanted: &mut dyn FnMut(&str, u64) -> bool,
+        take: &mut dyn FnMut(OwnBitmap) -> bool,
+    ) -> std::result::Result<Vec<Vec<u8>>, DiskError> {
+        let file = &self.chain.storages[0];
+        let (taken, others) = taken(&**file, is_wanted, take).map_err(told(file.path()))?;
+        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = taken;
+        Ok(others)
+    }
+
+    /// As `deactivate`, and these are the image's bitmaps from now on, with those that were not taken. Whether they
+    /// are there is told even if something else has failed.
+    pub fn deactivate_with(
+        &self,
+        bitmaps: &mut dyn Iterator<Item = OwnBitmap>,
+    ) -> (std::result::Result<(), DiskError>, bool) {
+        let mut are_left = false;
+        let ended = self.end(&mut |layers| {
+            let left = self.leave(layers, bitmaps);
+            are_left = left.is_ok();
+            if let Err(problem) = left {
+                let path = self.path().display();
+                tracing::error!("{path}: its bitmaps stay beside it: {problem}");
+            }
+        });
+        (ended, are_left)
+    }
+
+    fn leave(&self, layers: &[Layer], bitmaps: &mut dyn Iterator<Item = OwnBitmap>) -> Result<()> {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bitmaps = bitmaps.peekable();
+        if taken.is_empty() && bitmaps.peek().is_none() {
+            return Ok(());
+        }
+        let Some(Layer::Tables(tables)) = layers.first() else {
+            return Err(Error::unsupported("its format has none"));
+        };
+        let io = BlockingIo(&self.chain.storages);
+        let leaving = Leaving {
+            tables,
+            io: &io,
+            runs: Vec::new(),
+        };
+        leaving.leave(&taken, &mut bitmaps)
+    }
+}
+
+/// The names of those that were taken, and of the others.
+fn taken(
+    file: &dyn Storage,
+    is_wanted: &mut dyn FnMut(&str, u64) -> bool,
+    take: &mut dyn FnMut(OwnBitmap) -> bool,
+) -> Result<(Vec<String>, Vec<Vec<u8>>)> {
+    let mut header = Header::parse(&qcow2_first_cluster(file.bytes())?)?;
+    let (mut taken, mut others) = (Vec::new(), Vec::new());
+    // (What is wrong with them is told below.)
+    for bitmap in read_bitmaps(file.bytes(), &header).unwrap_or_default() {
+        let (name, granularity) = (String::from_utf8(bitmap.name.clone()), bitmap.granularity());
+        let is_enabled = bitmap.is_plainly_enabled();
+        let Some(name) = name
+            .ok()
+            .filter(|name| is_enabled && is_wanted(name, granularity))
+        else {
+            others.push(bitmap.name);
+            continue;
+        };
+        let words = match is_believed(&bitmap) {
+            true => words(file, &header, &bitmap),
+            false => None,
+        };
+        let own = OwnBitmap {
+            name: name.clone(),
+            granularity,
+            words,
+        };
+        match take(own) {
+            true => taken.push(name),
+            false => others.push(bitmap.name),
+        }
+    }
+    if !miss_writes(file, &mut header, taken.len()) {
+        let autoclear = header.autoclear.to_be_bytes();
+        let written = file.bytes().write_at(&autoclear, qcow2::AUTOCLEAR_AT);
+        let written = written.and_then(|()| file.bytes().sync());
+        written.map_err(Error::io("its header cannot be written"))?;
+    }
+    Ok((taken, others))
+}
+
+/// What it says; none: that cannot be read.
+fn words(file: &dyn Storage, header: &Header, bitmap: &Bitmap) -> Option<Vec<u64>> {
+    let words = Bits::read(file.bytes(), header, bitmap).and_then(|bits| bits.words());
+    let path = file.path().display();
+    let tell = |problem: &Error| tracing::warn!("{path}: all counts as dirty: {problem}");
+    words.inspect_err(tell).ok()
+}
+
+/// Bitmaps on their way into an image that nobody uses.
+struct Leaving<'a> {
+    tables: &'a Tables,
+    io: &'a BlockingIo<'a>,
+    /// What was allocated for them.
+    runs: Vec<Run>,
+}
+
+impl Leaving<'_> {
+    /// `taken` are not there any more. After an error all is as it was.
+    fn leave(
+        mut self,
+        taken: &[String],
+        bitmaps: &mut dyn Iterator<Item = OwnBitmap>,
+    ) -> Result<()> {
+        let left = self.replace(taken, bitmaps);
+        // (Unless they may be in use on the disk.)
+        if left.is_err() && self.tables.state().header.is_none() {
+            self.runs.iter().for_each(|run| self.tables.give_back(run));
+        }
+        left
+    }
+
+    fn replace(
+        &mut self,
+        taken: &[String],
+        bitmaps: &mut dyn Iterator<Item = OwnBitmap>,
+    ) -> Result<()> {
+        let file = self.tables.file.bytes();
+        let first = qcow2_first_cluster(file)?;
+        let old = Header::parse(&first)?;
+        if old.version < 3 {
+            return Err(Error::unsupported("an image of version 2 has none"));
+        }
+        let (gone, mut all): (Vec<_>, Vec<_>) = { read_bitmaps(file, &old)?.into_iter() }
+            .partition(|bitmap| taken.iter().any(|name| name.as_bytes() == bitmap.name));
+        for bitmap in bitmaps {
+            if all.iter().any(|other| other.name == bitmap.name.as_bytes()) {
+                let name = bitmap.name;
+                return Err(Error::invalid(format!("has another bitmap '{name}'")));
+            }
+            all.push(self.write(bitmap)?);
+        }
+        let extension = self.write_directory(&all)?;
+        let mut new = old.clone();
+        let is_other = |e: &Extension| !matches!(e, Extension::Bitmaps(_));
+        new.extensions.retain(is_other);
+        new.autoclear &= !qcow2::AUTOCLEAR_BITMAPS;
+        if let Some(extension) = extension {
+            new.extensions.push(Extension::Bitmaps(extension));
+            new.autoclear |= qcow2::AUTOCLEAR_BITMAPS;
+        }
+        let switch = switch(&first, &old, &new)?;
+        Header::parse(&switch.applied_to(&first))?;
+        if let Some((at, bytes)) = &switch.before {
+            let written = file.write_at(bytes, *at);
+            written.map_err(Error::io("its header cannot be written"))?;
+        }
+        let switched = self.tables.switch_header(self.io, &switch.sector);
+        done(switched)?;
+        self.forget(&old, &gone)
+    }
+
+    /// The entry of one whose bits and table are written.
+    fn write(&mut self, bitmap: OwnBitmap) -> Result<Bitmap> {
+        let size = self.tables.size() & !511;
+        let bits = size.div_ceil(bitmap.granularity);
+        let cluster = self.tables.layout.cluster_size();
+        let per_cluster = cluster * 8;
+        let mut table = Vec::new();
+        for at in (0..bits).step_by(per_cluster as usize) {
+            let of = at..bits.min(at + per_cluster);
+            let entry = match &bitmap.words {
+                None => TableEntry::ALL_ONES,
+                Some(words) => self.write_bits(words, of)?,
+            };
+            table.extend(entry.0.to_be_bytes());
+        }
+        let table_entries = table.len() / 8;
+        Ok(Bitmap {
+            table_offset: self.write_new(table)?,
+            table_entries: table_entries as u32,
+            flags: FLAG_AUTO,
+            granularity_bits: bitmap.granularity.ilog2() as u8,
+            name: bitmap.name.into_bytes(),
+            extra: Vec::new(),
+        })
+    }
+
+    /// These bits, of one cluster; what there are no words for is dirty.
+    fn write_bits(&mut self, words: &[u64], bits: std::ops::Range<u64>) -> Result<TableEntry> {
+        let mut bytes = Vec::new();
+        let (mut ones, mut zeroes) = (true, true);
+        for at in (bits.start..bits.end).step_by(BITS as usize) {
+            let there = (bits.end - at).min(BITS);
+            let mask = u64::MAX >> (BITS - there);
+            let word = words.get((at / BITS) as usize).unwrap_or(&u64::MAX) & mask;
+            ones &= word == mask;
+            zeroes &= word == 0;
+            bytes.extend(word.to_le_bytes());
+        }
+        match (zeroes, ones) {
+            (true, _) => Ok(TableEntry(0)),
+            (_, true) => Ok(TableEntry::ALL_ONES),
+            _ => Ok(TableEntry(self.write_new(bytes)?.0)),
+        }
+    }
+
+    fn write_directory(&mut self, all: &[Bitmap]) -> Result<Option<BitmapsExtension>> {
+        if all.is_empty() {
+            return Ok(None);
+        }
+        let mut bytes = Vec::new();
+        all.iter().for_each(|bitmap| bitmap.encode(&mut bytes));
+        let directory_size = bytes.len() as u64;
+        if directory_size > MAX_DIRECTORY_BYTES || all.len() as u64 > u64::from(MAX_BITMAPS) {
+            return Err(Error::unsupported("there would be too many of them"));
+        }
+        Ok(Some(BitmapsExtension {
+            count: all.len() as u32,
+            reserved: 0,
+            directory_size,
+            directory_offset: self.write_new(bytes)?,
+        }))
+    }
+
+    /// Where these bytes are now, in clusters in a row.
+    fn write_new(&mut self, mut bytes: Vec<u8>) -> Result<HostOffset> {
+        let layout = &self.tables.layout;
+        let whole = (bytes.len() as u64).next_multiple_of(layout.cluster_size());
+        bytes.resize(whole as usize, 0);
+        let clusters = whole >> layout.cluster_bits();
+        let run = done(self.tables.allocate(self.io, clusters, true))?;
+        let place = run.start(layout.cluster_bits());
+        self.runs.push(run);
+        let mut buf = Buf::new(bytes.len());
+        buf.bytes_mut().copy_from_slice(&bytes);
+        done(self.io.write(self.tables.storage, place, buf))?;
+        Ok(place)
+    }
+
+    /// Nothing on disk refers any more to the directory and to these.
+    fn forget(&self, old: &Header, gone: &[Bitmap]) -> Result<()> {
+        let (g, file) = (old.geometry(), self.tables.file.bytes());
+        let mut unlinked = Vec::new();
+        for bitmap in gone {
+            let len = u64::from(bitmap.table_entries) * 8;
+            unlinked.push(Unlinked::new(bitmap.table_offset, len));
+            // (What leads nowhere is left alone: a check tells what is lost by that.)
+            for entry in crate::offline::bitmap::read_table(file, bitmap).unwrap_or_default() {
+                if let Ok(Some(place)) = entry.cluster(&g) {
+                    unlinked.push(Unlinked::new(place, g.cluster_size()));
+                }
+            }
+        }
+        let mut state = self.tables.state();
+        if let Some(directory) = old.bitmaps() {
+            let (at, len) = (directory.directory_offset, directory.directory_size);
+            state.alloc.metadata.remove_bytes(at, len);
+            unlinked.push(Unlinked::new(at, len));
+        }
+        state.unlinked.extend(unlinked);
+        drop(state);
+        self.tables
+            .dirty
+            .store(true, std::sync::atomic::Ordering::Release);
+        Ok(())
+    }
+}
+
+/// What does not wait, since nobody else uses the image.
+fn done<T>(work: impl Future<Output = std::result::Result<T, Errno>>) -> Result<T> {
+    let done = super::disk::at_once(work).unwrap_or(Err(libc::EBUSY));
+    done.map_err(|errno| Error::io("cannot be written")(io::Error::from_raw_os_error(errno)))
+}
