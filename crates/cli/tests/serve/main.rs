@@ -33,6 +33,7 @@ mod middles;
 mod mirror;
 mod moments;
 mod nbd;
+mod own_bitmaps;
 mod page;
 mod pools;
 mod probes;

@@ -252,10 +252,11 @@ pub fn order_bitmaps(disk: &Served, order: BitmapOrder, post: Post<Event>) -> io
     let (bitmaps, size) = disk.bitmaps();
     let shared = disk.shared().clone();
     on_a_thread("see to bitmaps", move || {
-        let is_done_in_use = bitmaps.are_in_image() && order != BitmapOrder::List;
+        let changes_image = bitmaps.are_in_image() && order != BitmapOrder::List;
+        bitmaps.prepare(size);
         let work = || see_to_bitmaps(&bitmaps, size, order);
-        let list = match is_done_in_use {
-            true => { shared.while_in_use(work) }.unwrap_or_else(|error| Err(error.to_string())),
+        let list = match changes_image {
+            true => { shared.with_image(work) }.unwrap_or_else(|error| Err(error.to_string())),
             false => work(),
         };
         let list = list.map(|all| all.into_iter().map(BitmapInfo::from).collect());

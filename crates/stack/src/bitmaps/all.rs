@@ -6,7 +6,6 @@ use super::limits::{
     self, LEAST_GRANULARITY, MOST, MOST_BITS, MOST_GRANULARITY, check_bitmap_name, granularity,
     is_granularity,
 };
-use super::own;
 use super::place::Place;
 use fathom_core::DiskError;
 use fathom_formats::served::ImageDisk;
@@ -36,9 +35,9 @@ pub struct BitmapStatus {
 /// A disk's bitmaps.
 pub struct Bitmaps {
     /// Where they are; the error says why there are none.
-    place: Result<Place, String>,
+    pub(super) place: Result<Place, String>,
     /// The image that they are in while the disk is not in use.
-    image: Option<Arc<ImageDisk>>,
+    pub(super) image: Option<Arc<ImageDisk>>,
     state: Mutex<State>,
     /// Those that workers mark. Requests may wait for it, so nobody has it for long.
     marked: Mutex<Marked>,
@@ -52,13 +51,15 @@ pub(crate) type Marked = Arc<[Arc<Bitmap>]>;
 #[derive(Default)]
 pub(super) struct State {
     /// Bytes of the disk; None: it is not in use.
-    size: Option<u64>,
+    pub(super) size: Option<u64>,
     /// The directory, locked, while there is one and it is in use.
     pub(super) dir: Option<File>,
     pub(super) current: Vec<Arc<Bitmap>>,
     pub(super) successors: Vec<Arc<Bitmap>>,
     /// Names of those that are in the image, and stay there.
     pub(super) others: Vec<Vec<u8>>,
+    /// Of those that are in the image and have to stay there for now.
+    pub(super) fixed: Vec<String>,
     /// Successors of these bitmaps, from these instants on, while the disk is not in use: nobody changes anything.
     pending: Vec<(String, u64)>,
 }
@@ -84,7 +85,7 @@ impl Bitmaps {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -153,11 +154,6 @@ impl Bitmaps {
         ended
     }
 
-    /// While the disk is not in use they are in its image: nothing can be done with them then.
-    pub fn are_in_image(&self) -> bool {
-        self.image.is_some()
-    }
-
     /// What is there from `offset` on may be changed by the disk's getting another size.
     pub(crate) fn mark_from(&self, offset: u64) {
         self.state()
@@ -168,13 +164,6 @@ impl Bitmaps {
     pub(crate) fn resized(&self, size: u64) {
         let mut state = self.state();
         state.size = state.size.map(|_| size);
-    }
-
-    /// Once, before the disk is in use the first time: makes what cannot be made then.
-    pub(crate) fn prepare(&self, size: u64) {
-        if let (Ok(place), Some(image)) = (&self.place, &self.image) {
-            own::prepare(place, size, image);
-        }
     }
 
     /// In use, whether the disk is or not.
@@ -221,14 +210,15 @@ impl Bitmaps {
         size: u64,
         work: impl FnOnce(&Place, &mut State) -> Result<T, String>,
     ) -> Result<T, String> {
-        if self.image.is_some() && self.state().size.is_none() {
-            return Err("the disk is not in use".into());
-        }
-        self.with(size, |place, state| {
+        let work = |place: &Place, state: &mut State| {
             let outcome = work(place, state);
             self.tell_workers(state);
             outcome
-        })
+        };
+        match &self.image {
+            Some(image) if self.state().size.is_none() => self.with_own(size, image, work),
+            _ => self.with(size, work),
+        }
     }
 
     /// All of a disk of so many bytes.
@@ -277,6 +267,7 @@ impl Bitmaps {
     /// One less.
     pub fn remove(&self, name: &str, size: u64) -> Result<(), String> {
         self.change(size, |place, state| {
+            state.may_go(name)?;
             state.drop_successor(place, name);
             let at = { state.current.iter() }.position(|bitmap| *bitmap.name() == *name);
             let at = at.ok_or_else(|| unknown(name))?;
@@ -374,7 +365,12 @@ impl State {
         self.current.iter().find(|bitmap| *bitmap.name() == *name)
     }
 
-    fn open(&mut self, place: &Place, size: u64, image: Option<Left>) -> Result<(), String> {
+    pub(super) fn open(
+        &mut self,
+        place: &Place,
+        size: u64,
+        image: Option<Left>,
+    ) -> Result<(), String> {
         let at = |error| {
             format!(
                 "the bitmaps in {} cannot be used: {error}",
@@ -430,7 +426,12 @@ impl State {
     }
 
     /// `left_in_image`: whether the image has those, too, if it may.
-    fn close(&mut self, place: &Place, image: Option<Left>, left_in_image: Option<bool>) {
+    pub(super) fn close(
+        &mut self,
+        place: &Place,
+        image: Option<Left>,
+        left_in_image: Option<bool>,
+    ) {
         let state = std::mem::take(self);
         let since = |next: &Arc<Bitmap>| (next.name().to_string(), next.since());
         self.pending = state.successors.iter().map(since).collect();
@@ -519,6 +520,7 @@ impl State {
     }
 
     fn rename(&mut self, place: &Place, name: &str, to: &str) -> Result<(), String> {
+        self.may_go(name)?;
         let bitmap = self.find(name).ok_or_else(|| unknown(name))?.clone();
         let (from, path) = (place.path(name), place.path(to));
         self.is_free(to)?;

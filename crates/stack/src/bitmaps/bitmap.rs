@@ -77,7 +77,10 @@ impl Bitmap {
         if header.problem.is_none()
             && let Some(problem) = problem_of(&file, &header, now)?
         {
-            tracing::warn!("{}: all counts as dirty: {problem}", path.display());
+            // (What is in the image, too, need not be known by this.)
+            if !header.own {
+                tracing::warn!("{}: all counts as dirty: {problem}", path.display());
+            }
             header.problem = Some(problem);
         }
         Ok(Bitmap::in_use(file, name, header, now)?)

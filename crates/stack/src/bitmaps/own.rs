@@ -7,7 +7,7 @@
 //! Whoever takes a disk into use may not make files. Those of bitmaps that others have made are made beforehand; where that
 //! was too early, a bitmap is in memory until the disk is left.
 
-use super::all::{BitmapStatus, State, remove};
+use super::all::{BitmapStatus, Bitmaps, State, remove};
 use super::bitmap::{Bitmap, Now, allocate, sync_dir};
 use super::header::Header;
 use super::limits::{MOST, check_bitmap_name, is_granularity};
@@ -43,14 +43,68 @@ fn own_of(image: &ImageDisk, size: u64) -> Result<Vec<Listed>, DiskError> {
     })
 }
 
+impl Bitmaps {
+    /// Whether they are in the image while the disk is not in use.
+    pub fn are_in_image(&self) -> bool {
+        self.image.is_some()
+    }
+
+    /// Before the disk of so many bytes is in use: makes what cannot be made then.
+    pub fn prepare(&self, size: u64) {
+        if let (Ok(place), Some(image)) = (&self.place, &self.image)
+            && self.state().size.is_none()
+        {
+            prepare(place, size, image);
+        }
+    }
+
+    /// The disk is not in use, and there may be reasons why its image is to stay as it is: they are taken from there, and
+    /// left beside it.
+    pub(super) fn with_own<T>(
+        &self,
+        size: u64,
+        image: &ImageDisk,
+        work: impl FnOnce(&Place, &mut State) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let place = self.place.as_ref().map_err(Clone::clone)?;
+        self.prepare(size);
+        let mut state = self.state();
+        let done = image.alone(|_| {
+            if let Err(problem) = state.open(place, size, place.image()) {
+                return Ok(Err(problem));
+            }
+            let taken = state.take_own(place, size, image);
+            let done = taken.map_err(|error| error.to_string()).and_then(|there| {
+                state.fixed = there;
+                work(place, &mut state)
+            });
+            // (As long as nobody else can have it.)
+            state.close(place, place.image(), Some(false));
+            Ok(done)
+        });
+        done.unwrap_or_else(|error| Err(error.to_string()))
+    }
+}
+
 impl State {
-    /// Takes those of the image, of a disk of so many bytes, that has just been taken into use.
+    /// Whether this one may be removed.
+    pub(super) fn may_go(&self, name: &str) -> Result<(), String> {
+        match self.fixed.iter().any(|fixed| fixed == name) {
+            false => Ok(()),
+            true => Err(format!(
+                "bitmap '{name}' is in the image, which is to stay as it is until its virtual machine has connected, \
+                 which may know of changes that are not there"
+            )),
+        }
+    }
+
+    /// Takes those of the image, of a disk of so many bytes, that has just been taken into use. Gives their names.
     pub(super) fn take_own(
         &mut self,
         place: &Place,
         size: u64,
         image: &ImageDisk,
-    ) -> Result<(), DiskError> {
+    ) -> Result<Vec<String>, DiskError> {
         let mut there = Vec::new();
         let others = image.take_bitmaps(&mut can_be(size), &mut |own| {
             let name = own.name.clone();
@@ -64,7 +118,13 @@ impl State {
         })?;
         self.others = others;
         self.drop_removed(place, &there);
-        Ok(())
+        for bitmap in self.current.iter().filter(|bitmap| bitmap.is_own()) {
+            if let Some(problem) = bitmap.problem() {
+                let path = place.path(&bitmap.name());
+                tracing::warn!("{}: all counts as dirty: {problem}", path.display());
+            }
+        }
+        Ok(there)
     }
 
     fn take(&mut self, place: &Place, size: u64, own: OwnBitmap) -> io::Result<()> {
@@ -161,7 +221,7 @@ impl State {
 }
 
 /// Makes the files of those that the image has, as far as it can be told now.
-pub(super) fn prepare(place: &Place, size: u64, image: &ImageDisk) {
+fn prepare(place: &Place, size: u64, image: &ImageDisk) {
     for own in own_of(image, size).unwrap_or_default() {
         let (name, granularity) = (own.name(), own.bitmap.granularity());
         if place.path(&name).exists() {

@@ -26,24 +26,27 @@ impl SharedDisk {
 
     /// Gives it another size, whoever uses it. Nobody comes or goes meanwhile.
     pub fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
-        match to.size {
-            Some(_) => self.while_in_use(|| self.resize_active(to))?,
-            None => {
-                let _users = self.users();
-                self.resize_active(to)
-            }
-        }
-    }
-
-    /// Has work done on it while it is in use, by its users or for this alone. Nobody comes or goes meanwhile.
-    pub fn while_in_use<T>(&self, work: impl FnOnce() -> T) -> Result<T, DiskError> {
         let users = self.users();
-        if users.are_some() {
-            return Ok(work());
+        if users.are_some() || to.size.is_none() {
+            return self.resize_active(to);
         }
         if knows_more(self, &users) {
             return Err(DiskError::Refused(format!("{}: {KNOWS_MORE}", self.name)));
         }
+        self.use_for(|| self.resize_active(to))?
+    }
+
+    /// Has work done on what is in the image: while the disk is in use, by its users or for this alone; or while it is
+    /// not, if nothing may be changed in the image. Nobody comes or goes meanwhile.
+    pub fn with_image<T>(&self, work: impl FnOnce() -> T) -> Result<T, DiskError> {
+        let users = self.users();
+        match users.are_some() || knows_more(self, &users) {
+            true => Ok(work()),
+            false => self.use_for(work),
+        }
+    }
+
+    fn use_for<T>(&self, work: impl FnOnce() -> T) -> Result<T, DiskError> {
         self.disk.activate()?;
         let done = work();
         self.disk.deactivate().map(|()| done)

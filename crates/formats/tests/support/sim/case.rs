@@ -7,7 +7,7 @@ use super::run::Start;
 use super::world::World;
 use crate::support::{SECRET, create_file, keys, pairs, qemu_checks, qemu_img, qemu_opens};
 use fathom_formats::Format;
-use fathom_formats::served::ImageOptions;
+use fathom_formats::served::{ImageOptions, OwnBitmaps};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -250,7 +250,7 @@ impl Case {
             options.metadata_cache = 0;
             // What is served reads the same, but zeroes are the image's own.
             options.rebasing = true;
-            options.keep_bitmaps = true;
+            options.own_bitmaps = OwnBitmaps::Kept;
         }
         options
     }
