@@ -243,7 +243,8 @@ fn as_seen_elsewhere(mut table: DiskTable) -> anyhow::Result<DiskTable> {
         let location = Location::cached(base).map_err(anyhow::Error::msg)?;
         *base = location.remote().unwrap_or_default().to_owned();
     }
-    let files = table.data_file.iter_mut().chain(&mut table.trace);
+    let files = table.data_file.iter_mut().chain(&mut table.bitmaps);
+    let files = files.chain(&mut table.trace);
     let files = files.chain(&mut table.base_cache);
     let files = files
         .chain(&mut table.base_manifest)

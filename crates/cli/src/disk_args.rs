@@ -73,6 +73,11 @@ pub struct DiskArgs {
     #[arg(long, value_name = "FILE")]
     pub data_file: Option<PathBuf>,
 
+    /// Keep the disk's dirty bitmaps in this directory, which no other disk has: needed if the disk is not in a
+    /// file [default: IMAGE.bitmaps]
+    #[arg(long, value_name = "DIR")]
+    pub bitmaps: Option<PathBuf>,
+
     /// What unlocks encrypted images, as LUKS has it: file:PATH, credential:NAME (systemd's), fd:N or
     /// command:PROGRAM, which prints it; may be given several times
     #[arg(long = "key", value_name = "SOURCE")]
@@ -218,6 +223,7 @@ impl DiskArgs {
             metadata_cache: self.metadata_cache,
             allow_dirs: self.allow_dirs,
             data_file: self.data_file,
+            bitmaps: self.bitmaps,
             keys: self.keys,
             readonly: self.readonly,
             aio: Some(self.aio.aio),

@@ -19,7 +19,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 57] = [
+const ONE_DISK: [&str; 58] = [
     "disk",
     "vhost_user",
     "socket_mode",
@@ -40,6 +40,7 @@ const ONE_DISK: [&str; 57] = [
     "metadata_cache",
     "allow_dirs",
     "data_file",
+    "bitmaps",
     "keys",
     "readonly",
     "aio",

@@ -299,6 +299,7 @@ impl DiskOptions {
             metadata_cache: table.metadata_cache,
             allow_dirs: table.allow_dirs,
             data_file: table.data_file,
+            bitmaps: table.bitmaps,
             keys: KeyRing::new(table.keys),
             read_only: table.readonly,
             engine: table.aio.unwrap_or(new.engine),

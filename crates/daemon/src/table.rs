@@ -95,6 +95,9 @@ pub struct DiskTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub data_file: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub bitmaps: Option<PathBuf>,
     /// What unlocks encrypted images.
     #[serde(default, with = "text::list", skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
@@ -325,6 +328,7 @@ impl DiskTable {
             metadata_cache: None,
             allow_dirs: Vec::new(),
             data_file: None,
+            bitmaps: None,
             keys: Vec::new(),
             readonly: false,
             aio: None,
@@ -386,6 +390,7 @@ impl DiskTable {
             size: None,
             allow_dirs: Vec::new(),
             data_file: None,
+            bitmaps: None,
             server_timeout: None,
             server_reconnect: None,
             server_connections: None,
@@ -480,7 +485,12 @@ impl DiskTable {
             Some(SocketSpec::Path(path)) => Some(&**path),
             _ => None,
         };
-        let files = [&self.data_file, &self.trace, &self.pull_record];
+        let files = [
+            &self.data_file,
+            &self.bitmaps,
+            &self.trace,
+            &self.pull_record,
+        ];
         let files = files.into_iter().flatten();
         let files = files.chain(&self.allow_dirs).map(PathBuf::as_path);
         let mut all = files.chain(self.image.path()).chain(socket);

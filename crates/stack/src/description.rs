@@ -31,6 +31,8 @@ pub struct Description {
     /// The external data file of a qcow2 image, whatever the image calls it;
     /// None: what it calls it, to be read only.
     pub data_file: Option<PathBuf>,
+    /// Where its dirty bitmaps are, and no other disk's; none: beside its image, if that is a file.
+    pub bitmaps: Option<PathBuf>,
     /// What unlocks its images that are encrypted.
     pub keys: KeyRing,
     pub read_only: bool,
@@ -91,6 +93,7 @@ impl Description {
             metadata_cache: None,
             allow_dirs: Vec::new(),
             data_file: None,
+            bitmaps: None,
             keys: KeyRing::default(),
             read_only: false,
             engine: EngineKind::default(),

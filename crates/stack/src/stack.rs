@@ -161,19 +161,32 @@ fn place_of_bitmaps(description: &Description, has_overlay: bool) -> Result<Plac
     if gate::other().is_some() {
         return refused("tenants' disks have none");
     }
-    let Some(path) = description.location.path().filter(|path| path.is_file()) else {
-        return refused("its image is not a file");
-    };
-    // (However it is called: all who serve it must find the same ones.)
-    let image = gate::real_path(path).map_err(|error| error.to_string())?;
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    let mut dir = image.clone().into_os_string();
-    dir.push(".bitmaps");
-    Ok(Place {
-        dir: dir.into(),
-        image: Some(image),
-        boot: boot.map_err(|error| error.to_string())?.trim().into(),
-    })
+    let boot = boot.map_err(|error| error.to_string())?.trim().into();
+    let location = &description.location;
+    if let Some(path) = location.path().filter(|path| path.is_file()) {
+        // (However it is called: all who serve it must find the same ones.)
+        let image = gate::real_path(path).map_err(|error| error.to_string())?;
+        let mut dir = image.clone().into_os_string();
+        dir.push(".bitmaps");
+        return Ok(Place {
+            dir: description.bitmaps.clone().unwrap_or(dir.into()),
+            image: Some(image),
+            of: None,
+            boot,
+        });
+    }
+    match &description.bitmaps {
+        // (`memory:SIZE`, say.)
+        _ if location.with_size(512).is_some() => refused("what is on it goes with the server"),
+        Some(dir) => Ok(Place {
+            dir: dir.clone(),
+            image: None,
+            of: Some(location.to_string()),
+            boot,
+        }),
+        None => refused("its image is not a file (--bitmaps says where they may be)"),
+    }
 }
 
 /// The disk by itself, for one who works on it: nothing of it is served.

@@ -398,6 +398,7 @@ impl State {
     ) -> io::Result<()> {
         let now = Now {
             boot: &place.boot,
+            of: place.of.as_deref(),
             image,
         };
         for name in place.names(pending)? {
@@ -463,6 +464,7 @@ impl State {
         }
         let now = Now {
             boot: &place.boot,
+            of: place.of.as_deref(),
             image: None,
         };
         Bitmap::make(path, name, header, &now)

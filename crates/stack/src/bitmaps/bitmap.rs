@@ -23,6 +23,7 @@ pub(crate) struct Bitmap {
     problem: Option<String>,
     /// The image has it, too.
     own: bool,
+    of: Option<String>,
     /// It has no file that others could find.
     in_memory: bool,
 }
@@ -48,8 +49,9 @@ impl From<io::Error> for NotOpened {
 pub(super) struct Now<'a> {
     /// The boot of this machine.
     pub(super) boot: &'a str,
-    /// The image's file, if it is in one.
+    /// The image's file, if it is in one; else what the disk is called.
     pub(super) image: Option<Left>,
+    pub(super) of: Option<&'a str>,
 }
 
 impl Bitmap {
@@ -108,6 +110,7 @@ impl Bitmap {
     fn in_use(file: File, name: &str, mut header: Header, now: &Now<'_>) -> io::Result<Bitmap> {
         allocate(&file, &header)?;
         header.used_by = Some(now.boot.into());
+        header.of = now.of.map(str::to_owned);
         header.image = None;
         header.write(&file)?;
         let grid = Grid::with_block(header.size, header.block);
@@ -121,6 +124,7 @@ impl Bitmap {
             since: header.since,
             problem: header.problem,
             own: header.own,
+            of: header.of,
             in_memory: false,
         })
     }
@@ -137,6 +141,7 @@ impl Bitmap {
             image,
             problem,
             own,
+            of: self.of.clone(),
             ..Header::new(self.grid.size, self.grid.block(), self.since)
         };
         header.write(&self.file)
@@ -282,6 +287,9 @@ fn problem_of(file: &File, header: &Header, now: &Now<'_>) -> io::Result<Option<
     }
     if header::was_lost(file)? {
         return Ok(Some(LOST.into()));
+    }
+    if header.of.as_deref() != now.of {
+        return Ok(Some("it was of another disk".into()));
     }
     Ok(match &header.used_by {
         // Whoever had it has died; what it had marked is there.

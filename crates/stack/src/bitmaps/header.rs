@@ -28,6 +28,9 @@ pub(super) struct Header {
     pub(super) used_by: Option<String>,
     /// How the image's file was left, if it has one.
     pub(super) image: Option<Left>,
+    /// What the disk is called that is in no file.
+    #[serde(default)]
+    pub(super) of: Option<String>,
     /// Why all is dirty.
     pub(super) problem: Option<String>,
     /// The image has it, too, and what that says counts if it can be believed.
@@ -65,6 +68,7 @@ impl Header {
             since,
             used_by: None,
             image: None,
+            of: None,
             problem: None,
             own: false,
         }

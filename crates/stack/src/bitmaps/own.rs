@@ -130,6 +130,7 @@ impl State {
     fn take(&mut self, place: &Place, size: u64, own: OwnBitmap) -> io::Result<()> {
         let now = Now {
             boot: &place.boot,
+            of: place.of.as_deref(),
             image: None,
         };
         let at = { self.current.iter() }.position(|there| *there.name() == *own.name);
