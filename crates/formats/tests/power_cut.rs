@@ -37,6 +37,10 @@ fn record(made: &Made, seed: u64, lies: u64) -> Recorded {
         true => start.copying(),
         false => start,
     };
+    let start = match made.case.can_have_bitmaps() && seed % 3 != 1 {
+        true => start.recording(),
+        false => start,
+    };
     let commits = matches!(start.options.beside, Some(Beside::Below(_)));
     let mut run = Run::new(start).expect("the image opens");
     run.activate();

@@ -153,6 +153,10 @@ impl<'a> Bits<'a> {
             }
         }
         words.resize(count, 0);
+        let rest = self.size.div_ceil(self.granularity) % 64;
+        if let Some(last) = words.last_mut().filter(|_| rest > 0) {
+            *last &= u64::MAX >> (64 - rest);
+        }
         Ok(words)
     }
 

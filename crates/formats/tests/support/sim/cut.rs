@@ -1,6 +1,7 @@
 //! Power cuts: what of a run may be on the disk when it ends at any instant,
 //! and whether that is a sound image with everything that must be in it.
 
+use super::bitmap;
 use super::case::Made;
 use super::model::{ANYTHING, Model, Value, ZERO};
 use super::pages::Pages;
@@ -88,6 +89,7 @@ impl Cuts<'_> {
         if rng.one_in(100) {
             self.ask_qemu(&world)?;
         }
+        let dirty = bitmap::dirty(self.made, &world)?;
         let start = self.made.start(&world, 1, rng.next());
         let mut run = Run::new(start).map_err(|e| e.to_string())?;
         run.strict = false;
@@ -112,6 +114,9 @@ impl Cuts<'_> {
                 }
                 now[sector as usize] = value;
             }
+        }
+        if let Some(dirty) = dirty {
+            bitmap::is_never_too_clean(&dirty, self.model.initial(), &now)?;
         }
         match rng.one_in(16) {
             true => self.go_on(&world, now, rng),

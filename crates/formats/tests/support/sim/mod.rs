@@ -6,11 +6,12 @@
 //! any of them; the image uses them as its storages by way of a [`recorder`].
 //! The run's [`worker`]s ask for what [`rng`] says, and the [`model`] tells what
 //! each sector may be. [`cut`] makes files of what the world has recorded: as
-//! they may be after the power has failed. A [`keepsake`] is what a killed
+//! they may be after the power has failed. A [`bitmap`] in the image tells of what was changed. A [`keepsake`] is what a killed
 //! server's successor gets besides the files.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub mod beside;
+pub mod bitmap;
 pub mod case;
 pub mod cut;
 pub mod keepsake;

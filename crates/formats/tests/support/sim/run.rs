@@ -15,6 +15,9 @@ use std::sync::Arc;
 pub struct Run {
     pub world: Arc<World>,
     pub disk: ImageDisk,
+    pub(super) options: ImageOptions,
+    /// What its bitmap has said when the image was left.
+    pub(super) left: Option<Vec<u64>>,
     pub model: Model,
     pub(super) workers: Vec<Worker>,
     /// So many of them are the guest's.
@@ -76,6 +79,7 @@ impl Run {
     /// Not active yet.
     pub fn new(start: Start) -> Result<Run, DiskError> {
         let mut disk = open(&start.world, start.names, &start.options)?;
+        let options_of_run = start.options.clone();
         let mut rng = Rng::new(start.seed);
         let cluster = start.cluster / SECTOR as u64;
         let flushes = [0, 0, 3, 20][rng.below(4) as usize];
@@ -107,6 +111,8 @@ impl Run {
         let mut run = Run {
             windows: Vec::new(),
             wide: start.wide,
+            options: options_of_run,
+            left: None,
             may_fail: None,
             workers: workers.collect(),
             guests: guests as u64,
@@ -259,13 +265,14 @@ impl Run {
 
     pub fn activate(&mut self) {
         self.disk.activate().expect("it can be activated");
+        self.take_bitmap();
     }
 
     /// Whether it succeeded.
     pub fn deactivate(&mut self) -> bool {
         self.drain();
         let submitted = self.world.tick();
-        match self.disk.deactivate() {
+        match self.deactivate_disk() {
             Ok(()) => {
                 let done = self.world.tick();
                 self.model.flushed(submitted, done);
