@@ -10,7 +10,7 @@
 use super::all::{BitmapStatus, Bitmaps, State, remove};
 use super::bitmap::{Bitmap, Now, allocate, sync_dir};
 use super::header::Header;
-use super::limits::{MOST, check_bitmap_name, is_granularity};
+use super::limits::{MOST, MOST_BITS, check_bitmap_name, is_granularity};
 use super::place::Place;
 use crate::blocks::BITS;
 use fathom_core::DiskError;
@@ -22,13 +22,23 @@ use std::sync::Arc;
 
 const DIED: &str = "whoever used the image last has not left it well";
 
+/// Bits that all of an image's bitmaps have.
+const MOST_BITS_OF_ALL: u64 = 4 * MOST_BITS;
+
 /// Whether a bitmap can be recorded here. (There may be any number of any size in an image.)
 fn can_be(size: u64) -> impl FnMut(&str, u64) -> bool {
-    let mut wanted = 0;
+    let (mut left, mut bits_left) = (MOST, MOST_BITS_OF_ALL);
     move |name, granularity| {
-        let can_be = check_bitmap_name(name).is_ok() && is_granularity(size, granularity);
-        wanted += usize::from(can_be);
-        can_be && wanted <= MOST
+        if check_bitmap_name(name).is_err() || !is_granularity(size, granularity) || left == 0 {
+            return false;
+        }
+        let bits = size.div_ceil(granularity);
+        let can_be = bits <= bits_left;
+        if can_be {
+            left -= 1;
+            bits_left -= bits;
+        }
+        can_be
     }
 }
 
