@@ -171,8 +171,9 @@ fn place_of_bitmaps(description: &Description, has_overlay: bool) -> Result<Plac
         dir.push(".bitmaps");
         return Ok(Place {
             dir: description.bitmaps.clone().unwrap_or(dir.into()),
+            // (Beside an image it can be no other's.)
+            of: { description.bitmaps.as_ref() }.map(|_| image.display().to_string()),
             image: Some(image),
-            of: None,
             boot,
         });
     }

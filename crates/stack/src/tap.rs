@@ -191,6 +191,7 @@ impl Disk for Tap {
         self.below.activate()?;
         self.look_at_others();
         let image = self.file.as_ref().and_then(|file| file.when_taken());
+        let image = image.filter(Metadata::is_file);
         let image = image.as_ref().map(Left::from);
         let opened = self.bitmaps.open(self.below.info().size, image);
         opened.map_err(|problem| {
@@ -204,7 +205,7 @@ impl Disk for Tap {
     fn deactivate(&self) -> Result<(), DiskError> {
         let how_left = || {
             let left = self.file.as_ref().and_then(|file| file.when_left());
-            left.as_ref().map(Left::from)
+            left.filter(Metadata::is_file).as_ref().map(Left::from)
         };
         self.bitmaps.close(|| self.below.deactivate(), how_left)
     }

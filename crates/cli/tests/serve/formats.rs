@@ -397,13 +397,13 @@ fn an_image_that_qemu_left_dirty_is_repaired_first() {
     }
 }
 
-/// A server records nothing: what misses writes says so, and nothing is lost.
+/// What a server does not record, since it has no name for it here, misses writes and says so. Nothing is lost.
 #[test]
 fn enabled_bitmaps_are_in_use_afterwards() {
     let dir = disk_dir();
     let dir = dir.path();
     qemu_img(dir, &["create", "-q", "-f", "qcow2", "i", "8M"]);
-    for name in ["first", "off", "second"] {
+    for name in ["the first", "off", "the second"] {
         qemu_img(dir, &["bitmap", "--add", "i", name]);
         qemu_io(dir, "i", "qcow2", &["write -P 1 0 1M"]);
     }
@@ -436,13 +436,13 @@ fn enabled_bitmaps_are_in_use_afterwards() {
     }
     let listed = stdout_of(&["img", "bitmap", "--list", &as_arg(&dir.join("i"))]);
     assert_eq!(listed.matches("in-use").count(), 2, "{listed}");
-    qemu_img(dir, &["bitmap", "--remove", "i", "first"]);
+    qemu_img(dir, &["bitmap", "--remove", "i", "the first"]);
     stdout_of(&[
         "img",
         "bitmap",
         "--remove",
         &as_arg(&dir.join("i")),
-        "second",
+        "the second",
     ]);
     qemu_img(dir, &["check", "i"]);
     assert_eq!(flags(), serde_json::json!([off]));

@@ -4,7 +4,7 @@ use crate::driver::{Request, with_disk};
 use crate::exercise::{Random, exercise};
 use crate::kinds::{Kind, SIZE, qemu_img, qemu_io, tool};
 use crate::mirror::write_in_order;
-use crate::support::{Served, as_arg, disk_dir, fathom, refused, stdout_of};
+use crate::support::{Served, as_arg, disk_dir, eventually, fathom, refused, stdout_of};
 use serde_json::Value;
 use std::ops::Range;
 use std::path::Path;
@@ -428,4 +428,78 @@ fn bitmaps_of_all_kinds_are_told_from_one_another() {
     let info = qemu_img(dir, &["info", "i"]);
     assert!(!info.contains("bitmaps"), "{info}");
     qemu_img(dir, &["check", "-q", "i"]);
+}
+
+/// The image's table of refcounts gets another place while its bitmaps are written.
+#[test]
+fn the_refcount_table_may_move_meanwhile() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let options = "cluster_size=512";
+    qemu_img(
+        dir,
+        &["create", "-q", "-f", "qcow2", "-o", options, "i", "16M"],
+    );
+    // Its first refcount table is for 8 MiB.
+    qemu_io(dir, "i", "qcow2", &["write 0 7958k"]);
+    let image = as_arg(&dir.join("i"));
+    let mut served = Served::start(&image, &["--format", "qcow2"]);
+    stdout_of(&["bitmap", "add", &served.api(), "b", "--granularity", "512"]);
+    let mut model = vec![0; 16 << 20];
+    let len = || std::fs::metadata(&image).unwrap().len();
+    let mut round = 0;
+    while len() < (8 << 20) + 32768 {
+        let writes = (0..6).map(|n| (round * 6 + n) * 2048 % (7 << 20) + (8 << 20));
+        let writes = Vec::from_iter(writes);
+        for at in &writes {
+            model[*at as usize..][..512].fill(1);
+        }
+        let write = |offset: &u64| Request::Write {
+            offset: *offset,
+            data: vec![1; 512],
+        };
+        with_disk(&served.arg("s"), 1, |disk| {
+            let all = Vec::from_iter(writes.iter().map(write));
+            assert!(disk.all(&all).iter().all(Result::is_ok));
+        });
+        // (As soon as it is nobody's.)
+        eventually("a check", || {
+            let checked = tool(dir, "qemu-img", &["check", "-f", "qcow2", "i"]);
+            let code = checked.status.code();
+            assert!([Some(0), Some(1)].contains(&code), "{checked:?}");
+            (code == Some(0)).then_some(())
+        });
+        round += 1;
+        assert!(round < 400, "{}", len());
+    }
+    let dirty = dirty_by_qemu(dir, "i", "b");
+    is_never_too_clean(&vec![0; 16 << 20], &model, &dirty);
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+}
+
+/// What is put in the place of an image has bitmaps of another time.
+#[test]
+fn another_file_in_the_place_of_the_image_is_noticed() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    qemu_img(dir, &["create", "-q", "-f", "qcow2", "i", "12M"]);
+    let image = as_arg(&dir.join("i"));
+    let mut served = Served::start(&image, &["--format", "qcow2"]);
+    with_disk(&served.arg("s"), 1, |_| {
+        stdout_of(&["bitmap", "add", &served.api(), "b"]);
+    });
+    assert_eq!(bitmaps(&served)[0]["dirty"], 0);
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    std::fs::copy(dir.join("i"), dir.join("copy")).unwrap();
+    std::fs::rename(dir.join("copy"), dir.join("i")).unwrap();
+    let mut served = Served::start(&image, &["--format", "qcow2"]);
+    with_disk(&served.arg("s"), 1, |_| {
+        let found = &bitmaps(&served)[0];
+        assert!(
+            found["problem"].as_str().unwrap().contains("another file"),
+            "{found}"
+        );
+    });
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    assert_eq!(only_dirty(dir, "b"), 0..SIZE);
 }

@@ -23,6 +23,11 @@ pub enum Image {
 }
 
 impl Image {
+    /// Whether there can be bitmaps in it.
+    pub fn can_have_bitmaps(&self) -> bool {
+        matches!(self, Image::Qcow2(header) if header.version >= 3)
+    }
+
     /// Reads the header of an image of this format.
     pub fn read(file: &dyn ImageFile, format: Format) -> Result<Image> {
         match format {

@@ -10,6 +10,8 @@ pub const MAX_BITMAPS: u32 = 65535;
 pub const MAX_DIRECTORY_BYTES: u64 = 1024 * 65535;
 /// Bytes of the largest bitmap table.
 pub const MAX_TABLE_BYTES: u64 = 0x800_0000 * 8;
+/// Bytes of the bits of one bitmap that QEMU takes.
+pub const MAX_BITS_BYTES: u64 = 512 << 20;
 const MAX_NAME: usize = 1023;
 const FIXED_LEN: usize = 24;
 /// The only kind of bitmap there is: of what has been written.
@@ -90,6 +92,12 @@ impl Bitmap {
         };
         let name = printable(&self.name);
         Err(Error::invalid(format!("bitmap '{name}' {problem}")))
+    }
+
+    /// Whether its table is for no more bits than there can be.
+    pub fn has_bits_of_a_size(&self, geometry: &Geometry) -> bool {
+        let bytes = u64::from(self.table_entries) * geometry.cluster_size();
+        bytes <= MAX_BITS_BYTES.max(geometry.cluster_size())
     }
 
     /// Every write must be recorded in it, and nothing unknown belongs to it.

@@ -116,11 +116,12 @@ impl Fresh<'_> {
         }
     }
 
-    /// Of images below, nobody records anything.
+    /// Of images below, nobody records anything; nor of one that could have none when it was opened.
     fn bitmaps_of(&self, link: &Link) -> OwnBitmaps {
-        match (self.options.own_bitmaps, link.storage) {
-            (OwnBitmaps::Recorded, 1..) => OwnBitmaps::Missed,
-            (bitmaps, _) => bitmaps,
+        let can_have = |link: &Link| link.storage == 0 && link.image.can_have_bitmaps();
+        match self.options.own_bitmaps {
+            OwnBitmaps::Recorded if !can_have(link) => OwnBitmaps::Missed,
+            bitmaps => bitmaps,
         }
     }
 

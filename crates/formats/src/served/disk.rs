@@ -22,7 +22,7 @@ use std::io;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -119,6 +119,8 @@ pub struct ImageDisk {
     pub(super) rebased: Mutex<Option<(StorageId, Image)>>,
     /// The names of the image's own bitmaps that somebody records meanwhile.
     pub(super) taken: Mutex<Vec<String>>,
+    /// The last activation has restored what a killed server had in memory.
+    pub(super) has_restored: AtomicBool,
 }
 
 /// What the workers' channels know.
@@ -195,6 +197,7 @@ impl ImageDisk {
             beside,
             rebased: Mutex::default(),
             taken: Mutex::default(),
+            has_restored: AtomicBool::new(false),
         })
     }
 
@@ -309,6 +312,7 @@ impl ImageDisk {
     /// Does what a killed predecessor had in memory only, and starts to note
     /// the same for a successor.
     fn take_keepsake(&self, active: &Active) -> Result<(), DiskError> {
+        self.has_restored.store(false, Ordering::Relaxed);
         let keepsake = self.keepsake.lock();
         let keepsake = keepsake.unwrap_or_else(PoisonError::into_inner).clone();
         let (Some(memory), Layer::Tables(tables)) = (keepsake, &active.layers[0]) else {
@@ -353,6 +357,7 @@ impl ImageDisk {
         })?;
         tables.state().journal = Journal::begin(memory, identity);
         if !records.is_empty() {
+            self.has_restored.store(true, Ordering::Relaxed);
             let count = records.len();
             let path = path.display();
             tracing::info!("{path}: {count} changes of a killed server are restored");

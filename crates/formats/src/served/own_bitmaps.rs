@@ -10,19 +10,21 @@ use super::active::Layer;
 use super::alloc::Run;
 use super::disk::ImageDisk;
 use super::io::{BlockingIo, Buf, Errno, Io};
+use super::layout::Layout;
 use super::problem::told;
 use super::storage::Storage;
 use super::tables::{Tables, Unlinked};
-use crate::offline::bitmap::{Bits, is_believed};
+use crate::offline::bitmap::{Bits, MAX_BITS, is_believed};
 use crate::offline::edit::switch;
 use crate::offline::info::read_bitmaps;
-use crate::offline::{Image, qcow2_first_cluster};
+use crate::offline::qcow2_first_cluster;
 use crate::qcow2::bitmap::{Bitmap, FLAG_AUTO, MAX_BITMAPS, MAX_DIRECTORY_BYTES, TableEntry};
 use crate::qcow2::{self, BitmapsExtension, Extension, Header};
 use crate::{Error, HostOffset, Result};
 use fathom_core::DiskError;
 use std::io;
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 /// An enabled bitmap of an image, or what is to be one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +42,7 @@ const BITS: u64 = u64::BITS as u64;
 impl ImageDisk {
     /// Whether there can be bitmaps in the image.
     pub fn can_have_bitmaps(&self) -> bool {
-        matches!(&self.chain.links[0].image, Image::Qcow2(header) if header.version >= 3)
+        self.chain.links[0].image.can_have_bitmaps()
     }
 
     /// It has just been activated, with [`OwnBitmaps::Recorded`](super::OwnBitmaps::Recorded), and nothing was written yet. `is_wanted` is asked for
@@ -54,34 +56,45 @@ impl ImageDisk {
         take: &mut dyn FnMut(OwnBitmap) -> bool,
     ) -> std::result::Result<Vec<Vec<u8>>, DiskError> {
         let file = &self.chain.storages[0];
-        let (taken, others) = taken(&**file, is_wanted, take).map_err(told(file.path()))?;
+        let has_more = self.has_restored.load(Ordering::Relaxed);
+        let mut take = |own: OwnBitmap| {
+            take(OwnBitmap {
+                // What was restored just now is in none of them.
+                words: own.words.filter(|_| !has_more),
+                ..own
+            })
+        };
+        let (taken, others) = taken(&**file, is_wanted, &mut take).map_err(told(file.path()))?;
         *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = taken;
         Ok(others)
     }
 
-    /// As `deactivate`, and these are the image's bitmaps from now on, with those that were not taken. Whether they
-    /// are there is told even if something else has failed.
+    /// As `deactivate`, and these are the image's bitmaps from now on, with those that were not taken. Gives the names of
+    /// those that are there, which it tells even if something else has failed.
     pub fn deactivate_with(
         &self,
         bitmaps: &mut dyn Iterator<Item = OwnBitmap>,
-    ) -> (std::result::Result<(), DiskError>, bool) {
-        let mut are_left = false;
-        let ended = self.end(&mut |layers| {
-            let left = self.leave(layers, bitmaps);
-            are_left = left.is_ok();
-            if let Err(problem) = left {
+    ) -> (std::result::Result<(), DiskError>, Vec<String>) {
+        let mut there = Vec::new();
+        let ended = self.end(&mut |layers| match self.leave(layers, bitmaps) {
+            Ok(left) => there = left,
+            Err(problem) => {
                 let path = self.path().display();
                 tracing::error!("{path}: its bitmaps stay beside it: {problem}");
             }
         });
-        (ended, are_left)
+        (ended, there)
     }
 
-    fn leave(&self, layers: &[Layer], bitmaps: &mut dyn Iterator<Item = OwnBitmap>) -> Result<()> {
+    fn leave(
+        &self,
+        layers: &[Layer],
+        bitmaps: &mut dyn Iterator<Item = OwnBitmap>,
+    ) -> Result<Vec<String>> {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bitmaps = bitmaps.peekable();
-        if taken.is_empty() && bitmaps.peek().is_none() {
-            return Ok(());
+        if taken.is_empty() && bitmaps.peek().is_none() || !self.can_have_bitmaps() {
+            return Ok(Vec::new());
         }
         let Some(Layer::Tables(tables)) = layers.first() else {
             return Err(Error::unsupported("its format has none"));
@@ -160,7 +173,7 @@ impl Leaving<'_> {
         mut self,
         taken: &[String],
         bitmaps: &mut dyn Iterator<Item = OwnBitmap>,
-    ) -> Result<()> {
+    ) -> Result<Vec<String>> {
         let left = self.replace(taken, bitmaps);
         // (Unless they may be in use on the disk.)
         if left.is_err() && self.tables.state().header.is_none() {
@@ -173,7 +186,7 @@ impl Leaving<'_> {
         &mut self,
         taken: &[String],
         bitmaps: &mut dyn Iterator<Item = OwnBitmap>,
-    ) -> Result<()> {
+    ) -> Result<Vec<String>> {
         let file = self.tables.file.bytes();
         let first = qcow2_first_cluster(file)?;
         let old = Header::parse(&first)?;
@@ -182,12 +195,19 @@ impl Leaving<'_> {
         }
         let (gone, mut all): (Vec<_>, Vec<_>) = { read_bitmaps(file, &old)?.into_iter() }
             .partition(|bitmap| taken.iter().any(|name| name.as_bytes() == bitmap.name));
+        let mut left = Vec::new();
         for bitmap in bitmaps {
-            if all.iter().any(|other| other.name == bitmap.name.as_bytes()) {
-                let name = bitmap.name;
-                return Err(Error::invalid(format!("has another bitmap '{name}'")));
+            let name = bitmap.name.clone();
+            let is_there = all.iter().any(|other| other.name == name.as_bytes());
+            if is_there || self.bits_of(&bitmap) > MAX_BITS {
+                let path = self.tables.file.path().display();
+                tracing::error!(
+                    "{path}: bitmap '{name}' stays beside it: there is no place for it"
+                );
+                continue;
             }
             all.push(self.write(bitmap)?);
+            left.push(name);
         }
         let extension = self.write_directory(&all)?;
         let mut new = old.clone();
@@ -206,13 +226,17 @@ impl Leaving<'_> {
         }
         let switched = self.tables.switch_header(self.io, &switch.sector);
         done(switched)?;
-        self.forget(&old, &gone)
+        self.forget(&old, &gone)?;
+        Ok(left)
+    }
+
+    fn bits_of(&self, bitmap: &OwnBitmap) -> u64 {
+        (self.tables.size() & !511).div_ceil(bitmap.granularity)
     }
 
     /// The entry of one whose bits and table are written.
     fn write(&mut self, bitmap: OwnBitmap) -> Result<Bitmap> {
-        let size = self.tables.size() & !511;
-        let bits = size.div_ceil(bitmap.granularity);
+        let bits = self.bits_of(&bitmap);
         let cluster = self.tables.layout.cluster_size();
         let per_cluster = cluster * 8;
         let mut table = Vec::new();
@@ -278,6 +302,13 @@ impl Leaving<'_> {
         let whole = (bytes.len() as u64).next_multiple_of(layout.cluster_size());
         bytes.resize(whole as usize, 0);
         let clusters = whole >> layout.cluster_bits();
+        if let Layout::Qcow2(g) = layout
+            && clusters >= g.refcount_block_entries()
+        {
+            return Err(Error::unsupported(format!(
+                "a table of theirs would have {clusters} clusters in a row, too many while it is served"
+            )));
+        }
         let run = done(self.tables.allocate(self.io, clusters, true))?;
         let place = run.start(layout.cluster_bits());
         self.runs.push(run);
@@ -293,8 +324,11 @@ impl Leaving<'_> {
         let mut unlinked = Vec::new();
         for bitmap in gone {
             let len = u64::from(bitmap.table_entries) * 8;
+            // (What is longer than any, or leads nowhere, is left alone: a check tells what is lost by that.)
+            if !bitmap.has_bits_of_a_size(&g) {
+                continue;
+            }
             unlinked.push(Unlinked::new(bitmap.table_offset, len));
-            // (What leads nowhere is left alone: a check tells what is lost by that.)
             for entry in crate::offline::bitmap::read_table(file, bitmap).unwrap_or_default() {
                 if let Ok(Some(place)) = entry.cluster(&g) {
                     unlinked.push(Unlinked::new(place, g.cluster_size()));
@@ -309,9 +343,7 @@ impl Leaving<'_> {
         }
         state.unlinked.extend(unlinked);
         drop(state);
-        self.tables
-            .dirty
-            .store(true, std::sync::atomic::Ordering::Release);
+        self.tables.dirty.store(true, Ordering::Release);
         Ok(())
     }
 }

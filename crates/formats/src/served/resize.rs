@@ -27,6 +27,9 @@ use std::time::{Duration, Instant};
 /// How long to wait for requests in flight.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Where a qcow2 header says where that is, and how long.
+const REFCOUNT_TABLE: Range<usize> = 48..60;
+
 /// L2 tables that are let go of before that is written.
 const TABLES_AT_ONCE: usize = 16;
 
@@ -243,6 +246,8 @@ impl Tables {
         let old = io.read(self.storage, HostOffset(0), sector.len()).await?;
         let mut new = Buf::new(sector.len());
         new.bytes_mut().copy_from_slice(sector);
+        // Where the refcount table is may have changed since: writing back moves it.
+        new.bytes_mut()[REFCOUNT_TABLE].copy_from_slice(&old.bytes()[REFCOUNT_TABLE]);
         self.replace_header(io, old, new).await
     }
 

@@ -141,12 +141,12 @@ impl Bitmaps {
             return end();
         };
         let mut state = self.state();
-        let (ended, are_left) = match (&self.image, state.size) {
+        let (ended, left) = match (&self.image, state.size) {
             (Some(image), Some(size)) => image.deactivate_with(&mut state.for_image(size)),
-            _ => (end(), false),
+            _ => (end(), Vec::new()),
         };
         match &ended {
-            Ok(()) => state.close(place, how_left(), self.image.as_ref().map(|_| are_left)),
+            Ok(()) => state.close(place, how_left(), self.image.as_ref().map(|_| &left[..])),
             // Nobody knows what is in the image: as if the process had died.
             Err(_) => *state = State::default(),
         }
@@ -426,20 +426,16 @@ impl State {
         Ok(())
     }
 
-    /// `left_in_image`: whether the image has those, too, if it may.
-    pub(super) fn close(
-        &mut self,
-        place: &Place,
-        image: Option<Left>,
-        left_in_image: Option<bool>,
-    ) {
+    /// `left`: those that the image has, too; none: as it was.
+    pub(super) fn close(&mut self, place: &Place, image: Option<Left>, left: Option<&[String]>) {
         let state = std::mem::take(self);
         let since = |next: &Arc<Bitmap>| (next.name().to_string(), next.since());
         self.pending = state.successors.iter().map(since).collect();
         let current = { state.current.iter() }.map(|bitmap| (bitmap, place.path(&bitmap.name())));
         let next = { state.successors.iter() }.map(|next| (next, place.next_path(&next.name())));
         for (bitmap, path) in current.chain(next) {
-            let own = left_in_image.unwrap_or(bitmap.is_own());
+            let is_left = |names: &[String]| names.iter().any(|name| **name == *bitmap.name());
+            let own = left.map_or(bitmap.is_own(), is_left);
             if let Err(error) = bitmap.close(image, own)
                 && !bitmap.is_in_memory()
             {

@@ -30,6 +30,9 @@ pub(crate) struct Bitmap {
 
 const LOST: &str = "its file was cut off, or could not be read, while it was used";
 
+const UNFINISHED: &str = "the server ended while it was read from the image";
+const ELSEWHERE: &str = "the image is another file than it was";
+
 /// Why a file is not used.
 #[derive(Debug)]
 pub(super) enum NotOpened {
@@ -98,13 +101,26 @@ impl Bitmap {
         })
     }
 
-    /// Its file, which says this from now on, and that nothing is dirty. As long as the image's own can be believed, it does
-    /// not matter when this process is killed.
-    pub(super) fn begin_anew(self, header: Header, now: &Now<'_>) -> io::Result<Bitmap> {
+    /// Its file, which says this from now on, and what `fill` marks. Until that is done it says that all is dirty.
+    pub(super) fn begin_anew(
+        self,
+        header: Header,
+        now: &Now<'_>,
+        fill: impl FnOnce(&Bitmap),
+    ) -> io::Result<Bitmap> {
         let (file, name) = (self.file.try_clone()?, self.name());
         drop(self);
         file.set_len(0)?;
-        Bitmap::in_use(file, &name, header, now)
+        let unfinished = Header {
+            problem: Some(UNFINISHED.into()),
+            ..header
+        };
+        let mut anew = Bitmap::in_use(file, &name, unfinished, now)?;
+        fill(&anew);
+        anew.problem = None;
+        anew.header(Some(now.boot), None, None, anew.own)
+            .write(&anew.file)?;
+        Ok(anew)
     }
 
     fn in_use(file: File, name: &str, mut header: Header, now: &Now<'_>) -> io::Result<Bitmap> {
@@ -137,14 +153,24 @@ impl Bitmap {
             Ok(()) => self.problem(),
             Err(error) => Some(format!("it could not be written: {error}")),
         };
-        let header = Header {
+        self.header(None, image, problem, own).write(&self.file)
+    }
+
+    fn header(
+        &self,
+        used_by: Option<&str>,
+        image: Option<Left>,
+        problem: Option<String>,
+        own: bool,
+    ) -> Header {
+        Header {
+            used_by: used_by.map(str::to_owned),
             image,
             problem,
             own,
             of: self.of.clone(),
             ..Header::new(self.grid.size, self.grid.block(), self.since)
-        };
-        header.write(&self.file)
+        }
     }
 
     /// These bytes may be changed from now on.
@@ -211,6 +237,16 @@ impl Bitmap {
 
     pub(super) fn is_own(&self) -> bool {
         self.own
+    }
+
+    /// What the image says counts, if it can be believed: it is the image that it was of.
+    pub(super) fn is_as_in_image(&self) -> bool {
+        self.own && !self.in_memory && self.problem.as_deref() != Some(ELSEWHERE)
+    }
+
+    /// Of the disk, when it was begun (bytes).
+    pub(super) fn size(&self) -> u64 {
+        self.grid.size
     }
 
     pub(super) fn is_in_memory(&self) -> bool {
@@ -295,6 +331,7 @@ fn problem_of(file: &File, header: &Header, now: &Now<'_>) -> io::Result<Option<
         // Whoever had it has died; what it had marked is there.
         Some(boot) if boot == now.boot => None,
         Some(_) => Some("the machine that recorded it went down".into()),
+        None if Left::are_of_two_files(header.image, now.image) => Some(ELSEWHERE.into()),
         None if header.image != now.image => {
             Some("something else has changed the image meanwhile".into())
         }

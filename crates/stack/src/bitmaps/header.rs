@@ -48,6 +48,14 @@ pub(crate) struct Left {
     changed: (i64, i64),
 }
 
+impl Left {
+    /// They are known to be.
+    pub(super) fn are_of_two_files(one: Option<Left>, other: Option<Left>) -> bool {
+        one.zip(other)
+            .is_some_and(|(one, other)| one.inode != other.inode)
+    }
+}
+
 impl From<&Metadata> for Left {
     fn from(found: &Metadata) -> Left {
         Left {

@@ -89,7 +89,7 @@ impl Bitmaps {
                 work(place, &mut state)
             });
             // (As long as nobody else can have it.)
-            state.close(place, place.image(), Some(false));
+            state.close(place, place.image(), Some(&[]));
             Ok(done)
         });
         done.unwrap_or_else(|error| Err(error.to_string()))
@@ -148,12 +148,16 @@ impl State {
         header.own = true;
         match (at, &own.words) {
             (Some(_), None) => {}
-            (Some(at), Some(words)) if self.current[at].is_own() => {
+            (Some(at), Some(words)) if self.current[at].is_as_in_image() => {
                 header.since = self.current[at].since();
                 let there = Arc::into_inner(self.current.remove(at));
                 let there = there.ok_or_else(|| io::Error::other("somebody marks it"))?;
-                let anew = there.begin_anew(header, &now)?;
-                anew.add_words(words, own.granularity);
+                let before = there.size();
+                let anew = there.begin_anew(header, &now, |anew| {
+                    anew.add_words(words, own.granularity);
+                    // (Who has made it larger may have made it smaller before.)
+                    anew.mark(before, size.saturating_sub(before));
+                })?;
                 self.current.push(Arc::new(anew));
             }
             // Each has come into being without the other.

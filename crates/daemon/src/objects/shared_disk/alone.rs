@@ -33,7 +33,7 @@ impl SharedDisk {
         if knows_more(self, &users) {
             return Err(DiskError::Refused(format!("{}: {KNOWS_MORE}", self.name)));
         }
-        self.use_for(|| self.resize_active(to))?
+        self.use_for(&users, || self.resize_active(to))?
     }
 
     /// Has work done on what is in the image: while the disk is in use, by its users or for this alone; or while it is
@@ -42,11 +42,20 @@ impl SharedDisk {
         let users = self.users();
         match users.are_some() || knows_more(self, &users) {
             true => Ok(work()),
-            false => self.use_for(work),
+            false => self.use_for(&users, work),
         }
     }
 
-    fn use_for<T>(&self, work: impl FnOnce() -> T) -> Result<T, DiskError> {
+    /// For this alone: nobody else uses it.
+    fn use_for<T>(&self, users: &Users, work: impl FnOnce() -> T) -> Result<T, DiskError> {
+        if users.front_end_changes {
+            // (It may still be active.)
+            let problem = format!(
+                "{}: its virtual machine is about to leave it: try again",
+                self.name
+            );
+            return Err(DiskError::Refused(problem));
+        }
         self.disk.activate()?;
         let done = work();
         self.disk.deactivate().map(|()| done)

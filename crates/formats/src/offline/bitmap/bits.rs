@@ -28,17 +28,17 @@ impl<'a> Bits<'a> {
     /// Of a bitmap that is on disk, and [may be used](super::check_usable).
     pub fn read(file: &'a dyn ImageFile, header: &Header, bitmap: &Bitmap) -> Result<Bits<'a>> {
         super::check_usable(bitmap)?;
-        let table = read_table(file, bitmap)?;
-        let bits = Bits::new(file, header, bitmap, table);
-        let bytes = bitmap.bytes_for(bits.size);
-        let there = bits.table.len() as u64 * bits.g.cluster_size();
-        if there < bytes || there > super::MAX_BYTES.max(bits.g.cluster_size()) {
+        let g = header.geometry();
+        let bytes = bitmap.bytes_for(header.size & !511);
+        let there = u64::from(bitmap.table_entries) * g.cluster_size();
+        if there < bytes || !bitmap.has_bits_of_a_size(&g) {
             let name = printable(&bitmap.name);
             return Err(Error::invalid(format!(
                 "bitmap '{name}' has {there} bytes of bits, where its disk needs {bytes}"
             )));
         }
-        Ok(bits)
+        let table = read_table(file, bitmap)?;
+        Ok(Bits::new(file, header, bitmap, table))
     }
 
     /// Of one with this table.

@@ -20,18 +20,16 @@ pub(crate) use unrecorded::mark_unrecorded;
 
 use crate::offline::edit::Editor;
 use crate::qcow2::bitmap::{
-    Bitmap, FLAG_AUTO, FLAG_EXTRA_DATA_COMPATIBLE, FLAG_IN_USE, MAX_BITMAPS, MAX_DIRECTORY_BYTES,
-    TableEntry,
+    Bitmap, FLAG_AUTO, FLAG_EXTRA_DATA_COMPATIBLE, FLAG_IN_USE, MAX_BITMAPS, MAX_BITS_BYTES,
+    MAX_DIRECTORY_BYTES, TableEntry,
 };
 use crate::qcow2::{AUTOCLEAR_BITMAPS, BitmapsExtension, Extension};
 use crate::{Error, HostOffset, Result};
 use bits::printable;
 use fathom_files::ImageFile;
 
-/// Bytes of the bits of one bitmap that QEMU takes.
-const MAX_BYTES: u64 = 512 << 20;
-/// Likewise in bits.
-const MAX_BITS: u64 = MAX_BYTES * 8;
+/// Bits of one bitmap that QEMU takes.
+pub(crate) const MAX_BITS: u64 = MAX_BITS_BYTES * 8;
 /// Bytes of a name.
 const MAX_NAME: usize = 1023;
 

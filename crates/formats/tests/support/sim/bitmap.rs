@@ -65,7 +65,8 @@ impl Run {
             granularity: GRANULARITY,
             words: Some(words.clone()),
         };
-        let (ended, is_left) = self.disk.deactivate_with(&mut std::iter::once(own));
+        let (ended, left) = self.disk.deactivate_with(&mut std::iter::once(own));
+        let is_left = !left.is_empty();
         assert!(is_left || !self.strict, "there is room for it");
         self.left = Some(words).filter(|_| is_left);
         ended
