@@ -20,6 +20,7 @@ use fathom_formats::served::{ImageDisk, ImageOptions, MAX_CHAIN, OwnBitmaps, Sto
 use fathom_storage::{ByteDisk, EngineKind, FileDisk, Opened, PART};
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -172,7 +173,7 @@ fn place_of_bitmaps(description: &Description, has_overlay: bool) -> Result<Plac
         return Ok(Place {
             dir: description.bitmaps.clone().unwrap_or(dir.into()),
             // (Beside an image it can be no other's.)
-            of: { description.bitmaps.as_ref() }.map(|_| image.display().to_string()),
+            of: { description.bitmaps.as_ref() }.map(|_| digest(image.as_os_str().as_bytes())),
             image: Some(image),
             boot,
         });
@@ -183,11 +184,16 @@ fn place_of_bitmaps(description: &Description, has_overlay: bool) -> Result<Plac
         Some(dir) => Ok(Place {
             dir: dir.clone(),
             image: None,
-            of: Some(location.to_string()),
+            of: Some(digest(location.to_string().as_bytes())),
             boot,
         }),
         None => refused("its image is not a file (--bitmaps says where they may be)"),
     }
+}
+
+/// Stands for what a disk is called, however long that is.
+fn digest(name: &[u8]) -> String {
+    blake3::hash(name).to_hex()[..32].to_owned()
 }
 
 /// The disk by itself, for one who works on it: nothing of it is served.

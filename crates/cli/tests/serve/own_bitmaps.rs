@@ -477,29 +477,44 @@ fn the_refcount_table_may_move_meanwhile() {
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
 }
 
-/// What is put in the place of an image has bitmaps of another time.
+/// What is put in the place of an image has bitmaps of another time, however the server had ended.
 #[test]
 fn another_file_in_the_place_of_the_image_is_noticed() {
-    let dir = disk_dir();
-    let dir = dir.path();
-    qemu_img(dir, &["create", "-q", "-f", "qcow2", "i", "12M"]);
-    let image = as_arg(&dir.join("i"));
-    let mut served = Served::start(&image, &["--format", "qcow2"]);
-    with_disk(&served.arg("s"), 1, |_| {
-        stdout_of(&["bitmap", "add", &served.api(), "b"]);
-    });
-    assert_eq!(bitmaps(&served)[0]["dirty"], 0);
-    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
-    std::fs::copy(dir.join("i"), dir.join("copy")).unwrap();
-    std::fs::rename(dir.join("copy"), dir.join("i")).unwrap();
-    let mut served = Served::start(&image, &["--format", "qcow2"]);
-    with_disk(&served.arg("s"), 1, |_| {
-        let found = &bitmaps(&served)[0];
-        assert!(
-            found["problem"].as_str().unwrap().contains("another file"),
-            "{found}"
-        );
-    });
-    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
-    assert_eq!(only_dirty(dir, "b"), 0..SIZE);
+    for is_killed in [false, true] {
+        let dir = disk_dir();
+        let dir = dir.path();
+        qemu_img(dir, &["create", "-q", "-f", "qcow2", "i", "12M"]);
+        let image = as_arg(&dir.join("i"));
+        let mut served = Served::start(&image, &["--format", "qcow2"]);
+        with_disk(&served.arg("s"), 1, |_| {
+            stdout_of(&["bitmap", "add", &served.api(), "b"]);
+        });
+        assert_eq!(bitmaps(&served)[0]["dirty"], 0);
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+        std::fs::copy(dir.join("i"), dir.join("copy")).unwrap();
+        let mut served = Served::start(&image, &["--format", "qcow2"]);
+        with_disk(&served.arg("s"), 1, |_| match is_killed {
+            true => {
+                served.child.kill().unwrap();
+                served.child.wait().unwrap();
+            }
+            false => assert_eq!(names(&served).1, [""; 0]),
+        });
+        drop(served);
+        std::fs::rename(dir.join("copy"), dir.join("i")).unwrap();
+        let mut served = Served::start(&image, &["--format", "qcow2"]);
+        with_disk(&served.arg("s"), 1, |_| {
+            let found = &bitmaps(&served)[0];
+            let problem = found["problem"].as_str().unwrap();
+            assert!(problem.contains("another file"), "{found}");
+        });
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+        assert_eq!(only_dirty(dir, "b"), 0..SIZE);
+        // From then on it is of this one.
+        qemu_img(dir, &["bitmap", "--clear", "i", "b"]);
+        let served = Served::start(&image, &["--format", "qcow2"]);
+        with_disk(&served.arg("s"), 1, |_| {
+            assert_eq!(bitmaps(&served)[0]["dirty"], 0, "{}", served.log());
+        });
+    }
 }

@@ -45,6 +45,11 @@ impl ImageDisk {
         self.chain.links[0].image.can_have_bitmaps()
     }
 
+    /// Whether it was activated with changes that a killed server had in memory.
+    pub fn has_restored(&self) -> bool {
+        self.has_restored.load(Ordering::Relaxed)
+    }
+
     /// It has just been activated, with [`OwnBitmaps::Recorded`](super::OwnBitmaps::Recorded), and nothing was written yet. `is_wanted` is asked for
     /// each enabled bitmap, by its name and granularity, `take` gets those with their bits, and whether it has it then.
     /// They are in use from now on, and none is there any more for whoever has the image next, unless it
@@ -56,7 +61,7 @@ impl ImageDisk {
         take: &mut dyn FnMut(OwnBitmap) -> bool,
     ) -> std::result::Result<Vec<Vec<u8>>, DiskError> {
         let file = &self.chain.storages[0];
-        let has_more = self.has_restored.load(Ordering::Relaxed);
+        let has_more = self.has_restored();
         let mut take = |own: OwnBitmap| {
             take(OwnBitmap {
                 // What was restored just now is in none of them.
@@ -193,12 +198,12 @@ impl Leaving<'_> {
         if old.version < 3 {
             return Err(Error::unsupported("an image of version 2 has none"));
         }
-        let (gone, mut all): (Vec<_>, Vec<_>) = { read_bitmaps(file, &old)?.into_iter() }
+        let (gone, others): (Vec<_>, Vec<_>) = { read_bitmaps(file, &old)?.into_iter() }
             .partition(|bitmap| taken.iter().any(|name| name.as_bytes() == bitmap.name));
-        let mut left = Vec::new();
+        let (mut all, mut left) = (Vec::new(), Vec::new());
         for bitmap in bitmaps {
             let name = bitmap.name.clone();
-            let is_there = all.iter().any(|other| other.name == name.as_bytes());
+            let is_there = others.iter().any(|other| other.name == name.as_bytes());
             if is_there || self.bits_of(&bitmap) > MAX_BITS {
                 let path = self.tables.file.path().display();
                 tracing::error!(
@@ -209,6 +214,8 @@ impl Leaving<'_> {
             all.push(self.write(bitmap)?);
             left.push(name);
         }
+        // (Behind them: the next time the same ones are taken.)
+        all.extend(others);
         let extension = self.write_directory(&all)?;
         let mut new = old.clone();
         let is_other = |e: &Extension| !matches!(e, Extension::Bitmaps(_));

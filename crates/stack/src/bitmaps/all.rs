@@ -461,7 +461,7 @@ impl State {
         let now = Now {
             boot: &place.boot,
             of: place.of.as_deref(),
-            image: None,
+            image: place.image(),
         };
         Bitmap::make(path, name, header, &now)
     }
@@ -539,7 +539,10 @@ impl State {
                 Err(_) => self.drop_successor(place, name),
             }
         }
-        sync_dir(&path).map_err(|error| error.to_string())
+        match bitmap.is_in_memory() {
+            true => Ok(()),
+            false => sync_dir(&path).map_err(|error| error.to_string()),
+        }
     }
 
     fn advance(&mut self, place: &Place, name: &str, to: Option<u64>) -> Result<(), String> {

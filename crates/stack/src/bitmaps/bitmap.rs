@@ -24,6 +24,8 @@ pub(crate) struct Bitmap {
     /// The image has it, too.
     own: bool,
     of: Option<String>,
+    /// It was closed, and not left by a server that was killed, before it was taken into use.
+    was_closed: bool,
     /// It has no file that others could find.
     in_memory: bool,
 }
@@ -32,6 +34,8 @@ const LOST: &str = "its file was cut off, or could not be read, while it was use
 
 const UNFINISHED: &str = "the server ended while it was read from the image";
 const ELSEWHERE: &str = "the image is another file than it was";
+const LEFT_SO: &str = "all of it was dirty when the image was left";
+const OTHER_DISK: &str = "it was of another disk";
 
 /// Why a file is not used.
 #[derive(Debug)]
@@ -88,7 +92,12 @@ impl Bitmap {
             }
             header.problem = Some(problem);
         }
-        Ok(Bitmap::in_use(file, name, header, now)?)
+        let was_closed = header.used_by.is_none();
+        let opened = Bitmap::in_use(file, name, header, now)?;
+        Ok(Bitmap {
+            was_closed,
+            ..opened
+        })
     }
 
     /// Without a file that others could find: it is gone when this process ends.
@@ -110,15 +119,16 @@ impl Bitmap {
     ) -> io::Result<Bitmap> {
         let (file, name) = (self.file.try_clone()?, self.name());
         drop(self);
-        file.set_len(0)?;
         let unfinished = Header {
             problem: Some(UNFINISHED.into()),
             ..header
         };
+        unfinished.write(&file)?;
+        file.set_len(header::LEN)?;
         let mut anew = Bitmap::in_use(file, &name, unfinished, now)?;
         fill(&anew);
         anew.problem = None;
-        anew.header(Some(now.boot), None, None, anew.own)
+        anew.header(Some(now.boot), now.image, None, anew.own)
             .write(&anew.file)?;
         Ok(anew)
     }
@@ -127,7 +137,8 @@ impl Bitmap {
         allocate(&file, &header)?;
         header.used_by = Some(now.boot.into());
         header.of = now.of.map(str::to_owned);
-        header.image = None;
+        // (By which it is seen that another file has come in its place.)
+        header.image = now.image;
         header.write(&file)?;
         let grid = Grid::with_block(header.size, header.block);
         let file = Arc::new(file);
@@ -141,6 +152,7 @@ impl Bitmap {
             problem: header.problem,
             own: header.own,
             of: header.of,
+            was_closed: false,
             in_memory: false,
         })
     }
@@ -150,6 +162,8 @@ impl Bitmap {
     pub(super) fn close(&self, image: Option<Left>, own: bool) -> io::Result<()> {
         let written = self.map.sync();
         let problem = match written {
+            // (The image says that all is dirty, which counts: it is of that image now.)
+            Ok(()) if own => self.problem().map(|_| LEFT_SO.into()),
             Ok(()) => self.problem(),
             Err(error) => Some(format!("it could not be written: {error}")),
         };
@@ -241,7 +255,19 @@ impl Bitmap {
 
     /// What the image says counts, if it can be believed: it is the image that it was of.
     pub(super) fn is_as_in_image(&self) -> bool {
-        self.own && !self.in_memory && self.problem.as_deref() != Some(ELSEWHERE)
+        let is_of_another = [ELSEWHERE, OTHER_DISK]
+            .map(Some)
+            .contains(&self.problem.as_deref());
+        self.own && !self.in_memory && !is_of_another
+    }
+
+    /// It misses something that was changed after it had been closed; not while it is marked.
+    pub(super) fn give_up(&mut self, why: &str) {
+        self.problem.get_or_insert_with(|| why.into());
+    }
+
+    pub(super) fn was_closed(&self) -> bool {
+        self.was_closed
     }
 
     /// Of the disk, when it was begun (bytes).
@@ -324,14 +350,16 @@ fn problem_of(file: &File, header: &Header, now: &Now<'_>) -> io::Result<Option<
     if header::was_lost(file)? {
         return Ok(Some(LOST.into()));
     }
+    if Left::are_of_two_files(header.image, now.image) {
+        return Ok(Some(ELSEWHERE.into()));
+    }
     if header.of.as_deref() != now.of {
-        return Ok(Some("it was of another disk".into()));
+        return Ok(Some(OTHER_DISK.into()));
     }
     Ok(match &header.used_by {
         // Whoever had it has died; what it had marked is there.
         Some(boot) if boot == now.boot => None,
         Some(_) => Some("the machine that recorded it went down".into()),
-        None if Left::are_of_two_files(header.image, now.image) => Some(ELSEWHERE.into()),
         None if header.image != now.image => {
             Some("something else has changed the image meanwhile".into())
         }

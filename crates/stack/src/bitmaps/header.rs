@@ -28,7 +28,7 @@ pub(super) struct Header {
     pub(super) used_by: Option<String>,
     /// How the image's file was left, if it has one.
     pub(super) image: Option<Left>,
-    /// What the disk is called that is in no file.
+    /// Stands for what the disk is called, where other disks may be meant.
     #[serde(default)]
     pub(super) of: Option<String>,
     /// Why all is dirty.

@@ -22,6 +22,16 @@ use std::sync::Arc;
 
 const DIED: &str = "whoever used the image last has not left it well";
 
+const RESTORED: &str = "its virtual machine had more than the image when this was begun";
+
+/// Those that were closed and not used since miss something.
+fn give_up_closed(bitmaps: &mut [Arc<Bitmap>], why: &str) {
+    let closed = bitmaps.iter_mut().filter(|bitmap| bitmap.was_closed());
+    for bitmap in closed.filter_map(Arc::get_mut) {
+        bitmap.give_up(why);
+    }
+}
+
 /// Bits that all of an image's bitmaps have.
 const MOST_BITS_OF_ALL: u64 = 4 * MOST_BITS;
 
@@ -127,6 +137,13 @@ impl State {
             taken.inspect_err(tell).is_ok()
         })?;
         self.others = others;
+        if image.has_restored() {
+            give_up_closed(&mut self.current, RESTORED);
+        }
+        if place.image.is_none() {
+            // (Who has had it since cannot be seen.)
+            self.successors.clear();
+        }
         self.drop_removed(place, &there);
         for bitmap in self.current.iter().filter(|bitmap| bitmap.is_own()) {
             if let Some(problem) = bitmap.problem() {
@@ -141,39 +158,57 @@ impl State {
         let now = Now {
             boot: &place.boot,
             of: place.of.as_deref(),
-            image: None,
+            image: place.image(),
         };
         let at = { self.current.iter() }.position(|there| *there.name() == *own.name);
         let mut header = Header::new(size, own.granularity, 0);
         header.own = true;
         match (at, &own.words) {
-            (Some(_), None) => {}
+            // Somebody else has had it since, and died.
+            (Some(at), None) if self.current[at].is_own() => {
+                give_up_closed(&mut self.current[at..=at], DIED);
+                return Ok(());
+            }
+            (Some(_), None) => return Ok(()),
             (Some(at), Some(words)) if self.current[at].is_as_in_image() => {
                 header.since = self.current[at].since();
                 let there = Arc::into_inner(self.current.remove(at));
-                let there = there.ok_or_else(|| io::Error::other("somebody marks it"))?;
-                let before = there.size();
-                let anew = there.begin_anew(header, &now, |anew| {
-                    anew.add_words(words, own.granularity);
-                    // (Who has made it larger may have made it smaller before.)
-                    anew.mark(before, size.saturating_sub(before));
-                })?;
-                self.current.push(Arc::new(anew));
+                let before = there.as_ref().map_or(0, Bitmap::size);
+                let begun = there.ok_or_else(|| io::Error::other("somebody marks it"));
+                let begun = begun.and_then(|there| {
+                    there.begin_anew(header.clone(), &now, |anew| {
+                        anew.add_words(words, own.granularity);
+                        // (Who has made it larger may have made it smaller before.)
+                        anew.mark(before, size.saturating_sub(before));
+                    })
+                });
+                let path = place.path(&own.name);
+                match begun {
+                    Ok(anew) => {
+                        self.current.push(Arc::new(anew));
+                        return Ok(());
+                    }
+                    Err(error) => {
+                        tracing::error!("{}: {error}: it is kept in memory", path.display());
+                        remove(&path);
+                    }
+                }
             }
             // Each has come into being without the other.
-            (Some(at), Some(words)) => self.current[at].add_words(words, own.granularity),
-            (None, _) if self.current.len() >= MOST => {
-                return Err(io::Error::other("there are too many"));
+            (Some(at), Some(words)) => {
+                self.current[at].add_words(words, own.granularity);
+                return Ok(());
             }
-            (None, words) => {
-                header.problem = words.is_none().then(|| DIED.into());
-                let new = Bitmap::in_memory(&own.name, header, &now)?;
-                words
-                    .iter()
-                    .for_each(|words| new.add_words(words, own.granularity));
-                self.current.push(Arc::new(new));
-            }
+            (None, _) => {}
         }
+        if self.current.len() >= MOST {
+            return Err(io::Error::other("there are too many"));
+        }
+        header.problem = own.words.is_none().then(|| DIED.into());
+        let new = Bitmap::in_memory(&own.name, header, &now)?;
+        let words = own.words.iter();
+        words.for_each(|words| new.add_words(words, own.granularity));
+        self.current.push(Arc::new(new));
         Ok(())
     }
 
@@ -202,6 +237,10 @@ impl State {
     ) -> Result<Vec<BitmapStatus>, String> {
         let all = own_of(image, size).map_err(|error| error.to_string())?;
         let is_own = |name: &str| self.find(name).is_some_and(|there| there.is_own());
+        let is_as_in_image = |name: &str| {
+            let there = self.find(name);
+            there.is_some_and(|there| there.is_as_in_image())
+        };
         let is_in_image = |name: &str| all.iter().any(|own| own.name() == name);
         list.retain(|there| {
             there.problem.is_none() || !is_own(&there.name) || is_in_image(&there.name)
@@ -218,7 +257,9 @@ impl State {
                 successor: there.as_ref().and_then(|there| there.successor),
             };
             match there {
-                Some(there) if own.dirty.is_some() && is_own(&there.name) => *there = status,
+                Some(there) if own.dirty.is_some() && is_as_in_image(&there.name) => {
+                    *there = status;
+                }
                 None if !is_here => list.push(status),
                 _ => {}
             }

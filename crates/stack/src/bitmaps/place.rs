@@ -18,7 +18,7 @@ pub(crate) struct Place {
     pub(crate) dir: PathBuf,
     /// The image's file, if it is in one.
     pub(crate) image: Option<PathBuf>,
-    /// What the disk is called, if it is in none.
+    /// Stands for what the disk is called, where other disks may be meant.
     pub(crate) of: Option<String>,
     /// The boot of this machine.
     pub(crate) boot: String,

@@ -3,6 +3,7 @@
 use super::Bits;
 use crate::offline::Image;
 use crate::offline::info::{flag_names, read_bitmaps};
+use crate::qcow2::Header;
 use crate::qcow2::bitmap::Bitmap;
 use crate::{Error, Format, Result};
 use fathom_files::ImageFile;
@@ -19,27 +20,39 @@ pub struct Listed {
 
 /// All bitmaps of a qcow2 image.
 pub fn list(file: &dyn ImageFile) -> Result<Vec<Listed>> {
-    list_some(file, &mut |_| true)
-}
-
-/// Those that are wanted: of the others nothing is looked at, however many an image says it has.
-pub fn list_some(
-    file: &dyn ImageFile,
-    is_wanted: &mut dyn FnMut(&Bitmap) -> bool,
-) -> Result<Vec<Listed>> {
-    let Image::Qcow2(header) = Image::read(file, Format::Qcow2)? else {
-        return Err(Error::invalid("not a qcow2 image"));
-    };
+    let header = header_of(file)?;
     let bitmaps = read_bitmaps(file, &header)?.into_iter();
-    let bitmaps = bitmaps.filter(|bitmap| is_wanted(bitmap));
     let listed = bitmaps.map(|bitmap| {
-        let dirty = match super::check_usable(&bitmap) {
-            Ok(()) => Some(Bits::read(file, &header, &bitmap)?.count()?),
-            Err(_) => None,
+        let dirty = match super::is_believed(&bitmap) {
+            true => Some(Bits::read(file, &header, &bitmap)?.count()?),
+            false => None,
         };
         Ok(Listed { bitmap, dirty })
     });
     listed.collect()
+}
+
+/// Those that are wanted: of the others nothing is looked at, however many an image says it has. Of one that cannot be
+/// read it is not known what is dirty.
+pub fn list_some(
+    file: &dyn ImageFile,
+    is_wanted: &mut dyn FnMut(&Bitmap) -> bool,
+) -> Result<Vec<Listed>> {
+    let header = header_of(file)?;
+    let bitmaps = read_bitmaps(file, &header)?.into_iter();
+    let listed = bitmaps.filter(|bitmap| is_wanted(bitmap)).map(|bitmap| {
+        let bits = Bits::read(file, &header, &bitmap);
+        let dirty = bits.and_then(|bits| bits.count()).ok();
+        Listed { bitmap, dirty }
+    });
+    Ok(listed.collect())
+}
+
+fn header_of(file: &dyn ImageFile) -> Result<Header> {
+    match Image::read(file, Format::Qcow2)? {
+        Image::Qcow2(header) => Ok(*header),
+        _ => Err(Error::invalid("not a qcow2 image")),
+    }
 }
 
 impl Listed {
