@@ -5,7 +5,7 @@ use crate::support::{Kept, as_arg, disk_dir, eventually, fathom, listens, stdout
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// Bytes of the image.
@@ -183,10 +183,14 @@ impl Source {
     }
 }
 
+pub fn compare(a: &str, b: &str) -> Output {
+    let args = ["compare", "-f", "raw", "-F", "raw", a, b];
+    Command::new("qemu-img").args(args).output().unwrap()
+}
+
 /// QEMU finds the same in both.
 pub fn same(a: &str, b: &str) {
-    let args = ["compare", "-f", "raw", "-F", "raw", a, b];
-    let compared = Command::new("qemu-img").args(args).output().unwrap();
+    let compared = compare(a, b);
     assert!(compared.status.success(), "{compared:?}");
 }
 
