@@ -14,7 +14,7 @@ import loads
 from bars import aligned, compared
 from cases import FATHOM, QSD, Case
 from experiment import Measures
-from process import running
+from process import Failed, running
 from subjects import FILE_SIZE, Bench, prepared, qsd
 
 KEPT = "{}, kept"
@@ -32,17 +32,18 @@ def fathom(bench: Bench, case: Case, socket: Path, is_kept: bool):
     command = [bench.fathom, "serve", disk, "--vhost-user", socket, "--api", api,
                "--cpus", bench.server_cpu]
 
-    def backup(*what) -> None:
-        if is_kept:
-            subprocess.run([bench.fathom, "backup", *what], check=True, stdout=subprocess.DEVNULL)
-
     with running(command, socket, None):
-        backup("start", api, "--scratch", disk.parent)
-        try:
+        if not is_kept:
             yield
-        finally:
-            # (It would fail if the past had been given up.)
-            backup("stop", api)
+            return
+        backup = [bench.fathom, "backup"]
+        subprocess.run([*backup, "start", api, "--scratch", disk.parent], check=True,
+                       stdout=subprocess.DEVNULL)
+        yield
+        stopped = subprocess.run([*backup, "stop", api], check=False, capture_output=True, text=True)
+        # (It ends when the load, which is the virtual machine, leaves; not before.)
+        if "has let go of the disk" not in stopped.stderr:
+            raise Failed(f"it was not kept: {stopped.stderr}")
 
 
 @contextmanager
