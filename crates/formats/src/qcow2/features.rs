@@ -20,9 +20,9 @@ pub const COMPATIBLE_LAZY_REFCOUNTS: u64 = 1 << 0;
 pub const AUTOCLEAR_BITMAPS: u64 = 1 << 0;
 /// The external data file is a valid raw image by itself.
 pub const AUTOCLEAR_RAW_DATA_FILE: u64 = 1 << 1;
-/// All that this implementation knows.
 /// Where the header has these bits (bytes).
 pub const AUTOCLEAR_AT: u64 = 88;
+/// All that this implementation knows.
 pub(super) const AUTOCLEAR_KNOWN: u64 = 0b11;
 
 /// Which of the header's three masks a feature's bit is in.
