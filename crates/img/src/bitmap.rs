@@ -1,17 +1,18 @@
 //! `fathom img bitmap`
 
 use crate::error::{Error, of, usage};
-use crate::open::{OpenOptions, format_of, identity_of, info_of, open_locked};
+use crate::open::{
+    OpenOptions, format_of, header_of, identity_of, info_of, open_bare, open_locked,
+};
 use fathom_formats::Format;
 use fathom_formats::offline::Image;
-use fathom_formats::offline::bitmap::{Bitmaps, Bits, Change, list};
+use fathom_formats::offline::bitmap::{self as own, Bits, Change};
 use fathom_formats::offline::info::Info;
 use fathom_formats::served::Storage;
-use fathom_stack::StoredImage;
+use fathom_stack::{BitmapStatus, Bitmaps, StoredImage};
 use fathom_storage::Location;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-pub use fathom_formats::offline::bitmap::Listed;
 
 /// What is done to a bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,24 +42,29 @@ pub struct BitmapOptions {
     pub source: Option<Location>,
     /// See `format`.
     pub source_format: Option<Format>,
+    /// Where bitmaps are that no image has; by default beside the image.
+    pub dir: Option<PathBuf>,
 }
 
 /// Changes a bitmap of an image in all these ways, one after the other: all of them are made, or
-/// none.
+/// none. Of bitmaps that the image cannot have itself only one change is made at a time.
 pub fn bitmap(
     location: &Location,
     name: &str,
     changes: &[BitmapChange],
     options: &BitmapOptions,
 ) -> Result<(), Error> {
-    let image = open_locked(location, &OpenOptions::writing(None))?;
-    check_format(&image, options.format)?;
+    let found = Found::open(location, OpenOptions::writing(options.format))?;
+    let image = match &found.image {
+        Some(image) if found.has_own => image,
+        _ => return change_beside(&found, location, name, changes, options),
+    };
     let source = match &options.source {
-        Some(source) => Source::open(source, options.source_format, &image)?,
+        Some(source) => Source::open(source, options.source_format, image)?,
         None => None,
     };
     let told = of(image.path());
-    let mut bitmaps = Bitmaps::open(image.bytes()).map_err(&told)?;
+    let mut bitmaps = own::Bitmaps::open(image.bytes()).map_err(&told)?;
     for change in changes {
         let bits;
         let change = match (change, &source) {
@@ -78,15 +84,165 @@ pub fn bitmap(
     bitmaps.commit().map_err(&told)
 }
 
-/// The bitmaps of an image. `force_share` reads it even while others write.
+/// A bitmap of an image.
+#[derive(Clone, Debug)]
+pub enum Listed {
+    /// It has it itself.
+    Own(own::Listed),
+    /// It is beside it.
+    Beside(BitmapStatus),
+}
+
+impl Listed {
+    /// Its name, for people.
+    pub fn name(&self) -> String {
+        match self {
+            Listed::Own(own) => own.name(),
+            Listed::Beside(status) => status.name.clone(),
+        }
+    }
+
+    /// Bytes that a bit stands for.
+    pub fn granularity(&self) -> u64 {
+        match self {
+            Listed::Own(own) => own.bitmap.granularity(),
+            Listed::Beside(status) => status.granularity,
+        }
+    }
+
+    /// Bytes of the disk that are dirty, where that is known.
+    pub fn dirty(&self) -> Option<u64> {
+        match self {
+            Listed::Own(own) => own.dirty,
+            Listed::Beside(status) => Some(status.dirty),
+        }
+    }
+
+    /// As `qemu-img info` has them, and `beside` of one that the image does not have.
+    pub fn flags(&self) -> Vec<&'static str> {
+        match self {
+            Listed::Own(own) => own.flags(),
+            Listed::Beside(_) => vec!["auto", "beside"],
+        }
+    }
+
+    /// Why all of the disk counts as dirty.
+    pub fn problem(&self) -> Option<&str> {
+        match self {
+            Listed::Own(_) => None,
+            Listed::Beside(status) => status.problem.as_deref(),
+        }
+    }
+}
+
+/// The bitmaps of an image, those beside it (or in `dir`) last. `force_share` reads it even while others write.
 pub fn bitmaps(
     location: &Location,
     format: Option<Format>,
+    dir: Option<&Path>,
     force_share: bool,
 ) -> Result<Vec<Listed>, Error> {
-    let image = open_locked(location, &OpenOptions::looking(force_share))?;
-    check_format(&image, format)?;
-    list(image.bytes()).map_err(of(image.path()))
+    let options = OpenOptions {
+        format,
+        ..OpenOptions::looking(force_share)
+    };
+    let found = Found::open(location, options)?;
+    let mut all = Vec::new();
+    if let Some(image) = found.image.as_ref().filter(|_| found.has_own) {
+        let own = own::list(image.bytes()).map_err(of(image.path()))?;
+        all.extend(own.into_iter().map(Listed::Own));
+    }
+    match Bitmaps::unserved(location, dir) {
+        Ok(beside) => {
+            let beside = beside.look(found.size);
+            let beside = beside.map_err(|problem| usage(&location.name(), problem))?;
+            all.extend(beside.into_iter().map(Listed::Beside));
+        }
+        // (An image on Ceph, say.)
+        Err(_) if found.has_own => {}
+        Err(problem) => {
+            return Err(usage(
+                &location.name(),
+                format!("has no bitmaps: {problem}"),
+            ));
+        }
+    }
+    Ok(all)
+}
+
+/// What bitmaps are of, locked as far as that can be.
+struct Found {
+    /// None: an NBD server's disk.
+    image: Option<Arc<StoredImage>>,
+    /// Bytes of the disk.
+    size: u64,
+    /// The image can have bitmaps itself.
+    has_own: bool,
+}
+
+impl Found {
+    fn open(location: &Location, options: OpenOptions) -> Result<Found, Error> {
+        if let Some(disk) = open_bare(location, &options)? {
+            return Ok(Found {
+                image: None,
+                size: disk.info().size,
+                has_own: false,
+            });
+        }
+        let image = open_locked(location, &options)?;
+        let header = header_of(&image, format_of(&image, options.format)?)?;
+        if let Image::Foreign(foreign) = &header {
+            let what = foreign.kind;
+            return Err(usage(
+                image.path(),
+                format!("is a {what} image, which is only read: it has no bitmaps"),
+            ));
+        }
+        Ok(Found {
+            size: header.size(),
+            has_own: matches!(&header, Image::Qcow2(header) if header.version >= 3),
+            image: Some(image),
+        })
+    }
+}
+
+/// Changes a bitmap that the image cannot have itself.
+fn change_beside(
+    found: &Found,
+    location: &Location,
+    name: &str,
+    changes: &[BitmapChange],
+    options: &BitmapOptions,
+) -> Result<(), Error> {
+    let told = |problem: String| usage(&location.name(), problem);
+    if options.source.is_some() {
+        return Err(told(
+            "its bitmaps are beside it, and take in only each other: leave out the source file"
+                .into(),
+        ));
+    }
+    let bitmaps = Bitmaps::unserved(location, options.dir.as_deref())
+        .map_err(|problem| told(format!("has no bitmaps: {problem}")))?;
+    let size = found.size;
+    let done = match changes {
+        [BitmapChange::Add] => bitmaps.add(name, size, options.granularity),
+        [BitmapChange::Remove] => bitmaps.remove(name, size),
+        [BitmapChange::Clear] => bitmaps.clear(name, size),
+        [BitmapChange::Enable | BitmapChange::Disable] => Err(
+            "bitmaps beside an image record all that is written: remove one that is not to".into(),
+        ),
+        changes => merged(changes).and_then(|from| bitmaps.merge(name, &from, size)),
+    };
+    done.map_err(told)
+}
+
+/// The names that are to be merged, if nothing else is to be done.
+fn merged(changes: &[BitmapChange]) -> Result<Vec<String>, String> {
+    let merged = changes.iter().map(|change| match change {
+        BitmapChange::Merge(from) => Ok(from.clone()),
+        _ => Err("only one thing at a time is done to bitmaps beside an image".to_owned()),
+    });
+    merged.collect()
 }
 
 /// Another image that has bitmaps.

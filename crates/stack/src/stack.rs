@@ -20,7 +20,6 @@ use fathom_formats::served::{ImageDisk, ImageOptions, MAX_CHAIN, OwnBitmaps, Sto
 use fathom_storage::{ByteDisk, EngineKind, FileDisk, Opened, PART};
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -162,38 +161,8 @@ fn place_of_bitmaps(description: &Description, has_overlay: bool) -> Result<Plac
     if gate::other().is_some() {
         return refused("tenants' disks have none");
     }
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    let boot = boot.map_err(|error| error.to_string())?.trim().into();
-    let location = &description.location;
-    if let Some(path) = location.path().filter(|path| path.is_file()) {
-        // (However it is called: all who serve it must find the same ones.)
-        let image = gate::real_path(path).map_err(|error| error.to_string())?;
-        let mut dir = image.clone().into_os_string();
-        dir.push(".bitmaps");
-        return Ok(Place {
-            dir: description.bitmaps.clone().unwrap_or(dir.into()),
-            // (Beside an image it can be no other's.)
-            of: { description.bitmaps.as_ref() }.map(|_| digest(image.as_os_str().as_bytes())),
-            image: Some(image),
-            boot,
-        });
-    }
-    match &description.bitmaps {
-        // (`memory:SIZE`, say.)
-        _ if location.with_size(512).is_some() => refused("what is on it goes with the server"),
-        Some(dir) => Ok(Place {
-            dir: dir.clone(),
-            image: None,
-            of: Some(digest(location.to_string().as_bytes())),
-            boot,
-        }),
-        None => refused("its image is not a file (--bitmaps says where they may be)"),
-    }
-}
-
-/// Stands for what a disk is called, however long that is.
-fn digest(name: &[u8]) -> String {
-    blake3::hash(name).to_hex()[..32].to_owned()
+    let place = Place::of(&description.location, description.bitmaps.as_deref());
+    place.or_else(|why| refused(&why))
 }
 
 /// The disk by itself, for one who works on it: nothing of it is served.

@@ -5,11 +5,15 @@ use super::{Output, parse_format, print, print_json};
 use crate::disk_args::location_parser;
 use anyhow::bail;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
-use fathom_img::{self as img, BitmapChange, BitmapOptions, Format};
+use fathom_img::{self as img, BitmapChange, BitmapOptions, Format, Listed};
 use fathom_storage::Location;
 use fathom_units::{Size, parse_size};
+use serde_json::{Value, json};
+use std::path::PathBuf;
 
-/// Change or list the bitmaps of a qcow2 image, which record what is written to it
+/// Change or list the bitmaps of an image, which record what is written to it
+///
+/// qcow2 images have them themselves; those of others are files beside them, as servers keep them.
 #[derive(Debug, Args)]
 pub(super) struct BitmapArgs {
     #[command(flatten)]
@@ -28,6 +32,9 @@ pub(super) struct BitmapArgs {
     source_format: Option<Format>,
     #[command(flatten)]
     format: FormatArg,
+    /// Where bitmaps are that the image does not have itself, as the server was told [default: beside it]
+    #[arg(long, value_name = "DIR")]
+    bitmaps: Option<PathBuf>,
     /// With --list: read the image even though another process writes to it
     #[arg(short = 'U', long, requires = "list")]
     force_share: bool,
@@ -43,7 +50,7 @@ pub(super) struct BitmapArgs {
         requires = "list"
     )]
     output: Output,
-    /// The image: a file or rbd:POOL/IMAGE
+    /// The image: a file, a device, rbd:POOL/IMAGE, or an NBD URI
     #[arg(value_name = "FILE", value_parser = location_parser())]
     file: Location,
     /// The bitmap's name
@@ -134,14 +141,16 @@ pub(super) fn run(args: BitmapArgs) -> anyhow::Result<()> {
         granularity: args.granularity,
         source: args.source_file,
         source_format: args.source_format,
+        dir: args.bitmaps,
     };
     Ok(img::bitmap(&args.file, name, &args.changes.0, &options)?)
 }
 
 fn list(args: &BitmapArgs) -> anyhow::Result<()> {
-    let bitmaps = img::bitmaps(&args.file, args.format.format, args.force_share)?;
+    let (format, dir) = (args.format.format, args.bitmaps.as_deref());
+    let bitmaps = img::bitmaps(&args.file, format, dir, args.force_share)?;
     if args.json || args.output == Output::Json {
-        let all: Vec<_> = bitmaps.iter().map(|bitmap| bitmap.to_json()).collect();
+        let all: Vec<_> = bitmaps.iter().map(to_json).collect();
         return print_json(&all.into());
     }
     let mut text = format!(
@@ -149,11 +158,30 @@ fn list(args: &BitmapArgs) -> anyhow::Result<()> {
         "GRANULARITY", "DIRTY", "FLAGS"
     );
     for bitmap in &bitmaps {
-        let granularity = Size(bitmap.bitmap.granularity()).to_string();
-        let dirty = bitmap.dirty.map_or("?".to_owned(), |n| Size(n).to_string());
+        let granularity = Size(bitmap.granularity()).to_string();
+        let dirty = bitmap
+            .dirty()
+            .map_or("?".to_owned(), |n| Size(n).to_string());
         let flags = bitmap.flags().join(",");
         let name = bitmap.name();
-        text += &format!("{granularity:<12} {dirty:<12} {flags:<12} {name}\n");
+        let problem = bitmap
+            .problem()
+            .map_or(String::new(), |why| format!(": {why}"));
+        text += &format!("{granularity:<12} {dirty:<12} {flags:<12} {name}{problem}\n");
     }
     print(text)
+}
+
+/// By QEMU's names, whether the image has it or not.
+fn to_json(listed: &Listed) -> Value {
+    match listed {
+        Listed::Own(own) => own.to_json(),
+        Listed::Beside(status) => json!({
+            "name": status.name,
+            "granularity": status.granularity,
+            "flags": listed.flags(),
+            "count": status.dirty,
+            "problem": status.problem,
+        }),
+    }
 }

@@ -272,8 +272,8 @@ fn what_cannot_be_done_changes_nothing() {
         (&["--add", "-g", "4G", &image, "b"], &["2G"]),
         (&["--add", &image, ""], &["1 to 1023"]),
         (&["--add", &image, &long], &["1 to 1023"]),
-        (&["--add", &old, "b"], &["version 2"]),
-        (&["--add", &raw, "b"], &["raw"]),
+        (&["--disable", &old, "b"], &["beside"]),
+        (&["--disable", &raw, "b"], &["beside"]),
         (&["--add", "-f", "qcow2", &raw, "b"], &["not a qcow2 image"]),
         (
             &["--merge", "s", "-b", &small, &image, "a"],
@@ -283,7 +283,6 @@ fn what_cannot_be_done_changes_nothing() {
             &["--merge", "x", "-b", &small, &image, "a"],
             &["no bitmap 'x'"],
         ),
-        (&["--list", &raw], &["raw"]),
         (&[&image, "a"], &["--add"]),
     ];
     for (args, words) in cases {

@@ -50,5 +50,6 @@ mod targets;
 mod tenants;
 mod top;
 mod trace;
+mod unserved_bitmaps;
 mod upgrade;
 mod watching;

@@ -401,7 +401,8 @@ impl State {
             of: place.of.as_deref(),
             image,
         };
-        for name in place.names(pending)? {
+        place.tidy(pending)?;
+        for name in place.names()? {
             let path = place.path(&name);
             match Bitmap::open(&path, &name, &now) {
                 Ok(bitmap) => self.current.push(Arc::new(bitmap)),

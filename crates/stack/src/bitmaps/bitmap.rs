@@ -7,7 +7,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,6 +46,8 @@ pub(super) enum NotOpened {
     Failed(io::Error),
 }
 
+const STRANGE: NotOpened = NotOpened::Strange("is no bitmap");
+
 impl From<io::Error> for NotOpened {
     fn from(error: io::Error) -> NotOpened {
         NotOpened::Failed(error)
@@ -59,6 +61,20 @@ pub(super) struct Now<'a> {
     /// The image's file, if it is in one; else what the disk is called.
     pub(super) image: Option<Left>,
     pub(super) of: Option<&'a str>,
+}
+
+/// What a file says that is only looked at.
+pub(super) struct Looked {
+    pub(super) header: Header,
+    pub(super) dirty: Dirty,
+    pub(super) problem: Option<String>,
+}
+
+/// What a file is opened for.
+#[derive(PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
 }
 
 impl Bitmap {
@@ -79,9 +95,8 @@ impl Bitmap {
 
     /// The file of that path. What it says is kept only if it is known to be right.
     pub(super) fn open(path: &Path, name: &str, now: &Now<'_>) -> Result<Bitmap, NotOpened> {
-        let file = open_own(path)?;
-        let strange = || NotOpened::Strange("is no bitmap");
-        let mut header = Header::read(&file)?.ok_or_else(strange)?;
+        let file = open_own(path, Access::Write)?;
+        let mut header = Header::read(&file)?.ok_or(STRANGE)?;
         // (Whatever the bits are: as long as there is a problem, all is dirty.)
         if header.problem.is_none()
             && let Some(problem) = problem_of(&file, &header, now)?
@@ -97,6 +112,25 @@ impl Bitmap {
         Ok(Bitmap {
             was_closed,
             ..opened
+        })
+    }
+
+    /// What the file of that path says, which may be in use; and why that is not known to be right.
+    pub(super) fn look(path: &Path, now: &Now<'_>) -> Result<Looked, NotOpened> {
+        let file = open_own(path, Access::Read)?;
+        let header = Header::read(&file)?.ok_or(STRANGE)?;
+        let problem = match header.problem.clone() {
+            None => problem_of(&file, &header, now)?,
+            problem => problem,
+        };
+        let dirty = match problem {
+            Some(_) => Dirty::all(header.size),
+            None => Dirty::read(&file, &header)?,
+        };
+        Ok(Looked {
+            header,
+            dirty,
+            problem,
         })
     }
 
@@ -320,12 +354,12 @@ pub(super) fn allocate(file: &File, header: &Header) -> io::Result<()> {
 }
 
 /// No link: whoever may write to the directory may have fewer rights.
-fn open_own(path: &Path) -> Result<File, NotOpened> {
+fn open_own(path: &Path, access: Access) -> Result<File, NotOpened> {
     let mut options = File::options();
     let flags = libc::O_NOCTTY | libc::O_NONBLOCK | libc::O_NOFOLLOW;
     let opened = options
         .read(true)
-        .write(true)
+        .write(access == Access::Write)
         .custom_flags(flags)
         .open(path);
     let strange = Err(NotOpened::Strange("is no file of its own"));
@@ -380,6 +414,21 @@ impl Dirty {
             grid: Grid::with_block(0, super::limits::granularity(size)),
             words: Box::default(),
         }
+    }
+
+    /// What a file says, whose bits are all there.
+    fn read(file: &File, header: &Header) -> io::Result<Dirty> {
+        let grid = Grid::with_block(header.size, header.block);
+        let mut bytes = vec![0; 8 * words_of_blocks(grid.count())];
+        file.read_exact_at(&mut bytes, header::LEN)?;
+        let words = bytes
+            .chunks_exact(8)
+            .map(|word| word.try_into().expect("8 bytes"));
+        let words = words.map(|word| AtomicU64::new(u64::from_ne_bytes(word)));
+        Ok(Dirty {
+            grid,
+            words: words.collect(),
+        })
     }
 
     /// Whether the first of these bytes are dirty, and up to where that is so. What it has no bits for is.

@@ -2,9 +2,12 @@
 
 use super::header::Left;
 use super::limits::check_bitmap_name;
+use fathom_files::gate;
+use fathom_storage::Location;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -25,6 +28,38 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// Of the disk that is there; `dir` is where it is if not beside its image. The error says why there is none.
+    pub(crate) fn of(location: &Location, dir: Option<&Path>) -> Result<Place, String> {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        let boot = boot.map_err(|error| error.to_string())?.trim().into();
+        if let Some(path) = location.path().filter(|path| path.is_file()) {
+            // (However it is called: all who serve it must find the same ones.)
+            let image = gate::real_path(path).map_err(|error| error.to_string())?;
+            let mut beside = image.clone().into_os_string();
+            beside.push(".bitmaps");
+            return Ok(Place {
+                dir: dir.map_or(beside.into(), Path::to_owned),
+                // (Beside an image it can be no other's.)
+                of: dir.map(|_| digest(image.as_os_str().as_bytes())),
+                image: Some(image),
+                boot,
+            });
+        }
+        match dir {
+            // (`memory:SIZE`, say.)
+            _ if location.with_size(512).is_some() => {
+                Err("what is on it goes with the server".into())
+            }
+            Some(dir) => Ok(Place {
+                dir: dir.to_owned(),
+                image: None,
+                of: Some(digest(location.to_string().as_bytes())),
+                boot,
+            }),
+            None => Err("its image is not a file (--bitmaps says where they may be)".into()),
+        }
+    }
+
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
@@ -70,26 +105,37 @@ impl Place {
         }
     }
 
-    /// The bitmaps that are there; what nobody needs is removed.
-    pub(super) fn names(&self, pending: &[(String, u64)]) -> io::Result<Vec<String>> {
-        let needed = Vec::from_iter(pending.iter().map(|(name, _)| self.next_path(name)));
-        let mut names = Vec::new();
-        for file in fs::read_dir(&self.dir)? {
-            let file = file?;
-            let Ok(name) = file.file_name().into_string() else {
-                continue;
-            };
-            if name.starts_with('.') && (name.ends_with(".next") || name.ends_with(".new")) {
-                // The bitmap that it was to follow goes on in its place. (What cannot be removed is in nobody's way
-                // until then.)
-                if !needed.contains(&file.path()) {
-                    let _ = fs::remove_file(file.path());
-                }
-            } else if check_bitmap_name(&name).is_ok() {
-                names.push(name);
-            }
-        }
+    /// The bitmaps that may be there.
+    pub(super) fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = self.files()?;
+        names.retain(|name| check_bitmap_name(name).is_ok());
         names.sort();
         Ok(names)
     }
+
+    /// Removes what nobody needs: the bitmap that it was to follow goes on in its place. (What cannot be removed is in
+    /// nobody's way until then.)
+    pub(super) fn tidy(&self, pending: &[(String, u64)]) -> io::Result<()> {
+        let needed = Vec::from_iter(pending.iter().map(|(name, _)| self.next_path(name)));
+        let is_left_over = |name: &String| {
+            name.starts_with('.') && (name.ends_with(".next") || name.ends_with(".new"))
+        };
+        let left_over = self.files()?.into_iter().filter(is_left_over);
+        for path in left_over.map(|name| self.path(&name)) {
+            if !needed.contains(&path) {
+                let _ = fs::remove_file(path);
+            }
+        }
+        Ok(())
+    }
+
+    fn files(&self) -> io::Result<Vec<String>> {
+        let names = fs::read_dir(&self.dir)?.map(|file| Ok(file?.file_name().into_string().ok()));
+        names.filter_map(io::Result::transpose).collect()
+    }
+}
+
+/// Stands for what a disk is called, however long that is.
+fn digest(name: &[u8]) -> String {
+    blake3::hash(name).to_hex()[..32].to_owned()
 }

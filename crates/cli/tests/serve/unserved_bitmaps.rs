@@ -1,0 +1,244 @@
+//! Bitmaps beside images, and of devices, as `fathom img bitmap` sees to them while no server has the disk.
+
+use crate::driver::{Request, with_disk};
+use crate::kinds::{SIZE, qemu_img, tool};
+use crate::support::{Served, as_arg, disk_dir, eventually, refused, run, stdout_of};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+/// Names, dirty bytes, and why all is.
+fn listed(args: &[&str]) -> Vec<(String, u64, Option<String>)> {
+    let all = [&["img", "bitmap", "--list", "--json"], args].concat();
+    let all: Value = serde_json::from_str(&stdout_of(&all)).expect("JSON");
+    let one = |one: &Value| {
+        assert_eq!(one["flags"][1], "beside", "{one}");
+        let name = one["name"].as_str().unwrap().to_owned();
+        let problem = one["problem"].as_str().map(str::to_owned);
+        (name, one["count"].as_u64().unwrap(), problem)
+    };
+    all.as_array().unwrap().iter().map(one).collect()
+}
+
+/// Likewise, where all is known.
+fn dirty(args: &[&str]) -> Vec<(String, u64)> {
+    let all = listed(args).into_iter();
+    let known = all.map(|(name, dirty, problem)| {
+        assert_eq!(problem, None, "{name}");
+        (name, dirty)
+    });
+    known.collect()
+}
+
+fn write(served: &Served, offset: u64, len: usize) {
+    with_disk(&served.arg("s"), 1, |disk| {
+        let data = vec![5; len];
+        assert!(disk.all(&[Request::Write { offset, data }])[0].is_ok());
+    });
+}
+
+fn are(all: &[(&str, u64)]) -> Vec<(String, u64)> {
+    let all = all.iter().map(|(name, dirty)| (name.to_string(), *dirty));
+    all.collect()
+}
+
+struct Disk {
+    image: String,
+    serve: Vec<String>,
+}
+
+impl Disk {
+    fn serve(&self) -> Served {
+        let args = Vec::from_iter(self.serve.iter().map(String::as_str));
+        Served::start(&self.image, &args)
+    }
+
+    fn bitmap(&self, args: &[&str], name: &str) {
+        let all = [&["img", "bitmap"], args, &[&self.image, name]].concat();
+        stdout_of(&all);
+    }
+}
+
+/// Everything that is done by turns, by the tool and by servers. `more` is what the tool is told each time.
+fn goes_on(disk: &Disk, more: &[&str]) {
+    let list = || dirty(&[more, &[&disk.image]].concat());
+    disk.bitmap(&[&["--add", "-g", "4k"][..], more].concat(), "fine");
+    disk.bitmap(&[&["--add"][..], more].concat(), "day");
+    assert_eq!(list(), are(&[("day", 0), ("fine", 0)]));
+    let mut served = disk.serve();
+    write(&served, 1 << 20, 512);
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    assert_eq!(list(), are(&[("day", 65536), ("fine", 4096)]));
+    disk.bitmap(&[&["--clear"][..], more].concat(), "day");
+    disk.bitmap(&[&["--add", "-g", "4k"][..], more].concat(), "sum");
+    disk.bitmap(
+        &[&["--merge", "fine", "--merge", "day"][..], more].concat(),
+        "sum",
+    );
+    assert_eq!(list(), are(&[("day", 0), ("fine", 4096), ("sum", 4096)]));
+    let mut served = disk.serve();
+    write(&served, 2 << 20, 65536);
+    served.child.kill().unwrap();
+    served.child.wait().unwrap();
+    drop(served);
+    let after = are(&[("day", 65536), ("fine", 69632), ("sum", 69632)]);
+    eventually("its locks are gone", || {
+        let args = [&["img", "bitmap", "--list", &disk.image][..], more].concat();
+        run(&args).status.success().then_some(())
+    });
+    assert_eq!(list(), after);
+    // It goes on from there.
+    let mut served = disk.serve();
+    let of_server = stdout_of(&["bitmap", "list", &served.api(), "--json"]);
+    let of_server: Value = serde_json::from_str(&of_server).expect("JSON");
+    for (one, (name, dirty)) in of_server.as_array().unwrap().iter().zip(&after) {
+        assert_eq!(
+            (&one["name"], &one["dirty"]),
+            (&name.as_str().into(), &(*dirty).into())
+        );
+    }
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    for name in ["day", "fine", "sum"] {
+        disk.bitmap(&[&["--remove"][..], more].concat(), name);
+    }
+    assert_eq!(list(), []);
+}
+
+#[test]
+fn bitmaps_beside_images_are_seen_to_while_nobody_serves_them() {
+    let formats: [(&str, &str); 4] = [
+        ("raw", "size=12M"),
+        ("qed", "size=12M"),
+        ("qcow2", "size=12M,compat=0.10"),
+        ("luks", "size=12M"),
+    ];
+    for (format, options) in formats {
+        eprintln!("{format}");
+        let dir = disk_dir();
+        let image = as_arg(&dir.path().join("i"));
+        let mut serve = vec!["--format".to_owned(), format.to_owned()];
+        match format {
+            "luks" => {
+                let key = as_arg(&dir.path().join("key"));
+                fs::write(&key, "secret").unwrap();
+                let key = format!("file:{key}");
+                let args = [
+                    "img", "create", "-q", "-f", "luks", "--key", &key, &image, "12M",
+                ];
+                stdout_of(&args);
+                serve.extend(["--key".to_owned(), key]);
+            }
+            _ => {
+                let args = ["create", "-q", "-f", format, "-o", options, &image];
+                qemu_img(dir.path(), &args);
+            }
+        }
+        let disk = Disk { image, serve };
+        goes_on(&disk, &["-f", format]);
+        assert!(!dir.path().join("i.bitmaps").exists());
+    }
+}
+
+struct Loop(String);
+
+impl Loop {
+    fn of(file: &Path) -> Loop {
+        let args = ["--find", "--show", &as_arg(file)];
+        let made = tool(Path::new("/"), "losetup", &args);
+        assert!(made.status.success(), "{made:?}");
+        Loop(String::from_utf8_lossy(&made.stdout).trim().to_owned())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        tool(Path::new("/"), "losetup", &["--detach", &self.0]);
+    }
+}
+
+#[test]
+fn so_are_those_of_a_device_and_of_a_server() {
+    let dir = disk_dir();
+    let file = dir.path().join("file");
+    fs::write(&file, vec![0; SIZE as usize]).unwrap();
+    let device = Loop::of(&file);
+    let bitmaps = as_arg(&dir.path().join("bitmaps"));
+    let disk = |image: &str| Disk {
+        image: image.to_owned(),
+        serve: ["--bitmaps", &bitmaps].map(str::to_owned).to_vec(),
+    };
+    refused(
+        1,
+        &["img", "bitmap", "--add", &device.0, "b"],
+        &["--bitmaps"],
+    );
+    goes_on(&disk(&device.0), &["--bitmaps", &bitmaps]);
+    let below = format!("unix:{}", as_arg(&dir.path().join("below")));
+    let _below = Served::start(&device.0, &["--nbd", &below, "--export-name", "d"]);
+    let uri = format!("nbd+unix:///d?socket={}", as_arg(&dir.path().join("below")));
+    goes_on(&disk(&uri), &["--bitmaps", &bitmaps]);
+    // Who has another name may be another disk.
+    disk(&uri).bitmap(&["--add", "--bitmaps", &bitmaps], "b");
+    let other = uri.replace("/d?", "/?");
+    let found = listed(&["--bitmaps", &bitmaps, &other]);
+    assert!(
+        found[0].2.as_ref().unwrap().contains("another disk"),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn what_cannot_be_done_to_bitmaps_beside_an_image_changes_nothing() {
+    let dir = disk_dir();
+    let image = as_arg(&dir.path().join("i"));
+    fs::write(&image, vec![0; SIZE as usize]).unwrap();
+    let disk = Disk {
+        image: image.clone(),
+        serve: Vec::new(),
+    };
+    disk.bitmap(&["--add"], "b");
+    let own = as_arg(&dir.path().join("own"));
+    qemu_img(dir.path(), &["create", "-q", "-f", "qcow2", &own, "12M"]);
+    qemu_img(dir.path(), &["bitmap", "--add", &own, "o"]);
+    let fails = |args: &[&str], why: &str| {
+        refused(1, &[&["img", "bitmap"], args].concat(), &[why]);
+    };
+    fails(&["--add", &image, "b"], "'b' already");
+    fails(&["--add", &image, "../c"], "is no name");
+    fails(&["--add", "-g", "3k", &image, "c"], "power of two");
+    fails(&["--remove", &image, "c"], "no bitmap 'c'");
+    fails(&["--clear", &image, "c"], "no bitmap 'c'");
+    fails(&["--merge", "c", &image, "b"], "no bitmap 'c'");
+    fails(&["--disable", &image, "b"], "record all that is written");
+    fails(
+        &["--clear", "--merge", "b", &image, "b"],
+        "one thing at a time",
+    );
+    fails(&["--merge", "o", "-b", &own, &image, "b"], "source file");
+    fails(&["--list", "memory:1M"], "memory");
+    assert_eq!(dirty(&[&image]), are(&[("b", 0)]));
+    // While a server has it in use it can be looked at, with `-U`.
+    let mut served = disk.serve();
+    with_disk(&served.arg("s"), 1, |disk| {
+        let (offset, data) = (1 << 20, vec![5; 4096]);
+        assert!(disk.all(&[Request::Write { offset, data }])[0].is_ok());
+        fails(&["--clear", &image, "b"], "in use");
+        fails(&["--list", &image], "in use");
+        assert_eq!(dirty(&["-U", &image]), are(&[("b", 65536)]));
+    });
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    // What something else has changed is not known.
+    let args = ["-f", "raw", "-c", "write 5M 1M", &image];
+    assert!(tool(dir.path(), "qemu-io", &args).status.success());
+    let found = listed(&[&image]);
+    assert!(found[0].2.as_ref().unwrap().contains("something else"));
+    assert_eq!(found[0].1, SIZE);
+    // It stays so whatever else is done.
+    disk.bitmap(&["--add"], "c");
+    disk.bitmap(&["--merge", "b"], "c");
+    let found = listed(&[&image]);
+    assert!(
+        found[0].2.is_some() && found[1] == ("c".into(), SIZE, None),
+        "{found:?}"
+    );
+}
