@@ -64,7 +64,8 @@ impl Source {
         Source::at(located(text)?, open)
     }
 
-    pub(crate) fn at(location: Location, open: OpenOptions) -> Result<Source, Error> {
+    /// Likewise, of what is known already.
+    pub fn at(location: Location, open: OpenOptions) -> Result<Source, Error> {
         if open.snapshot.is_some() && !location.kind().images {
             let problem = format!("{} has no internal snapshots", location.kind().what);
             return Err(usage(&location.name(), problem));

@@ -1,8 +1,8 @@
 //! `fathom img amend`
 
-use super::common::{FormatArg, KeysArg};
+use super::common::KeysArg;
+use super::image_opts::MaybeImageArg;
 use super::{asks_for_help, pairs, parse_cache, print, print_names};
-use crate::disk_args::location_parser;
 use anyhow::{Context, bail};
 use clap::Args;
 use fathom_img::{self as img, AMENDABLE, CreateOptions, Format, KeyChanges, Slot};
@@ -14,8 +14,6 @@ use std::time::Duration;
 /// Change options of a qcow2 image: its version, the width of its refcounts; and the keys of encrypted images
 #[derive(Debug, Args)]
 pub(super) struct AmendArgs {
-    #[command(flatten)]
-    format: FormatArg,
     /// The options, or `help`: compat, lazy_refcounts, refcount_bits
     #[arg(short, long, value_name = "NAME=VALUE,...", required_unless_present_any = ["add_keys", "remove_keys", "remove_slots"])]
     options: Vec<String>,
@@ -42,12 +40,13 @@ pub(super) struct AmendArgs {
     /// It does not take long (likewise)
     #[arg(short, long, hide = true)]
     progress: bool,
-    /// The image: a file or rbd:POOL/IMAGE
-    #[arg(value_name = "FILE", value_parser = location_parser())]
-    file: Option<Location>,
+    #[command(flatten)]
+    image: MaybeImageArg,
 }
 
-pub(super) fn run(args: &AmendArgs) -> anyhow::Result<()> {
+pub(super) fn run(mut args: AmendArgs) -> anyhow::Result<()> {
+    args.keys = args.keys.and(args.image.opts.keys());
+    let args = &args;
     let mut options = CreateOptions::new(Format::Qcow2);
     for (name, value) in args.options.iter().flat_map(|text| pairs(text)) {
         if asks_for_help(&name) {
@@ -55,14 +54,15 @@ pub(super) fn run(args: &AmendArgs) -> anyhow::Result<()> {
         }
         options.set(&name, &value, parse_size)?;
     }
-    let file = args.file.as_ref().context("which image? Give its FILE")?;
+    let file = args.image.file.as_ref();
+    let file = file.context("which image? Give its FILE")?;
     // (Nothing is changed before all keys are there.)
     let changes = key_changes(args)?;
     if !changes.add.is_empty() && changes.keys.is_empty() {
         bail!("a key is added by one that unlocks the image already: --key");
     }
     if !args.options.is_empty() {
-        img::amend(file, args.format.format, &options)?;
+        img::amend(file, args.image.format, &options)?;
     }
     change_keys(args, file, &changes)
 }
@@ -86,7 +86,7 @@ fn change_keys(args: &AmendArgs, file: &Location, changes: &KeyChanges) -> anyho
     if changes.add.is_empty() && changes.remove.is_empty() {
         return Ok(());
     }
-    img::change_keys(file, args.format.format, changes, |what, slot| {
+    img::change_keys(file, args.image.format, changes, |what, slot| {
         if !args.quiet {
             // (Whoever does not listen has it done all the same.)
             let _ = print(format_args!("Key slot {slot} {what}.\n"));

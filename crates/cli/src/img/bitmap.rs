@@ -1,6 +1,6 @@
 //! `fathom img bitmap`
 
-use super::common::FormatArg;
+use super::image_opts::ImageArg;
 use super::{Output, parse_format, print, print_json};
 use crate::disk_args::location_parser;
 use anyhow::bail;
@@ -30,8 +30,6 @@ pub(super) struct BitmapArgs {
     /// Its format; by default what it looks like
     #[arg(short = 'F', long, value_parser = parse_format, requires = "source_file", value_name = "FORMAT")]
     source_format: Option<Format>,
-    #[command(flatten)]
-    format: FormatArg,
     /// Where bitmaps are that the image does not have itself, as the server was told [default: beside it]
     #[arg(long, value_name = "DIR")]
     bitmaps: Option<PathBuf>,
@@ -50,9 +48,8 @@ pub(super) struct BitmapArgs {
         requires = "list"
     )]
     output: Output,
-    /// The image: a file, a device, rbd:POOL/IMAGE, or an NBD URI
-    #[arg(value_name = "FILE", value_parser = location_parser())]
-    file: Location,
+    #[command(flatten)]
+    image: ImageArg,
     /// The bitmap's name
     #[arg(
         value_name = "BITMAP",
@@ -137,18 +134,23 @@ pub(super) fn run(args: BitmapArgs) -> anyhow::Result<()> {
         bail!("nothing to do: one of {all} or --list is needed");
     }
     let options = BitmapOptions {
-        format: args.format.format,
+        format: args.image.format,
         granularity: args.granularity,
         source: args.source_file,
         source_format: args.source_format,
         dir: args.bitmaps,
     };
-    Ok(img::bitmap(&args.file, name, &args.changes.0, &options)?)
+    Ok(img::bitmap(
+        &args.image.file,
+        name,
+        &args.changes.0,
+        &options,
+    )?)
 }
 
 fn list(args: &BitmapArgs) -> anyhow::Result<()> {
-    let (format, dir) = (args.format.format, args.bitmaps.as_deref());
-    let bitmaps = img::bitmaps(&args.file, format, dir, args.force_share)?;
+    let (format, dir) = (args.image.format, args.bitmaps.as_deref());
+    let bitmaps = img::bitmaps(&args.image.file, format, dir, args.force_share)?;
     if args.json || args.output == Output::Json {
         let all: Vec<_> = bitmaps.iter().map(to_json).collect();
         return print_json(&all.into());

@@ -1,12 +1,11 @@
 //! `fathom img check`
 
-use super::common::{FormatArg, LookArgs};
+use super::common::LookArgs;
+use super::image_opts::ImageArg;
 use super::{print, print_json};
-use crate::disk_args::location_parser;
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use fathom_img::{self as img, CheckOptions, Repair};
-use fathom_storage::Location;
 
 /// qemu-img's exit status for a format that has nothing to check.
 const UNSUPPORTED: i32 = 63;
@@ -25,8 +24,6 @@ const CACHES: [&str; 6] = [
 /// 3: space is lost; 63: raw)
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
-    #[command(flatten)]
-    format: FormatArg,
     /// Repair lost space only, or all there is to repair
     #[arg(short, long, value_enum, conflicts_with = "force_share")]
     repair: Option<RepairWhat>,
@@ -38,9 +35,8 @@ pub(super) struct CheckArgs {
     _cache: Option<String>,
     #[command(flatten)]
     look: LookArgs,
-    /// The image: a file, rbd:POOL/IMAGE, or an NBD URI
-    #[arg(value_name = "FILE", value_parser = location_parser())]
-    file: Location,
+    #[command(flatten)]
+    image: ImageArg,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -64,8 +60,8 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
         }
     };
     let checked = img::check(
-        &args.file,
-        args.format.format,
+        &args.image.file,
+        args.image.format,
         &options,
         args.look.force_share,
         &mut say,
@@ -79,7 +75,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
         other => other.map_err(|e| anyhow!(e))?,
     };
     if args.look.json() {
-        let name = args.file.to_string();
+        let name = args.image.file.to_string();
         print_json(&report.to_json(&name, format))?;
     } else if !args.quiet {
         print(&report)?;

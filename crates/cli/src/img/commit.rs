@@ -1,19 +1,17 @@
 //! `fathom img commit`
 
-use super::common::{DataFileArg, FormatArg, KeysArg, RateArg};
+use super::common::{DataFileArg, KeysArg, RateArg};
+use super::image_opts::ImageArg;
 use super::watch::{WatchArgs, watched};
 use super::{parse_cache, print};
-use crate::disk_args::location_parser;
 use clap::Args;
 use fathom_img::{self as img, CommitOptions};
-use fathom_storage::{Cache, Location};
+use fathom_storage::Cache;
 use std::path::PathBuf;
 
 /// Write what an image holds into its backing file
 #[derive(Debug, Args)]
 pub(super) struct CommitArgs {
-    #[command(flatten)]
-    format: FormatArg,
     /// The image of the chain to write to, instead of the one right below (implies --drop); a
     /// relative name is seen from the image above it
     #[arg(short, long, value_name = "PATH")]
@@ -35,24 +33,23 @@ pub(super) struct CommitArgs {
     keys: KeysArg,
     #[command(flatten)]
     watch: WatchArgs,
-    /// The image: a file or rbd:POOL/IMAGE
-    #[arg(value_name = "FILE", value_parser = location_parser())]
-    file: Location,
+    #[command(flatten)]
+    image: ImageArg,
 }
 
 pub(super) fn run(args: CommitArgs) -> anyhow::Result<()> {
     let options = CommitOptions {
-        format: args.format.format,
+        format: args.image.format,
         keep: args.drop || args.base.is_some(),
         base: args.base,
         rate: args.rate.rate,
         cache: args.cache,
         allow_dirs: args.allow_dir,
         data_file: args.data_file.data_file,
-        keys: args.keys.ring(),
+        keys: args.keys.and(args.image.opts.keys()).ring(),
     };
     watched(&args.watch, |progress| {
-        img::commit(&args.file, &options, progress)
+        img::commit(&args.image.file, &options, progress)
     })?;
     match args.watch.quiet() || args.watch.json() {
         true => Ok(()),

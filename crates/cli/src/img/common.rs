@@ -1,7 +1,7 @@
 //! Options that several commands have.
 
+use super::Output;
 use super::watch::WatchArgs;
-use super::{Output, parse_format};
 use crate::servers::absolute;
 use anyhow::bail;
 use clap::Args;
@@ -12,14 +12,6 @@ use fathom_units::parse_size;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::OnceLock;
-
-/// Of a command on one image.
-#[derive(Debug, Args)]
-pub(super) struct FormatArg {
-    /// Format of the image; by default what it looks like
-    #[arg(short, long, value_parser = parse_format)]
-    pub(super) format: Option<Format>,
-}
 
 fn parse_rate(text: &str) -> Result<u64, String> {
     match parse_size(text)? {
@@ -56,6 +48,13 @@ pub(crate) struct KeysArg {
 }
 
 impl KeysArg {
+    /// What options say of an image, too.
+    pub(super) fn and(mut self, more: impl Iterator<Item = KeySource>) -> KeysArg {
+        self.keys.extend(more);
+        self.ring = OnceLock::new();
+        self
+    }
+
     /// Each is read once, whatever needs it.
     pub(crate) fn ring(&self) -> KeyRing {
         let ring = self.ring.get_or_init(|| KeyRing::new(self.keys.clone()));

@@ -1,11 +1,12 @@
 //! `fathom img compare`
 
 use super::common::ReadArgs;
+use super::image_opts::ImageOptsArg;
 use super::watch::{json_line, stop_flag};
 use super::{parse_cache, parse_format};
 use crate::aio::AioArg;
 use clap::Args;
-use fathom_img::{self as img, CompareOptions, Comparison, Error, Format, Progress, Source};
+use fathom_img::{self as img, CompareOptions, Comparison, Error, Format, Progress};
 use fathom_storage::Cache;
 use serde_json::json;
 use std::ffi::{OsStr, OsString};
@@ -29,6 +30,8 @@ pub(super) struct CompareArgs {
     aio: AioArg,
     #[command(flatten)]
     read: ReadArgs,
+    #[command(flatten)]
+    opts: ImageOptsArg,
     /// An image (a file, rbd:POOL/IMAGE) or an NBD URI
     #[arg(value_name = "FILE1")]
     a: OsString,
@@ -42,10 +45,11 @@ const NOT_OPENED: i32 = 2;
 const NOT_READ: i32 = 4;
 const INTERRUPTED: i32 = 130;
 
-pub(super) fn run(args: CompareArgs) -> anyhow::Result<()> {
+pub(super) fn run(mut args: CompareArgs) -> anyhow::Result<()> {
+    args.read.keys = args.read.keys.and(args.opts.keys());
     let stop = stop_flag()?;
-    let source =
-        |text: &OsStr, format| Source::new(text, args.read.open(format, args.cache, args.aio.aio));
+    let open = |format| args.read.open(format, args.cache, args.aio.aio);
+    let source = |text: &OsStr, format| args.opts.source(text, format, open);
     let options = CompareOptions {
         strict: args.strict,
     };
@@ -53,16 +57,17 @@ pub(super) fn run(args: CompareArgs) -> anyhow::Result<()> {
     let mut watcher = |event| watch.event(event);
     let compared = source(&args.a, args.a_format).and_then(|a| {
         let b = source(&args.b, args.b_format)?;
-        img::compare([&a, &b], options, &mut Progress::new(&mut watcher, &stop))
+        let mut progress = Progress::new(&mut watcher, &stop);
+        Ok(img::compare([&a, &b], options, &mut progress)?)
     });
     watch.end();
     match compared {
         Ok(found) => tell(&args, found),
         Err(error) => {
             eprintln!("fathom: {}", img::shown(&error.to_string()));
-            std::process::exit(match error {
-                Error::Interrupted => INTERRUPTED,
-                Error::Data { .. } => NOT_READ,
+            std::process::exit(match error.downcast_ref() {
+                Some(Error::Interrupted) => INTERRUPTED,
+                Some(Error::Data { .. }) => NOT_READ,
                 _ => NOT_OPENED,
             });
         }

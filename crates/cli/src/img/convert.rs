@@ -1,6 +1,7 @@
 //! `fathom img convert`
 
 use super::common::{RateArg, ReadArgs};
+use super::image_opts::{ImageOptsArg, target};
 use super::watch::watched;
 use super::{format_options, parse_cache, parse_format, set_backing};
 use crate::aio::AioArg;
@@ -83,6 +84,11 @@ pub(super) struct ConvertArgs {
     skip_broken_bitmaps: bool,
     #[command(flatten)]
     read: ReadArgs,
+    #[command(flatten)]
+    opts: ImageOptsArg,
+    /// With -n: the target is told of by such options, too
+    #[arg(long, requires = "no_create", conflicts_with = "target_format")]
+    target_image_opts: bool,
     /// With -n: the target's external data file; an image alone cannot choose one
     #[arg(long, value_name = "FILE", requires = "no_create")]
     data_file: Option<PathBuf>,
@@ -92,7 +98,11 @@ pub(super) struct ConvertArgs {
     files: Vec<OsString>,
 }
 
-pub(super) fn run(args: ConvertArgs) -> anyhow::Result<()> {
+pub(super) fn run(mut args: ConvertArgs) -> anyhow::Result<()> {
+    args.read.keys = args.read.keys.and(args.opts.keys());
+    if let Some(text) = args.files.last_mut().filter(|_| args.target_image_opts) {
+        (*text, args.target_format) = target(text)?;
+    }
     let Some(create) = create_options(&args)? else {
         return Ok(());
     };
@@ -135,15 +145,11 @@ pub(super) fn run(args: ConvertArgs) -> anyhow::Result<()> {
 }
 
 fn source(args: &ConvertArgs, text: &OsStr) -> anyhow::Result<Source> {
-    Ok(Source::new(
-        text,
-        OpenOptions {
+    args.opts
+        .source(text, args.source_format, |format| OpenOptions {
             snapshot: args.source_snapshot.as_deref().map(SnapshotName::parse),
-            ..args
-                .read
-                .open(args.source_format, args.source_cache, args.aio.aio)
-        },
-    )?)
+            ..args.read.open(format, args.source_cache, args.aio.aio)
+        })
 }
 
 /// None: the user has asked what options there are.

@@ -1,10 +1,11 @@
 //! `fathom img dd`
 
 use super::common::ReadArgs;
+use super::image_opts::ImageOptsArg;
 use super::{format_options, parse_format};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use fathom_img::{self as img, ConvertOptions, Format, Source, TargetOptions};
+use fathom_img::{self as img, ConvertOptions, Format, TargetOptions};
 use fathom_storage::{Cache, EngineKind};
 use fathom_units::parse_size;
 use std::ffi::{OsStr, OsString};
@@ -22,6 +23,8 @@ pub(super) struct DdArgs {
     target_format: Format,
     #[command(flatten)]
     read: ReadArgs,
+    #[command(flatten)]
+    opts: ImageOptsArg,
     /// if=SOURCE and of=TARGET, as convert takes them (- for standard input and output); bs=SIZE, the bytes of a
     /// block (512 by default); skip=BLOCKS at the beginning of the source; count=BLOCKS, as many as are copied at
     /// most
@@ -91,7 +94,8 @@ impl<'a> Operands<'a> {
     }
 }
 
-pub(super) fn run(args: &DdArgs) -> anyhow::Result<()> {
+pub(super) fn run(mut args: DdArgs) -> anyhow::Result<()> {
+    args.read.keys = args.read.keys.and(args.opts.keys());
     let operands = Operands::parse(&args.operands)?;
     let (Some(source), Some(target)) = (operands.source, operands.target) else {
         bail!("from where, and to where? if=SOURCE of=TARGET");
@@ -121,7 +125,8 @@ pub(super) fn run(args: &DdArgs) -> anyhow::Result<()> {
         part: Some(operands.part()?),
         to_stream: false,
     };
-    let source = Source::new(source, args.read.open(args.source_format, cache, engine))?;
+    let open = |format| args.read.open(format, cache, engine);
+    let source = args.opts.source(source, args.source_format, open)?;
     super::watch::watched(&args.read.watch, |progress| {
         img::convert(&[source], target, &options, progress)
     })

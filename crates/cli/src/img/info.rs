@@ -1,35 +1,31 @@
 //! `fathom img info`
 
-use super::common::{FormatArg, LookDeepArgs};
+use super::common::LookDeepArgs;
+use super::image_opts::ImageArg;
 use super::{print, print_json};
-use crate::disk_args::location_parser;
 use clap::Args;
 use fathom_img::{self as img, InfoOptions};
-use fathom_storage::Location;
 
 /// Describe an image
 #[derive(Debug, Args)]
 pub(super) struct InfoArgs {
-    #[command(flatten)]
-    format: FormatArg,
     /// Describe all images below it, too
     #[arg(short, long)]
     backing_chain: bool,
     #[command(flatten)]
     deep: LookDeepArgs,
-    /// The image: a file, rbd:POOL/IMAGE, or an NBD URI
-    #[arg(value_name = "FILE", value_parser = location_parser())]
-    file: Location,
+    #[command(flatten)]
+    image: ImageArg,
 }
 
 pub(super) fn run(args: &InfoArgs) -> anyhow::Result<()> {
     let options = InfoOptions {
-        format: args.format.format,
+        format: args.image.format,
         force_share: args.deep.look.force_share,
         chain: args.backing_chain,
         allow_dirs: args.deep.allow_dirs.clone(),
     };
-    let infos = img::info(&args.file, &options)?;
+    let infos = img::info(&args.image.file, &options)?;
     if args.deep.look.json() {
         let mut all: Vec<_> = infos.iter().map(|info| info.to_json()).collect();
         return match all.pop() {

@@ -1,11 +1,10 @@
 //! `fathom img map`
 
-use super::common::{FormatArg, LookIntoArgs};
-use crate::disk_args::location_parser;
+use super::common::LookIntoArgs;
+use super::image_opts::ImageArg;
 use anyhow::bail;
 use clap::Args;
 use fathom_img::{self as img, MapExtent, MapOptions};
-use fathom_storage::Location;
 use fathom_units::parse_size;
 use std::io::Write;
 use std::path::Path;
@@ -13,8 +12,6 @@ use std::path::Path;
 /// Say where in the chain, and where in which file, each part of an image's disk is
 #[derive(Debug, Args)]
 pub(super) struct MapArgs {
-    #[command(flatten)]
-    format: FormatArg,
     /// Where on the disk to begin
     #[arg(short, long, default_value = "0", value_parser = parse_size, value_name = "OFFSET")]
     start_offset: u64,
@@ -23,20 +20,19 @@ pub(super) struct MapArgs {
     max_length: Option<u64>,
     #[command(flatten)]
     into: LookIntoArgs,
-    /// The image: a file, rbd:POOL/IMAGE, or an NBD URI
-    #[arg(value_name = "FILE", value_parser = location_parser())]
-    file: Location,
+    #[command(flatten)]
+    image: ImageArg,
 }
 
 pub(super) fn run(args: MapArgs) -> anyhow::Result<()> {
     let json = args.into.deep.look.json();
     let options = MapOptions {
-        format: args.format.format,
+        format: args.image.format,
         start: args.start_offset,
         max_len: args.max_length,
         force_share: args.into.deep.look.force_share,
         allow_dirs: args.into.deep.allow_dirs,
-        keys: args.into.keys.ring(),
+        keys: args.into.keys.and(args.image.opts.keys()).ring(),
         snapshot: None,
     };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
@@ -46,7 +42,7 @@ pub(super) fn run(args: MapArgs) -> anyhow::Result<()> {
         false => format!("{:<16}{:<16}{:<16}File\n", "Offset", "Length", "Mapped to"),
     };
     let mut is_empty = true;
-    img::map(&args.file, &options, |extent, path| {
+    img::map(&args.image.file, &options, |extent, path| {
         write!(out, "{before}")?;
         (before, is_empty) = (String::new(), false);
         match json {

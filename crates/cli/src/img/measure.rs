@@ -1,12 +1,11 @@
 //! `fathom img measure`
 
 use super::common::LookIntoArgs;
+use super::image_opts::MaybeImageArg;
 use super::{format_options, parse_format, print, print_json};
-use crate::disk_args::location_parser;
 use anyhow::bail;
 use clap::Args;
 use fathom_img::{self as img, Format, MapOptions, SnapshotName};
-use fathom_storage::Location;
 use fathom_units::parse_size;
 
 /// Say how large the file of a new image would be
@@ -26,17 +25,13 @@ pub(super) struct MeasureArgs {
     /// Of an empty disk of this size
     #[arg(short, long, value_parser = parse_size)]
     size: Option<u64>,
-    /// Format of the image to be converted; by default what it looks like
-    #[arg(short, long, value_parser = parse_format)]
-    format: Option<Format>,
     /// Of the disk as this snapshot has kept it: its ID or its name
     #[arg(short = 'l', long, value_name = "SNAPSHOT", requires = "file")]
     snapshot: Option<String>,
     #[command(flatten)]
     into: LookIntoArgs,
-    /// The image to be converted: a file, rbd:POOL/IMAGE, or an NBD URI
-    #[arg(value_name = "FILE", value_parser = location_parser())]
-    file: Option<Location>,
+    #[command(flatten)]
+    image: MaybeImageArg,
 }
 
 pub(super) fn run(args: MeasureArgs) -> anyhow::Result<()> {
@@ -44,14 +39,14 @@ pub(super) fn run(args: MeasureArgs) -> anyhow::Result<()> {
         return Ok(());
     };
     let json = args.into.deep.look.json();
-    let measure = match (args.file, args.size.or(target.size)) {
+    let measure = match (args.image.file, args.size.or(target.size)) {
         (Some(_), Some(_)) if args.size.is_some() => bail!("either an image or --size is measured"),
         (Some(file), _) => {
             let source = MapOptions {
-                format: args.format,
+                format: args.image.format,
                 force_share: args.into.deep.look.force_share,
                 allow_dirs: args.into.deep.allow_dirs,
-                keys: args.into.keys.ring(),
+                keys: args.into.keys.and(args.image.opts.keys()).ring(),
                 snapshot: args.snapshot.as_deref().map(SnapshotName::parse),
                 ..MapOptions::default()
             };

@@ -11,6 +11,7 @@ mod compare;
 mod convert;
 mod create;
 mod dd;
+mod image_opts;
 mod info;
 mod manifest;
 mod map;
@@ -61,11 +62,11 @@ enum ImgCommand {
 pub fn run(args: ImgArgs) -> anyhow::Result<()> {
     match args.command {
         ImgCommand::Create(args) => create::run(args),
-        ImgCommand::Amend(args) => amend::run(&args),
+        ImgCommand::Amend(args) => amend::run(args),
         ImgCommand::Commit(args) => commit::run(args),
         ImgCommand::Compare(args) => compare::run(*args),
         ImgCommand::Convert(args) => convert::run(*args),
-        ImgCommand::Dd(args) => dd::run(&args),
+        ImgCommand::Dd(args) => dd::run(*args),
         ImgCommand::Info(args) => info::run(&args),
         ImgCommand::Check(args) => check::run(&args),
         ImgCommand::Map(args) => map::run(args),

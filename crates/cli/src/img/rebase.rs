@@ -1,19 +1,17 @@
 //! `fathom img rebase`
 
-use super::common::{DataFileArg, FormatArg, KeysArg};
+use super::common::{DataFileArg, KeysArg};
+use super::image_opts::ImageArg;
 use super::watch::{WatchArgs, watched};
 use super::{parse_cache, parse_format};
-use crate::disk_args::location_parser;
 use clap::Args;
 use fathom_img::{self as img, Format, RebaseOptions};
-use fathom_storage::{Cache, Location};
+use fathom_storage::Cache;
 use std::path::PathBuf;
 
 /// Give an image another backing file; its disk stays what it is, unless -u
 #[derive(Debug, Args)]
 pub(super) struct RebaseArgs {
-    #[command(flatten)]
-    format: FormatArg,
     /// The backing file, as it is to be written in the image: absolute or seen from the image;
     /// "" for none
     #[arg(short, long, value_name = "PATH")]
@@ -45,15 +43,14 @@ pub(super) struct RebaseArgs {
     keys: KeysArg,
     #[command(flatten)]
     watch: WatchArgs,
-    /// The image: a file or rbd:POOL/IMAGE
-    #[arg(value_name = "FILE", value_parser = location_parser())]
-    file: Location,
+    #[command(flatten)]
+    image: ImageArg,
 }
 
 pub(super) fn run(args: RebaseArgs) -> anyhow::Result<()> {
     let backing = (!args.backing.is_empty()).then_some((args.backing, args.backing_format));
     let options = RebaseOptions {
-        format: args.format.format,
+        format: args.image.format,
         backing,
         only_name: args.backing_unsafe,
         compress: args.compress,
@@ -62,9 +59,9 @@ pub(super) fn run(args: RebaseArgs) -> anyhow::Result<()> {
         force_share: args.force_share,
         allow_dirs: args.allow_dir,
         data_file: args.data_file.data_file,
-        keys: args.keys.ring(),
+        keys: args.keys.and(args.image.opts.keys()).ring(),
     };
     watched(&args.watch, |progress| {
-        img::rebase(&args.file, &options, progress)
+        img::rebase(&args.image.file, &options, progress)
     })
 }

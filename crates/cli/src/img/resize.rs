@@ -1,11 +1,10 @@
 //! `fathom img resize`
 
-use super::common::{DataFileArg, FormatArg, KeysArg};
+use super::common::{DataFileArg, KeysArg};
+use super::image_opts::ImageArg;
 use super::{print, print_json};
-use crate::disk_args::location_parser;
 use clap::{Args, ValueEnum};
 use fathom_img::{self as img, NewSize, Preallocation, ResizeOptions};
-use fathom_storage::Location;
 use fathom_units::parse_size;
 use serde_json::json;
 use std::path::PathBuf;
@@ -13,8 +12,6 @@ use std::path::PathBuf;
 /// Make the disk of an image larger or (with --shrink) smaller
 #[derive(Debug, Args)]
 pub(super) struct ResizeArgs {
-    #[command(flatten)]
-    format: FormatArg,
     /// How what is new is allocated
     #[arg(long, value_enum, default_value = "off", value_name = "MODE")]
     preallocation: Mode,
@@ -34,9 +31,8 @@ pub(super) struct ResizeArgs {
     /// Print JSON: the sizes before and after
     #[arg(long)]
     json: bool,
-    /// The image: a file or rbd:POOL/IMAGE
-    #[arg(value_name = "FILE", value_parser = location_parser())]
-    file: Location,
+    #[command(flatten)]
+    image: ImageArg,
     /// Size of the disk, or how much more (+1G) or less (-1G) than now
     #[arg(value_parser = parse_new_size, allow_hyphen_values = true, value_name = "[+|-]SIZE")]
     size: NewSize,
@@ -74,12 +70,12 @@ pub(super) fn run(args: ResizeArgs) -> anyhow::Result<()> {
         shrink: args.shrink,
         allow_dirs: args.allow_dir,
         data_file: args.data_file.data_file,
-        keys: args.keys.ring(),
+        keys: args.keys.and(args.image.opts.keys()).ring(),
     };
-    let done = img::resize(&args.file, args.format.format, &options)?;
+    let done = img::resize(&args.image.file, args.image.format, &options)?;
     if args.json {
         return print_json(&json!({
-            "filename": args.file.to_string(),
+            "filename": args.image.file.to_string(),
             "format": done.format.name(),
             "old-virtual-size": done.old,
             "virtual-size": done.new,

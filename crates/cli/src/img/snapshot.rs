@@ -1,17 +1,13 @@
 //! `fathom img snapshot`
 
-use super::common::FormatArg;
+use super::image_opts::ImageArg;
 use super::{print, print_json};
-use crate::disk_args::location_parser;
 use clap::Args;
 use fathom_img::{self as img, SnapshotChange};
-use fathom_storage::Location;
 
 /// List, take, apply and delete internal snapshots of a qcow2 image
 #[derive(Debug, Args)]
 pub(super) struct SnapshotArgs {
-    #[command(flatten)]
-    format: FormatArg,
     #[command(flatten)]
     action: Action,
     /// With --list: read the image even though another process writes to it
@@ -23,9 +19,8 @@ pub(super) struct SnapshotArgs {
     /// Print JSON: the snapshots, or the one that was meant
     #[arg(long)]
     json: bool,
-    /// The image: a file or rbd:POOL/IMAGE
-    #[arg(value_name = "FILE", value_parser = location_parser())]
-    file: Location,
+    #[command(flatten)]
+    image: ImageArg,
 }
 
 #[derive(Debug, Args)]
@@ -57,7 +52,7 @@ impl Action {
 }
 
 pub(super) fn run(args: &SnapshotArgs) -> anyhow::Result<()> {
-    let (file, format) = (&args.file, args.format.format);
+    let (file, format) = (&args.image.file, args.image.format);
     let Some(change) = args.action.change() else {
         let all = img::snapshots(file, format, args.force_share)?;
         return match args.json {

@@ -11,6 +11,7 @@ mod encryption;
 mod exports;
 mod foreign;
 mod habits;
+mod image_opts;
 mod keys;
 mod making;
 mod map;

@@ -1,0 +1,470 @@
+//! `--image-opts`: images as QEMU's other programs are told of them: `driver=qcow2,file.filename=disk.qcow2`.
+//!
+//! What there is of QEMU's options is where an image is, what format it has, and what unlocks it. Others would have a
+//! command do something else than it says; they are refused.
+
+use super::{pairs, parse_format};
+use anyhow::anyhow;
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+use fathom_img::{Format, OpenOptions, Source};
+use fathom_stack::KeySource;
+use fathom_storage::Location;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::str::FromStr;
+
+/// Of a command on images that may be told of like this.
+#[derive(Clone, Debug, Args)]
+pub(super) struct ImageOptsArg {
+    /// What stands for an image are QEMU's options: driver=FORMAT,file.filename=FILE, or of an NBD server or Ceph
+    #[arg(long)]
+    image_opts: bool,
+    /// What such options call a key: secret,id=NAME,file=PATH
+    #[arg(long = "object", value_name = "OBJECT")]
+    objects: Vec<Secret>,
+}
+
+impl ImageOptsArg {
+    /// Where an image is, and what format it has, by its options if it is told of like this.
+    pub(super) fn find(
+        &self,
+        text: &OsStr,
+        format: Option<Format>,
+    ) -> Result<(Location, Option<Format>), String> {
+        if !self.image_opts {
+            return Ok((Location::parse(text)?, format));
+        }
+        if format.is_some() {
+            return Err("the format is told by --image-opts, too: driver=FORMAT".into());
+        }
+        let text = text.to_str().ok_or(UTF_8)?;
+        let said = Said::parse(text)?;
+        match said.keys.iter().find(|id| !self.has(id)) {
+            Some(id) => Err(format!(
+                "'{id}' is no key that is told of: --object secret,id={id},file=PATH"
+            )),
+            None => Ok((said.location, said.format)),
+        }
+    }
+
+    /// What is to be read, which `open` says how to.
+    pub(super) fn source(
+        &self,
+        text: &OsStr,
+        format: Option<Format>,
+        open: impl FnOnce(Option<Format>) -> OpenOptions,
+    ) -> anyhow::Result<Source> {
+        if !self.image_opts {
+            return Ok(Source::new(text, open(format))?);
+        }
+        let found = self.find(text, format);
+        let (location, format) = found.map_err(|why| anyhow!("{}: {why}", text.display()))?;
+        Ok(Source::at(location, open(format))?)
+    }
+
+    fn has(&self, id: &str) -> bool {
+        self.objects.iter().any(|secret| secret.id == id)
+    }
+
+    /// What unlocks images.
+    pub(super) fn keys(&self) -> impl Iterator<Item = KeySource> {
+        self.objects.iter().map(|secret| secret.key.clone())
+    }
+}
+
+/// Where a target is that options tell of, as a text that is nothing else, and its format: it is there already, and is
+/// to become nothing that it does not say.
+pub(super) fn target(text: &OsStr) -> anyhow::Result<(OsString, Format)> {
+    let told = |why: String| anyhow!("{}: {why}", text.display());
+    let said = text.to_str().ok_or_else(|| told(UTF_8.into()))?;
+    let Said {
+        location,
+        format,
+        keys,
+    } = Said::parse(said).map_err(told)?;
+    if !keys.is_empty() {
+        return Err(told("keys are told of by --key".into()));
+    }
+    let format = format.ok_or_else(|| told("say its format: driver=FORMAT".into()))?;
+    let text = match location.path() {
+        Some(path) => std::path::absolute(path)?.into(),
+        None => location.to_string().into(),
+    };
+    Ok((text, format))
+}
+
+const UTF_8: &str = "options are UTF-8";
+
+/// The image that a command is about.
+#[derive(Debug)]
+pub(super) struct ImageArg {
+    pub(super) file: Location,
+    pub(super) format: Option<Format>,
+    pub(super) opts: ImageOptsArg,
+}
+
+/// The image that a command may be about.
+#[derive(Debug)]
+pub(super) struct MaybeImageArg {
+    pub(super) file: Option<Location>,
+    pub(super) format: Option<Format>,
+    pub(super) opts: ImageOptsArg,
+}
+
+/// Both of them, on the command line.
+#[derive(Debug, Args)]
+struct Written {
+    /// Format of the image; by default what it looks like
+    #[arg(short, long, value_parser = parse_format)]
+    format: Option<Format>,
+    #[command(flatten)]
+    opts: ImageOptsArg,
+    /// The image: a file, a device, rbd:POOL/IMAGE, or, where it is only read, an NBD URI
+    #[arg(value_name = "FILE")]
+    file: Option<OsString>,
+}
+
+impl FromArgMatches for MaybeImageArg {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<MaybeImageArg, clap::Error> {
+        let Written { format, opts, file } = Written::from_arg_matches(matches)?;
+        let Some(text) = file else {
+            return Ok(MaybeImageArg {
+                file: None,
+                format,
+                opts,
+            });
+        };
+        let (file, format) = opts.find(&text, format).map_err(|why| {
+            let text = text.to_string_lossy();
+            let problem = format!("invalid value '{text}' for '<FILE>': {why}\n");
+            clap::Error::raw(ErrorKind::ValueValidation, problem)
+        })?;
+        Ok(MaybeImageArg {
+            file: Some(file),
+            format,
+            opts,
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = MaybeImageArg::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for MaybeImageArg {
+    fn augment_args(command: Command) -> Command {
+        Written::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Written::augment_args(command)
+    }
+}
+
+impl FromArgMatches for ImageArg {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<ImageArg, clap::Error> {
+        let MaybeImageArg { file, format, opts } = MaybeImageArg::from_arg_matches(matches)?;
+        let missing = || clap::Error::new(ErrorKind::MissingRequiredArgument);
+        let file = file.ok_or_else(missing)?;
+        Ok(ImageArg { file, format, opts })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = ImageArg::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for ImageArg {
+    fn augment_args(command: Command) -> Command {
+        Written::augment_args(command).mut_arg("file", |file| file.required(true))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        ImageArg::augment_args(command)
+    }
+}
+
+/// QEMU's object that has a key.
+#[derive(Clone, Debug)]
+struct Secret {
+    id: String,
+    key: KeySource,
+}
+
+impl FromStr for Secret {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Secret, String> {
+        let mut options = pairs(text).into_iter();
+        let kind = options.next().map(|(kind, _)| kind);
+        if kind.as_deref() != Some("secret") {
+            return Err("there are keys only: secret,id=NAME,file=PATH".into());
+        }
+        let (mut id, mut key) = (None, None);
+        for (name, value) in options {
+            match (name.as_str(), value.as_str()) {
+                ("id", _) => id = Some(value),
+                ("file", _) => key = Some(KeySource::File(value.into())),
+                ("format", "raw") => {}
+                ("data", _) => {
+                    return Err(
+                        "what is in arguments is seen by all: put it into a file, file=PATH".into(),
+                    );
+                }
+                _ => {
+                    return Err(format!(
+                        "there are id, file and format=raw, not {name}={value}"
+                    ));
+                }
+            }
+        }
+        let whole = id.zip(key).map(|(id, key)| Secret { id, key });
+        whole.ok_or_else(|| "it needs both id=NAME and file=PATH".into())
+    }
+}
+
+/// What options say of an image.
+#[derive(Debug)]
+struct Said {
+    location: Location,
+    /// None: what it looks like.
+    format: Option<Format>,
+    /// What they call keys that unlock it.
+    keys: Vec<String>,
+}
+
+/// What QEMU calls what an image is in.
+const PROTOCOLS: [&str; 5] = ["file", "host_device", "host_cdrom", "nbd", "rbd"];
+
+/// Options, by their names.
+struct Options(BTreeMap<String, String>);
+
+impl Options {
+    fn take(&mut self, name: &str) -> Option<String> {
+        self.0.remove(name)
+    }
+
+    fn need(&mut self, name: &str) -> Result<String, String> {
+        let value = self.take(name);
+        value.ok_or_else(|| format!("the option '{name}' is missing"))
+    }
+}
+
+impl Said {
+    fn parse(text: &str) -> Result<Said, String> {
+        let mut options = Options(pairs(text).into_iter().collect());
+        let driver = options.take("driver");
+        let is_protocol = |driver: &String| PROTOCOLS.contains(&driver.as_str());
+        let (format, prefix) = match &driver {
+            Some(driver) if is_protocol(driver) => (Some(Format::Raw), ""),
+            Some(driver) => (Some(parse_format(driver)?), "file."),
+            None => (None, "file."),
+        };
+        let (mut keys, mut storage) = (Vec::new(), BTreeMap::new());
+        for (name, value) in options.0 {
+            let is_key = ["key-secret", "encrypt.key-secret"].contains(&name.as_str())
+                || name.starts_with("backing.") && name.ends_with("key-secret");
+            match name.strip_prefix(prefix) {
+                _ if is_key => keys.push(value),
+                // (As the image says itself.)
+                _ if name == "encrypt.format" => {}
+                Some(name) => drop(storage.insert(name.to_owned(), value)),
+                None => return Err(refused(&name)),
+            }
+        }
+        let mut storage = Options(storage);
+        let protocol = driver
+            .filter(is_protocol)
+            .or_else(|| storage.take("driver"));
+        let location = located(protocol.as_deref(), &mut storage)?;
+        match storage.0.keys().next() {
+            Some(name) => Err(refused(&format!("{prefix}{name}"))),
+            None => Ok(Said {
+                location,
+                format,
+                keys,
+            }),
+        }
+    }
+}
+
+/// Why this option does not count.
+fn refused(name: &str) -> String {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    let instead = match (name, last) {
+        ("file", _) => "say what it is in by file.driver and file.filename",
+        (_, "force-share") => "say -U",
+        (_, "direct" | "no-flush") => "say -t or -T, where the command has them",
+        (_, "offset" | "size") => "a part of an image is copied by 'fathom img dd'",
+        (_, "read-only") => "a command writes to what it is to change, and to nothing else",
+        (name, _) if name.starts_with("backing") => "what is below an image is what it says",
+        _ => {
+            "there are driver, file.driver, file.filename, key-secret, encrypt.key-secret, and what says where a server is"
+        }
+    };
+    format!("the option '{name}' is not for here: {instead}")
+}
+
+fn located(protocol: Option<&str>, options: &mut Options) -> Result<Location, String> {
+    match protocol {
+        None => match options.take("filename") {
+            // (Whatever it is, as QEMU has it.)
+            Some(name) => Location::parse(OsStr::new(&name)),
+            None => Err("it is not said what the image is in: file.filename=FILE".into()),
+        },
+        Some("file" | "host_device" | "host_cdrom") => {
+            Ok(Location::file(options.need("filename")?))
+        }
+        Some("nbd") => nbd(options),
+        Some("rbd") => rbd(options),
+        Some(other) => Err(format!(
+            "'{other}' is not among what images can be in: {}",
+            PROTOCOLS.join(", ")
+        )),
+    }
+}
+
+fn nbd(options: &mut Options) -> Result<Location, String> {
+    let quoted = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+    let export = quoted(&options.take("export").unwrap_or_default());
+    let kind = options.take("server.type").unwrap_or_default();
+    let uri = match kind.as_str() {
+        "unix" => {
+            let path = quoted(&options.need("server.path")?);
+            format!("nbd+unix:///{export}?socket={path}")
+        }
+        "inet" => {
+            let host = options.need("server.host")?;
+            let host = match host.contains(':') {
+                true => format!("[{host}]"),
+                false => host,
+            };
+            format!("nbd://{host}:{}/{export}", options.need("server.port")?)
+        }
+        _ => return Err("server.type of an NBD server is unix or inet".into()),
+    };
+    Location::parse(OsStr::new(&uri))
+}
+
+fn rbd(options: &mut Options) -> Result<Location, String> {
+    let mut names = vec![options.need("pool")?];
+    names.extend(options.take("namespace"));
+    names.push(options.need("image")?);
+    if names.iter().any(|name| name.contains(['/', '?', '@'])) {
+        return Err("a name on Ceph has no '/', '?' or '@' here".into());
+    }
+    let mut text = format!("rbd:{}", names.join("/"));
+    if let Some(snapshot) = options.take("snapshot") {
+        text += &format!("@{snapshot}");
+    }
+    let more =
+        ["conf", "user"].map(|name| options.take(name).map(|value| format!("{name}={value}")));
+    let more = Vec::from_iter(more.into_iter().flatten());
+    if !more.is_empty() {
+        text += &format!("?{}", more.join("&"));
+    }
+    Location::parse(OsStr::new(&text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(text: &str) -> String {
+        match Said::parse(text) {
+            Ok(said) => format!("{} {:?} {:?}", said.location, said.format, said.keys),
+            Err(problem) => problem,
+        }
+    }
+
+    #[test]
+    fn options_say_where_an_image_is() {
+        let cases = [
+            ("driver=qcow2,file.filename=a,,b", "a,b Some(Qcow2) []"),
+            (
+                "driver=qcow2,file.driver=file,file.filename=nbd:x",
+                "nbd:x Some(Qcow2) []",
+            ),
+            ("driver=file,filename=a", "a Some(Raw) []"),
+            ("file.filename=a", "a None []"),
+            (
+                "driver=luks,key-secret=s,file.driver=host_device,file.filename=/dev/x",
+                "/dev/x Some(Luks) [\"s\"]",
+            ),
+            (
+                "driver=qcow2,encrypt.format=luks,encrypt.key-secret=s,backing.encrypt.key-secret=t,file.filename=a",
+                "a Some(Qcow2) [\"t\", \"s\"]",
+            ),
+            (
+                "driver=nbd,server.type=unix,server.path=/run/a b?,export=x/&y",
+                "nbd+unix:///x%2F%26y?socket=%2Frun%2Fa%20b%3F Some(Raw) []",
+            ),
+            (
+                "driver=qcow2,file.driver=nbd,file.server.type=inet,file.server.host=::1,file.server.port=10810",
+                "nbd://[::1]:10810/ Some(Qcow2) []",
+            ),
+            (
+                "driver=raw,file.driver=rbd,file.pool=p,file.namespace=n,file.image=i,file.user=u",
+                "rbd:p/n/i?user=u Some(Raw) []",
+            ),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(said(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_would_be_something_else_is_refused() {
+        let cases = [
+            ("", "file.filename"),
+            ("driver=qcow2,filename=a", "'filename' is not for here"),
+            ("driver=qcow2,file=node", "file.filename"),
+            ("driver=qcow2", "file.filename"),
+            ("driver=vfat,file.filename=a", "vfat"),
+            ("driver=qcow2,file.driver=http,file.filename=a", "'http'"),
+            ("driver=qcow2,file.filename=a,force-share=on", "-U"),
+            ("driver=raw,offset=512,file.filename=a", "img dd"),
+            (
+                "driver=qcow2,file.filename=a,backing.driver=raw",
+                "below an image",
+            ),
+            (
+                "driver=qcow2,file.filename=a,file.locking=off",
+                "'file.locking'",
+            ),
+            ("driver=nbd,server.type=unix", "server.path"),
+            ("driver=nbd,export=x", "server.type"),
+            (
+                "driver=nbd,server.type=inet,server.host=h,server.port=x",
+                "not a port",
+            ),
+            ("driver=rbd,pool=p/q,image=i", "'/'"),
+        ];
+        for (text, why) in cases {
+            assert!(said(text).contains(why), "{text}: {}", said(text));
+        }
+    }
+
+    #[test]
+    fn keys_are_in_files() {
+        let parse = |text: &str| text.parse::<Secret>();
+        let secret = parse("secret,id=a,file=b,,c,format=raw").expect("a key");
+        assert_eq!(
+            (secret.id.as_str(), secret.key),
+            ("a", KeySource::File("b,c".into()))
+        );
+        for (text, why) in [
+            ("secret,id=a,data=b", "seen by all"),
+            ("secret,id=a", "file=PATH"),
+            ("secret,file=a", "id=NAME"),
+            ("secret,id=a,file=b,format=base64", "format=base64"),
+            ("tls-creds-x509,id=a", "keys only"),
+        ] {
+            assert!(parse(text).unwrap_err().contains(why), "{text}");
+        }
+    }
+}
