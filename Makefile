@@ -49,7 +49,7 @@ test-cluster: setup
 
 test-built:
 	$(ALONE) $(CARGO) test --workspace --no-fail-fast
-	@if [ "$$(id -u)" = 0 ]; then $(ALONE) $(CARGO) test --workspace --test devices -- --ignored; \
+	@if [ "$$(id -u)" = 0 ]; then $(ALONE) $(CARGO) test --workspace --test devices --test serve -- --ignored; \
 	else echo "make test: not root, so the tests on loop devices and mounts did NOT run" >&2; fi
 
 # Every fuzz target, or one: `make fuzz-ring`. The corpus grows in fuzz/corpus.

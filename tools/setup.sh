@@ -27,6 +27,7 @@ build-essential
 # Programs the tests and the lab call, and the Debian package that has each.
 packages="$packages_of_demo
 ovmf
+qemu-guest-agent
 xfsprogs
 btrfs-progs
 bonnie++

@@ -9,6 +9,7 @@ mod crash;
 mod disks;
 mod docs;
 mod filters;
+mod frozen;
 mod groups;
 mod hotplug;
 mod kvm_host;

@@ -157,6 +157,7 @@ impl Drop for Loop {
 }
 
 #[test]
+#[ignore = "needs root: loop devices"]
 fn so_are_those_of_a_device_and_of_a_server() {
     let dir = disk_dir();
     let file = dir.path().join("file");

@@ -1,0 +1,121 @@
+//! Backups of an encrypted disk whose guest is asked, by QEMU's own agent in it, to write nothing for a moment.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use fathom_lab::{Disk, Guest, Machine, program};
+use fathom_tests::{Place, run};
+
+const STEP: Duration = Duration::from_secs(120);
+
+/// How users give a guest the agent's port.
+fn port(socket: &Path) -> Vec<String> {
+    let socket = socket.display();
+    [
+        "-chardev",
+        &format!("socket,id=ga,path={socket},server=on,wait=off"),
+        "-device",
+        "virtserialport,chardev=ga,name=org.qemu.guest_agent.0",
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+/// Something is always being written, and the agent listens.
+const BEGIN: &str = "
+    mkfs.ext4 -q -F $DEVICE && mkdir -p /mnt && mount -t ext4 $DEVICE /mnt || exit 1
+    (n=0; while :; do n=$((n + 1)); echo line $n >> /mnt/log; cp /mnt/log /mnt/copy$((n % 7)); done) \
+        >/dev/null 2>&1 </dev/null &
+    for port in /sys/class/virtio-ports/*; do
+        [ \"$(cat $port/name)\" = org.qemu.guest_agent.0 ] && agent=/dev/${port##*/}
+    done
+    mkdir -p /var/run /tmp
+    qemu-ga -m virtio-serial -p $agent -t /tmp -f /tmp/agent.pid >/tmp/agent.log 2>&1 </dev/null &
+    until [ -s /mnt/copy6 ]; do sleep 0.1; done";
+
+/// What has happened on the guest's file system is in its own places, and not only in the journal.
+fn is_settled(image: &Path) -> bool {
+    let said = Command::new(program("dumpe2fs").unwrap())
+        .arg("-h")
+        .arg(image)
+        .output();
+    let said = String::from_utf8_lossy(&said.unwrap().stdout).into_owned();
+    assert!(said.contains("Filesystem features"), "{said}");
+    !said.contains("needs_recovery")
+}
+
+#[test]
+fn a_backup_is_of_a_file_system_that_stands_still() {
+    let place = Place::new();
+    let (image, key) = (place.path("image"), place.path("key"));
+    std::fs::write(&key, "a secret").unwrap();
+    let key = format!("file:{}", key.display());
+    let [image, agent] = [image, place.sockets().join("agent")].map(text);
+    let fathom = |args: &[&str]| {
+        let ended = run(args, STEP);
+        assert_eq!(ended.code, Some(0), "{args:?}: {}", ended.stderr);
+    };
+    let create = [
+        "img",
+        "create",
+        "-q",
+        "-f",
+        "luks",
+        "-o",
+        "iter-time=10",
+        "--key",
+        &key,
+    ];
+    fathom(&[&create[..], &[&image, "96M"]].concat());
+    let args = ["--format", "luks", "--key", &key];
+    let server = place.serve("disk", Path::new(&image), &args);
+    let api = text(server.api().expect("it has one").to_owned());
+    let mut guest = Guest::boot(&Machine {
+        disks: vec![Disk::vhost_user("disk", server.socket())],
+        programs: vec![program("qemu-ga").unwrap()],
+        extra: port(Path::new(&agent)),
+        ..Machine::default()
+    })
+    .unwrap();
+    let device = guest.device("disk").unwrap();
+    guest
+        .check(&format!("DEVICE={device}\n{BEGIN}"), STEP)
+        .unwrap();
+    let agent = format!("unix:{agent}");
+    let mut lines = 0;
+    for n in 0..3 {
+        let copy = text(place.path(&format!("copy{n}")));
+        let full = ["backup", "full", &api, &copy, "-O", "raw", "--quiet"];
+        fathom(&[&full[..], &["--guest-agent", &agent]].concat());
+        assert!(
+            is_settled(Path::new(&copy)),
+            "backup {n} is of a file system that was not frozen"
+        );
+        let checked = Command::new(program("e2fsck").unwrap())
+            .args(["-fn", &copy])
+            .output();
+        let checked = checked.unwrap();
+        assert!(checked.status.success(), "{checked:?}");
+        // It has gone on since.
+        let more = guest.check("sleep 0.2; wc -l < /mnt/log", STEP).unwrap();
+        let more: u64 = more.trim().parse().unwrap();
+        assert!(more > lines, "the guest stands still: {more} lines");
+        lines = more;
+        std::fs::remove_file(copy).unwrap();
+    }
+    // Unasked, it writes on.
+    let copy = text(place.path("unasked"));
+    fathom(&["backup", "full", &api, &copy, "-O", "raw", "--quiet"]);
+    assert!(!is_settled(Path::new(&copy)));
+    guest.quit().unwrap();
+    server.stop().unwrap();
+    // What it has written is unreadable without the key.
+    let plain = std::fs::read(&image).unwrap();
+    let line = b"line 1\nline 2\n";
+    assert!(!plain.windows(line.len()).any(|bytes| bytes == line));
+}
+
+fn text(path: PathBuf) -> String {
+    path.to_str().unwrap().to_owned()
+}
