@@ -6,16 +6,17 @@ mod sim;
 mod support;
 
 use fathom_formats::served::Beside;
-use sim::case::Made;
+use sim::case::{Backing, Case, EXTENDED, Filled, Made, QED, SMALL};
 use sim::cut::Cuts;
 use sim::matrix::MATRIX;
+use sim::pages::Pages;
 use sim::run::{Run, Start};
 use sim::world::Log;
 use sim::{each, rounds};
 
 /// What happened.
 struct Recorded {
-    before: Vec<sim::pages::Pages>,
+    before: Vec<Pages>,
     log: Log,
     run: Run,
 }
@@ -67,7 +68,10 @@ fn record(made: &Made, seed: u64, lies: u64) -> Recorded {
 }
 
 fn cut(made: &Made, seed: u64, count: usize, lies: u64) -> Result<(), String> {
-    let recorded = record(made, seed, lies);
+    check(made, &record(made, seed, lies), seed, count)
+}
+
+fn check(made: &Made, recorded: &Recorded, seed: u64, count: usize) -> Result<(), String> {
     let cuts = Cuts {
         made,
         before: &recorded.before,
@@ -85,7 +89,99 @@ fn nothing_that_was_flushed_is_lost() {
     });
 }
 
+/// Above an image that is above a raw one.
+const CHAINS: &[Case] = &[
+    Case {
+        name: "4k-chain",
+        options: "cluster_size=4k",
+        backing: Some(CHAIN),
+        ..SMALL
+    },
+    Case {
+        name: "512-chain",
+        backing: Some(CHAIN),
+        filled: Some(Filled::Plain),
+        ..SMALL
+    },
+    Case {
+        name: "16k-extended-chain",
+        backing: Some(Backing {
+            options: "cluster_size=16k,extended_l2=on",
+            longer: 100,
+            ..CHAIN
+        }),
+        ..EXTENDED
+    },
+    Case {
+        name: "qed-chain",
+        backing: Some(Backing {
+            format: "qed",
+            options: "cluster_size=4k,table_size=2",
+            longer: -100,
+            ..CHAIN
+        }),
+        ..QED
+    },
+];
+
+const CHAIN: Backing = Backing {
+    chain: true,
+    ..Backing::QCOW2
+};
+
+/// An image in the middle of a chain is brought down into the one below, and left out of it then.
+fn record_middle(made: &Made, seed: u64, waits: bool) -> Recorded {
+    let world = made.world(seed);
+    let before = world.state().files.clone();
+    world.state().log = Some(Log::default());
+    let start = made.start(&world, 1 + seed as usize % 3, seed);
+    let mut run = Run::new(start.leaving_out()).expect("the image opens");
+    run.activate();
+    let n = run.below(40) as usize;
+    run.requests(n);
+    run.leave_out(&made.names[2], waits);
+    let n = run.below(60) as usize;
+    run.requests(n);
+    run.deactivate();
+    let log = world.state().log.take().expect("put there above");
+    Recorded { before, log, run }
+}
+
+#[test]
+fn an_image_is_left_out_when_the_one_below_has_what_it_had() {
+    each(CHAINS, rounds(5), |made, seed| {
+        let recorded = record_middle(made, seed, true);
+        check(made, &recorded, seed, 50).unwrap_or_else(|problem| panic!("{problem}"));
+        // It is left out, and can be removed.
+        let world = recorded.run.world.clone();
+        world.state().files[1] = Pages::default();
+        let names = [made.names[0].clone(), made.names[2].clone()];
+        let file = world.state().files.remove(2);
+        world.state().files[1] = file;
+        let start = Start {
+            names: &names,
+            model: recorded.run.model,
+            ..made.start(&world, 1, seed)
+        };
+        let mut run = Run::new(start).expect("the image opens");
+        assert_eq!(run.disk.images().len(), 2);
+        run.activate();
+        run.compare_all();
+        run.deactivate();
+    });
+}
+
 /// The test of the test.
+#[test]
+fn an_image_that_is_left_out_too_early_is_found_out() {
+    each(&CHAINS[..1], 1, |made, seed| {
+        let is_caught = |seed| check(made, &record_middle(made, seed, false), seed, 50).is_err();
+        let caught = (seed..seed + 20).any(is_caught);
+        assert!(caught, "nothing was noticed");
+    });
+}
+
+/// Likewise.
 #[test]
 fn a_storage_that_does_not_flush_is_found_out() {
     each(MATRIX, 1, |made, seed| {

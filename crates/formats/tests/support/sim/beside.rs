@@ -4,6 +4,8 @@ use super::model::SECTOR;
 use super::run::{Run, Start};
 use super::worker::{Ask, DEPTH, Flight};
 use fathom_core::{Disk, Op};
+use fathom_formats::Format;
+use fathom_formats::offline::backing::NewBacking;
 use fathom_formats::served::Beside;
 
 impl Start<'_> {
@@ -12,6 +14,14 @@ impl Start<'_> {
         self.options.beside = Some(Beside::CopyOnRead);
         self.options.rebasing = true;
         self.workers += 1;
+        self
+    }
+
+    /// Two workers more bring what the image below has into the one below that.
+    pub fn leaving_out(mut self) -> Self {
+        self.options.beside = Some(Beside::Between { top: 1, base: 2 });
+        self.options.rebasing = true;
+        self.workers += 2;
         self
     }
 
@@ -24,7 +34,61 @@ impl Start<'_> {
     }
 }
 
+/// So many sectors are brought down at once.
+const PIECE: u64 = 64;
+
 impl Run {
+    /// Has what the image below has be written to the one below that, while guests go on, and the image name that one
+    /// then; once that is durable, if it `waits`.
+    pub fn leave_out(&mut self, name: &str, waits: bool) {
+        let reader = self.workers.len() - 2;
+        let end = self.disk.beside().expect("there are two").info().size;
+        let mut mapper = self.disk.mapper_from(1).expect("it is active");
+        let own: Vec<_> = { mapper.extents(0..end, 1) }
+            .map(|extent| extent.expect("its tables are read"))
+            .filter(|extent| !extent.is_below())
+            .map(|extent| (extent.start / SECTOR as u64, extent.len / SECTOR as u64))
+            .collect();
+        assert!(!own.is_empty(), "there is nothing to bring down");
+        for (first, sectors) in own {
+            for at in (0..sectors).step_by(PIECE as usize) {
+                let len = PIECE.min(sectors - at);
+                self.submit_job(reader, Ask::plain(Op::Read, first + at, len));
+                self.requests(2);
+            }
+        }
+        self.drain();
+        if waits {
+            self.submit_job(reader + 1, Ask::plain(Op::Flush, 0, 0));
+            self.drain();
+        }
+        let backing = NewBacking {
+            name: name.as_bytes(),
+            format: Format::Raw,
+        };
+        let named = self.disk.set_backing(0, Some(backing));
+        named.expect("it can be written");
+    }
+
+    /// A request of the job's, once there is room for it.
+    fn submit_job(&mut self, worker: usize, ask: Ask) {
+        while self.workers[worker..]
+            .iter()
+            .any(|worker| worker.in_flight() == DEPTH)
+        {
+            assert!(self.goes_on(), "requests that never end");
+        }
+        let buffer = vec![0xa5; ask.sectors as usize * SECTOR];
+        let flight = Flight {
+            ask,
+            submitted: self.world.tick(),
+            action: None,
+            buffer,
+            goes_below: true,
+        };
+        self.workers[worker].submit(flight, &mut self.rng);
+    }
+
     /// Has what the image itself has somewhere be read, and written to the one below.
     pub fn commit_some(&mut self) {
         let (first, sectors) = self.place(false);

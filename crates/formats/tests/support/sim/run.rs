@@ -99,14 +99,23 @@ impl Run {
             disk = open(&start.world, start.names, &options)?;
         }
         // Every other one copies on read, or the last one writes below, if that is wanted.
-        let (beside, count) = (disk.beside(), start.workers);
-        let is_below = matches!(start.options.beside, Some(Beside::Below(_)));
-        let guests = count - usize::from(is_below);
-        let workers = (0..count).map(|n| match &beside {
-            Some(beside) if n == guests || !is_below && n % 2 == 1 => {
-                Worker::new(&**beside, &start.world, n)
+        let count = start.workers;
+        let guests = count
+            - match start.options.beside {
+                None | Some(Beside::CopyOnRead) => 0,
+                Some(Beside::Below(_)) => 1,
+                Some(Beside::Between { .. }) => 2,
+            };
+        let workers = (0..count).map(|n| {
+            let other = match disk.reader() {
+                Some(reader) if n == guests => Some(reader),
+                _ if n >= guests || guests == count && n % 2 == 1 => disk.beside(),
+                _ => None,
+            };
+            match other {
+                Some(other) => Worker::new(&*other, &start.world, n),
+                None => Worker::new(&disk, &start.world, n),
             }
-            _ => Worker::new(&disk, &start.world, n),
         });
         let mut run = Run {
             windows: Vec::new(),
@@ -389,7 +398,7 @@ impl Run {
     /// One operation of a storage, or one of a helper's jobs; false when nothing happens any more.
     /// Steps until something happens. A worker may wake one that has looked already, and so on:
     /// only after many steps in which nothing happens is there nothing left to happen.
-    fn goes_on(&mut self) -> bool {
+    pub(super) fn goes_on(&mut self) -> bool {
         (0..100).any(|_| self.step())
     }
 
@@ -450,7 +459,13 @@ impl Run {
                 self.model.end(action, now, errno != 0);
             }
             match flight.ask.op {
-                Op::Flush if errno == 0 => self.model.flushed(flight.submitted, now),
+                Op::Flush if errno == 0 && !flight.goes_below => {
+                    self.model.flushed(flight.submitted, now)
+                }
+                // (Guests see something else where it is read from.)
+                Op::Read if errno == 0 && self.disk.reader().is_some() && flight.goes_below => {
+                    self.commit(flight);
+                }
                 Op::Read if errno == 0 && !self.blind => {
                     self.check_read(&flight);
                     self.commit(flight);
