@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Random tests for longer, on all processors: tools/torture.py SEED ROUNDS
 
-Served images under random requests, power cuts, kills and errors of their storage, and while they are mirrored, committed
+Served images under random requests, power cuts, kills and errors of their storage, and while they are backed up, mirrored, committed
 and streamed; images that are changed offline likewise, and all combinations of options next to qemu-img. A failure ends nothing
 else. At the end stands for each what to run to see it again.
 """
@@ -21,11 +21,11 @@ AT_ONCE = 2
 SEEDS_A_ROUND = 10
 
 # Each seed is another run.
-SEEDED = ["model", "power_cut", "io_errors", "kill", "lying_keepsake", "compressed_writes"]
+SEEDED = ["model", "power_cut", "io_errors", "kill", "lying_keepsake", "compressed_writes", "resize"]
 # So many rounds are one run.
 LONG = ["edit", "bitmap"]
 # Jobs on disks that are used: of these tests those with such names.
-JOBS = ["commits", "mirror", "snapshots", "streams"]
+JOBS = ["backups", "bitmaps", "commits", "internal", "middles", "mirror", "snapshots", "streams"]
 
 
 def programs(package, tests):

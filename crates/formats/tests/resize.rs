@@ -125,7 +125,7 @@ fn grow_by_qemu(made: &Made, dir: &tempfile::TempDir, sectors: usize) {
 
 #[test]
 fn a_disk_holds_what_was_written_within_its_ends() {
-    each(MATRIX, rounds(4), |made, seed| drop(run(made, seed)));
+    each(MATRIX, rounds(2), |made, seed| drop(run(made, seed)));
 }
 
 #[test]

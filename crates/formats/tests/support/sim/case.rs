@@ -8,10 +8,11 @@ use super::world::World;
 use crate::support::{SECRET, create_file, keys, pairs, qemu_checks, qemu_img, qemu_opens};
 use fathom_formats::Format;
 use fathom_formats::served::{ImageOptions, OwnBitmaps};
-use std::fs::File;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// What an image is like, in the words of qemu-img.
 #[derive(Clone, Copy, Debug)]
@@ -300,17 +301,22 @@ impl Case {
             }
             return create_file(dir, TOP, self.format, &options, size);
         }
-        let key = match self.format {
-            "luks" => ",key-secret=s",
-            _ => ",encrypt.key-secret=s",
-        };
-        let with_key = format!("{}{key}", self.options);
-        let mut args = match self.is_encrypted() {
-            true => vec!["--object", SECRET, "-o", &with_key],
-            false if self.options.is_empty() => vec![],
-            false => vec!["-o", self.options],
+        let mut args = match self.options {
+            "" => vec![],
+            options => vec!["-o", options],
         };
         let size = size.to_string();
+        if self.is_encrypted() {
+            let base = base.map_or(vec![], |(name, format)| vec!["-b", name, "-F", format]);
+            create_encrypted(dir, TOP, self.format, &args, &base, &size);
+            if self.filled.is_some() {
+                assert!(base.is_empty(), "what is below is not looked at");
+                sprinkle(initial, BEFORE + 1, rng);
+                write_raw(dir, "top.raw", initial);
+                fill_encrypted(dir, "top.raw", TOP, self.format);
+            }
+            return;
+        }
         let Some(filled) = self.filled else {
             args.splice(0..0, ["create", "-q", "-f", self.format]);
             if let Some((name, format)) = base {
@@ -351,12 +357,15 @@ impl Backing {
         }
         sprinkle(&mut holds, BEFORE + 2, rng);
         write_raw(dir, "below.raw", &holds);
+        if self.format == "luks" {
+            let size = (sectors * SECTOR).to_string();
+            create_encrypted(dir, self.name(), "luks", &["-o", self.options], &[], &size);
+            fill_encrypted(dir, "below.raw", self.name(), "luks");
+            return holds;
+        }
         let mut args = vec!["convert", "-f", "raw", "-O", self.format];
-        let with_key = format!("{},key-secret=s", self.options);
-        match (self.format, self.options) {
-            ("luks", _) => args.extend(["--object", SECRET, "-o", &with_key]),
-            (_, "") => {}
-            (_, options) => args.extend(["-o", options]),
+        if !self.options.is_empty() {
+            args.extend(["-o", self.options]);
         }
         if self.compressed {
             args.push("-c");
@@ -475,6 +484,52 @@ impl Made {
         args.extend(opens.iter().map(String::as_str));
         qemu_img(dir, &args);
     }
+}
+
+/// An image of QEMU's, with nothing in it. That counts for a second how long its key takes: of those that are alike one is
+/// made.
+fn create_encrypted(
+    dir: &Path,
+    name: &str,
+    format: &str,
+    options: &[&str],
+    base: &[&str],
+    size: &str,
+) {
+    static MADE: Mutex<BTreeMap<Vec<String>, Vec<u8>>> = Mutex::new(BTreeMap::new());
+    let key = match format {
+        "luks" => "key-secret=s",
+        _ => "encrypt.key-secret=s",
+    };
+    let args = ["create", "-q", "-f", format, "--object", SECRET, "-o", key];
+    let args = [&args, options, base, &[name, size]].concat();
+    let kind = args.iter().map(|arg| (*arg).to_owned()).collect();
+    let mut made = MADE.lock().unwrap_or_else(|e| e.into_inner());
+    let image = made.entry(kind).or_insert_with(|| {
+        qemu_img(dir, &args);
+        fs::read(dir.join(name)).expect("an image")
+    });
+    fs::write(dir.join(name), image).expect("it is written");
+}
+
+/// Has QEMU write what is in a raw file into such an image.
+fn fill_encrypted(dir: &Path, from: &str, name: &str, format: &str) {
+    let opens = qemu_opens(name, format, true);
+    let [object, secret, _, opens] = &opens[..] else {
+        unreachable!("see there");
+    };
+    let args = [
+        "convert",
+        "-n",
+        object,
+        secret,
+        "-f",
+        "raw",
+        "--target-image-opts",
+        from,
+        opens,
+    ];
+    qemu_img(dir, &args);
 }
 
 /// What is in so many sectors of a raw file.
