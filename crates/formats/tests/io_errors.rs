@@ -108,6 +108,7 @@ impl Trial {
             log: &log,
             model: &self.run.model,
             seed,
+            whole: false,
         };
         cuts.check(3).unwrap_or_else(|problem| panic!("{problem}"));
     }

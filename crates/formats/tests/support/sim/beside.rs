@@ -2,7 +2,7 @@
 
 use super::model::SECTOR;
 use super::run::{Run, Start};
-use super::worker::{Ask, DEPTH, Flight};
+use super::worker::{Ask, DEPTH, Flight, Worker};
 use fathom_core::{Disk, Op};
 use fathom_formats::Format;
 use fathom_formats::offline::backing::NewBacking;
@@ -72,10 +72,9 @@ impl Run {
 
     /// A request of the job's, once there is room for it.
     fn submit_job(&mut self, worker: usize, ask: Ask) {
-        while self.workers[worker..]
-            .iter()
-            .any(|worker| worker.in_flight() == DEPTH)
-        {
+        // (What is read is written by the last one, which must have room for it.)
+        let in_flight = |run: &Run| run.workers[worker..].iter().map(Worker::in_flight).sum();
+        while DEPTH <= in_flight(self) {
             assert!(self.goes_on(), "requests that never end");
         }
         let buffer = vec![0xa5; ask.sectors as usize * SECTOR];

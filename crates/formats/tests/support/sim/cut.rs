@@ -35,6 +35,8 @@ pub struct Cuts<'a> {
     pub log: &'a Log,
     pub model: &'a Model,
     pub seed: u64,
+    /// All of the disk is looked at, and not only what guests have changed.
+    pub whole: bool,
 }
 
 impl Cuts<'_> {
@@ -101,7 +103,10 @@ impl Cuts<'_> {
         }
         let durable = self.model.durable_at(instant);
         let mut now = self.model.initial().to_vec();
-        let mut touched = self.model.touched();
+        let mut touched = match self.whole {
+            true => (0..sectors).collect(),
+            false => self.model.touched(),
+        };
         touched.retain(|sector| *sector < sectors);
         for (first, n) in runs(&touched) {
             for (sector, value) in (first..).zip(run.read(first, n)?) {
@@ -147,6 +152,7 @@ impl Cuts<'_> {
             log: &log,
             model: &run.model,
             seed: rng.next(),
+            whole: self.whole,
         };
         again.check(4).map_err(|problem| format!("then {problem}"))
     }
