@@ -59,6 +59,9 @@ pub fn bitmap(
         Some(image) if found.has_own => image,
         _ => return change_beside(&found, location, name, changes, options),
     };
+    if found.has_beside(location, name, options)? {
+        return change_beside(&found, location, name, changes, options);
+    }
     let source = match &options.source {
         Some(source) => Source::open(source, options.source_format, image)?,
         None => None,
@@ -135,12 +138,14 @@ impl Listed {
     }
 }
 
-/// The bitmaps of an image, those beside it (or in `dir`) last. `force_share` reads it even while others write.
+/// The bitmaps of an image, those beside it (or in `dir`) last. `force_share` reads it even while others write. `tell` is
+/// told which cannot be read, and why.
 pub fn bitmaps(
     location: &Location,
     format: Option<Format>,
     dir: Option<&Path>,
     force_share: bool,
+    tell: &mut dyn FnMut(&str),
 ) -> Result<Vec<Listed>, Error> {
     let options = OpenOptions {
         format,
@@ -155,7 +160,8 @@ pub fn bitmaps(
     match Bitmaps::unserved(location, dir) {
         Ok(beside) => {
             let beside = beside.look(found.size);
-            let beside = beside.map_err(|problem| usage(&location.name(), problem))?;
+            let (beside, problems) = beside.map_err(|problem| usage(&location.name(), problem))?;
+            problems.iter().for_each(|problem| tell(problem));
             all.extend(beside.into_iter().map(Listed::Beside));
         }
         // (An image on Ceph, say.)
@@ -181,6 +187,27 @@ struct Found {
 }
 
 impl Found {
+    /// Whether the bitmap that is meant is beside an image that can have bitmaps itself. (After a kill, say.)
+    fn has_beside(
+        &self,
+        location: &Location,
+        name: &str,
+        options: &BitmapOptions,
+    ) -> Result<bool, Error> {
+        let Ok(beside) = Bitmaps::unserved(location, options.dir.as_deref()) else {
+            return Ok(false);
+        };
+        let looked = beside.look(self.size);
+        let (all, _) = looked.map_err(|problem| usage(&location.name(), problem))?;
+        // Servers take it for a raw disk, perhaps, with what its guest has written to it.
+        if !all.is_empty() && options.format.is_none() {
+            let problem =
+                "looks like a qcow2 image, but has bitmaps beside it: say -f raw or -f qcow2";
+            return Err(usage(&location.name(), problem));
+        }
+        Ok(all.iter().any(|bitmap| bitmap.name == name))
+    }
+
     fn open(location: &Location, options: OpenOptions) -> Result<Found, Error> {
         if let Some(disk) = open_bare(location, &options)? {
             return Ok(Found {
@@ -224,7 +251,7 @@ fn change_beside(
     let bitmaps = Bitmaps::unserved(location, options.dir.as_deref())
         .map_err(|problem| told(format!("has no bitmaps: {problem}")))?;
     let size = found.size;
-    let done = match changes {
+    let done = bitmaps.change_unserved(|bitmaps| match changes {
         [BitmapChange::Add] => bitmaps.add(name, size, options.granularity),
         [BitmapChange::Remove] => bitmaps.remove(name, size),
         [BitmapChange::Clear] => bitmaps.clear(name, size),
@@ -232,7 +259,7 @@ fn change_beside(
             "bitmaps beside an image record all that is written: remove one that is not to".into(),
         ),
         changes => merged(changes).and_then(|from| bitmaps.merge(name, &from, size)),
-    };
+    });
     done.map_err(told)
 }
 

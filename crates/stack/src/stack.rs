@@ -82,6 +82,9 @@ impl Stack {
         let filters = filters.map_err(|error| Error::Description(format!("--filter: {error}")))?;
         let overlay = filters.overlay_dir();
         let place = place_of_bitmaps(description, overlay.is_some());
+        if let Ok(place) = &place {
+            place.make_said().map_err(Error::Description)?;
+        }
         let own_bitmaps = match place {
             Ok(_) => OwnBitmaps::Recorded,
             Err(_) => OwnBitmaps::Missed,

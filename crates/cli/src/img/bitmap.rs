@@ -21,7 +21,7 @@ pub(super) struct BitmapArgs {
     /// List the bitmaps of the image
     #[arg(long, conflicts_with_all = CHANGES)]
     list: bool,
-    /// Bytes that each bit of the new bitmap stands for [default: a cluster, but 4k to 64k]
+    /// Bytes that each bit of the new bitmap stands for [default: a cluster, but 4k to 64k; beside an image 64k, and more of very large disks]
     #[arg(short, long, value_parser = parse_size, requires = "add", value_name = "SIZE")]
     granularity: Option<u64>,
     /// Merge from this image
@@ -34,10 +34,10 @@ pub(super) struct BitmapArgs {
     #[arg(long, value_name = "DIR")]
     bitmaps: Option<PathBuf>,
     /// With --list: read the image even though another process writes to it
-    #[arg(short = 'U', long, requires = "list")]
+    #[arg(short = 'U', long, conflicts_with_all = CHANGES)]
     force_share: bool,
     /// With --list: print JSON
-    #[arg(long, requires = "list")]
+    #[arg(long, conflicts_with_all = CHANGES)]
     json: bool,
     /// The same
     #[arg(
@@ -45,7 +45,7 @@ pub(super) struct BitmapArgs {
         value_enum,
         value_name = "FORM",
         default_value = "human",
-        requires = "list"
+        conflicts_with_all = CHANGES
     )]
     output: Output,
     #[command(flatten)]
@@ -75,7 +75,9 @@ impl Args for Changes {
                 .default_missing_value("")
         };
         command
-            .next_help_heading("What to do, in this order (all or nothing is done)")
+            .next_help_heading(
+                "What to do, in this order (all or nothing is done; beside an image, one thing)",
+            )
             .arg(flag("add", "Make the bitmap, empty and enabled"))
             .arg(flag("remove", "Delete it"))
             .arg(flag("clear", "Let nothing be dirty"))
@@ -150,10 +152,13 @@ pub(super) fn run(args: BitmapArgs) -> anyhow::Result<()> {
 
 fn list(args: &BitmapArgs) -> anyhow::Result<()> {
     let (format, dir) = (args.image.format, args.bitmaps.as_deref());
-    let bitmaps = img::bitmaps(&args.image.file, format, dir, args.force_share)?;
+    let mut problems = Vec::new();
+    let mut tell = |problem: &str| problems.push(problem.to_owned());
+    let bitmaps = img::bitmaps(&args.image.file, format, dir, args.force_share, &mut tell)?;
     if args.json || args.output == Output::Json {
         let all: Vec<_> = bitmaps.iter().map(to_json).collect();
-        return print_json(&all.into());
+        print_json(&all.into())?;
+        return all_told(&problems);
     }
     let mut text = format!(
         "{:<12} {:<12} {:<12} NAME\n",
@@ -168,10 +173,18 @@ fn list(args: &BitmapArgs) -> anyhow::Result<()> {
         let name = bitmap.name();
         let problem = bitmap
             .problem()
-            .map_or(String::new(), |why| format!(": {why}"));
+            .map_or(String::new(), |why| format!(": {}", img::shown(why)));
         text += &format!("{granularity:<12} {dirty:<12} {flags:<12} {name}{problem}\n");
     }
-    print(text)
+    print(text)?;
+    all_told(&problems)
+}
+
+fn all_told(problems: &[String]) -> anyhow::Result<()> {
+    match problems {
+        [] => Ok(()),
+        problems => bail!("of some it cannot be told: {}", problems.join("; ")),
+    }
 }
 
 /// By QEMU's names, whether the image has it or not.

@@ -243,3 +243,156 @@ fn what_cannot_be_done_to_bitmaps_beside_an_image_changes_nothing() {
         "{found:?}"
     );
 }
+
+/// A disk that nobody can lock but by its bitmaps' directory.
+#[test]
+fn nobody_changes_the_bitmaps_of_a_disk_in_use() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let file = as_arg(&dir.join("file"));
+    fs::write(&file, vec![0; SIZE as usize]).unwrap();
+    let below = format!("unix:{}", as_arg(&dir.join("below")));
+    let _below = Served::start(&file, &["--nbd", &below, "--export-name", "d"]);
+    let uri = format!("nbd+unix:///d?socket={}", as_arg(&dir.join("below")));
+    let bitmaps = as_arg(&dir.join("bitmaps"));
+    let disk = Disk {
+        image: uri.clone(),
+        serve: ["--bitmaps", &bitmaps].map(str::to_owned).to_vec(),
+    };
+    let add = ["img", "bitmap", "--add", "--bitmaps", &bitmaps, &uri, "b"];
+    for round in 0..2 {
+        // (Without any, and after the last one has been removed.)
+        let mut served = disk.serve();
+        with_disk(&served.arg("s"), 1, |disk| {
+            let (offset, data) = (1 << 20, vec![5; 4096]);
+            assert!(disk.all(&[Request::Write { offset, data }])[0].is_ok());
+            if round == 1 {
+                stdout_of(&["bitmap", "add", &served.api(), "a"]);
+                stdout_of(&["bitmap", "remove", &served.api(), "a"]);
+            }
+            refused(1, &add, &["another process"]);
+        });
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    }
+    stdout_of(&add);
+    assert_eq!(dirty(&["--bitmaps", &bitmaps, &uri]), are(&[("b", 0)]));
+    // One that was made beforehand is the user's.
+    disk.bitmap(&["--remove", "--bitmaps", &bitmaps], "b");
+    assert!(Path::new(&bitmaps).is_dir());
+}
+
+/// `--bitmaps` of something else: what is there stays.
+#[test]
+fn a_directory_of_something_else_stays_as_it_is() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let (image, other, wrong) = ("i", "o", "wrong");
+    let [image, other, wrong] = [image, other, wrong].map(|name| as_arg(&dir.join(name)));
+    fs::create_dir(&wrong).unwrap();
+    for path in [&image, &other] {
+        fs::write(path, vec![0; SIZE as usize]).unwrap();
+    }
+    let there = |name: &str| Path::new(&wrong).join(name);
+    let _socket = std::os::unix::net::UnixListener::bind(there("socket")).unwrap();
+    fs::copy("/bin/sleep", there("program")).unwrap();
+    let mut program = std::process::Command::new(there("program"))
+        .arg("100")
+        .spawn()
+        .unwrap();
+    for name in ["text", ".mine.new", ".mine.next"] {
+        fs::write(there(name), "somebody else's").unwrap();
+    }
+    std::os::unix::fs::symlink(&image, there("link")).unwrap();
+    let names = || {
+        let names = fs::read_dir(&wrong)
+            .unwrap()
+            .map(|file| file.unwrap().file_name());
+        let mut names = Vec::from_iter(names.map(|name| name.into_string().unwrap()));
+        names.sort();
+        names
+    };
+    let before = names();
+    let bitmap = |what: &str, image: &str, name: &str| {
+        run(&[
+            "img",
+            "bitmap",
+            what,
+            "-f",
+            "raw",
+            "--bitmaps",
+            &wrong,
+            image,
+            name,
+        ])
+    };
+    assert!(bitmap("--add", &image, "b").status.success());
+    assert!(bitmap("--add", &image, "text").status.code() == Some(1));
+    let mut served = Served::start(&image, &["--bitmaps", &wrong]);
+    write(&served, 0, 512);
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    // Another disk's are not touched, and nothing is begun among them.
+    let told = bitmap("--add", &other, "c");
+    let told = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(told.contains("another disk"), "{told}");
+    assert_eq!(dirty(&["--bitmaps", &wrong, &image]), are(&[("b", 65536)]));
+    assert!(bitmap("--remove", &image, "b").status.success());
+    assert_eq!(names(), before);
+    program.kill().unwrap();
+    program.wait().unwrap();
+    let nowhere = as_arg(&dir.join("nowhere"));
+    let list = ["img", "bitmap", "--list", "--bitmaps", &nowhere, &image];
+    refused(1, &list, &["nowhere"]);
+}
+
+/// What a server knows that was killed, it knows whoever looks.
+#[test]
+fn looking_at_the_bitmaps_of_a_killed_server_leaves_them_known() {
+    let dir = disk_dir();
+    let image = as_arg(&dir.path().join("i"));
+    qemu_img(dir.path(), &["create", "-q", "-f", "qcow2", &image, "12M"]);
+    let disk = Disk {
+        image: image.clone(),
+        serve: ["--format", "qcow2"].map(str::to_owned).to_vec(),
+    };
+    disk.bitmap(&["--add"], "own");
+    let mut served = disk.serve();
+    with_disk(&served.arg("s"), 1, |disk| {
+        let write = |disk: &mut crate::driver::Driver<'_>, offset: u64| {
+            let data = vec![5; 4096];
+            assert!(disk.all(&[Request::Write { offset, data }])[0].is_ok());
+        };
+        write(disk, 0);
+        stdout_of(&["bitmap", "add", &served.api(), "beside"]);
+        write(disk, 1 << 20);
+        served.child.kill().unwrap();
+    });
+    served.child.wait().unwrap();
+    drop(served);
+    eventually("its locks are gone", || {
+        let args = ["img", "bitmap", "--list", &image];
+        run(&args).status.success().then_some(())
+    });
+    // The image has not got it yet, but it is there.
+    refused(
+        1,
+        &["img", "bitmap", "--clear", &image, "beside"],
+        &["-f raw or -f qcow2"],
+    );
+    let add = ["img", "bitmap", "--add", "-f", "qcow2", &image, "beside"];
+    refused(1, &add, &["already"]);
+    let mut served = disk.serve();
+    for _ in 0..2 {
+        stdout_of(&["bitmap", "list", &served.api(), "--json"]);
+    }
+    write(&served, 2 << 20, 512);
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    let said = stdout_of(&["img", "bitmap", "--list", "--json", &image]);
+    let said: Value = serde_json::from_str(&said).expect("JSON");
+    let count = |name| {
+        let all = said.as_array().unwrap().iter();
+        let found = all.clone().find(|one| one["name"] == name);
+        found.and_then(|one| one["count"].as_u64())
+    };
+    let found = [count("beside"), count("own")];
+    assert_eq!(found, [Some(2 * 65536), Some(3 * 65536)], "{said}");
+}

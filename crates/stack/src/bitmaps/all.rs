@@ -7,6 +7,7 @@ use super::limits::{
     is_granularity,
 };
 use super::place::Place;
+use super::status::BitmapStatus;
 use fathom_core::DiskError;
 use fathom_formats::served::ImageDisk;
 use std::fs::{self, File};
@@ -15,22 +16,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
-
-/// What is told of a bitmap.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BitmapStatus {
-    pub name: String,
-    /// Bytes that a bit stands for.
-    pub granularity: u64,
-    /// Bytes that count as changed.
-    pub dirty: u64,
-    /// When it was begun (nanoseconds since 1970), if that is known.
-    pub since: Option<u64>,
-    /// Why all counts as changed, if that is so.
-    pub problem: Option<String>,
-    /// What it may advance to: a backup's instant (nanoseconds since 1970), by which it is known.
-    pub successor: Option<u64>,
-}
 
 /// A disk's bitmaps.
 pub struct Bitmaps {
@@ -244,7 +229,7 @@ impl Bitmaps {
             ));
         }
         self.change(size, |place, state| {
-            state.has_room_for(name)?;
+            state.has_room_for(place, name)?;
             let header = Header::new(size, block, now());
             let (new, path) = (place.dir.join(format!(".{name}.new")), place.path(name));
             let made = state.make(place, &new, name, header);
@@ -277,7 +262,10 @@ impl Bitmaps {
                 removed.map_err(|error| format!("bitmap '{name}' cannot be removed: {error}"))?;
             }
             state.current.remove(at);
-            if state.all().next().is_none() && fs::remove_dir(&place.dir).is_ok() {
+            if state.all().next().is_none()
+                && place.is_beside()
+                && fs::remove_dir(&place.dir).is_ok()
+            {
                 state.dir = None;
             }
             Ok(())
@@ -409,9 +397,12 @@ impl State {
                 Err(NotOpened::Strange(why)) => {
                     tracing::warn!("{}: {why}; it is ignored", path.display());
                 }
+                // The disk's users come first: they need not wait for what may be done again. But it must not be taken
+                // for right by somebody else, who sees in general that the image is not as it was left.
+                Err(NotOpened::Failed(error)) if place.image.is_some() => {
+                    tracing::error!("{}: {error}: it is ignored", path.display());
+                }
                 Err(NotOpened::Failed(error)) => {
-                    // The disk's users come first: they need not wait for what may be done again. But it must not be
-                    // taken for right by somebody else.
                     tracing::error!("{}: {error}: the bitmap is given up", path.display());
                     fs::remove_file(&path)?;
                     sync_dir(&path)?;
@@ -436,6 +427,10 @@ impl State {
         let next = { state.successors.iter() }.map(|next| (next, place.next_path(&next.name())));
         for (bitmap, path) in current.chain(next) {
             let is_left = |names: &[String]| names.iter().any(|name| **name == *bitmap.name());
+            if left.is_none() && bitmap.was_killed() {
+                // (The image still says that it is in use: nobody may take it for one that was closed.)
+                continue;
+            }
             let own = left.map_or(bitmap.is_own(), is_left);
             if let Err(error) = bitmap.close(image, own)
                 && !bitmap.is_in_memory()
@@ -467,8 +462,13 @@ impl State {
         Bitmap::make(path, name, header, &now)
     }
 
-    fn has_room_for(&self, name: &str) -> Result<(), String> {
+    fn has_room_for(&self, place: &Place, name: &str) -> Result<(), String> {
         self.is_free(name)?;
+        let path = place.path(name);
+        if path.symlink_metadata().is_ok() {
+            let path = path.display();
+            return Err(format!("{path} is there, and no bitmap that can be used"));
+        }
         match self.current.len() < MOST {
             true => Ok(()),
             false => Err(format!("there are {MOST} bitmaps already")),
@@ -502,7 +502,7 @@ impl State {
             Some(bitmap) if is_granularity(size, bitmap.block()) => bitmap.block(),
             Some(_) => granularity(size),
             None => {
-                self.has_room_for(name)?;
+                self.has_room_for(place, name)?;
                 granularity(size)
             }
         };
@@ -574,16 +574,11 @@ impl State {
             let dirty = bitmap.copy().bytes(size);
             let problem = bitmap.problem();
             let next = { self.successors.iter() }.find(|next| next.name() == bitmap.name());
+            let (name, block) = (bitmap.name().to_string(), bitmap.block());
+            let status = BitmapStatus::of_file(name, block, bitmap.since());
             BitmapStatus {
-                name: bitmap.name().to_string(),
-                granularity: bitmap.block(),
-                dirty: match problem {
-                    Some(_) => size,
-                    None => dirty,
-                },
-                since: Some(bitmap.since()).filter(|since| *since > 0),
-                problem,
                 successor: next.map(|next| next.since()),
+                ..status.says(dirty, problem, size)
             }
         };
         let mut list: Vec<_> = self.current.iter().map(status).collect();

@@ -70,6 +70,13 @@ pub(super) struct Looked {
     pub(super) problem: Option<String>,
 }
 
+impl Looked {
+    /// What it says is not of this disk.
+    pub(super) fn is_of_another(&self, now: &Now<'_>) -> bool {
+        self.header.of.as_deref() != now.of || Left::are_of_two_files(self.header.image, now.image)
+    }
+}
+
 /// What a file is opened for.
 #[derive(PartialEq, Eq)]
 enum Access {
@@ -132,6 +139,12 @@ impl Bitmap {
             dirty,
             problem,
         })
+    }
+
+    /// The file of that path, if it is a bitmap's.
+    pub(super) fn file(path: &Path) -> Result<File, NotOpened> {
+        let file = open_own(path, Access::Read)?;
+        Header::read(&file)?.map(|_| file).ok_or(STRANGE)
     }
 
     /// Without a file that others could find: it is gone when this process ends.
@@ -300,6 +313,11 @@ impl Bitmap {
         self.problem.get_or_insert_with(|| why.into());
     }
 
+    /// The image has it, too, and a server that was killed has left both.
+    pub(super) fn was_killed(&self) -> bool {
+        self.own && !self.was_closed && !self.in_memory
+    }
+
     pub(super) fn was_closed(&self) -> bool {
         self.was_closed
     }
@@ -363,9 +381,15 @@ fn open_own(path: &Path, access: Access) -> Result<File, NotOpened> {
         .custom_flags(flags)
         .open(path);
     let strange = Err(NotOpened::Strange("is no file of its own"));
+    // (A link, a directory, a socket, a program that runs.)
+    let is_strange = |error: &io::Error| {
+        let errno = error.raw_os_error();
+        [libc::ELOOP, libc::EISDIR, libc::ENXIO, libc::ETXTBSY]
+            .map(Some)
+            .contains(&errno)
+    };
     let file = match opened {
-        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return strange,
-        Err(error) if error.kind() == io::ErrorKind::IsADirectory => return strange,
+        Err(error) if is_strange(&error) => return strange,
         opened => opened?,
     };
     let found = file.metadata()?;
@@ -373,6 +397,20 @@ fn open_own(path: &Path, access: Access) -> Result<File, NotOpened> {
         true => Ok(file),
         false => strange,
     }
+}
+
+/// Whether a file that was to become a bitmap may be removed: it is one, or nothing was written to it yet.
+pub(super) fn is_left_over(path: &Path) -> bool {
+    let Ok(file) = open_own(path, Access::Read) else {
+        return false;
+    };
+    let is_blank = |found: &Metadata| {
+        let mut line = [0; 512];
+        let read = file.read_at(&mut line, 0);
+        found.len() == 0 || read.is_ok() && line == [0; 512]
+    };
+    let is_ours = Header::read(&file).is_ok_and(|header| header.is_some());
+    is_ours || file.metadata().is_ok_and(|found| is_blank(&found))
 }
 
 /// Why what the file says is not known to be right.

@@ -6,7 +6,7 @@
 //! knows what is missing: all counts as dirty then, and the reason is told. It is never too clean.
 //!
 //! `header` is the beginning of such a file, `mapping` its bits in memory, `bitmap` the two together; `all` are those of
-//! a disk, in `place`, `limits` what there may be. Those of a qcow2 image are in the image itself whenever the disk is not
+//! a disk, in `place`, `limits` what there may be, `status` what is told of one. Those of a qcow2 image are in the image itself whenever the disk is not
 //! in use: `own`. Tools see to those of a disk that nobody serves: `unserved`.
 //!
 //! A backup begins the bitmap's *successor*, which marks what is changed from its instant on. The bitmap itself
@@ -20,13 +20,15 @@ mod limits;
 mod mapping;
 mod own;
 mod place;
+mod status;
 #[cfg(test)]
 mod tests;
 mod unserved;
 
+pub use all::Bitmaps;
 pub(crate) use all::Marked;
-pub use all::{BitmapStatus, Bitmaps};
 pub use bitmap::Dirty;
 pub(crate) use header::Left;
 pub use limits::check_bitmap_name;
 pub(crate) use place::Place;
+pub use status::BitmapStatus;

@@ -7,11 +7,12 @@
 //! Whoever takes a disk into use may not make files. Those of bitmaps that others have made are made beforehand; where that
 //! was too early, a bitmap is in memory until the disk is left.
 
-use super::all::{BitmapStatus, Bitmaps, State, remove};
+use super::all::{Bitmaps, State, remove};
 use super::bitmap::{Bitmap, Now, allocate, sync_dir};
 use super::header::Header;
 use super::limits::{MOST, MOST_BITS, check_bitmap_name, is_granularity};
 use super::place::Place;
+use super::status::BitmapStatus;
 use crate::blocks::BITS;
 use fathom_core::DiskError;
 use fathom_formats::offline::bitmap::{Listed, list_some};

@@ -1,13 +1,15 @@
 //! Where a disk's bitmaps are.
 
+use super::bitmap::is_left_over;
 use super::header::Left;
 use super::limits::check_bitmap_name;
 use fathom_files::gate;
 use fathom_storage::Location;
 use rustix::fs::{FlockOperation, flock};
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -84,15 +86,29 @@ impl Place {
         found.ok().as_ref().map(Left::from)
     }
 
+    /// Nobody has said where it is, and it is made and removed as it is needed.
+    pub(crate) fn is_beside(&self) -> bool {
+        self.of.is_none()
+    }
+
+    /// What was said is there: it is by that that other processes are kept away, where the disk cannot be locked.
+    pub(crate) fn make_said(&self) -> Result<(), String> {
+        let made = match self.is_beside() {
+            true => Ok(()),
+            false => self.make(),
+        };
+        made.map_err(|error| format!("--bitmaps: {} cannot be made: {error}", self.dir.display()))
+    }
+
     /// The directory, for this process alone: another one that uses it is about to leave, or has the disk. None: there
     /// is none.
     pub(super) fn lock(&self) -> io::Result<Option<File>> {
-        let dir = match File::open(&self.dir) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            dir => dir?,
-        };
         let until = Instant::now() + PATIENCE;
         loop {
+            let dir = match File::open(&self.dir) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                dir => dir?,
+            };
             match flock(&dir, FlockOperation::NonBlockingLockExclusive) {
                 Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
                     sleep(Duration::from_millis(10));
@@ -100,8 +116,20 @@ impl Place {
                 Err(rustix::io::Errno::WOULDBLOCK) => {
                     return Err(io::Error::other("another process uses them"));
                 }
-                locked => return Ok(locked.map(|()| Some(dir))?),
+                Err(errno) => return Err(errno.into()),
+                Ok(()) if self.is(&dir)? => return Ok(Some(dir)),
+                // (Somebody has removed it meanwhile.)
+                Ok(()) => {}
             }
+        }
+    }
+
+    fn is(&self, dir: &File) -> io::Result<bool> {
+        let (dir, now) = (dir.metadata()?, fs::metadata(&self.dir));
+        let is = |now: Metadata| (now.dev(), now.ino()) == (dir.dev(), dir.ino());
+        match now {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            now => now.map(is),
         }
     }
 
@@ -117,12 +145,12 @@ impl Place {
     /// nobody's way until then.)
     pub(super) fn tidy(&self, pending: &[(String, u64)]) -> io::Result<()> {
         let needed = Vec::from_iter(pending.iter().map(|(name, _)| self.next_path(name)));
-        let is_left_over = |name: &String| {
+        let is_next = |name: &String| {
             name.starts_with('.') && (name.ends_with(".next") || name.ends_with(".new"))
         };
-        let left_over = self.files()?.into_iter().filter(is_left_over);
-        for path in left_over.map(|name| self.path(&name)) {
-            if !needed.contains(&path) {
+        let next = self.files()?.into_iter().filter(is_next);
+        for path in next.map(|name| self.path(&name)) {
+            if !needed.contains(&path) && is_left_over(&path) {
                 let _ = fs::remove_file(path);
             }
         }
