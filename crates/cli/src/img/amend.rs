@@ -45,7 +45,8 @@ pub(super) struct AmendArgs {
 }
 
 pub(super) fn run(mut args: AmendArgs) -> anyhow::Result<()> {
-    args.keys = args.keys.and(args.image.opts.keys());
+    let keys = std::mem::take(&mut args.image.keys);
+    args.keys = args.keys.and(keys);
     let args = &args;
     let mut options = CreateOptions::new(Format::Qcow2);
     for (name, value) in args.options.iter().flat_map(|text| pairs(text)) {

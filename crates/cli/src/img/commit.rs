@@ -46,7 +46,7 @@ pub(super) fn run(args: CommitArgs) -> anyhow::Result<()> {
         cache: args.cache,
         allow_dirs: args.allow_dir,
         data_file: args.data_file.data_file,
-        keys: args.keys.and(args.image.opts.keys()).ring(),
+        keys: args.keys.and(args.image.keys).ring(),
     };
     watched(&args.watch, |progress| {
         img::commit(&args.image.file, &options, progress)

@@ -49,7 +49,7 @@ pub(crate) struct KeysArg {
 
 impl KeysArg {
     /// What options say of an image, too.
-    pub(super) fn and(mut self, more: impl Iterator<Item = KeySource>) -> KeysArg {
+    pub(super) fn and(mut self, more: Vec<KeySource>) -> KeysArg {
         self.keys.extend(more);
         self.ring = OnceLock::new();
         self

@@ -45,8 +45,7 @@ const NOT_OPENED: i32 = 2;
 const NOT_READ: i32 = 4;
 const INTERRUPTED: i32 = 130;
 
-pub(super) fn run(mut args: CompareArgs) -> anyhow::Result<()> {
-    args.read.keys = args.read.keys.and(args.opts.keys());
+pub(super) fn run(args: CompareArgs) -> anyhow::Result<()> {
     let stop = stop_flag()?;
     let open = |format| args.read.open(format, args.cache, args.aio.aio);
     let source = |text: &OsStr, format| args.opts.source(text, format, open);

@@ -99,7 +99,6 @@ pub(super) struct ConvertArgs {
 }
 
 pub(super) fn run(mut args: ConvertArgs) -> anyhow::Result<()> {
-    args.read.keys = args.read.keys.and(args.opts.keys());
     if let Some(text) = args.files.last_mut().filter(|_| args.target_image_opts) {
         (*text, args.target_format) = target(text)?;
     }

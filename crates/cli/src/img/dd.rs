@@ -94,8 +94,7 @@ impl<'a> Operands<'a> {
     }
 }
 
-pub(super) fn run(mut args: DdArgs) -> anyhow::Result<()> {
-    args.read.keys = args.read.keys.and(args.opts.keys());
+pub(super) fn run(args: &DdArgs) -> anyhow::Result<()> {
     let operands = Operands::parse(&args.operands)?;
     let (Some(source), Some(target)) = (operands.source, operands.target) else {
         bail!("from where, and to where? if=SOURCE of=TARGET");

@@ -8,7 +8,7 @@ use anyhow::anyhow;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use fathom_img::{Format, OpenOptions, Source};
-use fathom_stack::KeySource;
+use fathom_stack::{KeyRing, KeySource};
 use fathom_storage::Location;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::collections::BTreeMap;
@@ -22,31 +22,31 @@ pub(super) struct ImageOptsArg {
     #[arg(long)]
     image_opts: bool,
     /// What such options call a key: secret,id=NAME,file=PATH
-    #[arg(long = "object", value_name = "OBJECT")]
+    #[arg(long = "object", value_name = "OBJECT", requires = "image_opts")]
     objects: Vec<Secret>,
 }
 
 impl ImageOptsArg {
-    /// Where an image is, and what format it has, by its options if it is told of like this.
-    pub(super) fn find(
-        &self,
-        text: &OsStr,
-        format: Option<Format>,
-    ) -> Result<(Location, Option<Format>), String> {
+    /// What is meant, by its options if it is told of like this.
+    fn find(&self, text: &OsStr, format: Option<Format>) -> Result<Found, String> {
         if !self.image_opts {
-            return Ok((Location::parse(text)?, format));
+            let file = Location::parse(text)?;
+            return Ok(Found {
+                file,
+                format,
+                keys: Vec::new(),
+            });
         }
         if format.is_some() {
             return Err("the format is told by --image-opts, too: driver=FORMAT".into());
         }
-        let text = text.to_str().ok_or(UTF_8)?;
-        let said = Said::parse(text)?;
-        match said.keys.iter().find(|id| !self.has(id)) {
-            Some(id) => Err(format!(
-                "'{id}' is no key that is told of: --object secret,id={id},file=PATH"
-            )),
-            None => Ok((said.location, said.format)),
-        }
+        let said = Said::parse(text.to_str().ok_or(UTF_8)?)?;
+        let keys = said.keys.iter().map(|id| self.key(id));
+        Ok(Found {
+            file: said.location,
+            format: said.format,
+            keys: keys.collect::<Result<_, _>>()?,
+        })
     }
 
     /// What is to be read, which `open` says how to.
@@ -60,18 +60,31 @@ impl ImageOptsArg {
             return Ok(Source::new(text, open(format))?);
         }
         let found = self.find(text, format);
-        let (location, format) = found.map_err(|why| anyhow!("{}: {why}", text.display()))?;
-        Ok(Source::at(location, open(format))?)
+        let Found { file, format, keys } =
+            found.map_err(|why| anyhow!("{}: {why}", text.display()))?;
+        let mut open = open(format);
+        if !keys.is_empty() {
+            open.keys = KeyRing::new(keys);
+        }
+        Ok(Source::at(file, open)?)
     }
 
-    fn has(&self, id: &str) -> bool {
-        self.objects.iter().any(|secret| secret.id == id)
+    /// What that object is.
+    fn key(&self, id: &str) -> Result<KeySource, String> {
+        let found = self.objects.iter().find(|secret| secret.id == id);
+        let key = found.map(|secret| secret.key.clone());
+        key.ok_or_else(|| {
+            format!("'{id}' is no key that is told of: --object secret,id={id},file=PATH")
+        })
     }
+}
 
-    /// What unlocks images.
-    pub(super) fn keys(&self) -> impl Iterator<Item = KeySource> {
-        self.objects.iter().map(|secret| secret.key.clone())
-    }
+/// What is meant.
+struct Found {
+    file: Location,
+    format: Option<Format>,
+    /// Those that it is unlocked by, if they are told of.
+    keys: Vec<KeySource>,
 }
 
 /// Where a target is that options tell of, as a text that is nothing else, and its format: it is there already, and is
@@ -102,7 +115,8 @@ const UTF_8: &str = "options are UTF-8";
 pub(super) struct ImageArg {
     pub(super) file: Location,
     pub(super) format: Option<Format>,
-    pub(super) opts: ImageOptsArg,
+    /// That it is unlocked by, if they are told of.
+    pub(super) keys: Vec<KeySource>,
 }
 
 /// The image that a command may be about.
@@ -110,7 +124,8 @@ pub(super) struct ImageArg {
 pub(super) struct MaybeImageArg {
     pub(super) file: Option<Location>,
     pub(super) format: Option<Format>,
-    pub(super) opts: ImageOptsArg,
+    /// That it is unlocked by, if they are told of.
+    pub(super) keys: Vec<KeySource>,
 }
 
 /// Both of them, on the command line.
@@ -121,7 +136,7 @@ struct Written {
     format: Option<Format>,
     #[command(flatten)]
     opts: ImageOptsArg,
-    /// The image: a file, a device, rbd:POOL/IMAGE, or, where it is only read, an NBD URI
+    /// The image: a file, a device, rbd:POOL/IMAGE, or, if nothing is written to it, an NBD URI
     #[arg(value_name = "FILE")]
     file: Option<OsString>,
 }
@@ -133,18 +148,18 @@ impl FromArgMatches for MaybeImageArg {
             return Ok(MaybeImageArg {
                 file: None,
                 format,
-                opts,
+                keys: Vec::new(),
             });
         };
-        let (file, format) = opts.find(&text, format).map_err(|why| {
+        let found = opts.find(&text, format).map_err(|why| {
             let text = text.to_string_lossy();
             let problem = format!("invalid value '{text}' for '<FILE>': {why}\n");
             clap::Error::raw(ErrorKind::ValueValidation, problem)
         })?;
         Ok(MaybeImageArg {
-            file: Some(file),
-            format,
-            opts,
+            file: Some(found.file),
+            format: found.format,
+            keys: found.keys,
         })
     }
 
@@ -166,10 +181,10 @@ impl Args for MaybeImageArg {
 
 impl FromArgMatches for ImageArg {
     fn from_arg_matches(matches: &ArgMatches) -> Result<ImageArg, clap::Error> {
-        let MaybeImageArg { file, format, opts } = MaybeImageArg::from_arg_matches(matches)?;
+        let MaybeImageArg { file, format, keys } = MaybeImageArg::from_arg_matches(matches)?;
         let missing = || clap::Error::new(ErrorKind::MissingRequiredArgument);
         let file = file.ok_or_else(missing)?;
-        Ok(ImageArg { file, format, opts })
+        Ok(ImageArg { file, format, keys })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -266,12 +281,18 @@ impl Said {
         };
         let (mut keys, mut storage) = (Vec::new(), BTreeMap::new());
         for (name, value) in options.0 {
-            let is_key = ["key-secret", "encrypt.key-secret"].contains(&name.as_str())
-                || name.starts_with("backing.") && name.ends_with("key-secret");
+            let is_key = match format {
+                None | Some(Format::Raw) => false,
+                Some(Format::Luks) => name == "key-secret",
+                Some(_) => {
+                    name == "encrypt.key-secret"
+                        || name.starts_with("backing.") && name.ends_with("key-secret")
+                }
+            };
             match name.strip_prefix(prefix) {
                 _ if is_key => keys.push(value),
                 // (As the image says itself.)
-                _ if name == "encrypt.format" => {}
+                _ if name == "encrypt.format" && format == Some(Format::Qcow2) => {}
                 Some(name) => drop(storage.insert(name.to_owned(), value)),
                 None => return Err(refused(&name)),
             }
@@ -283,6 +304,11 @@ impl Said {
         let location = located(protocol.as_deref(), &mut storage)?;
         match storage.0.keys().next() {
             Some(name) => Err(refused(&format!("{prefix}{name}"))),
+            // (QEMU would look for an image in it.)
+            None if !location.kind().images && format != Some(Format::Raw) => {
+                let what = location.kind().what;
+                Err(format!("{what} is a raw disk here: driver=raw"))
+            }
             None => Ok(Said {
                 location,
                 format,
@@ -312,8 +338,7 @@ fn refused(name: &str) -> String {
 fn located(protocol: Option<&str>, options: &mut Options) -> Result<Location, String> {
     match protocol {
         None => match options.take("filename") {
-            // (Whatever it is, as QEMU has it.)
-            Some(name) => Location::parse(OsStr::new(&name)),
+            Some(name) => Ok(Location::file(name)),
             None => Err("it is not said what the image is in: file.filename=FILE".into()),
         },
         Some("file" | "host_device" | "host_cdrom") => {
@@ -351,21 +376,28 @@ fn nbd(options: &mut Options) -> Result<Location, String> {
 }
 
 fn rbd(options: &mut Options) -> Result<Location, String> {
+    let plain = |value: String| match value.contains(['?', '@', '&']) {
+        false => Ok(value),
+        true => Err(format!(
+            "'{value}' has a '?', '@' or '&', which names on Ceph do not have here"
+        )),
+    };
     let mut names = vec![options.need("pool")?];
     names.extend(options.take("namespace"));
     names.push(options.need("image")?);
-    if names.iter().any(|name| name.contains(['/', '?', '@'])) {
-        return Err("a name on Ceph has no '/', '?' or '@' here".into());
+    if names.iter().any(|name| name.contains('/')) {
+        return Err("names on Ceph have no '/' here".into());
     }
-    let mut text = format!("rbd:{}", names.join("/"));
+    let mut text = format!("rbd:{}", plain(names.join("/"))?);
     if let Some(snapshot) = options.take("snapshot") {
-        text += &format!("@{snapshot}");
+        text += &format!("@{}", plain(snapshot)?);
     }
-    let more =
-        ["conf", "user"].map(|name| options.take(name).map(|value| format!("{name}={value}")));
-    let more = Vec::from_iter(more.into_iter().flatten());
-    if !more.is_empty() {
-        text += &format!("?{}", more.join("&"));
+    let mut before = '?';
+    for name in ["conf", "user"] {
+        if let Some(value) = options.take(name) {
+            text += &format!("{before}{name}={}", plain(value)?);
+            before = '&';
+        }
     }
     Location::parse(OsStr::new(&text))
 }
@@ -404,9 +436,10 @@ mod tests {
                 "nbd+unix:///x%2F%26y?socket=%2Frun%2Fa%20b%3F Some(Raw) []",
             ),
             (
-                "driver=qcow2,file.driver=nbd,file.server.type=inet,file.server.host=::1,file.server.port=10810",
-                "nbd://[::1]:10810/ Some(Qcow2) []",
+                "driver=raw,file.driver=nbd,file.server.type=inet,file.server.host=::1,file.server.port=10810",
+                "nbd://[::1]:10810/ Some(Raw) []",
             ),
+            ("file.filename=nbd://x", "nbd://x None []"),
             (
                 "driver=raw,file.driver=rbd,file.pool=p,file.namespace=n,file.image=i,file.user=u",
                 "rbd:p/n/i?user=u Some(Raw) []",
@@ -443,6 +476,18 @@ mod tests {
                 "not a port",
             ),
             ("driver=rbd,pool=p/q,image=i", "'/'"),
+            ("driver=rbd,pool=p,image=i,snapshot=s?user=a", "'?'"),
+            ("driver=rbd,pool=p,image=i,conf=/a&user=x", "'&'"),
+            ("driver=raw,key-secret=s,file.filename=a", "'key-secret'"),
+            ("driver=qcow2,key-secret=s,file.filename=a", "'key-secret'"),
+            (
+                "file.driver=nbd,file.server.type=unix,file.server.path=s",
+                "driver=raw",
+            ),
+            (
+                "driver=qcow2,file.driver=nbd,file.server.type=unix,file.server.path=s",
+                "driver=raw",
+            ),
         ];
         for (text, why) in cases {
             assert!(said(text).contains(why), "{text}: {}", said(text));

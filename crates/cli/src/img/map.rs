@@ -32,7 +32,7 @@ pub(super) fn run(args: MapArgs) -> anyhow::Result<()> {
         max_len: args.max_length,
         force_share: args.into.deep.look.force_share,
         allow_dirs: args.into.deep.allow_dirs,
-        keys: args.into.keys.and(args.image.opts.keys()).ring(),
+        keys: args.into.keys.and(args.image.keys).ring(),
         snapshot: None,
     };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());

@@ -46,7 +46,7 @@ pub(super) fn run(args: MeasureArgs) -> anyhow::Result<()> {
                 format: args.image.format,
                 force_share: args.into.deep.look.force_share,
                 allow_dirs: args.into.deep.allow_dirs,
-                keys: args.into.keys.and(args.image.opts.keys()).ring(),
+                keys: args.into.keys.and(args.image.keys).ring(),
                 snapshot: args.snapshot.as_deref().map(SnapshotName::parse),
                 ..MapOptions::default()
             };

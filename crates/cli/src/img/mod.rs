@@ -66,7 +66,7 @@ pub fn run(args: ImgArgs) -> anyhow::Result<()> {
         ImgCommand::Commit(args) => commit::run(args),
         ImgCommand::Compare(args) => compare::run(*args),
         ImgCommand::Convert(args) => convert::run(*args),
-        ImgCommand::Dd(args) => dd::run(*args),
+        ImgCommand::Dd(args) => dd::run(&args),
         ImgCommand::Info(args) => info::run(&args),
         ImgCommand::Check(args) => check::run(&args),
         ImgCommand::Map(args) => map::run(args),

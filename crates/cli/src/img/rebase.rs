@@ -59,7 +59,7 @@ pub(super) fn run(args: RebaseArgs) -> anyhow::Result<()> {
         force_share: args.force_share,
         allow_dirs: args.allow_dir,
         data_file: args.data_file.data_file,
-        keys: args.keys.and(args.image.opts.keys()).ring(),
+        keys: args.keys.and(args.image.keys).ring(),
     };
     watched(&args.watch, |progress| {
         img::rebase(&args.image.file, &options, progress)

@@ -70,7 +70,7 @@ pub(super) fn run(args: ResizeArgs) -> anyhow::Result<()> {
         shrink: args.shrink,
         allow_dirs: args.allow_dir,
         data_file: args.data_file.data_file,
-        keys: args.keys.and(args.image.opts.keys()).ring(),
+        keys: args.keys.and(args.image.keys).ring(),
     };
     let done = img::resize(&args.image.file, args.image.format, &options)?;
     if args.json {
