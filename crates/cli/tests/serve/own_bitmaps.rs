@@ -2,7 +2,7 @@
 
 use crate::driver::{Request, with_disk};
 use crate::exercise::{Random, exercise};
-use crate::kinds::{Kind, SIZE, qemu_img, qemu_io, tool};
+use crate::kinds::{Kind, SIZE, patient_tool, qemu_img, qemu_io, tool};
 use crate::mirror::write_in_order;
 use crate::support::{Served, as_arg, disk_dir, eventually, fathom, refused, stdout_of};
 use serde_json::Value;
@@ -27,15 +27,12 @@ fn names(served: &Served) -> (Vec<String>, Vec<String>) {
 
 /// What a bitmap of the image says by QEMU.
 fn dirty_by_qemu(dir: &Path, image: &str, bitmap: &str) -> Vec<Range<u64>> {
-    let mut map = Command::new("nbdinfo");
-    map.args([&format!("--map=qemu:dirty-bitmap:{bitmap}"), "--json"]);
-    map.args([
-        "--", "[", "qemu-nbd", "-r", "-f", "qcow2", "-B", bitmap, image, "]",
-    ]);
-    let map = map
-        .current_dir(dir)
-        .output()
-        .expect("nbdinfo is installed by `make setup`");
+    let context = format!("--map=qemu:dirty-bitmap:{bitmap}");
+    let server = [
+        "[", "qemu-nbd", "-r", "-f", "qcow2", "-B", bitmap, image, "]",
+    ];
+    let args = [&[&context, "--json", "--"], &server[..]].concat();
+    let map = patient_tool(dir, "nbdinfo", &args);
     let said = String::from_utf8_lossy(&map.stderr);
     assert!(map.status.success(), "{said}");
     let map: Vec<Value> = serde_json::from_slice(&map.stdout).expect("JSON");

@@ -396,3 +396,97 @@ fn looking_at_the_bitmaps_of_a_killed_server_leaves_them_known() {
     let found = [count("beside"), count("own")];
     assert_eq!(found, [Some(2 * 65536), Some(3 * 65536)], "{said}");
 }
+
+/// One that could not be used meanwhile.
+#[test]
+fn a_bitmap_that_has_missed_something_is_not_believed() {
+    let dir = disk_dir();
+    let image = as_arg(&dir.path().join("i"));
+    fs::write(&image, vec![0; SIZE as usize]).unwrap();
+    let disk = Disk {
+        image: image.clone(),
+        serve: Vec::new(),
+    };
+    disk.bitmap(&["--add", "-f", "raw"], "b");
+    let mut served = disk.serve();
+    write(&served, 0, 512);
+    served.child.kill().unwrap();
+    served.child.wait().unwrap();
+    drop(served);
+    // (A copy of the directory by links, say.)
+    let (bitmap, link) = (dir.path().join("i.bitmaps/b"), dir.path().join("link"));
+    fs::hard_link(&bitmap, &link).unwrap();
+    eventually("its locks are gone", || {
+        let args = ["img", "bitmap", "--list", "-f", "raw", &image];
+        let told = run(&args);
+        let why = String::from_utf8_lossy(&told.stderr).into_owned();
+        why.contains("another name").then_some(())
+    });
+    let mut served = disk.serve();
+    write(&served, 4 << 20, 512);
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    fs::remove_file(link).unwrap();
+    assert_eq!(listed(&["-f", "raw", &image]), []);
+}
+
+/// An image that has lost its bitmaps, and can have none any more.
+#[test]
+fn a_bitmap_that_the_image_had_is_left_well_when_it_can_have_none() {
+    let dir = disk_dir();
+    let image = as_arg(&dir.path().join("i"));
+    let qemu = |args: &[&str]| drop(qemu_img(dir.path(), args));
+    qemu(&["create", "-q", "-f", "qcow2", &image, "12M"]);
+    let disk = Disk {
+        image: image.clone(),
+        serve: ["--format", "qcow2"].map(str::to_owned).to_vec(),
+    };
+    disk.bitmap(&["--add"], "o");
+    let mut served = disk.serve();
+    write(&served, 0, 512);
+    served.child.kill().unwrap();
+    served.child.wait().unwrap();
+    drop(served);
+    eventually("its locks are gone", || {
+        let args = ["img", "bitmap", "--list", "-f", "qcow2", &image];
+        run(&args).status.success().then_some(())
+    });
+    qemu(&["bitmap", "--remove", &image, "o"]);
+    qemu(&["amend", "-o", "compat=0.10", &image]);
+    let mut served = disk.serve();
+    write(&served, 1 << 20, 512);
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    let io = ["-f", "qcow2", "-c", "write 6M 1M", &image];
+    assert!(tool(dir.path(), "qemu-io", &io).status.success());
+    for (_, dirty, problem) in listed(&["-f", "qcow2", &image]) {
+        assert!(problem.is_some() && dirty == SIZE, "{dirty} {problem:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root: another user's image"]
+fn what_root_makes_is_the_owners() {
+    use std::os::unix::fs::{MetadataExt, chown};
+    const NOBODY: u32 = 65534;
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    let image = dir.path().join("i");
+    fs::write(&image, vec![0; SIZE as usize]).unwrap();
+    for path in [dir.path(), &image] {
+        chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let image = as_arg(&image);
+    let bitmap = |what| stdout_of(&["img", "bitmap", what, "-f", "raw", &image, "b"]);
+    let owner = |name: &str| fs::symlink_metadata(dir.path().join(name)).unwrap().uid();
+    for what in ["--add", "--clear"] {
+        bitmap(what);
+        assert_eq!(
+            [owner("i.bitmaps"), owner("i.bitmaps/b")],
+            [NOBODY; 2],
+            "{what}"
+        );
+    }
+    bitmap("--remove");
+    // Where the owner may not write, nothing is done.
+    chown(dir.path(), Some(0), Some(0)).unwrap();
+    let add = ["img", "bitmap", "--add", "-f", "raw", &image, "b"];
+    refused(1, &add, &["as user 65534"]);
+}

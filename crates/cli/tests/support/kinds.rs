@@ -1,6 +1,6 @@
 //! Images of all kinds, by QEMU.
 
-use super::support::disk_dir;
+use super::support::{disk_dir, eventually};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -43,8 +43,19 @@ pub fn tool(dir: &Path, program: &str, args: &[&str]) -> Output {
     run.unwrap_or_else(|e| panic!("{program} is installed by `make setup`: {e}"))
 }
 
+/// Likewise, once whoever has had the image lets go of it: a server does so a moment after its front-end has gone, and the
+/// kernel a moment after a kill.
+pub fn patient_tool(dir: &Path, program: &str, args: &[&str]) -> Output {
+    eventually("nobody has the image", || {
+        let output = tool(dir, program, args);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let is_locked = errors.contains("Failed to get") && errors.contains("lock");
+        (!is_locked).then_some(output)
+    })
+}
+
 pub fn qemu_img(dir: &Path, args: &[&str]) -> String {
-    let output = tool(dir, "qemu-img", args);
+    let output = patient_tool(dir, "qemu-img", args);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{args:?}: {said}{errors}");
@@ -57,7 +68,7 @@ pub fn qemu_io(dir: &Path, image: &str, format: &str, commands: &[&str]) {
         args.extend(["-c", command]);
     }
     args.push(image);
-    let output = tool(dir, "qemu-io", &args);
+    let output = patient_tool(dir, "qemu-io", &args);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         output.status.success() && !said.contains("failed"),

@@ -131,7 +131,7 @@ impl Bitmaps {
             _ => (end(), Vec::new()),
         };
         match &ended {
-            Ok(()) => state.close(place, how_left(), self.image.as_ref().map(|_| &left[..])),
+            Ok(()) => state.close(place, how_left(), Some(&left)),
             // Nobody knows what is in the image: as if the process had died.
             Err(_) => *state = State::default(),
         }
@@ -232,18 +232,12 @@ impl Bitmaps {
             state.has_room_for(place, name)?;
             let header = Header::new(size, block, now());
             let (new, path) = (place.dir.join(format!(".{name}.new")), place.path(name));
-            let made = state.make(place, &new, name, header);
-            let made = made.and_then(|bitmap| {
-                fs::rename(&new, &path)?;
-                sync_dir(&path)?;
-                Ok(bitmap)
-            });
-            let made = made.map_err(|error| {
-                for path in [new, path] {
-                    let _ = fs::remove_file(path);
-                }
-                format!("bitmap '{name}' cannot be made: {error}")
-            })?;
+            let failed = |error| format!("bitmap '{name}' cannot be made: {error}");
+            let made = state.make(place, &new, name, header).map_err(failed)?;
+            let put = fs::rename(&new, &path);
+            put.inspect_err(|_| drop(fs::remove_file(&new)))
+                .and_then(|()| sync_dir(&path).inspect_err(|_| drop(fs::remove_file(&path))))
+                .map_err(failed)?;
             state.current.push(Arc::new(made));
             Ok(())
         })
@@ -398,11 +392,11 @@ impl State {
                     tracing::warn!("{}: {why}; it is ignored", path.display());
                 }
                 // The disk's users come first: they need not wait for what may be done again. But it must not be taken
-                // for right by somebody else, who sees in general that the image is not as it was left.
-                Err(NotOpened::Failed(error)) if place.image.is_some() => {
+                // for right by somebody else.
+                Err(NotOpened::Failed(error)) if !place.has_only_bitmaps(&path) => {
                     tracing::error!("{}: {error}: it is ignored", path.display());
                 }
-                Err(NotOpened::Failed(error)) => {
+                Err(NotOpened::Failed(error) | NotOpened::Broken(error)) => {
                     tracing::error!("{}: {error}: the bitmap is given up", path.display());
                     fs::remove_file(&path)?;
                     sync_dir(&path)?;
@@ -467,7 +461,9 @@ impl State {
         let path = place.path(name);
         if path.symlink_metadata().is_ok() {
             let path = path.display();
-            return Err(format!("{path} is there, and no bitmap that can be used"));
+            return Err(format!(
+                "{path} is there, and no bitmap that can be used: remove it"
+            ));
         }
         match self.current.len() < MOST {
             true => Ok(()),
@@ -510,10 +506,7 @@ impl State {
         let since = now();
         let (path, header) = (place.next_path(name), Header::new(size, block, since));
         let made = self.make(place, &path, name, header);
-        let made = made.map_err(|error| {
-            let _ = fs::remove_file(path);
-            format!("bitmap '{name}' cannot go on: {error}")
-        })?;
+        let made = made.map_err(|error| format!("bitmap '{name}' cannot go on: {error}"))?;
         self.successors.push(Arc::new(made));
         Ok(since)
     }
@@ -523,7 +516,7 @@ impl State {
         let bitmap = self.find(name).ok_or_else(|| unknown(name))?.clone();
         let (from, path) = (place.path(name), place.path(to));
         self.is_free(to)?;
-        if path.exists() {
+        if path.symlink_metadata().is_ok() {
             return Err(format!("there is a bitmap '{to}' already"));
         }
         let renamed = match bitmap.is_in_memory() {
@@ -560,6 +553,10 @@ impl State {
             return Err(stays(problem));
         }
         let path = place.path(name);
+        let is_its_file = self.find(name).is_some_and(|bitmap| !bitmap.is_in_memory());
+        if !is_its_file && path.symlink_metadata().is_ok() {
+            return Err(stays(format!("{} is in the way", path.display())));
+        }
         fs::rename(place.next_path(name), &path).map_err(|error| stays(error.to_string()))?;
         // (From here on it is the one that there is.)
         let next = self.successors.remove(at);

@@ -3,7 +3,8 @@
 use super::header::{self, Header, Left};
 use super::mapping::Mapping;
 use crate::blocks::{BITS, Grid, bits, run, words_of_blocks};
-use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, memfd_create, seek};
+use rustix::io::Errno;
 use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
@@ -26,6 +27,8 @@ pub(crate) struct Bitmap {
     of: Option<String>,
     /// It was closed, and not left by a server that was killed, before it was taken into use.
     was_closed: bool,
+    /// It was left by one.
+    was_left: bool,
     /// It has no file that others could find.
     in_memory: bool,
 }
@@ -42,8 +45,10 @@ const OTHER_DISK: &str = "it was of another disk";
 pub(super) enum NotOpened {
     /// It is none of this program's, and left alone.
     Strange(&'static str),
-    /// It may be one, but cannot be used.
+    /// It may be one, but cannot be opened.
     Failed(io::Error),
+    /// It is one, but cannot be used.
+    Broken(io::Error),
 }
 
 const STRANGE: NotOpened = NotOpened::Strange("is no bitmap");
@@ -97,13 +102,25 @@ impl Bitmap {
             .write(true)
             .create_new(true)
             .open(path)?;
-        Bitmap::in_use(file, name, header, now)
+        let made = Bitmap::in_use(file, name, header, now);
+        // (One that was there is somebody else's.)
+        made.inspect_err(|_| drop(std::fs::remove_file(path)))
     }
 
     /// The file of that path. What it says is kept only if it is known to be right.
     pub(super) fn open(path: &Path, name: &str, now: &Now<'_>) -> Result<Bitmap, NotOpened> {
-        let file = open_own(path, Access::Write)?;
-        let mut header = Header::read(&file)?.ok_or(STRANGE)?;
+        let (file, header) = open_own(path, Access::Write)?;
+        Bitmap::taken(file, header, path, name, now).map_err(NotOpened::Broken)
+    }
+
+    fn taken(
+        file: File,
+        mut header: Header,
+        path: &Path,
+        name: &str,
+        now: &Now<'_>,
+    ) -> io::Result<Bitmap> {
+        only_name(&file)?;
         // (Whatever the bits are: as long as there is a problem, all is dirty.)
         if header.problem.is_none()
             && let Some(problem) = problem_of(&file, &header, now)?
@@ -118,14 +135,15 @@ impl Bitmap {
         let opened = Bitmap::in_use(file, name, header, now)?;
         Ok(Bitmap {
             was_closed,
+            was_left: !was_closed,
             ..opened
         })
     }
 
     /// What the file of that path says, which may be in use; and why that is not known to be right.
     pub(super) fn look(path: &Path, now: &Now<'_>) -> Result<Looked, NotOpened> {
-        let file = open_own(path, Access::Read)?;
-        let header = Header::read(&file)?.ok_or(STRANGE)?;
+        let (file, header) = open_own(path, Access::Read)?;
+        only_name(&file).map_err(NotOpened::Broken)?;
         let problem = match header.problem.clone() {
             None => problem_of(&file, &header, now)?,
             problem => problem,
@@ -139,12 +157,6 @@ impl Bitmap {
             dirty,
             problem,
         })
-    }
-
-    /// The file of that path, if it is a bitmap's.
-    pub(super) fn file(path: &Path) -> Result<File, NotOpened> {
-        let file = open_own(path, Access::Read)?;
-        Header::read(&file)?.map(|_| file).ok_or(STRANGE)
     }
 
     /// Without a file that others could find: it is gone when this process ends.
@@ -186,10 +198,11 @@ impl Bitmap {
         header.of = now.of.map(str::to_owned);
         // (By which it is seen that another file has come in its place.)
         header.image = now.image;
-        header.write(&file)?;
         let grid = Grid::with_block(header.size, header.block);
         let file = Arc::new(file);
         let map = Mapping::new(&file, header::LEN, words_of_blocks(grid.count()))?;
+        // (Last: from then on whoever finds it believes what is marked in it.)
+        header.write(&file)?;
         Ok(Bitmap {
             name: Mutex::new(name.into()),
             grid,
@@ -200,6 +213,7 @@ impl Bitmap {
             own: header.own,
             of: header.of,
             was_closed: false,
+            was_left: false,
             in_memory: false,
         })
     }
@@ -315,7 +329,7 @@ impl Bitmap {
 
     /// The image has it, too, and a server that was killed has left both.
     pub(super) fn was_killed(&self) -> bool {
-        self.own && !self.was_closed && !self.in_memory
+        self.own && self.was_left
     }
 
     pub(super) fn was_closed(&self) -> bool {
@@ -356,8 +370,8 @@ impl Bitmap {
 }
 
 pub(super) fn sync_dir(path: &Path) -> io::Result<()> {
-    let dir = path.parent().unwrap_or(Path::new("."));
-    File::open(dir)?.sync_all()
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// A page is there as a whole, or not at all.
@@ -372,7 +386,21 @@ pub(super) fn allocate(file: &File, header: &Header) -> io::Result<()> {
 }
 
 /// No link: whoever may write to the directory may have fewer rights.
-fn open_own(path: &Path, access: Access) -> Result<File, NotOpened> {
+fn open_own(path: &Path, access: Access) -> Result<(File, Header), NotOpened> {
+    let file = open_file(path, access)?;
+    let header = Header::read(&file)?.ok_or(STRANGE)?;
+    Ok((file, header))
+}
+
+/// A file that somebody has linked to may be meant to be changed by that.
+fn only_name(file: &File) -> io::Result<()> {
+    match file.metadata()?.nlink() {
+        1 => Ok(()),
+        _ => Err(io::Error::other("it has another name, too")),
+    }
+}
+
+fn open_file(path: &Path, access: Access) -> Result<File, NotOpened> {
     let mut options = File::options();
     let flags = libc::O_NOCTTY | libc::O_NONBLOCK | libc::O_NOFOLLOW;
     let opened = options
@@ -392,25 +420,25 @@ fn open_own(path: &Path, access: Access) -> Result<File, NotOpened> {
         Err(error) if is_strange(&error) => return strange,
         opened => opened?,
     };
-    let found = file.metadata()?;
-    match found.is_file() && found.nlink() == 1 {
+    match file.metadata()?.is_file() {
         true => Ok(file),
         false => strange,
     }
 }
 
-/// Whether a file that was to become a bitmap may be removed: it is one, or nothing was written to it yet.
+/// Whether a file that was to become a bitmap may be removed: it is one, or has its room and nothing in it yet.
 pub(super) fn is_left_over(path: &Path) -> bool {
-    let Ok(file) = open_own(path, Access::Read) else {
+    let Ok(file) = open_file(path, Access::Read) else {
         return false;
     };
-    let is_blank = |found: &Metadata| {
-        let mut line = [0; 512];
-        let read = file.read_at(&mut line, 0);
-        found.len() == 0 || read.is_ok() && line == [0; 512]
-    };
-    let is_ours = Header::read(&file).is_ok_and(|header| header.is_some());
-    is_ours || file.metadata().is_ok_and(|found| is_blank(&found))
+    let has_room = file.metadata().is_ok_and(|found| found.len() > header::LEN);
+    let is_blank = has_room && seek(&file, SeekFrom::Data(0)) == Err(Errno::NXIO);
+    is_blank || Header::read(&file).is_ok_and(|header| header.is_some())
+}
+
+/// Whether it is a regular file, which nobody else has put where bitmaps of an image are.
+pub(super) fn is_file(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|found| found.is_file())
 }
 
 /// Why what the file says is not known to be right.

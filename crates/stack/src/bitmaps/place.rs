@@ -1,6 +1,6 @@
 //! Where a disk's bitmaps are.
 
-use super::bitmap::is_left_over;
+use super::bitmap::{is_file, is_left_over, sync_dir};
 use super::header::Left;
 use super::limits::check_bitmap_name;
 use fathom_files::gate;
@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -75,8 +75,7 @@ impl Place {
     pub(super) fn make(&self) -> io::Result<()> {
         match fs::create_dir(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            made => made
-                .and_then(|()| File::open(self.dir.parent().unwrap_or(Path::new(".")))?.sync_all()),
+            made => made.and_then(|()| sync_dir(&self.dir)),
         }
     }
 
@@ -97,7 +96,20 @@ impl Place {
             true => Ok(()),
             false => self.make(),
         };
-        made.map_err(|error| format!("--bitmaps: {} cannot be made: {error}", self.dir.display()))
+        let told = |error| format!("--bitmaps: {} cannot be made: {error}", self.dir.display());
+        match made.map_err(told) {
+            // (Its file is locked.)
+            Err(problem) if self.image.is_some() => {
+                tracing::warn!("{problem}");
+                Ok(())
+            }
+            made => made,
+        }
+    }
+
+    /// Nothing but a bitmap can be there: nobody else has anything in the directory.
+    pub(super) fn has_only_bitmaps(&self, path: &Path) -> bool {
+        (self.is_beside() || self.image.is_none()) && is_file(path)
     }
 
     /// The directory, for this process alone: another one that uses it is about to leave, or has the disk. None: there
@@ -105,7 +117,12 @@ impl Place {
     pub(super) fn lock(&self) -> io::Result<Option<File>> {
         let until = Instant::now() + PATIENCE;
         loop {
-            let dir = match File::open(&self.dir) {
+            let flags = libc::O_DIRECTORY | libc::O_NONBLOCK;
+            let dir = File::options()
+                .read(true)
+                .custom_flags(flags)
+                .open(&self.dir);
+            let dir = match dir {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                 dir => dir?,
             };
@@ -119,7 +136,8 @@ impl Place {
                 Err(errno) => return Err(errno.into()),
                 Ok(()) if self.is(&dir)? => return Ok(Some(dir)),
                 // (Somebody has removed it meanwhile.)
-                Ok(()) => {}
+                Ok(()) if Instant::now() < until => sleep(Duration::from_millis(10)),
+                Ok(()) => return Err(io::Error::other("it is replaced again and again")),
             }
         }
     }

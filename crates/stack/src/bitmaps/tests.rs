@@ -311,10 +311,14 @@ fn what_is_cut_off_and_grows_again_is_dirty() {
 fn one_that_cannot_be_used_is_given_up_for_the_disks_users() {
     let (host, bitmaps) = Host::with_one();
     host_close(&host, &bitmaps);
-    // (Opening it fails.)
-    let _socket = std::os::unix::net::UnixListener::bind(host.file("b")).unwrap();
+    // (It has another name, too, by which somebody may have it.)
+    std::fs::copy(host.file("a"), host.file("b")).unwrap();
+    std::fs::hard_link(host.file("b"), host.file(".link")).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(host.file("socket")).unwrap();
     assert_eq!(only(&host.used()), (0, None));
-    assert!(!host.file("b").exists());
+    assert!(!host.file("b").exists() && host.file(".link").exists());
+    // What is none is nobody's to remove.
+    assert!(host.file("socket").exists());
 }
 
 #[test]

@@ -5,11 +5,14 @@ use super::bitmap::{Bitmap, Looked, NotOpened, Now};
 use super::place::Place;
 use super::status::BitmapStatus;
 use fathom_storage::Location;
-use rustix::process::geteuid;
-use std::fs::{self, File, Metadata};
+use rustix::process::{Gid, Uid, geteuid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use std::fs::{self, Metadata};
 use std::io;
-use std::os::unix::fs::{MetadataExt, fchown};
+use std::os::unix::fs::MetadataExt;
+use std::panic;
 use std::path::Path;
+use std::thread;
 
 /// A bitmap's file, as far as it is known. The error is for the user.
 type Found = (String, Result<Looked, String>);
@@ -26,7 +29,7 @@ impl Bitmaps {
     pub fn look(&self, size: u64) -> Result<(Vec<BitmapStatus>, Vec<String>), String> {
         let place = self.place.as_ref().map_err(Clone::clone)?;
         let (mut all, mut problems) = (Vec::new(), Vec::new());
-        for (name, found) in found(place)? {
+        for (name, found) in found(place, place.is_beside())? {
             match found {
                 // (It counts as it is in the image.)
                 Ok(found) if found.header.own => {}
@@ -38,14 +41,39 @@ impl Bitmaps {
     }
 
     /// Changes them, if all that are there are of this disk and can be used: the directory may be another one than was
-    /// meant. What is made is the image's owner's.
+    /// meant. It is done with the rights of the owner of the directory, or if there is none of the image: a server that
+    /// has no more is to use them, and whoever may write there gains nothing by it.
     pub fn change_unserved(
         &self,
-        change: impl FnOnce(&Bitmaps) -> Result<(), String>,
+        change: impl FnOnce(&Bitmaps) -> Result<(), String> + Send,
     ) -> Result<(), String> {
         let place = self.place.as_ref().map_err(Clone::clone)?;
+        let owner = match (fs::metadata(&place.dir), &place.image) {
+            (Ok(dir), _) => Some(dir),
+            (Err(_), Some(image)) => fs::metadata(image).ok(),
+            (Err(_), None) => None,
+        };
+        let owner = owner.filter(|owner| geteuid().is_root() && owner.uid() != 0);
+        let Some(owner) = owner else {
+            return self.change_own(place, change);
+        };
+        let work = || {
+            become_owner(&owner)?;
+            let changed = self.change_own(place, change);
+            changed.map_err(|problem| format!("{problem} (as user {}, who owns it)", owner.uid()))
+        };
+        // (They are the thread's.)
+        let done = thread::scope(|scope| scope.spawn(work).join());
+        done.unwrap_or_else(|panic| panic::resume_unwind(panic))
+    }
+
+    fn change_own(
+        &self,
+        place: &Place,
+        change: impl FnOnce(&Bitmaps) -> Result<(), String>,
+    ) -> Result<(), String> {
         let now = now_of(place);
-        for (name, found) in found(place)? {
+        for (name, found) in found(place, !place.dir.exists())? {
             if found?.is_of_another(&now) {
                 let path = place.path(&name);
                 return Err(format!(
@@ -54,10 +82,17 @@ impl Bitmaps {
                 ));
             }
         }
-        let was_there = place.dir.exists();
-        change(self)?;
-        hand_over(place, was_there).map_err(|error| format!("{}: {error}", place.dir.display()))
+        change(self)
     }
+}
+
+/// This thread has no other rights than that from now on.
+fn become_owner(owner: &Metadata) -> Result<(), String> {
+    let (user, group) = (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid()));
+    set_thread_groups(&[])
+        .and_then(|()| set_thread_res_gid(group, group, group))
+        .and_then(|()| set_thread_res_uid(user, user, user))
+        .map_err(|error| format!("user {} cannot be put in: {error}", owner.uid()))
 }
 
 fn now_of(place: &Place) -> Now<'_> {
@@ -68,11 +103,11 @@ fn now_of(place: &Place) -> Now<'_> {
     }
 }
 
-/// Those that are there.
-fn found(place: &Place) -> Result<Vec<Found>, String> {
+/// Those that are there. The directory need not be there if it `may_lack`.
+fn found(place: &Place, may_lack: bool) -> Result<Vec<Found>, String> {
     let told = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
     let names = match place.names() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound && place.is_beside() => vec![],
+        Err(error) if error.kind() == io::ErrorKind::NotFound && may_lack => vec![],
         names => names.map_err(|error| told(&place.dir, error))?,
     };
     let mut all = Vec::new();
@@ -84,7 +119,9 @@ fn found(place: &Place) -> Result<Vec<Found>, String> {
             // (It is nobody's, or somebody has removed it meanwhile.)
             Err(NotOpened::Strange(_)) => {}
             Err(NotOpened::Failed(error)) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(NotOpened::Failed(error)) => all.push((name, Err(told(&path, error)))),
+            Err(NotOpened::Failed(error) | NotOpened::Broken(error)) => {
+                all.push((name, Err(told(&path, error))));
+            }
         }
     }
     Ok(all)
@@ -94,32 +131,4 @@ fn status(name: String, found: Looked, size: u64) -> BitmapStatus {
     let header = found.header;
     let status = BitmapStatus::of_file(name, header.block, header.since);
     status.says(found.dirty.bytes(size), found.problem, size)
-}
-
-/// A server that has fewer rights than whoever uses a tool is to use them, too.
-fn hand_over(place: &Place, was_there: bool) -> io::Result<()> {
-    let user = geteuid();
-    let dir = match File::open(&place.dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        _ if !user.is_root() => return Ok(()),
-        dir => dir?,
-    };
-    let mut owner = dir.metadata()?;
-    if let Some(image) = place.image.as_ref().filter(|_| !was_there) {
-        owner = fs::metadata(image)?;
-        give(&dir, &owner)?;
-    }
-    for name in place.names()? {
-        // (Others may put other files in their places meanwhile, which are not to be given to them.)
-        if let Ok(file) = Bitmap::file(&place.path(&name))
-            && file.metadata()?.uid() == user.as_raw()
-        {
-            give(&file, &owner)?;
-        }
-    }
-    Ok(())
-}
-
-fn give(file: &File, owner: &Metadata) -> io::Result<()> {
-    fchown(file, Some(owner.uid()), Some(owner.gid()))
 }
