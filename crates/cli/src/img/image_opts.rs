@@ -41,6 +41,11 @@ impl ImageOptsArg {
             return Err("the format is told by --image-opts, too: driver=FORMAT".into());
         }
         let said = Said::parse(text.to_str().ok_or(UTF_8)?)?;
+        let mut ids = Vec::from_iter(self.objects.iter().map(|secret| &secret.id));
+        ids.sort();
+        if let Some(two) = ids.windows(2).find(|two| two[0] == two[1]) {
+            return Err(format!("two objects are called '{}'", two[0]));
+        }
         let keys = said.keys.iter().map(|id| self.key(id));
         Ok(Found {
             file: said.location,
@@ -281,18 +286,21 @@ impl Said {
         };
         let (mut keys, mut storage) = (Vec::new(), BTreeMap::new());
         for (name, value) in options.0 {
-            let is_key = match format {
-                None | Some(Format::Raw) => false,
+            let is_own_key = match format {
                 Some(Format::Luks) => name == "key-secret",
-                Some(_) => {
-                    name == "encrypt.key-secret"
-                        || name.starts_with("backing.") && name.ends_with("key-secret")
-                }
+                Some(Format::Qcow2) => name == "encrypt.key-secret",
+                _ => false,
             };
+            let below = name.trim_start_matches("backing.");
+            let is_key_below = matches!(format, Some(Format::Qcow2 | Format::Qed))
+                && below.len() < name.len()
+                && ["key-secret", "encrypt.key-secret"].contains(&below);
             match name.strip_prefix(prefix) {
-                _ if is_key => keys.push(value),
+                _ if is_own_key => keys.insert(0, value),
+                _ if is_key_below => keys.push(value),
                 // (As the image says itself.)
-                _ if name == "encrypt.format" && format == Some(Format::Qcow2) => {}
+                _ if format == Some(Format::Qcow2)
+                    && (name.as_str(), value.as_str()) == ("encrypt.format", "luks") => {}
                 Some(name) => drop(storage.insert(name.to_owned(), value)),
                 None => return Err(refused(&name)),
             }
@@ -364,11 +372,16 @@ fn nbd(options: &mut Options) -> Result<Location, String> {
         }
         "inet" => {
             let host = options.need("server.host")?;
+            let port = options.need("server.port")?;
+            let is_port = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+            if !is_port || host.contains(['/', '?', '#', '@', '%', '[', ']']) {
+                return Err(format!("{host}, {port}: not a host and a port"));
+            }
             let host = match host.contains(':') {
                 true => format!("[{host}]"),
                 false => host,
             };
-            format!("nbd://{host}:{}/{export}", options.need("server.port")?)
+            format!("nbd://{host}:{port}/{export}")
         }
         _ => return Err("server.type of an NBD server is unix or inet".into()),
     };
@@ -429,7 +442,7 @@ mod tests {
             ),
             (
                 "driver=qcow2,encrypt.format=luks,encrypt.key-secret=s,backing.encrypt.key-secret=t,file.filename=a",
-                "a Some(Qcow2) [\"t\", \"s\"]",
+                "a Some(Qcow2) [\"s\", \"t\"]",
             ),
             (
                 "driver=nbd,server.type=unix,server.path=/run/a b?,export=x/&y",
@@ -473,9 +486,29 @@ mod tests {
             ("driver=nbd,export=x", "server.type"),
             (
                 "driver=nbd,server.type=inet,server.host=h,server.port=x",
-                "not a port",
+                "not a host",
             ),
             ("driver=rbd,pool=p/q,image=i", "'/'"),
+            (
+                "driver=nbd,server.type=inet,server.host=h/x,server.port=1",
+                "not a host",
+            ),
+            (
+                "driver=nbd,server.type=inet,server.host=h,server.port=1/x",
+                "a port",
+            ),
+            (
+                "driver=vmdk,encrypt.key-secret=s,file.filename=a",
+                "'encrypt.key-secret'",
+            ),
+            (
+                "driver=qcow2,encrypt.format=aes,file.filename=a",
+                "'encrypt.format'",
+            ),
+            (
+                "driver=qcow2,backing.xkey-secret=s,file.filename=a",
+                "below an image",
+            ),
             ("driver=rbd,pool=p,image=i,snapshot=s?user=a", "'?'"),
             ("driver=rbd,pool=p,image=i,conf=/a&user=x", "'&'"),
             ("driver=raw,key-secret=s,file.filename=a", "'key-secret'"),
