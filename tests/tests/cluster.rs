@@ -8,6 +8,8 @@ use fathom_lab::Server;
 use fathom_tests::ceph::Cluster;
 use fathom_tests::{Ended, Place, fathom, run, run_command};
 
+#[path = "cluster/backups.rs"]
+mod backups;
 #[path = "cluster/base.rs"]
 mod base;
 #[path = "cluster/img.rs"]

@@ -2,6 +2,7 @@
 
 mod agent;
 mod moment;
+mod place;
 mod save;
 
 use crate::servers::{absolute, find};

@@ -24,6 +24,16 @@ pub struct StripeOptions {
     pub force: bool,
 }
 
+impl Default for StripeOptions {
+    fn default() -> StripeOptions {
+        StripeOptions {
+            stripe_size: 1 << 20,
+            profile: Vec::new(),
+            force: false,
+        }
+    }
+}
+
 impl StripeOptions {
     /// A manifest of that disk that has no hashes yet: whether it is one is known before the disk is read.
     pub(crate) fn frame(&self, path: &Path, size: u64) -> Result<Manifest, Error> {

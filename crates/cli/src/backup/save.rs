@@ -1,5 +1,6 @@
-//! Backups that are written to files.
+//! Backups that are written somewhere.
 
+use super::place::{Place, or_here, real};
 use super::{KeepArgs, disk_of, end};
 use crate::bitmap;
 use crate::img::common::{KeysArg, RateArg};
@@ -9,16 +10,14 @@ use crate::target::{Disk, Target};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use fathom_daemon::BackupInfo;
-use fathom_files::lock;
 use fathom_img::{
     self as img, Backing, CompareOptions, Comparison, ConvertOptions, Format, IncrementalOptions,
-    OpenOptions, Progress, Source, TargetOptions,
+    OpenOptions, Progress, Source, StripeOptions, TargetOptions,
 };
 use fathom_storage::{Cache, EngineKind};
-use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::json;
-use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What both kinds have.
@@ -27,9 +26,10 @@ struct SaveArgs {
     #[command(flatten)]
     target: Target,
 
-    /// The file to make
+    /// The file to make; of a full backup also rbd:POOL/IMAGE, which is made, an NBD URI, whose disk is written over, or
+    /// the image's name in an archive
     #[arg(value_name = "FILE")]
-    file: PathBuf,
+    file: OsString,
 
     /// Options of its format, or `help`
     #[arg(short = 'o', long = "target-options", value_name = "NAME=VALUE,...")]
@@ -52,15 +52,16 @@ struct SaveArgs {
     watch: WatchArgs,
 }
 
-/// A disk, and the file that it is copied to.
+/// A disk, and where it is copied to.
 struct Item {
     disk: Disk,
-    file: PathBuf,
+    place: Place,
 }
 
 /// Copy a disk as it is now, while it is used
 ///
-/// There is no file of the target's name until all of it is there and durable; one from before stays as long.
+/// There is no file of the target's name until all of it is there and durable; one from before stays as long. An image on
+/// Ceph is removed again if it does not become a backup; an NBD server's disk is nothing while it is written over.
 #[derive(Args, Debug)]
 pub struct FullArgs {
     #[command(flatten)]
@@ -73,7 +74,12 @@ pub struct FullArgs {
     /// Another disk, of this server or another one here, as it is at the same instant, and its file: may be repeated.
     /// There is none of the files until all are there
     #[arg(long, value_name = "NAME=FILE", value_parser = parse_item)]
-    with: Vec<(String, PathBuf)>,
+    with: Vec<(String, OsString)>,
+
+    /// Write to this archive (a directory or s3://BUCKET/PREFIX), as `fathom img archive` does: of what it has already
+    /// nothing is stored again. FILE is what the image is called there
+    #[arg(long, conflicts_with_all = ["target_format", "options", "compress", "verify", "keys"])]
+    archive: Option<String>,
 
     /// Begin a series of incremental backups: what is changed from its instant on is marked in this dirty bitmap. If
     /// it is there, it begins anew
@@ -81,7 +87,7 @@ pub struct FullArgs {
     bitmap: Option<String>,
 }
 
-fn parse_item(text: &str) -> Result<(String, PathBuf), String> {
+fn parse_item(text: &str) -> Result<(String, OsString), String> {
     match text.split_once('=') {
         Some((name, file)) if !name.is_empty() && !file.is_empty() => {
             Ok((name.into(), file.into()))
@@ -91,6 +97,13 @@ fn parse_item(text: &str) -> Result<(String, PathBuf), String> {
 }
 
 impl FullArgs {
+    fn place(&self, text: &OsStr) -> anyhow::Result<Place> {
+        match &self.archive {
+            Some(archive) => Place::archive(archive, text),
+            None => Place::named(text, self.target_format),
+        }
+    }
+
     fn items(&self) -> anyhow::Result<Vec<Item>> {
         let target = &self.save.target;
         let first = target.disk().map(|disk| (disk, &self.save.file));
@@ -98,15 +111,15 @@ impl FullArgs {
         let others = others.map(|(name, file)| Ok((disk_of(target, name)?, file)));
         let items = std::iter::once(first).chain(others).map(|item| {
             let (disk, file) = item?;
-            let file = real(file);
-            refuse_in_use(&file)?;
-            Ok(Item { disk, file })
+            let place = self.place(file)?;
+            place.refuse_in_use()?;
+            Ok(Item { disk, place })
         });
         let items = items.collect::<anyhow::Result<Vec<_>>>()?;
-        let mut files: Vec<_> = items.iter().map(|item| &item.file).collect();
-        files.sort();
-        match files.windows(2).find(|two| two[0] == two[1]) {
-            Some(two) => bail!("{}: is to be the copy of two disks", two[0].display()),
+        let mut places: Vec<_> = items.iter().map(|item| &item.place).collect();
+        places.sort();
+        match places.windows(2).find(|two| two[0] == two[1]) {
+            Some(two) => bail!("{}: is to be the copy of two disks", two[0].shown()),
             None => Ok(items),
         }
     }
@@ -118,12 +131,12 @@ pub fn full(args: FullArgs) -> anyhow::Result<()> {
         return Ok(());
     };
     let items = args.items()?;
-    let options = ConvertOptions {
+    let options = |is_there| ConvertOptions {
         target: TargetOptions {
-            create,
+            create: create.clone(),
             cache: Cache::Writeback,
             engine: EngineKind::default(),
-            no_create: false,
+            no_create: is_there,
             target_is_zero: false,
             compress: args.save.compress,
             sparse: 4096,
@@ -138,21 +151,26 @@ pub fn full(args: FullArgs) -> anyhow::Result<()> {
         part: None,
         to_stream: false,
     };
-    save(
-        &args.save,
-        &items,
-        args.bitmap.as_deref(),
-        true,
-        |info, part, progress| {
-            let before = [before(info)?];
-            img::convert(&before, part.as_os_str(), &options, progress)?;
-            let copy = OpenOptions {
-                keys: args.save.keys.ring(),
-                ..OpenOptions::reading(Some(format))
-            };
-            verify(&args.save, &before[0], part, copy, progress)
-        },
-    )
+    let bitmap = args.bitmap.as_deref();
+    save(&args.save, &items, bitmap, true, |info, place, progress| {
+        let before = [before(info)?];
+        if let Place::Archive { archive, name } = place {
+            let stripes = StripeOptions::default();
+            img::archive(&before[0], archive, name, &stripes, progress)?;
+            return Ok(None);
+        }
+        img::convert(
+            &before,
+            place.target(),
+            &options(place.is_there()),
+            progress,
+        )?;
+        let copy = OpenOptions {
+            keys: args.save.keys.ring(),
+            ..OpenOptions::reading(Some(format))
+        };
+        verify(&args.save, &before[0], place, copy, progress)
+    })
 }
 
 /// Save what has been changed since the last backup, while the disk is used
@@ -182,7 +200,8 @@ pub fn incremental(args: IncrementalArgs) -> anyhow::Result<()> {
     let Some(create) = format_options(Format::Qcow2, &args.save.options)? else {
         return Ok(());
     };
-    let file = real(&args.save.file);
+    let place = Place::file(Path::new(&args.save.file))?;
+    let file = real(Path::new(&args.save.file));
     if file.exists() {
         bail!(
             "{}: is there already, and may be a part of the series",
@@ -207,21 +226,21 @@ pub fn incremental(args: IncrementalArgs) -> anyhow::Result<()> {
         allow_dirs: dirs.clone(),
         keys: args.save.keys.ring(),
     };
-    let items = [Item { disk, file }];
+    let items = [Item { disk, place }];
     save(
         &args.save,
         &items,
         Some(&args.bitmap),
         false,
-        |info, part, progress| {
+        |info, place, progress| {
             let uri = OsStr::new(&info.uri);
-            img::incremental(uri, &args.bitmap, part.as_os_str(), &options, progress)?;
+            img::incremental(uri, &args.bitmap, place.target(), &options, progress)?;
             let chain = OpenOptions {
                 allow_dirs: dirs.clone(),
                 keys: args.save.keys.ring(),
                 ..OpenOptions::reading(Some(Format::Qcow2))
             };
-            verify(&args.save, &before(info)?, part, chain, progress)
+            verify(&args.save, &before(info)?, place, chain, progress)
         },
     )
 }
@@ -261,16 +280,6 @@ fn refuse_without(disk: &Disk, bitmap: &str) -> anyhow::Result<()> {
     }
 }
 
-/// What a link leads to is replaced, not the link.
-fn real(file: &Path) -> PathBuf {
-    let named = || {
-        let dir = fs::canonicalize(or_here(file.parent()?)).ok()?;
-        Some(dir.join(file.file_name()?))
-    };
-    let found = fs::canonicalize(file).ok().or_else(named);
-    found.unwrap_or_else(|| file.to_owned())
-}
-
 /// Keeps the disks as they are, has each written, and sees to what comes of that.
 fn save(
     args: &SaveArgs,
@@ -279,23 +288,23 @@ fn save(
     may_replace: bool,
     mut write: impl FnMut(
         &BackupInfo,
-        &Path,
+        &Place,
         &mut Progress<'_>,
     ) -> Result<Option<Comparison>, img::Error>,
 ) -> anyhow::Result<()> {
-    let parts = items.iter().map(|item| beside(&item.file));
-    let parts = parts.collect::<anyhow::Result<Vec<_>>>()?;
     let disks: Vec<_> = items.iter().map(|item| &item.disk).collect();
-    let infos = args.keep.begin(&disks, bitmap)?;
+    begin_all(items)?;
+    let discard = || items.iter().for_each(|item| item.place.discard());
+    let infos = args.keep.begin(&disks, bitmap).inspect_err(|_| discard())?;
     // From here on, what has begun is ended.
     let stop = stop_flag()?;
     signal_hook::flag::register(signal_hook::consts::SIGHUP, stop.clone())?;
     let mut outcome = Ok(());
     let mut interruption = None;
-    for ((item, part), info) in items.iter().zip(&parts).zip(&infos) {
+    for (item, info) in items.iter().zip(&infos) {
         let written = outcome.is_ok().then(|| {
             watched_until(&args.watch, &stop, |progress: &mut Progress<'_>| {
-                write(info, part, progress)
+                write(info, &item.place, progress)
             })
         });
         // Whatever has become of that, users of the disk are to wait no more.
@@ -304,7 +313,7 @@ fn save(
             None => continue,
             Some(Ok(same)) => ended
                 .and(check(same))
-                .and_then(|()| refuse_in_use(&item.file)),
+                .and_then(|()| item.place.refuse_in_use()),
             Some(Err(error)) => {
                 if matches!(error, img::Error::Interrupted) {
                     interruption = Some(error.to_string());
@@ -315,11 +324,11 @@ fn save(
         };
         outcome = written;
     }
-    for (item, part) in items.iter().zip(&parts) {
-        let put = || put(part, &item.file, may_replace);
+    for item in items {
+        let put = || item.place.put(may_replace);
         outcome = outcome.and_then(|()| put().with_context(|| one_of(items)));
         if outcome.is_err() {
-            let _ = fs::remove_file(part);
+            item.place.discard();
         }
     }
     // Only now: until then the next one is to have all that this one has.
@@ -335,6 +344,15 @@ fn save(
         interrupted(&interruption);
     }
     outcome
+}
+
+/// Makes all that are to be new, or none.
+fn begin_all(items: &[Item]) -> anyhow::Result<()> {
+    for (n, item) in items.iter().enumerate() {
+        let begun = item.place.begin();
+        begun.inspect_err(|_| items[..n].iter().for_each(|item| item.place.discard()))?;
+    }
+    Ok(())
 }
 
 /// Of what could not be put where it belongs.
@@ -369,40 +387,15 @@ fn before(info: &BackupInfo) -> Result<Source, img::Error> {
 fn verify(
     args: &SaveArgs,
     before: &Source,
-    part: &Path,
+    place: &Place,
     open: OpenOptions,
     progress: &mut Progress<'_>,
 ) -> Result<Option<Comparison>, img::Error> {
     if !args.verify {
         return Ok(None);
     }
-    let copy = Source::new(part.as_os_str(), open)?;
+    let copy = Source::new(place.target(), open)?;
     img::compare([before, &copy], CompareOptions::default(), progress).map(Some)
-}
-
-/// A file that is there, but is somebody's disk, stays what it is.
-fn refuse_in_use(file: &Path) -> anyhow::Result<()> {
-    let Ok(now) = File::open(file) else {
-        return Ok(());
-    };
-    let how = lock::Use {
-        writes: true,
-        share: false,
-    };
-    lock::check(file, &now, how).map_err(|error| anyhow!("{}: {error}", file.display()))
-}
-
-/// The name that the file has until it is whole: nobody else's.
-fn beside(file: &Path) -> anyhow::Result<PathBuf> {
-    let Some(name) = file.file_name() else {
-        bail!("{}: is not the name of a file", file.display());
-    };
-    if fs::metadata(file).is_ok_and(|now| !now.is_file()) {
-        bail!("{}: is there, and not a file", file.display());
-    }
-    let mut name = name.to_owned();
-    name.push(format!(".{}.part", std::process::id()));
-    Ok(file.with_file_name(name))
 }
 
 fn check(same: Option<Comparison>) -> anyhow::Result<()> {
@@ -412,25 +405,5 @@ fn check(same: Option<Comparison>) -> anyhow::Result<()> {
             sizes_differ: false,
         }) => Ok(()),
         Some(found) => bail!("the copy is not the disk: {found:?}"),
-    }
-}
-
-/// Durably.
-fn put(part: &Path, file: &Path, may_replace: bool) -> anyhow::Result<()> {
-    let failed = || format!("{}: cannot be put there", file.display());
-    let flags = match may_replace {
-        true => RenameFlags::empty(),
-        false => RenameFlags::NOREPLACE,
-    };
-    renameat_with(CWD, part, CWD, file, flags).with_context(failed)?;
-    let dir = or_here(file.parent().unwrap_or(Path::new("")));
-    let dir = File::open(dir).and_then(|dir| dir.sync_all());
-    dir.with_context(failed)
-}
-
-fn or_here(dir: &Path) -> &Path {
-    match dir.as_os_str().is_empty() {
-        true => Path::new("."),
-        false => dir,
     }
 }

@@ -384,3 +384,76 @@ fn a_copy_is_there_when_all_of_it_is() {
     drop(load);
     assert!(run(&["list"]).status.success());
 }
+
+#[test]
+fn a_copy_goes_to_an_archive_or_onto_a_servers_disk() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let image = raw_image(dir);
+    let mut model = fs::read(&image).unwrap();
+    let at_first = model.clone();
+    let served = Served::start(&image, &[]);
+    let api = served.api();
+    let other = as_arg(&dir.join("other"));
+    fs::write(&other, vec![1; SIZE as usize]).unwrap();
+    let socket = as_arg(&dir.join("n"));
+    let nbd = format!("unix:{socket}");
+    let uri = format!("nbd+unix:///d?socket={socket}");
+    let mut target = Served::start(&other, &["--nbd", &nbd, "--export-name", "d"]);
+    let archive = as_arg(&dir.join("archive"));
+    let full = |name: &str, more: &[&str]| {
+        let args = ["backup", "full", &api, name, "--quiet"];
+        stdout_of(&[&args[..], more].concat());
+    };
+    let stripes = || walk(&Path::new(&archive).join("stripes")).len();
+    with_disk(&served.arg("s"), 2, |disk| {
+        full(&uri, &["-O", "raw", "--verify"]);
+        full("monday", &["--archive", &archive]);
+        let before = stripes();
+        let (offset, data) = (5 * MIB, vec![77; 4096]);
+        model[offset as usize..][..4096].fill(77);
+        assert!(disk.all(&[Request::Write { offset, data }])[0].is_ok());
+        full("tuesday", &["--archive", &archive, "--bitmap", "b"]);
+        // Of what is there already nothing is stored again.
+        assert_eq!(stripes(), before + 1);
+        for (name, model) in [("monday", &at_first), ("tuesday", &model)] {
+            let manifest = format!("{archive}/images/{name}.manifest");
+            let back = as_arg(&dir.join(name));
+            stdout_of(&["img", "restore", &manifest, &back]);
+            assert_eq!(differ(&fs::read(&back).unwrap(), model), None, "{name}");
+        }
+        let refuse = |name: &str, more: &[&str], code: i32, why: &[&str]| {
+            refused(
+                code,
+                &[&["backup", "full", &api, name][..], more].concat(),
+                why,
+            );
+        };
+        refuse(
+            "tuesday",
+            &["--archive", &archive],
+            1,
+            &["is there already"],
+        );
+        refuse(&uri, &[], 1, &["-O raw"]);
+        refuse("memory:1M", &["-O", "raw"], 1, &["no place for a backup"]);
+        refuse("x", &["--archive", &archive, "-O", "raw"], 2, &[]);
+        refuse("x", &["--archive", &archive, "--verify"], 2, &[]);
+        assert_eq!(backup(&served), Value::Null);
+    });
+    assert_eq!(target.terminate().0, Some(0), "{}", target.log());
+    assert_eq!(differ(&fs::read(&other).unwrap(), &at_first), None);
+}
+
+/// The files below a directory.
+fn walk(dir: &Path) -> Vec<std::path::PathBuf> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => all.extend(walk(&path)),
+            false => all.push(path),
+        }
+    }
+    all
+}

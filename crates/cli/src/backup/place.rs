@@ -1,0 +1,169 @@
+//! Where a backup is written to.
+
+use anyhow::{Context, anyhow, bail};
+use fathom_files::lock;
+use fathom_img::{self as img, Format};
+use fathom_storage::Location;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// Where a backup is written to.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    /// A file, which has another name until all of it is there: nobody else's.
+    File { file: PathBuf, part: PathBuf },
+    /// An image on Ceph, which is made.
+    New(OsString),
+    /// An NBD server's disk, which is written over.
+    Over(OsString),
+    /// An image of an archive, which shares its stripes with the others.
+    Archive { archive: String, name: String },
+}
+
+impl Place {
+    /// What a user has named, of a copy in that format.
+    pub(super) fn named(text: &OsStr, format: Format) -> anyhow::Result<Place> {
+        let named = Location::parse(text);
+        let location = named.map_err(|error| anyhow!("{}: {error}", text.display()))?;
+        if let Some(path) = location.path() {
+            return Place::file(path);
+        }
+        let what = location.kind().what;
+        match location.kind().name {
+            "rbd" => Ok(Place::New(text.to_owned())),
+            "nbd" if format == Format::Raw => Ok(Place::Over(text.to_owned())),
+            "nbd" => bail!("{location}: {what} is a raw disk: say -O raw"),
+            _ => bail!("{location}: {what} is no place for a backup"),
+        }
+    }
+
+    /// A file. What a link leads to is replaced, not the link.
+    pub(super) fn file(path: &Path) -> anyhow::Result<Place> {
+        let file = real(path);
+        let Some(name) = file.file_name() else {
+            bail!("{}: is not the name of a file", file.display());
+        };
+        if fs::metadata(&file).is_ok_and(|now| !now.is_file()) {
+            bail!("{}: is there, and not a file", file.display());
+        }
+        let mut name = name.to_owned();
+        name.push(format!(".{}.part", std::process::id()));
+        let part = file.with_file_name(name);
+        Ok(Place::File { file, part })
+    }
+
+    /// An image of an archive.
+    pub(super) fn archive(archive: &str, name: &OsStr) -> anyhow::Result<Place> {
+        let name = name.to_str();
+        let name = name
+            .context("names of an archive's images are UTF-8")?
+            .to_owned();
+        let archive = archive.to_owned();
+        Ok(Place::Archive { archive, name })
+    }
+
+    /// For people.
+    pub(super) fn shown(&self) -> String {
+        match self {
+            Place::File { file, .. } => file.display().to_string(),
+            Place::New(text) | Place::Over(text) => text.display().to_string(),
+            Place::Archive { archive, name } => format!("{archive}: {name}"),
+        }
+    }
+
+    /// What it is written to, but for an archive.
+    pub(super) fn target(&self) -> &OsStr {
+        match self {
+            Place::File { part, .. } => part.as_os_str(),
+            Place::New(text) | Place::Over(text) => text,
+            Place::Archive { name, .. } => OsStr::new(name),
+        }
+    }
+
+    /// It is there, and is written over.
+    pub(super) fn is_there(&self) -> bool {
+        matches!(self, Place::Over(_))
+    }
+
+    /// A file that is there, but is somebody's disk, stays what it is.
+    pub(super) fn refuse_in_use(&self) -> anyhow::Result<()> {
+        let Place::File { file, .. } = self else {
+            return Ok(());
+        };
+        let Ok(now) = File::open(file) else {
+            return Ok(());
+        };
+        let how = lock::Use {
+            writes: true,
+            share: false,
+        };
+        lock::check(file, &now, how).map_err(|error| anyhow!("{}: {error}", file.display()))
+    }
+
+    /// Makes what is to be new. From then on it is [discarded](Place::discard) unless it becomes a backup.
+    pub(super) fn begin(&self) -> anyhow::Result<()> {
+        match self {
+            Place::New(_) => match self.location()?.create()? {
+                true => Ok(()),
+                false => bail!(
+                    "{}: is there already: choose another name",
+                    self.target().display()
+                ),
+            },
+            Place::File { .. } | Place::Over(_) | Place::Archive { .. } => Ok(()),
+        }
+    }
+
+    fn location(&self) -> anyhow::Result<Location> {
+        Location::parse(self.target()).map_err(anyhow::Error::msg)
+    }
+
+    /// All of it is there: gives it its name, durably.
+    pub(super) fn put(&self, may_replace: bool) -> anyhow::Result<()> {
+        let Place::File { file, part } = self else {
+            return Ok(());
+        };
+        let failed = || format!("{}: cannot be put there", file.display());
+        let flags = match may_replace {
+            true => RenameFlags::empty(),
+            false => RenameFlags::NOREPLACE,
+        };
+        renameat_with(CWD, part, CWD, file, flags).with_context(failed)?;
+        let dir = or_here(file.parent().unwrap_or(Path::new("")));
+        let dir = File::open(dir).and_then(|dir| dir.sync_all());
+        dir.with_context(failed)
+    }
+
+    /// It is no backup: nothing of it is left. (Of an NBD server's disk nobody knows what it was.)
+    pub(super) fn discard(&self) {
+        match self {
+            Place::File { part, .. } => drop(fs::remove_file(part)),
+            Place::New(_) => {
+                let removed = self.location().and_then(|there| Ok(there.remove()?));
+                if let Err(error) = removed {
+                    eprintln!("fathom: {}", img::shown(&format!("{error:#}")));
+                }
+            }
+            Place::Over(_) | Place::Archive { .. } => {}
+        }
+    }
+}
+
+/// What this leads to; of what is not there, where it would be.
+pub(super) fn real(file: &Path) -> PathBuf {
+    let named = || {
+        let dir = fs::canonicalize(or_here(file.parent()?)).ok()?;
+        Some(dir.join(file.file_name()?))
+    };
+    let found = fs::canonicalize(file).ok().or_else(named);
+    found.unwrap_or_else(|| file.to_owned())
+}
+
+pub(super) fn or_here(dir: &Path) -> &Path {
+    match dir.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => dir,
+    }
+}
