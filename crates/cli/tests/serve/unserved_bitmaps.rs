@@ -48,6 +48,16 @@ struct Disk {
 }
 
 impl Disk {
+    /// A raw one, of zeroes.
+    fn raw(dir: &Path) -> Disk {
+        let image = as_arg(&dir.join("i"));
+        fs::write(&image, vec![0; SIZE as usize]).unwrap();
+        Disk {
+            image,
+            serve: Vec::new(),
+        }
+    }
+
     fn serve(&self) -> Served {
         let args = Vec::from_iter(self.serve.iter().map(String::as_str));
         Served::start(&self.image, &args)
@@ -191,12 +201,8 @@ fn so_are_those_of_a_device_and_of_a_server() {
 #[test]
 fn what_cannot_be_done_to_bitmaps_beside_an_image_changes_nothing() {
     let dir = disk_dir();
-    let image = as_arg(&dir.path().join("i"));
-    fs::write(&image, vec![0; SIZE as usize]).unwrap();
-    let disk = Disk {
-        image: image.clone(),
-        serve: Vec::new(),
-    };
+    let disk = Disk::raw(dir.path());
+    let image = disk.image.clone();
     disk.bitmap(&["--add"], "b");
     let own = as_arg(&dir.path().join("own"));
     qemu_img(dir.path(), &["create", "-q", "-f", "qcow2", &own, "12M"]);
@@ -401,12 +407,8 @@ fn looking_at_the_bitmaps_of_a_killed_server_leaves_them_known() {
 #[test]
 fn a_bitmap_that_has_missed_something_is_not_believed() {
     let dir = disk_dir();
-    let image = as_arg(&dir.path().join("i"));
-    fs::write(&image, vec![0; SIZE as usize]).unwrap();
-    let disk = Disk {
-        image: image.clone(),
-        serve: Vec::new(),
-    };
+    let disk = Disk::raw(dir.path());
+    let image = disk.image.clone();
     disk.bitmap(&["--add", "-f", "raw"], "b");
     let mut served = disk.serve();
     write(&served, 0, 512);

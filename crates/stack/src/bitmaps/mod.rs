@@ -6,8 +6,8 @@
 //! knows what is missing: all counts as dirty then, and the reason is told. It is never too clean.
 //!
 //! `header` is the beginning of such a file, `mapping` its bits in memory, `bitmap` the two together; `all` are those of
-//! a disk, in `place`, `limits` what there may be, `status` what is told of one. Those of a qcow2 image are in the image itself whenever the disk is not
-//! in use: `own`. Tools see to those of a disk that nobody serves: `unserved`.
+//! a disk, in `place`, `limits` what there may be, `status` what is told of one. Those of a qcow2 image are in the image
+//! itself whenever the disk is not in use: `own`. Tools see to those of a disk that nobody serves: `unserved`.
 //!
 //! A backup begins the bitmap's *successor*, which marks what is changed from its instant on. The bitmap itself
 //! goes on, too: if the backup is of no use, nothing has happened. When it is known to be safe the bitmap
