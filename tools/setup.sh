@@ -43,6 +43,7 @@ libnbd-bin
 nbd-client
 fdisk
 python3-libnbd
+virtnbdbackup
 openssl
 strace
 bpftrace

@@ -200,8 +200,8 @@ pub fn incremental(args: IncrementalArgs) -> anyhow::Result<()> {
     let Some(create) = format_options(Format::Qcow2, &args.save.options)? else {
         return Ok(());
     };
-    let place = Place::file(Path::new(&args.save.file))?;
     let file = real(Path::new(&args.save.file));
+    let place = Place::file(&file)?;
     if file.exists() {
         bail!(
             "{}: is there already, and may be a part of the series",

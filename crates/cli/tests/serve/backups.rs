@@ -4,6 +4,7 @@ use crate::alarms::events;
 use crate::driver::{Request, with_disk};
 use crate::exercise::{Random, differ, exercise};
 use crate::kinds::{ENGINES, Kind, SIZE, qemu_img, tool};
+use crate::support::nbd::python;
 use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, refused, run, stdout_of};
 use serde_json::Value;
 use std::fs;
@@ -233,6 +234,62 @@ fn a_full_disk_below_the_scratch_file_fails_the_backup_and_no_guest() {
     );
     assert_eq!(ended, Some(0), "{}", served.log());
     assert_eq!(differ(&fs::read(&image).unwrap(), &model), None);
+}
+
+/// Another program's way: its own connection, extents and reads, into a copy that is there.
+const AS_VIRTNBDBACKUP: &str = r#"
+from libvirtnbdbackup.common import common
+from libvirtnbdbackup.extenthandler import ExtentHandler
+from libvirtnbdbackup.nbdcli import Unix, client
+from os import environ
+
+kind = Unix("", environ["CONTEXT"], environ["SOCKET"])
+connection = client(kind).connect()
+extents = [extent for extent in ExtentHandler(connection, kind).queryBlockStatus() if extent.data]
+with open(environ["COPY"], "r+b") as copy:
+    for extent in extents:
+        common.writeChunk(copy, extent, connection, "raw", False)
+print(sum(extent.length for extent in extents))
+"#;
+
+#[test]
+fn virtnbdbackup_reads_all_of_a_disk_and_then_what_has_changed() {
+    let kind = Kind::all().next().unwrap();
+    let dir = kind.dir();
+    let dir = dir.path();
+    kind.make(dir);
+    let (mut model, mut random) = (kind.contents(dir, None), Random::new(77));
+    let data = as_arg(&dir.join("data.raw"));
+    let served = Served::start(&as_arg(&dir.join("i")), &kind.serve_writable(&data));
+    let (api, copy) = (served.api(), dir.join("copy"));
+    fs::File::create(&copy).unwrap().set_len(SIZE).unwrap();
+    let read = |context| {
+        let (socket, copy) = (served.arg("s.backup"), as_arg(&copy));
+        let environment = [("SOCKET", &*socket), ("COPY", &copy), ("CONTEXT", context)];
+        let bytes = python(AS_VIRTNBDBACKUP, &environment);
+        bytes.trim_end().parse::<u64>().unwrap()
+    };
+    with_disk(&served.arg("s"), 1, |disk| {
+        exercise(disk, &mut model, &mut random);
+        stdout_of(&["bitmap", "add", &api, "b"]);
+        for context in ["", "qemu:dirty-bitmap:b", "qemu:dirty-bitmap:b"] {
+            let before = model.clone();
+            let of = ["--bitmap", "b"];
+            start(&served, &of[..if context.is_empty() { 0 } else { 2 }]);
+            exercise(disk, &mut model, &mut random);
+            let bytes = read(context);
+            assert!((1..SIZE).contains(&bytes), "{context}: {bytes}");
+            assert_eq!(
+                differ(&fs::read(&copy).unwrap(), &before),
+                None,
+                "{context}"
+            );
+            stop(&served);
+            if !context.is_empty() {
+                stdout_of(&["bitmap", "advance", &api, "b"]);
+            }
+        }
+    });
 }
 
 #[test]

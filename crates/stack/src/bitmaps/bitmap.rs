@@ -25,12 +25,18 @@ pub(crate) struct Bitmap {
     /// The image has it, too.
     own: bool,
     of: Option<String>,
-    /// It was closed, and not left by a server that was killed, before it was taken into use.
-    was_closed: bool,
-    /// It was left by one.
-    was_left: bool,
+    before: Before,
     /// It has no file that others could find.
     in_memory: bool,
+}
+
+/// What it was before it was taken into use.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Before {
+    New,
+    Closed,
+    /// In use by a server that was killed.
+    Left,
 }
 
 const LOST: &str = "its file was cut off, or could not be read, while it was used";
@@ -131,13 +137,12 @@ impl Bitmap {
             }
             header.problem = Some(problem);
         }
-        let was_closed = header.used_by.is_none();
+        let before = match header.used_by {
+            None => Before::Closed,
+            Some(_) => Before::Left,
+        };
         let opened = Bitmap::in_use(file, name, header, now)?;
-        Ok(Bitmap {
-            was_closed,
-            was_left: !was_closed,
-            ..opened
-        })
+        Ok(Bitmap { before, ..opened })
     }
 
     /// What the file of that path says, which may be in use; and why that is not known to be right.
@@ -212,8 +217,7 @@ impl Bitmap {
             problem: header.problem,
             own: header.own,
             of: header.of,
-            was_closed: false,
-            was_left: false,
+            before: Before::New,
             in_memory: false,
         })
     }
@@ -329,11 +333,11 @@ impl Bitmap {
 
     /// The image has it, too, and a server that was killed has left both.
     pub(super) fn was_killed(&self) -> bool {
-        self.own && self.was_left
+        self.own && self.before == Before::Left
     }
 
     pub(super) fn was_closed(&self) -> bool {
-        self.was_closed
+        self.before == Before::Closed
     }
 
     /// Of the disk, when it was begun (bytes).
