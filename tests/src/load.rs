@@ -77,6 +77,7 @@ impl Load {
                     sleep 0.2
                 done
                 cat /tmp/load.$name.log
+                echo nothing is written to $name
                 exit 1
             done",
             self.names

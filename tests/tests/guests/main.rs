@@ -12,6 +12,7 @@ mod filters;
 mod frozen;
 mod groups;
 mod hotplug;
+mod jobs;
 mod kvm_host;
 mod limiter;
 mod limits;

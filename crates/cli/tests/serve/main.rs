@@ -14,6 +14,7 @@ mod disks;
 #[path = "../support/driver.rs"]
 mod driver;
 mod durability;
+mod elsewhere;
 mod encryption;
 mod errors;
 #[path = "../support/exercise.rs"]

@@ -7,6 +7,7 @@ use super::active::{Active, Layer};
 use super::alloc::{Allocator, Append, Refcounts, Space};
 use super::disk::{ImageOptions, OwnBitmaps};
 use super::epoch::Epochs;
+use super::follow::has_same_below;
 use super::helpers::Helpers;
 use super::io::StorageId;
 use super::layout::Layout;
@@ -50,10 +51,8 @@ pub(super) fn activate(
     rebased: Option<&(StorageId, Image)>,
     helpers: &Arc<Helpers>,
 ) -> std::result::Result<Active, DiskError> {
-    let with_tables = chain
-        .links
-        .iter()
-        .filter(|link| link.image.format().has_tables());
+    let links = chain.links();
+    let with_tables = links.iter().filter(|link| link.image.format().has_tables());
     let fresh = Fresh {
         chain,
         options,
@@ -63,7 +62,7 @@ pub(super) fn activate(
         cache: options.metadata_cache / with_tables.count().max(1) as u64,
     };
     let layers: std::result::Result<Vec<_>, _> =
-        chain.links.iter().map(|link| fresh.layer(link)).collect();
+        links.iter().map(|link| fresh.layer(link)).collect();
     let lengths = chain.storages.iter().map(|storage| {
         let len = storage
             .bytes()
@@ -360,12 +359,9 @@ fn repair(file: &dyn Storage, format: Format) -> Result<()> {
     Ok(())
 }
 
-/// Whoever had the image meanwhile must have left it the same disk.
+/// Whoever had the image meanwhile must have left it the same disk, on images that are open here.
 fn same(before: &Image, size: u64, now: &Image) -> Result<()> {
-    let unchanged = size == now.size()
-        && before.backing_file() == now.backing_file()
-        && before.backing_format() == now.backing_format();
-    match unchanged {
+    match size == now.size() && has_same_below(before, now) {
         true => Ok(()),
         false => Err(Error::invalid(
             "has another size or backing file than when it was opened: start the daemon anew",

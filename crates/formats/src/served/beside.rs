@@ -88,7 +88,7 @@ impl BesideDisk {
     }
 
     fn new(chain: &Chain, options: &ImageOptions, depth: usize) -> Result<BesideDisk, DiskError> {
-        let Some(link) = chain.links.get(depth) else {
+        let Some(link) = chain.links().get(depth).cloned() else {
             let problem = format!("has no image below it at depth {depth}");
             return Err(unusable(chain.path(), problem));
         };

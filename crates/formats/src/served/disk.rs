@@ -220,8 +220,8 @@ impl ImageDisk {
             (None, Image::Qcow2(header)) => header.snapshots,
             (None, Image::Qed(..) | Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_)) => 0,
         };
-        let links = self.chain.links.iter().enumerate();
-        let images = links.map(|(depth, link)| ChainImage {
+        let links = self.chain.links();
+        let images = links.iter().enumerate().map(|(depth, link)| ChainImage {
             path: self.chain.storages[usize::from(link.storage)]
                 .path()
                 .to_owned(),
@@ -267,7 +267,7 @@ impl ImageDisk {
     /// Bytes of what gets its place in the file at once: a cluster, or a
     /// subcluster where clusters have such.
     pub fn allocation_unit(&self) -> u64 {
-        match &self.chain.links[0].image {
+        match &self.chain.links()[0].image {
             Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => 512,
             Image::Qcow2(header) => header.geometry().subcluster_size(),
             Image::Qed(header, _) => header.cluster_size.into(),
@@ -280,7 +280,7 @@ impl ImageDisk {
     /// ordinary write. None: this image cannot be written to so, and with that
     /// option all writes fail with ENOTSUP.
     pub fn compress_unit(&self) -> Option<u64> {
-        match &self.chain.links[0].image {
+        match &self.chain.links()[0].image {
             Image::Qcow2(header) if !header.geometry().data_file && !header.is_encrypted() => {
                 Some(header.geometry().cluster_size())
             }
@@ -299,8 +299,34 @@ impl ImageDisk {
         self.helpers.do_one(number)
     }
 
-    fn unlock(&self, storages: &[Arc<dyn Storage>]) -> Result<(), DiskError> {
-        let unlocked = storages.iter().map(|storage| storage.disk().deactivate());
+    /// Takes the files into use, those of images that others have brought up or down meanwhile left out.
+    fn lock(&self) -> Result<(), DiskError> {
+        if !self.options.keep_page_cache {
+            let storages = self.chain.storages.iter();
+            storages.for_each(|storage| storage.bytes().forget_cache());
+        }
+        let own = self.chain.storages[0].disk();
+        own.activate()?;
+        let followed = self.chain.follow();
+        let mut locked = vec![own];
+        let all = followed.and_then(|()| {
+            self.chain.in_use().skip(1).try_for_each(|storage| {
+                storage.disk().activate()?;
+                locked.push(storage.disk());
+                Ok(())
+            })
+        });
+        if all.is_err() {
+            locked.iter().for_each(|disk| drop(disk.deactivate()));
+        }
+        all
+    }
+
+    fn unlock(&self) -> Result<(), DiskError> {
+        let unlocked = self
+            .chain
+            .in_use()
+            .map(|storage| storage.disk().deactivate());
         unlocked.fold(Ok(()), Result::and)
     }
 
@@ -431,7 +457,7 @@ impl ImageDisk {
             what: "its metadata cannot be written",
             source,
         });
-        written.and(self.unlock(&self.chain.storages))
+        written.and(self.unlock())
     }
 }
 
@@ -453,18 +479,7 @@ impl Disk for ImageDisk {
     }
 
     fn activate(&self) -> Result<(), DiskError> {
-        let storages = &self.chain.storages;
-        for (n, storage) in storages.iter().enumerate() {
-            if let Err(error) = storage.disk().activate() {
-                let _ = self.unlock(&storages[..n]);
-                return Err(error);
-            }
-        }
-        if !self.options.keep_page_cache {
-            storages
-                .iter()
-                .for_each(|storage| storage.bytes().forget_cache());
-        }
+        self.lock()?;
         let rebased = self.rebased.lock().unwrap_or_else(PoisonError::into_inner);
         let active = activate(
             &self.chain,
@@ -479,12 +494,15 @@ impl Disk for ImageDisk {
             Ok(active) => {
                 let active = Arc::new(active);
                 active.guard_ends();
-                self.beside.iter().for_each(|beside| beside.begin(&active));
+                // (Work on images that are no part of the disk any more finds it not in use.)
+                if self.chain.is_as_opened() {
+                    self.beside.iter().for_each(|beside| beside.begin(&active));
+                }
                 self.shared.set_active(Some(active));
                 Ok(())
             }
             Err(error) => {
-                let _ = self.unlock(storages);
+                let _ = self.unlock();
                 Err(error)
             }
         }

@@ -25,6 +25,7 @@ mod corrupt;
 mod counts;
 mod disk;
 mod epoch;
+mod follow;
 mod foreign;
 pub(crate) mod helpers;
 mod io;

@@ -15,7 +15,7 @@ use crate::{Error, Format, HostOffset, qcow2, resolve};
 use fathom_core::{DiskError, DiskInfo, RangeLimits};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The longest discard or zeroing in one request: entries change quickly.
 const MAX_RANGE: u64 = 1 << 30;
@@ -27,6 +27,7 @@ const MAX_BLOCK: u64 = 4096;
 pub const MAX_CHAIN: usize = 200;
 
 /// One image of a chain, by its header.
+#[derive(Clone)]
 pub(super) struct Link {
     pub(super) storage: StorageId,
     /// Where its guest data is.
@@ -47,9 +48,17 @@ struct Named {
 
 /// All of them, and their files.
 pub(super) struct Chain {
-    pub(super) links: Vec<Link>,
+    now: Mutex<Now>,
     pub(super) storages: Vec<Arc<dyn Storage>>,
     pub(super) counts: Arc<ImageCounts>,
+}
+
+/// What of it the disk is made of.
+#[derive(Default)]
+struct Now {
+    links: Arc<[Link]>,
+    /// Files of images that are no part of it any more.
+    left_out: Vec<StorageId>,
 }
 
 impl Chain {
@@ -61,23 +70,24 @@ impl Chain {
     ) -> Result<Chain, DiskError> {
         let mut chain = Chain {
             counts: Arc::default(),
-            links: Vec::new(),
+            now: Mutex::default(),
             storages: Vec::new(),
         };
+        let mut links = Vec::new();
         let mut next = Some(Named {
             file,
             format: options.format,
         });
         while let Some(Named { file, format }) = next {
             let path = file.path().to_owned();
-            if chain.links.len() == MAX_CHAIN {
+            if links.len() == MAX_CHAIN {
                 let problem = format!("its chain of backing files has more than {MAX_CHAIN}");
                 return Err(unusable(chain.path(), problem));
             }
-            let depth = chain.links.len();
+            let depth = links.len();
             let writable = is_writable(options, depth);
             let (file, mut image) = read_header(file, format, opener, helpers)?;
-            if let (Some(name), true) = (&options.snapshot, chain.links.is_empty()) {
+            if let (Some(name), true) = (&options.snapshot, links.is_empty()) {
                 image = image.at_snapshot(file.bytes(), name).map_err(told(&path))?;
             }
             check(&path, &image, opens_for_writing(options, depth))?;
@@ -91,13 +101,13 @@ impl Chain {
             let storage = chain.add(file)?;
             let data = chain.open_data_file(&path, &image, storage, opener, writable)?;
             let (data, seal) = chain.unlock_data(&image, storage, data, &options.keys, helpers)?;
-            let raw = match chain.links.is_empty() {
+            let raw = match links.is_empty() {
                 true => raw_window(&path, &image, options)?,
                 false => (HostOffset(0), image.size()),
             };
             let below = opens_for_writing(options, depth + 1);
             next = chain.open_backing_file(&path, &image, opener, below)?;
-            chain.links.push(Link {
+            links.push(Link {
                 storage,
                 data,
                 image,
@@ -106,7 +116,41 @@ impl Chain {
                 seal,
             });
         }
+        chain.now().links = links.into();
         Ok(chain)
+    }
+
+    /// The images, from the disk's own down.
+    pub(super) fn links(&self) -> Arc<[Link]> {
+        self.now().links.clone()
+    }
+
+    /// Fewer of them, while it is not in use: all files stay open.
+    pub(super) fn leave_out(&self, links: Vec<Link>) {
+        let mut now = self.now();
+        let stays = |gone: &&Link| links.iter().any(|link| link.storage == gone.storage);
+        let gone = now.links.iter().filter(|link| !stays(link));
+        let gone: Vec<_> = gone.flat_map(|link| [link.storage, link.data]).collect();
+        now.left_out.extend(gone);
+        now.links = links.into();
+    }
+
+    /// The files of the images that it has, the disk's own first.
+    pub(super) fn in_use(&self) -> impl Iterator<Item = &Arc<dyn Storage>> {
+        let left_out = self.now().left_out.clone();
+        let storages = self.storages.iter().enumerate();
+        let storages =
+            storages.filter(move |(id, _)| left_out.iter().all(|out| usize::from(*out) != *id));
+        storages.map(|(_, storage)| storage)
+    }
+
+    /// It has all the images that it had when it was opened.
+    pub(super) fn is_as_opened(&self) -> bool {
+        self.now().left_out.is_empty()
+    }
+
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The image's own path.
@@ -123,13 +167,14 @@ impl Chain {
                 paths[usize::from(file)] = path;
             }
         };
-        for (n, link) in self.links.iter().enumerate() {
+        let links = self.links();
+        for (n, link) in links.iter().enumerate() {
             if let Image::Qcow2(header) = &link.image
                 && link.image.has_data_file()
             {
                 set(link.storage, link.data, header.data_file());
             }
-            if let Some(below) = self.links.get(n + 1) {
+            if let Some(below) = links.get(n + 1) {
                 set(link.storage, below.storage, link.image.backing_file());
             }
         }
@@ -138,15 +183,16 @@ impl Chain {
 
     /// Of the disk that the images from that depth on are, in bytes.
     pub(super) fn size(&self, depth: usize) -> u64 {
-        match &self.links[depth].image {
-            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => self.links[depth].raw.1,
+        let link = &self.links()[depth];
+        match &link.image {
+            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => link.raw.1,
             image => image.size(),
         }
     }
 
     /// What the disk is like that the images from that depth on are.
     pub(super) fn info(&self, options: &ImageOptions, depth: usize) -> DiskInfo {
-        let link = &self.links[depth];
+        let link = &self.links()[depth];
         let storage = self.storages[usize::from(link.storage)].disk().info();
         let cluster = match &link.image {
             Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => storage.physical_block_size,
@@ -178,7 +224,8 @@ impl Chain {
     /// What is encrypted in larger sectors is written in such, or is going to be if what is above is committed.
     fn block_size(&self, depth: usize) -> u32 {
         let is_luks = |link: &&Link| matches!(link.image, Image::Luks(..));
-        let sectors = self.links[depth..].iter().filter(is_luks);
+        let links = self.links();
+        let sectors = links[depth..].iter().filter(is_luks);
         let sectors = sectors.map(|link| {
             let storage = &self.storages[usize::from(link.storage)];
             storage.disk().info().block_size
@@ -189,10 +236,11 @@ impl Chain {
 
     /// A raw file that was written to below others is as long as its disk: whole blocks were written.
     pub(super) fn trim(&self, options: &ImageOptions) -> io::Result<()> {
-        let Some(depth) = options.beside.and_then(Beside::base) else {
+        let base = options.beside.and_then(Beside::base);
+        let Some(depth) = base.filter(|_| self.is_as_opened()) else {
             return Ok(());
         };
-        let link = &self.links[depth];
+        let link = &self.links()[depth];
         let file = self.storages[usize::from(link.storage)].bytes();
         let size = link.raw.1;
         let padded = size + 1..=size.next_multiple_of(MAX_BLOCK);

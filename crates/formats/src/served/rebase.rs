@@ -24,8 +24,12 @@ impl ImageDisk {
     }
 
     /// One whose header may be written, if it has one.
-    fn rebased_link(&self, depth: usize) -> Result<&Link, DiskError> {
-        let link = self.chain.links.get(depth);
+    fn rebased_link(&self, depth: usize) -> Result<Link, DiskError> {
+        if !self.chain.is_as_opened() {
+            let problem = "has other images below it than when this was begun";
+            return Err(unusable(self.chain.path(), problem));
+        }
+        let link = self.chain.links().get(depth).cloned();
         let link = link.filter(|_| opens_for_writing(&self.options, depth));
         link.ok_or_else(|| unusable(self.chain.path(), "may not get other images below"))
     }

@@ -108,7 +108,7 @@ impl ImageDisk {
         checked.map_err(|problem| {
             DiskError::Refused(format!("{}: cannot be resized: {problem}", path.display()))
         })?;
-        let link = &self.chain.links[0];
+        let link = &self.chain.links()[0];
         let has_data_file = link.image.has_data_file();
         let data = has_data_file.then(|| self.chain.storages[usize::from(link.data)].clone());
         let raw = matches!(&image, Image::Qcow2(header) if header.data_file_is_raw());
@@ -147,7 +147,7 @@ impl ImageDisk {
     }
 
     fn is_part(&self) -> DiskError {
-        let what = match &self.chain.links[0].image {
+        let what = match &self.chain.links()[0].image {
             Image::Luks(..) => "a luks image is not resized while it is served",
             _ => "a disk that is a part of its file (--offset, --size) cannot be resized",
         };
@@ -161,7 +161,10 @@ impl ImageDisk {
 
     /// Bytes of the backing file's disk.
     fn below(&self) -> u64 {
-        self.chain.links.get(1).map_or(0, |link| link.image.size())
+        self.chain
+            .links()
+            .get(1)
+            .map_or(0, |link| link.image.size())
     }
 
     fn check_qcow2(&self, header: &qcow2::Header, size: u64) -> Result<(), String> {

@@ -1,0 +1,97 @@
+//! Chains that become shorter while the server is there, and somebody else has the disk: QEMU's tools.
+
+use crate::driver::with_disk;
+use crate::exercise::{Random, differ, exercise};
+use crate::kinds::{patient_tool, qemu_img, qemu_io};
+use crate::mirror::{check, flat};
+use crate::support::{Served, as_arg, disk_dir};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+
+/// `top` on `middle` on `low` on `base`, which is raw; each longer than the one below it.
+fn chain(format: &str) -> TempDir {
+    let dir = disk_dir();
+    let path = dir.path();
+    fs::write(path.join("base"), vec![9; 3 * MIB as usize]).unwrap();
+    let mut below = ("base", "raw");
+    for (image, size, what) in [
+        ("low", "5M", "write -P 1 4M 500k"),
+        ("middle", "7M", "write -P 2 2M 4600k"),
+        ("top", "12M", "write -P 3 6M 300k"),
+    ] {
+        let (name, of) = below;
+        let create = [
+            "create", "-q", "-f", format, "-b", name, "-F", of, image, size,
+        ];
+        qemu_img(path, &create);
+        qemu_io(path, image, format, &[what]);
+        below = (image, format);
+    }
+    dir
+}
+
+/// With QEMU's tool, as soon as the server has let go of the disk.
+fn change(dir: &Path, args: &[&str]) {
+    let done = patient_tool(dir, "qemu-img", args);
+    assert!(done.status.success(), "{args:?}: {done:?}");
+}
+
+#[test]
+fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
+    for format in ["qcow2", "qed"] {
+        let dir = chain(format);
+        let dir = dir.path();
+        let mut model = flat(dir, format, "top");
+        let mut random = Random::new(31);
+        let top = as_arg(&dir.join("top"));
+        let mut served = Served::start(&top, &["--format", format]);
+        let mut use_it = |model: &mut Vec<u8>| {
+            with_disk(&served.arg("s"), 1, |disk| {
+                assert_eq!(differ(&disk.contents(), model), None, "{format}");
+                exercise(disk, model, &mut random);
+                assert_eq!(differ(&disk.contents(), model), None, "{format}");
+            });
+            let log = served.log();
+            let told = log
+                .lines()
+                .filter_map(|line| line.split_once("others have left it on "));
+            told.map(|(_, what)| what.to_owned()).next_back()
+        };
+        assert_eq!(use_it(&mut model), None);
+        // Down: an image of the middle goes into the one below it, which becomes longer.
+        change(dir, &["commit", "-q", "-f", format, "-d", "middle"]);
+        change(
+            dir,
+            &[
+                "rebase", "-u", "-f", format, "-F", format, "-b", "low", "top",
+            ],
+        );
+        fs::remove_file(dir.join("middle")).unwrap();
+        assert_eq!(use_it(&mut model).unwrap(), "3 instead of 4 images");
+        // In the middle, the same.
+        change(dir, &["commit", "-q", "-f", format, "-d", "low"]);
+        change(
+            dir,
+            &[
+                "rebase", "-u", "-f", format, "-F", "raw", "-b", "base", "top",
+            ],
+        );
+        assert_eq!(use_it(&mut model).unwrap(), "2 instead of 3 images");
+        // Up: nothing is below it any more, and what was is somebody else's.
+        change(dir, &["rebase", "-f", format, "-F", "raw", "-b", "", "top"]);
+        File::options()
+            .write(true)
+            .open(dir.join("base"))
+            .unwrap()
+            .write_all_at(&[0xee; 1 << 20], 0)
+            .unwrap();
+        assert_eq!(use_it(&mut model).unwrap(), "1 instead of 2 images");
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+        check(dir, format, "top");
+        assert_eq!(differ(&flat(dir, format, "top"), &model), None, "{format}");
+    }
+}

@@ -1,0 +1,171 @@
+//! Guests that migrate while their disks are copied, or have their chains changed.
+
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use fathom_lab::{Disk, Guest, Machine, Server};
+use fathom_tests::image::{Image, Kind};
+use fathom_tests::load::Load;
+use fathom_tests::{Ended, Place, run};
+use serde_json::json;
+
+use super::migration::{expect_no_io_errors, wait_migrated};
+
+const MIB: u64 = 1 << 20;
+const STEP: Duration = Duration::from_secs(120);
+/// Blocks that its load writes each second.
+const RATE: u32 = 200;
+
+const CHANGED: &str = "may have been changed by others";
+
+/// Its disks, each by what is done to it meanwhile.
+const DISKS: [(&str, Kind); 4] = [
+    ("mirror", Kind::RAW),
+    ("backup", Kind::QCOW2_SMALL),
+    ("stream", Kind::QCOW2_BACKED),
+    ("commit", Kind::QED_SMALL),
+];
+
+struct Host {
+    servers: Vec<Server>,
+}
+
+impl Host {
+    /// Serves the images that the disks have now.
+    fn new(place: &Place, side: &str, images: &[Image]) -> Self {
+        let serve = |(image, (name, _)): (&Image, (&str, Kind))| {
+            image.serve(place, &format!("{name}-{side}"), &[])
+        };
+        let servers = images.iter().zip(DISKS).map(serve).collect();
+        Self { servers }
+    }
+
+    fn machine(&self, incoming: bool) -> Machine {
+        let disk =
+            |(server, (name, _)): (&Server, (&str, Kind))| Disk::vhost_user(name, server.socket());
+        Machine {
+            memory_mib: 256,
+            disks: self.servers.iter().zip(DISKS).map(disk).collect(),
+            incoming,
+            ..Machine::default()
+        }
+    }
+
+    /// What the command says of that disk.
+    fn ask(&mut self, disk: usize, words: &[&str], more: &[&str]) -> String {
+        let pid = self.servers[disk].process().pid().to_string();
+        let ended = run(&[words, &[&*pid], more].concat(), STEP);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        ended.stdout
+    }
+
+    /// What is done to its disks takes longer than a migration.
+    fn begin_jobs(&mut self, place: &Place, below: &Image) -> JoinHandle<Ended> {
+        let copy = place.path("copy");
+        let slowly = ["--speed", "1M"];
+        self.ask(
+            0,
+            &["mirror", "start"],
+            &[&[copy.to_str().unwrap(), "--active"], &slowly[..]].concat(),
+        );
+        self.ask(1, &["backup", "start"], &[]);
+        self.ask(2, &["stream", "start"], &slowly);
+        let below = below.path().to_str().unwrap().to_owned();
+        let pid = self.servers[3].process().pid().to_string();
+        let commit = thread::spawn(move || {
+            run(
+                &[&["commit", &pid, &below, "--unkept"], &slowly[..]].concat(),
+                STEP,
+            )
+        });
+        while self.show(3, "mirror").contains("no mirror") {
+            thread::sleep(Duration::from_millis(50));
+        }
+        commit
+    }
+
+    fn show(&mut self, disk: usize, kind: &str) -> String {
+        let pid = self.servers[disk].process().pid().to_string();
+        let ended = run(&[kind, "show", &pid], STEP);
+        ended.stdout + &ended.stderr
+    }
+
+    fn stop(self) {
+        for server in self.servers {
+            server.stop().unwrap();
+        }
+    }
+}
+
+fn migrate(place: &Place, from: &mut Guest, to: &mut Guest, n: usize) {
+    let channel = place.sockets().join(format!("migration-{n}"));
+    let uri = format!("unix:{}", channel.display());
+    to.qmp("migrate-incoming", json!({"uri": uri})).unwrap();
+    from.qmp("migrate", json!({"uri": uri})).unwrap();
+    wait_migrated(from);
+    to.wait_event("RESUME", STEP).unwrap();
+}
+
+/// The images are on storage that both hosts have, and what is done to them at one of them ends or waits when the
+/// guest goes to the other. When it is back with images that have changed meanwhile, no copy of them is trusted.
+#[test]
+fn a_guest_migrates_while_its_disks_are_copied_and_comes_back() {
+    let place = Place::new();
+    let mut images = DISKS.map(|(name, kind)| Image::create(place.path(name), kind, 64 * MIB));
+    let mut here = Host::new(&place, "here", &images);
+    let mut guest = Guest::boot(&here.machine(false)).unwrap();
+    let names = DISKS.map(|(name, _)| name);
+    let load = Load::start(&mut guest, &names, 24 * MIB, RATE);
+    load.wait_for_writes(&mut guest);
+    let top = place.path("top");
+    here.ask(3, &["snapshot"], &[top.to_str().unwrap(), "--unkept"]);
+    let below = std::mem::replace(&mut images[3], Image::at(top, Kind::QCOW2_BACKED));
+    load.wait_for_more_writes(&mut guest);
+
+    let there = Host::new(&place, "there", &images);
+    let mut other = Guest::start(&there.machine(true)).unwrap();
+    let commit = here.begin_jobs(&place, &below);
+    migrate(&place, &mut guest, &mut other, 1);
+    guest.quit().unwrap();
+    load.wait_for_more_writes(&mut other);
+    for disk in [0, 3] {
+        let shown = here.show(disk, "mirror");
+        assert!(shown.starts_with("waiting: "), "{shown}");
+    }
+    // (It may have come to its end before: the other server was started with a chain that is longer than this, then.)
+    let shown = here.show(2, "stream");
+    assert!(
+        shown.starts_with("waiting: ") || shown.starts_with("done: "),
+        "{shown}"
+    );
+    let of = "its virtual machine has let go of the disk";
+    assert!(here.ask(1, &["info"], &[]).contains(of));
+
+    let mut back = Guest::start(&here.machine(true)).unwrap();
+    migrate(&place, &mut other, &mut back, 2);
+    other.quit().unwrap();
+    there.stop();
+    load.wait_for_more_writes(&mut back);
+    let shown = here.show(0, "mirror");
+    assert!(
+        shown.starts_with("failed: ") && shown.contains(CHANGED),
+        "{shown}"
+    );
+    let ended = commit.join().unwrap();
+    assert!(
+        ended.code == Some(1) && ended.stderr.contains(CHANGED),
+        "{ended:?}"
+    );
+    load.expect_running(&mut back);
+    load.finish(&mut back);
+    expect_no_io_errors(&mut back);
+    while !here.show(2, "stream").starts_with("done: ") {
+        thread::sleep(Duration::from_millis(100));
+    }
+    back.power_off().unwrap();
+    here.stop();
+    for image in &images {
+        image.check_clean();
+        load.verify_on_host(&image.flat());
+    }
+}
