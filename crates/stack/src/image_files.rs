@@ -2,7 +2,7 @@
 
 use crate::confined::{AllowedDirs, data_file, no_data_file};
 use fathom_core::{Disk, DiskError};
-use fathom_files::ImageFile;
+use fathom_files::{ImageFile, gate};
 use fathom_formats::resolve;
 use fathom_formats::served::{EndGuard, ImageDisk, ImageOptions, Opener, Storage};
 use fathom_storage::{FileDisk, FileOptions, Location, OpenOptions};
@@ -145,6 +145,14 @@ impl Storage for StoredImage {
 
     fn identity(&self) -> (u64, u64) {
         self.identity
+    }
+
+    fn is_at(&self, path: &Path) -> bool {
+        let found = || gate::place(path).and_then(|place| place.metadata());
+        match self.file_disk() {
+            Some(_) => found().is_ok_and(|found| (found.dev(), found.ino()) == self.identity),
+            None => self.path == path,
+        }
     }
 
     fn guard_end(&self, guard: EndGuard) {

@@ -188,7 +188,10 @@ impl Disk for Tap {
     }
 
     fn activate(&self) -> Result<(), DiskError> {
-        self.below.activate()?;
+        self.below.activate().inspect_err(|_| {
+            // (What was tried has changed what was seen of the file when it was left.)
+            self.changed_by_others.fetch_add(1, Ordering::SeqCst);
+        })?;
         self.look_at_others();
         let image = self.file.as_ref().and_then(|file| file.when_taken());
         let image = image.filter(Metadata::is_file);

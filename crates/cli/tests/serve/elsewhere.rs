@@ -4,7 +4,8 @@ use crate::driver::with_disk;
 use crate::exercise::{Random, differ, exercise};
 use crate::kinds::{patient_tool, qemu_img, qemu_io};
 use crate::mirror::{check, flat};
-use crate::support::{Served, as_arg, disk_dir};
+use crate::support::nbd::Nbd;
+use crate::support::{Served, as_arg, disk_dir, eventually, stdout_of};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -94,4 +95,90 @@ fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
         check(dir, format, "top");
         assert_eq!(differ(&flat(dir, format, "top"), &model), None, "{format}");
     }
+}
+
+#[test]
+fn a_chain_on_other_files_is_refused_until_it_is_as_it_was() {
+    let dir = chain("qcow2");
+    let dir = dir.path();
+    let served = Nbd::start(&as_arg(&dir.join("top")), &["--format", "qcow2"]);
+    let uri = served.uri();
+    let reads = || {
+        let read = ["-r", "-f", "raw", "-c", "read -P 2 2M 1M", &uri];
+        patient_tool(dir, "qemu-io", &read).status.success()
+    };
+    let below = |image: &str, name: &str, format: &str| {
+        change(
+            dir,
+            &[
+                "rebase", "-u", "-f", "qcow2", "-F", format, "-b", name, image,
+            ],
+        );
+    };
+    let refused = |why: &str| {
+        assert!(!reads(), "{why}");
+        let count = served.log().matches("start the daemon anew").count();
+        assert!(count > 0, "{}", served.log());
+        count
+    };
+    assert!(reads());
+    // Another file below it, even if it is the same.
+    fs::copy(dir.join("middle"), dir.join("other")).unwrap();
+    below("top", "other", "qcow2");
+    let first = refused("another file");
+    below("top", "middle", "qcow2");
+    assert!(reads());
+    // One that is further down, whose place another file has taken; or by another format.
+    fs::rename(dir.join("low"), dir.join("kept")).unwrap();
+    fs::copy(dir.join("kept"), dir.join("low")).unwrap();
+    below("top", "low", "qcow2");
+    assert!(refused("another one by that name") > first);
+    fs::rename(dir.join("kept"), dir.join("low")).unwrap();
+    below("top", "low", "raw");
+    refused("another format");
+    // By whatever name; but not if that is on another file itself.
+    fs::copy(dir.join("base"), dir.join("other")).unwrap();
+    let name = as_arg(&dir.join("low"));
+    change(dir, &["commit", "-q", "-f", "qcow2", "-d", "middle"]);
+    below("low", "other", "raw");
+    below("top", &name, "qcow2");
+    refused("on another file itself");
+    below("low", "base", "raw");
+    assert!(reads());
+}
+
+#[test]
+fn work_on_a_chain_that_others_have_made_shorter_has_failed() {
+    let dir = chain("qcow2");
+    let dir = dir.path();
+    let mut model = flat(dir, "qcow2", "top");
+    let top = as_arg(&dir.join("top"));
+    let mut served = Served::start(&top, &["--format", "qcow2"]);
+    let api = served.api();
+    let show = || stdout_of(&["stream", "show", &api]);
+    with_disk(&served.arg("s"), 1, |_| {
+        stdout_of(&["stream", "start", &api, "--speed", "64k"]);
+    });
+    eventually("it waits", || show().starts_with("waiting: ").then_some(()));
+    change(dir, &["commit", "-q", "-f", "qcow2", "-d", "middle"]);
+    change(
+        dir,
+        &[
+            "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", "low", "top",
+        ],
+    );
+    with_disk(&served.arg("s"), 1, |disk| {
+        let shown = eventually("its end", || {
+            Some(show()).filter(|shown| shown.starts_with("failed: "))
+        });
+        assert!(shown.contains("shorter meanwhile: begin anew"), "{shown}");
+        assert_eq!(differ(&disk.contents(), &model), None);
+        // It is begun anew, and comes to its end.
+        stdout_of(&["stream", "start", &api, "--wait"]);
+        exercise(disk, &mut model, &mut Random::new(5));
+        assert_eq!(differ(&disk.contents(), &model), None);
+    });
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    check(dir, "qcow2", "top");
+    assert_eq!(differ(&flat(dir, "qcow2", "top"), &model), None);
 }

@@ -117,7 +117,7 @@ impl Fresh<'_> {
 
     /// Of images below, nobody records anything; nor of one that could have none when it was opened.
     fn bitmaps_of(&self, link: &Link) -> OwnBitmaps {
-        let can_have = |link: &Link| link.storage == 0 && link.image.can_have_bitmaps();
+        let can_have = |link: &Link| link.storage == 0 && self.chain.can_have_bitmaps;
         match self.options.own_bitmaps {
             OwnBitmaps::Recorded if !can_have(link) => OwnBitmaps::Missed,
             bitmaps => bitmaps,
@@ -139,8 +139,10 @@ impl Fresh<'_> {
         if let (Some(name), true) = (&self.options.snapshot, link.storage == 0) {
             image = image.at_snapshot(file.bytes(), name)?;
         }
-        let before = self.rebased.filter(|(of, _)| *of == link.storage);
-        let before = before.map_or(&link.image, |(_, image)| image);
+        let rebased = self
+            .rebased
+            .filter(|(of, to)| *of == link.storage && has_same_below(to, &image));
+        let before = rebased.map_or(&link.image, |(_, image)| image);
         same(before, self.size_of(link), &image)?;
         check(file.path(), &image, link.writable)
             .map_err(|error| Error::Unsupported(error.to_string()))?;

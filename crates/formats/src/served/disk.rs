@@ -216,7 +216,7 @@ impl ImageDisk {
         let active = self.active();
         // (In an image in use there may be others than when it was opened.)
         let snapshots = |depth: usize, link: &Link| match (&active, &link.image) {
-            (Some(active), _) => active.layers[depth].snapshots(),
+            (Some(active), _) => active.layers.get(depth).map_or(0, Layer::snapshots),
             (None, Image::Qcow2(header)) => header.snapshots,
             (None, Image::Qed(..) | Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_)) => 0,
         };
@@ -226,7 +226,7 @@ impl ImageDisk {
                 .path()
                 .to_owned(),
             format: link.image.format(),
-            size: self.chain.size(depth),
+            size: link.size(),
             snapshots: snapshots(depth, link),
         });
         images.collect()
@@ -301,13 +301,14 @@ impl ImageDisk {
 
     /// Takes the files into use, those of images that others have brought up or down meanwhile left out.
     fn lock(&self) -> Result<(), DiskError> {
-        if !self.options.keep_page_cache {
-            let storages = self.chain.storages.iter();
-            storages.for_each(|storage| storage.bytes().forget_cache());
-        }
         let own = self.chain.storages[0].disk();
         own.activate()?;
-        let followed = self.chain.follow();
+        self.forget_cache();
+        // (A snapshot has what was below it.)
+        let followed = match self.options.snapshot {
+            Some(_) => Ok(()),
+            None => self.chain.follow(),
+        };
         let mut locked = vec![own];
         let all = followed.and_then(|()| {
             self.chain.in_use().skip(1).try_for_each(|storage| {
@@ -316,10 +317,19 @@ impl ImageDisk {
                 Ok(())
             })
         });
+        self.forget_cache();
         if all.is_err() {
             locked.iter().for_each(|disk| drop(disk.deactivate()));
         }
         all
+    }
+
+    /// Somebody else may have written to the files from another host.
+    fn forget_cache(&self) {
+        if !self.options.keep_page_cache {
+            let storages = self.chain.in_use();
+            storages.for_each(|storage| storage.bytes().forget_cache());
+        }
     }
 
     fn unlock(&self) -> Result<(), DiskError> {
@@ -494,7 +504,7 @@ impl Disk for ImageDisk {
             Ok(active) => {
                 let active = Arc::new(active);
                 active.guard_ends();
-                // (Work on images that are no part of the disk any more finds it not in use.)
+                // (Work on images that are no part of the disk any more: see `check_images`.)
                 if self.chain.is_as_opened() {
                     self.beside.iter().for_each(|beside| beside.begin(&active));
                 }

@@ -7,20 +7,23 @@
 
 use super::open::{Chain, Link};
 use super::problem::told;
+use super::storage::Storage;
 use crate::offline::Image;
-use crate::{Format, Result, resolve};
+use crate::{Error, Format, Result, resolve};
 use fathom_core::DiskError;
-use std::path::PathBuf;
 
 impl Chain {
     /// Leaves out what the images above do not need any more, by the headers as they are now. The first file is in use,
-    /// so that nobody else changes the chain; what is not known here is left as it was, for whoever takes it into use.
+    /// so that nobody else changes the chain. With something that is not known here all is left as it was: whoever takes it
+    /// into use says so.
     pub(super) fn follow(&self) -> std::result::Result<(), DiskError> {
-        let (before, paths) = (self.links(), self.paths());
+        let before = self.links();
         let mut now: Vec<Link> = Vec::new();
         let mut next = Some(0);
         while let Some(n) = next {
-            let (link, below) = follow_link(self, &before, &paths, n, now.len() < n)?;
+            let Some((link, below)) = self.follow_link(&before, n, now.len() < n)? else {
+                return Ok(());
+            };
             now.push(link);
             next = below;
         }
@@ -32,64 +35,78 @@ impl Chain {
         }
         Ok(())
     }
-}
 
-/// An image as it is now, and which one it has below. `is_new_there`: those between it and the one above are left out.
-fn follow_link(
-    chain: &Chain,
-    before: &[Link],
-    paths: &[PathBuf],
-    n: usize,
-    is_new_there: bool,
-) -> std::result::Result<(Link, Option<usize>), DiskError> {
-    let mut link = before[n].clone();
-    let as_before = (n + 1 < before.len()).then_some(n + 1);
-    let (has_tables, format) = (link.image.format().has_tables(), link.image.format());
-    if !(has_tables && as_before.is_some() || is_new_there && (has_tables || format == Format::Raw))
-    {
-        return Ok((link, as_before));
-    }
-    let file = &chain.storages[usize::from(link.storage)];
-    let image = Image::read(file.bytes(), format).map_err(told(file.path()))?;
-    let below = match has_same_below(&link.image, &image) {
-        true => as_before,
-        false => below(before, paths, n, &image)
-            .map_err(told(file.path()))?
-            .unwrap_or(as_before),
-    };
-    if is_new_there || below != as_before {
-        // (What others have written to it may have made it longer.)
-        link.raw.1 = if has_tables { 0 } else { image.size() };
-        link.image = image;
-    }
-    Ok((link, below))
-}
-
-/// Which image of the chain it has below now, further down than before, or that it has none; None: another one.
-fn below(
-    before: &[Link],
-    paths: &[PathBuf],
-    n: usize,
-    now: &Image,
-) -> Result<Option<Option<usize>>> {
-    let Some(name) = now.backing_file() else {
-        return Ok(Some(None));
-    };
-    let path = |link: &Link| &paths[usize::from(link.storage)];
-    let named = resolve(path(&before[n]), name)?;
-    let format = now.backing_format().map(|name| Format::from_name(&name));
-    let format = format.transpose()?;
-    let is_it = |other: &Link| {
-        let fits = match (format, now) {
-            (Some(format), _) => format == other.image.format(),
-            // (Its header says raw or nothing.)
-            (None, Image::Qed(..)) => other.image.format().has_tables(),
-            (None, _) => false,
+    /// An image as it is now, and which one it has below. `is_new_there`: those between it and the one above are left out. None:
+    /// it has another file below it.
+    fn follow_link(
+        &self,
+        before: &[Link],
+        n: usize,
+        is_new_there: bool,
+    ) -> std::result::Result<Option<(Link, Option<usize>)>, DiskError> {
+        let mut link = before[n].clone();
+        let as_before = (n + 1 < before.len()).then_some(n + 1);
+        let file = &self.storages[usize::from(link.storage)];
+        if !link.image.format().has_tables() {
+            if is_new_there {
+                take_in_size(&mut link, &**file).map_err(told(file.path()))?;
+            }
+            return Ok(Some((link, as_before)));
+        }
+        let image = Image::read(file.bytes(), link.image.format()).map_err(told(file.path()))?;
+        let below = match has_same_below(&link.image, &image) {
+            true => as_before,
+            false => match self.below(before, n, &image).map_err(told(file.path()))? {
+                Some(below) => below,
+                None => return Ok(None),
+            },
         };
-        fits && *path(other) == named
+        if is_new_there || below != as_before {
+            link.image = image;
+        }
+        Ok(Some((link, below)))
+    }
+
+    /// Which image of the chain it has below now, further down than before, or that it has none; None: another one.
+    fn below(&self, before: &[Link], n: usize, now: &Image) -> Result<Option<Option<usize>>> {
+        let Some(name) = now.backing_file() else {
+            return Ok(Some(None));
+        };
+        let storage = |link: &Link| &self.storages[usize::from(link.storage)];
+        let Ok(named) = resolve(storage(&before[n]).path(), name) else {
+            return Ok(None);
+        };
+        let format = now.backing_format().map(|name| Format::from_name(&name));
+        let format = format.transpose()?;
+        let is_it = |other: &Link| {
+            let fits = match (format, now) {
+                (Some(format), _) => format == other.image.format(),
+                // (Its header says raw or nothing.)
+                (None, Image::Qed(..)) => other.image.format().has_tables(),
+                (None, _) => false,
+            };
+            fits && storage(other).is_at(&named)
+        };
+        let further = (n + 2..before.len()).find(|m| is_it(&before[*m]));
+        Ok(further.map(Some))
+    }
+}
+
+/// What others have written to an image without tables may have made it longer.
+fn take_in_size(link: &mut Link, file: &dyn Storage) -> Result<()> {
+    let len = || {
+        let len = file.bytes().len();
+        len.map_err(Error::io("its size cannot be read"))
     };
-    let further = (n + 2..before.len()).find(|m| is_it(&before[*m]));
-    Ok(further.map(Some))
+    match &mut link.image {
+        Image::Raw { size } | Image::Luks(_, size) => {
+            *size = len()?;
+            link.raw.1 = *size;
+        }
+        // (Whoever takes one into use looks whether it has another size.)
+        Image::Foreign(_) | Image::Qcow2(_) | Image::Qed(..) => {}
+    }
+    Ok(())
 }
 
 /// Whether they name the same file below them, in the same format.

@@ -40,6 +40,16 @@ pub(super) struct Link {
     pub(super) seal: Option<Fingerprint>,
 }
 
+impl Link {
+    /// Of the disk that it is with those below it, in bytes.
+    pub(super) fn size(&self) -> u64 {
+        match &self.image {
+            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => self.raw.1,
+            image => image.size(),
+        }
+    }
+}
+
 /// A file, and what it is said to be.
 struct Named {
     file: Arc<dyn Storage>,
@@ -49,6 +59,8 @@ struct Named {
 /// All of them, and their files.
 pub(super) struct Chain {
     now: Mutex<Now>,
+    /// Its first image could have bitmaps when it was opened.
+    pub(super) can_have_bitmaps: bool,
     pub(super) storages: Vec<Arc<dyn Storage>>,
     pub(super) counts: Arc<ImageCounts>,
 }
@@ -71,6 +83,7 @@ impl Chain {
         let mut chain = Chain {
             counts: Arc::default(),
             now: Mutex::default(),
+            can_have_bitmaps: false,
             storages: Vec::new(),
         };
         let mut links = Vec::new();
@@ -116,6 +129,7 @@ impl Chain {
                 seal,
             });
         }
+        chain.can_have_bitmaps = links[0].image.can_have_bitmaps();
         chain.now().links = links.into();
         Ok(chain)
     }
@@ -130,7 +144,8 @@ impl Chain {
         let mut now = self.now();
         let stays = |gone: &&Link| links.iter().any(|link| link.storage == gone.storage);
         let gone = now.links.iter().filter(|link| !stays(link));
-        let gone: Vec<_> = gone.flat_map(|link| [link.storage, link.data]).collect();
+        // (One image's files are one after the other.)
+        let gone: Vec<_> = gone.flat_map(|link| link.storage..=link.data).collect();
         now.left_out.extend(gone);
         now.links = links.into();
     }
@@ -183,11 +198,7 @@ impl Chain {
 
     /// Of the disk that the images from that depth on are, in bytes.
     pub(super) fn size(&self, depth: usize) -> u64 {
-        let link = &self.links()[depth];
-        match &link.image {
-            Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_) => link.raw.1,
-            image => image.size(),
-        }
+        self.links()[depth].size()
     }
 
     /// What the disk is like that the images from that depth on are.

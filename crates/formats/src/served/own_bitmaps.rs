@@ -42,7 +42,7 @@ const BITS: u64 = u64::BITS as u64;
 impl ImageDisk {
     /// Whether there can be bitmaps in the image.
     pub fn can_have_bitmaps(&self) -> bool {
-        self.chain.links()[0].image.can_have_bitmaps()
+        self.chain.can_have_bitmaps
     }
 
     /// Whether it was activated with changes that a killed server had in memory.

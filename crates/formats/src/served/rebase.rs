@@ -23,12 +23,21 @@ impl ImageDisk {
         checked.map_err(told(file.path()))
     }
 
+    /// An error if others have left out images of the chain since it was opened: whoever works on it goes by what it was,
+    /// and disks [beside](ImageDisk::beside) it are of no use any more.
+    pub fn check_images(&self) -> Result<(), DiskError> {
+        match self.chain.is_as_opened() {
+            true => Ok(()),
+            false => Err(unusable(
+                self.chain.path(),
+                "others have made its chain of images shorter meanwhile: begin anew",
+            )),
+        }
+    }
+
     /// One whose header may be written, if it has one.
     fn rebased_link(&self, depth: usize) -> Result<Link, DiskError> {
-        if !self.chain.is_as_opened() {
-            let problem = "has other images below it than when this was begun";
-            return Err(unusable(self.chain.path(), problem));
-        }
+        self.check_images()?;
         let link = self.chain.links().get(depth).cloned();
         let link = link.filter(|_| opens_for_writing(&self.options, depth));
         link.ok_or_else(|| unusable(self.chain.path(), "may not get other images below"))

@@ -22,6 +22,10 @@ pub trait Storage: Send + Sync {
     fn path(&self) -> &Path;
     /// The same for two storages exactly if they are the same file.
     fn identity(&self) -> (u64, u64);
+    /// Whether that path leads to it now.
+    fn is_at(&self, path: &Path) -> bool {
+        self.path() == path
+    }
     /// From now on requests that read beyond the file's end ask first.
     /// (Storages that nobody else can cut need not.)
     fn guard_end(&self, _guard: EndGuard) {}

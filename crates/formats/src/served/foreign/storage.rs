@@ -46,6 +46,10 @@ impl Storage for Foreign {
         self.bytes.0.files[0].identity()
     }
 
+    fn is_at(&self, path: &Path) -> bool {
+        self.bytes.0.files[0].is_at(path)
+    }
+
     /// What has been cut off its files is an error in any case.
     fn guard_end(&self, _guard: EndGuard) {}
 }

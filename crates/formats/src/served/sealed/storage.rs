@@ -64,6 +64,10 @@ impl Storage for Sealed {
         self.disk.file.identity()
     }
 
+    fn is_at(&self, path: &Path) -> bool {
+        self.disk.file.is_at(path)
+    }
+
     fn guard_end(&self, guard: EndGuard) {
         // (The image's own storage has asked for its file.)
         if self.disk.header.is_some() {
