@@ -7,6 +7,7 @@
 //! request ([`worker_io`]): [`read`], [`write`], [`compress`], [`zero`],
 //! [`copy_up`] and [`write_back`]. So is what a worker does for nobody's request ([`jobs`]): [`resize`].
 //!
+//! Before an image is used, its chain is as it is now ([`follow`]), not as it was when it was [opened](open).
 //! What all workers share is [`active`]: for each image of the chain its
 //! [`tables`], of which [`cache`] holds [`slice`]s, and the free space
 //! ([`alloc`]). What is not on disk is in the [`journal`], too, by which a
