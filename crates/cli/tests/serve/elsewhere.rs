@@ -5,7 +5,7 @@ use crate::exercise::{Random, differ, exercise};
 use crate::kinds::{patient_tool, qemu_img, qemu_io};
 use crate::mirror::{check, flat};
 use crate::support::nbd::Nbd;
-use crate::support::{Served, as_arg, disk_dir, eventually, stdout_of};
+use crate::support::{Served, as_arg, disk_dir, eventually, fathom, stdout_of};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -59,9 +59,12 @@ fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
             let log = served.log();
             let told = log
                 .lines()
-                .filter_map(|line| line.split_once("others have left it on "));
+                .filter_map(|line| line.split_once("top: is on "));
             told.map(|(_, what)| what.to_owned()).next_back()
         };
+        assert_eq!(use_it(&mut model), None);
+        // All names stay, and an image below becomes longer: it gets all that the disk's own has.
+        change(dir, &["commit", "-q", "-f", format, "top"]);
         assert_eq!(use_it(&mut model), None);
         // Down: an image of the middle goes into the one below it, which becomes longer.
         change(dir, &["commit", "-q", "-f", format, "-d", "middle"]);
@@ -72,7 +75,7 @@ fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
             ],
         );
         fs::remove_file(dir.join("middle")).unwrap();
-        assert_eq!(use_it(&mut model).unwrap(), "3 instead of 4 images");
+        assert_eq!(use_it(&mut model).unwrap(), "3 instead of 4 images now");
         // In the middle, the same.
         change(dir, &["commit", "-q", "-f", format, "-d", "low"]);
         change(
@@ -81,7 +84,7 @@ fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
                 "rebase", "-u", "-f", format, "-F", "raw", "-b", "base", "top",
             ],
         );
-        assert_eq!(use_it(&mut model).unwrap(), "2 instead of 3 images");
+        assert_eq!(use_it(&mut model).unwrap(), "2 instead of 3 images now");
         // Up: nothing is below it any more, and what was is somebody else's.
         change(dir, &["rebase", "-f", format, "-F", "raw", "-b", "", "top"]);
         File::options()
@@ -90,7 +93,7 @@ fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
             .unwrap()
             .write_all_at(&[0xee; 1 << 20], 0)
             .unwrap();
-        assert_eq!(use_it(&mut model).unwrap(), "1 instead of 2 images");
+        assert_eq!(use_it(&mut model).unwrap(), "1 instead of 2 images now");
         assert_eq!(served.terminate().0, Some(0), "{}", served.log());
         check(dir, format, "top");
         assert_eq!(differ(&flat(dir, format, "top"), &model), None, "{format}");
@@ -145,6 +148,71 @@ fn a_chain_on_other_files_is_refused_until_it_is_as_it_was() {
     refused("on another file itself");
     below("low", "base", "raw");
     assert!(reads());
+}
+
+/// A qcow2 image `top` on a shorter one, `base`.
+fn on_shorter(dir: &Path, format: &str) -> String {
+    let create = [
+        "create", "-q", "-f", "qcow2", "-u", "-b", "base", "-F", format, "top", "12M",
+    ];
+    qemu_img(dir, &create);
+    as_arg(&dir.join("top"))
+}
+
+#[test]
+fn a_raw_image_below_is_as_long_as_others_have_made_it() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    fs::write(dir.join("base"), vec![9; 3 * MIB as usize]).unwrap();
+    let top = on_shorter(dir, "raw");
+    let served = Served::start(&top, &["--format", "qcow2"]);
+    let (mut model, mut random) = (flat(dir, "qcow2", &top), Random::new(8));
+    for round in 0..3 {
+        with_disk(&served.arg("s"), 1, |disk| {
+            assert_eq!(differ(&disk.contents(), &model), None, "{round}");
+            exercise(disk, &mut model, &mut random);
+        });
+        change(dir, &["commit", "-q", "-f", "qcow2", "top"]);
+    }
+}
+
+#[test]
+fn an_encrypted_image_below_is_as_long_as_others_have_made_it() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    fs::write(dir.join("key"), "correct horse").unwrap();
+    let key = format!("file:{}", as_arg(&dir.join("key")));
+    let base = as_arg(&dir.join("base"));
+    let create = [
+        "img",
+        "create",
+        "-q",
+        "-f",
+        "luks",
+        "-o",
+        "iter-time=10",
+        &base,
+        "3M",
+    ];
+    stdout_of(&[&create[..], &["--key", &key]].concat());
+    let top = on_shorter(dir, "luks");
+    let served = Served::start(&top, &["--format", "qcow2", "--key", &key]);
+    let contents = || with_disk(&served.arg("s"), 1, |disk| disk.contents());
+    let before = contents();
+    let fathom = |args: &[&str]| fathom().args(args).args(["--key", &key]).output().unwrap();
+    eventually("nobody has it", || {
+        let resized = fathom(&["img", "resize", "-q", "-f", "luks", &base, "12M"]);
+        resized.status.success().then_some(())
+    });
+    // (What was never written to it is anything.)
+    let now = as_arg(&dir.join("now"));
+    let convert = [
+        "img", "convert", "-q", "-f", "qcow2", "-O", "raw", &top, &now,
+    ];
+    assert!(fathom(&convert).status.success());
+    let now = fs::read(now).unwrap();
+    assert!(now[..3 << 20] == before[..3 << 20] && now != before);
+    assert_eq!(differ(&contents(), &now), None);
 }
 
 #[test]

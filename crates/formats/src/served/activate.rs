@@ -63,7 +63,11 @@ pub(super) fn activate(
     };
     let layers: std::result::Result<Vec<_>, _> =
         links.iter().map(|link| fresh.layer(link)).collect();
-    let lengths = chain.storages.iter().map(|storage| {
+    let is_used = |id| { links.iter() }.any(|link| (link.storage..=link.data).contains(&id));
+    let lengths = (0..).zip(&chain.storages).map(|(id, storage)| {
+        if !is_used(id) {
+            return Ok(0);
+        }
         let len = storage
             .bytes()
             .len()

@@ -299,44 +299,44 @@ impl ImageDisk {
         self.helpers.do_one(number)
     }
 
-    /// Takes the files into use, those of images that others have brought up or down meanwhile left out.
+    /// Takes the files into use, but for those of images that it is not made of any more.
     fn lock(&self) -> Result<(), DiskError> {
-        let own = self.chain.storages[0].disk();
+        let chain = &self.chain;
+        let own = chain.storages[0].disk();
         own.activate()?;
-        self.forget_cache();
-        // (A snapshot has what was below it.)
-        let followed = match self.options.snapshot {
-            Some(_) => Ok(()),
-            None => self.chain.follow(),
-        };
         let mut locked = vec![own];
-        let all = followed.and_then(|()| {
-            self.chain.in_use().skip(1).try_for_each(|storage| {
+        let mut take = || {
+            self.forget_cache(&chain.links());
+            let links = match self.options.snapshot {
+                // (It has what was below it.)
+                Some(_) => chain.links().to_vec(),
+                None => chain.follow()?,
+            };
+            for storage in chain.files_of(&links).into_iter().skip(1) {
                 storage.disk().activate()?;
                 locked.push(storage.disk());
-                Ok(())
-            })
-        });
-        self.forget_cache();
-        if all.is_err() {
+            }
+            self.forget_cache(&links);
+            chain.take(links)
+        };
+        let taken = take();
+        if taken.is_err() {
             locked.iter().for_each(|disk| drop(disk.deactivate()));
         }
-        all
+        taken
     }
 
-    /// Somebody else may have written to the files from another host.
-    fn forget_cache(&self) {
+    /// Somebody may have written to the files from another host.
+    fn forget_cache(&self, links: &[Link]) {
         if !self.options.keep_page_cache {
-            let storages = self.chain.in_use();
-            storages.for_each(|storage| storage.bytes().forget_cache());
+            let files = self.chain.files_of(links).into_iter();
+            files.for_each(|file| file.bytes().forget_cache());
         }
     }
 
     fn unlock(&self) -> Result<(), DiskError> {
-        let unlocked = self
-            .chain
-            .in_use()
-            .map(|storage| storage.disk().deactivate());
+        let files = self.chain.files_of(&self.chain.links()).into_iter();
+        let unlocked = files.map(|file| file.disk().deactivate());
         unlocked.fold(Ok(()), Result::and)
     }
 

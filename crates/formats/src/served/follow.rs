@@ -1,11 +1,11 @@
-//! A chain that has become shorter while others had its first image.
+//! A chain that others have changed since it was opened.
 //!
 //! Before a disk is taken into use, another server may have brought what is below its image into that, or images of
 //! the middle into the one below them: the source of a live migration, whose job came to its end after the target had
-//! been started. It is the same disk then, on fewer of the files that are open here. On any other file it has to be
-//! opened anew.
+//! been started. It is the same disk then, on fewer of the files that are open here, and some of them may be longer. On
+//! any other file it has to be opened anew.
 
-use super::open::{Chain, Link};
+use super::open::{Chain, Link, is_padded};
 use super::problem::told;
 use super::storage::Storage;
 use crate::offline::Image;
@@ -13,61 +13,60 @@ use crate::{Error, Format, Result, resolve};
 use fathom_core::DiskError;
 
 impl Chain {
-    /// Leaves out what the images above do not need any more, by the headers as they are now. The first file is in use,
-    /// so that nobody else changes the chain. With something that is not known here all is left as it was: whoever takes it
-    /// into use says so.
-    pub(super) fn follow(&self) -> std::result::Result<(), DiskError> {
+    /// The images that the disk is made of, by their headers as they are now: without those that the ones above do not
+    /// name any more. The first file is in use. With something that is not known here they are those that it was made of:
+    /// whoever takes them into use says so.
+    pub(super) fn follow(&self) -> std::result::Result<Vec<Link>, DiskError> {
         let before = self.links();
         let mut now: Vec<Link> = Vec::new();
         let mut next = Some(0);
         while let Some(n) = next {
-            let Some((link, below)) = self.follow_link(&before, n, now.len() < n)? else {
-                return Ok(());
+            let Some((link, below)) = self.follow_link(&before, n)? else {
+                return Ok(before.to_vec());
             };
             now.push(link);
             next = below;
         }
-        if now.len() < before.len() {
-            let path = self.path().display();
-            let (from, to) = (before.len(), now.len());
-            tracing::info!("{path}: others have left it on {to} instead of {from} images");
-            self.leave_out(now);
+        Ok(now)
+    }
+
+    /// It is made of these, whose files are in use.
+    pub(super) fn take(&self, mut links: Vec<Link>) -> std::result::Result<(), DiskError> {
+        for link in links.iter_mut().skip(1) {
+            let file = &self.storages[usize::from(link.storage)];
+            take_in(link, &**file).map_err(told(file.path()))?;
         }
+        let (from, to) = (self.links().len(), links.len());
+        if to < from {
+            let path = self.path().display();
+            tracing::info!("{path}: is on {to} instead of {from} images now");
+        }
+        self.set_links(links);
         Ok(())
     }
 
-    /// An image as it is now, and which one it has below. `is_new_there`: those between it and the one above are left out. None:
-    /// it has another file below it.
+    /// An image, and which one it has below now. None: it has another file below it.
     fn follow_link(
         &self,
         before: &[Link],
         n: usize,
-        is_new_there: bool,
     ) -> std::result::Result<Option<(Link, Option<usize>)>, DiskError> {
         let mut link = before[n].clone();
         let as_before = (n + 1 < before.len()).then_some(n + 1);
-        let file = &self.storages[usize::from(link.storage)];
         if !link.image.format().has_tables() {
-            if is_new_there {
-                take_in_size(&mut link, &**file).map_err(told(file.path()))?;
-            }
             return Ok(Some((link, as_before)));
         }
+        let file = &self.storages[usize::from(link.storage)];
         let image = Image::read(file.bytes(), link.image.format()).map_err(told(file.path()))?;
-        let below = match has_same_below(&link.image, &image) {
-            true => as_before,
-            false => match self.below(before, n, &image).map_err(told(file.path()))? {
-                Some(below) => below,
-                None => return Ok(None),
-            },
-        };
-        if is_new_there || below != as_before {
-            link.image = image;
+        if has_same_below(&link.image, &image) {
+            return Ok(Some((link, as_before)));
         }
-        Ok(Some((link, below)))
+        let below = self.below(before, n, &image).map_err(told(file.path()))?;
+        link.image = image;
+        Ok(below.map(|below| (link, below)))
     }
 
-    /// Which image of the chain it has below now, further down than before, or that it has none; None: another one.
+    /// Which image of the chain it has below now, or that it has none; None: another one.
     fn below(&self, before: &[Link], n: usize, now: &Image) -> Result<Option<Option<usize>>> {
         let Some(name) = now.backing_file() else {
             return Ok(Some(None));
@@ -87,24 +86,31 @@ impl Chain {
             };
             fits && storage(other).is_at(&named)
         };
-        let further = (n + 2..before.len()).find(|m| is_it(&before[*m]));
-        Ok(further.map(Some))
+        let found = (n + 1..before.len()).find(|m| is_it(&before[*m]));
+        Ok(found.map(Some))
     }
 }
 
-/// What others have written to an image without tables may have made it longer.
-fn take_in_size(link: &mut Link, file: &dyn Storage) -> Result<()> {
-    let len = || {
-        let len = file.bytes().len();
-        len.map_err(Error::io("its size cannot be read"))
-    };
+/// What others have written to an image below may have made it longer.
+fn take_in(link: &mut Link, file: &dyn Storage) -> Result<()> {
     match &mut link.image {
         Image::Raw { size } | Image::Luks(_, size) => {
-            *size = len()?;
-            link.raw.1 = *size;
+            let len = file.bytes().len();
+            let len = len.map_err(Error::io("its size cannot be read"))?;
+            if !(link.writable && is_padded(link.raw.1, len)) {
+                *size = len;
+                link.raw.1 = link.image.size();
+            }
         }
-        // (Whoever takes one into use looks whether it has another size.)
-        Image::Foreign(_) | Image::Qcow2(_) | Image::Qed(..) => {}
+        Image::Qcow2(_) | Image::Qed(..) => {
+            let image = Image::read(file.bytes(), link.image.format())?;
+            // (Else whoever takes it into use refuses it.)
+            if has_same_below(&link.image, &image) {
+                link.image = image;
+            }
+        }
+        // (Whoever takes it into use looks whether it has another size.)
+        Image::Foreign(_) => {}
     }
     Ok(())
 }

@@ -58,19 +58,14 @@ struct Named {
 
 /// All of them, and their files.
 pub(super) struct Chain {
-    now: Mutex<Now>,
+    /// What the disk is made of.
+    links: Mutex<Arc<[Link]>>,
+    /// So many they were when it was opened.
+    opened: usize,
     /// Its first image could have bitmaps when it was opened.
     pub(super) can_have_bitmaps: bool,
     pub(super) storages: Vec<Arc<dyn Storage>>,
     pub(super) counts: Arc<ImageCounts>,
-}
-
-/// What of it the disk is made of.
-#[derive(Default)]
-struct Now {
-    links: Arc<[Link]>,
-    /// Files of images that are no part of it any more.
-    left_out: Vec<StorageId>,
 }
 
 impl Chain {
@@ -82,7 +77,8 @@ impl Chain {
     ) -> Result<Chain, DiskError> {
         let mut chain = Chain {
             counts: Arc::default(),
-            now: Mutex::default(),
+            links: Mutex::default(),
+            opened: 0,
             can_have_bitmaps: false,
             storages: Vec::new(),
         };
@@ -130,42 +126,35 @@ impl Chain {
             });
         }
         chain.can_have_bitmaps = links[0].image.can_have_bitmaps();
-        chain.now().links = links.into();
+        chain.opened = links.len();
+        chain.set_links(links);
         Ok(chain)
     }
 
     /// The images, from the disk's own down.
     pub(super) fn links(&self) -> Arc<[Link]> {
-        self.now().links.clone()
+        self.now().clone()
     }
 
-    /// Fewer of them, while it is not in use: all files stay open.
-    pub(super) fn leave_out(&self, links: Vec<Link>) {
-        let mut now = self.now();
-        let stays = |gone: &&Link| links.iter().any(|link| link.storage == gone.storage);
-        let gone = now.links.iter().filter(|link| !stays(link));
-        // (One image's files are one after the other.)
-        let gone: Vec<_> = gone.flat_map(|link| link.storage..=link.data).collect();
-        now.left_out.extend(gone);
-        now.links = links.into();
+    /// Others, or fewer of them, while it is not in use: all files stay open.
+    pub(super) fn set_links(&self, links: Vec<Link>) {
+        *self.now() = links.into();
     }
 
-    /// The files of the images that it has, the disk's own first.
-    pub(super) fn in_use(&self) -> impl Iterator<Item = &Arc<dyn Storage>> {
-        let left_out = self.now().left_out.clone();
-        let storages = self.storages.iter().enumerate();
-        let storages =
-            storages.filter(move |(id, _)| left_out.iter().all(|out| usize::from(*out) != *id));
-        storages.map(|(_, storage)| storage)
+    /// Of these images, the first one's own first.
+    pub(super) fn files_of(&self, links: &[Link]) -> Vec<&Arc<dyn Storage>> {
+        // (One image's are one after the other.)
+        let ids = links.iter().flat_map(|link| link.storage..=link.data);
+        ids.map(|id| &self.storages[usize::from(id)]).collect()
     }
 
     /// It has all the images that it had when it was opened.
     pub(super) fn is_as_opened(&self) -> bool {
-        self.now().left_out.is_empty()
+        self.now().len() == self.opened
     }
 
-    fn now(&self) -> MutexGuard<'_, Now> {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    fn now(&self) -> MutexGuard<'_, Arc<[Link]>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The image's own path.
@@ -254,10 +243,9 @@ impl Chain {
         let link = &self.links()[depth];
         let file = self.storages[usize::from(link.storage)].bytes();
         let size = link.raw.1;
-        let padded = size + 1..=size.next_multiple_of(MAX_BLOCK);
         match link.image {
             Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_)
-                if file.grows() && padded.contains(&file.len()?) =>
+                if file.grows() && is_padded(size, file.len()?) =>
             {
                 file.set_len(size)?;
                 file.sync()
@@ -400,6 +388,11 @@ fn read_header(
             Ok((file, image))
         }
     }
+}
+
+/// A raw file that was written to below others is longer than its disk: whole blocks were written.
+pub(super) fn is_padded(size: u64, len: u64) -> bool {
+    (size + 1..=size.next_multiple_of(MAX_BLOCK)).contains(&len)
 }
 
 /// What can be told by the header alone.

@@ -23,14 +23,14 @@ impl ImageDisk {
         checked.map_err(told(file.path()))
     }
 
-    /// An error if others have left out images of the chain since it was opened: whoever works on it goes by what it was,
-    /// and disks [beside](ImageDisk::beside) it are of no use any more.
+    /// An error if the disk is made of fewer images than when it was opened: whoever works on it goes by what it was, and disks
+    /// [beside](ImageDisk::beside) it are of no use any more.
     pub fn check_images(&self) -> Result<(), DiskError> {
         match self.chain.is_as_opened() {
             true => Ok(()),
             false => Err(unusable(
                 self.chain.path(),
-                "others have made its chain of images shorter meanwhile: begin anew",
+                "its chain of images has become shorter meanwhile: begin anew",
             )),
         }
     }
@@ -45,7 +45,7 @@ impl ImageDisk {
 
     /// Gives the image of that depth, the first or one whose [header](Beside::Between) can be written, another backing file,
     /// or none, which makes no difference for what it reads as: what could is its own. It is in use. One sector that is written last switches to it. The chain that is in use stays
-    /// the old one until the image is opened again. Waits for what is written back of its metadata.
+    /// the old one until the disk is taken into use again. Waits for what is written back of its metadata.
     pub fn set_backing(
         &self,
         depth: usize,

@@ -56,8 +56,8 @@ impl Served {
     /// And when it has the options for that.
     pub fn order_to_commit(&self, commit: Commit) -> Result<Order, String> {
         let above = self.stack.image.clone();
-        self.check_still(commit.depth, &commit.image)?;
         let images = self.images();
+        check_still(&images, commit.depth, &commit.image)?;
         { images[..commit.depth].iter() }.try_for_each(refuse_snapshots)?;
         Ok(Order {
             disk: self.options.name.clone(),
@@ -68,18 +68,6 @@ impl Served {
             shared: self.shared.clone(),
             events: self.events.clone(),
         })
-    }
-
-    /// It was opened again since that was found out.
-    fn check_still(&self, depth: usize, image: &ChainImage) -> Result<(), String> {
-        match self
-            .images()
-            .get(depth)
-            .is_some_and(|now| now.is_same(image))
-        {
-            true => Ok(()),
-            false => Err("it is in another chain of images now".into()),
-        }
     }
 
     /// What is to be below its image. The error is for the user.
@@ -112,19 +100,17 @@ impl Served {
 
     /// And when it has the options for that.
     pub fn order_to_stream(&self, plan: Plan) -> Result<stream::Order, String> {
-        let image = self.stack.image.clone();
+        let (image, images) = (self.stack.image.clone(), self.images());
         match &plan.what {
             What::Up(base) => {
                 if let Base::Own { depth, image } = base {
-                    self.check_still(*depth, image)?;
+                    check_still(&images, *depth, image)?;
                 }
-                let images = self.images();
                 { images.first().into_iter() }.try_for_each(refuse_snapshots)?;
             }
             What::Down(middle) => {
                 { middle.images.iter().enumerate() }
-                    .try_for_each(|(depth, image)| self.check_still(depth, image))?;
-                let images = self.images();
+                    .try_for_each(|(depth, image)| check_still(&images, depth, image))?;
                 { images[middle.top..middle.base].iter() }.try_for_each(refuse_snapshots)?;
             }
         }
@@ -192,6 +178,14 @@ impl Served {
 }
 
 /// They would not be what they were with something else below it. (How many there are is known of what was opened just now.)
+/// The disk was opened again since that was found out.
+fn check_still(images: &[ChainImage], depth: usize, image: &ChainImage) -> Result<(), String> {
+    match images.get(depth).is_some_and(|now| now.is_same(image)) {
+        true => Ok(()),
+        false => Err("it is in another chain of images now".into()),
+    }
+}
+
 fn refuse_snapshots(image: &ChainImage) -> Result<(), String> {
     match image.snapshots {
         0 => Ok(()),
