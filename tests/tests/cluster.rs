@@ -304,6 +304,29 @@ fn who_uses_an_image_has_it_alone() {
     other.stop().unwrap();
 }
 
+/// The image grows by what it allocates, which whoever was started before that has to see.
+#[test]
+fn an_image_that_one_server_has_made_longer_is_read_by_another() {
+    let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
+    create(&place, &cluster, "i", "qcow2");
+    let args = [QUEUES, &["--format", "qcow2"]].concat();
+    let there = place.serve("there", Path::new(&cluster.image("i")), &args);
+    let here = place.serve("here", Path::new(&cluster.image("i")), &args);
+    let state = place.path("state");
+    let is_free = || !cluster.rbd(&["lock", "ls", "rbd/i"]).contains("auto");
+    write_for(&here, &state, "2s");
+    wait(is_free);
+    check(&there, &state);
+    // And back again.
+    let state = place.path("state-there");
+    write_for(&there, &state, "4s");
+    wait(is_free);
+    check(&here, &state);
+    here.stop().unwrap();
+    there.stop().unwrap();
+    qemu_img(&["check", "-q", "-f", "qcow2", &cluster.for_qemu("i")]);
+}
+
 #[test]
 fn a_server_that_was_killed_leaves_the_image_to_another() {
     let (place, cluster) = (Place::new(), Cluster::start(1, GIB));

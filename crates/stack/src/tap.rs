@@ -39,8 +39,6 @@ pub struct Tap {
     bitmaps: Arc<Bitmaps>,
     wanted: Arc<Mutex<Wanted>>,
     changed_by_others: AtomicU64,
-    /// How the file was when the disk was left last.
-    left: Mutex<Option<Left>>,
 }
 
 /// What users wait for.
@@ -74,7 +72,6 @@ impl Tap {
             file,
             tells,
             changed_by_others: AtomicU64::new(0),
-            left: Mutex::default(),
             bitmaps: Arc::new(bitmaps),
             wanted: Arc::default(),
         }
@@ -143,26 +140,16 @@ impl Tap {
         self.changed_by_others.load(Ordering::SeqCst)
     }
 
-    /// Others may have it from now on. (That of the file is also set by whoever has only tried to use it.)
-    fn has_left(&self) {
-        let left = seen(self.file.as_ref().and_then(|file| file.when_left()));
-        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = left;
-    }
-
     /// It has just been taken.
     fn look_at_others(&self) {
+        let state =
+            |seen: Option<Metadata>| seen.filter(Metadata::is_file).as_ref().map(Left::from);
         let file = self.file.as_ref().filter(|_| self.tells);
-        let taken = file.and_then(|file| seen(file.when_taken()));
-        let left = *self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        if left.is_none() || left != taken {
+        let left = file.and_then(|file| state(file.when_left()));
+        if left.is_none() || left != file.and_then(|file| state(file.when_taken())) {
             self.changed_by_others.fetch_add(1, Ordering::SeqCst);
         }
     }
-}
-
-/// How a file was, if that tells whether it was changed.
-fn seen(of: Option<Metadata>) -> Option<Left> {
-    of.filter(Metadata::is_file).as_ref().map(Left::from)
 }
 
 fn hear(workers: &[WorkerHandle]) -> Result<(), String> {
@@ -203,22 +190,24 @@ impl Disk for Tap {
     fn activate(&self) -> Result<(), DiskError> {
         self.below.activate()?;
         self.look_at_others();
-        let image = seen(self.file.as_ref().and_then(|file| file.when_taken()));
+        let image = self.file.as_ref().and_then(|file| file.when_taken());
+        let image = image.filter(Metadata::is_file);
+        let image = image.as_ref().map(Left::from);
         let opened = self.bitmaps.open(self.below.info().size, image);
         opened.map_err(|problem| {
             if let Err(error) = self.below.deactivate() {
                 tracing::error!("{error}");
             }
-            self.has_left();
             DiskError::Refused(problem)
         })
     }
 
     fn deactivate(&self) -> Result<(), DiskError> {
-        let how_left = || seen(self.file.as_ref().and_then(|file| file.when_left()));
-        let closed = self.bitmaps.close(|| self.below.deactivate(), how_left);
-        self.has_left();
-        closed
+        let how_left = || {
+            let left = self.file.as_ref().and_then(|file| file.when_left());
+            left.filter(Metadata::is_file).as_ref().map(Left::from)
+        };
+        self.bitmaps.close(|| self.below.deactivate(), how_left)
     }
 
     fn resize(&self, to: &Resize) -> Result<u64, DiskError> {

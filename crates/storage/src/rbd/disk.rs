@@ -145,6 +145,11 @@ impl Disk for RbdDisk {
                 .refuse_locked("; --force-share reads it nevertheless")?,
             Lock::Ignored => {}
         }
+        if self.image().grows() {
+            // (What others have made longer has something there.)
+            let size = self.image().reach(self.image().size()?);
+            self.shared.set_size(size);
+        }
         // Others may have written it meanwhile.
         if self.shared.caches {
             self.image().forget()

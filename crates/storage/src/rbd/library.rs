@@ -90,6 +90,8 @@ functions! {
     rbd_invalidate_cache(ImageHandle) -> c_int;
     rbd_lock_acquire(ImageHandle, c_int) -> c_int;
     rbd_lock_release(ImageHandle) -> c_int;
+    rbd_lock_get_owners(ImageHandle, *mut c_int, *mut *mut c_char, *mut size_t) -> c_int;
+    rbd_lock_get_owners_cleanup(*mut *mut c_char, size_t);
     rbd_list_lockers(
         ImageHandle, *mut c_int, *mut c_char, *mut size_t, *mut c_char, *mut size_t, *mut c_char, *mut size_t,
         *mut c_char, *mut size_t

@@ -33,7 +33,7 @@ impl Image {
     /// which takes as long as the cluster needs to see that.
     pub(super) fn lock(&self) -> Result<(), DiskError> {
         // (The library would ask one that is alive to let go of it, and QEMU does.)
-        self.refuse_locked("")?;
+        self.refuse(self.owner()?, "")?;
         // SAFETY: the image is open.
         let locked = unsafe { (self.library().rbd_lock_acquire)(self.handle(), LOCK_EXCLUSIVE) };
         match -locked {
@@ -46,7 +46,11 @@ impl Image {
 
     /// Fails if a client has it locked that is alive; blocking. `advice`: what to do about it.
     pub(super) fn refuse_locked(&self, advice: &str) -> Result<(), DiskError> {
-        let problem = match self.locker()? {
+        self.refuse(self.locker()?, advice)
+    }
+
+    fn refuse(&self, locker: Option<Locker>, advice: &str) -> Result<(), DiskError> {
+        let problem = match locker {
             Some(Locker::Client(address)) if self.is_watched_by(&address)? => format!(
                 "another client has it locked ({address}; `rbd status` tells more): it is in use there, or was \
                  until half a minute ago"
@@ -88,7 +92,32 @@ impl Image {
         Ok(found)
     }
 
-    /// Who has it locked, or had it when that client died.
+    /// Who has it locked, or had it when that client died, as the cluster has it now; of an image that is open for writing,
+    /// with such a lock.
+    fn owner(&self) -> Result<Option<Locker>, DiskError> {
+        let (library, mut mode) = (self.library(), 0);
+        let (mut owners, mut count) = ([null_mut(); 1], 1);
+        let get = library.rbd_lock_get_owners;
+        // SAFETY: the image is open; places for a number, and for so many strings.
+        let got = unsafe { get(self.handle(), &mut mode, owners.as_mut_ptr(), &mut count) };
+        match -got {
+            libc::ENOENT => return Ok(None),
+            // By something else than the library.
+            libc::EBUSY | libc::ERANGE => return Ok(Some(Locker::Hand)),
+            _ => self.result(got, "who has it locked cannot be read")?,
+        }
+        if count == 0 {
+            return Ok(None);
+        }
+        // SAFETY: the library has left a string there.
+        let address = unsafe { CStr::from_ptr(owners[0]) };
+        let address = address.to_string_lossy().into_owned();
+        // SAFETY: it is given back once.
+        unsafe { (library.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
+        Ok(Some(Locker::Client(address)))
+    }
+
+    /// Likewise, of an image that is only read: as it was when something of the image was changed last.
     fn locker(&self) -> Result<Option<Locker>, DiskError> {
         let mut exclusive = 0;
         // Of the lock, and of those who have it: their names, their cookies, and their addresses.
@@ -97,7 +126,6 @@ impl Image {
         let [tag, names, cookies, addresses] =
             texts.each_mut().map(|text| text.as_mut_ptr().cast());
         let [tag_len, names_len, cookies_len, addresses_len] = lens.each_mut();
-        // (What tells of the owner only is not for images that are open for reading.)
         let list = self.library().rbd_list_lockers;
         // SAFETY: the image is open; places for a number and for four texts of so many bytes.
         let listed = unsafe {
