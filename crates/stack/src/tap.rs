@@ -38,7 +38,8 @@ pub struct Tap {
     tells: bool,
     bitmaps: Arc<Bitmaps>,
     wanted: Arc<Mutex<Wanted>>,
-    changed_by_others: AtomicU64,
+    /// How often it was taken into use.
+    taken: AtomicU64,
 }
 
 /// What users wait for.
@@ -71,7 +72,7 @@ impl Tap {
             below,
             file,
             tells,
-            changed_by_others: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
             bitmaps: Arc::new(bitmaps),
             wanted: Arc::default(),
         }
@@ -137,18 +138,15 @@ impl Tap {
     /// How often others may have changed the image between its being left here and taken again. What is in no file may
     /// have been, and a device does not tell.
     pub fn changes_by_others(&self) -> u64 {
-        self.changed_by_others.load(Ordering::SeqCst)
+        match self.telling() {
+            Some(file) => file.changes_by_others(),
+            None => self.taken.load(Ordering::SeqCst),
+        }
     }
 
-    /// It has just been taken.
-    fn look_at_others(&self) {
-        let state =
-            |seen: Option<Metadata>| seen.filter(Metadata::is_file).as_ref().map(Left::from);
-        let file = self.file.as_ref().filter(|_| self.tells);
-        let left = file.and_then(|file| state(file.when_left()));
-        if left.is_none() || left != file.and_then(|file| state(file.when_taken())) {
-            self.changed_by_others.fetch_add(1, Ordering::SeqCst);
-        }
+    /// The file that tells whether the image was changed.
+    fn telling(&self) -> Option<&Arc<FileDisk>> {
+        self.file.as_ref().filter(|_| self.tells)
     }
 }
 
@@ -189,7 +187,7 @@ impl Disk for Tap {
 
     fn activate(&self) -> Result<(), DiskError> {
         self.below.activate()?;
-        self.look_at_others();
+        self.taken.fetch_add(1, Ordering::SeqCst);
         let image = self.file.as_ref().and_then(|file| file.when_taken());
         let image = image.filter(Metadata::is_file);
         let image = image.as_ref().map(Left::from);

@@ -25,6 +25,7 @@ use std::fmt;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -150,6 +151,19 @@ pub struct FileDisk {
 struct Seen {
     taken: Option<Metadata>,
     left: Option<Metadata>,
+    /// So often others may have changed it between the two.
+    changes: u64,
+}
+
+/// A file tells whether it was changed; a device does not.
+fn is_unchanged(left: Option<&Metadata>, taken: Option<&Metadata>) -> bool {
+    let state = |seen: &Metadata| {
+        let modified = (seen.mtime(), seen.mtime_nsec());
+        let changed = (seen.ctime(), seen.ctime_nsec());
+        (seen.is_file()).then(|| (seen.ino(), seen.len(), modified, changed))
+    };
+    let (left, taken) = (left.and_then(state), taken.and_then(state));
+    left.is_some() && left == taken
 }
 
 struct Shared {
@@ -243,6 +257,11 @@ impl FileDisk {
         self.shared.seen().left.clone()
     }
 
+    /// How often others may have changed it between its being left here and taken again, the first time included.
+    pub fn changes_by_others(&self) -> u64 {
+        self.shared.seen().changes
+    }
+
     /// Who knows, from now on, where a growable file may end.
     pub fn guard_end(&self, guard: EndGuard) {
         let mut place = self.shared.end_guard();
@@ -279,7 +298,10 @@ impl Disk for FileDisk {
         take(&shared.path, &shared.file, shared.options.lock_use())
             .map_err(|error| lock_error(&shared.path, error, !shared.options.read_only))?;
         shared.look_at_name();
-        shared.seen().taken = shared.file.metadata().ok();
+        let taken = shared.file.metadata().ok();
+        let mut seen = shared.seen();
+        seen.changes += u64::from(!is_unchanged(seen.left.as_ref(), taken.as_ref()));
+        seen.taken = taken;
         Ok(())
     }
 

@@ -226,7 +226,11 @@ impl ImageDisk {
                 .path()
                 .to_owned(),
             format: link.image.format(),
-            size: link.size(),
+            size: match depth {
+                // (It may have been resized here.)
+                0 => self.shared.size(),
+                _ => link.size(),
+            },
             snapshots: snapshots(depth, link),
         });
         images.collect()

@@ -93,10 +93,19 @@ impl Chain {
 
 /// What others have written to an image below may have made it longer.
 fn take_in(link: &mut Link, file: &dyn Storage) -> Result<()> {
+    let len = || {
+        let len = file.bytes().len();
+        len.map_err(Error::io("its size cannot be read"))
+    };
     match &mut link.image {
+        Image::Luks(header, size) if header.payload().size.is_some() => {
+            // (Its header says how long it is.)
+            if len()? < *size {
+                return Err(Error::invalid("is shorter than its header says"));
+            }
+        }
         Image::Raw { size } | Image::Luks(_, size) => {
-            let len = file.bytes().len();
-            let len = len.map_err(Error::io("its size cannot be read"))?;
+            let len = len()?;
             if !(link.writable && is_padded(link.raw.1, len)) {
                 *size = len;
                 link.raw.1 = link.image.size();

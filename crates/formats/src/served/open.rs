@@ -60,8 +60,8 @@ struct Named {
 pub(super) struct Chain {
     /// What the disk is made of.
     links: Mutex<Arc<[Link]>>,
-    /// So many they were when it was opened.
-    opened: usize,
+    /// Of what sizes they were when it was opened.
+    opened: Vec<u64>,
     /// Its first image could have bitmaps when it was opened.
     pub(super) can_have_bitmaps: bool,
     pub(super) storages: Vec<Arc<dyn Storage>>,
@@ -78,7 +78,7 @@ impl Chain {
         let mut chain = Chain {
             counts: Arc::default(),
             links: Mutex::default(),
-            opened: 0,
+            opened: Vec::new(),
             can_have_bitmaps: false,
             storages: Vec::new(),
         };
@@ -126,7 +126,7 @@ impl Chain {
             });
         }
         chain.can_have_bitmaps = links[0].image.can_have_bitmaps();
-        chain.opened = links.len();
+        chain.opened = links.iter().map(Link::size).collect();
         chain.set_links(links);
         Ok(chain)
     }
@@ -148,9 +148,11 @@ impl Chain {
         ids.map(|id| &self.storages[usize::from(id)]).collect()
     }
 
-    /// It has all the images that it had when it was opened.
+    /// It has all the images that it had when it was opened, and those below are as long as they were.
     pub(super) fn is_as_opened(&self) -> bool {
-        self.now().len() == self.opened
+        let sizes = |of: &[u64]| of.iter().skip(1).copied().collect::<Vec<_>>();
+        let now: Vec<_> = self.now().iter().map(Link::size).collect();
+        now.len() == self.opened.len() && sizes(&now) == sizes(&self.opened)
     }
 
     fn now(&self) -> MutexGuard<'_, Arc<[Link]>> {

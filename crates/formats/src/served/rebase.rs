@@ -23,14 +23,14 @@ impl ImageDisk {
         checked.map_err(told(file.path()))
     }
 
-    /// An error if the disk is made of fewer images than when it was opened: whoever works on it goes by what it was, and disks
-    /// [beside](ImageDisk::beside) it are of no use any more.
+    /// An error if the disk is made of fewer images than when it was opened, or one below has another size: whoever works on
+    /// it goes by what it was, and disks [beside](ImageDisk::beside) it are of no use any more.
     pub fn check_images(&self) -> Result<(), DiskError> {
         match self.chain.is_as_opened() {
             true => Ok(()),
             false => Err(unusable(
                 self.chain.path(),
-                "its chain of images has become shorter meanwhile: begin anew",
+                "images of its chain have gone, or have another size, meanwhile: begin anew",
             )),
         }
     }

@@ -177,7 +177,6 @@ impl Served {
     }
 }
 
-/// They would not be what they were with something else below it. (How many there are is known of what was opened just now.)
 /// The disk was opened again since that was found out.
 fn check_still(images: &[ChainImage], depth: usize, image: &ChainImage) -> Result<(), String> {
     match images.get(depth).is_some_and(|now| now.is_same(image)) {
@@ -186,6 +185,7 @@ fn check_still(images: &[ChainImage], depth: usize, image: &ChainImage) -> Resul
     }
 }
 
+/// They would not be what they were with something else below it. (How many there are is known of what was opened just now.)
 fn refuse_snapshots(image: &ChainImage) -> Result<(), String> {
     match image.snapshots {
         0 => Ok(()),
