@@ -145,7 +145,6 @@ pub struct FileDisk {
     shared: Arc<Shared>,
 }
 
-/// What the disk and all its channels know.
 /// The file as it was at the ends of its use.
 #[derive(Default)]
 struct Seen {
@@ -166,6 +165,7 @@ fn is_unchanged(left: Option<&Metadata>, taken: Option<&Metadata>) -> bool {
     left.is_some() && left == taken
 }
 
+/// What the disk and all its channels know.
 struct Shared {
     path: PathBuf,
     file: File,

@@ -1,15 +1,14 @@
 //! Guests that migrate while their disks are copied, or have their chains changed.
 
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fathom_lab::{Disk, Guest, Machine, Server};
 use fathom_tests::image::{Image, Kind};
 use fathom_tests::load::Load;
 use fathom_tests::{Ended, Place, run};
-use serde_json::json;
 
-use super::migration::{expect_no_io_errors, wait_migrated};
+use super::migration::{expect_no_io_errors, migrate};
 
 const MIB: u64 = 1 << 20;
 const STEP: Duration = Duration::from_secs(120);
@@ -78,9 +77,7 @@ impl Host {
                 STEP,
             )
         });
-        while self.show(3, "mirror").contains("no mirror") {
-            thread::sleep(Duration::from_millis(50));
-        }
+        wait(|| !self.show(3, "mirror").contains("no mirror"));
         commit
     }
 
@@ -97,13 +94,13 @@ impl Host {
     }
 }
 
-fn migrate(place: &Place, from: &mut Guest, to: &mut Guest, n: usize) {
-    let channel = place.sockets().join(format!("migration-{n}"));
-    let uri = format!("unix:{}", channel.display());
-    to.qmp("migrate-incoming", json!({"uri": uri})).unwrap();
-    from.qmp("migrate", json!({"uri": uri})).unwrap();
-    wait_migrated(from);
-    to.wait_event("RESUME", STEP).unwrap();
+/// Within the time of a step.
+fn wait(mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + STEP;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "it does not come to that");
+        thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// The images are on storage that both hosts have, and what is done to them at one of them ends or waits when the
@@ -125,7 +122,7 @@ fn a_guest_migrates_while_its_disks_are_copied_and_comes_back() {
     let there = Host::new(&place, "there", &images);
     let mut other = Guest::start(&there.machine(true)).unwrap();
     let commit = here.begin_jobs(&place, &below);
-    migrate(&place, &mut guest, &mut other, 1);
+    migrate(&place.sockets().join("there"), &mut guest, &mut other);
     guest.quit().unwrap();
     load.wait_for_more_writes(&mut other);
     for disk in [0, 3] {
@@ -142,7 +139,7 @@ fn a_guest_migrates_while_its_disks_are_copied_and_comes_back() {
     assert!(here.ask(1, &["info"], &[]).contains(of));
 
     let mut back = Guest::start(&here.machine(true)).unwrap();
-    migrate(&place, &mut other, &mut back, 2);
+    migrate(&place.sockets().join("back"), &mut other, &mut back);
     other.quit().unwrap();
     there.stop();
     load.wait_for_more_writes(&mut back);
@@ -159,9 +156,7 @@ fn a_guest_migrates_while_its_disks_are_copied_and_comes_back() {
     load.expect_running(&mut back);
     load.finish(&mut back);
     expect_no_io_errors(&mut back);
-    while !here.show(2, "stream").starts_with("done: ") {
-        thread::sleep(Duration::from_millis(100));
-    }
+    wait(|| here.show(2, "stream").starts_with("done: "));
     back.power_off().unwrap();
     here.stop();
     for image in &images {

@@ -57,12 +57,7 @@ fn a_guest_migrates_under_verified_load() {
         .iter()
         .for_each(|i| Client::is_denied(&nbd(i, "target")));
 
-    let channel = place.sockets().join("migration");
-    let uri = format!("unix:{}", channel.display());
-    target.qmp("migrate-incoming", json!({"uri": uri})).unwrap();
-    source.qmp("migrate", json!({"uri": uri})).unwrap();
-    wait_migrated(&mut source);
-    target.wait_event("RESUME", STEP).unwrap();
+    migrate(&place.sockets().join("migration"), &mut source, &mut target);
     // They left with the guest, and have not kept its images from the target.
     clients.into_iter().for_each(Client::has_been_disconnected);
     images
@@ -161,6 +156,15 @@ fn verify(images: &[Image], load: &Load) {
         image.check_clean();
         load.verify_on_host(&image.flat());
     }
+}
+
+/// By that socket, until it runs there.
+pub fn migrate(channel: &Path, source: &mut Guest, target: &mut Guest) {
+    let uri = format!("unix:{}", channel.display());
+    target.qmp("migrate-incoming", json!({"uri": uri})).unwrap();
+    source.qmp("migrate", json!({"uri": uri})).unwrap();
+    wait_migrated(source);
+    target.wait_event("RESUME", STEP).unwrap();
 }
 
 pub fn wait_migrated(source: &mut Guest) {

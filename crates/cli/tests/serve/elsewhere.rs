@@ -1,4 +1,4 @@
-//! Chains that become shorter while the server is there, and somebody else has the disk: QEMU's tools.
+//! Chains that become shorter, and images of them longer, while somebody else has the disk: QEMU's tools.
 
 use crate::driver::with_disk;
 use crate::exercise::{Random, differ, exercise};
@@ -35,12 +35,6 @@ fn chain(format: &str) -> TempDir {
     dir
 }
 
-/// With QEMU's tool, as soon as the server has let go of the disk.
-fn change(dir: &Path, args: &[&str]) {
-    let done = patient_tool(dir, "qemu-img", args);
-    assert!(done.status.success(), "{args:?}: {done:?}");
-}
-
 #[test]
 fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
     for format in ["qcow2", "qed"] {
@@ -64,11 +58,11 @@ fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
         };
         assert_eq!(use_it(&mut model), None);
         // All names stay, and an image below becomes longer: it gets all that the disk's own has.
-        change(dir, &["commit", "-q", "-f", format, "top"]);
+        qemu_img(dir, &["commit", "-q", "-f", format, "top"]);
         assert_eq!(use_it(&mut model), None);
         // Down: an image of the middle goes into the one below it, which becomes longer.
-        change(dir, &["commit", "-q", "-f", format, "-d", "middle"]);
-        change(
+        qemu_img(dir, &["commit", "-q", "-f", format, "-d", "middle"]);
+        qemu_img(
             dir,
             &[
                 "rebase", "-u", "-f", format, "-F", format, "-b", "low", "top",
@@ -77,8 +71,8 @@ fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
         fs::remove_file(dir.join("middle")).unwrap();
         assert_eq!(use_it(&mut model).unwrap(), "3 instead of 4 images now");
         // In the middle, the same.
-        change(dir, &["commit", "-q", "-f", format, "-d", "low"]);
-        change(
+        qemu_img(dir, &["commit", "-q", "-f", format, "-d", "low"]);
+        qemu_img(
             dir,
             &[
                 "rebase", "-u", "-f", format, "-F", "raw", "-b", "base", "top",
@@ -86,7 +80,7 @@ fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
         );
         assert_eq!(use_it(&mut model).unwrap(), "2 instead of 3 images now");
         // Up: nothing is below it any more, and what was is somebody else's.
-        change(dir, &["rebase", "-f", format, "-F", "raw", "-b", "", "top"]);
+        qemu_img(dir, &["rebase", "-f", format, "-F", "raw", "-b", "", "top"]);
         File::options()
             .write(true)
             .open(dir.join("base"))
@@ -111,7 +105,7 @@ fn a_chain_on_other_files_is_refused_until_it_is_as_it_was() {
         patient_tool(dir, "qemu-io", &read).status.success()
     };
     let below = |image: &str, name: &str, format: &str| {
-        change(
+        qemu_img(
             dir,
             &[
                 "rebase", "-u", "-f", "qcow2", "-F", format, "-b", name, image,
@@ -142,7 +136,7 @@ fn a_chain_on_other_files_is_refused_until_it_is_as_it_was() {
     // By whatever name; but not if that is on another file itself.
     fs::copy(dir.join("base"), dir.join("other")).unwrap();
     let name = as_arg(&dir.join("low"));
-    change(dir, &["commit", "-q", "-f", "qcow2", "-d", "middle"]);
+    qemu_img(dir, &["commit", "-q", "-f", "qcow2", "-d", "middle"]);
     below("low", "other", "raw");
     below("top", &name, "qcow2");
     refused("on another file itself");
@@ -172,7 +166,7 @@ fn a_raw_image_below_is_as_long_as_others_have_made_it() {
             assert_eq!(differ(&disk.contents(), &model), None, "{round}");
             exercise(disk, &mut model, &mut random);
         });
-        change(dir, &["commit", "-q", "-f", "qcow2", "top"]);
+        qemu_img(dir, &["commit", "-q", "-f", "qcow2", "top"]);
     }
 }
 
@@ -228,8 +222,8 @@ fn work_on_a_chain_that_others_have_made_shorter_has_failed() {
         stdout_of(&["stream", "start", &api, "--speed", "64k"]);
     });
     eventually("it waits", || show().starts_with("waiting: ").then_some(()));
-    change(dir, &["commit", "-q", "-f", "qcow2", "-d", "middle"]);
-    change(
+    qemu_img(dir, &["commit", "-q", "-f", "qcow2", "-d", "middle"]);
+    qemu_img(
         dir,
         &[
             "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", "low", "top",

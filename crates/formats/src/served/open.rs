@@ -150,9 +150,9 @@ impl Chain {
 
     /// It has all the images that it had when it was opened, and those below are as long as they were.
     pub(super) fn is_as_opened(&self) -> bool {
-        let sizes = |of: &[u64]| of.iter().skip(1).copied().collect::<Vec<_>>();
-        let now: Vec<_> = self.now().iter().map(Link::size).collect();
-        now.len() == self.opened.len() && sizes(&now) == sizes(&self.opened)
+        let now = self.links();
+        let mut below = now.iter().zip(&self.opened).skip(1);
+        now.len() == self.opened.len() && below.all(|(link, size)| link.size() == *size)
     }
 
     fn now(&self) -> MutexGuard<'_, Arc<[Link]>> {
