@@ -304,6 +304,43 @@ fn who_uses_an_image_has_it_alone() {
     other.stop().unwrap();
 }
 
+/// Whether it was started before another server took the image or meanwhile.
+#[test]
+fn who_reads_an_image_goes_by_who_has_it_now() {
+    let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
+    cluster.rbd(&["create", "--size", "64M", "rbd/a"]);
+    let reader = |name| {
+        let args = [QUEUES, &["--readonly"]].concat();
+        place.serve(name, Path::new(&cluster.image("a")), &args)
+    };
+    let early = reader("early");
+    let writer = serve(&place, &cluster, "a", QUEUES);
+    let state = place.path("state");
+    let load = bench(
+        &writer,
+        &state,
+        &["--rw=randwrite", "--queues=2", "--runtime=10s"],
+    );
+    wait(|| cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto"));
+    let mut readers = [early, reader("late")];
+    for reader in &mut readers {
+        let failed = bench(
+            reader,
+            &place.path("none"),
+            &["--rw=randread", "--runtime=1s"],
+        );
+        assert!(!failed.wait_with_output().unwrap().status.success());
+        said(reader, "another client has it locked");
+    }
+    done(load);
+    wait(|| !cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto"));
+    for reader in readers {
+        check(&reader, &state);
+        reader.stop().unwrap();
+    }
+    writer.stop().unwrap();
+}
+
 /// The image grows by what it allocates, which whoever was started before that has to see.
 #[test]
 fn an_image_that_one_server_has_made_longer_is_read_by_another() {

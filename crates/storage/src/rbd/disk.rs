@@ -98,8 +98,8 @@ impl RbdDisk {
     }
 
     /// See [`Image::identity`].
-    pub(super) fn identity(&self, address: &Address) -> Result<String, DiskError> {
-        self.image().identity(address)
+    pub(super) fn identity(&self) -> Result<String, DiskError> {
+        self.image().identity()
     }
 
     /// The same, for whoever waits.

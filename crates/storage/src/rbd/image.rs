@@ -19,6 +19,7 @@ pub(super) type Notify = Arc<dyn Fn() + Send + Sync>;
 pub(super) struct Image {
     handle: ImageHandle,
     cluster: Cluster,
+    address: Address,
     path: PathBuf,
     features: u64,
     /// It holds an image of a format, and is as long as that needs: what lies beyond its end reads as zeroes.
@@ -47,6 +48,32 @@ impl Drop for Image {
     }
 }
 
+/// A handle of an image that is open by another one, too; closed when this is dropped.
+pub(super) struct Look<'a> {
+    image: &'a Image,
+    /// For the library's functions, as long as this lives.
+    pub(super) handle: ImageHandle,
+}
+
+impl Drop for Look<'_> {
+    fn drop(&mut self) {
+        // SAFETY: it is open, and nothing is in flight: this is lent to functions that wait.
+        unsafe { (self.image.library().rbd_close)(self.handle) };
+    }
+}
+
+fn open(cluster: &Cluster, address: &Address, read_only: bool) -> Result<ImageHandle, DiskError> {
+    let handle = cluster.open(address, read_only);
+    handle.map_err(|source| DiskError::Io {
+        path: address.to_string().into(),
+        what: match address.snapshot {
+            Some(_) => "the image or its snapshot cannot be opened",
+            None => "the image cannot be opened",
+        },
+        source,
+    })
+}
+
 /// The image is not what it was when it was opened: its size, say.
 unsafe extern "C" fn changed(argument: *mut c_void) {
     // SAFETY: the argument that the watch was made with, which lives longer.
@@ -64,19 +91,11 @@ impl Image {
     ) -> Result<Image, DiskError> {
         let cluster = Cluster::connect(address, settings)?;
         let path = PathBuf::from(address.to_string());
-        let handle = cluster
-            .open(address, read_only)
-            .map_err(|source| DiskError::Io {
-                path: path.clone(),
-                what: match address.snapshot {
-                    Some(_) => "the image or its snapshot cannot be opened",
-                    None => "the image cannot be opened",
-                },
-                source,
-            })?;
+        let handle = open(&cluster, address, read_only)?;
         let mut image = Image {
             handle,
             cluster,
+            address: address.clone(),
             path,
             features: 0,
             grows,
@@ -123,8 +142,8 @@ impl Image {
         })
     }
 
-    /// What tells it, opened by this address, from all other images of all clusters, however it is called.
-    pub(super) fn identity(&self, address: &Address) -> Result<String, DiskError> {
+    /// What tells it from all other images of all clusters, however it is called.
+    pub(super) fn identity(&self) -> Result<String, DiskError> {
         // SAFETY: the image is open, and there is room for so many bytes.
         let id = text(|base, len| unsafe { (self.library().rbd_get_id)(self.handle, base, len) });
         let pool = self.cluster.identity();
@@ -135,8 +154,17 @@ impl Image {
                 what: "which image it is cannot be read",
                 source,
             })?;
-        let (namespace, snapshot) = (&address.namespace, &address.snapshot);
+        let (namespace, snapshot) = (&self.address.namespace, &self.address.snapshot);
         Ok(format!("{pool}/{namespace:?}/{id}@{snapshot:?}"))
+    }
+
+    /// Opened once more, for reading: what the library keeps of that is as the cluster has it now; blocking.
+    pub(super) fn once_more(&self) -> Result<Look<'_>, DiskError> {
+        let handle = open(&self.cluster, &self.address, true)?;
+        Ok(Look {
+            image: self,
+            handle,
+        })
     }
 
     /// In bytes; it may not be a whole number of sectors.

@@ -117,7 +117,7 @@ impl Image {
         Ok(Some(Locker::Client(address)))
     }
 
-    /// Likewise, of an image that is only read: as it was when something of the image was changed last.
+    /// Likewise, of an image that is only read.
     fn locker(&self) -> Result<Option<Locker>, DiskError> {
         let mut exclusive = 0;
         // Of the lock, and of those who have it: their names, their cookies, and their addresses.
@@ -127,10 +127,12 @@ impl Image {
             texts.each_mut().map(|text| text.as_mut_ptr().cast());
         let [tag_len, names_len, cookies_len, addresses_len] = lens.each_mut();
         let list = self.library().rbd_list_lockers;
+        // (A handle keeps what there was when something of the image was changed last.)
+        let now = self.once_more()?;
         // SAFETY: the image is open; places for a number and for four texts of so many bytes.
         let listed = unsafe {
             list(
-                self.handle(),
+                now.handle,
                 &mut exclusive,
                 tag,
                 tag_len,

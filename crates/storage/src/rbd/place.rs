@@ -36,7 +36,7 @@ impl Place for Address {
         let disk = RbdDisk::open(self, options)?;
         Ok(Opened {
             bytes: Some(disk.bytes()),
-            identity: Some(disk.identity(self)?),
+            identity: Some(disk.identity()?),
             ..Opened::new(disk)
         })
     }
