@@ -137,11 +137,7 @@ fn open_data_file(
     header: &Image,
     given: Option<&Path>,
 ) -> Result<Option<Arc<StoredImage>>, Error> {
-    let name = match header {
-        Image::Qcow2(header) if header.geometry().data_file => header.data_file(),
-        _ => None,
-    };
-    let Some(name) = name else {
+    let Some(name) = header.data_file() else {
         return match given {
             Some(_) => Err(no_data_file(image).into()),
             None => Ok(None),

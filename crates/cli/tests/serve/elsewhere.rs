@@ -144,6 +144,58 @@ fn a_chain_on_other_files_is_refused_until_it_is_as_it_was() {
     assert!(reads());
 }
 
+#[test]
+fn an_image_whose_data_is_in_another_file_is_refused_until_it_is_as_it_was() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let create = ["create", "-q", "-f", "qcow2", "-o", "data_file=data"];
+    let of_its_own = ["create", "-q", "-f", "qcow2", "plain", "12M"];
+    qemu_img(dir, &of_its_own);
+    qemu_img(dir, &[&create[..], &["low", "12M"]].concat());
+    qemu_io(dir, "low", "qcow2", &["write -P 2 2M 1M"]);
+    qemu_img(
+        dir,
+        &[
+            "create", "-q", "-f", "qcow2", "-b", "low", "-F", "qcow2", "top",
+        ],
+    );
+    fs::copy(dir.join("data"), dir.join("other")).unwrap();
+    let amend = |name: &str| {
+        qemu_img(
+            dir,
+            &[
+                "amend",
+                "-f",
+                "qcow2",
+                "-o",
+                &format!("data_file={name}"),
+                "low",
+            ],
+        );
+    };
+    // Whether it is the disk's own image or one below.
+    for image in ["low", "top"] {
+        let served = Nbd::start(&as_arg(&dir.join(image)), &["--format", "qcow2"]);
+        let uri = served.uri();
+        let reads = || {
+            let read = ["-r", "-f", "raw", "-c", "read -P 2 2M 1M", &uri];
+            patient_tool(dir, "qemu-io", &read).status.success()
+        };
+        assert!(reads());
+        amend("other");
+        assert!(!reads(), "another data file of {image}");
+        assert!(served.log().contains("start the daemon anew"));
+        amend("data");
+        assert!(reads());
+        // Its data is in itself now, where that of a new image in its place would be.
+        let low = fs::read(dir.join("low")).unwrap();
+        fs::write(dir.join("low"), fs::read(dir.join("plain")).unwrap()).unwrap();
+        assert!(!reads(), "no data file of {image}");
+        fs::write(dir.join("low"), low).unwrap();
+        assert!(reads());
+    }
+}
+
 /// A qcow2 image `top` on a shorter one, `base`.
 fn on_shorter(dir: &Path, format: &str) -> String {
     let create = [

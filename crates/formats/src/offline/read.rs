@@ -97,6 +97,14 @@ impl Image {
         matches!(self, Image::Qcow2(header) if header.geometry().data_file)
     }
 
+    /// That file's name as it is written in the image; one that has none is not usable.
+    pub fn data_file(&self) -> Option<&[u8]> {
+        match self {
+            Image::Qcow2(header) if self.has_data_file() => header.data_file(),
+            _ => None,
+        }
+    }
+
     /// The backing file's name as it is written in the image.
     pub fn backing_file(&self) -> Option<&[u8]> {
         match self {

@@ -7,7 +7,7 @@ use super::active::{Active, Layer};
 use super::alloc::{Allocator, Append, Refcounts, Space};
 use super::disk::{ImageOptions, OwnBitmaps};
 use super::epoch::Epochs;
-use super::follow::has_same_below;
+use super::follow::{has_same_below, has_same_files};
 use super::helpers::Helpers;
 use super::io::StorageId;
 use super::layout::Layout;
@@ -367,10 +367,10 @@ fn repair(file: &dyn Storage, format: Format) -> Result<()> {
 
 /// Whoever had the image meanwhile must have left it the same disk, on images that are open here.
 fn same(before: &Image, size: u64, now: &Image) -> Result<()> {
-    match size == now.size() && has_same_below(before, now) {
+    match size == now.size() && has_same_files(before, now) {
         true => Ok(()),
         false => Err(Error::invalid(
-            "has another size or backing file than when it was opened: start the daemon anew",
+            "has another size, backing file or data file than when it was opened: start the daemon anew",
         )),
     }
 }

@@ -45,7 +45,7 @@ impl Chain {
         Ok(())
     }
 
-    /// An image, and which one it has below now. None: it has another file below it.
+    /// An image, and which one it has below now. None: its data is in another file, or it has another one below it.
     fn follow_link(
         &self,
         before: &[Link],
@@ -60,6 +60,9 @@ impl Chain {
         let image = Image::read(file.bytes(), link.image.format()).map_err(told(file.path()))?;
         if has_same_below(&link.image, &image) {
             return Ok(Some((link, as_before)));
+        }
+        if !has_same_data(&link.image, &image) {
+            return Ok(None);
         }
         let below = self.below(before, n, &image).map_err(told(file.path()))?;
         link.image = image;
@@ -114,7 +117,7 @@ fn take_in(link: &mut Link, file: &dyn Storage) -> Result<()> {
         Image::Qcow2(_) | Image::Qed(..) => {
             let image = Image::read(file.bytes(), link.image.format())?;
             // (Else whoever takes it into use refuses it.)
-            if has_same_below(&link.image, &image) {
+            if has_same_files(&link.image, &image) {
                 link.image = image;
             }
         }
@@ -122,6 +125,15 @@ fn take_in(link: &mut Link, file: &dyn Storage) -> Result<()> {
         Image::Foreign(_) => {}
     }
     Ok(())
+}
+
+/// Whether they name the same files.
+pub(super) fn has_same_files(one: &Image, other: &Image) -> bool {
+    has_same_below(one, other) && has_same_data(one, other)
+}
+
+fn has_same_data(one: &Image, other: &Image) -> bool {
+    one.has_data_file() == other.has_data_file() && one.data_file() == other.data_file()
 }
 
 /// Whether they name the same file below them, in the same format.

@@ -175,11 +175,7 @@ impl Chain {
         };
         let links = self.links();
         for (n, link) in links.iter().enumerate() {
-            if let Image::Qcow2(header) = &link.image
-                && link.image.has_data_file()
-            {
-                set(link.storage, link.data, header.data_file());
-            }
+            set(link.storage, link.data, link.image.data_file());
             if let Some(below) = links.get(n + 1) {
                 set(link.storage, below.storage, link.image.backing_file());
             }
@@ -283,13 +279,10 @@ impl Chain {
         opener: &dyn Opener,
         writable: bool,
     ) -> Result<StorageId, DiskError> {
-        let Image::Qcow2(header) = image else {
-            return Ok(own);
-        };
-        if !header.geometry().data_file {
+        if !image.has_data_file() {
             return Ok(own);
         }
-        let Some(name) = header.data_file() else {
+        let Some(name) = image.data_file() else {
             let problem = "its data is in an external data file, but it does not name one";
             return Err(unusable(path, problem));
         };
