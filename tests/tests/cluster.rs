@@ -351,14 +351,38 @@ fn an_image_that_one_server_has_made_longer_is_read_by_another() {
     let here = place.serve("here", Path::new(&cluster.image("i")), &args);
     let state = place.path("state");
     let is_free = || !cluster.rbd(&["lock", "ls", "rbd/i"]).contains("auto");
+    // Those that only read it do, too, and it may be below another.
+    let reading = [&args[..], &["--readonly"]].concat();
+    let reader = place.serve("reader", Path::new(&cluster.image("i")), &reading);
+    let above = cluster.image("above");
+    let make = [
+        "img",
+        "create",
+        "-f",
+        "qcow2",
+        "-b",
+        "rbd:rbd/i",
+        "-F",
+        "qcow2",
+    ];
+    let made = run(&[&make[..], &[&above]].concat(), STEP);
+    assert_eq!(made.code, Some(0), "{made:?}");
+    let above = place.serve("above", Path::new(&above), &args);
     write_for(&here, &state, "2s");
     wait(is_free);
+    for server in [&reader, &above] {
+        check(server, &state);
+    }
     check(&there, &state);
     // And back again.
     let state = place.path("state-there");
     write_for(&there, &state, "4s");
     wait(is_free);
     check(&here, &state);
+    wait(is_free);
+    check(&above, &state);
+    above.stop().unwrap();
+    reader.stop().unwrap();
     here.stop().unwrap();
     there.stop().unwrap();
     qemu_img(&["check", "-q", "-f", "qcow2", &cluster.for_qemu("i")]);
@@ -428,16 +452,28 @@ fn a_cluster_that_loses_osds_and_its_monitor_loses_nothing() {
 fn a_size_that_others_give_it_and_a_snapshot() {
     let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
     cluster.rbd(&["create", "--size", "64M", "rbd/a"]);
+    let args = [QUEUES, &["--readonly"]].concat();
+    let mut reader = place.serve("reader", Path::new(&cluster.image("a")), &args);
     let mut server = serve(&place, &cluster, "a", QUEUES);
     let state = place.path("state");
     write_for(&server, &state, "2s");
     cluster.rbd(&["snap", "create", "rbd/a@before"]);
     cluster.rbd(&["resize", "--size", "80M", "--no-progress", "rbd/a"]);
     wait(|| server.process().log().contains("the disk has 80 MiB now"));
-    write_for(&server, &place.path("after"), "2s");
+    let after = place.path("after");
+    write_for(&server, &after, "2s");
+    // Who only reads it and has stood by sees it when it is used.
+    wait(|| !cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto"));
+    done(bench(
+        &reader,
+        &place.path("none"),
+        &["--rw=randread", "--runtime=1s"],
+    ));
+    said(&mut reader, "the disk has 80 MiB now");
+    check(&reader, &after);
+    reader.stop().unwrap();
     let snapshot = cluster.image("a").replace('?', "@before?");
     refused(&snapshot, &[]).refused_with(&["--readonly"]);
-    let args = [QUEUES, &["--readonly"]].concat();
     let before = place.serve("before", Path::new(&snapshot), &args);
     check(&before, &state);
     before.stop().unwrap();

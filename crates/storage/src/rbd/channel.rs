@@ -1,6 +1,7 @@
 //! One worker's way to an image.
 
 use super::ended::{Ended, Operation, ended};
+use super::handle::Handle;
 use super::inquirer::What;
 use super::library::{Completion, ZEROES_STAY_ALLOCATED};
 use super::shared::Shared;
@@ -32,6 +33,9 @@ enum Step {
 
 pub(super) struct RbdChannel {
     shared: Arc<Shared>,
+    /// By which the image is used, and which one that is.
+    handle: Arc<Handle>,
+    turn: u64,
     ended: Arc<Ended>,
     /// By request.
     slots: Vec<Slot>,
@@ -46,12 +50,21 @@ impl RbdChannel {
         cx.engine
             .watch(ended.fd(), Token::channel(woken::LIBRARY))?;
         Ok(RbdChannel {
+            turn: shared.image.turn(),
+            handle: shared.image.handle(),
             shared,
             ended,
             slots: Vec::new(),
             in_flight: 0,
             taken: Vec::new(),
         })
+    }
+
+    /// The disk was taken into use again since.
+    #[cold]
+    fn take_turn(&mut self) {
+        self.turn = self.shared.image.turn();
+        self.handle = self.shared.image.handle();
     }
 
     /// Requests that are new bring some slots.
@@ -132,7 +145,7 @@ impl RbdChannel {
     /// # Safety
     /// The request's segments and their memory stay until the completion's end.
     unsafe fn start_with(&self, request: &Request, step: Step, completion: Completion) -> c_int {
-        let (image, library) = (self.shared.image.handle(), self.shared.image.library());
+        let (image, library) = (self.handle.raw(), self.shared.image.library());
         let at = request.at;
         // What is behind the end is as it is to be.
         let len = request.len.min(self.shared.size().saturating_sub(at));
@@ -244,6 +257,9 @@ unsafe fn clear(request: &Request, from: u64) {
 impl Channel for RbdChannel {
     fn submit(&mut self, cx: &mut Cx, id: RequestId) {
         cx.enter(id, Stage::Map);
+        if self.in_flight == 0 && self.turn != self.shared.image.turn() {
+            self.take_turn();
+        }
         if let Some(errno) = self.answer_at_once(&cx.slab[id]) {
             return cx.complete(id, errno);
         }
@@ -266,6 +282,7 @@ impl Drop for RbdChannel {
         if self.in_flight > 0 {
             // The library's threads still use them, and the image.
             std::mem::forget(std::mem::take(&mut self.slots));
+            std::mem::forget(self.handle.clone());
             std::mem::forget(self.shared.clone());
         }
     }

@@ -3,6 +3,7 @@
 use super::address::Address;
 use super::channel::RbdChannel;
 use super::cluster::Settings;
+use super::handle::Notify;
 use super::image::Image;
 use super::inquirer::Inquirer;
 use super::shared::{Shared, SizeWatcher};
@@ -58,12 +59,12 @@ impl RbdDisk {
             caches: options.cache == Cache::Writeback,
             timeout: options.server_timeout.and_then(|timeout| timeout.0),
         };
-        let mut image = Image::open(address, read_only, options.growable, &settings)?;
         let watcher = Arc::new(SizeWatcher::default());
-        if address.snapshot.is_none() {
+        let notify: Option<Notify> = (!read_only).then(|| {
             let watcher = watcher.clone();
-            image.watch(Arc::new(move || watcher.tell()))?;
-        }
+            Arc::new(move || watcher.tell()) as _
+        });
+        let image = Image::open(address, notify, options.growable, &settings)?;
         let size = image.reach(image.size()?);
         if size == 0 && !options.growable {
             return Err(image.unusable("it is empty; a disk needs 512 bytes at least".into()));
@@ -110,6 +111,21 @@ impl RbdDisk {
     fn image(&self) -> &Image {
         &self.shared.image
     }
+
+    /// What is only read is opened once more: the library does not hear of changes.
+    fn read_anew(&self) -> Result<(), DiskError> {
+        let image = self.image();
+        let handle = image.look()?;
+        if self.lock == Lock::Respected {
+            image.refuse_locked(&handle, "; --force-share reads it nevertheless")?;
+        }
+        image.go_on_with(handle);
+        if !image.grows() && image.reach(image.size()?) != self.shared.size() {
+            // Who is told takes it in.
+            self.watcher.tell();
+        }
+        Ok(())
+    }
 }
 
 impl Disk for RbdDisk {
@@ -140,10 +156,10 @@ impl Disk for RbdDisk {
                 self.image().lock()?;
                 self.has_lock.store(true, Ordering::Relaxed);
             }
-            Lock::Respected => self
-                .image()
-                .refuse_locked("; --force-share reads it nevertheless")?,
-            Lock::Ignored => {}
+            Lock::Respected | Lock::Ignored => {}
+        }
+        if self.shared.read_only && !self.image().is_snapshot() {
+            self.read_anew()?;
         }
         if self.image().grows() {
             // (What others have made longer has something there.)

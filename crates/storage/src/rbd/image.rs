@@ -2,6 +2,7 @@
 
 use super::address::Address;
 use super::cluster::{Cluster, Settings, checked, text};
+use super::handle::{Handle, Notify};
 use super::library::{FEATURE_EXCLUSIVE_LOCK, ImageHandle, Library};
 use fathom_core::DiskError;
 use fathom_files::ImageFile;
@@ -9,16 +10,15 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::path::PathBuf;
 use std::ptr::null;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What is told that the image has changed, by a thread of the library that must not wait.
-pub(super) type Notify = Arc<dyn Fn() + Send + Sync>;
-
-/// An image of a cluster that is connected to; closed when this is dropped.
+/// An image of a cluster that is connected to.
 pub(super) struct Image {
-    handle: ImageHandle,
-    cluster: Cluster,
+    /// By which it is used, and the how manieth that is.
+    handle: Mutex<Arc<Handle>>,
+    turn: AtomicU64,
+    cluster: Arc<Cluster>,
     address: Address,
     path: PathBuf,
     features: u64,
@@ -26,82 +26,31 @@ pub(super) struct Image {
     grows: bool,
     /// Bytes that requests may reach, see [`Image::reach`].
     shown: AtomicU64,
-    watch: Option<(u64, Box<Notify>)>,
-}
-
-// SAFETY: librbd's functions may be called for one image by several threads at once.
-unsafe impl Send for Image {}
-// SAFETY: as for Send.
-unsafe impl Sync for Image {}
-
-impl Drop for Image {
-    fn drop(&mut self) {
-        let library = self.library();
-        // SAFETY: the image is open, and nothing of it is in flight: channels have it as long as
-        // anything is. After `unwatch` the notification is not called any more.
-        unsafe {
-            if let Some((watch, _)) = self.watch {
-                (library.rbd_update_unwatch)(self.handle, watch);
-            }
-            (library.rbd_close)(self.handle);
-        }
-    }
-}
-
-/// A handle of an image that is open by another one, too; closed when this is dropped.
-pub(super) struct Look<'a> {
-    image: &'a Image,
-    /// For the library's functions, as long as this lives.
-    pub(super) handle: ImageHandle,
-}
-
-impl Drop for Look<'_> {
-    fn drop(&mut self) {
-        // SAFETY: it is open, and nothing is in flight: this is lent to functions that wait.
-        unsafe { (self.image.library().rbd_close)(self.handle) };
-    }
-}
-
-fn open(cluster: &Cluster, address: &Address, read_only: bool) -> Result<ImageHandle, DiskError> {
-    let handle = cluster.open(address, read_only);
-    handle.map_err(|source| DiskError::Io {
-        path: address.to_string().into(),
-        what: match address.snapshot {
-            Some(_) => "the image or its snapshot cannot be opened",
-            None => "the image cannot be opened",
-        },
-        source,
-    })
-}
-
-/// The image is not what it was when it was opened: its size, say.
-unsafe extern "C" fn changed(argument: *mut c_void) {
-    // SAFETY: the argument that the watch was made with, which lives longer.
-    let notify = unsafe { &*argument.cast_const().cast::<Notify>() };
-    notify();
 }
 
 impl Image {
-    /// Connects and opens, blocking. The error is one line that says what to do.
+    /// Connects and opens, blocking; for reading if nobody is to be told of changes. The error is one line that says
+    /// what to do.
     pub(super) fn open(
         address: &Address,
-        read_only: bool,
+        notify: Option<Notify>,
         grows: bool,
         settings: &Settings,
     ) -> Result<Image, DiskError> {
-        let cluster = Cluster::connect(address, settings)?;
-        let path = PathBuf::from(address.to_string());
-        let handle = open(&cluster, address, read_only)?;
+        let cluster = Arc::new(Cluster::connect(address, settings)?);
+        let mut handle = Handle::open(&cluster, address, notify.is_none())?;
+        let watched = notify.map_or(0, |notify| handle.watch(notify));
         let mut image = Image {
-            handle,
+            handle: Mutex::new(Arc::new(handle)),
+            turn: AtomicU64::new(0),
             cluster,
             address: address.clone(),
-            path,
+            path: address.to_string().into(),
             features: 0,
             grows,
             shown: AtomicU64::new(0),
-            watch: None,
         };
+        image.result(watched, "changes of it cannot be seen")?;
         image.features = image.number(
             image.library().rbd_get_features,
             "its features cannot be read",
@@ -113,9 +62,33 @@ impl Image {
         self.cluster.library
     }
 
-    /// For the library's functions, as long as this lives.
-    pub(super) fn handle(&self) -> ImageHandle {
-        self.handle
+    /// By which it is used now.
+    pub(super) fn handle(&self) -> Arc<Handle> {
+        self.slot().clone()
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Arc<Handle>> {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A handle for reading that knows the image as it is now; blocking.
+    pub(super) fn look(&self) -> Result<Handle, DiskError> {
+        Handle::open(&self.cluster, &self.address, true)
+    }
+
+    /// It is used by that one from now on. Channels have nothing in flight by the one before, and see it by the
+    /// [turn](Image::turn).
+    pub(super) fn go_on_with(&self, handle: Handle) {
+        let before = std::mem::replace(&mut *self.slot(), Arc::new(handle));
+        self.turn.fetch_add(1, Ordering::Release);
+        // (Outside the lock: it may be closed.)
+        drop(before);
+    }
+
+    /// Another one whenever there is another handle.
+    #[inline]
+    pub(super) fn turn(&self) -> u64 {
+        self.turn.load(Ordering::Acquire)
     }
 
     /// As users write it.
@@ -130,7 +103,7 @@ impl Image {
     ) -> Result<u64, DiskError> {
         let mut number = 0;
         // SAFETY: the image is open, and there is a place for the number.
-        self.result(unsafe { get(self.handle, &mut number) }, what)?;
+        self.result(unsafe { get(self.handle().raw(), &mut number) }, what)?;
         Ok(number)
     }
 
@@ -145,7 +118,9 @@ impl Image {
     /// What tells it from all other images of all clusters, however it is called.
     pub(super) fn identity(&self) -> Result<String, DiskError> {
         // SAFETY: the image is open, and there is room for so many bytes.
-        let id = text(|base, len| unsafe { (self.library().rbd_get_id)(self.handle, base, len) });
+        let id = text(|base, len| unsafe {
+            (self.library().rbd_get_id)(self.handle().raw(), base, len)
+        });
         let pool = self.cluster.identity();
         let (pool, id) = pool
             .and_then(|pool| Ok((pool, id?)))
@@ -158,13 +133,9 @@ impl Image {
         Ok(format!("{pool}/{namespace:?}/{id}@{snapshot:?}"))
     }
 
-    /// Opened once more, for reading: what the library keeps of that is as the cluster has it now; blocking.
-    pub(super) fn once_more(&self) -> Result<Look<'_>, DiskError> {
-        let handle = open(&self.cluster, &self.address, true)?;
-        Ok(Look {
-            image: self,
-            handle,
-        })
+    /// It does not change.
+    pub(super) fn is_snapshot(&self) -> bool {
+        self.address.snapshot.is_some()
     }
 
     /// In bytes; it may not be a whole number of sectors.
@@ -199,25 +170,11 @@ impl Image {
         self.features & FEATURE_EXCLUSIVE_LOCK != 0
     }
 
-    /// Have `notify` called when its size, or something else of it, has changed.
-    pub(super) fn watch(&mut self, notify: Notify) -> Result<(), DiskError> {
-        let notify = Box::new(notify);
-        let argument = (&raw const *notify).cast_mut().cast();
-        let mut watch = 0;
-        // SAFETY: the image is open; the argument stays where it is until the watch has ended.
-        let watched = unsafe {
-            (self.library().rbd_update_watch)(self.handle, &mut watch, changed, argument)
-        };
-        self.result(watched, "changes of it cannot be seen")?;
-        self.watch = Some((watch, notify));
-        Ok(())
-    }
-
     /// Blocking.
     pub(super) fn flush(&self) -> Result<(), DiskError> {
         // SAFETY: the image is open.
         self.result(
-            unsafe { (self.library().rbd_flush)(self.handle) },
+            unsafe { (self.library().rbd_flush)(self.handle().raw()) },
             "cannot be flushed",
         )
     }
@@ -225,7 +182,7 @@ impl Image {
     /// Nothing of it is known any more; blocking.
     pub(super) fn forget(&self) -> Result<(), DiskError> {
         // SAFETY: the image is open.
-        let result = unsafe { (self.library().rbd_invalidate_cache)(self.handle) };
+        let result = unsafe { (self.library().rbd_invalidate_cache)(self.handle().raw()) };
         self.result(result, "its cache cannot be emptied")
     }
 
@@ -233,7 +190,7 @@ impl Image {
     pub(super) fn resize(&self, size: u64) -> Result<(), DiskError> {
         // SAFETY: the image is open.
         self.result(
-            unsafe { (self.library().rbd_resize)(self.handle, size) },
+            unsafe { (self.library().rbd_resize)(self.handle().raw(), size) },
             "cannot be resized",
         )
     }
@@ -254,7 +211,7 @@ impl Image {
         let argument = (&raw mut found).cast();
         let iterate = self.library().rbd_diff_iterate2;
         // SAFETY: the image is open; the callback gets what it expects.
-        match unsafe { iterate(self.handle, null(), at, len, 1, 1, add, argument) } {
+        match unsafe { iterate(self.handle().raw(), null(), at, len, 1, 1, add, argument) } {
             _ if found.is_full => Ok((found.ranges, true)),
             result => checked(result).map(|()| (found.ranges, false)),
         }
@@ -276,7 +233,8 @@ impl ImageFile for Image {
         rest.fill(0);
         let base = head.as_mut_ptr().cast();
         // SAFETY: the image is open, and there is room for so many bytes.
-        let read = unsafe { (self.library().rbd_read)(self.handle, offset, head.len(), base) };
+        let read =
+            unsafe { (self.library().rbd_read)(self.handle().raw(), offset, head.len(), base) };
         moved(read, head.len())
     }
 
@@ -288,14 +246,15 @@ impl ImageFile for Image {
         }
         let base = buf.as_ptr().cast();
         // SAFETY: the image is open, and there are so many bytes.
-        let written = unsafe { (self.library().rbd_write)(self.handle, offset, buf.len(), base) };
+        let written =
+            unsafe { (self.library().rbd_write)(self.handle().raw(), offset, buf.len(), base) };
         moved(written, buf.len())
     }
 
     fn len(&self) -> io::Result<u64> {
         let mut len = 0;
         // SAFETY: the image is open, and there is a place for the number.
-        checked(unsafe { (self.library().rbd_get_size)(self.handle, &mut len) })?;
+        checked(unsafe { (self.library().rbd_get_size)(self.handle().raw(), &mut len) })?;
         Ok(len)
     }
 
@@ -308,7 +267,7 @@ impl ImageFile for Image {
         }
         // Nothing is in flight when it becomes shorter.
         // SAFETY: the image is open.
-        checked(unsafe { (self.library().rbd_resize)(self.handle, len) })?;
+        checked(unsafe { (self.library().rbd_resize)(self.handle().raw(), len) })?;
         self.show(self.reach(len));
         Ok(())
     }
@@ -319,7 +278,7 @@ impl ImageFile for Image {
 
     fn sync(&self) -> io::Result<()> {
         // SAFETY: the image is open.
-        checked(unsafe { (self.library().rbd_flush)(self.handle) })
+        checked(unsafe { (self.library().rbd_flush)(self.handle().raw()) })
     }
 
     fn allocate(&self, _: u64, _: u64) -> io::Result<()> {
@@ -330,7 +289,7 @@ impl ImageFile for Image {
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         // SAFETY: the image is open.
-        checked(unsafe { (self.library().rbd_discard)(self.handle, offset, len) })
+        checked(unsafe { (self.library().rbd_discard)(self.handle().raw(), offset, len) })
     }
 
     fn run_at(&self, offset: u64) -> (bool, u64) {

@@ -1,5 +1,6 @@
 //! The exclusive lock of an image.
 
+use super::handle::Handle;
 use super::image::Image;
 use super::library::{LOCK_EXCLUSIVE, Watcher};
 use fathom_core::DiskError;
@@ -35,7 +36,8 @@ impl Image {
         // (The library would ask one that is alive to let go of it, and QEMU does.)
         self.refuse(self.owner()?, "")?;
         // SAFETY: the image is open.
-        let locked = unsafe { (self.library().rbd_lock_acquire)(self.handle(), LOCK_EXCLUSIVE) };
+        let locked =
+            unsafe { (self.library().rbd_lock_acquire)(self.handle().raw(), LOCK_EXCLUSIVE) };
         match -locked {
             libc::EROFS | libc::EBUSY | libc::EAGAIN => {
                 Err(self.unusable("another client has it locked: it is in use there".into()))
@@ -44,9 +46,10 @@ impl Image {
         }
     }
 
-    /// Fails if a client has it locked that is alive; blocking. `advice`: what to do about it.
-    pub(super) fn refuse_locked(&self, advice: &str) -> Result<(), DiskError> {
-        self.refuse(self.locker()?, advice)
+    /// Fails if a client that is alive had it locked when it was opened by that handle; blocking. `advice`: what to do about
+    /// it.
+    pub(super) fn refuse_locked(&self, handle: &Handle, advice: &str) -> Result<(), DiskError> {
+        self.refuse(self.locker(handle)?, advice)
     }
 
     fn refuse(&self, locker: Option<Locker>, advice: &str) -> Result<(), DiskError> {
@@ -75,7 +78,7 @@ impl Image {
         let mut count = watchers.len();
         let list = library.rbd_watchers_list;
         // SAFETY: the image is open, and there is room for so many.
-        let listed = unsafe { list(self.handle(), watchers.as_mut_ptr(), &mut count) };
+        let listed = unsafe { list(self.handle().raw(), watchers.as_mut_ptr(), &mut count) };
         if listed == -libc::ERANGE {
             // So many are not all dead.
             return Ok(true);
@@ -99,7 +102,14 @@ impl Image {
         let (mut owners, mut count) = ([null_mut(); 1], 1);
         let get = library.rbd_lock_get_owners;
         // SAFETY: the image is open; places for a number, and for so many strings.
-        let got = unsafe { get(self.handle(), &mut mode, owners.as_mut_ptr(), &mut count) };
+        let got = unsafe {
+            get(
+                self.handle().raw(),
+                &mut mode,
+                owners.as_mut_ptr(),
+                &mut count,
+            )
+        };
         match -got {
             libc::ENOENT => return Ok(None),
             // By something else than the library.
@@ -117,8 +127,8 @@ impl Image {
         Ok(Some(Locker::Client(address)))
     }
 
-    /// Likewise, of an image that is only read.
-    fn locker(&self) -> Result<Option<Locker>, DiskError> {
+    /// Likewise, of an image that is only read: as it was when it was opened by that handle.
+    fn locker(&self, handle: &Handle) -> Result<Option<Locker>, DiskError> {
         let mut exclusive = 0;
         // Of the lock, and of those who have it: their names, their cookies, and their addresses.
         let mut texts = [[0_u8; MOST_TEXT]; 4];
@@ -127,12 +137,10 @@ impl Image {
             texts.each_mut().map(|text| text.as_mut_ptr().cast());
         let [tag_len, names_len, cookies_len, addresses_len] = lens.each_mut();
         let list = self.library().rbd_list_lockers;
-        // (A handle keeps what there was when something of the image was changed last.)
-        let now = self.once_more()?;
         // SAFETY: the image is open; places for a number and for four texts of so many bytes.
         let listed = unsafe {
             list(
-                now.handle,
+                handle.raw(),
                 &mut exclusive,
                 tag,
                 tag_len,
@@ -160,7 +168,7 @@ impl Image {
     /// Somebody else may have it; blocking.
     pub(super) fn unlock(&self) -> Result<(), DiskError> {
         // SAFETY: the image is open.
-        let result = unsafe { (self.library().rbd_lock_release)(self.handle()) };
+        let result = unsafe { (self.library().rbd_lock_release)(self.handle().raw()) };
         self.result(result, "cannot be unlocked")
     }
 }

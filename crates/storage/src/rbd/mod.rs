@@ -17,6 +17,7 @@ mod channel;
 mod cluster;
 mod disk;
 mod ended;
+mod handle;
 mod image;
 mod inquirer;
 mod library;
