@@ -4,11 +4,11 @@ use crate::error::{Error, of, usage};
 use crate::open::{
     OpenOptions, format_of, header_of, identity_of, info_of, open_bare, open_locked,
 };
-use fathom_formats::Format;
 use fathom_formats::offline::Image;
 use fathom_formats::offline::bitmap::{self as own, Bits, Change};
 use fathom_formats::offline::info::Info;
 use fathom_formats::served::Storage;
+use fathom_formats::{Format, resolve};
 use fathom_stack::{BitmapStatus, Bitmaps, StoredImage};
 use fathom_storage::Location;
 use std::path::{Path, PathBuf};
@@ -157,7 +157,7 @@ pub fn bitmaps(
         let own = own::list(image.bytes()).map_err(of(image.path()))?;
         all.extend(own.into_iter().map(Listed::Own));
     }
-    match Bitmaps::unserved(location, dir) {
+    match found.beside(location, dir) {
         Ok(beside) => {
             let beside = beside.look(found.size);
             let (beside, problems) = beside.map_err(|problem| usage(&location.name(), problem))?;
@@ -184,9 +184,16 @@ struct Found {
     size: u64,
     /// The image can have bitmaps itself.
     has_own: bool,
+    /// The file that its data is in, if that is another one.
+    data: Option<PathBuf>,
 }
 
 impl Found {
+    /// Those that are not in the image.
+    fn beside(&self, location: &Location, dir: Option<&Path>) -> Result<Bitmaps, String> {
+        Bitmaps::unserved(location, dir, self.data.clone())
+    }
+
     /// Whether the bitmap that is meant is beside an image that can have bitmaps itself. (After a kill, say.)
     fn has_beside(
         &self,
@@ -194,7 +201,7 @@ impl Found {
         name: &str,
         options: &BitmapOptions,
     ) -> Result<bool, Error> {
-        let Ok(beside) = Bitmaps::unserved(location, options.dir.as_deref()) else {
+        let Ok(beside) = self.beside(location, options.dir.as_deref()) else {
             return Ok(false);
         };
         let looked = beside.look(self.size);
@@ -214,6 +221,7 @@ impl Found {
                 image: None,
                 size: disk.info().size,
                 has_own: false,
+                data: None,
             });
         }
         let image = open_locked(location, &options)?;
@@ -228,6 +236,7 @@ impl Found {
         Ok(Found {
             size: header.size(),
             has_own: matches!(&header, Image::Qcow2(header) if header.version >= 3),
+            data: { header.data_file() }.and_then(|name| resolve(image.path(), name).ok()),
             image: Some(image),
         })
     }
@@ -248,7 +257,8 @@ fn change_beside(
                 .into(),
         ));
     }
-    let bitmaps = Bitmaps::unserved(location, options.dir.as_deref())
+    let bitmaps = found
+        .beside(location, options.dir.as_deref())
         .map_err(|problem| told(format!("has no bitmaps: {problem}")))?;
     let size = found.size;
     let done = bitmaps.change_unserved(|bitmaps| match changes {

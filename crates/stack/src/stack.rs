@@ -109,8 +109,8 @@ impl Stack {
         let bitmaps = Bitmaps::new(place, own);
         bitmaps.prepare(disk.info().size);
         // (What a data file has may be changed without its image.)
-        let tells = description.data_file.is_none();
-        let tap = Arc::new(Tap::new(disk, file.clone(), tells, bitmaps));
+        let data = description.data_file.clone();
+        let tap = Arc::new(Tap::new(disk, file.clone(), data, bitmaps));
         let disk: Arc<dyn Disk> = tap.clone();
         let injector = description.inject.map(Injector::new);
         let disk = match &injector {
@@ -165,7 +165,10 @@ fn place_of_bitmaps(description: &Description, has_overlay: bool) -> Result<Plac
         return refused("tenants' disks have none");
     }
     let place = Place::of(&description.location, description.bitmaps.as_deref());
-    place.or_else(|why| refused(&why))
+    let data = description.data_file.clone();
+    place
+        .map(|place| Place { data, ..place })
+        .or_else(|why| refused(&why))
 }
 
 /// The disk by itself, for one who works on it: nothing of it is served.

@@ -1,7 +1,7 @@
 //! A disk below its filters, where it is marked what is changed, and somebody may want what is there to be kept before,
 //! or users to be held back.
 
-use crate::bitmaps::{Bitmaps, Left, Marked};
+use crate::bitmaps::{Bitmaps, Left, Marked, data_of};
 use crate::brake::Brake;
 use crate::past::Past;
 use fathom_core::token::woken;
@@ -14,6 +14,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::fs::Metadata;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -34,8 +35,8 @@ const LOOK: Duration = Duration::from_millis(500);
 pub struct Tap {
     below: Arc<dyn Disk>,
     file: Option<Arc<FileDisk>>,
-    /// Whatever is changed of the image is seen in that file.
-    tells: bool,
+    /// That of its data, if that is another one.
+    data: Option<PathBuf>,
     bitmaps: Arc<Bitmaps>,
     wanted: Arc<Mutex<Wanted>>,
     /// How often it was taken into use.
@@ -61,17 +62,17 @@ fn is_same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
 }
 
 impl Tap {
-    /// `file`: that of the image, if it is in one; `tells`: whatever is changed of the image is seen there.
+    /// `file`: that of the image, if it is in one; `data`: that of its data, if that is another one.
     pub(crate) fn new(
         below: Arc<dyn Disk>,
         file: Option<Arc<FileDisk>>,
-        tells: bool,
+        data: Option<PathBuf>,
         bitmaps: Bitmaps,
     ) -> Tap {
         Tap {
             below,
             file,
-            tells,
+            data,
             taken: AtomicU64::new(0),
             bitmaps: Arc::new(bitmaps),
             wanted: Arc::default(),
@@ -146,8 +147,14 @@ impl Tap {
 
     /// The file that tells whether the image was changed.
     fn telling(&self) -> Option<&Arc<FileDisk>> {
-        self.file.as_ref().filter(|_| self.tells)
+        self.file.as_ref().filter(|_| self.data.is_none())
     }
+}
+
+/// What bitmaps are told of an image's file, and of [that of its data](data_of).
+fn as_left(image: Option<Metadata>, data: u64) -> Option<Left> {
+    let image = image.filter(Metadata::is_file)?;
+    Some(Left::of(&image, data))
 }
 
 fn hear(workers: &[WorkerHandle]) -> Result<(), String> {
@@ -189,8 +196,7 @@ impl Disk for Tap {
         self.below.activate()?;
         self.taken.fetch_add(1, Ordering::SeqCst);
         let image = self.file.as_ref().and_then(|file| file.when_taken());
-        let image = image.filter(Metadata::is_file);
-        let image = image.as_ref().map(Left::from);
+        let image = as_left(image, data_of(self.data.as_deref()));
         let opened = self.bitmaps.open(self.below.info().size, image);
         opened.map_err(|problem| {
             if let Err(error) = self.below.deactivate() {
@@ -201,9 +207,11 @@ impl Disk for Tap {
     }
 
     fn deactivate(&self) -> Result<(), DiskError> {
+        // (Before anybody else can have it; nothing of its data is written any more.)
+        let data = data_of(self.data.as_deref());
         let how_left = || {
             let left = self.file.as_ref().and_then(|file| file.when_left());
-            left.filter(Metadata::is_file).as_ref().map(Left::from)
+            as_left(left, data)
         };
         self.bitmaps.close(|| self.below.deactivate(), how_left)
     }

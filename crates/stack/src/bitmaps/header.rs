@@ -1,9 +1,11 @@
 //! The beginning of a bitmap's file: a line of JSON.
 
 use serde::{Deserialize, Serialize};
-use std::fs::{File, Metadata};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::time::SystemTime;
 
 /// Its bits begin here: a page, however large those are.
 pub(super) const LEN: u64 = 64 << 10;
@@ -46,6 +48,9 @@ pub(crate) struct Left {
     /// Seconds and nanoseconds.
     modified: (i64, i64),
     changed: (i64, i64),
+    /// Stands for how the file was left that its data is in, if that is another one.
+    #[serde(default)]
+    data: u64,
 }
 
 impl Left {
@@ -56,13 +61,29 @@ impl Left {
     }
 }
 
-impl From<&Metadata> for Left {
-    fn from(found: &Metadata) -> Left {
+/// Stands for how the file is that an image's data is in, if that is another one.
+pub(crate) fn data_of(file: Option<&Path>) -> u64 {
+    let said = match file.map(fs::metadata) {
+        None => return 0,
+        // (A device does not tell.)
+        Some(Ok(found)) if !found.is_file() => return 0,
+        Some(Ok(found)) => format!("{:?}", Left::of(&found, found.dev())),
+        // (It is never as it was.)
+        Some(Err(_)) => format!("{:?}", SystemTime::now()),
+    };
+    let told = blake3::hash(said.as_bytes());
+    u64::from_ne_bytes(*told.as_bytes().first_chunk().expect("there are 32"))
+}
+
+impl Left {
+    /// `data`: see [`data_of`].
+    pub(crate) fn of(found: &Metadata, data: u64) -> Left {
         Left {
             inode: found.ino(),
             size: found.len(),
             modified: (found.mtime(), found.mtime_nsec()),
             changed: (found.ctime(), found.ctime_nsec()),
+            data,
         }
     }
 }

@@ -28,7 +28,7 @@ mod unserved;
 pub use all::Bitmaps;
 pub(crate) use all::Marked;
 pub use bitmap::Dirty;
-pub(crate) use header::Left;
+pub(crate) use header::{Left, data_of};
 pub use limits::check_bitmap_name;
 pub(crate) use place::Place;
 pub use status::BitmapStatus;

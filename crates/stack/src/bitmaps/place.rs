@@ -1,7 +1,7 @@
 //! Where a disk's bitmaps are.
 
 use super::bitmap::{is_file, is_left_over, sync_dir};
-use super::header::Left;
+use super::header::{Left, data_of};
 use super::limits::check_bitmap_name;
 use fathom_files::gate;
 use fathom_storage::Location;
@@ -23,6 +23,8 @@ pub(crate) struct Place {
     pub(crate) dir: PathBuf,
     /// The image's file, if it is in one.
     pub(crate) image: Option<PathBuf>,
+    /// The file that its data is in, if that is another one.
+    pub(crate) data: Option<PathBuf>,
     /// Stands for what the disk is called, where other disks may be meant.
     pub(crate) of: Option<String>,
     /// The boot of this machine.
@@ -44,6 +46,7 @@ impl Place {
                 // (Beside an image it can be no other's.)
                 of: dir.map(|_| digest(image.as_os_str().as_bytes())),
                 image: Some(image),
+                data: None,
                 boot,
             });
         }
@@ -55,6 +58,7 @@ impl Place {
             Some(dir) => Ok(Place {
                 dir: dir.to_owned(),
                 image: None,
+                data: None,
                 of: Some(digest(location.to_string().as_bytes())),
                 boot,
             }),
@@ -81,8 +85,8 @@ impl Place {
 
     /// As it is now.
     pub(crate) fn image(&self) -> Option<Left> {
-        let found = fs::metadata(self.image.as_ref()?);
-        found.ok().as_ref().map(Left::from)
+        let found = fs::metadata(self.image.as_ref()?).ok()?;
+        Some(Left::of(&found, data_of(self.data.as_deref())))
     }
 
     /// Nobody has said where it is, and it is made and removed as it is needed.

@@ -37,6 +37,7 @@ impl Host {
         let place = Place {
             dir: self.dir.path().join("bitmaps"),
             image: Some(self.image()),
+            data: None,
             of: None,
             boot: self.boot.into(),
         };
@@ -50,7 +51,7 @@ impl Host {
     }
 
     fn left(&self) -> Option<Left> {
-        Some(Left::from(&fs::metadata(self.image()).unwrap()))
+        Some(Left::of(&fs::metadata(self.image()).unwrap(), 0))
     }
 
     /// With one bitmap.

@@ -11,17 +11,25 @@ use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::panic;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 /// A bitmap's file, as far as it is known. The error is for the user.
 type Found = (String, Result<Looked, String>);
 
 impl Bitmaps {
-    /// Those beside the image that is there, or in `dir` if that is said. Whoever changes them has locked the image. The
-    /// error says why there can be none.
-    pub fn unserved(location: &Location, dir: Option<&Path>) -> Result<Bitmaps, String> {
-        Ok(Bitmaps::new(Ok(Place::of(location, dir)?), None))
+    /// Those beside the image that is there, or in `dir` if that is said. `data`: the file that its data is in, if that is
+    /// another one. Whoever changes them has locked the image. The error says why there can be none.
+    pub fn unserved(
+        location: &Location,
+        dir: Option<&Path>,
+        data: Option<PathBuf>,
+    ) -> Result<Bitmaps, String> {
+        let place = Place {
+            data,
+            ..Place::of(location, dir)?
+        };
+        Ok(Bitmaps::new(Ok(place), None))
     }
 
     /// All that are not in the image, of a disk of so many bytes; and what cannot be told, for the user. Nothing is
