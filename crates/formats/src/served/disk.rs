@@ -215,10 +215,9 @@ impl ImageDisk {
     pub fn images(&self) -> Vec<ChainImage> {
         let active = self.active();
         // (In an image in use there may be others than when it was opened.)
-        let snapshots = |depth: usize, link: &Link| match (&active, &link.image) {
-            (Some(active), _) => active.layers.get(depth).map_or(0, Layer::snapshots),
-            (None, Image::Qcow2(header)) => header.snapshots,
-            (None, Image::Qed(..) | Image::Raw { .. } | Image::Luks(..) | Image::Foreign(_)) => 0,
+        let snapshots = |depth: usize, link: &Link| match &active {
+            Some(active) => active.layers.get(depth).map_or(0, Layer::snapshots),
+            None => link.snapshots(),
         };
         let links = self.chain.links();
         let images = links.iter().enumerate().map(|(depth, link)| ChainImage {

@@ -48,6 +48,14 @@ impl Link {
             image => image.size(),
         }
     }
+
+    /// So many internal snapshots it had when its header was read.
+    pub(super) fn snapshots(&self) -> u32 {
+        match &self.image {
+            Image::Qcow2(header) => header.snapshots,
+            _ => 0,
+        }
+    }
 }
 
 /// A file, and what it is said to be.
@@ -60,8 +68,8 @@ struct Named {
 pub(super) struct Chain {
     /// What the disk is made of.
     links: Mutex<Arc<[Link]>>,
-    /// Of what sizes they were when it was opened.
-    opened: Vec<u64>,
+    /// Of what sizes they were when it was opened, and how many internal snapshots they had.
+    opened: Vec<(u64, u32)>,
     /// Its first image could have bitmaps when it was opened.
     pub(super) can_have_bitmaps: bool,
     pub(super) storages: Vec<Arc<dyn Storage>>,
@@ -126,7 +134,8 @@ impl Chain {
             });
         }
         chain.can_have_bitmaps = links[0].image.can_have_bitmaps();
-        chain.opened = links.iter().map(Link::size).collect();
+        let as_opened = |link: &Link| (link.size(), link.snapshots());
+        chain.opened = links.iter().map(as_opened).collect();
         chain.set_links(links);
         Ok(chain)
     }
@@ -152,7 +161,12 @@ impl Chain {
     pub(super) fn is_as_opened(&self) -> bool {
         let now = self.links();
         let mut below = now.iter().zip(&self.opened).skip(1);
-        now.len() == self.opened.len() && below.all(|(link, size)| link.size() == *size)
+        now.len() == self.opened.len() && below.all(|(link, (size, _))| link.size() == *size)
+    }
+
+    /// So many internal snapshots its images had then.
+    pub(super) fn snapshots(&self) -> impl Iterator<Item = u32> {
+        self.opened.iter().map(|(_, snapshots)| *snapshots)
     }
 
     fn now(&self) -> MutexGuard<'_, Arc<[Link]>> {

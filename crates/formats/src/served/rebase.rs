@@ -23,14 +23,18 @@ impl ImageDisk {
         checked.map_err(told(file.path()))
     }
 
-    /// An error if the disk is made of fewer images than when it was opened, or one below has another size: whoever works on
-    /// it goes by what it was, and disks [beside](ImageDisk::beside) it are of no use any more.
+    /// An error if the disk is made of fewer images than when it was opened, one below has another size, or one has other
+    /// internal snapshots, which may need what is below it: whoever works on it goes by what it was, and disks
+    /// [beside](ImageDisk::beside) it are of no use any more.
     pub fn check_images(&self) -> Result<(), DiskError> {
-        match self.chain.is_as_opened() {
+        let active = self.active();
+        let layers = active.iter().flat_map(|active| &active.layers);
+        let mut snapshots = layers.map(Layer::snapshots).zip(self.chain.snapshots());
+        match self.chain.is_as_opened() && snapshots.all(|(now, opened)| now == opened) {
             true => Ok(()),
             false => Err(unusable(
                 self.chain.path(),
-                "images of its chain have gone, or have another size, meanwhile: begin anew",
+                "images of its chain have gone, or have another size or other snapshots, meanwhile: begin anew",
             )),
         }
     }
