@@ -304,6 +304,10 @@ impl Disk for FileDisk {
             .map_err(|error| lock_error(&shared.path, error, !shared.options.read_only))?;
         shared.look_at_name();
         let taken = shared.file.metadata().ok();
+        if let Some(found) = taken.as_ref().filter(|found| found.is_file()) {
+            // (Others may have added something, which is not to be cut off.)
+            shared.file_len.store(found.len(), Ordering::Relaxed);
+        }
         let mut seen = shared.seen();
         seen.changes += u64::from(!is_unchanged(seen.left.as_ref(), taken.as_ref()));
         seen.taken = taken;

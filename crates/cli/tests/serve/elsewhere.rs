@@ -5,7 +5,7 @@ use crate::exercise::{Random, differ, exercise};
 use crate::kinds::{patient_tool, qemu_img, qemu_io};
 use crate::mirror::{check, flat};
 use crate::support::nbd::Nbd;
-use crate::support::{Served, as_arg, disk_dir, eventually, fathom, stdout_of};
+use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, stdout_of};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -99,11 +99,7 @@ fn a_chain_on_other_files_is_refused_until_it_is_as_it_was() {
     let dir = chain("qcow2");
     let dir = dir.path();
     let served = Nbd::start(&as_arg(&dir.join("top")), &["--format", "qcow2"]);
-    let uri = served.uri();
-    let reads = || {
-        let read = ["-r", "-f", "raw", "-c", "read -P 2 2M 1M", &uri];
-        patient_tool(dir, "qemu-io", &read).status.success()
-    };
+    let reads = || reads(dir, &served.uri());
     let below = |image: &str, name: &str, format: &str| {
         qemu_img(
             dir,
@@ -173,14 +169,12 @@ fn an_image_whose_data_is_in_another_file_is_refused_until_it_is_as_it_was() {
             ],
         );
     };
+    let data = as_arg(&dir.join("data"));
     // Whether it is the disk's own image or one below.
-    for image in ["low", "top"] {
-        let served = Nbd::start(&as_arg(&dir.join(image)), &["--format", "qcow2"]);
-        let uri = served.uri();
-        let reads = || {
-            let read = ["-r", "-f", "raw", "-c", "read -P 2 2M 1M", &uri];
-            patient_tool(dir, "qemu-io", &read).status.success()
-        };
+    for (image, args) in [("low", &["--data-file", &data][..]), ("top", &[])] {
+        let args = [&["--format", "qcow2"], args].concat();
+        let served = Nbd::start(&as_arg(&dir.join(image)), &args);
+        let reads = || reads(dir, &served.uri());
         assert!(reads());
         amend("other");
         assert!(!reads(), "another data file of {image}");
@@ -193,6 +187,104 @@ fn an_image_whose_data_is_in_another_file_is_refused_until_it_is_as_it_was() {
         assert!(!reads(), "no data file of {image}");
         fs::write(dir.join("low"), low).unwrap();
         assert!(reads());
+    }
+}
+
+/// Whether what QEMU's tool has written at 2 MiB can be read from there.
+fn reads(dir: &Path, uri: &str) -> bool {
+    let read = ["-r", "-f", "raw", "-c", "read -P 2 2M 1M", uri];
+    patient_tool(dir, "qemu-io", &read).status.success()
+}
+
+#[test]
+fn files_below_that_others_have_taken_the_place_of_are_refused() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let with_data = ["create", "-q", "-f", "qcow2", "-o", "data_file=data"];
+    qemu_img(dir, &[&with_data[..], &["base", "12M"]].concat());
+    qemu_io(dir, "base", "qcow2", &["write -P 2 2M 1M"]);
+    let on_base = ["create", "-q", "-f", "qcow2", "-b", "base", "-F", "qcow2"];
+    qemu_img(dir, &[&on_base[..], &["top"]].concat());
+    let served = Nbd::start(&as_arg(&dir.join("top")), &["--format", "qcow2"]);
+    assert!(reads(dir, &served.uri()));
+    for file in ["base", "data"] {
+        let file = dir.join(file);
+        let kept = file.with_extension("kept");
+        fs::rename(&file, &kept).unwrap();
+        // It is still the one that is below.
+        assert!(reads(dir, &served.uri()));
+        fs::copy(&kept, &file).unwrap();
+        assert!(!reads(dir, &served.uri()), "{}", file.display());
+        let told = format!("{}: was replaced by another file", as_arg(&file));
+        let log = served.log();
+        let line = log.lines().rfind(|line| line.contains(&told));
+        assert!(
+            line.is_some_and(|line| line.contains("start the daemon anew")),
+            "{log}"
+        );
+        fs::rename(&kept, &file).unwrap();
+        assert!(reads(dir, &served.uri()));
+    }
+}
+
+#[test]
+fn an_image_in_several_files_is_refused_if_they_are_others() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let image = dir.join("i.vmdk");
+    let flat = [
+        "create",
+        "-q",
+        "-f",
+        "vmdk",
+        "-o",
+        "subformat=monolithicFlat",
+    ];
+    qemu_img(dir, &[&flat[..], &["i.vmdk", "12M"]].concat());
+    qemu_io(dir, "i.vmdk", "vmdk", &["write -P 2 2M 1M"]);
+    fs::copy(dir.join("i-flat.vmdk"), dir.join("j-flat.vmdk")).unwrap();
+    let served = Nbd::start(&as_arg(&image), &["--format", "vmdk", "--readonly"]);
+    assert!(reads(dir, &served.uri()));
+    let names = fs::read_to_string(&image).unwrap();
+    fs::write(&image, names.replace("i-flat", "j-flat")).unwrap();
+    assert!(!reads(dir, &served.uri()));
+    let log = served.log();
+    assert!(
+        log.contains("names other files than when it was opened"),
+        "{log}"
+    );
+    fs::write(&image, names).unwrap();
+    assert!(reads(dir, &served.uri()));
+}
+
+#[test]
+fn an_image_that_is_cut_off_is_refused_until_it_is_as_it_was() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    fs::write(dir.join("key"), "correct horse").unwrap();
+    let key = format!("file:{}", as_arg(&dir.join("key")));
+    let (raw, luks) = (as_arg(&dir.join("raw")), as_arg(&dir.join("luks")));
+    let create = ["img", "create", "-q", "-f", "luks", "-o", "iter-time=10"];
+    stdout_of(&[&create[..], &[&luks, "8M", "--key", &key]].concat());
+    File::create(&raw).unwrap().set_len(8 * MIB).unwrap();
+    let of_luks = ["--format", "luks", "--key", &key];
+    let of_raw = ["--format", "raw", "--offset", "1M", "--size", "6M"];
+    for (image, args) in [(raw, &of_raw[..]), (luks, &of_luks[..])] {
+        let served = Nbd::start(&image, args);
+        let uri = served.uri();
+        let is_let_in = || {
+            let read = ["-r", "-f", "raw", "-c", "read 5M 64k", &uri];
+            patient_tool(dir, "qemu-io", &read).status.success()
+        };
+        assert!(is_let_in());
+        let file = File::options().write(true).open(&image).unwrap();
+        let len = file.metadata().unwrap().len();
+        file.set_len(6 * MIB).unwrap();
+        assert!(!is_let_in());
+        let log = served.log();
+        assert!(log.contains("is shorter than when it was opened"), "{log}");
+        file.set_len(len).unwrap();
+        assert!(is_let_in());
     }
 }
 
@@ -295,4 +387,48 @@ fn work_on_a_chain_that_others_have_made_shorter_has_failed() {
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
     check(dir, "qcow2", "top");
     assert_eq!(differ(&flat(dir, "qcow2", "top"), &model), None);
+}
+
+#[test]
+fn work_below_an_image_that_has_got_snapshots_has_failed() {
+    let dir = chain("qcow2");
+    let dir = dir.path();
+    qemu_img(dir, &["resize", "-q", "-f", "qcow2", "low", "7M"]);
+    let model = flat(dir, "qcow2", "top");
+    let mut served = Served::start(&as_arg(&dir.join("top")), &["--format", "qcow2"]);
+    let (api, low, middle) = (
+        served.api(),
+        as_arg(&dir.join("low")),
+        as_arg(&dir.join("middle")),
+    );
+    let show = || {
+        let shown = fathom().args(["stream", "show", &api]).output().unwrap();
+        String::from_utf8(shown.stdout).unwrap()
+    };
+    for (image, args) in [
+        ("top", &["stream", "start", &api, "--wait"][..]),
+        ("middle", &["commit", &api, &low, "--top", &middle]),
+    ] {
+        let mut work = fathom();
+        work.args(args).args(["--quiet", "--speed", "64k"]);
+        let work = with_disk(&served.arg("s"), 1, |_| {
+            let work = Kept::spawn(&mut work);
+            eventually("its begin", || {
+                show().starts_with("copying: ").then_some(())
+            });
+            work
+        });
+        eventually("it waits", || show().starts_with("waiting: ").then_some(()));
+        qemu_img(dir, &["snapshot", "-c", "s1", image]);
+        with_disk(&served.arg("s"), 1, |disk| {
+            let shown = eventually("its end", || {
+                Some(show()).filter(|shown| shown.starts_with("failed: "))
+            });
+            assert!(shown.contains("meanwhile: begin anew"), "{shown}");
+            assert_eq!(differ(&disk.contents(), &model), None);
+        });
+        drop(work);
+        qemu_img(dir, &["snapshot", "-d", "s1", image]);
+    }
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
 }

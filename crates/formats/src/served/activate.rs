@@ -92,6 +92,9 @@ impl Fresh<'_> {
         let path = file.path();
         if !link.image.format().has_tables() {
             let (offset, size) = link.raw;
+            if link.storage == 0 {
+                whole(link, &**file).map_err(told(path))?;
+            }
             return Ok(Layer::Raw {
                 is_plain: matches!(link.image, Image::Raw { .. }),
                 storage: link.storage,
@@ -363,6 +366,19 @@ fn repair(file: &dyn Storage, format: Format) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// What lies behind the end of a file reads as zeroes, which would be wrong of what was cut off.
+fn whole(link: &Link, file: &dyn Storage) -> Result<()> {
+    let len = file.bytes().len();
+    let len = len.map_err(Error::io("its size cannot be read"))?;
+    let (offset, size) = link.raw;
+    match matches!(link.image, Image::Foreign(_)) || offset.0 + size <= len.next_multiple_of(512) {
+        true => Ok(()),
+        false => Err(Error::invalid(
+            "is shorter than when it was opened: start the daemon anew",
+        )),
+    }
 }
 
 /// Whoever had the image meanwhile must have left it the same disk, on images that are open here.

@@ -39,7 +39,7 @@ pub fn read_foreign(
 fn tables(file: Arc<dyn Storage>, kind: Kind, opener: &dyn Opener) -> Result<Tables, DiskError> {
     let (start, mut files) = find(&*file, kind, opener)?;
     files.insert(0, file);
-    Tables::read(files, start)
+    Tables::read(files, kind, &start)
 }
 
 /// What the file says, and the others that it names.

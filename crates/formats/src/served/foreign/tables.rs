@@ -4,37 +4,54 @@ use crate::foreign::{Part, refused};
 use crate::served::problem::told;
 use crate::served::storage::Storage;
 use fathom_core::DiskError;
-use fathom_foreign::{Description, Image, Start};
+use fathom_foreign::{Description, Image, Kind, Start};
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 
 pub(super) struct Tables {
     /// The image itself, and the files that it names, in that order.
     pub(super) files: Vec<Arc<dyn Storage>>,
-    start: Start,
+    kind: Kind,
+    /// By which it names the others.
+    names: Vec<String>,
     image: RwLock<Arc<Image>>,
 }
 
 impl Tables {
-    pub(super) fn read(files: Vec<Arc<dyn Storage>>, start: Start) -> Result<Tables, DiskError> {
-        let image = read(&files, &start)?;
+    pub(super) fn read(
+        files: Vec<Arc<dyn Storage>>,
+        kind: Kind,
+        start: &Start,
+    ) -> Result<Tables, DiskError> {
+        let image = read(&files, start)?;
         Ok(Tables {
             files,
-            start,
+            kind,
+            names: start.names().to_vec(),
             image: RwLock::new(Arc::new(image)),
         })
     }
 
     /// Again: somebody else may have had the files meanwhile. The disk must have the same size as before.
     pub(super) fn read_again(&self) -> Result<(), DiskError> {
-        let image = read(&self.files, &self.start)?;
+        let file = Part(self.files[0].bytes());
+        let start = Start::read(self.kind, &file);
+        let start = start.map_err(|error| told(self.path())(refused(error)))?;
+        if start.names() != self.names {
+            return Err(self.changed("names other files"));
+        }
+        let image = read(&self.files, &start)?;
         if image.size() != self.image().size() {
-            let problem = "has another size than when it was opened: start the daemon anew";
-            return Err(told(self.path())(crate::Error::invalid(problem)));
+            return Err(self.changed("has another size"));
         }
         let mut place = self.image.write().unwrap_or_else(PoisonError::into_inner);
         *place = Arc::new(image);
         Ok(())
+    }
+
+    fn changed(&self, what: &str) -> DiskError {
+        let problem = format!("{what} than when it was opened: start the daemon anew");
+        told(self.path())(crate::Error::invalid(problem))
     }
 
     pub(super) fn image(&self) -> Arc<Image> {
