@@ -155,10 +155,6 @@ impl Storage for StoredImage {
         }
     }
 
-    fn is_replaced(&self) -> bool {
-        self.file_disk().is_some_and(|disk| disk.is_replaced())
-    }
-
     fn guard_end(&self, guard: EndGuard) {
         if let Some(disk) = self.file_disk() {
             disk.guard_end(guard);

@@ -262,11 +262,6 @@ impl FileDisk {
         self.shared.seen().changes
     }
 
-    /// Whether the path that led to it when it was opened leads to another file now.
-    pub fn is_replaced(&self) -> bool {
-        self.shared.has_lost_its_name() && self.shared.path.exists()
-    }
-
     /// Who knows, from now on, where a growable file may end.
     pub fn guard_end(&self, guard: EndGuard) {
         let mut place = self.shared.end_guard();
@@ -361,7 +356,7 @@ impl Shared {
     /// Says if the file that is served is not the one that is found by its name
     /// any more. It is served on: nobody else has the guest's data.
     fn look_at_name(&self) {
-        if !self.has_lost_its_name() {
+        if !self.named || open::is_named(&self.path, &self.file) {
             return;
         }
         let path = self.path.display();
@@ -373,10 +368,6 @@ impl Shared {
             "{path}: {what} since it was opened; the one that was opened is served on: start the \
              server anew to serve what is there now"
         );
-    }
-
-    fn has_lost_its_name(&self) -> bool {
-        self.named && !open::is_named(&self.path, &self.file)
     }
 
     /// Whether what a read finds missing from `at` on is zeroes.

@@ -318,13 +318,6 @@ impl ImageDisk {
             for storage in chain.files_of(&links).into_iter().skip(1) {
                 storage.disk().activate()?;
                 locked.push(storage.disk());
-                // (Of the disk's own nobody else has what is written. What others write to one of these goes to the one that
-                // has its name.)
-                if storage.is_replaced() {
-                    let problem =
-                        "was replaced by another file since it was opened: start the daemon anew";
-                    return Err(unusable(storage.path(), problem));
-                }
             }
             self.forget_cache(&links);
             chain.take(links)

@@ -26,10 +26,6 @@ pub trait Storage: Send + Sync {
     fn is_at(&self, path: &Path) -> bool {
         self.path() == path
     }
-    /// Whether the path that led to it when it was opened leads to another file now.
-    fn is_replaced(&self) -> bool {
-        false
-    }
     /// From now on requests that read beyond the file's end ask first.
     /// (Storages that nobody else can cut need not.)
     fn guard_end(&self, _guard: EndGuard) {}
