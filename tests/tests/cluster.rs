@@ -334,11 +334,20 @@ fn who_reads_an_image_goes_by_who_has_it_now() {
     }
     done(load);
     wait(|| !cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto"));
-    for reader in readers {
-        check(&reader, &state);
-        reader.stop().unwrap();
+    for reader in &readers {
+        check(reader, &state);
     }
-    writer.stop().unwrap();
+    // It stays the image that it is, whatever has its name.
+    let [mut early, late] = readers;
+    cluster.rbd(&["rename", "rbd/a", "rbd/elsewhere"]);
+    check(&early, &state);
+    said(&mut early, "was removed or renamed");
+    cluster.rbd(&["create", "--size", "64M", "rbd/a"]);
+    check(&early, &state);
+    said(&mut early, "was replaced by another image");
+    for server in [early, late, writer] {
+        server.stop().unwrap();
+    }
 }
 
 /// The image grows by what it allocates, which whoever was started before that has to see.

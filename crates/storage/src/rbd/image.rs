@@ -18,6 +18,8 @@ pub(super) struct Image {
     /// By which it is used, and the how manieth that is.
     handle: Mutex<Arc<Handle>>,
     turn: AtomicU64,
+    /// Those before, which channels may have yet: they are closed by one who may wait.
+    before: Mutex<Vec<Arc<Handle>>>,
     cluster: Arc<Cluster>,
     address: Address,
     path: PathBuf,
@@ -43,6 +45,7 @@ impl Image {
         let mut image = Image {
             handle: Mutex::new(Arc::new(handle)),
             turn: AtomicU64::new(0),
+            before: Mutex::default(),
             cluster,
             address: address.clone(),
             path: address.to_string().into(),
@@ -71,18 +74,37 @@ impl Image {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A handle for reading that knows the image as it is now; blocking.
-    pub(super) fn look(&self) -> Result<Handle, DiskError> {
-        Handle::open(&self.cluster, &self.address, true)
+    /// A handle for reading that knows the image as it is now, or the one that there is if its name leads to it no more;
+    /// blocking.
+    pub(super) fn look(&self) -> Result<Arc<Handle>, DiskError> {
+        let what = match Handle::open(&self.cluster, &self.address, true) {
+            Ok(now) if self.id(&now)? == self.id(&self.handle())? => return Ok(Arc::new(now)),
+            Ok(_) => "was replaced by another image",
+            Err(DiskError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                "was removed or renamed"
+            }
+            Err(error) => return Err(error),
+        };
+        let path = self.path.display();
+        tracing::warn!(
+            "{path}: {what} since it was opened; the one that was opened is served on, as it was when it was used last: \
+             start the server anew to serve what is there now"
+        );
+        Ok(self.handle())
     }
 
     /// It is used by that one from now on. Channels have nothing in flight by the one before, and see it by the
-    /// [turn](Image::turn).
-    pub(super) fn go_on_with(&self, handle: Handle) {
-        let before = std::mem::replace(&mut *self.slot(), Arc::new(handle));
+    /// [turn](Image::turn). May block.
+    pub(super) fn go_on_with(&self, handle: Arc<Handle>) {
+        let mut all = self.before.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *self.slot(), handle.clone());
+        if Arc::ptr_eq(&before, &handle) {
+            return;
+        }
         self.turn.fetch_add(1, Ordering::Release);
-        // (Outside the lock: it may be closed.)
-        drop(before);
+        // (What no channel has is closed here: a worker must not wait for that.)
+        all.retain(|handle| Arc::strong_count(handle) > 1);
+        all.push(before);
     }
 
     /// Another one whenever there is another handle.
@@ -117,20 +139,26 @@ impl Image {
 
     /// What tells it from all other images of all clusters, however it is called.
     pub(super) fn identity(&self) -> Result<String, DiskError> {
-        // SAFETY: the image is open, and there is room for so many bytes.
-        let id = text(|base, len| unsafe {
-            (self.library().rbd_get_id)(self.handle().raw(), base, len)
-        });
-        let pool = self.cluster.identity();
-        let (pool, id) = pool
-            .and_then(|pool| Ok((pool, id?)))
-            .map_err(|source| DiskError::Io {
-                path: self.path.clone(),
-                what: "which image it is cannot be read",
-                source,
-            })?;
+        let pool = self.cluster.identity().map_err(self.unknown())?;
+        let id = self.id(&self.handle())?;
         let (namespace, snapshot) = (&self.address.namespace, &self.address.snapshot);
         Ok(format!("{pool}/{namespace:?}/{id}@{snapshot:?}"))
+    }
+
+    /// What tells the image that this handle is of from others of its pool and namespace.
+    fn id(&self, handle: &Handle) -> Result<String, DiskError> {
+        // SAFETY: the image is open, and there is room for so many bytes.
+        let id = text(|base, len| unsafe { (self.library().rbd_get_id)(handle.raw(), base, len) });
+        id.map_err(self.unknown())
+    }
+
+    fn unknown(&self) -> impl FnOnce(io::Error) -> DiskError {
+        let path = self.path.clone();
+        move |source| DiskError::Io {
+            path,
+            what: "which image it is cannot be read",
+            source,
+        }
     }
 
     /// It does not change.
