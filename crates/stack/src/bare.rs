@@ -10,6 +10,8 @@ pub(crate) struct Bare {
     /// That it is in, if it is in one.
     pub(crate) file: Option<Arc<FileDisk>>,
     /// The image that it is, if that has a format or is a part of its file.
+    /// That of its external data file, which is written to.
+    pub(crate) data: Option<Arc<FileDisk>>,
     pub(crate) image: Option<Arc<ImageDisk>>,
     /// What it has to leave, and what that is called among the disk's parts.
     pub(crate) part: Option<(&'static str, Arc<dyn Part>)>,

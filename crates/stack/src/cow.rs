@@ -76,6 +76,7 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
         image: Some(disk.clone()),
         disk: Arc::new(Passing(disk)),
         file: storage,
+        data: None,
         part: Some((OVERLAY, Arc::new(overlay))),
     })
 }

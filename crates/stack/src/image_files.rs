@@ -10,8 +10,8 @@ use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// What an image is in, open: a file, mostly.
 pub struct StoredImage {
@@ -166,6 +166,7 @@ impl Storage for StoredImage {
 pub struct ImageOpener {
     reach: Reach,
     data_file: Option<DataFile>,
+    data_disk: Arc<OnceLock<Arc<FileDisk>>>,
     base: Option<Base>,
     options: FileOptions,
 }
@@ -198,6 +199,7 @@ impl ImageOpener {
         ImageOpener {
             reach: Reach::Files(dirs),
             data_file: None,
+            data_disk: Arc::default(),
             base: None,
             options,
         }
@@ -218,6 +220,7 @@ impl ImageOpener {
         Ok(ImageOpener {
             reach,
             data_file: None,
+            data_disk: Arc::default(),
             base: None,
             options: file_options,
         })
@@ -251,6 +254,11 @@ impl ImageOpener {
             path: path.to_owned(),
         });
         ImageOpener { data_file, ..self }
+    }
+
+    /// Gets what requests to that data file go to, once it is open.
+    pub(crate) fn data_disk(&self) -> Arc<OnceLock<Arc<FileDisk>>> {
+        self.data_disk.clone()
     }
 
     /// Opens an image and what it names.
@@ -364,6 +372,10 @@ impl Opener for ImageOpener {
             (_, true) => self.writable(),
         };
         let path = data_file(image, name, given)?;
-        Ok(Arc::new(StoredImage::in_file(path, options)?))
+        let file = StoredImage::in_file(path, options)?;
+        if let (Some(_), Some(disk)) = (given, file.file_disk()) {
+            let _ = self.data_disk.set(disk.clone());
+        }
+        Ok(Arc::new(file))
     }
 }

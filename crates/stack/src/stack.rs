@@ -93,6 +93,7 @@ impl Stack {
         let Bare {
             disk,
             file,
+            data,
             image,
             part,
         } = bare;
@@ -108,8 +109,6 @@ impl Stack {
         let own = image.clone().filter(has_own);
         let bitmaps = Bitmaps::new(place, own);
         bitmaps.prepare(disk.info().size);
-        // (What a data file has may be changed without its image.)
-        let data = description.data_file.clone();
         let tap = Arc::new(Tap::new(disk, file.clone(), data, bitmaps));
         let disk: Arc<dyn Disk> = tap.clone();
         let injector = description.inject.map(Injector::new);
@@ -254,6 +253,7 @@ fn open_disk(
             Ok(Bare {
                 disk,
                 file,
+                data: None,
                 image: None,
                 part,
             })
@@ -290,10 +290,12 @@ fn open_image(description: &Description, own_bitmaps: OwnBitmaps) -> Result<Bare
         rebasing: description.beside.is_some(),
         ..new
     };
+    let data = opener.data_disk();
     let disk = Arc::new(opener.open_disk(stored, image_options)?);
     Ok(Bare {
         disk: disk.clone(),
         image: Some(disk),
+        data: data.get().cloned(),
         file,
         part: None,
     })

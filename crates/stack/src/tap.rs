@@ -14,7 +14,6 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::fs::Metadata;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,8 +34,8 @@ const LOOK: Duration = Duration::from_millis(500);
 pub struct Tap {
     below: Arc<dyn Disk>,
     file: Option<Arc<FileDisk>>,
-    /// That of its data, if that is another one.
-    data: Option<PathBuf>,
+    /// That of its data, if that is another one: it is changed without the image's.
+    data: Option<Arc<FileDisk>>,
     bitmaps: Arc<Bitmaps>,
     wanted: Arc<Mutex<Wanted>>,
     /// How often it was taken into use.
@@ -66,7 +65,7 @@ impl Tap {
     pub(crate) fn new(
         below: Arc<dyn Disk>,
         file: Option<Arc<FileDisk>>,
-        data: Option<PathBuf>,
+        data: Option<Arc<FileDisk>>,
         bitmaps: Bitmaps,
     ) -> Tap {
         Tap {
@@ -151,10 +150,13 @@ impl Tap {
     }
 }
 
-/// What bitmaps are told of an image's file, and of [that of its data](data_of).
-fn as_left(image: Option<Metadata>, data: u64) -> Option<Left> {
+/// What bitmaps are told of an image's file, and of that of its data, if that is another one.
+fn as_left(image: Option<Metadata>, data: Option<Option<Metadata>>) -> Option<Left> {
     let image = image.filter(Metadata::is_file)?;
-    Some(Left::of(&image, data))
+    Some(Left::of(
+        &image,
+        data.map_or(0, |data| data_of(data.as_ref())),
+    ))
 }
 
 fn hear(workers: &[WorkerHandle]) -> Result<(), String> {
@@ -196,7 +198,7 @@ impl Disk for Tap {
         self.below.activate()?;
         self.taken.fetch_add(1, Ordering::SeqCst);
         let image = self.file.as_ref().and_then(|file| file.when_taken());
-        let image = as_left(image, data_of(self.data.as_deref()));
+        let image = as_left(image, self.data.as_ref().map(|data| data.when_taken()));
         let opened = self.bitmaps.open(self.below.info().size, image);
         opened.map_err(|problem| {
             if let Err(error) = self.below.deactivate() {
@@ -207,11 +209,9 @@ impl Disk for Tap {
     }
 
     fn deactivate(&self) -> Result<(), DiskError> {
-        // (Before anybody else can have it; nothing of its data is written any more.)
-        let data = data_of(self.data.as_deref());
         let how_left = || {
             let left = self.file.as_ref().and_then(|file| file.when_left());
-            as_left(left, data)
+            as_left(left, self.data.as_ref().map(|data| data.when_left()))
         };
         self.bitmaps.close(|| self.below.deactivate(), how_left)
     }

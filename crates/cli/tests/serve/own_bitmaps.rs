@@ -516,28 +516,53 @@ fn another_file_in_the_place_of_the_image_is_noticed() {
     }
 }
 
-/// QEMU leaves the image as it is when it writes to what has its place in another file.
+/// QEMU leaves the image as it is when it writes to what has its place in another file, unless it records that.
 #[test]
 fn what_others_write_to_a_data_file_is_noticed() {
-    for is_written in [false, true] {
+    for (is_new, is_written) in [(true, false), (true, true), (false, false), (false, true)] {
         let dir = disk_dir();
         let dir = dir.path();
-        let create = ["create", "-q", "-f", "qcow2", "-o", "data_file=data"];
+        let create = [
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-o",
+            "data_file=data,data_file_raw=on",
+        ];
         qemu_img(dir, &[&create[..], &["i", "12M"]].concat());
         qemu_io(dir, "i", "qcow2", &["write -P 1 0 1M"]);
         let (image, data) = (as_arg(&dir.join("i")), as_arg(&dir.join("data")));
         let mut served = Served::start(&image, &["--format", "qcow2", "--data-file", &data]);
         // (Beside the image, until the virtual machine has connected.)
         stdout_of(&["bitmap", "add", &served.api(), "b"]);
+        if !is_new {
+            with_disk(&served.arg("s"), 1, |disk| {
+                let (offset, data) = (8 << 20, vec![3; 512]);
+                assert!(disk.all(&[Request::Write { offset, data }])[0].is_ok());
+            });
+            eventually("it is in the image", || {
+                let info = tool(dir, "qemu-img", &["info", "-U", &image]);
+                String::from_utf8_lossy(&info.stdout)
+                    .contains("name: b")
+                    .then_some(())
+            });
+        }
         let before = std::fs::read(dir.join("i")).unwrap();
-        if is_written {
+        if is_written && is_new {
             qemu_io(dir, "i", "qcow2", &["write -P 2 0 64k"]);
+        } else if is_written {
+            qemu_io(dir, "data", "raw", &["write -P 2 0 64k"]);
         }
         assert!(std::fs::read(dir.join("i")).unwrap() == before);
+        let dirty = match (is_written, is_new) {
+            (true, _) => SIZE,
+            (false, new) => u64::from(!new) * (64 << 10),
+        };
         with_disk(&served.arg("s"), 1, |_| {
             let found = &bitmaps(&served)[0];
             assert_eq!(found["problem"].is_string(), is_written, "{found}");
-            assert_eq!(found["dirty"], if is_written { SIZE } else { 0 }, "{found}");
+            assert_eq!(found["dirty"], dirty, "{found}");
         });
         assert_eq!(served.terminate().0, Some(0), "{}", served.log());
     }

@@ -44,6 +44,7 @@ const LOST: &str = "its file was cut off, or could not be read, while it was use
 const UNFINISHED: &str = "the server ended while it was read from the image";
 const ELSEWHERE: &str = "the image is another file than it was";
 const LEFT_SO: &str = "all of it was dirty when the image was left";
+const DATA_CHANGED: &str = "something else has changed the image's data file meanwhile";
 const OTHER_DISK: &str = "it was of another disk";
 
 /// Why a file is not used.
@@ -320,10 +321,11 @@ impl Bitmap {
 
     /// What the image says counts, if it can be believed: it is the image that it was of.
     pub(super) fn is_as_in_image(&self) -> bool {
-        let is_of_another = [ELSEWHERE, OTHER_DISK]
+        // (Whoever records in the image changes that, too, when it begins.)
+        let is_unknown_there = [ELSEWHERE, OTHER_DISK, DATA_CHANGED]
             .map(Some)
             .contains(&self.problem.as_deref());
-        self.own && !self.in_memory && !is_of_another
+        self.own && !self.in_memory && !is_unknown_there
     }
 
     /// It misses something that was changed after it had been closed; not while it is marked.
@@ -464,6 +466,7 @@ fn problem_of(file: &File, header: &Header, now: &Now<'_>) -> io::Result<Option<
         // Whoever had it has died; what it had marked is there.
         Some(boot) if boot == now.boot => None,
         Some(_) => Some("the machine that recorded it went down".into()),
+        None if Left::differ_in_data(header.image, now.image) => Some(DATA_CHANGED.into()),
         None if header.image != now.image => {
             Some("something else has changed the image meanwhile".into())
         }

@@ -1,10 +1,9 @@
 //! The beginning of a bitmap's file: a line of JSON.
 
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, Metadata};
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
 use std::time::SystemTime;
 
 /// Its bits begin here: a page, however large those are.
@@ -54,6 +53,14 @@ pub(crate) struct Left {
 }
 
 impl Left {
+    /// The image is as it was, and its data is not, which is in another file.
+    pub(super) fn differ_in_data(one: Option<Left>, other: Option<Left>) -> bool {
+        let is_same = |(one, other): (Left, Left)| {
+            one != other && Left { data: 0, ..one } == Left { data: 0, ..other }
+        };
+        one.zip(other).is_some_and(is_same)
+    }
+
     /// They are known to be.
     pub(super) fn are_of_two_files(one: Option<Left>, other: Option<Left>) -> bool {
         one.zip(other)
@@ -61,22 +68,21 @@ impl Left {
     }
 }
 
-/// Stands for how the file is that an image's data is in, if that is another one.
-pub(crate) fn data_of(file: Option<&Path>) -> u64 {
-    let said = match file.map(fs::metadata) {
-        None => return 0,
+/// Stands for how the file is that an image's data is in, if that is another one. None: it could not be seen, and is never
+/// as it was.
+pub(crate) fn data_of(found: Option<&Metadata>) -> u64 {
+    let said = match found {
         // (A device does not tell.)
-        Some(Ok(found)) if !found.is_file() => return 0,
-        Some(Ok(found)) => format!("{:?}", Left::of(&found, found.dev())),
-        // (It is never as it was.)
-        Some(Err(_)) => format!("{:?}", SystemTime::now()),
+        Some(found) if !found.is_file() => return 0,
+        Some(found) => format!("{:?}", Left::of(found, found.dev())),
+        None => format!("{:?}", SystemTime::now()),
     };
     let told = blake3::hash(said.as_bytes());
     u64::from_ne_bytes(*told.as_bytes().first_chunk().expect("there are 32"))
 }
 
 impl Left {
-    /// `data`: see [`data_of`].
+    /// `data`: [what stands for it](data_of), or 0.
     pub(crate) fn of(found: &Metadata, data: u64) -> Left {
         Left {
             inode: found.ino(),

@@ -86,7 +86,8 @@ impl Place {
     /// As it is now.
     pub(crate) fn image(&self) -> Option<Left> {
         let found = fs::metadata(self.image.as_ref()?).ok()?;
-        Some(Left::of(&found, data_of(self.data.as_deref())))
+        let data = |path| data_of(fs::metadata(path).ok().as_ref());
+        Some(Left::of(&found, self.data.as_ref().map_or(0, data)))
     }
 
     /// Nobody has said where it is, and it is made and removed as it is needed.
