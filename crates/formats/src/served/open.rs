@@ -68,8 +68,8 @@ struct Named {
 pub(super) struct Chain {
     /// What the disk is made of.
     links: Mutex<Arc<[Link]>>,
-    /// Of what sizes they were when it was opened, and how many internal snapshots they had.
-    opened: Vec<(u64, u32)>,
+    /// Of what sizes they were when it was opened.
+    opened: Vec<u64>,
     /// Its first image could have bitmaps when it was opened.
     pub(super) can_have_bitmaps: bool,
     pub(super) storages: Vec<Arc<dyn Storage>>,
@@ -134,8 +134,7 @@ impl Chain {
             });
         }
         chain.can_have_bitmaps = links[0].image.can_have_bitmaps();
-        let as_opened = |link: &Link| (link.size(), link.snapshots());
-        chain.opened = links.iter().map(as_opened).collect();
+        chain.opened = links.iter().map(Link::size).collect();
         chain.set_links(links);
         Ok(chain)
     }
@@ -161,12 +160,7 @@ impl Chain {
     pub(super) fn is_as_opened(&self) -> bool {
         let now = self.links();
         let mut below = now.iter().zip(&self.opened).skip(1);
-        now.len() == self.opened.len() && below.all(|(link, (size, _))| link.size() == *size)
-    }
-
-    /// So many internal snapshots its images had then.
-    pub(super) fn snapshots(&self) -> impl Iterator<Item = u32> {
-        self.opened.iter().map(|(_, snapshots)| *snapshots)
+        now.len() == self.opened.len() && below.all(|(link, size)| link.size() == *size)
     }
 
     fn now(&self) -> MutexGuard<'_, Arc<[Link]>> {

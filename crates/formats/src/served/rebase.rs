@@ -8,6 +8,7 @@ use super::task::block_on;
 use crate::offline::Image;
 use crate::offline::backing::{NewBacking, check_backing_in_use, set_backing_in_use};
 use fathom_core::DiskError;
+use std::ops::Range;
 use std::sync::PoisonError;
 
 impl ImageDisk {
@@ -23,25 +24,36 @@ impl ImageDisk {
         checked.map_err(told(file.path()))
     }
 
-    /// An error if the disk is made of fewer images than when it was opened, one below has another size, or one has other
-    /// internal snapshots, which may need what is below it: whoever works on it goes by what it was, and disks
-    /// [beside](ImageDisk::beside) it are of no use any more.
-    pub fn check_images(&self) -> Result<(), DiskError> {
-        let active = self.active();
-        let layers = active.iter().flat_map(|active| &active.layers);
-        let mut snapshots = layers.map(Layer::snapshots).zip(self.chain.snapshots());
-        match self.chain.is_as_opened() && snapshots.all(|(now, opened)| now == opened) {
+    /// An error if the disk is made of fewer images than when it was opened, or one below has another size: whoever works on
+    /// it goes by what it was, and disks [beside](ImageDisk::beside) it are of no use any more.
+    fn check_as_opened(&self) -> Result<(), DiskError> {
+        match self.chain.is_as_opened() {
             true => Ok(()),
             false => Err(unusable(
                 self.chain.path(),
-                "images of its chain have gone, or have another size or other snapshots, meanwhile: begin anew",
+                "images of its chain have gone, or have another size, meanwhile: begin anew",
             )),
+        }
+    }
+
+    /// Likewise, or if one of the images of these depths has got internal snapshots, which need what is below it.
+    pub fn check_images(&self, freed: Range<usize>) -> Result<(), DiskError> {
+        self.check_as_opened()?;
+        let active = self.active();
+        let layers = active.as_ref().and_then(|active| active.layers.get(freed));
+        let mut layers = layers.into_iter().flatten();
+        match layers.any(|layer| layer.snapshots() > 0) {
+            true => Err(unusable(
+                self.chain.path(),
+                "an image that was to do without those below it has got internal snapshots meanwhile: begin anew",
+            )),
+            false => Ok(()),
         }
     }
 
     /// One whose header may be written, if it has one.
     fn rebased_link(&self, depth: usize) -> Result<Link, DiskError> {
-        self.check_images()?;
+        self.check_as_opened()?;
         let link = self.chain.links().get(depth).cloned();
         let link = link.filter(|_| opens_for_writing(&self.options, depth));
         link.ok_or_else(|| unusable(self.chain.path(), "may not get other images below"))

@@ -37,7 +37,9 @@ impl Committer {
 
     /// While the disk is in use. (Whatever others do to the images between two passes: each copies all of it.)
     fn commit(&self) -> Result<Gone, String> {
-        let checked = self.image.check_images();
+        let checked = self
+            .image
+            .check_images(self.middle.depth()..self.below.depth());
         checked.map_err(|error| error.to_string())?;
         let engine = self.source.engine;
         let mut job = Job::default();

@@ -67,7 +67,7 @@ impl Streamer {
     /// While the disk is in use. (Whatever others do to the image between two passes: each looks at all of it.)
     fn stream(&self) -> Result<Gone, String> {
         let error = |error: DiskError| error.to_string();
-        self.image.check_images().map_err(error)?;
+        self.image.check_images(0..1).map_err(error)?;
         let engine = self.source.engine;
         let mut job = Job::default();
         let mut client = |disk: Arc<dyn Disk>| job.client(disk, engine).map_err(error);
