@@ -300,8 +300,7 @@ impl Disk for FileDisk {
         shared.look_at_name();
         let taken = shared.file.metadata().ok();
         if let Some(found) = taken.as_ref().filter(|found| found.is_file()) {
-            // (Others may have added something, which is not to be cut off.)
-            shared.file_len.store(found.len(), Ordering::Relaxed);
+            shared.take_in_length(found.len());
         }
         let mut seen = shared.seen();
         seen.changes += u64::from(!is_unchanged(seen.left.as_ref(), taken.as_ref()));
@@ -397,6 +396,16 @@ impl Shared {
             self.flush_failed.fetch_or(cached, Ordering::Relaxed);
             self.error("cannot be flushed", error)
         })
+    }
+
+    /// Others may have added something, which is not to be cut off. (What a server that was killed has added to the last
+    /// block is.)
+    fn take_in_length(&self, len: u64) {
+        let before = self.file_len.load(Ordering::Relaxed);
+        let block = u64::from(self.physical_block_size);
+        if !(before..=before.next_multiple_of(block)).contains(&len) {
+            self.file_len.store(len, Ordering::Relaxed);
+        }
     }
 
     /// Take back what writing the last block has added.

@@ -7,7 +7,7 @@ use super::active::{Active, Layer};
 use super::alloc::{Allocator, Append, Refcounts, Space};
 use super::disk::{ImageOptions, OwnBitmaps};
 use super::epoch::Epochs;
-use super::follow::{has_same_below, has_same_files};
+use super::follow::has_same_below;
 use super::helpers::Helpers;
 use super::io::StorageId;
 use super::layout::Layout;
@@ -150,6 +150,9 @@ impl Fresh<'_> {
             .rebased
             .filter(|(of, to)| *of == link.storage && has_same_below(to, &image));
         let before = rebased.map_or(&link.image, |(_, image)| image);
+        if !self.chain.has_same_data(link, &image) {
+            return Err(other_disk());
+        }
         same(before, self.size_of(link), &image)?;
         check(file.path(), &image, link.writable)
             .map_err(|error| Error::Unsupported(error.to_string()))?;
@@ -383,12 +386,16 @@ fn whole(link: &Link, file: &dyn Storage) -> Result<()> {
 
 /// Whoever had the image meanwhile must have left it the same disk, on images that are open here.
 fn same(before: &Image, size: u64, now: &Image) -> Result<()> {
-    match size == now.size() && has_same_files(before, now) {
+    match size == now.size() && has_same_below(before, now) {
         true => Ok(()),
-        false => Err(Error::invalid(
-            "has another size, backing file or data file than when it was opened: start the daemon anew",
-        )),
+        false => Err(other_disk()),
     }
+}
+
+fn other_disk() -> Error {
+    Error::invalid(
+        "has another size, backing file or data file than when it was opened: start the daemon anew",
+    )
 }
 
 /// What the first write may not happen without.

@@ -34,7 +34,7 @@ impl Chain {
     pub(super) fn take(&self, mut links: Vec<Link>) -> std::result::Result<(), DiskError> {
         for link in links.iter_mut().skip(1) {
             let file = &self.storages[usize::from(link.storage)];
-            take_in(link, &**file).map_err(told(file.path()))?;
+            self.take_in(link, &**file).map_err(told(file.path()))?;
         }
         let (from, to) = (self.links().len(), links.len());
         if to < from {
@@ -61,7 +61,7 @@ impl Chain {
         if has_same_below(&link.image, &image) {
             return Ok(Some((link, as_before)));
         }
-        if !has_same_data(&link.image, &image) {
+        if !self.has_same_data(&link, &image) {
             return Ok(None);
         }
         let below = self.below(before, n, &image).map_err(told(file.path()))?;
@@ -92,48 +92,52 @@ impl Chain {
         let found = (n + 1..before.len()).find(|m| is_it(&before[*m]));
         Ok(found.map(Some))
     }
-}
 
-/// What others have written to an image below may have made it longer.
-fn take_in(link: &mut Link, file: &dyn Storage) -> Result<()> {
-    let len = || {
-        let len = file.bytes().len();
-        len.map_err(Error::io("its size cannot be read"))
-    };
-    match &mut link.image {
-        Image::Luks(header, size) if header.payload().size.is_some() => {
-            // (Its header says how long it is.)
-            if len()? < *size {
-                return Err(Error::invalid("is shorter than its header says"));
-            }
-        }
-        Image::Raw { size } | Image::Luks(_, size) => {
-            let len = len()?;
-            if !(link.writable && is_padded(link.raw.1, len)) {
-                *size = len;
-                link.raw.1 = link.image.size();
-            }
-        }
-        Image::Qcow2(_) | Image::Qed(..) => {
-            let image = Image::read(file.bytes(), link.image.format())?;
-            // (Else whoever takes it into use refuses it.)
-            if has_same_files(&link.image, &image) {
-                link.image = image;
-            }
-        }
-        // (Whoever takes it into use looks whether it has another size.)
-        Image::Foreign(_) => {}
+    /// Whether its header as it is now names the file that its data is in, if that is another one, by whatever name.
+    pub(super) fn has_same_data(&self, link: &Link, now: &Image) -> bool {
+        let is_there = |name: &[u8]| {
+            // (It comes after the image's own.)
+            let image = usize::from(link.storage);
+            let (image, data) = (&self.storages[image], &self.storages[image + 1]);
+            resolve(image.path(), name).is_ok_and(|named| data.is_at(&named))
+        };
+        let name = now.data_file();
+        link.image.has_data_file() == now.has_data_file()
+            && (link.image.data_file() == name || name.is_some_and(is_there))
     }
-    Ok(())
-}
 
-/// Whether they name the same files.
-pub(super) fn has_same_files(one: &Image, other: &Image) -> bool {
-    has_same_below(one, other) && has_same_data(one, other)
-}
-
-fn has_same_data(one: &Image, other: &Image) -> bool {
-    one.has_data_file() == other.has_data_file() && one.data_file() == other.data_file()
+    /// What others have written to an image below may have made it longer.
+    fn take_in(&self, link: &mut Link, file: &dyn Storage) -> Result<()> {
+        let len = || {
+            let len = file.bytes().len();
+            len.map_err(Error::io("its size cannot be read"))
+        };
+        match &mut link.image {
+            Image::Luks(header, size) if header.payload().size.is_some() => {
+                // (Its header says how long it is.)
+                if len()? < *size {
+                    return Err(Error::invalid("is shorter than its header says"));
+                }
+            }
+            Image::Raw { size } | Image::Luks(_, size) => {
+                let len = len()?;
+                if !(link.writable && is_padded(link.raw.1, len)) {
+                    *size = len;
+                    link.raw.1 = link.image.size();
+                }
+            }
+            Image::Qcow2(_) | Image::Qed(..) => {
+                let image = Image::read(file.bytes(), link.image.format())?;
+                // (Else whoever takes it into use refuses it.)
+                if has_same_below(&link.image, &image) && self.has_same_data(link, &image) {
+                    link.image = image;
+                }
+            }
+            // (Whoever takes it into use looks whether it has another size.)
+            Image::Foreign(_) => {}
+        }
+        Ok(())
+    }
 }
 
 /// Whether they name the same file below them, in the same format.
