@@ -47,11 +47,13 @@ test-cluster: setup
 	$(ALONE) $(CARGO) build --workspace --bin fathom
 	$(ALONE) $(CARGO) test --workspace --test cluster -- --test-threads=1
 
-# Most tests wait more than they work: twice as many at once as there are processors. Those with guests do not.
+# Most tests wait more than they work: twice as many at once as there are processors. Those that trace or have guests do
+# not.
+BUSY := fathom-lab fathom-tests
 test-built:
 	@$(ALONE) RUST_TEST_THREADS=$$((2 * $$(nproc))) \
-		$(CARGO) test --workspace --exclude fathom-tests --no-fail-fast; \
-	ended=$$?; $(ALONE) $(CARGO) test --package fathom-tests --no-fail-fast && exit $$ended
+		$(CARGO) test --workspace $(BUSY:%=--exclude %) --no-fail-fast; \
+	ended=$$?; $(ALONE) $(CARGO) test $(BUSY:%=--package %) --no-fail-fast && exit $$ended
 	@if [ "$$(id -u)" = 0 ]; then $(ALONE) $(CARGO) test --workspace --test devices --test serve -- --ignored; \
 	else echo "make test: not root, so the tests on loop devices and mounts did NOT run" >&2; fi
 
