@@ -2,8 +2,8 @@
 //!
 //! Ceph's own library does all that is Ceph's; it is loaded when the first such disk is opened.
 //!
-//! - `address` is how an image is written, `library` the functions of librbd, `cluster` and `image` what is
-//!   open, and `disk` what is served of it;
+//! - `address` is how an image is written, `library` the functions of librbd, `cluster`, `image` and its `handle`
+//!   what is open, and `disk` what is served of it;
 //! - `channel` is one worker's way to it: it gives requests to the library as they are, whose threads put
 //!   what has `ended` into a list, and wake the worker by an eventfd;
 //! - `lock` is how others are kept from an image that is in use;
