@@ -67,14 +67,15 @@ fuzz-build: setup
 $(FUZZ): fuzz-%: fuzz-build
 	$(ALONE) sh fuzz/run.sh $* $(FUZZ_SECONDS)
 
-# Served images under random requests, power cuts and errors of their storage, for longer than
-# in `make test` and with other seeds each time; images that are changed offline likewise, and all
-# combinations of options next to qemu-img. Says at the end how to see each failure again. Then many
-# machines, beside and within each other.
+# The randomized tests for longer than in `make test`, with new seeds each time: served images under random
+# requests, jobs, power cuts, kills and storage errors; images that are changed offline; all combinations of
+# options next to qemu-img. Prints the command that repeats each failure. The tests of many machines, beside and
+# within each other, follow. TORTURE_MINUTES=20: no randomized run starts later than that.
 TORTURE_SEED ?= $(shell date +%s)
 TORTURE_ROUNDS ?= 30
+TORTURE_MINUTES ?= inf
 torture: setup
-	CARGO='$(CARGO)' python3 tools/torture.py $(TORTURE_SEED) $(TORTURE_ROUNDS)
+	CARGO='$(CARGO)' python3 tools/torture.py $(TORTURE_SEED) $(TORTURE_ROUNDS) $(TORTURE_MINUTES)
 	$(ALONE) $(CARGO) test --workspace --test machines -- --test-threads=1
 
 # Fathom against qemu-storage-daemon, nbdkit, qemu-nbd and the host itself, on this machine.

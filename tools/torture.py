@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Random tests for longer, on all processors: tools/torture.py SEED ROUNDS
+"""Runs the randomized tests for longer, on all processors: tools/torture.py SEED ROUNDS [MINUTES]
 
-Served images under random requests, power cuts, kills and errors of their storage, and while they are backed up, mirrored, committed
-and streamed; images that are changed offline likewise, and all combinations of options next to qemu-img. A failure ends nothing
-else. At the end stands for each what to run to see it again.
+The tests serve images under random requests, power cuts, kills and storage errors, and run backups, mirrors, commits, streams and
+snapshots on them. Other tests change images offline, and compare all combinations of options with qemu-img. A failure does not
+stop the other runs. The report at the end has, for each failure, the command that repeats it.
+
+Each round uses new seeds. Within a round, jobs on served disks run first and storage errors last. No run starts later than
+MINUTES after the first one (no limit by default).
 """
 
 import concurrent.futures
@@ -12,19 +15,22 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 CARGO = os.environ.get("CARGO", "cargo")
 
-# Rounds of one process: these tests keep what a killed server had in memory.
+# Rounds of one process: these tests keep the memory of each killed server until they end.
 AT_ONCE = 2
-# More than a test takes in one round: no two runs are the same.
+# Distance between the first seeds of two rounds; larger than the number of seeds that a round uses.
 SEEDS_A_ROUND = 10
 
-# Each seed is another run.
-SEEDED = ["model", "power_cut", "io_errors", "kill", "lying_keepsake", "compressed_writes", "resize"]
-# So many rounds are one run.
+# Tests of fathom-formats that run once for each seed.
+SEEDED = ["model", "power_cut", "kill", "lying_keepsake", "compressed_writes", "resize"]
+# Runs with more than one round fail every single storage operation, which takes hours: each run has one round.
+STORAGE_ERRORS = "io_errors"
+# Tests of fathom-formats that make all rounds in one run.
 LONG = ["edit", "bitmap"]
-# Jobs on disks that are used: of these tests those with such names.
+# Modules of fathom-cli's test `serve` that run jobs on disks in use.
 JOBS = ["backups", "bitmaps", "commits", "internal", "middles", "mirror", "snapshots", "streams"]
 
 
@@ -58,9 +64,11 @@ def failures(package, test, settings, output):
     return again or [f"cargo test -p {package} --test {test}  # ended without saying why"]
 
 
-def run(job):
-    """Runs one program; what to run again if it fails."""
+def run(job, until):
+    """Runs one program unless the time is up. Returns the commands that repeat its failures, or None without a run."""
     package, test, program, settings, *names = job
+    if time.monotonic() > until:
+        return None
     command = [program, "--test-threads=1", *names]
     done = subprocess.run(
         command,
@@ -80,26 +88,40 @@ def run(job):
     return failures(package, test, settings, done.stdout)
 
 
+def plan(programs_of, seed, rounds):
+    """Returns all runs in their order."""
+    formats, cli = programs_of
+    jobs = []
+    for done in range(0, rounds, AT_ONCE):
+        first = {"FATHOM_SEED": str(seed + done * SEEDS_A_ROUND)}
+        settings = first | {"FATHOM_ROUNDS": str(AT_ONCE)}
+        jobs.append(("fathom-cli", "serve", cli["serve"], first, *JOBS))
+        jobs += [("fathom-formats", test, formats[test], settings) for test in SEEDED]
+        if done == 0:
+            whole = {"FATHOM_SEED": str(seed), "FATHOM_ROUNDS": str(rounds)}
+            jobs.append(("fathom-cli", "img", cli["img"], {"FATHOM_ROUNDS": str(rounds)}))
+            jobs += [("fathom-formats", test, formats[test], whole) for test in LONG]
+        once = first | {"FATHOM_ROUNDS": "1"}
+        jobs.append(("fathom-formats", STORAGE_ERRORS, formats[STORAGE_ERRORS], once))
+    return jobs
+
+
 def main():
     seed, rounds = int(sys.argv[1]), int(sys.argv[2])
-    formats = programs("fathom-formats", SEEDED + LONG)
-    # These run the fathom program next to them.
+    minutes = float(sys.argv[3]) if len(sys.argv) > 3 else float("inf")
+    formats = programs("fathom-formats", [*SEEDED, *LONG, STORAGE_ERRORS])
+    # The tests of fathom-cli run the fathom program next to them.
     subprocess.run([CARGO, "build", "--workspace", "--bin", "fathom"], check=True)
     cli = programs("fathom-cli", ["img", "serve"])
-    whole = {"FATHOM_SEED": str(seed), "FATHOM_ROUNDS": str(rounds)}
-    jobs = [("fathom-cli", "img", cli["img"], {"FATHOM_ROUNDS": str(rounds)})]
-    jobs += [("fathom-formats", test, formats[test], whole) for test in LONG]
-    for done in range(0, rounds, AT_ONCE):
-        first = seed + done * SEEDS_A_ROUND
-        settings = {"FATHOM_SEED": str(first), "FATHOM_ROUNDS": str(AT_ONCE)}
-        jobs += [("fathom-formats", test, formats[test], settings) for test in SEEDED]
-        jobs.append(("fathom-cli", "serve", cli["serve"], {"FATHOM_SEED": str(first)}, *JOBS))
+    jobs = plan((formats, cli), seed, rounds)
+    until = time.monotonic() + minutes * 60
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        again = [command for commands in pool.map(run, jobs) for command in commands]
+        ran = [commands for commands in pool.map(lambda job: run(job, until), jobs) if commands is not None]
+    again = [command for commands in ran for command in commands]
     if again:
-        print("\nFailures, to be seen again by:", *again, sep="\n  ")
+        print("\nFailures, repeated by:", *again, sep="\n  ")
         sys.exit(1)
-    print(f"\nNo failure in {len(jobs)} runs, with seeds from {seed} on.")
+    print(f"\nNo failure in {len(ran)} of {len(jobs)} runs, with seeds from {seed} on.")
 
 
 if __name__ == "__main__":
