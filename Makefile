@@ -54,7 +54,7 @@ test-built:
 	@$(ALONE) RUST_TEST_THREADS=$$((2 * $$(nproc))) \
 		$(CARGO) test --workspace $(BUSY:%=--exclude %) --no-fail-fast; \
 	ended=$$?; $(ALONE) $(CARGO) test $(BUSY:%=--package %) --no-fail-fast && exit $$ended
-	@if [ "$$(id -u)" = 0 ]; then $(ALONE) $(CARGO) test --workspace --test devices --test serve -- --ignored; \
+	@if [ "$$(id -u)" = 0 ]; then $(ALONE) $(CARGO) test --workspace --test devices --test serve --test img -- --ignored; \
 	else echo "make test: not root, so the tests on loop devices and mounts did NOT run" >&2; fi
 
 # Every fuzz target, or one: `make fuzz-ring`. The corpus grows in fuzz/corpus.

@@ -30,6 +30,10 @@ pub trait ImageFile: Send + Sync {
     }
     /// All writes that have returned are durable once this returns.
     fn sync(&self) -> io::Result<()>;
+    /// Fails if [`ImageFile::allocate`] cannot reserve space, as on a block device.
+    fn check_allocate(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// Reserves space for `len` bytes from `offset` on, without changing what
     /// they read as; the file grows when it must.
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
@@ -106,8 +110,19 @@ impl ImageFile for File {
         self.sync_all()
     }
 
+    fn check_allocate(&self) -> io::Result<()> {
+        match self.metadata()?.file_type().is_block_device() {
+            false => Ok(()),
+            true => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "a block device cannot reserve space",
+            )),
+        }
+    }
+
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        if len == 0 || self.metadata()?.file_type().is_block_device() {
+        self.check_allocate()?;
+        if len == 0 {
             return Ok(());
         }
         rustix::fs::fallocate(self, FallocateFlags::empty(), offset, len)?;

@@ -239,6 +239,7 @@ fn copy(
             depth: DEPTH,
             granule: u64::from(cluster).clamp(4096, PIECE),
             target_is_zero: false,
+            unmap: true,
             compress: false,
             rate: options.rate,
             salvage: false,

@@ -143,6 +143,7 @@ fn move_data(
                 depth: depth(options, unit),
                 granule: granule(&target, options.target.sparse, unit, piece),
                 target_is_zero: sink.is_zero(&options.target),
+                unmap: options.target.unmaps(),
                 compress: unit.is_some(),
                 rate: options.rate,
                 salvage: options.salvage,
@@ -160,6 +161,8 @@ fn move_data(
         };
         copy.run(&mut source.segments(job, layers)?, &mut behind, progress)?;
     }
+    let copied = opened.iter().map(Opened::size).sum();
+    sink.clear_behind(copied, job, &target, path, &options.target, progress)?;
     flush(job, &target, path)?;
     progress.end();
     Ok(())

@@ -10,9 +10,19 @@ use fathom_storage::Location;
 
 pub use creation::{Backing, Options as CreateOptions};
 
-/// Makes an image. Its size is that of the backing file where none is given,
-/// and goes into the options; `unsafe_backing` does without looking at the
-/// backing file. What is to be encrypted is, by the first of these keys. Returns the size.
+/// A new image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Created {
+    /// Bytes of its disk.
+    pub size: u64,
+    /// Its disk reads as zeroes, apart from what is in its backing file. Where `false`, the disk
+    /// may read as what a device held before.
+    pub reads_as_zeroes: bool,
+}
+
+/// Makes an image. The disk has the size of the backing file where the options say none;
+/// `unsafe_backing` does without looking at the backing file. The first of the keys encrypts an
+/// image that is to be encrypted.
 ///
 /// What was there is lost, unless something is wrong with the
 /// options. What was not there is not left behind after a failure.
@@ -21,26 +31,30 @@ pub fn create(
     options: &CreateOptions,
     unsafe_backing: bool,
     keys: &KeyRing,
-) -> Result<u64, Error> {
+) -> Result<Created, Error> {
     options.validate().map_err(of(&location.name()))?;
     let size = size_of(location, options, unsafe_backing)?;
     let writing = OpenOptions::writing(Some(options.format));
     // With a name that is that of its data, too, it is found out.
     let named = options.qcow2.data_file.is_some();
     let target = Target::open(location, named, &writing)?;
-    create_in(&target, location, options, size, keys)?;
+    let reads_as_zeroes = create_in(&target, location, options, size, keys)?;
     target.complete()?;
-    Ok(size)
+    Ok(Created {
+        size,
+        reads_as_zeroes,
+    })
 }
 
-/// Makes an image in this target, which is, or is to be, at `location`, and locks it.
+/// Makes an image in this target, which is, or is to be, at `location`, and locks it. Returns
+/// [`Created::reads_as_zeroes`].
 pub(crate) fn create_in(
     target: &Target,
     location: &Location,
     options: &CreateOptions,
     size: u64,
     keys: &KeyRing,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let path = location.name();
     let keys = match options.encryption.is_wanted {
         true => keys.keys().map_err(|problem| usage(&path, problem))?,
@@ -67,7 +81,9 @@ pub(crate) fn create_in(
     let bytes = data.as_ref().map(|data| data.image().bytes());
     let made = creation::create(image.bytes(), bytes, options, size, keys.first());
     made.map_err(of(image.path()))?;
-    data.map_or(Ok(()), Target::complete)
+    let reads_as_zeroes = creation::reads_as_zeroes(image.bytes(), bytes, options);
+    data.map_or(Ok(()), Target::complete)?;
+    Ok(reads_as_zeroes)
 }
 
 pub(crate) fn size_of(

@@ -252,6 +252,7 @@ fn copy(
             granule: granule(&target, SPARSE, unit, piece),
             // The backup before may have something there.
             target_is_zero: false,
+            unmap: true,
             compress: unit.is_some(),
             rate: options.rate,
             salvage: false,

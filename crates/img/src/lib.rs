@@ -40,7 +40,7 @@ pub use check::{CheckOptions, Repair, Report, check};
 pub use commit::{CommitOptions, commit};
 pub use compare::{CompareOptions, Comparison, compare};
 pub use convert::{Broken, ConvertOptions, convert};
-pub use create::{Backing, CreateOptions, create};
+pub use create::{Backing, CreateOptions, Created, create};
 pub use error::Error;
 pub use fathom_formats::offline::SnapshotName;
 pub use fathom_formats::offline::keys::Slot;

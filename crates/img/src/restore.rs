@@ -76,6 +76,7 @@ fn move_data(
         moving,
         granule: granule(&client, options.sparse, None, PIECE),
         target_is_zero: sink.is_zero(options),
+        unmap: options.unmaps(),
         background,
         behind: sink.write_behind(options.cache),
         pool: Pool::new(image.manifest().stripe_size() as usize, depth),
@@ -93,7 +94,9 @@ fn move_data(
         run.parts[answer.ask.tag as usize] = None;
     }
     outcome?;
-    flush(run.job, run.target, moving.target)?;
+    let (path, size) = (moving.target, image.manifest().size());
+    sink.clear_behind(size, run.job, run.target, path, options, run.progress)?;
+    flush(run.job, run.target, path)?;
     run.progress.end();
     Ok(())
 }
@@ -117,6 +120,8 @@ struct Run<'a, 'p> {
     /// Zeroes of so many bytes are not written as data; 0: all are.
     granule: u64,
     target_is_zero: bool,
+    /// Writes of zeroes may give up the target's space.
+    unmap: bool,
     background: &'a Background<Fetched>,
     behind: WriteBehind,
     pool: Pool,
@@ -211,7 +216,7 @@ impl Run<'_, '_> {
             self.parts[tag] = Some(part);
             let op = if is_zero { Op::WriteZeroes } else { Op::Write };
             return self.target.ask(Ask {
-                unmap: is_zero,
+                unmap: is_zero && self.unmap,
                 skip: part.written as usize,
                 tag: tag as u64,
                 ..Ask::new(op, at, len, Some(pages))

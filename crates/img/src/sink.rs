@@ -7,10 +7,11 @@ use crate::job::WriteBehind;
 use crate::open::{OpenOptions, identity_of, open_bare};
 use crate::progress::Progress;
 use crate::target::{Target, parent};
-use fathom_core::Disk;
-use fathom_formats::Format;
-use fathom_stack::{Client, Job, KeyRing, seen_from};
+use fathom_core::{Disk, Op};
+use fathom_formats::offline::create::Preallocation;
+use fathom_stack::{Ask, Client, Job, KeyRing, Pages, seen_from};
 use fathom_storage::{Cache, EngineKind, Location};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -51,6 +52,11 @@ impl TargetOptions {
         }
     }
 
+    /// Whether writes of zeroes may give up space: not what the user wants to be allocated.
+    pub(crate) fn unmaps(&self) -> bool {
+        self.no_create || self.create.preallocation == Preallocation::Off
+    }
+
     /// Only what its source itself has is written.
     pub(crate) fn has_backing(&self) -> bool {
         self.create.backing.is_some() && !self.no_create
@@ -71,11 +77,21 @@ pub(crate) struct Origin<'a> {
 pub(crate) enum Sink {
     Image {
         chain: Chain,
+        /// The new image; `None`: the image existed before and keeps its metadata.
         target: Option<Target>,
+        /// The new disk reads as zeroes, apart from what is in its backing file.
+        reads_as_zeroes: bool,
+        /// Bytes that the new disk was asked to have.
+        size: u64,
     },
     /// A disk that others make, an NBD server say.
     Bare(Arc<dyn Disk>),
 }
+
+/// Bytes of a write of zeroes, where the target has no such request.
+const ZEROES: usize = 512 << 10;
+
+const SECTOR: u64 = 512;
 
 impl Sink {
     /// For all that the origins have, one behind the other.
@@ -116,20 +132,40 @@ impl Sink {
 
     /// Whether zeroes need not be written.
     pub(crate) fn is_zero(&self, options: &TargetOptions) -> bool {
-        let is_zero = match (self, options.no_create) {
-            (_, true) => options.target_is_zero,
-            (Sink::Image { chain, .. }, false) => {
-                let is_new = match chain.format() {
-                    Format::Qcow2 | Format::Qed => true,
-                    Format::Raw => chain.image().is_file(),
-                    // What was never written decrypts to anything.
-                    Format::Luks | Format::Foreign(_) => false,
-                };
-                is_new && !options.has_backing()
-            }
-            (Sink::Bare(_), false) => false,
+        self.reads_as_zeroes(options) && options.sparse > 0
+    }
+
+    /// Whether all that is not written of the target reads as zeroes.
+    fn reads_as_zeroes(&self, options: &TargetOptions) -> bool {
+        match self {
+            _ if options.no_create => options.target_is_zero,
+            Sink::Image {
+                reads_as_zeroes, ..
+            } => *reads_as_zeroes && !options.has_backing(),
+            Sink::Bare(_) => false,
+        }
+    }
+
+    /// Writes zeroes to what a new disk has behind its first `copied` bytes, unless that part reads
+    /// as zeroes already. An existing target keeps what it has there.
+    pub(crate) fn clear_behind(
+        &self,
+        copied: u64,
+        job: &Job,
+        target: &Client,
+        path: &Path,
+        options: &TargetOptions,
+        progress: &Progress<'_>,
+    ) -> Result<(), Error> {
+        let size = match self {
+            Sink::Image { size, .. } => (*size).min(target.info().size),
+            Sink::Bare(_) => return Ok(()),
         };
-        is_zero && options.sparse > 0
+        let start = copied.next_multiple_of(SECTOR);
+        if options.no_create || start >= size || self.reads_as_zeroes(options) {
+            return Ok(());
+        }
+        write_zeroes(job, target, path, start..size, options.unmaps(), progress)
     }
 
     /// Who has the kernel write meanwhile.
@@ -151,12 +187,12 @@ impl Sink {
     ) -> Result<(), Error> {
         match (self, moved.and_then(|()| progress.check())) {
             (Sink::Bare(disk), finished) => finished.and(disk.deactivate().map_err(Error::from)),
-            (Sink::Image { chain, target }, Ok(())) => {
+            (Sink::Image { chain, target, .. }, Ok(())) => {
                 chain.close()?;
                 last(target.as_ref(), progress)?;
                 target.map_or(Ok(()), Target::complete)
             }
-            (Sink::Image { chain, target }, Err(error)) => {
+            (Sink::Image { chain, target, .. }, Err(error)) => {
                 drop(chain);
                 let is_new = target.as_ref().is_some_and(|target| !target.overwrites());
                 if is_new && matches!(error, Error::Interrupted) {
@@ -171,6 +207,46 @@ impl Sink {
             }
         }
     }
+}
+
+/// Writes zeroes, one request after the other.
+fn write_zeroes(
+    job: &Job,
+    target: &Client,
+    path: &Path,
+    range: Range<u64>,
+    unmap: bool,
+    progress: &Progress<'_>,
+) -> Result<(), Error> {
+    let limits = target.info().write_zeroes;
+    let (op, most) = match limits {
+        Some(limits) => (Op::WriteZeroes, limits.max_len & !(SECTOR - 1)),
+        None => (Op::Write, ZEROES as u64),
+    };
+    let mut pages = match limits {
+        Some(_) => None,
+        None => {
+            let mut pages = Pages::new(ZEROES).map_err(Error::memory)?;
+            pages.bytes_mut().fill(0);
+            Some(pages)
+        }
+    };
+    let mut at = range.start;
+    while at < range.end {
+        progress.check()?;
+        let len = (range.end - at).min(most.max(SECTOR));
+        let ask = Ask {
+            unmap,
+            ..Ask::new(op, at, len, pages)
+        };
+        let answer = job.answer_to(target, ask);
+        if answer.errno != 0 {
+            return Err(Error::data(path, "written", at, len, answer.errno));
+        }
+        pages = answer.ask.pages;
+        at += len;
+    }
+    Ok(())
 }
 
 /// How many zeroes are written as such; 0: none are. A cluster that has any data has space anyway. Not all
@@ -244,19 +320,22 @@ fn open_image(
         return Ok(Sink::Image {
             chain,
             target: None,
+            reads_as_zeroes: false,
+            size,
         });
     }
     let mut create = options.create.clone();
     create.size = Some(size_for(&create, size, path)?);
     create.validate().map_err(of(path))?;
     let size = size_of(location, &create, false)?;
-    let target = Target::open(location, create.qcow2.data_file.is_some(), &open)?;
-    create_in(&target, location, &create, size, &options.keys)?;
-    // What it names is what the user has named.
+    // What the image names is what the user has named.
     let named = |name: &str| seen_from(location, name.as_bytes());
     if let Some(name) = &create.qcow2.data_file {
-        open.data_file = Some(named(name)?.name());
+        let data_file = named(name)?;
+        open.data_file = Some(data_file.name());
     }
+    let target = Target::open(location, create.qcow2.data_file.is_some(), &open)?;
+    let reads_as_zeroes = create_in(&target, location, &create, size, &options.keys)?;
     if let Some(backing) = &create.backing
         && let Some(below) = named(&backing.name)?.path()
     {
@@ -268,10 +347,12 @@ fn open_image(
     Ok(Sink::Image {
         chain,
         target: Some(target),
+        reads_as_zeroes,
+        size,
     })
 }
 
-/// The target is none of the files that are read.
+/// Refuses a target, or a data file of the target, that is read from.
 fn refuse_origins(location: &Location, origins: &[Origin<'_>]) -> Result<(), Error> {
     let own = identity_of(location);
     let is_read = |origin: &Origin<'_>| origin.files.iter().any(|file| own == Some(*file));

@@ -60,8 +60,16 @@ pub(super) fn run(args: CreateArgs) -> anyhow::Result<()> {
     }
     options.size = args.size.or(options.size);
     set_backing(&mut options, args.backing, args.backing_format)?;
-    let size = img::create(&file, &options, args.unsafe_backing, &args.keys.ring())?;
-    options.size = Some(size);
+    let created = img::create(&file, &options, args.unsafe_backing, &args.keys.ring())?;
+    options.size = Some(created.size);
+    // (A new raw or LUKS image on a device is expected to read as anything.)
+    if !created.reads_as_zeroes && args.format == Format::Qcow2 && !args.quiet {
+        eprintln!(
+            "fathom: {}: its disk reads as what the device held before, not as zeroes; \
+             preallocation=full writes zeroes",
+            img::shown(&options.qcow2.data_file.clone().unwrap_or(file.to_string()))
+        );
+    }
     if args.json {
         let options = InfoOptions {
             format: Some(args.format),

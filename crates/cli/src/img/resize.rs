@@ -42,7 +42,7 @@ pub(super) struct ResizeArgs {
 enum Mode {
     /// Nothing
     Off,
-    /// Tables; the data is a hole
+    /// Tables
     Metadata,
     /// Space, by fallocate(2)
     Falloc,

@@ -25,6 +25,7 @@ mod strangers;
 mod streams;
 #[path = "../support/mod.rs"]
 mod support;
+mod used_device;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};

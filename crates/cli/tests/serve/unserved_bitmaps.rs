@@ -2,6 +2,7 @@
 
 use crate::driver::{Request, with_disk};
 use crate::kinds::{SIZE, qemu_img, tool};
+use crate::support::loop_device::Loop;
 use crate::support::{Served, as_arg, disk_dir, eventually, refused, run, stdout_of};
 use serde_json::Value;
 use std::fs;
@@ -146,23 +147,6 @@ fn bitmaps_beside_images_are_seen_to_while_nobody_serves_them() {
         let disk = Disk { image, serve };
         goes_on(&disk, &["-f", format]);
         assert!(!dir.path().join("i.bitmaps").exists());
-    }
-}
-
-struct Loop(String);
-
-impl Loop {
-    fn of(file: &Path) -> Loop {
-        let args = ["--find", "--show", &as_arg(file)];
-        let made = tool(Path::new("/"), "losetup", &args);
-        assert!(made.status.success(), "{made:?}");
-        Loop(String::from_utf8_lossy(&made.stdout).trim().to_owned())
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        tool(Path::new("/"), "losetup", &["--detach", &self.0]);
     }
 }
 

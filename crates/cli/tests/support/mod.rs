@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub mod certificates;
+pub mod loop_device;
 pub mod nbd;
 pub mod prometheus;
 pub mod s3;

@@ -22,6 +22,8 @@ pub struct CopyOptions {
     pub granule: u64,
     /// What is not written reads as zeroes: zeroes need not be written.
     pub target_is_zero: bool,
+    /// Writes of zeroes may give up the target's space.
+    pub unmap: bool,
     /// The target was opened to store it compressed; `piece` is its unit.
     pub compress: bool,
     /// Bytes a second.
@@ -244,7 +246,7 @@ impl Run<'_, '_> {
         self.in_flight += 1;
         let start = self.in_target(range.start);
         self.copy.target.ask(Ask {
-            unmap: true,
+            unmap: self.copy.options.unmap,
             tag,
             ..Ask::new(Op::WriteZeroes, start, range.end - range.start, pages)
         });

@@ -309,10 +309,13 @@ impl ImageFile for Image {
         checked(unsafe { (self.library().rbd_flush)(self.handle().raw()) })
     }
 
-    fn allocate(&self, _: u64, _: u64) -> io::Result<()> {
-        let problem =
-            "Ceph keeps no space free: leave out preallocation, or have all of it written (full)";
+    fn check_allocate(&self) -> io::Result<()> {
+        let problem = "Ceph cannot reserve space";
         Err(io::Error::new(io::ErrorKind::Unsupported, problem))
+    }
+
+    fn allocate(&self, _: u64, _: u64) -> io::Result<()> {
+        self.check_allocate()
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {

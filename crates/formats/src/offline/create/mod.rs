@@ -61,6 +61,39 @@ pub fn backing_size(path: &Path, file: &dyn ImageFile, format: Option<Format>) -
     Ok(Image::read(file, format).map_err(told)?.size())
 }
 
+/// Whether a disk that [`create`] has just made with these options and in these files reads as
+/// zeroes, apart from what is in its backing file. Where `false`, the disk may read as what a
+/// device held before.
+pub fn reads_as_zeroes(
+    file: &dyn ImageFile,
+    data_file: Option<&dyn ImageFile>,
+    options: &Options,
+) -> bool {
+    let store = data_file.unwrap_or(file);
+    match options.format {
+        Format::Raw => options.preallocation == Preallocation::Full || store.grows(),
+        Format::Qcow2 => qcow2::has_no_contents(options) || store.grows(),
+        Format::Qed => true,
+        // Sectors that were never written decrypt to anything.
+        Format::Luks | Format::Foreign(_) => false,
+    }
+}
+
+/// Refuses `preallocation=falloc` where the file cannot reserve space.
+pub(in crate::offline) fn check_preallocation(
+    file: &dyn ImageFile,
+    how: Preallocation,
+) -> Result<()> {
+    if how != Preallocation::Falloc {
+        return Ok(());
+    }
+    file.check_allocate().map_err(|error| {
+        Error::Unsupported(format!(
+            "preallocation=falloc: {error}; use preallocation=full, which writes zeroes, or off"
+        ))
+    })
+}
+
 /// Zeroes, for writing.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 

@@ -13,9 +13,9 @@ pub enum Preallocation {
     /// Nothing.
     #[default]
     Off,
-    /// Tables; the data is a hole.
+    /// Tables. The data is a hole in a file; on a device it is what the device held before.
     Metadata,
-    /// Space, by fallocate(2).
+    /// Space, by fallocate(2). Not on devices.
     Falloc,
     /// Space, by writing zeroes.
     Full,

@@ -1,7 +1,7 @@
 //! qcow2 images: header, refcount table and blocks, L1 table, then what is
 //! preallocated. Every cluster has refcount one.
 
-use super::{Options, Preallocation, preallocate};
+use super::{Options, Preallocation, check_preallocation, preallocate};
 use crate::qcow2::{
     AUTOCLEAR_RAW_DATA_FILE, COMPATIBLE_LAZY_REFCOUNTS, CompressionType, CryptMethod, CryptoHeader,
     Extension, Geometry, Header, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_DATA_FILE,
@@ -190,6 +190,7 @@ pub(super) fn create(
         Preallocation::Off => (0, 0),
         _ => (g.l1_entries_for(size), g.clusters_of(size)),
     };
+    check_preallocation(data_file.unwrap_or(file), how)?;
     let data = if g.data_file { 0 } else { preallocated };
     let plan = Plan::new(options, size, l2_tables, data)?;
     let layout = &plan.layout;
@@ -269,6 +270,17 @@ fn encryption_len(options: &Options) -> u64 {
 
 fn failed() -> impl FnOnce(std::io::Error) -> Error {
     Error::io("cannot be written")
+}
+
+/// Whether the entries of a new image, or zeroes that were written, make its disk read as zeroes,
+/// whatever the file held before.
+pub(super) fn has_no_contents(options: &Options) -> bool {
+    let has_subclusters = options.qcow2.extended_l2 && !options.qcow2.data_file_raw;
+    match preallocation_of(options) {
+        Preallocation::Off | Preallocation::Full => true,
+        // Their clusters are allocated, and their subclusters are not.
+        Preallocation::Metadata | Preallocation::Falloc => has_subclusters,
+    }
 }
 
 /// A raw data file has its clusters where the guest has them, from the start.

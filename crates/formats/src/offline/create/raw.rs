@@ -1,10 +1,11 @@
 //! Raw images: nothing but space.
 
-use super::{Preallocation, preallocate};
+use super::{Preallocation, check_preallocation, preallocate};
 use crate::{Error, Result};
 use fathom_files::ImageFile;
 
 pub(super) fn create(file: &dyn ImageFile, how: Preallocation, size: u64) -> Result<()> {
+    check_preallocation(file, how)?;
     let failed = Error::io("cannot be written");
     file.set_len(0).map_err(failed)?;
     file.set_len(size)

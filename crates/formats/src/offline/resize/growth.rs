@@ -201,7 +201,7 @@ impl Growth<'_, '_> {
         Ok(())
     }
 
-    /// `new`: what the data file has from there on is new.
+    /// Allocates the clusters of the new part of the disk. The data file is new from byte `new` on.
     fn preallocate(&mut self, mapping: &mut Mapping, new: u64) -> Result<()> {
         let how = self.how();
         let g = self.editor.geometry();
@@ -212,6 +212,14 @@ impl Growth<'_, '_> {
         }
         let place = match self.to.data_file {
             Some(data) => {
+                let how = match how {
+                    // A device holds there what it held before. A raw data file's contents are
+                    // the disk's.
+                    Preallocation::Metadata if !data.grows() && !self.is_raw() => {
+                        Preallocation::Full
+                    }
+                    how => how,
+                };
                 preallocate(data, how, new, self.to.size - new)?;
                 sync(data)?;
                 GuestOffset::of_cluster(first, g.cluster_bits).in_data_file()

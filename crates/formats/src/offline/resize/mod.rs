@@ -10,7 +10,7 @@ mod qcow2;
 mod qed;
 mod raw;
 
-use super::create::Preallocation;
+use super::create::{Preallocation, check_preallocation};
 use crate::{Error, Format, Result};
 use fathom_files::ImageFile;
 
@@ -38,6 +38,7 @@ pub struct Resize<'a> {
 
 /// Resizes the disk of an image in `file`.
 pub fn resize(file: &dyn ImageFile, format: Format, to: &Resize) -> Result<()> {
+    check_preallocation(to.data_file.unwrap_or(file), to.preallocation)?;
     match format {
         Format::Raw => raw::resize(file, to),
         Format::Luks => luks::resize(file, to),
