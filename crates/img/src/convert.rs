@@ -53,6 +53,10 @@ pub fn convert(
         return Err(cannot_compress(Path::new(target)));
     }
     let is_stream = options.to_stream || target == stream::NAME;
+    if options.target.has_backing() && sources.len() > 1 {
+        let problem = "cannot have a backing file (-B), which is made for one source: give one source, or leave out -B";
+        return Err(usage(Path::new(target), problem));
+    }
     if is_stream {
         refuse_what_seeks(options, sources.len())?;
     }

@@ -456,3 +456,16 @@ fn a_target_of_a_size_that_is_too_small_is_refused() {
         assert!(fs::read(&target).unwrap() == before);
     }
 }
+
+#[test]
+fn several_sources_cannot_have_one_backing_file() {
+    let place = Place::new();
+    let (base, top) = place.chain("qcow2");
+    let target = place.path("target");
+    let args = ["img", "convert", "-O", "qcow2", "-B", &base, "-F", "qcow2"];
+    for target in [&*target, "-"] {
+        let args = [&args[..], &[&top, &top, target]].concat();
+        refused(1, &args, &["one source"]);
+    }
+    assert!(!Path::new(&target).exists());
+}
