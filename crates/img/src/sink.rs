@@ -312,6 +312,9 @@ fn open_image(
 ) -> Result<Sink, Error> {
     let path = &*location.name();
     refuse_origins(location, origins)?;
+    if let Some(data_file) = &options.data_file {
+        refuse_origins(&Location::file(data_file.clone()), origins)?;
+    }
     let size = size_of_all(origins);
     let mut open = options.open();
     if options.no_create {
@@ -332,6 +335,7 @@ fn open_image(
     let named = |name: &str| seen_from(location, name.as_bytes());
     if let Some(name) = &create.qcow2.data_file {
         let data_file = named(name)?;
+        refuse_origins(&data_file, origins)?;
         open.data_file = Some(data_file.name());
     }
     let target = Target::open(location, create.qcow2.data_file.is_some(), &open)?;

@@ -469,3 +469,34 @@ fn several_sources_cannot_have_one_backing_file() {
     }
     assert!(!Path::new(&target).exists());
 }
+
+/// Locks refuse most of these; with -U nothing of the source is locked.
+#[test]
+fn sources_are_not_data_files_of_their_targets() {
+    let place = Place::new();
+    let disk = place.path("disk");
+    fs::write(&disk, vec![7; MIB as usize]).unwrap();
+    std::os::unix::fs::symlink(&disk, place.path("link")).unwrap();
+    let target = place.path("target");
+    let convert = ["img", "convert", "-U", "-f", "raw", "-O", "qcow2"];
+    for name in [&*disk, &place.path("link")] {
+        let options = format!("data_file={name}");
+        let args = [&convert[..], &["-o", &options, &disk, &target]].concat();
+        refused(1, &args, &["is read from, too"]);
+        assert!(!Path::new(&target).exists());
+    }
+    stdout_of(&[
+        "img",
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-o",
+        "data_file=data",
+        &target,
+        "1M",
+    ]);
+    let args = ["-n", "--data-file", &disk, &disk, &target];
+    refused(1, &[&convert[..], &args].concat(), &["is read from, too"]);
+    assert!(fs::read(&disk).unwrap() == vec![7; MIB as usize]);
+}
