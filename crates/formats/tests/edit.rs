@@ -13,6 +13,8 @@ use fathom_formats::offline::{Image, bitmap, snapshot};
 use fathom_formats::qcow2::Header;
 use fathom_formats::testing::MemoryFile;
 use fathom_formats::{Format, Result};
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use support::steps::{LIMIT, Random, Recorder, cut, cuts, disk, problem};
 use support::*;
 
@@ -203,6 +205,98 @@ fn a_full_disk_leaves_the_old_image() {
                 || name.ends_with("refcounts") && options != &"cluster_size=512";
             let needs_room = !frees.contains(name) && !may_fit;
             assert!(full > 0 || !needs_room, "{options} {name}: never full");
+        }
+    }
+}
+
+/// A file one of whose operations fails, once. A write that fails may have been done.
+struct Failing {
+    file: MemoryFile,
+    /// Operations before the one that fails.
+    left: AtomicUsize,
+    writes_anyway: bool,
+}
+
+impl Failing {
+    /// Whether this operation fails.
+    fn fails(&self) -> bool {
+        let counted = self.left.fetch_update(SeqCst, SeqCst, |left| match left {
+            usize::MAX => None,
+            left => Some(left.wrapping_sub(1)),
+        });
+        counted == Ok(0)
+    }
+}
+
+fn failure<T>() -> io::Result<T> {
+    Err(io::Error::from_raw_os_error(libc::EIO))
+}
+
+impl ImageFile for Failing {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_at(buf, offset)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        match self.fails() {
+            false => self.file.write_at(buf, offset),
+            true if self.writes_anyway => self.file.write_at(buf, offset).and_then(|()| failure()),
+            true => failure(),
+        }
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        match self.fails() {
+            true => failure(),
+            false => self.file.set_len(len),
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        match self.fails() {
+            true => failure(),
+            false => Ok(()),
+        }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        match self.fails() {
+            true => failure(),
+            false => self.file.discard(offset, len),
+        }
+    }
+}
+
+/// Among them the last flush, after which the header may be the new one.
+#[test]
+fn a_failed_operation_leaves_the_old_image_or_the_new_one() {
+    for options in IMAGES {
+        let before = image(options);
+        let old = state(&MemoryFile::new(before.clone(), LIMIT));
+        for (name, change) in CHANGES.iter().filter(|(name, _)| applies(options, name)) {
+            let changed = MemoryFile::new(before.clone(), LIMIT);
+            change(&changed).unwrap();
+            let new = state(&changed);
+            for writes_anyway in [false, true] {
+                for left in 0.. {
+                    let file = Failing {
+                        file: MemoryFile::new(before.clone(), LIMIT),
+                        left: AtomicUsize::new(left),
+                        writes_anyway,
+                    };
+                    let failed = change(&file).is_err();
+                    let problem = problem(state, &file.file, &[&old, &new]);
+                    assert_eq!(problem, None, "{options} {name} {left}");
+                    // (Not all failures are told: space that is given back is only space.)
+                    if !failed && file.left.load(SeqCst) != usize::MAX {
+                        break;
+                    }
+                }
+            }
         }
     }
 }

@@ -28,17 +28,33 @@ impl Switch {
         cluster
     }
 
-    /// All that was written before is durable when the old header goes, and so is the new one afterwards.
+    /// Makes everything durable that was written before, then the new header.
     pub(crate) fn write(&self, file: &dyn ImageFile) -> Result<()> {
-        let failed = || Error::io("its header cannot be written");
+        self.prepare(file)?;
+        self.apply(file)
+    }
+
+    /// Makes everything durable that was written before. The old header stays valid.
+    pub(super) fn prepare(&self, file: &dyn ImageFile) -> Result<()> {
         if let Some((at, name)) = &self.before {
             file.write_at(name, *at).map_err(failed())?;
         }
-        let sync = || file.sync().map_err(Error::io("cannot be flushed"));
-        sync()?;
-        file.write_at(&self.sector, 0).map_err(failed())?;
-        sync()
+        sync(file)
     }
+
+    /// Replaces the header, durably. After an error the header is the old one or the new one.
+    pub(super) fn apply(&self, file: &dyn ImageFile) -> Result<()> {
+        file.write_at(&self.sector, 0).map_err(failed())?;
+        sync(file)
+    }
+}
+
+fn failed() -> impl FnOnce(std::io::Error) -> Error {
+    Error::io("its header cannot be written")
+}
+
+fn sync(file: &dyn ImageFile) -> Result<()> {
+    file.sync().map_err(Error::io("cannot be flushed"))
 }
 
 /// The first sector of the first cluster after a change of the header. The rest of that cluster

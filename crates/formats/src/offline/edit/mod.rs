@@ -37,8 +37,9 @@ pub struct Editor<'a> {
     /// As it will be.
     header: Header,
     refcounts: Refcounts<'a>,
-    /// Bytes of the file before anything was written to it.
-    old_len: u64,
+    /// Length that the file gets back if nothing is committed. `None` while the header on disk may
+    /// point behind it.
+    old_len: Option<u64>,
 }
 
 impl<'a> Editor<'a> {
@@ -79,7 +80,7 @@ impl<'a> Editor<'a> {
         Ok(Editor {
             file,
             refcounts: Refcounts::read(file, &header)?,
-            old_len: file.len().map_err(Error::io("its size cannot be read"))?,
+            old_len: Some(file.len().map_err(Error::io("its size cannot be read"))?),
             first,
             old,
             header,
@@ -162,14 +163,18 @@ impl<'a> Editor<'a> {
     }
 
     /// Makes the new image out of the old one, durably. Space that is free then goes back to the
-    /// file system. After an error, the image is the old one, unless the file itself fails.
+    /// file system. After an error, the image is the old one, unless the file itself fails: then it
+    /// may be the new one.
     pub fn commit(&mut self) -> Result<()> {
         self.refcounts.place(&mut self.header)?;
         let switch = header::switch(&self.first, &self.old, &self.header)?;
         // What a reader would refuse is not written.
         Header::parse(&switch.applied_to(&self.first))?;
         self.refcounts.write()?;
-        switch.write(self.file)?;
+        switch.prepare(self.file)?;
+        // From here on the header may be the new one, whose tables are behind the old end.
+        self.old_len = None;
+        switch.apply(self.file)?;
         let sector = switch.sector;
         self.first[..sector.len()].copy_from_slice(&sector);
         self.old = self.header.clone();
@@ -187,16 +192,18 @@ impl<'a> Editor<'a> {
             let _ = self.file.discard(start, end.saturating_sub(start));
         }
         let _ = self.file.set_len(len);
-        self.old_len = len;
+        self.old_len = Some(len);
         Ok(())
     }
 }
 
 impl Drop for Editor<'_> {
-    /// What was written behind the old end is nothing.
+    /// Cuts off what was written behind the old end without a commit.
     fn drop(&mut self) {
-        if self.file.len().is_ok_and(|len| len > self.old_len) {
-            let _ = self.file.set_len(self.old_len);
+        if let Some(old_len) = self.old_len
+            && self.file.len().is_ok_and(|len| len > old_len)
+        {
+            let _ = self.file.set_len(old_len);
         }
     }
 }
