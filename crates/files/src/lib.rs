@@ -5,7 +5,9 @@ pub mod gate;
 pub mod lock;
 pub mod magic;
 
+mod file_id;
 mod holder;
 mod image_file;
 
+pub use file_id::{FileId, UsedFile, check_same};
 pub use image_file::{ImageFile, read_up_to};

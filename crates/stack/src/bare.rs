@@ -1,6 +1,7 @@
 //! A disk as it is without its filters.
 
 use fathom_core::{Disk, Part};
+use fathom_files::UsedFile;
 use fathom_formats::served::ImageDisk;
 use fathom_storage::FileDisk;
 use std::sync::Arc;
@@ -13,6 +14,8 @@ pub(crate) struct Bare {
     /// That of its external data file, which is written to.
     pub(crate) data: Option<Arc<FileDisk>>,
     pub(crate) image: Option<Arc<ImageDisk>>,
+    /// The file or image that it is all of, where it has no format.
+    pub(crate) whole: Option<UsedFile>,
     /// What it has to leave, and what that is called among the disk's parts.
     pub(crate) part: Option<(&'static str, Arc<dyn Part>)>,
 }

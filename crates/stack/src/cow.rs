@@ -77,6 +77,7 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
         disk: Arc::new(Passing(disk)),
         file: storage,
         data: None,
+        whole: None,
         part: Some((OVERLAY, Arc::new(overlay))),
     })
 }

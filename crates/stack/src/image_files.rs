@@ -2,7 +2,7 @@
 
 use crate::confined::{AllowedDirs, data_file, no_data_file};
 use fathom_core::{Disk, DiskError};
-use fathom_files::{ImageFile, gate};
+use fathom_files::{FileId, ImageFile};
 use fathom_formats::resolve;
 use fathom_formats::served::{EndGuard, ImageDisk, ImageOptions, Opener, Storage};
 use fathom_storage::{FileDisk, FileOptions, Location, OpenOptions};
@@ -25,6 +25,7 @@ pub struct StoredImage {
     /// keeps both views the same.
     bytes: Arc<dyn ImageFile>,
     identity: (u64, u64),
+    file_id: FileId,
 }
 
 impl StoredImage {
@@ -51,6 +52,7 @@ impl StoredImage {
             bytes,
             // No device has this number.
             identity: (u64::MAX, hasher.finish()),
+            file_id: FileId::Named(identity),
             path,
             location: location.clone(),
         })
@@ -79,6 +81,7 @@ impl StoredImage {
 
     fn new(path: &Path, disk: FileDisk) -> Result<StoredImage, DiskError> {
         let file = disk.reopen()?;
+        let file_id = disk.id().clone();
         let metadata = file.metadata().map_err(|source| DiskError::Io {
             path: path.to_owned(),
             what: "cannot be examined",
@@ -92,6 +95,7 @@ impl StoredImage {
             file: Some(disk),
             bytes: Arc::new(file),
             identity: (metadata.dev(), metadata.ino()),
+            file_id,
         })
     }
 
@@ -147,10 +151,13 @@ impl Storage for StoredImage {
         self.identity
     }
 
+    fn file_id(&self) -> FileId {
+        self.file_id.clone()
+    }
+
     fn is_at(&self, path: &Path) -> bool {
-        let found = || gate::place(path).and_then(|place| place.metadata());
         match self.file_disk() {
-            Some(_) => found().is_ok_and(|found| (found.dev(), found.ino()) == self.identity),
+            Some(_) => FileId::at(path).is_ok_and(|found| found == self.file_id),
             None => self.path == path,
         }
     }

@@ -52,5 +52,5 @@ pub use missing::Missing;
 pub use pages::Pages;
 pub use past::Past;
 pub use pools::{PoolOptions, Pools};
-pub use stack::{Error, Hold, Stack, check_raw, open_below, open_unserved};
+pub use stack::{Error, Hold, Stack, Unserved, check_raw, open_below, open_unserved};
 pub use tap::Tap;

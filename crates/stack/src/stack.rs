@@ -13,14 +13,12 @@ use crate::missing::Missing;
 use crate::pools::{NamedPool, Pools};
 use crate::tap::Tap;
 use fathom_core::{Disk, DiskError, Parts, WorkerHandle, WorkerOptions};
-use fathom_files::{ImageFile, gate};
+use fathom_files::{FileId, ImageFile, UsedFile, gate};
 use fathom_filters::Filters;
 use fathom_formats::Format;
 use fathom_formats::served::{ImageDisk, ImageOptions, MAX_CHAIN, OwnBitmaps, Storage};
 use fathom_storage::{ByteDisk, EngineKind, FileDisk, Opened, PART};
-use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -61,6 +59,9 @@ pub struct Stack {
     pub hold: Option<Hold>,
     /// The engine that is used, after a fallback if need be.
     pub engine: &'static str,
+    whole: Option<UsedFile>,
+    /// Its changes go to a file without a name.
+    has_overlay: bool,
 }
 
 impl Stack {
@@ -95,6 +96,7 @@ impl Stack {
             file,
             data,
             image,
+            whole,
             part,
         } = bare;
         let mut parts = Parts::default();
@@ -147,8 +149,26 @@ impl Stack {
             tap,
             hold,
             engine,
+            whole,
+            has_overlay: overlay.is_some(),
         })
     }
+
+    /// The files with names that the disk has open.
+    pub fn used_files(&self) -> Vec<UsedFile> {
+        used_files(self.image.as_deref(), self.whole.as_ref(), self.has_overlay)
+    }
+}
+
+fn used_files(
+    image: Option<&ImageDisk>,
+    whole: Option<&UsedFile>,
+    has_overlay: bool,
+) -> Vec<UsedFile> {
+    let mut files = image.map_or_else(Vec::new, |image| image.used_files(0));
+    files.retain(|file| !has_overlay || file.depth > 0);
+    files.extend(whole.cloned());
+    files
 }
 
 /// Where the disk's bitmaps are. The error says why there are none.
@@ -170,10 +190,20 @@ fn place_of_bitmaps(description: &Description, has_overlay: bool) -> Result<Plac
         .or_else(|why| refused(&why))
 }
 
-/// The disk by itself, for one who works on it: nothing of it is served.
-pub fn open_unserved(description: &Description) -> Result<Arc<dyn Disk>, Error> {
+/// A disk that is not served, and the files that it has open.
+pub struct Unserved {
+    pub disk: Arc<dyn Disk>,
+    pub files: Vec<UsedFile>,
+}
+
+/// Opens the disk by itself, for a job.
+pub fn open_unserved(description: &Description) -> Result<Unserved, Error> {
     description.check().map_err(Error::Description)?;
-    Ok(open_disk(description, None, OwnBitmaps::Missed)?.disk)
+    let bare = open_disk(description, None, OwnBitmaps::Missed)?;
+    Ok(Unserved {
+        files: used_files(bare.image.as_deref(), bare.whole.as_ref(), false),
+        disk: bare.disk,
+    })
 }
 
 /// What the image of that description would have below it, if it called that `name`: to be read. It must be where that
@@ -208,8 +238,8 @@ pub fn open_below(
             "{path}: cannot be below an image: it has {size} bytes, in {count} images"
         ));
     }
-    let found = fs::metadata(own).map(|found| (found.dev(), found.ino()));
-    if found.is_ok_and(|own| disk.files().contains(&own)) {
+    let files = disk.used_files(0);
+    if FileId::at(own).is_ok_and(|own| files.iter().any(|file| file.id == own)) {
         return refused(format!(
             "{}: has {} below it",
             path.display(),
@@ -243,8 +273,18 @@ fn open_disk(
                 file,
                 part,
                 bytes,
-                ..
+                identity,
             } = opened;
+            let id = match &file {
+                Some(file) => Some(file.id().clone()),
+                None => identity.map(FileId::Named),
+            };
+            let whole = id.map(|id| UsedFile {
+                depth: 0,
+                is_data: false,
+                path: description.location.name(),
+                id,
+            });
             if let (Some(bytes), None) = (bytes, description.format) {
                 let found = looks_like(&*bytes);
                 refuse_other_formats(Path::new(&description.location.to_string()), found)?;
@@ -255,6 +295,7 @@ fn open_disk(
                 file,
                 data: None,
                 image: None,
+                whole,
                 part,
             })
         }
@@ -297,6 +338,7 @@ fn open_image(description: &Description, own_bitmaps: OwnBitmaps) -> Result<Bare
         image: Some(disk),
         data: data.get().cloned(),
         file,
+        whole: None,
         part: None,
     })
 }

@@ -16,8 +16,8 @@ use crate::engine::EngineKind;
 use crate::ranges::Ranges;
 use channel::FileChannel;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits, Resize};
-use fathom_files::gate;
 use fathom_files::lock::{self, LockError};
+use fathom_files::{FileId, gate};
 pub(crate) use place::{At, KIND};
 use plan::Planner;
 use report::ToldEnd;
@@ -170,6 +170,7 @@ struct Shared {
     path: PathBuf,
     file: File,
     kind: Kind,
+    id: FileId,
     options: FileOptions,
     /// What O_DIRECT demands of addresses: 1 where it is not used.
     address_align: u32,
@@ -218,6 +219,11 @@ impl FileDisk {
         let shared = &*self.shared;
         gate::open_again(&shared.file, !shared.options.read_only)
             .map_err(|error| shared.error("cannot be opened again", error))
+    }
+
+    /// Identity of the file, for as long as it is open.
+    pub fn id(&self) -> &FileId {
+        &self.shared.id
     }
 
     /// How many requests direct I/O did not take as they were: through a

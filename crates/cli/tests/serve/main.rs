@@ -38,6 +38,7 @@ mod own_bitmaps;
 mod page;
 mod pools;
 mod probes;
+mod replaced;
 mod resize;
 mod sharing;
 mod snapshots;

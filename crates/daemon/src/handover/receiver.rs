@@ -169,9 +169,10 @@ fn take_disks(
     clients: Vec<Listener>,
     uptime: Duration,
 ) -> Result<(Objects, Vec<Option<Arriving>>), String> {
-    let mut arrivals = Vec::new();
+    let (mut arrivals, mut used) = (Vec::new(), Vec::new());
     options.disks.clear();
-    for disk in disks {
+    for mut disk in disks {
+        used.push(std::mem::take(&mut disk.used));
         let own = files.split_off_front(disk.files);
         let (disk, arrival) = take_apart(disk, own, options.nbd.is_some())?;
         options.disks.push(disk);
@@ -180,6 +181,7 @@ fn take_disks(
     let front_ends = options.disks.iter().map(|_| None).collect();
     let objects = Objects::open_held(options.clone(), front_ends, clients);
     let mut objects = objects.map_err(|error| error.to_string())?;
+    objects.check_files(&used)?;
     let exports = objects.take(arrivals, uptime);
     Ok((objects, exports.map_err(|error| error.to_string())?))
 }

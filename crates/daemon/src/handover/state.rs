@@ -23,6 +23,7 @@ use crate::users::User;
 use fathom_exports::ListenerState;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::ExportState;
+use fathom_files::UsedFile;
 use fathom_trace::{HistogramsState, SlowRequest};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -171,6 +172,10 @@ pub struct DiskState {
     /// What its parts are to be made with.
     #[serde(default)]
     pub lent: LeftState,
+    /// The files that the predecessor has open: the successor refuses others that are found by their names. Empty
+    /// if the predecessor does not say.
+    #[serde(default)]
+    pub used: Vec<UsedFile>,
 }
 
 /// All queues have stopped, NBD clients wait, and the disks are closed. With the clients' files.

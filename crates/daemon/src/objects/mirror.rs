@@ -5,14 +5,13 @@ use super::shared_disk::SharedDisk;
 use crate::events::{Events, Happened};
 use crate::info::MirrorInfo;
 use crate::options::DiskOptions;
+use fathom_files::{UsedFile, check_same};
 use fathom_formats::Format;
 use fathom_formats::served::{ChainImage, ImageDisk};
 use fathom_jobs::Phase;
 use fathom_jobs::Source;
 use fathom_jobs::mirror::{Mirror, Target, Terms};
 use fathom_stack::{check_raw, open_unserved};
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,8 +37,8 @@ pub struct Order {
     pub terms: Terms,
     /// The disk as it would be with the target.
     pub target: DiskOptions,
-    /// The image that has the target below it.
-    pub above: Option<Arc<ImageDisk>>,
+    /// The image that has the target below it, and the target's depth in that chain.
+    pub above: Option<(Arc<ImageDisk>, usize)>,
     pub shared: Arc<SharedDisk>,
     pub events: Events,
 }
@@ -50,30 +49,26 @@ pub struct Running {
     pub mirror: Mirror,
     target: Arc<DiskOptions>,
     terms: Terms,
-    /// Device and inode of the target, if it is a file.
-    identity: Option<(u64, u64)>,
+    /// The files of the target that are written to.
+    files: Arc<[UsedFile]>,
     since: Instant,
-}
-
-fn identity(target: &DiskOptions) -> Option<(u64, u64)> {
-    let found = fs::metadata(target.disk.location.path()?).ok()?;
-    Some((found.dev(), found.ino()))
 }
 
 impl Order {
     /// `over` hears of its end. May block. The error is for the user: both disks are as they were.
     pub fn begin(self, over: Box<dyn FnOnce() + Send>) -> Result<Running, String> {
-        let target = match self.above.clone() {
-            Some(image) => {
+        let (target, files) = match self.above.clone() {
+            Some((image, depth)) => {
                 self.check_raw()?;
-                Target::Below(image)
+                let files = image.used_files(depth);
+                (Target::Below(image), files)
             }
             None => {
                 let opened = open_unserved(&self.target.disk);
-                Target::Other(opened.map_err(|error| error.to_string())?)
+                let opened = opened.map_err(|error| error.to_string())?;
+                (Target::Other(opened.disk), opened.files)
             }
         };
-        let identity = identity(&self.target);
         let (disk, events) = (self.disk.clone(), self.events);
         let tell = move |phase: Phase, problem: Option<&str>| {
             match problem {
@@ -94,7 +89,7 @@ impl Order {
             mirror,
             target: Arc::new(self.target),
             terms: self.terms,
-            identity,
+            files: files.into(),
             since: Instant::now(),
         })
     }
@@ -119,12 +114,10 @@ impl Running {
         &self.target
     }
 
-    /// What is opened in its place is what has been copied to.
-    pub fn check_target(&self) -> Result<(), String> {
-        match identity(&self.target) == self.identity {
-            true => Ok(()),
-            false => Err("its target has been replaced by another file meanwhile".into()),
-        }
+    /// Fails if one of the files that were opened `now` to take the disk's place is not the one that was copied to.
+    pub fn check_target(&self, now: &[UsedFile]) -> Result<(), String> {
+        check_same(&self.files, now, 0)
+            .map_err(|_| "its target has been replaced by another file meanwhile".into())
     }
 
     pub fn is_over(&self) -> bool {

@@ -4,6 +4,7 @@
 use super::changes::Event;
 use super::disk::{Common, Served};
 use super::freeze::on_a_thread;
+use super::mirror::Running;
 use super::nbd::let_disconnect;
 use super::shared_disk::SharedDisk;
 use super::snapshots::SnapshotWork;
@@ -12,8 +13,8 @@ use crate::options::DiskOptions;
 use fathom_core::Parts;
 use fathom_exports::vhost_user::{Arriving, Frozen, arrival};
 use fathom_exports::{NbdServer, VhostUser};
+use fathom_files::{UsedFile, check_same};
 use fathom_formats::Format;
-use fathom_jobs::mirror::Mirror;
 use fathom_stack::{KeyRing, make_layer};
 use fathom_storage::PART;
 use fathom_units::Size;
@@ -34,6 +35,8 @@ pub struct Remake {
     pub common: Common,
     /// Of the one that there is.
     pub parts: Parts,
+    /// The files that the disk before this one has open.
+    pub files: Vec<UsedFile>,
     pub export: Option<Arc<VhostUser>>,
     /// Whose clients it has, if it has some.
     pub clients: Option<Arc<NbdServer>>,
@@ -63,7 +66,7 @@ impl Also {
 /// Another image, which is the same as the disk's when its users wait.
 pub enum Switch {
     /// The target of a mirror.
-    Mirror(Mirror),
+    Mirror(Running),
     /// A new one.
     Layer(Layer),
 }
@@ -93,11 +96,19 @@ impl Switch {
         }
     }
 
-    /// What has been opened is that.
-    fn check(&self, disk: &Served) -> Result<(), String> {
+    /// Fails if the disk that was opened is not the other image. `before`: the files of the disk that it replaces.
+    fn check(&self, disk: &Served, mut before: Vec<UsedFile>) -> Result<(), String> {
         let size = match self {
-            Switch::Mirror(mirror) => mirror.size(),
-            Switch::Layer(layer) => layer.size,
+            Switch::Mirror(running) => {
+                running.check_target(&disk.used_files())?;
+                running.mirror.size()
+            }
+            Switch::Layer(layer) => {
+                // The images are one below the new one.
+                before.iter_mut().for_each(|file| file.depth += 1);
+                check_same(&before, &disk.used_files(), 1)?;
+                layer.size
+            }
         };
         match disk.size() == size {
             true => Ok(()),
@@ -107,15 +118,15 @@ impl Switch {
 
     /// Users will wait.
     fn begin_finish(&self) {
-        if let Switch::Mirror(mirror) = self {
-            mirror.begin_finish();
+        if let Switch::Mirror(running) = self {
+            running.mirror.begin_finish();
         }
     }
 
     /// Users wait: it is the same when this returns.
     fn finish(&self, deadline: Instant) -> Result<(), String> {
         match self {
-            Switch::Mirror(mirror) => mirror.finish(deadline),
+            Switch::Mirror(running) => running.mirror.finish(deadline),
             Switch::Layer(_) => Ok(()),
         }
     }
@@ -123,7 +134,7 @@ impl Switch {
     /// It is not wanted after all.
     fn give_up(&self) {
         match self {
-            Switch::Mirror(mirror) => mirror.go_on(),
+            Switch::Mirror(running) => running.mirror.go_on(),
             Switch::Layer(layer) => {
                 if let Err(error) = fs::remove_file(&layer.path) {
                     tracing::warn!("{}: is left behind: {error}", layer.path.display());
@@ -159,7 +170,11 @@ impl Remake {
         let mut disk = opened.map_err(|error| error.to_string())?;
         disk.succeed(&self.before);
         let switch = self.also.switch();
-        switch.map_or(Ok(()), |switch| switch.check(&disk))?;
+        // Until here nothing was changed in what was found by name, nor taken from users.
+        match switch {
+            Some(switch) => switch.check(&disk, self.files.clone())?,
+            None => check_same(&self.files, &disk.used_files(), 0)?,
+        }
         let export = self.export.as_ref().map(|export| export.freeze());
         let mut frozen = export.transpose()?;
         let moved = self.move_to(&mut disk, frozen.as_mut());
@@ -182,8 +197,8 @@ impl Remake {
                 disk.begin_stop();
                 disk.end(Instant::now() + HALT);
                 // (Which would go on with the rest, for which the front-end would wait.)
-                if let Some(Switch::Mirror(mirror)) = switch {
-                    mirror.go_on();
+                if let Some(Switch::Mirror(running)) = switch {
+                    running.mirror.go_on();
                 }
                 let going_on = frozen.map(Frozen::go_on);
                 going_on.into_iter().for_each(|export| export.wait(HALT));

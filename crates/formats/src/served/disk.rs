@@ -18,6 +18,7 @@ use super::tables::Tables;
 use crate::Format;
 use crate::offline::{Image, SnapshotName};
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Resize};
+use fathom_files::UsedFile;
 use std::io;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -255,6 +256,27 @@ impl ImageDisk {
     pub fn files(&self) -> Vec<(u64, u64)> {
         let storages = self.chain.storages.iter();
         storages.map(|storage| storage.identity()).collect()
+    }
+
+    /// The files of the image of depth `from` and of those below it, which gets depth 0 here.
+    pub fn used_files(&self, from: usize) -> Vec<UsedFile> {
+        let links = self.chain.links();
+        let of_one = |(depth, link): (usize, &Link)| {
+            let data = (link.image.has_data_file()).then_some((true, link.data));
+            let all = [Some((false, link.storage)), data].into_iter().flatten();
+            let all = all.map(|(is_data, storage)| {
+                let file = &self.chain.storages[usize::from(storage)];
+                UsedFile {
+                    depth,
+                    is_data,
+                    path: file.path().to_owned(),
+                    id: file.file_id(),
+                }
+            });
+            all.collect::<Vec<_>>()
+        };
+        let links = links.iter().skip(from).enumerate();
+        links.flat_map(of_one).collect()
     }
 
     /// Whether it uses the file that was opened by this path.

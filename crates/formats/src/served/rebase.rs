@@ -4,12 +4,16 @@ use super::active::Layer;
 use super::disk::ImageDisk;
 use super::open::{Link, opens_for_writing};
 use super::problem::{told, unusable};
+use super::storage::Storage;
 use super::task::block_on;
 use crate::offline::Image;
 use crate::offline::backing::{NewBacking, check_backing_in_use, set_backing_in_use};
+use crate::resolve;
 use fathom_core::DiskError;
+use std::fs;
 use std::ops::Range;
-use std::sync::PoisonError;
+use std::path::Path;
+use std::sync::{Arc, PoisonError};
 
 impl ImageDisk {
     /// Whether the header of the image of that depth can name that, as it is now. The error is for the user.
@@ -51,6 +55,22 @@ impl ImageDisk {
         }
     }
 
+    /// Fails if `name` in the image at `above` would mean a file that has replaced an image of this chain.
+    fn check_named(&self, above: &Path, name: &[u8]) -> Result<(), DiskError> {
+        let Ok(named) = resolve(above, name) else {
+            // (Whoever writes the name refuses it.)
+            return Ok(());
+        };
+        let is_named = |file: &&Arc<dyn Storage>| is_same_place(file.path(), &named);
+        match self.chain.storages.iter().find(is_named) {
+            Some(file) if !file.is_at(&named) => Err(unusable(
+                file.path(),
+                "this file has replaced the image that the disk has open: put the open file back under this name",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// One whose header may be written, if it has one.
     fn rebased_link(&self, depth: usize) -> Result<Link, DiskError> {
         self.check_as_opened()?;
@@ -69,6 +89,9 @@ impl ImageDisk {
     ) -> Result<(), DiskError> {
         let link = self.rebased_link(depth)?;
         let file = &self.chain.storages[usize::from(link.storage)];
+        backing.map_or(Ok(()), |backing| {
+            self.check_named(file.path(), backing.name)
+        })?;
         let (path, file, format) = (file.path(), file.bytes(), link.image.format());
         let active = self.active();
         let layer = active.as_ref().map(|active| &active.layers[depth]);
@@ -91,4 +114,15 @@ impl ImageDisk {
         tables.say_corrupt_again();
         written.and(now.map(drop)).map_err(told(path))
     }
+}
+
+/// Whether two paths are the same name in the same directory, whatever is there.
+fn is_same_place(one: &Path, other: &Path) -> bool {
+    let directory = |path: &Path| {
+        let parent = path.parent().filter(|parent| *parent != Path::new(""));
+        fs::canonicalize(parent.unwrap_or(Path::new("."))).ok()
+    };
+    one == other
+        || one.file_name() == other.file_name()
+            && directory(one).is_some_and(|dir| directory(other) == Some(dir))
 }

@@ -1,7 +1,7 @@
 //! What an image needs of the files that it is in.
 
 use fathom_core::{Disk, DiskError};
-use fathom_files::ImageFile;
+use fathom_files::{FileId, ImageFile};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,6 +22,11 @@ pub trait Storage: Send + Sync {
     fn path(&self) -> &Path;
     /// The same for two storages exactly if they are the same file.
     fn identity(&self) -> (u64, u64);
+    /// Identity of the file for as long as it is open.
+    fn file_id(&self) -> FileId {
+        let (device, inode) = self.identity();
+        FileId::File { device, inode }
+    }
     /// Whether that path leads to it now.
     fn is_at(&self, path: &Path) -> bool {
         self.path() == path

@@ -4,8 +4,8 @@ use super::plan::Planner;
 use super::{Cache, FileOptions, Kind, Shared, align, lock_error};
 use crate::engine::EngineKind;
 use fathom_core::DiskError;
-use fathom_files::gate;
 use fathom_files::lock::{self, LockError};
+use fathom_files::{FileId, gate};
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsFd;
@@ -85,6 +85,7 @@ pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<S
         path: path.to_owned(),
         file,
         kind,
+        id: FileId::of(&metadata),
         address_align: alignment.map_or(1, |a| a.address),
         physical_block_size: physical_block_size.max(block),
         optimal_io_size,
@@ -181,11 +182,9 @@ fn check_writable(path: &Path, file: &File) -> Result<(), DiskError> {
 
 /// Whether the path leads to the file.
 pub(super) fn is_named(path: &Path, file: &File) -> bool {
-    let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
     // One without a name need not be looked for.
     let own = file.metadata().ok().filter(|own| own.nlink() > 0);
-    let found = || gate::place(path).and_then(|place| place.metadata());
-    own.is_some_and(|own| found().is_ok_and(|found| identity(found) == identity(own)))
+    own.is_some_and(|own| FileId::at(path).is_ok_and(|found| found == FileId::of(&own)))
 }
 
 /// In bytes.

@@ -9,11 +9,19 @@ use fathom_core::Legacy;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::{Arrival, Arriving};
 use fathom_exports::{Bound, Descriptors};
+use fathom_files::UsedFile;
 use std::collections::BTreeMap;
 use std::io;
 use std::time::{Duration, Instant};
 
 impl Objects {
+    /// Fails if a disk has opened other files than those that its predecessor has open, disk by disk. The error is
+    /// for the user.
+    pub fn check_files(&self, used: &[Vec<UsedFile>]) -> Result<(), String> {
+        let mut disks = self.disks.iter().zip(used);
+        disks.try_for_each(|(disk, used)| disk.check_files(used))
+    }
+
     /// Go on from where a predecessor stops.
     pub fn take(
         &mut self,

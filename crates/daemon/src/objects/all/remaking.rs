@@ -64,6 +64,7 @@ impl Objects {
             export: disk.export_shared(),
             clients: self.nbd.as_ref().map(Nbd::server),
             parts: disk.parts(),
+            files: disk.used_files(),
             options,
             common: self.common.clone(),
             also,

@@ -55,8 +55,7 @@ impl Objects {
                 None => format!("its mirror is {}, not ready yet", info.phase),
             }));
         }
-        running.check_target().map_err(conflict)?;
-        let switch = Switch::Mirror(running.mirror.clone());
+        let switch = Switch::Mirror(running.clone());
         Ok((running.target().clone(), switch))
     }
 

@@ -64,7 +64,7 @@ impl Served {
             source: self.source(),
             terms: commit.terms,
             target: commit.target,
-            above: Some(above.ok_or("it is no chain of images")?),
+            above: Some((above.ok_or("it is no chain of images")?, commit.depth)),
             shared: self.shared.clone(),
             events: self.events.clone(),
         })

@@ -7,6 +7,7 @@ use crate::objects::inherited::Inherited;
 use crate::objects::shared_disk::SharedDisk;
 use fathom_core::{Legacy, Parts, WorkerHandle};
 use fathom_exports::vhost_user::Arrival;
+use fathom_files::{UsedFile, check_same};
 use fathom_trace::StageHistograms;
 use std::time::Instant;
 
@@ -58,12 +59,24 @@ impl Served {
             export: None,
             files: 0,
             lent: Default::default(),
+            used: self.used_files(),
         };
         Ok(GivenDisk {
             state,
             export: export.transpose().map_err(named)?,
             lent: self.lend().map_err(named)?,
         })
+    }
+
+    /// The files that it has open.
+    pub fn used_files(&self) -> Vec<UsedFile> {
+        self.stack.used_files()
+    }
+
+    /// Fails if it has opened other files than its predecessor has open. The error is for the user.
+    pub fn check_files(&self, before: &[UsedFile]) -> Result<(), String> {
+        let checked = check_same(before, &self.used_files(), 0);
+        checked.map_err(|problem| format!("disk '{}': {problem}", self.name()))
     }
 
     /// What its parts are open for, in this place and in another one.

@@ -7,7 +7,7 @@ use crate::served::helpers::Helpers;
 use crate::served::problem::unusable;
 use crate::served::storage::{EndGuard, Storage};
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo};
-use fathom_files::ImageFile;
+use fathom_files::{FileId, ImageFile};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -44,6 +44,10 @@ impl Storage for Foreign {
 
     fn identity(&self) -> (u64, u64) {
         self.bytes.0.files[0].identity()
+    }
+
+    fn file_id(&self) -> FileId {
+        self.bytes.0.files[0].file_id()
     }
 
     fn is_at(&self, path: &Path) -> bool {

@@ -10,7 +10,7 @@ use crate::served::helpers::Helpers;
 use crate::served::problem::unusable;
 use crate::served::storage::{EndGuard, Storage};
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
-use fathom_files::ImageFile;
+use fathom_files::{FileId, ImageFile};
 use fathom_luks::{Header, Sectors};
 use std::path::Path;
 use std::sync::Arc;
@@ -62,6 +62,10 @@ impl Storage for Sealed {
 
     fn identity(&self) -> (u64, u64) {
         self.disk.file.identity()
+    }
+
+    fn file_id(&self) -> FileId {
+        self.disk.file.file_id()
     }
 
     fn is_at(&self, path: &Path) -> bool {
