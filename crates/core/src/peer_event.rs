@@ -1,21 +1,27 @@
-//! Signalling eventfds that belong to a peer.
+//! Signals eventfds that belong to a peer without ever waiting for the peer.
 //!
-//! Who writes to an eventfd whose counter is full sleeps until somebody reads
-//! it, unless O_NONBLOCK is set. That flag is no help: it is the peer's as
-//! much as ours, who may rely on its reads to wait, and may clear it at any
-//! instant. No system call asks for one write that does not wait (RWF_NOWAIT
-//! is for files with write_iter, which eventfds do not have), and ways around
-//! write(2), such as a completion of Linux AIO or of a ring of its own, take
-//! two to three times as long.
+//! A write to an eventfd whose counter is full sleeps until somebody reads the
+//! eventfd, unless O_NONBLOCK is set. The peer shares that flag: it may rely on
+//! blocking reads, and it may clear the flag at any instant. No system call
+//! asks for one write that does not wait (RWF_NOWAIT is for files with
+//! write_iter, which eventfds do not have), and ways around write(2), such as a
+//! completion of Linux AIO or of a ring of its own, take two to three times as
+//! long.
 //!
-//! So a thread that writes says so first, and one watcher for the whole
-//! process sees to it that it comes back: a thread that is in the same write
-//! twice gets a signal, and the handler puts another eventfd in the place of
-//! a full one. Whoever lets 2^64 - 2 signals pile up has done so on purpose
-//! and needs no more of them. The watcher sleeps while nobody signals.
+//! So each thread announces its writes, and one watcher for the whole process
+//! sends a signal to a thread that it finds in the same write twice. The signal's
+//! handler asks the kernel whether that write would wait now: whether the
+//! eventfd blocks its writers and has no room (poll(2) without POLLOUT). Only
+//! then does the handler put another eventfd in its place. Time proves nothing: a
+//! thread that is kept off the CPU stays in its write for as long as that takes.
+//! Nobody lets 2^64 - 2 signals pile up by accident, so a peer whose eventfd is
+//! full needs no more of them. A peer that empties and fills the counter in
+//! turns, or toggles the flag, does not know when the handler looks, so it holds
+//! up a writer for a few looks at most. The watcher sleeps while nobody signals.
 
 use crate::kind::{ThreadKind, thread_starts};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{OFlags, fcntl_getfl};
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -33,10 +39,6 @@ const TICK: Duration = Duration::from_millis(10);
 /// Ignored by default, and of no use to anybody here.
 const SIGNAL: i32 = libc::SIGURG;
 
-/// A peer that empties and fills the counter in turns is given up after this
-/// many looks at the same write.
-const PATIENCE: u64 = 3;
-
 /// The eventfd's counter was full, and writing to it waited. It was replaced:
 /// the peer does not hear of anything any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,8 +54,6 @@ struct Writer {
     fd: AtomicI32,
     /// The write that the watcher has found it in twice.
     stuck: AtomicU64,
-    /// How often the handler has found it in this one.
-    looks: AtomicU64,
     /// The last write whose eventfd was replaced.
     replaced: AtomicU64,
 }
@@ -153,7 +153,6 @@ impl Registered {
             turn: AtomicU64::new(0),
             fd: AtomicI32::new(-1),
             stuck: AtomicU64::new(0),
-            looks: AtomicU64::new(0),
             replaced: AtomicU64::new(0),
         });
         let_through();
@@ -197,15 +196,16 @@ fn install_handler() -> io::Result<()> {
     }
 }
 
-/// On the thread that may be stuck. Only atomics, poll(2) and dup3(2), all of
-/// which are safe in signal handlers; errno is as before afterwards.
+/// Replaces the eventfd that this thread writes to, if the write would wait
+/// now. Uses only atomics, poll(2), fcntl(2) and dup3(2), all of which are safe
+/// in signal handlers, and restores errno.
 extern "C" fn replace_if_stuck(_: i32) {
     // SAFETY: null or registered, as in `signal`.
     let Some(writer) = (unsafe { WRITER.get().as_ref() }) else {
         return;
     };
     let turn = writer.turn.load(Relaxed);
-    // It may have come back by itself meanwhile.
+    // The write may have returned before the signal arrived.
     if turn % 2 == 0 || writer.stuck.load(Acquire) != turn {
         return;
     }
@@ -214,14 +214,9 @@ extern "C" fn replace_if_stuck(_: i32) {
     };
     // SAFETY: this thread is writing to it.
     let fd = unsafe { BorrowedFd::borrow_raw(writer.fd.load(Relaxed)) };
-    let looks = writer.looks.load(Relaxed) + 1;
-    writer.looks.store(looks, Relaxed);
-    // A thread may also have been kept from running for so long.
-    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
     // SAFETY: the location of this thread's errno, which is always valid.
     let errno = unsafe { *libc::__errno_location() };
-    let _ = poll(&mut polled, Some(&Timespec::default()));
-    if !polled[0].revents().contains(PollFlags::OUT) || looks >= PATIENCE {
+    if would_wait(fd) {
         // SAFETY: both are open, and who owns `fd` goes on owning the number.
         let replaced =
             unsafe { libc::dup3(replacement.as_raw_fd(), fd.as_raw_fd(), libc::O_CLOEXEC) };
@@ -231,6 +226,17 @@ extern "C" fn replace_if_stuck(_: i32) {
     }
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
+}
+
+/// Whether a write to this eventfd would wait at this instant. An error is no
+/// evidence: the watcher makes the handler look again.
+fn would_wait(fd: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+    if poll(&mut polled, Some(&Timespec::default())).is_err() {
+        return false;
+    }
+    let has_room = polled[0].revents().contains(PollFlags::OUT);
+    !has_room && fcntl_getfl(fd).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
 }
 
 /// The watcher.
@@ -263,9 +269,7 @@ impl Watch {
         for (writer, state) in writers.iter().zip(&self.now) {
             let (thread, turn) = *state;
             if turn % 2 == 1 && self.before.contains(state) {
-                if writer.stuck.swap(turn, SeqCst) != turn {
-                    writer.looks.store(0, SeqCst);
-                }
+                writer.stuck.store(turn, SeqCst);
                 // SAFETY: a system call without memory. The thread is there: it
                 // leaves the list, whose lock is held, before it ends.
                 unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, SIGNAL) };
@@ -291,7 +295,7 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{OFlags, fcntl_setfl};
+    use rustix::fs::fcntl_setfl;
     use std::os::fd::AsFd;
     use std::time::Instant;
 
@@ -336,6 +340,52 @@ mod tests {
         let event = full(EventfdFlags::NONBLOCK);
         signal(event.as_fd()).unwrap();
         assert_eq!(count(&event), u64::MAX - 1);
+    }
+
+    /// Has the watcher interrupt a write to `event` `times` times, as happens to a thread that
+    /// is kept off the CPU in the middle of it. Returns what [`signal`] would return.
+    fn interrupted(event: BorrowedFd<'_>, times: u32) -> Result<(), Full> {
+        prepare();
+        // SAFETY: this thread is registered until it ends.
+        let writer = unsafe { WRITER.get().as_ref() }.unwrap();
+        writer.fd.store(event.as_raw_fd(), Relaxed);
+        let turn = writer.turn.load(Relaxed) + 1;
+        writer.turn.store(turn, SeqCst);
+        for _ in 0..times {
+            writer.stuck.store(turn, SeqCst);
+            replace_if_stuck(SIGNAL);
+        }
+        writer.turn.store(turn + 1, SeqCst);
+        match writer.replaced.load(Relaxed) == turn {
+            true => Err(Full),
+            false => Ok(()),
+        }
+    }
+
+    #[test]
+    fn eventfd_with_room_is_not_replaced_however_long_its_writer_takes() {
+        watch().unwrap();
+        let event = eventfd(0, EventfdFlags::empty()).unwrap();
+        let peers = event.try_clone().unwrap();
+        assert_eq!(interrupted(event.as_fd(), 1000), Ok(()));
+        signal(event.as_fd()).unwrap();
+        assert_eq!(count(&peers), 1);
+        // One below the limit, there is room for one more signal.
+        rustix::io::write(&event, &(u64::MAX - 2).to_ne_bytes()).unwrap();
+        assert_eq!(interrupted(event.as_fd(), 1000), Ok(()));
+        signal(event.as_fd()).unwrap();
+        assert_eq!(count(&peers), u64::MAX - 1);
+    }
+
+    #[test]
+    fn full_eventfd_is_replaced_only_if_its_writers_wait() {
+        watch().unwrap();
+        let event = full(EventfdFlags::NONBLOCK);
+        assert_eq!(interrupted(event.as_fd(), 1000), Ok(()));
+        signal(event.as_fd()).unwrap();
+        assert_eq!(count(&event), u64::MAX - 1);
+        let event = full(EventfdFlags::empty());
+        assert_eq!(interrupted(event.as_fd(), 1), Err(Full));
     }
 
     /// A peer that plays with its flag and its counter, while this side signals.
