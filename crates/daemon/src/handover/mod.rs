@@ -23,5 +23,5 @@ pub use sender::{HandedOver, PATIENCE, hand_over, hand_over_disks};
 pub use starter::{Starter, TAKE_OVER, start_successors};
 pub use state::{
     ApiState, DiskCounts, DiskState, DoorState, GroupsState, ProcessState, Progress, Renewal,
-    State, TenantDisk, TenantState, VERSION, WITH_PARTS,
+    State, TenantDisk, TenantState, VERSION, WITH_PARTS, WITH_UNFINISHED_MESSAGES,
 };

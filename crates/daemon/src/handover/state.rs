@@ -37,6 +37,10 @@ pub const VERSION: u32 = 1;
 /// That of a server with a disk that lends something: `DiskState::lent`, `Stopped::left`.
 pub const WITH_PARTS: u32 = 2;
 
+/// The version of a server one of whose front-ends is in the middle of a message: an older successor
+/// would lose the part of it that has arrived.
+pub const WITH_UNFINISHED_MESSAGES: u32 = 3;
+
 /// The first word, the successor's.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Hello {
@@ -48,7 +52,7 @@ impl Hello {
     /// Of this program.
     pub const OURS: Hello = Hello {
         oldest: VERSION,
-        newest: WITH_PARTS,
+        newest: WITH_UNFINISHED_MESSAGES,
     };
 
     /// Whether it understands what is said in this version. The error is for the user.
@@ -246,7 +250,7 @@ mod tests {
 
     #[test]
     fn versions_that_do_not_meet_are_refused() {
-        for version in [VERSION, WITH_PARTS] {
+        for version in [VERSION, WITH_PARTS, WITH_UNFINISHED_MESSAGES] {
             assert!(Hello::OURS.check(version).is_ok());
             for (oldest, newest, meets) in [
                 (0, version - 1, false),

@@ -12,7 +12,7 @@
 
 use super::Shared;
 use super::serve::{Connection, serve};
-use super::session::SessionState;
+use super::session::{SessionState, UnfinishedState};
 use crate::{Descriptors, Listener, ListenerState};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -31,6 +31,13 @@ impl ExportState {
     pub fn is_in_use(&self) -> bool {
         self.connection.is_some()
     }
+
+    /// Whether the front-end is in the middle of a message, which a successor must continue.
+    pub fn has_unfinished_message(&self) -> bool {
+        let connection = self.connection.as_ref();
+        connection
+            .is_some_and(|open| open.unfinished.is_some() || open.session.has_unfinished_reply())
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,6 +46,9 @@ pub(super) struct ConnectionState {
     /// It has sent something.
     pub(super) spoke: bool,
     pub(super) session: SessionState,
+    /// What has arrived of a message that is not complete.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) unfinished: Option<UnfinishedState>,
 }
 
 /// A serving thread that takes too long, or is no more.

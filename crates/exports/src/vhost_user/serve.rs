@@ -3,7 +3,7 @@
 use super::Shared;
 use super::codec::{CodecError, Frame, Header, MAX_PAYLOAD, Received, Receiver, name, send};
 use super::handover::{Attended, ConnectionState, attend};
-use super::session::{Fault, Reply, Session};
+use super::session::{Fault, Reply, Session, UnfinishedState};
 use crate::watch::Visit;
 use crate::{Descriptors, Listener};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -53,7 +53,8 @@ pub fn serve<'a>(
         } else if ready.config {
             shared.config_change.lower();
         }
-        if ready.handover && idle {
+        // Whether or not the front-end has sent more: what it has sent waits in the socket.
+        if ready.handover {
             match attend(shared, listener, connection.as_mut()) {
                 Ok(Attended::GoesOn) => {}
                 Ok(Attended::Gone) => {
@@ -271,14 +272,12 @@ impl<'a> Connection<'a> {
         &self,
         descriptors: &mut Descriptors,
     ) -> Result<ConnectionState, String> {
-        if !self.receiver.is_idle() {
-            return Err("its front-end is in the middle of a message: try it again".into());
-        }
-        let socket = descriptors.add(&self.socket);
+        let failed = |error| format!("cannot duplicate a descriptor: {error}");
         Ok(ConnectionState {
-            socket: socket.map_err(|error| format!("cannot duplicate a descriptor: {error}"))?,
+            socket: descriptors.add(&self.socket).map_err(failed)?,
             spoke: self.owes == Owes::Nothing,
             session: self.session.describe(descriptors)?,
+            unfinished: UnfinishedState::of(&self.receiver, descriptors).map_err(failed)?,
         })
     }
 
@@ -293,6 +292,10 @@ impl<'a> Connection<'a> {
         let mut connection = connection.map_err(|error| format!("cannot start: {error}"))?;
         if state.spoke {
             connection.owes = Owes::Nothing;
+        }
+        if let Some(message) = state.unfinished {
+            connection.receiver = message.resume(descriptors)?;
+            connection.owes = Owes::Rest(Instant::now());
         }
         connection.session.adopt(state.session, descriptors)?;
         Ok(connection)

@@ -26,11 +26,16 @@ impl Raw {
     }
 
     pub fn send(&mut self, request: u32, flags: u32, payload: &[u8], fds: &[RawFd]) {
-        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
         let mut bytes = Raw::header(request, flags, payload.len());
         bytes.extend_from_slice(payload);
+        self.send_bytes(&bytes, fds);
+    }
+
+    /// Sends a message or a part of one, with file descriptors at its first byte.
+    pub fn send_bytes(&mut self, bytes: &[u8], fds: &[RawFd]) {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
         if fds.is_empty() {
-            return self.0.write_all(&bytes).unwrap();
+            return self.0.write_all(bytes).unwrap();
         }
         // SAFETY: the caller's, and open.
         let borrow = |fd: &RawFd| unsafe { BorrowedFd::borrow_raw(*fd) };
@@ -39,7 +44,7 @@ impl Raw {
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
         let flags = SendFlags::NOSIGNAL;
-        let sent = sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, flags);
+        let sent = sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, flags);
         assert_eq!(sent.unwrap(), bytes.len());
     }
 

@@ -2,12 +2,15 @@
 
 use super::{MAX_LEFT, Objects};
 use crate::error::Error;
-use crate::handover::{DiskCounts, Estate, Given, Progress, State, VERSION, WITH_PARTS};
+use crate::handover::{
+    DiskCounts, Estate, Given, GivenDisk, Progress, State, VERSION, WITH_PARTS,
+    WITH_UNFINISHED_MESSAGES,
+};
 use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
 use fathom_core::Legacy;
 use fathom_exports::nbd::ClientState;
-use fathom_exports::vhost_user::{Arrival, Arriving};
+use fathom_exports::vhost_user::{Arrival, Arriving, ExportState};
 use fathom_exports::{Bound, Descriptors};
 use fathom_files::UsedFile;
 use std::collections::BTreeMap;
@@ -37,6 +40,19 @@ impl Objects {
         let now = Instant::now();
         self.started = now.checked_sub(uptime).unwrap_or(now);
         Ok(exports)
+    }
+}
+
+/// The oldest version of a handover in which a successor understands all that these disks have.
+fn version_of(disks: &[GivenDisk]) -> u32 {
+    let exports = disks.iter().filter_map(|disk| disk.export.as_ref());
+    let mut states = exports.filter_map(|export| export.state.as_ref());
+    if states.any(ExportState::has_unfinished_message) {
+        return WITH_UNFINISHED_MESSAGES;
+    }
+    match disks.iter().all(|disk| disk.lent.is_empty()) {
+        true => VERSION,
+        false => WITH_PARTS,
     }
 }
 
@@ -76,10 +92,7 @@ impl Estate for Objects {
         let disks = self.disks.iter().map(Served::give);
         let disks = disks.collect::<Result<Vec<_>, _>>()?;
         let state = State {
-            version: match disks.iter().all(|disk| disk.lent.is_empty()) {
-                true => VERSION,
-                false => WITH_PARTS,
-            },
+            version: version_of(&disks),
             pid: std::process::id(),
             nbd: nbd.transpose().map_err(failed)?.unwrap_or_default(),
             kept: None,

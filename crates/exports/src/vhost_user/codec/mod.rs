@@ -111,6 +111,8 @@ pub enum CodecError {
     TooLong(u32),
     #[error("message with more than {MAX_FDS} file descriptors")]
     TooManyFds,
+    #[error("an unfinished message with more bytes than its header says")]
+    Surplus,
     #[error("connection closed in the middle of a message")]
     Truncated,
     #[error("front-end does not read its replies")]

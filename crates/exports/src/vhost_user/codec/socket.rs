@@ -60,6 +60,37 @@ impl Receiver {
         self.header.is_none() && self.bytes.is_empty()
     }
 
+    /// The part of a message that has arrived: its bytes, from the header's first on, and the file
+    /// descriptors that came with them. None: it waits for a message's first byte.
+    pub fn unfinished(&self) -> Option<(Vec<u8>, &[OwnedFd])> {
+        if self.is_idle() {
+            return None;
+        }
+        let header = self.header.map(Header::to_bytes);
+        let mut bytes = header.map_or(Vec::new(), Vec::from);
+        bytes.extend_from_slice(&self.bytes);
+        Some((bytes, &self.fds))
+    }
+
+    /// A receiver that has received this part of a message.
+    pub fn resume(mut bytes: Vec<u8>, fds: Vec<OwnedFd>) -> Result<Receiver, CodecError> {
+        if fds.len() > MAX_FDS {
+            return Err(CodecError::TooManyFds);
+        }
+        let mut header = None;
+        if let Some((first, payload)) = bytes.split_first_chunk()
+            && !payload.is_empty()
+        {
+            let parsed = Header::parse(first)?;
+            if payload.len() > parsed.size as usize {
+                return Err(CodecError::Surplus);
+            }
+            header = Some(parsed);
+            bytes = payload.to_vec();
+        }
+        Ok(Receiver { bytes, header, fds })
+    }
+
     /// A part is complete: go on to the payload, or give the message out.
     fn advance(&mut self) -> Result<Option<Frame>, CodecError> {
         let bytes = std::mem::take(&mut self.bytes);

@@ -20,9 +20,14 @@ impl BackChannel {
         self.socket.as_fd()
     }
 
-    /// Whether it waits for a message's first byte.
-    pub(super) fn is_idle(&self) -> bool {
-        self.receiver.is_idle()
+    /// What it has received of a message that is not complete.
+    pub(super) fn receiver(&self) -> &Receiver {
+        &self.receiver
+    }
+
+    /// Continues with the part of a message that another process has received.
+    pub(super) fn resume(&mut self, receiver: Receiver) {
+        self.receiver = receiver;
     }
 
     fn request(&self, number: u32, need_reply: bool) -> Result<(), CodecError> {

@@ -1,10 +1,11 @@
 //! A session on its way to another process: what a front-end would have to say to it to have it
 //! there, and where its queues are.
 
+use super::back_channel::BackChannel;
 use super::vrings::check_eventfd;
 use super::{Fault, Session};
 use crate::Descriptors;
-use crate::vhost_user::codec::{Inflight, Region, VringAddr};
+use crate::vhost_user::codec::{Inflight, Receiver, Region, VringAddr};
 use crate::vhost_user::mapping::Mapping;
 use fathom_virtio::BlkQueue;
 use fathom_virtio::features::OF_DISK;
@@ -24,6 +25,48 @@ pub struct SessionState {
     back_channel: Option<usize>,
     device_status: u8,
     writeback: bool,
+    /// What has arrived of a reply on the back channel that is not complete.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unfinished_reply: Option<UnfinishedState>,
+}
+
+/// The part of a message that has arrived. Its bytes cannot be received again, so the successor
+/// continues behind them.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct UnfinishedState {
+    /// From the header's first byte on.
+    bytes: Vec<u8>,
+    /// File descriptors that came with them.
+    files: Vec<usize>,
+}
+
+impl UnfinishedState {
+    /// None: the receiver waits for a message's first byte.
+    pub fn of(
+        receiver: &Receiver,
+        descriptors: &mut Descriptors,
+    ) -> io::Result<Option<UnfinishedState>> {
+        let Some((bytes, fds)) = receiver.unfinished() else {
+            return Ok(None);
+        };
+        let files = fds.iter().map(|fd| descriptors.add(fd));
+        let files = files.collect::<io::Result<_>>()?;
+        Ok(Some(UnfinishedState { bytes, files }))
+    }
+
+    /// The receiver of the successor. The error is for the user.
+    pub fn resume(self, descriptors: &mut Descriptors) -> Result<Receiver, String> {
+        let fds = self.files.into_iter().map(|file| descriptors.take(file));
+        let fds = fds.collect::<Result<_, _>>()?;
+        Receiver::resume(self.bytes, fds).map_err(|error| error.to_string())
+    }
+}
+
+impl SessionState {
+    /// Whether a successor must know of unfinished messages.
+    pub fn has_unfinished_reply(&self) -> bool {
+        self.unfinished_reply.is_some()
+    }
 }
 
 /// A part of a file that is mapped.
@@ -77,9 +120,6 @@ pub struct Ready(Vec<(usize, BlkQueue)>);
 impl Session<'_> {
     /// What it is now; queues may run meanwhile. The error is for the user.
     pub fn describe(&self, descriptors: &mut Descriptors) -> Result<SessionState, String> {
-        if self.back_channel.as_ref().is_some_and(|c| !c.is_idle()) {
-            return Err("its front-end is just answering: try it again".into());
-        }
         let state = self.try_to_describe(descriptors);
         state.map_err(|error| format!("cannot duplicate a descriptor: {error}"))
     }
@@ -106,6 +146,8 @@ impl Session<'_> {
                 enabled: vring.enabled,
             });
         }
+        let channel = self.back_channel.as_ref().map(BackChannel::receiver);
+        let unfinished = channel.map(|receiver| UnfinishedState::of(receiver, descriptors));
         let log = self.log.as_ref();
         let log = log.map(|log| AreaState::of(&log.mapping, descriptors));
         let inflight = self.inflight.as_ref().map(|inflight| {
@@ -125,6 +167,7 @@ impl Session<'_> {
             back_channel: descriptors.add_any(self.back_channel().as_ref())?,
             device_status: self.device_status,
             writeback: self.shared.device.writeback(),
+            unfinished_reply: unfinished.transpose()?.flatten(),
         })
     }
 
@@ -144,6 +187,9 @@ impl Session<'_> {
         state: SessionState,
         descriptors: &mut Descriptors,
     ) -> Result<(), Fault> {
+        let unfinished = state.unfinished_reply;
+        let unfinished = unfinished.map(|message| message.resume(descriptors));
+        let unfinished = unfinished.transpose().map_err(Fault::Refused)?;
         let mut take = |number| descriptors.take(number).map_err(Fault::Refused);
         self.set_protocol_features(state.protocol_features)?;
         self.features.kept = state.features & OF_DISK;
@@ -181,6 +227,9 @@ impl Session<'_> {
         }
         if let Some(socket) = state.back_channel {
             self.set_backend_req_fd(take(socket)?)?;
+            if let Some((channel, receiver)) = self.back_channel.as_mut().zip(unfinished) {
+                channel.resume(receiver);
+            }
         }
         self.device_status = state.device_status;
         // Only who has known it as volatile flushes.

@@ -20,7 +20,7 @@ use super::alarm::Alarm;
 use super::codec::{Frame, Request, name};
 use back_channel::BackChannel;
 use features::Features;
-pub use handover::SessionState;
+pub use handover::{SessionState, UnfinishedState};
 use inflight::InflightArea;
 use log::LogArea;
 use memory::MemoryTable;
