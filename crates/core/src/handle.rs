@@ -9,12 +9,13 @@ use crate::engine::Engine;
 use crate::mailbox::{Bell, Command, Joining, Letter, Outbox, Wanted};
 use crate::oldest::Oldest;
 use crate::seat::Seat;
-use crate::source::{Source, SourceId};
+use crate::source::{Eventfd, Source, SourceId};
 use crate::thread::{self, Parts, Started, ThreadId, WorkerOptions, failed};
 use crate::worker::Worker;
 use fathom_trace::{Recorder, RingWriter, StageHistograms};
 use std::convert::Infallible;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -156,6 +157,26 @@ impl WorkerHandle {
         Detaching(answer)
     }
 
+    /// Replaces an eventfd of an attached source; requests in flight stay there. Returns when the
+    /// worker uses the new eventfd, or with an error if the worker cannot watch it. A worker that is
+    /// stuck ([`Unheard`]) replaces the eventfd when it reads its mailbox again.
+    pub fn set_eventfd(
+        &self,
+        id: SourceId,
+        which: Eventfd,
+        fd: Option<OwnedFd>,
+    ) -> Result<io::Result<()>, Unheard> {
+        let looking = self.ask(|wanted, reply| Command::SetEventfd {
+            id,
+            which,
+            fd,
+            wanted,
+            reply,
+        });
+        // The previous eventfd is closed here: closing may wait for whoever made it.
+        looking.wait().map(|replaced| replaced.map(drop))
+    }
+
     /// Switch tracing on or off, without waiting for it: a peer may go on with
     /// an answer before that is traced. After a [`WorkerHandle::look`], what
     /// comes is traced, or what was answered before is in the trace.
@@ -179,16 +200,21 @@ impl WorkerHandle {
 
     /// Like [`WorkerHandle::look`], without waiting: for several at once.
     pub fn begin_look(&self) -> Looking<'_> {
+        self.ask(|wanted, reply| Command::Look { wanted, reply })
+    }
+
+    /// Sends a command whose reply is waited for as long as the worker is not stuck.
+    fn ask<T>(
+        &self,
+        command: impl FnOnce(Arc<Wanted>, SyncSender<T>) -> Command,
+    ) -> Looking<'_, T> {
         let (reply, answer) = sync_channel(1);
         let wanted = Arc::new(Wanted::default());
         let patience = match self.outbox.is_unheard() {
             true => Duration::ZERO,
             false => PATIENCE,
         };
-        self.outbox.send(Command::Look {
-            wanted: wanted.clone(),
-            reply,
-        });
+        self.outbox.send(command(wanted.clone(), reply));
         Looking {
             answer,
             wanted,
@@ -237,19 +263,19 @@ impl WorkerHandle {
     }
 }
 
-/// A worker that was told to look.
-pub struct Looking<'a> {
-    answer: Receiver<()>,
+/// A worker that was sent a command; its reply is a `T`.
+pub struct Looking<'a, T = ()> {
+    answer: Receiver<T>,
     wanted: Arc<Wanted>,
     deadline: Instant,
     bell: &'a Bell,
 }
 
-impl Looking<'_> {
-    pub fn wait(self) -> Result<(), Unheard> {
+impl<T> Looking<'_, T> {
+    pub fn wait(self) -> Result<T, Unheard> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         match self.answer.recv_timeout(left) {
-            Ok(()) => Ok(()),
+            Ok(reply) => Ok(reply),
             // It is at it.
             Err(RecvTimeoutError::Timeout) if !self.bell.give_up(&self.wanted) => {
                 self.answer.recv_timeout(PATIENCE).map_err(|_| Unheard)

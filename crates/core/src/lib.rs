@@ -50,7 +50,7 @@ pub use oldest::Oldest;
 pub use polling::Polling;
 pub use pool::Pool;
 pub use request::{Owner, Request, RequestId, Segments, Slab};
-pub use source::{Broken, Source, SourceId, WrapSource};
+pub use source::{Broken, Eventfd, Source, SourceId, WrapSource};
 pub use thread::{ThreadId, WorkerOptions};
 pub use token::Token;
 pub use zero::is_zero;

@@ -4,7 +4,7 @@ use crate::changes::Changes;
 use crate::counters::Counters;
 use crate::disk::{Disk, DiskError};
 use crate::oldest::Oldest;
-use crate::source::{Source, SourceId};
+use crate::source::{Eventfd, Source, SourceId};
 use fathom_trace::{Recorder, RingWriter};
 use rustix::event::{EventfdFlags, eventfd};
 use std::convert::Infallible;
@@ -24,6 +24,14 @@ pub(crate) enum Command {
     Detach {
         id: SourceId,
         reply: SyncSender<Box<dyn Source>>,
+    },
+    /// Replace an eventfd of a source. The reply returns the previous one.
+    SetEventfd {
+        id: SourceId,
+        which: Eventfd,
+        fd: Option<OwnedFd>,
+        wanted: Arc<Wanted>,
+        reply: SyncSender<io::Result<Option<OwnedFd>>>,
     },
     Trace(Option<RingWriter>),
     /// Note what is changed.

@@ -356,7 +356,8 @@ impl Pooled {
                         continue; // that one has gone
                     }
                     member.worker.cx.tick();
-                    let attaches = matches!(command, Command::Attach { .. });
+                    let changes =
+                        matches!(command, Command::Attach { .. } | Command::SetEventfd { .. });
                     member.worker.obey(command);
                     if member.worker.is_stopping {
                         cancel_all(&self.engine, &member.in_flight);
@@ -365,8 +366,9 @@ impl Pooled {
                         self.answer(address.member);
                         self.activate(address.member);
                     }
-                    // The next letter may detach it, and what it brings is to be popped before.
-                    if attaches {
+                    // The next letter may detach the source, whose requests are to be popped before,
+                    // or close an eventfd that the engine has not begun to watch.
+                    if changes {
                         return;
                     }
                 }

@@ -1,7 +1,11 @@
 //! An attached source, as its worker keeps it.
 
 use crate::counters::SourceCounters;
-use crate::source::Source;
+use crate::engine::Engine;
+use crate::source::{Eventfd, Source, SourceId};
+use crate::token::Token;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -36,6 +40,30 @@ impl Slot {
     /// Leaving, with nothing in flight.
     pub(crate) fn is_drained(&self) -> bool {
         self.leaving.is_some() && self.in_flight == 0 && !self.dirty && self.source.has_stopped()
+    }
+
+    /// Replaces an eventfd of the source, whose requests stay in flight. Returns the previous one,
+    /// which nobody watches or signals any more.
+    pub(crate) fn set_eventfd(
+        &mut self,
+        engine: &mut dyn Engine,
+        id: SourceId,
+        which: Eventfd,
+        fd: Option<OwnedFd>,
+    ) -> io::Result<Option<OwnedFd>> {
+        assert_eq!(self.generation, id.generation, "it was detached before");
+        if which == Eventfd::Kick
+            && let Some(fd) = &fd
+        {
+            let token = Token::kick(id.slot, id.generation);
+            engine.watch(fd.as_raw_fd(), token)?;
+            if let Some(previous) = self.source.kick_fd() {
+                engine.unwatch(previous, token);
+            }
+            // The last kick may have gone to the previous one.
+            self.kicked = true;
+        }
+        Ok(self.source.set_eventfd(which, fd))
     }
 
     pub(crate) fn disarm(&mut self) {

@@ -6,7 +6,7 @@ use crate::request::{Request, RequestId};
 use crate::token::Token;
 use std::any::Any;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
 /// Puts something around a source before a worker gets it. What it returns
@@ -31,6 +31,17 @@ impl SourceId {
     pub fn token(self, tag: u8) -> Token {
         Token::source(self.slot, self.generation, tag)
     }
+}
+
+/// The eventfds of a virtqueue, as vhost-user names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Eventfd {
+    /// The driver signals it when the avail ring has new requests.
+    Kick,
+    /// The device signals it when the used ring has new elements.
+    Call,
+    /// The device signals it when the queue is broken.
+    Err,
 }
 
 /// The peer broke the protocol in a way that leaves nothing to serve. The
@@ -58,6 +69,14 @@ pub trait Source: Send {
     /// The eventfd by which the peer announces work; None: it does its own
     /// I/O.
     fn kick_fd(&self) -> Option<RawFd>;
+
+    /// Replaces one of the source's eventfds and returns the previous one. After a
+    /// replacement of [`Eventfd::Call`], the source signals the new eventfd, since
+    /// the peer may miss a signal that went to the previous one. A source without
+    /// such an eventfd returns `fd`.
+    fn set_eventfd(&mut self, _which: Eventfd, fd: Option<OwnedFd>) -> Option<OwnedFd> {
+        fd
+    }
 
     /// It is attached; `id` makes the tokens of its own operations.
     fn start(&mut self, _cx: &mut Cx, _id: SourceId) -> io::Result<()> {

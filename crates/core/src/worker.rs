@@ -426,6 +426,19 @@ impl Worker {
                 slot.source.stop(&mut self.cx);
                 self.release();
             }
+            Command::SetEventfd {
+                id,
+                which,
+                fd,
+                wanted,
+                reply,
+            } => {
+                // Even if nobody waits any more: the peer uses the new eventfd.
+                self.bell.hear(&wanted);
+                let slot = occupied(&mut self.slots, id.slot);
+                let engine = &mut *self.cx.engine;
+                let _ = reply.send(slot.set_eventfd(engine, id, which, fd));
+            }
             Command::Trace(writer) => self.trace = writer,
             Command::Note(changes) => self.changes = changes,
             Command::Look { wanted, reply } => {

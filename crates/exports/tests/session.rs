@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -148,6 +148,81 @@ fn eventfds_change_under_way() {
     let socket = UnixStream::pair().unwrap().0;
     let mut raw = Raw::new(&frontend);
     assert_eq!(raw.ack(12, &0u64.to_ne_bytes(), &[socket.as_raw_fd()]), 1);
+}
+
+/// Guests mask and unmask interrupts under load, and QEMU's main loop waits for the acknowledgement.
+#[test]
+fn eventfds_are_replaced_while_requests_are_in_flight() {
+    let served = Served::new();
+    let (memory, frontend, mut queue) = served.guest();
+    served.hold_a_read(&mut queue, 4);
+    let fresh = || EventFd::new(EFD_NONBLOCK).unwrap();
+    let old_call = std::mem::replace(&mut queue.call, fresh());
+    queue.kick = fresh();
+    let err = fresh();
+    let changes = std::thread::spawn({
+        let [call, kick, err] = [&queue.call, &queue.kick, &err].map(|fd| fd.try_clone().unwrap());
+        move || {
+            frontend.set_vring_call(0, &call).unwrap();
+            frontend.set_vring_kick(0, &kick).unwrap();
+            frontend.set_vring_err(0, &err).unwrap();
+            frontend
+        }
+    });
+    eventually("the changes are acknowledged", || changes.is_finished());
+    let frontend = changes.join().unwrap();
+    assert_eq!((served.disk.held.load(SeqCst), queue.used()), (1, 0));
+    assert_eq!(served.export.status().queues_running, 1);
+    // Whoever sets it gets a signal, since one may have gone to the previous eventfd.
+    assert_eq!(queue.call.read().unwrap(), 1);
+    while old_call.read().is_ok() {}
+    queue.offer(1, IN, 5, DATA + 512, 512);
+    queue.kick();
+    eventually("the new kick is heard", || {
+        served.disk.held.load(SeqCst) == 2
+    });
+    served.disk.release();
+    queue.wait();
+    eventually("the new interrupt", || queue.call.read().is_ok());
+    old_call.read().unwrap_err();
+    assert_eq!(memory.read(DATA + 512, 512), [5 ^ 0x5a; 512]);
+    // An avail index that is further than the ring is long.
+    err.read().unwrap_err();
+    memory.write(queue.offset() + 0x4002, &1000u16.to_le_bytes());
+    queue.kick();
+    eventually("the new error", || err.read().is_ok());
+    drop(frontend);
+}
+
+/// After the acknowledgement, a front-end listens to the new eventfd only.
+#[test]
+fn no_interrupt_is_lost_while_its_eventfd_is_replaced() {
+    let served = Served::new();
+    let (_, frontend, mut queue) = served.guest();
+    for round in 0..2000u16 {
+        queue.offer(round % 16, IN, 1, DATA, 512);
+        queue.kick();
+        queue.call = EventFd::new(EFD_NONBLOCK).unwrap();
+        frontend.set_vring_call(0, &queue.call).unwrap();
+        while queue.used() != queue.submitted() {
+            let event = queue.call.as_raw_fd();
+            assert!(readable_in_time(event), "the interrupt of round {round}");
+            let _ = queue.call.read();
+        }
+    }
+}
+
+/// Whether there is something to be read within two minutes.
+fn readable_in_time(fd: RawFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    // SAFETY: the caller's, and open.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let limit = Timespec {
+        tv_sec: 120,
+        tv_nsec: 0,
+    };
+    poll(&mut polled, Some(&limit)).unwrap() == 1
 }
 
 #[test]

@@ -7,15 +7,15 @@
 //! its interrupts slow, which is what an instrument has to find.
 
 use fathom_core::{
-    Broken, Buffer, Channel, Clock, Cx, Disk, DiskError, DiskInfo, Keepsake, Request, RequestId,
-    Resize, SizeWatch, Source, SourceId, Stage, WrapSource,
+    Broken, Buffer, Channel, Clock, Cx, Disk, DiskError, DiskInfo, Eventfd, Keepsake, Request,
+    RequestId, Resize, SizeWatch, Source, SourceId, Stage, WrapSource,
 };
 use fathom_units::parse_duration;
 use serde::Serialize;
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -242,6 +242,10 @@ impl Source for SlowSource {
 
     fn kick_fd(&self) -> Option<RawFd> {
         self.source.kick_fd()
+    }
+
+    fn set_eventfd(&mut self, which: Eventfd, fd: Option<OwnedFd>) -> Option<OwnedFd> {
+        self.source.set_eventfd(which, fd)
     }
 
     fn start(&mut self, cx: &mut Cx, id: SourceId) -> io::Result<()> {

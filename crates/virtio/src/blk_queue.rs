@@ -11,7 +11,7 @@ use crate::queue::layout::{IDX, RING, USED_ELEMENT, used_len};
 use crate::queue::{RingAddresses, RingError, SplitQueue, prefetch};
 use crate::request::{Limits, Parser, Status, Verdict};
 use fathom_core::peer_event::{self, Full};
-use fathom_core::{Broken, Buffer, Cx, Op, Request, RequestId, Segments, Source, Wire};
+use fathom_core::{Broken, Buffer, Cx, Eventfd, Op, Request, RequestId, Segments, Source, Wire};
 use std::any::Any;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
@@ -347,6 +347,19 @@ impl Source for BlkQueue {
 
     fn kick_fd(&self) -> Option<RawFd> {
         Some(self.setup.kick.as_raw_fd())
+    }
+
+    fn set_eventfd(&mut self, which: Eventfd, fd: Option<OwnedFd>) -> Option<OwnedFd> {
+        match which {
+            Eventfd::Kick => fd.map(|fd| std::mem::replace(&mut self.setup.kick, fd)),
+            Eventfd::Call => {
+                let previous = std::mem::replace(&mut self.setup.call, fd);
+                self.deaf = false;
+                self.notify();
+                previous
+            }
+            Eventfd::Err => std::mem::replace(&mut self.setup.err, fd),
+        }
     }
 
     fn memory(&self) -> Vec<Buffer> {

@@ -1,11 +1,11 @@
 //! A source whose peer is the test.
 
-use fathom_core::{Broken, Cx, Op, Request, RequestId, Source};
+use fathom_core::{Broken, Cx, Eventfd, Op, Request, RequestId, Source};
 use rustix::event::{EventfdFlags, eventfd};
 use std::any::Any;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 
 fn new_eventfd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
@@ -17,7 +17,7 @@ fn signal(fd: &OwnedFd) {
 
 /// The other side of a [`TestSource`]: what a guest would be.
 pub struct Peer {
-    kick: OwnedFd,
+    kick: Mutex<OwnedFd>,
     wants_kicks: AtomicBool,
     broken: AtomicBool,
     echoes: AtomicU64,
@@ -37,7 +37,7 @@ pub struct Peer {
 impl Peer {
     pub fn new() -> Arc<Peer> {
         Arc::new(Peer {
-            kick: new_eventfd(),
+            kick: Mutex::new(new_eventfd()),
             wants_kicks: AtomicBool::new(false),
             broken: AtomicBool::new(false),
             echoes: AtomicU64::new(0),
@@ -56,8 +56,16 @@ impl Peer {
     pub fn offer(&self, n: u64) {
         self.offered.fetch_add(n, SeqCst);
         if self.wants_kicks.load(SeqCst) {
-            signal(&self.kick);
+            signal(&self.kick.lock().unwrap());
         }
+    }
+
+    /// Kicks by another eventfd from now on. Returns a copy for the source.
+    pub fn replace_kick(&self) -> OwnedFd {
+        let kick = new_eventfd();
+        let copy = kick.try_clone().unwrap();
+        *self.kick.lock().unwrap() = kick;
+        copy
     }
 
     /// Offer a request each time that answers are published, `n` times: a
@@ -103,6 +111,7 @@ impl Peer {
 
 pub struct TestSource {
     peer: Arc<Peer>,
+    kick: OwnedFd,
     capacity: usize,
     /// Of what the peer offers first.
     inherited: u64,
@@ -118,6 +127,7 @@ impl TestSource {
     pub fn with_inherited(peer: &Arc<Peer>, capacity: usize, inherited: u64) -> Box<dyn Source> {
         Box::new(TestSource {
             peer: peer.clone(),
+            kick: peer.kick.lock().unwrap().try_clone().unwrap(),
             capacity,
             inherited,
             finished: 0,
@@ -131,7 +141,12 @@ impl Source for TestSource {
     }
 
     fn kick_fd(&self) -> Option<RawFd> {
-        Some(self.peer.kick.as_raw_fd())
+        Some(self.kick.as_raw_fd())
+    }
+
+    fn set_eventfd(&mut self, which: Eventfd, fd: Option<OwnedFd>) -> Option<OwnedFd> {
+        assert_eq!(which, Eventfd::Kick);
+        fd.map(|fd| std::mem::replace(&mut self.kick, fd))
     }
 
     fn inherited(&self) -> usize {

@@ -5,7 +5,7 @@ mod holding;
 use crate::support::{Peer, TestSource};
 use crate::{DEADLINE, spawn, spawn_on, until};
 use fathom_core::testing::{PollEngine, SIZE, TestDisk};
-use fathom_core::{Changes, Disk, Polling, Stage, Unheard, WorkerHandle};
+use fathom_core::{Changes, Disk, Eventfd, Polling, Stage, Unheard, WorkerHandle};
 use fathom_trace::{Clock, RingFile, RingReader};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,6 +39,34 @@ fn holding() -> Arc<TestDisk> {
 
 fn held(disk: &TestDisk) -> usize {
     disk.held.load(Ordering::SeqCst)
+}
+
+#[test]
+fn kick_eventfd_is_replaced_while_requests_are_in_flight() {
+    let disk = holding();
+    let worker = worker(&disk, Polling::Off);
+    let peer = Peer::new();
+    let id = worker.attach(TestSource::boxed(&peer, 8)).unwrap();
+    peer.offer(3);
+    until("three requests are in flight", || held(&disk) == 3);
+    for offered in 4..=6 {
+        let kick = peer.replace_kick();
+        // Nobody kicks the worker for the first of these: it looks by itself.
+        if offered == 4 {
+            peer.offer(1);
+        }
+        let replaced = worker.set_eventfd(id, Eventfd::Kick, Some(kick));
+        replaced.unwrap().unwrap();
+        if offered > 4 {
+            until_it_sleeps_for(Duration::from_millis(1), &worker);
+            peer.offer(1);
+        }
+        until("the next is in flight", || held(&disk) == offered);
+    }
+    assert_eq!(peer.answered(), 0);
+    disk.release();
+    until("all are answered", || peer.answered() == 6);
+    worker.detach(id);
 }
 
 #[test]

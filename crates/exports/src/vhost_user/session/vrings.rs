@@ -3,11 +3,13 @@
 //! A vring is started by SET_VRING_KICK and stopped by GET_VRING_BASE. It
 //! runs, which is to say that it is attached to its worker, while it is
 //! started, enabled, and fully described. A worker looks at a source as soon
-//! as it is attached, so kicks from before are not lost.
+//! as it is attached, so kicks from before are not lost. The eventfds of a running
+//! vring are replaced while its requests stay in flight: guests mask and unmask
+//! their interrupts, and front-ends wait for the acknowledgement.
 
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::VringAddr;
-use fathom_core::{Detaching, DiskError, Source, SourceId};
+use fathom_core::{Detaching, DiskError, Eventfd, Source, SourceId};
 use fathom_virtio::{BlkQueue, QueueSetup, signal};
 use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,6 +37,14 @@ struct Running {
 }
 
 impl Vring {
+    fn eventfd(&mut self, which: Eventfd) -> &mut Option<OwnedFd> {
+        match which {
+            Eventfd::Kick => &mut self.kick,
+            Eventfd::Call => &mut self.call,
+            Eventfd::Err => &mut self.err,
+        }
+    }
+
     /// As at first. Not to be called while it runs.
     pub fn reset(&mut self) {
         debug_assert!(self.running.is_none());
@@ -93,7 +103,7 @@ impl Session<'_> {
             ))
         })?;
         check_eventfd(&fd)?;
-        self.change_vring(index, |vring| vring.kick = Some(fd))
+        self.set_eventfd(index, Eventfd::Kick, Some(fd))
     }
 
     pub(super) fn set_vring_call(
@@ -102,11 +112,12 @@ impl Session<'_> {
         fd: Option<OwnedFd>,
     ) -> Result<Reply, Fault> {
         fd.as_ref().map_or(Ok(()), check_eventfd)?;
-        self.change_vring(index, |vring| vring.call = fd)?;
+        self.set_eventfd(index, Eventfd::Call, fd)?;
         // As QEMU's libvhost-user does: what was answered before may not have
-        // been told, and there are drivers that wait for it.
+        // been told, and there are drivers that wait for it. The queue of a
+        // running vring has done so itself.
         let vring = &self.vrings[self.vring(index)?];
-        if signal(vring.call.as_ref()).is_err() {
+        if vring.running.is_none() && signal(vring.call.as_ref()).is_err() {
             // It has another in its place now, which nobody hears.
             tracing::warn!(
                 "vhost-user: vring {index}: its call eventfd was full when it was set: it gets no \
@@ -122,7 +133,7 @@ impl Session<'_> {
         fd: Option<OwnedFd>,
     ) -> Result<Reply, Fault> {
         fd.as_ref().map_or(Ok(()), check_eventfd)?;
-        self.change_vring(index, |vring| vring.err = fd)
+        self.set_eventfd(index, Eventfd::Err, fd)
     }
 
     pub(super) fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<Reply, Fault> {
@@ -194,6 +205,33 @@ impl Session<'_> {
             self.vrings[i].kick = None;
             self.deactivate_if_idle();
         })?;
+        Ok(Reply::Ack)
+    }
+
+    /// Replaces an eventfd of a vring. A running vring keeps its requests in
+    /// flight, and its worker uses the new eventfd from the acknowledgement on.
+    fn set_eventfd(
+        &mut self,
+        index: u32,
+        which: Eventfd,
+        fd: Option<OwnedFd>,
+    ) -> Result<Reply, Fault> {
+        let i = self.vring(index)?;
+        let Some(Running { worker, id }) = self.vrings[i].running else {
+            return self.change_vring(index, |vring| *vring.eventfd(which) = fd);
+        };
+        let copy = duplicate(&fd)?;
+        match self.shared.workers[worker].set_eventfd(id, which, copy) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                let problem = format!("vring {i}: cannot watch its kick eventfd: {error}");
+                return Err(Fault::Refused(problem));
+            }
+            Err(unheard) => tracing::warn!(
+                "vhost-user: vring {i}: {unheard}: it still uses the previous eventfd"
+            ),
+        }
+        *self.vrings[i].eventfd(which) = fd;
         Ok(Reply::Ack)
     }
 
