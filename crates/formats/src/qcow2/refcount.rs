@@ -28,6 +28,76 @@ impl TableEntry {
     }
 }
 
+/// Room for a refcount block that a table has no entry for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LongerTable {
+    /// New blocks, from that one on: they count themselves and the table.
+    pub blocks: u64,
+    /// Clusters of the new table, which follows the blocks.
+    pub clusters: u64,
+}
+
+impl LongerTable {
+    /// For block `number`, where the table has `entries` entries: twice as long, and long enough for
+    /// the blocks that the table and they themselves need.
+    pub fn new(g: &Geometry, number: u64, entries: u64) -> LongerTable {
+        let per_cluster = g.cluster_size() / TableEntry::SIZE;
+        let mut blocks = 1;
+        loop {
+            let clusters = (number + blocks).max(2 * entries).div_ceil(per_cluster);
+            let needed = (blocks + clusters).div_ceil(g.refcount_block_entries());
+            if needed <= blocks {
+                return LongerTable { blocks, clusters };
+            }
+            blocks = needed;
+        }
+    }
+}
+
+/// Clusters of an image, and those of its refcounts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// All clusters, from the header on.
+    pub clusters: u64,
+    /// Refcount blocks.
+    pub blocks: u64,
+    /// Clusters of the refcount table.
+    pub table_clusters: u64,
+}
+
+impl Extent {
+    /// The image after `more` clusters were allocated, none of which was free before: with a new
+    /// refcount block whenever the last one is full, and a longer table whenever that is full. The
+    /// clusters of former tables count, since they may not be reused.
+    pub fn grown(mut self, g: &Geometry, mut more: u64) -> Extent {
+        let entries = g.refcount_block_entries();
+        let per_cluster = g.cluster_size() / TableEntry::SIZE;
+        loop {
+            let free = (self.blocks * entries).saturating_sub(self.clusters);
+            self.clusters += more.min(free);
+            more -= more.min(free);
+            let table = self.table_clusters * per_cluster;
+            match more {
+                0 => return self,
+                _ if self.blocks < table => {
+                    // Each block counts itself, too.
+                    let blocks = more.div_ceil(entries - 1).min(table - self.blocks);
+                    let counted = more.min(blocks * (entries - 1));
+                    self.blocks += blocks;
+                    self.clusters += blocks + counted;
+                    more -= counted;
+                }
+                _ => {
+                    let longer = LongerTable::new(g, self.blocks, table);
+                    self.blocks += longer.blocks;
+                    self.clusters += longer.blocks + longer.clusters;
+                    self.table_clusters = longer.clusters;
+                }
+            }
+        }
+    }
+}
+
 /// Refcount number `index` of a block. `order` is log2 of the width in bits;
 /// widths below a byte count from the least significant bit.
 #[inline]

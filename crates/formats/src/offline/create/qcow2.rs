@@ -6,7 +6,8 @@ use crate::qcow2::{
     AUTOCLEAR_RAW_DATA_FILE, COMPATIBLE_LAZY_REFCOUNTS, CompressionType, CryptMethod, CryptoHeader,
     Extension, Geometry, Header, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_DATA_FILE,
     INCOMPATIBLE_EXTENDED_L2, L1Entry, L2Entry, MAX_L1_BYTES, MAX_REFCOUNT_TABLE_BYTES,
-    encode_feature_names, feature_names, refcount,
+    encode_feature_names, feature_names,
+    refcount::{self, Extent},
 };
 use crate::{Error, GuestOffset, HostOffset, Result};
 use fathom_files::ImageFile;
@@ -66,6 +67,14 @@ impl Layout {
 
     fn total(&self) -> u64 {
         self.first_data() + self.data
+    }
+
+    fn extent(&self) -> Extent {
+        Extent {
+            clusters: self.total(),
+            blocks: self.blocks,
+            table_clusters: self.table_clusters,
+        }
     }
 }
 
@@ -242,9 +251,9 @@ fn preallocated_table(plan: &Plan, index: u64) -> Vec<u8> {
     table
 }
 
-/// Bytes of the file when all of the disk has been written, as QEMU counts them: with an external
-/// data file's clusters.
-pub fn fully_allocated(options: &Options, size: u64) -> Result<u64> {
+/// The image when all of the disk has been written. An external data file's clusters count, as
+/// QEMU counts them.
+pub fn fully_allocated(options: &Options, size: u64) -> Result<Extent> {
     options.validate()?;
     let g = Geometry {
         data_file: false,
@@ -257,8 +266,14 @@ pub fn fully_allocated(options: &Options, size: u64) -> Result<u64> {
         ));
     }
     let encryption = encryption_len(options);
-    let layout = Layout::new(&g, l1_entries, encryption, l1_entries, g.clusters_of(size));
-    Ok(layout.total() << g.cluster_bits)
+    let (tables, data) = (l1_entries, g.clusters_of(size));
+    Ok(match preallocation_of(options) {
+        Preallocation::Off => {
+            let empty = Layout::new(&g, l1_entries, encryption, 0, 0);
+            empty.extent().grown(&g, tables + data)
+        }
+        _ => Layout::new(&g, l1_entries, encryption, tables, data).extent(),
+    })
 }
 
 fn encryption_len(options: &Options) -> u64 {

@@ -2,6 +2,7 @@
 
 use super::create::{Options, Preallocation, fully_allocated};
 use crate::qcow2::bitmap::{Bitmap, FLAG_IN_USE};
+use crate::qcow2::refcount::Extent;
 use crate::served::MapExtent;
 use crate::{Error, Format, Result};
 use serde_json::{Value, json};
@@ -57,8 +58,9 @@ pub fn measure(options: &Options, size: u64, source: Option<&Source>) -> Result<
 }
 
 fn qcow2(options: &Options, size: u64, source: Option<&Source>) -> Result<Measure> {
-    let total = fully_allocated(options, size)?;
+    let full = fully_allocated(options, size)?;
     let cluster = options.cluster_size;
+    let total = full.clusters * cluster;
     let whole = size.next_multiple_of(cluster);
     let is_allocated = matches!(
         options.preallocation,
@@ -75,8 +77,35 @@ fn qcow2(options: &Options, size: u64, source: Option<&Source>) -> Result<Measur
     Ok(Measure {
         required: total - whole + data,
         fully_allocated: total,
-        bitmaps: bitmaps.map(|bitmaps| bitmap_bytes(bitmaps, size, cluster)),
+        bitmaps: bitmaps.map(|bitmaps| match bitmap_bytes(bitmaps, size, cluster) {
+            0 => 0,
+            bytes => {
+                let clusters = bytes / cluster;
+                let refcounts = refcount_clusters(options, &full, clusters);
+                (clusters + refcounts) * cluster
+            }
+        }),
     })
+}
+
+/// Clusters that refcounts take while so many clusters of bitmaps are added to a complete image.
+/// Blocks that change and the table get new places before their old ones are free.
+fn refcount_clusters(options: &Options, image: &Extent, clusters: u64) -> u64 {
+    let per_block = options.cluster_size * 8 / options.qcow2.refcount_bits;
+    let mut blocks = 0;
+    loop {
+        let new = clusters + blocks + 2 * (image.table_clusters + 1);
+        // What is new may begin and end within blocks, and so may the old table. The first block
+        // counts what `create` has placed.
+        let changed =
+            new.div_ceil(per_block) + 1 + image.table_clusters.div_ceil(per_block) + 1 + 1;
+        let table = (image.blocks + changed) * 8 / options.cluster_size + 1;
+        if changed == blocks {
+            // The table gets a second new place if the first one is too small for the blocks.
+            return blocks + 2 * table.max(image.table_clusters);
+        }
+        blocks = changed;
+    }
 }
 
 /// What all bitmaps need that a copy would have, with all of their bits stored.

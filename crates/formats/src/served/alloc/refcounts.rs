@@ -6,7 +6,7 @@
 
 use super::Run;
 use crate::HostOffset;
-use crate::qcow2::refcount::{TableEntry, get, set};
+use crate::qcow2::refcount::{LongerTable, TableEntry, get, set};
 use crate::qcow2::{Geometry, MAX_HOST_OFFSET, MAX_REFCOUNT_TABLE_BYTES, Region};
 use crate::served::epoch::Epochs;
 use crate::served::io::{Buf, Errno, Io};
@@ -339,8 +339,8 @@ impl Refcounts {
         self.free.extend(run);
     }
 
-    /// Makes the missing block `number`, and with it a longer table if need
-    /// be. They go to the start of what the block speaks of, which is free.
+    /// Makes the missing block `number`, and a longer table if the block has no entry in it. Both go
+    /// to the start of the clusters that the block counts, which are free.
     fn make_block(&mut self, number: u64) -> Result<Made, Errno> {
         let entries = self.g.refcount_block_entries();
         let per_cluster = self.g.cluster_size() / TableEntry::SIZE;
@@ -349,18 +349,8 @@ impl Refcounts {
         let mut blocks = 1;
         let mut abandoned = None;
         if number >= self.table.len() as u64 {
-            let old = self.table.len() as u64;
-            // Twice as long, and long enough for the blocks that the table
-            // and they themselves need.
-            loop {
-                let len = (number + blocks).max(2 * old);
-                table_clusters = len.div_ceil(per_cluster);
-                let needed = (blocks + table_clusters).div_ceil(entries);
-                if needed <= blocks {
-                    break;
-                }
-                blocks = needed;
-            }
+            let longer = LongerTable::new(&self.g, number, self.table.len() as u64);
+            (blocks, table_clusters) = (longer.blocks, longer.clusters);
         }
         let len = table_clusters * per_cluster;
         let table_start = start + blocks;
@@ -532,3 +522,6 @@ impl Tables {
         self.refcounts(|r| r.insert(number, buf.bytes().to_vec()))
     }
 }
+
+#[cfg(test)]
+mod tests;
