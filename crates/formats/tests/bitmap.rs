@@ -7,12 +7,14 @@ use fathom_files::ImageFile;
 use fathom_formats::offline::bitmap::{Bitmaps, Bits, Broken, Change, copy, list};
 use fathom_formats::offline::check::{Options, check};
 use fathom_formats::offline::info::{Info, Protocol};
-use fathom_formats::qcow2::Header;
 use fathom_formats::qcow2::bitmap::{Bitmap, FLAG_AUTO};
+use fathom_formats::qcow2::{AUTOCLEAR_BITMAPS, BitmapsExtension, Extension, Header};
 use fathom_formats::testing::MemoryFile;
-use fathom_formats::{Format, Result};
+use fathom_formats::{Format, HostOffset, Result};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use support::steps::{LIMIT, Random, cuts, problem};
 use support::*;
 
@@ -387,4 +389,136 @@ fn info_knows_what_was_made() {
     let theirs = &qemu_info(dir.path(), "i")["format-specific"]["data"]["bitmaps"];
     assert_eq!(mine, theirs);
     assert_eq!(mine.as_array().unwrap().len(), 3);
+}
+
+/// A file that notes how much is read from it, and how much at once.
+struct Watched {
+    file: MemoryFile,
+    total: AtomicUsize,
+    largest: AtomicUsize,
+}
+
+impl ImageFile for Watched {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.total.fetch_add(buf.len(), Relaxed);
+        self.largest.fetch_max(buf.len(), Relaxed);
+        self.file.read_at(buf, offset)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.file.discard(offset, len)
+    }
+}
+
+/// An image of a few MiB with the most bitmaps that there can be. All of them have one table, of so
+/// many entries.
+fn hostile(cluster_size: &str, size: u64, entries: u32) -> Watched {
+    let dir = dir();
+    let options = [("cluster_size", cluster_size)];
+    create_file(dir.path(), "i", "qcow2", &options, SIZE);
+    let mut bytes = std::fs::read(dir.path().join("i")).unwrap();
+    let mut header = Header::parse(&bytes).unwrap();
+    let cluster = 1 << header.cluster_bits;
+    let place = bytes.len().next_multiple_of(cluster);
+    let mut directory = Vec::new();
+    for number in 0..65535u32 {
+        let bitmap = Bitmap {
+            table_offset: HostOffset(place as u64),
+            table_entries: entries,
+            flags: FLAG_AUTO,
+            granularity_bits: 9,
+            name: number.to_be_bytes().to_vec(),
+            extra: Vec::new(),
+        };
+        bitmap.encode(&mut directory);
+    }
+    // (The table is zeroes, in part behind the end of the file.)
+    let directory_at = place + (2 << 20);
+    bytes.resize(directory_at, 0);
+    bytes.extend(&directory);
+    header.size = size;
+    header.l1_entries = header.geometry().l1_entries_for(size) as u32;
+    header.autoclear |= AUTOCLEAR_BITMAPS;
+    header.extensions = vec![Extension::Bitmaps(BitmapsExtension {
+        count: 65535,
+        reserved: 0,
+        directory_size: directory.len() as u64,
+        directory_offset: HostOffset(directory_at as u64),
+    })];
+    let encoded = header.encode().unwrap();
+    bytes[..encoded.len()].copy_from_slice(&encoded);
+    Watched {
+        file: MemoryFile::new(bytes, LIMIT),
+        total: AtomicUsize::new(0),
+        largest: AtomicUsize::new(0),
+    }
+}
+
+/// Cluster size, size of the disk and entries of each table, as the disk needs them.
+const HOSTILE: &[(&str, u64, u32)] = &[
+    // Tables of 1 GiB.
+    ("2M", 1 << 60, 1 << 27),
+    // Tables of 1 MiB, the most that there may be, which overlap.
+    ("4k", 1 << 41, 1 << 17),
+];
+
+#[test]
+fn tables_of_hostile_bitmaps_are_not_read() {
+    for (cluster_size, size, entries) in HOSTILE {
+        let file = hostile(cluster_size, *size, *entries);
+        let to = image(IMAGES[3]);
+        let to = MemoryFile::new(to, LIMIT);
+        let attempts: [(&str, &dyn Fn() -> Result<()>); 4] = [
+            ("info", &|| {
+                Info::read(Path::new("i"), &file, Protocol::File, None).map(drop)
+            }),
+            ("list", &|| list(&file).map(drop)),
+            ("copy", &|| copy(&file, &to, Broken::Skip).map(drop)),
+            ("change", &|| {
+                let name = String::from_utf8(vec![0; 4]).unwrap();
+                let mut bitmaps = Bitmaps::open(&file)?;
+                bitmaps.change(&name, Change::Clear)?;
+                bitmaps.commit()
+            }),
+        ];
+        for (what, attempt) in attempts {
+            (file.total.store(0, Relaxed), file.largest.store(0, Relaxed));
+            let error = attempt().expect_err(what).to_string();
+            assert_eq!(error.lines().count(), 1, "{what}: {error}");
+            let (total, largest) = (file.total.load(Relaxed), file.largest.load(Relaxed));
+            // The directory has 2 MiB, and a check reads all tables of the image.
+            assert!(largest <= 8 << 20, "{what} reads {largest} bytes at once");
+            assert!(total <= 256 << 20, "{what} reads {total} bytes");
+        }
+    }
+}
+
+/// Tables of bitmaps that are changed stay in memory until all are committed.
+#[test]
+fn memory_for_tables_is_bounded() {
+    let dir = dir();
+    create_file(dir.path(), "i", "qcow2", &[("cluster_size", "4k")], 1 << 41);
+    let bytes = std::fs::read(dir.path().join("i")).unwrap();
+    let file = MemoryFile::new(bytes, LIMIT);
+    let mut bitmaps = Bitmaps::open(&file).unwrap();
+    let added = (0..1000).map(|n| bitmaps.change(&n.to_string(), Change::Add(Some(512))));
+    // Of 1 MiB each.
+    let added: Vec<_> = added.take_while(Result::is_ok).collect();
+    assert_eq!(added.len(), 256);
 }

@@ -336,7 +336,7 @@ impl Leaving<'_> {
                 continue;
             }
             unlinked.push(Unlinked::new(bitmap.table_offset, len));
-            for entry in crate::offline::bitmap::read_table(file, bitmap).unwrap_or_default() {
+            for entry in crate::offline::bitmap::read_table(file, &g, bitmap).unwrap_or_default() {
                 if let Ok(Some(place)) = entry.cluster(&g) {
                     unlinked.push(Unlinked::new(place, g.cluster_size()));
                 }

@@ -31,13 +31,13 @@ impl<'a> Bits<'a> {
         let g = header.geometry();
         let bytes = bitmap.bytes_for(header.size & !511);
         let there = u64::from(bitmap.table_entries) * g.cluster_size();
-        if there < bytes || !bitmap.has_bits_of_a_size(&g) {
+        if there < bytes {
             let name = printable(&bitmap.name);
             return Err(Error::invalid(format!(
                 "bitmap '{name}' has {there} bytes of bits, where its disk needs {bytes}"
             )));
         }
-        let table = read_table(file, bitmap)?;
+        let table = read_table(file, &g, bitmap)?;
         Ok(Bits::new(file, header, bitmap, table))
     }
 
@@ -193,8 +193,44 @@ fn runs(bytes: &[u8]) -> Vec<Range<u64>> {
     runs
 }
 
-/// A table that is in the file.
-pub(crate) fn read_table(file: &dyn ImageFile, bitmap: &Bitmap) -> Result<Vec<TableEntry>> {
+/// Refuses tables of more bits than a bitmap can have, and tables that cannot all be in the file
+/// without overlapping. So the work of reading them is bounded by the file's length.
+pub(crate) fn check_tables<'b>(
+    file: &dyn ImageFile,
+    g: &Geometry,
+    bitmaps: impl Iterator<Item = &'b Bitmap>,
+) -> Result<()> {
+    let file_len = file.len().map_err(Error::io("its size cannot be read"))?;
+    let mut room = file_len;
+    for bitmap in bitmaps {
+        check_table_size(g, bitmap)?;
+        let len = u64::from(bitmap.table_entries) * 8;
+        // (Behind the end of the file a table is zeroes, which nobody reads.)
+        let there = len.min(file_len.saturating_sub(bitmap.table_offset.0));
+        room = room
+            .checked_sub(there)
+            .ok_or_else(|| Error::invalid("the tables of its bitmaps overlap"))?;
+    }
+    Ok(())
+}
+
+fn check_table_size(g: &Geometry, bitmap: &Bitmap) -> Result<()> {
+    if bitmap.has_bits_of_a_size(g) {
+        return Ok(());
+    }
+    let (name, entries) = (printable(&bitmap.name), bitmap.table_entries);
+    Err(Error::invalid(format!(
+        "bitmap '{name}' has a table of {entries} entries, for more bits than a bitmap can have"
+    )))
+}
+
+/// Reads the table of a bitmap, which is in the file.
+pub(crate) fn read_table(
+    file: &dyn ImageFile,
+    g: &Geometry,
+    bitmap: &Bitmap,
+) -> Result<Vec<TableEntry>> {
+    check_table_size(g, bitmap)?;
     let len = u64::from(bitmap.table_entries) * 8;
     let bytes = read_up_to(file, bitmap.table_offset.0, len)
         .map_err(Error::io("a bitmap's table cannot be read"))?;

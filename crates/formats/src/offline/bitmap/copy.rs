@@ -1,6 +1,6 @@
 //! Bitmaps that go with a disk into another image.
 
-use super::{Bitmaps, Bits, Change, check_usable, printable};
+use super::{Bitmaps, Bits, Change, check_tables, check_usable, printable};
 use crate::offline::Image;
 use crate::offline::info::read_bitmaps;
 use crate::qcow2::bitmap::{FLAG_AUTO, FLAG_IN_USE};
@@ -25,7 +25,9 @@ pub fn copy(from: &dyn ImageFile, to: &dyn ImageFile, broken: Broken) -> Result<
     };
     let mut skipped = Vec::new();
     let (mut bitmaps, mut is_changed) = (Bitmaps::open(to)?, false);
-    for bitmap in read_bitmaps(from, &header)? {
+    let copied = read_bitmaps(from, &header)?;
+    check_tables(from, &header.geometry(), copied.iter())?;
+    for bitmap in copied {
         let name = printable(&bitmap.name);
         if bitmap.flags & FLAG_IN_USE != 0 && broken == Broken::Skip {
             skipped.push(name);

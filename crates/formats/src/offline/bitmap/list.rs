@@ -21,8 +21,10 @@ pub struct Listed {
 /// All bitmaps of a qcow2 image.
 pub fn list(file: &dyn ImageFile) -> Result<Vec<Listed>> {
     let header = header_of(file)?;
-    let bitmaps = read_bitmaps(file, &header)?.into_iter();
-    let listed = bitmaps.map(|bitmap| {
+    let bitmaps = read_bitmaps(file, &header)?;
+    let believed = bitmaps.iter().filter(|bitmap| super::is_believed(bitmap));
+    super::check_tables(file, &header.geometry(), believed)?;
+    let listed = bitmaps.into_iter().map(|bitmap| {
         let dirty = match super::is_believed(&bitmap) {
             true => Some(Bits::read(file, &header, &bitmap)?.count()?),
             false => None,

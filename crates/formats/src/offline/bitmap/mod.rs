@@ -13,7 +13,7 @@ mod resize;
 mod unrecorded;
 
 pub use bits::Bits;
-pub(crate) use bits::read_table;
+pub(crate) use bits::{check_tables, read_table};
 pub use copy::{Broken, copy};
 pub use list::{Listed, list, list_some};
 pub(crate) use unrecorded::mark_unrecorded;
@@ -30,6 +30,8 @@ use fathom_files::ImageFile;
 
 /// Bits of one bitmap that QEMU takes.
 pub(crate) const MAX_BITS: u64 = MAX_BITS_BYTES * 8;
+/// Entries of tables that are in memory at once: 256 MiB.
+const MAX_TABLE_ENTRIES: u64 = 32 << 20;
 /// Bytes of a name.
 const MAX_NAME: usize = 1023;
 
@@ -181,6 +183,7 @@ impl<'a> Bitmaps<'a> {
             )));
         }
         let entries = g.clusters_of(bitmap.bytes_for(size));
+        self.check_memory(entries)?;
         bitmap.table_entries = entries as u32;
         self.bitmaps.push(Held {
             bitmap,
@@ -232,13 +235,27 @@ impl<'a> Bitmaps<'a> {
         }
     }
 
+    /// Refuses to keep so many more entries of tables in memory.
+    fn check_memory(&self, entries: u64) -> Result<()> {
+        let tables = self.bitmaps.iter().filter_map(|held| held.table.as_ref());
+        let kept: usize = tables.map(Vec::len).sum();
+        match kept as u64 + entries <= MAX_TABLE_ENTRIES {
+            true => Ok(()),
+            false => Err(Error::unsupported(format!(
+                "the tables of its bitmaps would take more than {} MiB of memory; remove bitmaps first",
+                MAX_TABLE_ENTRIES * 8 >> 20
+            ))),
+        }
+    }
+
     /// Its table, which it has not any more; the one on disk is released.
     fn take_table(&mut self, index: usize) -> Result<Vec<TableEntry>> {
         if let Some(table) = self.bitmaps[index].table.take() {
             return Ok(table);
         }
-        let bitmap = &self.bitmaps[index].bitmap;
-        let table = bits::read_table(self.editor.file(), bitmap)?;
+        let (g, bitmap) = (self.editor.geometry(), &self.bitmaps[index].bitmap);
+        self.check_memory(u64::from(bitmap.table_entries))?;
+        let table = bits::read_table(self.editor.file(), &g, bitmap)?;
         let (offset, len) = (bitmap.table_offset, u64::from(bitmap.table_entries) * 8);
         self.editor.release(offset, len)?;
         Ok(table)

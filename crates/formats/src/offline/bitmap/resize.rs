@@ -45,6 +45,7 @@ impl<'a> Bitmaps<'a> {
             let within = kept % per_cluster;
             *last = self.clean_from(*last, within)?;
         }
+        self.check_memory(entries)?;
         table.resize(entries as usize, TableEntry(0));
         self.bitmaps[index].bitmap.table_entries = entries as u32;
         self.bitmaps[index].table = Some(table);

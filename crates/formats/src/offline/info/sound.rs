@@ -1,12 +1,15 @@
-//! What an image says of its bitmaps and its encryption is looked at as far as QEMU does when it
-//! opens an image.
+//! Checks what an image says of its bitmaps and its encryption, as QEMU does when it opens an image.
 
 use crate::luks::{Part, qcow2_header, refused};
+use crate::offline::bitmap::check_tables;
 use crate::qcow2::bitmap::{Bitmap, FLAG_IN_USE, TableEntry};
 use crate::qcow2::{CryptMethod, Header};
 use crate::{Error, Result};
 use fathom_files::ImageFile;
 use fathom_luks::Description;
+
+/// Bytes of a table that are read at once.
+const CHUNK: usize = 64 << 10;
 
 pub(super) fn check(
     file: &dyn ImageFile,
@@ -14,14 +17,18 @@ pub(super) fn check(
     bitmaps: &[Bitmap],
 ) -> Result<Option<Description>> {
     let believed = |bitmap: &&Bitmap| bitmap.flags & FLAG_IN_USE == 0;
-    { bitmaps.iter().filter(believed) }.try_for_each(|bitmap| table(file, header, bitmap))?;
+    let believed = || bitmaps.iter().filter(believed);
+    check_tables(file, &header.geometry(), believed())?;
+    let mut chunk = vec![0; CHUNK];
+    believed().try_for_each(|bitmap| table(file, header, bitmap, &mut chunk))?;
     match header.crypt_method {
         CryptMethod::Luks => luks(file, header),
         CryptMethod::None | CryptMethod::Aes => Ok(None),
     }
 }
 
-fn table(file: &dyn ImageFile, header: &Header, bitmap: &Bitmap) -> Result<()> {
+/// Reads the table of a bitmap, a chunk at a time.
+fn table(file: &dyn ImageFile, header: &Header, bitmap: &Bitmap, chunk: &mut [u8]) -> Result<()> {
     let g = header.geometry();
     let name = String::from_utf8_lossy(&bitmap.name);
     let invalid = |problem: String| {
@@ -37,15 +44,22 @@ fn table(file: &dyn ImageFile, header: &Header, bitmap: &Bitmap) -> Result<()> {
             "its table has {entries} entries, where its disk needs {needed}"
         ));
     }
-    let mut bytes = vec![0; entries as usize * 8];
-    file.read_at(&mut bytes, bitmap.table_offset.0)
-        .map_err(Error::io("a bitmap's table cannot be read"))?;
-    let entries = bytes.as_chunks::<8>().0.iter();
-    let mut entries = entries.map(|word| TableEntry(u64::from_be_bytes(*word)));
-    match entries.find_map(|entry| entry.cluster(&g).err()) {
-        Some(error) => invalid(format!("its table: {error}")),
-        None => Ok(()),
+    let len = file.len().map_err(Error::io("its size cannot be read"))?;
+    let start = bitmap.table_offset.0;
+    let end = (start + u64::from(entries) * 8).min(len);
+    let mut at = start;
+    while at < end {
+        let piece = &mut chunk[..(end - at).min(CHUNK as u64) as usize];
+        file.read_at(piece, at)
+            .map_err(Error::io("a bitmap's table cannot be read"))?;
+        let words = piece.as_chunks::<8>().0.iter();
+        let mut entries = words.map(|word| TableEntry(u64::from_be_bytes(*word)));
+        if let Some(error) = entries.find_map(|entry| entry.cluster(&g).err()) {
+            return invalid(format!("its table: {error}"));
+        }
+        at += piece.len() as u64;
     }
+    Ok(())
 }
 
 fn luks(file: &dyn ImageFile, header: &Header) -> Result<Option<Description>> {
