@@ -35,6 +35,11 @@ pub trait Host: Send {
 
     fn names(&self) -> Vec<String>;
 
+    /// An NBD listener that authenticates nobody, as its address is written; None: there is none.
+    fn open_listener(&self) -> Option<String> {
+        None
+    }
+
     fn set_stop_timeout(&mut self, timeout: StopTimeout);
 
     /// Let everybody go, and wait for what is in flight, if that does not take too long.

@@ -197,6 +197,13 @@ pub struct TlsOptions {
     pub verify_peer: bool,
 }
 
+impl TlsOptions {
+    /// Whether every client has to show a certificate.
+    pub(crate) fn authenticates(&self) -> bool {
+        self.verify_peer && matches!(self.mode, TlsMode::Require)
+    }
+}
+
 /// How NBD clients see a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExportOptions {

@@ -22,6 +22,8 @@ pub struct Nbd {
     /// Until serving ends.
     listeners: Weak<Vec<Listener>>,
     tls: bool,
+    /// Whether every client proves by a certificate who it is.
+    authenticates: bool,
 }
 
 impl Nbd {
@@ -62,6 +64,7 @@ impl Nbd {
             serving: serving.map_err(failed)?,
             addresses,
             tls: has_tls,
+            authenticates: options.tls.as_ref().is_some_and(TlsOptions::authenticates),
         })
     }
 
@@ -138,6 +141,13 @@ impl Nbd {
     }
 
     /// Where clients connect.
+    /// A listener that authenticates nobody, if there is one. The permissions of a Unix socket say who may
+    /// connect there.
+    pub fn open_listener(&self) -> Option<String> {
+        let is_open = |address: &&String| !self.authenticates && !address.starts_with("unix:");
+        self.addresses.iter().find(is_open).cloned()
+    }
+
     pub fn addresses(&self) -> &[String] {
         &self.addresses
     }

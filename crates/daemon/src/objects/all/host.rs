@@ -75,6 +75,10 @@ impl Host for Objects {
             .collect()
     }
 
+    fn open_listener(&self) -> Option<String> {
+        self.nbd.as_ref()?.open_listener()
+    }
+
     fn set_stop_timeout(&mut self, timeout: StopTimeout) {
         self.stop_timeout = timeout;
     }
