@@ -2,7 +2,7 @@
 
 use crate::disk_args::{DiskArgs, location_help, location_parser};
 use crate::filters::{self, in_this_directory};
-use crate::servers::{Shown, absolute, disks, named_or_only, running};
+use crate::servers::{Shown, absolute, disks, named_or_only, note_owner, note_reply, running};
 use crate::show::{self, ShowArgs};
 use crate::stats;
 use crate::target::Target;
@@ -12,6 +12,7 @@ use fathom_stack::KeySource;
 use fathom_storage::Location;
 use fathom_trace::Summary;
 use fathom_units::{Size, Timeout};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::Write;
 
@@ -55,7 +56,7 @@ pub fn run(args: DiskCommand) -> anyhow::Result<()> {
 /// and serves it when it starts again; for others it is gone when the server ends.
 #[derive(Args, Debug)]
 struct AddArgs {
-    /// What to call it: letters, digits, -, _ and ., at most 64
+    /// What to call it: letters, digits, -, _ and ., at most 64, the first of them no dot
     #[arg(value_name = "NAME")]
     name: String,
 
@@ -76,6 +77,10 @@ struct AddArgs {
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
 
+    /// Export it to NBD clients, also if a listener of the server authenticates nobody (TCP without
+    /// --tls-verify-peer) [default: only if none does]
+    #[arg(long, conflicts_with = "no_nbd")]
+    nbd: bool,
     /// Keep it from NBD clients, if the server has any
     #[arg(long)]
     no_nbd: bool,
@@ -99,7 +104,11 @@ fn add(args: AddArgs) -> anyhow::Result<()> {
     }
     table.pool = args.pool;
     table.tenant = args.tenant;
-    table.nbd = args.no_nbd.then_some(false);
+    table.nbd = match (args.nbd, args.no_nbd) {
+        (true, _) => Some(true),
+        (false, true) => Some(false),
+        (false, false) => None,
+    };
     let table = as_seen_elsewhere(table)?;
     let added = server
         .put(&["v1", "disks", &table.name])
@@ -107,7 +116,8 @@ fn add(args: AddArgs) -> anyhow::Result<()> {
         .flag("temporary", args.temporary)
         .json(&table)
         .patiently();
-    let Shown { state: info } = added.send()?;
+    let added: Shown = added.send()?;
+    let info = added.info();
     if let Some(holder) = &info.held_by {
         eprintln!(
             "fathom: {} is in use by {holder}: until that lets go of it, nobody can use it here",
@@ -156,7 +166,14 @@ fn change(args: ChangeArgs) -> anyhow::Result<()> {
     };
     for (option, value) in args.options {
         if value.is_empty() {
-            table.remove(&option);
+            // (What is left out would stay as it is, if the disk is static.)
+            let usual = [json!(null), json!([]), json!(false), json!("")];
+            let usual = usual.into_iter().find(|usual| {
+                let mut tried = table.clone();
+                tried.insert(option.clone(), usual.clone());
+                serde_json::from_value::<DiskTable>(Value::Object(tried)).is_ok()
+            });
+            table.insert(option, usual.unwrap_or_default());
             continue;
         }
         let text = Value::from(value.as_str());
@@ -169,7 +186,9 @@ fn change(args: ChangeArgs) -> anyhow::Result<()> {
     }
     let put = disk.server.put(&place).header("if-match", "*").json(table);
     let put = put.flag("temporary", args.temporary).patiently();
-    let Shown { state: info } = put.send()?;
+    let changed: Shown = put.send()?;
+    let info = changed.info();
+    note_owner(&disk.name, info.owner);
     let mut out = std::io::stdout().lock();
     match args.json {
         true => writeln!(out, "{}", serde_json::to_string(&info)?)?,
@@ -287,7 +306,9 @@ fn remove(args: RemoveArgs) -> anyhow::Result<()> {
     let disk = args.target.disk()?;
     let removed = disk.server.delete(&disk.place()).patiently();
     let removed = removed.flag("force", args.force);
-    let summary: Summary = removed.flag("temporary", args.temporary).send()?;
+    let reply: Value = removed.flag("temporary", args.temporary).send()?;
+    note_reply(&disk.name, &reply);
+    let summary = Summary::deserialize(reply)?;
     let mut out = std::io::stdout().lock();
     match args.json {
         true => writeln!(out, "{}", serde_json::to_string(&summary)?)?,

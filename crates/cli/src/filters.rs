@@ -1,11 +1,12 @@
 //! `fathom filters` and `fathom set`: what filters there are, and changing
 //! those of a running daemon.
 
-use crate::servers::absolute;
+use crate::servers::{absolute, note_reply};
 use crate::target::Target;
 use clap::Args;
 use fathom_filters::{About, FILTERS, find};
 use fathom_stack::FilterInfo;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -112,7 +113,9 @@ pub fn set(args: SetArgs) -> anyhow::Result<()> {
     let disk = args.target.disk()?;
     let place = ["v1", "disks", &disk.name, "filters", &filter];
     let set = disk.server.patch(&place).json(&options);
-    let info: FilterInfo = set.flag("temporary", args.temporary).send()?;
+    let reply: Value = set.flag("temporary", args.temporary).send()?;
+    note_reply(&disk.name, &reply);
+    let info = FilterInfo::deserialize(reply)?;
     let mut out = std::io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&info)?)?;

@@ -2,8 +2,9 @@
 
 use anyhow::{Context, anyhow, bail};
 use fathom_client::{Client, ClientError, place};
-use fathom_daemon::Info;
+use fathom_daemon::{Info, Owner};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,34 @@ use std::path::{Path, PathBuf};
 /// A disk, as a server shows it.
 #[derive(Deserialize)]
 pub struct Shown {
-    pub state: Info,
+    state: Info,
+    /// An older server does not say.
+    #[serde(default)]
+    owner: Option<Owner>,
+}
+
+impl Shown {
+    pub fn info(self) -> Info {
+        Info {
+            owner: self.owner,
+            ..self.state
+        }
+    }
+}
+
+/// Tells the user how long a change of this disk lasts, if it is not kept.
+pub fn note_owner(disk: &str, owner: Option<Owner>) {
+    if owner == Some(Owner::Static) {
+        eprintln!(
+            "fathom: disk '{disk}' is defined in the server's configuration or on its command line: this change \
+             lasts until the server restarts"
+        );
+    }
+}
+
+/// Likewise, by a server's reply to a change.
+pub fn note_reply(disk: &str, reply: &Value) {
+    note_owner(disk, Owner::deserialize(&reply["owner"]).ok());
 }
 
 /// A host that has not told anything, and why.
@@ -29,7 +57,7 @@ pub struct Disks {
 
 impl Disks {
     pub fn infos(self) -> Vec<Info> {
-        self.disks.into_iter().map(|disk| disk.state).collect()
+        self.disks.into_iter().map(Shown::info).collect()
     }
 }
 

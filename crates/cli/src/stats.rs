@@ -1,6 +1,6 @@
 //! `fathom stats` and its like: asking a running daemon.
 
-use crate::servers::find;
+use crate::servers::{find, note_reply};
 use crate::target::Target;
 use anyhow::Context;
 use clap::Args;
@@ -172,6 +172,9 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
         Size(info.size),
         info.format
     )?;
+    if let Some(owner) = info.owner {
+        writeln!(out, "owner:      {}", owner.describe())?;
+    }
     writeln!(out, "engine:     {}{cache}", info.engine)?;
     if let Some(sandbox) = &info.sandbox {
         writeln!(out, "sandbox:    {sandbox}")?;
@@ -325,6 +328,7 @@ pub fn resize(args: ResizeArgs) -> anyhow::Result<()> {
     let wanted = serde_json::json!({ "size": args.size, "shrink": args.shrink });
     let resized = disk.server.post(&disk.below("resize")).json(&wanted);
     let answer: serde_json::Value = resized.send()?;
+    note_reply(&disk.name, &answer);
     let size = answer["size"]
         .as_u64()
         .context("the daemon named no size")?;

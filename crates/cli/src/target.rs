@@ -53,7 +53,7 @@ impl Disk {
 
     pub fn info(&self) -> anyhow::Result<Info> {
         let shown: Shown = self.server.get(&self.place()).send()?;
-        Ok(shown.state)
+        Ok(shown.info())
     }
 }
 

@@ -27,6 +27,10 @@ pub enum Kind {
     Failed,
     /// It takes longer than it should, and goes on.
     Late,
+    /// The object is not as the request expects it (If-Match).
+    Changed,
+    /// The object exists already, which the request rules out (If-None-Match).
+    Exists,
 }
 
 impl Kind {
@@ -38,6 +42,8 @@ impl Kind {
             Kind::Conflict => "conflict",
             Kind::Failed => "failed",
             Kind::Late => "late",
+            Kind::Changed => "changed",
+            Kind::Exists => "exists",
         }
     }
 

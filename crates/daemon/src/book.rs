@@ -4,14 +4,15 @@
 //! [`Host`]), who is asked in turn; what comes of that goes on in a later [`Book::turn`], as a
 //! [`Step`].
 //!
-//! - `origin` is why a disk is there;
-//! - `keeping` is how disks that are kept get and lose their files;
+//! - `origin` is why a disk is there, `definitions` is who owns its name;
+//! - `keeping` adds, changes and removes disks; `writing` has their files follow;
 //! - `groups` are disks that share limits;
 //! - `reload` does what the configuration says, and what it says when it is read again;
 //! - `switching` is how disks go on with other images;
 //! - `waiting` is for who has waited long enough;
 //! - `handover` has all of it go on in another process.
 
+mod definitions;
 mod groups;
 mod handover;
 mod keeping;
@@ -19,6 +20,7 @@ mod origin;
 mod reload;
 mod switching;
 mod waiting;
+mod writing;
 
 use crate::answer::{Answer, Asker};
 use crate::command::{Ask, Command, SwitchTo};
@@ -27,11 +29,15 @@ use crate::files::Keeper;
 use crate::host::Host;
 use crate::mailbox::{Mailbox, Post};
 use crate::options::{ApiOptions, NbdOptions, ServeOptions, StopTimeout};
+use crate::owner::Owner;
 use crate::tenancy::Tenancy;
+pub use definitions::Definitions;
 use fathom_stack::PoolOptions;
 pub use groups::ThrottleGroup;
 pub use handover::Upgrade;
+use keeping::Removal;
 pub use origin::Origin;
+pub use reload::one_definition_each;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io;
@@ -40,6 +46,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use waiting::Waiting;
+use writing::Writing;
 
 /// Who asks for what takes no time waits so long at most.
 const BRIEF: Duration = Duration::from_secs(5);
@@ -52,8 +59,11 @@ pub type Step = Box<dyn FnOnce(&mut Book) + Send>;
 
 pub struct Book {
     host: Box<dyn Host>,
-    /// Of the disks that there are.
+    /// Why each disk is there, by name.
     origins: BTreeMap<String, Origin>,
+    definitions: Definitions,
+    /// Files of persistent disks that are being written, by disk.
+    writing: BTreeMap<String, Writing>,
     /// Had by whatever was begun and goes on in a later step.
     under_way: Arc<()>,
     waiting: Waiting,
@@ -99,7 +109,11 @@ impl Book {
     /// The disks that `host` has are the configuration's.
     pub fn new(host: Box<dyn Host>, options: &ServeOptions) -> io::Result<Book> {
         let names = host.names().into_iter();
+        let declared = options.disks.iter();
+        let declared = declared.filter_map(|disk| disk.table.as_deref().cloned());
         Ok(Book {
+            definitions: Definitions::of(declared),
+            writing: BTreeMap::new(),
             origins: names.map(|name| (name, Origin::Configuration)).collect(),
             host,
             under_way: Arc::default(),
@@ -168,11 +182,28 @@ impl Book {
     pub fn handle(&mut self, ask: Ask, asker: Asker) {
         let Ask { disk, command } = ask;
         match (command, disk) {
-            (Command::Put { options, temporary }, None) => {
-                self.put_by_request(*options, temporary, asker);
-            }
-            (Command::Remove { force, temporary }, Some(name)) => {
-                self.remove(name, force, !temporary, asker);
+            (
+                Command::Put {
+                    options,
+                    named,
+                    temporary,
+                    only_if,
+                },
+                None,
+            ) => self.put_by_request(*options, named, temporary, only_if, asker),
+            (
+                Command::Remove {
+                    force,
+                    temporary,
+                    only_if,
+                },
+                Some(name),
+            ) => {
+                let how = match temporary {
+                    true => Removal::UntilRestart,
+                    false => Removal::Definition,
+                };
+                self.remove(name, force, how, only_if, asker);
             }
             (
                 Command::Set {
@@ -297,17 +328,15 @@ impl Book {
         });
     }
 
-    /// Whether it is served again when the server starts again.
+    /// Adds the owner of a disk, and whether the disk is served again after a restart.
     fn add_origin(&self, disk: &mut Value) {
         let name = disk["state"]["name"].as_str().unwrap_or_default();
-        let name = name.to_owned();
-        let is_kept = self
-            .origins
-            .get(&name)
-            .is_some_and(|o| *o != Origin::Request);
+        let owner = self.owner_of(name);
+        let owner = owner.map_or(Owner::Transient, Origin::owner);
         // (A tenant's process may say anything.)
         if let Some(disk) = disk.as_object_mut() {
-            disk.insert("kept".into(), is_kept.into());
+            disk.insert("kept".into(), (owner != Owner::Transient).into());
+            disk.insert("owner".into(), owner.name().into());
         }
     }
 }

@@ -1,12 +1,13 @@
 //! What can be asked of a server: the only way to change anything of it.
 
+use crate::condition::Condition;
 use crate::table::DiskTable;
 use crate::text;
 use fathom_formats::Format;
 use fathom_stack::{KeySource, parse_format};
 use fathom_storage::Location;
 use serde::{Deserialize, Deserializer, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use utoipa::ToSchema;
 
@@ -15,6 +16,18 @@ use utoipa::ToSchema;
 pub struct Ask {
     pub disk: Option<String>,
     pub command: Command,
+}
+
+impl Command {
+    /// Serves a disk with these options and no others.
+    pub fn put(table: DiskTable) -> Command {
+        Command::Put {
+            options: Box::new(table),
+            named: None,
+            temporary: true,
+            only_if: Condition::default(),
+        }
+    }
 }
 
 impl Ask {
@@ -308,16 +321,26 @@ pub enum Command {
     Measure,
     /// A disk: `{"options": what it was added by, "state": an [`Info`](crate::info::Info)}`.
     Show,
-    /// Let there be this disk: served if there is none of its name, else changed as far as that goes
-    /// while it is served. Answered like `Show` once it is.
+    /// Adds a disk, or changes the disk of that name as far as possible while it is served. The reply is
+    /// that of `Show`, with `"created"`.
     Put {
         options: Box<DiskTable>,
+        /// Keys that the request names, whatever their values: a disk that is served keeps all others.
+        /// `None`: all keys are named.
+        #[serde(default)]
+        named: Option<BTreeSet<String>>,
         temporary: bool,
+        #[serde(default)]
+        only_if: Condition,
     },
-    /// Serve the disk no more: answered by its last statistics, when nothing
-    /// of it is in flight. Who uses it keeps it, unless `force` disconnects
-    /// them.
-    Remove { force: bool, temporary: bool },
+    /// Stops serving a disk. The reply, its last statistics, comes when nothing of it is in flight. A
+    /// disk that is in use stays, unless `force` disconnects its users.
+    Remove {
+        force: bool,
+        temporary: bool,
+        #[serde(default)]
+        only_if: Condition,
+    },
     /// All throttle groups: `{"groups": [a [`ThrottleGroup`](crate::ThrottleGroup), ...]}`.
     ListGroups,
     /// Change options of a throttle group, for all of its disks: answered like `ListGroups` by what is

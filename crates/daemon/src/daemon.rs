@@ -1,15 +1,16 @@
 //! A running daemon: what it is made of, and the thread that watches it.
 
 use crate::api::{Api, Door};
-use crate::book::{Book, Upgrade};
+use crate::book::{Book, Upgrade, one_definition_each};
 use crate::cage;
 use crate::error::Error;
+use crate::files::KeptDisks;
 use crate::handover::{self, HandedOver, Renewal, Starter};
 use crate::host::Host;
 use crate::limits;
 use crate::metrics::Scale;
 use crate::objects::{Objects, Outcome};
-use crate::options::ServeOptions;
+use crate::options::{DiskOptions, ServeOptions};
 use crate::signals::{LeftToThisThread, Reload, Termination};
 use crate::socket;
 use crate::supervisor::Tenants;
@@ -22,6 +23,7 @@ use sd_notify::NotifyState;
 use serde_json::{Value, json};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 /// How a daemon has ended.
 #[derive(Debug)]
@@ -60,18 +62,23 @@ impl Daemon {
             starter,
             signals,
         } = surround(&options)?;
+        let kept = options.kept.as_deref().map(KeptDisks::open).transpose();
+        let kept = kept.map_err(Error::Options)?;
+        let found = kept.as_ref().map(KeptDisks::read).unwrap_or_default();
+        let dir = options.kept.as_deref().unwrap_or(Path::new(""));
+        let disks = one_definition_each(&options.disks, &found, dir);
         let (mut book, door) = match options.tenants {
             true => (
                 book(Box::new(Tenants::new(&options)?), &options)?,
                 Door::open(&options.api)?,
             ),
-            false => open_here(&options)?,
+            false => open_here(&options, &disks)?,
         };
         if options.tenants {
-            book.begin(&options.disks);
+            book.begin(&disks);
         }
-        if let Some(dir) = &options.kept {
-            book.keep_disks_in(dir)?;
+        if let Some(kept) = kept {
+            book.keep_disks_in(kept, found)?;
         }
         book.wait_for_coming();
         let scale = Scale::new(Clock::get().hz());
@@ -250,9 +257,9 @@ fn tell(mut done: HandedOver) -> Value {
     json!({ "pid": pid, "pause_ms": longest, "tenants": tenants })
 }
 
-/// All disks are this process's.
-fn open_here(options: &ServeOptions) -> Result<(Book, Option<Door>), Error> {
-    let front_ends = options.disks.iter().map(|disk| {
+/// Opens these disks in this process.
+fn open_here(options: &ServeOptions, disks: &[DiskOptions]) -> Result<(Book, Option<Door>), Error> {
+    let front_ends = disks.iter().map(|disk| {
         let socket = disk.vhost_user.as_ref();
         let listen = |spec| socket::listen_for_front_ends(spec, disk.access);
         socket.map(listen).transpose()
@@ -261,7 +268,11 @@ fn open_here(options: &ServeOptions) -> Result<(Book, Option<Door>), Error> {
     let addresses = options.nbd.iter().flat_map(|nbd| &nbd.listen);
     let access = options.nbd.as_ref().map(|nbd| nbd.access);
     let clients = socket::listen_for_nbd(addresses, access.unwrap_or_default())?;
-    let mut objects = Objects::open(options.clone(), front_ends, clients)?;
+    let opened = ServeOptions {
+        disks: disks.to_vec(),
+        ..options.clone()
+    };
+    let mut objects = Objects::open(opened, front_ends, clients)?;
     let door = Door::open(&options.api)?;
     objects.serve()?;
     Ok((book(Box::new(objects), options)?, door))

@@ -1,6 +1,7 @@
 //! What is told of a disk.
 
 use crate::alarm::AlarmInfo;
+use crate::owner::Owner;
 use fathom_core::{Clock, Counter, WorkerHandle};
 use fathom_formats::qcow2::snapshot::Snapshot;
 use fathom_formats::served::ImageCounts;
@@ -18,6 +19,10 @@ pub struct Info {
     pub pid: u32,
     /// What the disk is asked for by.
     pub name: String,
+    /// Who owns that name; the command line copies it here from the API's reply.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(ignore)]
+    pub owner: Option<Owner>,
     /// Where its bytes are.
     pub disk: String,
     pub format: String,

@@ -9,6 +9,7 @@ mod api;
 mod book;
 mod cage;
 mod command;
+mod condition;
 mod daemon;
 mod error;
 mod events;
@@ -24,6 +25,7 @@ mod mailbox;
 mod metrics;
 mod objects;
 mod options;
+mod owner;
 mod repeats;
 mod runtime;
 mod signals;
@@ -65,6 +67,7 @@ pub use options::{
     ApiOptions, DiskOptions, ExportOptions, NbdOptions, RemoteOptions, ServeOptions, StopTimeout,
     TlsOptions,
 };
+pub use owner::Owner;
 pub use repeats::Repeats;
 pub use socket_spec::SocketSpec;
 pub use stderr::Stderr;

@@ -1,5 +1,6 @@
 //! A disk as it is written in files and in messages: the command line's options, by their names.
 
+pub(crate) mod changes;
 mod pull;
 
 use crate::access::{Group, Mode};
@@ -14,8 +15,7 @@ use fathom_storage::cached::FetchRate;
 use fathom_storage::{Cache, CacheTerms, EngineKind, Location};
 use fathom_units::Timeout;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use serde_json::{Map, Value};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use utoipa::ToSchema;
 
@@ -26,7 +26,7 @@ use utoipa::ToSchema;
 pub struct DiskTable {
     // (The API has it in the path, too, and a file that is kept is named after it.)
     #[serde(default)]
-    #[schema(pattern = "^[A-Za-z0-9_.-]{1,64}$", required = false)]
+    #[schema(pattern = "^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$", required = false)]
     pub name: String,
     #[serde(with = "text")]
     #[schema(value_type = String, examples("/srv/disk.qcow2", "memory:4G"))]
@@ -52,7 +52,8 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Option<String>)]
     pub socket_group: Option<Group>,
-    /// None: yes, if there are NBD clients.
+    /// Whether NBD clients may use the disk [default: yes, if the server listens for them; no for a disk
+    /// that the API adds while one of the server's listeners authenticates nobody]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nbd: Option<bool>,
     /// None: the disk's name.
@@ -208,7 +209,7 @@ pub struct DiskTable {
     pub pool: Option<String>,
     /// Whose process serves it, where tenants have processes of their own. None: the disk's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(pattern = "^[A-Za-z0-9_.-]{1,64}$")]
+    #[schema(pattern = "^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$")]
     pub tenant: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
@@ -275,39 +276,6 @@ const MAX_NAME: usize = 64;
 pub const DEFAULT_QUEUES: u16 = 64;
 /// virtio-blk's GET_ID has room for so many bytes.
 const MAX_SERIAL: usize = 20;
-
-/// What differs between two disks of a name.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Changes {
-    /// Options of filters: what is to be set, filter by filter.
-    Filters(Vec<BTreeMap<String, String>>),
-    /// What another disk in its place can have without a guest's or a client's noticing.
-    Remake,
-    /// These keys, which it cannot.
-    Others(Vec<String>),
-}
-
-/// The keys that another disk in its place can have.
-const REMADE: [&str; 18] = [
-    "aio",
-    "alarms",
-    "allow-dirs",
-    "cache",
-    "cpus",
-    "discard",
-    "filters",
-    "iothreads",
-    "keys",
-    "metadata-cache",
-    "poll",
-    "pool",
-    "readonly",
-    "register-memory",
-    "server-timeout",
-    "server-reconnect",
-    "server-connections",
-    "export-description",
-];
 
 impl DiskTable {
     /// With nothing but defaults.
@@ -438,47 +406,6 @@ impl DiskTable {
         }
     }
 
-    /// What is to be done to make this `wanted`.
-    pub(crate) fn changes_to(&self, wanted: &DiskTable) -> Changes {
-        let bare = |table: &DiskTable| {
-            let mut table = table.clone();
-            table.filters.iter_mut().for_each(|one| one.options.clear());
-            table
-        };
-        if bare(self) != bare(wanted) {
-            let mut others = self.differences(wanted);
-            others.retain(|key| !REMADE.contains(&key.as_str()));
-            return match others.is_empty() {
-                true => Changes::Remake,
-                false => Changes::Others(others),
-            };
-        }
-        let changes = |(is, wanted): (&Spec, &Spec)| {
-            let gone = is
-                .options
-                .iter()
-                .map(|(key, _)| (key.clone(), String::new()));
-            gone.chain(wanted.options.iter().cloned()).collect()
-        };
-        let pairs = self.filters.iter().zip(&wanted.filters);
-        Changes::Filters(pairs.map(changes).collect())
-    }
-
-    /// The keys of what is not the same.
-    pub(crate) fn differences(&self, other: &DiskTable) -> Vec<String> {
-        let members = |table| match serde_json::to_value(table) {
-            Ok(Value::Object(members)) => members,
-            _ => Map::new(),
-        };
-        let (one, other) = (members(self), members(other));
-        let keys: BTreeSet<_> = one.keys().chain(other.keys()).collect();
-        let differ = |key: &&&String| one.get(**key) != other.get(**key);
-        keys.iter()
-            .filter(differ)
-            .map(|key| key.to_string())
-            .collect()
-    }
-
     /// Refuses paths that depend on whose working directory is meant.
     pub(crate) fn check_paths(&self) -> Result<(), String> {
         let socket = match &self.vhost_user {
@@ -556,14 +483,26 @@ impl DiskTable {
     }
 }
 
-/// What comes while a server runs has a name that can be a part of a path.
+/// Refuses a name that cannot be a file's and a directory's, too: those of disks that are added, of
+/// tenants and of pools.
 pub fn check_name(name: &str) -> Result<(), String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     match (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_plain) {
-        true => Ok(()),
+        true => check_first(name),
         false => Err(format!(
             "a disk's name has 1 to {MAX_NAME} letters, digits, -, _ and ."
         )),
+    }
+}
+
+/// Refuses a name that begins with a dot: such a file in disks-dir is hidden, or not finished.
+pub fn check_first(name: &str) -> Result<(), String> {
+    match name.starts_with('.') {
+        true => Err(format!(
+            "a disk's name does not begin with a dot: call it '{}', for example",
+            name.trim_start_matches('.')
+        )),
+        false => Ok(()),
     }
 }
 

@@ -162,6 +162,44 @@ fn a_disk_is_a_resource() {
     assert_eq!(all["disks"][0]["options"]["name"], "b");
 }
 
+/// Both requests are complete at nearly the same instant.
+#[test]
+fn one_of_two_changes_of_the_same_version_succeeds() {
+    let served = server();
+    let a = "/v1/disks/a";
+    put(&served, a, &json!({ "image": "null:1M" }), &[]);
+    for round in 0..24u32 {
+        let version = curl(&served, "GET", a, &[]).header("etag").to_owned();
+        // Filters are changed at once, other options by another disk in the place of this one.
+        let changes = [0, 1].map(|which| match round % 2 {
+            0 => json!({ "image": "null:1M", "filters": [format!("delay:read={}us", 2 * round + which)] }),
+            _ => json!({ "image": "null:1M", "iothreads": 2 + (2 * round + which) % 4 }),
+        });
+        let mut sent = changes.map(|change| {
+            let body = change.to_string();
+            let (begin, end) = body.split_at(body.len() - 1);
+            let mut client = UnixStream::connect(served.path("c")).unwrap();
+            let head = format!(
+                "PUT {a} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nIf-Match: {version}\r\n\
+                 Content-Length: {}\r\n\r\n{begin}",
+                body.len()
+            );
+            client.write_all(head.as_bytes()).unwrap();
+            (client, end.to_owned())
+        });
+        for (client, end) in &mut sent {
+            client.write_all(end.as_bytes()).unwrap();
+        }
+        let mut statuses = sent.map(|(mut client, _)| {
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).unwrap();
+            answer.split(' ').nth(1).unwrap().to_owned()
+        });
+        statuses.sort();
+        assert_eq!(statuses, ["200", "412"], "round {round}");
+    }
+}
+
 #[test]
 fn what_cannot_be_done_is_told_as_a_problem() {
     let served = server();

@@ -296,15 +296,33 @@ fn a_full_disk_loses_nothing() {
         "delay",
         "read=9ms",
     ];
-    refused(1, &set, &["until the server starts again", "No space left"]);
+    refused(1, &set, &["until the server restarts", "No space left"]);
+    // The same once more is not taken for done.
+    refused(1, &set, &["until the server restarts", "No space left"]);
     assert_eq!(disks(&served), [seen("a", true, "delay:read=9ms")]);
     assert_eq!(fs::read(served.path("disks/a.toml")).unwrap(), before);
     // What is given up needs no room.
     fs::remove_file(served.path("disks/filler")).unwrap();
     add(&served, "b", &[]);
-    let served = again(served, "KILL", "");
+    let mut served = again(served, "KILL", "");
     let kept = [seen("a", true, "delay:read=1ms"), seen("b", true, "")];
     assert_eq!(disks(&served), kept);
+    // A change that has failed to be written is written when it is repeated.
+    fs::write(served.path("disks/filler"), vec![1; 1 << 20]).unwrap_err();
+    let set = [
+        "disk",
+        "set",
+        &served.api(),
+        "--disk",
+        "a",
+        "delay",
+        "read=9ms",
+    ];
+    refused(1, &set, &["No space left"]);
+    fs::remove_file(served.path("disks/filler")).unwrap();
+    stdout_of(&set);
+    served = again(served, "KILL", "");
+    assert_eq!(disks(&served)[0], seen("a", true, "delay:read=9ms"));
     let dir = served.path("disks");
     drop(served);
     mount(&["umount", "--lazy", &as_arg(&dir)]);

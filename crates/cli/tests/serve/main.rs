@@ -35,6 +35,7 @@ mod mirror;
 mod moments;
 mod nbd;
 mod own_bitmaps;
+mod owners;
 mod page;
 mod pools;
 mod probes;

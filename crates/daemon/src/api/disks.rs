@@ -5,9 +5,11 @@ use super::request::{Flags, Named, parse, parse_any, read};
 use super::schema::{Filter, SlowRequests, Statistics};
 use super::state::Asking;
 use super::tag;
-use crate::answer::Kind;
+use crate::answer::{Answer, Kind};
 use crate::command::Command;
+use crate::condition::version_of;
 use crate::info::Info;
+use crate::owner::Owner;
 use crate::table::DiskTable;
 use crate::text;
 use axum::Json;
@@ -17,6 +19,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use utoipa::ToSchema;
 
@@ -27,6 +30,8 @@ pub struct Disk {
     options: DiskTable,
     /// Whether it is served again when the server starts again.
     kept: bool,
+    /// Who owns the disk's name: changes of a static disk last until the server restarts.
+    owner: Owner,
     state: Info,
 }
 
@@ -39,6 +44,9 @@ pub struct Disks {
 pub struct Size {
     /// In bytes.
     size: u64,
+    /// `static`: the disk has that size until the server restarts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    owner: Option<Owner>,
 }
 
 #[derive(Default, Deserialize, ToSchema)]
@@ -96,12 +104,14 @@ pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Response,
 
 /// Serve a disk
 ///
-/// It is served when this is answered, and kept if the server keeps disks. A disk that is there has the
-/// options of its filters changed; one that would differ in more stays as it is, and is told to be there
-/// by other options. The options are those of a `[[disk]]` in a configuration: fathom.toml(5).
+/// It is served when this is answered, and kept if the server keeps disks. A disk that is there is changed
+/// as far as it can be while it is used; one that would differ in more stays as it is, and is told to be there
+/// by other options. A disk that the configuration or the command line defines (`owner` is `static`) is changed
+/// until the server restarts, and keeps the options that the body does not name; other disks get their
+/// defaults. The options are those of a `[[disk]]` in a configuration: fathom.toml(5).
 #[utoipa::path(put, path = "/v1/disks/{name}", tag = "disks", operation_id = "putDisk",
     params(
-        ("name" = String, Path, description = "1 to 64 letters, digits, -, _ and ."),
+        ("name" = String, Path, description = "1 to 64 letters, digits, -, _ and ., not beginning with a dot"),
         ("temporary" = Option<bool>, Query, description = "Not to be kept: as before when the server starts again"),
         ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header)),
     request_body(content = DiskTable, description = "`name` may be left out"),
@@ -111,7 +121,8 @@ pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Response,
         (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
             description = "It is there, but by other options, or is just coming or going"),
-        (status = 412, body = Problem, content_type = "application/problem+json"),
+        (status = 412, body = Problem, content_type = "application/problem+json",
+            description = "It is not as If-Match or If-None-Match demands, or another request is changing it"),
         (status = 422, body = Problem, content_type = "application/problem+json",
             description = "It cannot be opened or kept, or its socket cannot be made")))]
 pub async fn put(
@@ -123,24 +134,27 @@ pub async fn put(
 ) -> Result<Response, Problem> {
     let query = Flags::parse(query, &["temporary"])?;
     let name = name.name()?;
-    let options = table(name, read(body).await?)?;
-    let present = present(&asking, name).await?;
-    tag::check(&headers, present.as_ref().map(tag_of).as_deref())?;
+    let (options, named) = table(name, read(body).await?)?;
     let command = Command::Put {
         options: Box::new(options),
+        named: Some(named),
         temporary: query.flag("temporary"),
+        only_if: tag::condition(&headers),
     };
-    let disk = asking.ask(None, command).await?;
-    let status = match present {
-        Some(_) => StatusCode::OK,
-        None => StatusCode::CREATED,
+    let mut disk = asking.ask(None, command).await?;
+    let members = disk.as_object_mut();
+    let created = members.and_then(|members| members.remove("created"));
+    let status = match created {
+        Some(Value::Bool(true)) => StatusCode::CREATED,
+        _ => StatusCode::OK,
     };
     Ok(tagged(status, disk))
 }
 
 /// Serve a disk no more
 ///
-/// What is in flight is finished first. Its last statistics are the answer.
+/// What is in flight is finished first. Its last statistics are the answer, with `owner` if the disk is
+/// `static`: it is served again when the server restarts.
 #[utoipa::path(delete, path = "/v1/disks/{name}", tag = "disks", operation_id = "removeDisk",
     params(
         ("name" = String, Path),
@@ -164,15 +178,20 @@ pub async fn remove(
 ) -> Result<Json<Value>, Problem> {
     let name = name.name()?;
     let query = Flags::parse(query, &["force", "temporary"])?;
-    if headers.contains_key(header::IF_MATCH) || headers.contains_key(header::IF_NONE_MATCH) {
-        let present = present(&asking, name).await?;
-        tag::check(&headers, present.as_ref().map(tag_of).as_deref())?;
-    }
+    let only_if = tag::condition(&headers);
     let command = Command::Remove {
         force: query.flag("force"),
         temporary: query.flag("temporary"),
+        only_if: only_if.clone(),
     };
-    asking.ask(Some(name), command).await.map(Json)
+    let removed: Answer = asking.try_to(Some(name), command).await?;
+    match removed {
+        Err(refusal) if refusal.kind == Kind::Unknown => {
+            only_if.check(name, None)?;
+            Err(refusal.into())
+        }
+        removed => Ok(Json(removed?)),
+    }
 }
 
 /// The slowest requests of late, the slowest first
@@ -343,8 +362,8 @@ pub async fn stop_trace(State(asking): State<Asking>, name: Named) -> Result<Sta
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// A disk's options; its name may be said by the path alone.
-fn table(name: &str, body: Vec<u8>) -> Result<DiskTable, Problem> {
+/// Returns a disk's options and the keys that the body names. The name may be in the path alone.
+fn table(name: &str, body: Vec<u8>) -> Result<(DiskTable, BTreeSet<String>), Problem> {
     let mut members: Map<String, Value> = parse(body)?;
     match members.insert("name".into(), name.into()) {
         Some(other) if other != *name => {
@@ -353,25 +372,14 @@ fn table(name: &str, body: Vec<u8>) -> Result<DiskTable, Problem> {
         }
         _ => {}
     }
+    let named = members.keys().cloned().collect();
     let table = serde_json::from_value(Value::Object(members));
-    table.map_err(|error| Problem::invalid(error.to_string()))
-}
-
-/// The disk of that name, if there is one.
-async fn present(asking: &Asking, name: &str) -> Result<Option<Value>, Problem> {
-    match asking.try_to(Some(name), Command::Show).await? {
-        Ok(disk) => Ok(Some(disk)),
-        Err(refusal) if refusal.kind == Kind::Unknown => Ok(None),
-        Err(refusal) => Err(refusal.into()),
-    }
-}
-
-fn tag_of(disk: &Value) -> String {
-    tag::of(&disk["options"])
+    let table = table.map_err(|error| Problem::invalid(error.to_string()))?;
+    Ok((table, named))
 }
 
 fn tagged(status: StatusCode, disk: Value) -> Response {
-    let tag = HeaderValue::from_str(&tag_of(&disk));
+    let tag = HeaderValue::from_str(&version_of(&disk["options"]));
     let mut response = (status, Json(disk)).into_response();
     if let Ok(tag) = tag {
         response.headers_mut().insert(header::ETAG, tag);

@@ -34,19 +34,6 @@ impl Problem {
         Problem::new(StatusCode::BAD_REQUEST, Kind::Invalid.name(), detail)
     }
 
-    /// If-Match does not hold.
-    pub fn changed() -> Problem {
-        let detail = "the disk is not the one that the request is meant for (If-Match): look at it \
-                      again";
-        Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail)
-    }
-
-    /// If-None-Match does not hold.
-    pub fn there_already() -> Problem {
-        let detail = "there is a disk of that name already (If-None-Match)";
-        Problem::new(StatusCode::PRECONDITION_FAILED, "exists", detail)
-    }
-
     pub fn ending() -> Problem {
         let detail = "the server is ending";
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "ending", detail)
@@ -61,6 +48,7 @@ impl From<Refusal> for Problem {
             Kind::Conflict => StatusCode::CONFLICT,
             Kind::Failed => StatusCode::UNPROCESSABLE_ENTITY,
             Kind::Late => StatusCode::GATEWAY_TIMEOUT,
+            Kind::Changed | Kind::Exists => StatusCode::PRECONDITION_FAILED,
         };
         Problem::new(status, refusal.kind.name(), refusal.text)
     }

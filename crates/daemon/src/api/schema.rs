@@ -1,5 +1,6 @@
 //! JSON Schemas of what other crates define.
 
+use crate::owner::Owner;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -12,6 +13,9 @@ pub struct Filter {
     /// For how long its workers have held requests back, all together, in ns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_ns: Option<u64>,
+    /// `static` in the reply to a change that lasts until the server restarts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
 }
 
 /// Where requests spent their time, by operation and stage: what `fathom stats --json` prints.

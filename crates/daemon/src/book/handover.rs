@@ -1,6 +1,6 @@
 //! A server that goes on in another process.
 
-use super::{Book, Origin};
+use super::{Book, Definitions, Origin};
 use crate::answer::{Asker, Kind, Refusal};
 use crate::error::Error;
 use crate::files::KeptDisks;
@@ -97,16 +97,19 @@ impl Book {
         given.state.kept = kept.map_err(failed)?;
         given.state.files = given.files.len();
         given.state.origins = self.origins.clone();
+        given.state.definitions = Some(self.definitions.clone());
         Ok(given)
     }
 
-    /// Go on from where a predecessor stops; its kept disks' directory comes with its lock.
+    /// Continues where a predecessor stops. The directory of its persistent disks comes with its lock.
     pub fn take(
         &mut self,
         origins: BTreeMap<String, Origin>,
+        definitions: Definitions,
         kept: Option<(PathBuf, OwnedFd)>,
     ) -> Result<(), Error> {
         self.origins = origins;
+        self.definitions = definitions;
         match kept {
             Some((path, dir)) => self.start_keeper(KeptDisks::adopt(path, dir)),
             None => Ok(()),

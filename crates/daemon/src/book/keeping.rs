@@ -1,90 +1,207 @@
-//! Disks that come, change and go, and their files, which follow.
+//! Adds, changes and removes disks, and has the files of persistent disks follow.
 
 use super::{Book, Origin};
-use crate::answer::{Answer, Asker, Kind};
+use crate::answer::{Answer, Asker, Kind, Refusal};
 use crate::command::Command;
+use crate::condition::Condition;
 use crate::table::DiskTable;
 use fathom_stack::position_of_filter;
+use fathom_trace::Summary;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// A host may wait so long for the users of a disk that is to go.
+/// Time a host may wait for the users of a disk that is being removed.
 const LEAVE: Duration = Duration::from_secs(1);
 
+/// A disk that is to be served, or changed.
+pub(super) struct Wanted {
+    pub table: DiskTable,
+    /// Keys that are named: a disk that is served keeps the others. `None`: all are.
+    pub named: Option<BTreeSet<String>>,
+    pub only_if: Condition,
+    /// The owner of the disk's name from then on; [`Origin::Request`] changes no owner.
+    pub origin: Origin,
+    /// Whether the disk's file is to be written.
+    pub is_written: bool,
+}
+
+impl Wanted {
+    /// A disk that is defined like this already.
+    pub fn defined(table: DiskTable, origin: Origin) -> Wanted {
+        Wanted {
+            table,
+            named: None,
+            only_if: Condition::default(),
+            origin,
+            is_written: false,
+        }
+    }
+}
+
+/// What a removal does to a disk's definition.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Removal {
+    /// Removes the file of a persistent disk. A static disk is gone until the server restarts.
+    Definition,
+    /// Keeps the definition: the disk is gone until the server restarts.
+    UntilRestart,
+    /// No definition is left.
+    Undefined,
+}
+
 impl Book {
-    /// What a request to the server wants of a disk.
-    pub(super) fn put_by_request(&mut self, table: DiskTable, temporary: bool, asker: Asker) {
-        match temporary || self.keeper.is_none() {
-            true => self.put(table, Origin::Request, false, asker),
-            false => {
-                let origin = Origin::Kept(Box::new(table.clone().without_defaults()));
-                self.put(table, origin, true, asker);
+    /// Carries out a request to add or change a disk. A static disk is changed until the server restarts
+    /// only, and keeps the options that the request does not name.
+    pub(super) fn put_by_request(
+        &mut self,
+        mut table: DiskTable,
+        named: Option<BTreeSet<String>>,
+        temporary: bool,
+        only_if: Condition,
+        asker: Asker,
+    ) {
+        let is_static = self.is_static(&table.name);
+        if !self.origins.contains_key(&table.name)
+            && !is_static
+            && let Err(refusal) = self.do_not_export_unasked(&mut table)
+        {
+            return asker(Err(refusal));
+        }
+        let is_written = !is_static && !temporary && self.keeper.is_some();
+        let origin = match (is_static, is_written) {
+            (true, _) => Origin::Configuration,
+            (false, true) => Origin::Kept(Box::new(table.clone().without_defaults())),
+            (false, false) => Origin::Request,
+        };
+        let wanted = Wanted {
+            table,
+            named: named.filter(|_| is_static),
+            only_if,
+            origin,
+            is_written,
+        };
+        self.put(wanted, asker);
+    }
+
+    /// Does not export a new disk to NBD clients whom nothing authenticates, unless the request asks for it.
+    fn do_not_export_unasked(&self, table: &mut DiskTable) -> Result<(), Refusal> {
+        let name = &table.name;
+        let Some(listener) = self.host.open_listener().filter(|_| table.nbd.is_none()) else {
+            return Ok(());
+        };
+        if table.vhost_user.is_none() {
+            return Err(Kind::Invalid.because(format!(
+                "disk '{name}': nobody could connect to it: the NBD listener {listener} authenticates nobody, so \
+                 disks are exported there only if asked for (--nbd, nbd = true)"
+            )));
+        }
+        tracing::warn!(
+            "disk '{name}' is not exported to NBD clients: the listener {listener} authenticates nobody; add \
+             the disk with nbd = true (--nbd) to export it"
+        );
+        table.nbd = Some(false);
+        Ok(())
+    }
+
+    /// Has the host add or change a disk, then notes who owns it.
+    pub(super) fn put(&mut self, wanted: Wanted, asker: Asker) {
+        let Wanted {
+            table,
+            named,
+            only_if,
+            origin,
+            is_written,
+        } = wanted;
+        let name = table.name.clone();
+        let command = Command::Put {
+            options: Box::new(table),
+            named,
+            temporary: true,
+            only_if,
+        };
+        self.then(None, command, move |book, answer| match answer {
+            Err(refusal) => asker(Err(refusal)),
+            Ok(disk) => {
+                let is_new = disk["created"] == true;
+                book.when_written(&name.clone(), move |book| {
+                    book.settle(name, origin, is_written, is_new, asker);
+                });
+            }
+        });
+    }
+
+    /// The disk is served: notes who owns it.
+    fn settle(
+        &mut self,
+        name: String,
+        origin: Origin,
+        is_written: bool,
+        is_new: bool,
+        asker: Asker,
+    ) {
+        let asker: Asker = Box::new(move |answer: Answer| {
+            asker(answer.map(|mut disk| {
+                disk["created"] = is_new.into();
+                disk
+            }));
+        });
+        if is_new {
+            let owner = self.definitions.absent.remove(&name);
+            self.origins
+                .insert(name.clone(), owner.unwrap_or(Origin::Request));
+        }
+        let is_as_before = self.origins.get(&name) == Some(&origin);
+        match origin {
+            // (What is known of the file of a disk that was removed may be wrong.)
+            Origin::Kept(table) if is_written && (is_new || !is_as_before) => {
+                self.keep(*table, is_new, asker);
+            }
+            Origin::Request => self.show(name, asker),
+            owner => {
+                self.origins.insert(name.clone(), owner);
+                self.show(name, asker);
             }
         }
     }
 
-    /// Let there be this disk. `keep`: its file is to be written.
-    pub(super) fn put(&mut self, table: DiskTable, origin: Origin, keep: bool, asker: Asker) {
+    /// Writes a disk's file, then replies with the disk. If the file cannot be written, a disk that has
+    /// just been added is removed again.
+    fn keep(&mut self, table: DiskTable, is_new: bool, asker: Asker) {
         let name = table.name.clone();
-        let command = Command::Put {
-            options: Box::new(table),
-            temporary: true,
-        };
-        self.then(None, command, move |book, answer| match answer {
-            Err(refusal) => asker(Err(refusal)),
-            Ok(disk) => book.settle(name, origin, keep, disk["created"] == true, asker),
+        self.write(table, move |book, outcome| match outcome {
+            Ok(()) => book.show(name, asker),
+            Err(problem) => book.tell_not_kept(name, problem, is_new, asker),
         });
-    }
-
-    /// The disk is there: note whether it is to be so again.
-    fn settle(&mut self, name: String, origin: Origin, keep: bool, is_new: bool, asker: Asker) {
-        if is_new {
-            self.origins.insert(name.clone(), Origin::Request);
-        }
-        let is_as_before = self.origins.get(&name) == Some(&origin);
-        match (keep && self.keeper.is_some() && !is_as_before, &origin) {
-            (true, _) => return self.keep(name, origin, is_new, asker),
-            // It was asked for only for now.
-            (false, Origin::Request) => {}
-            (false, _) => drop(self.origins.insert(name.clone(), origin)),
-        }
-        self.show(name, asker);
-    }
-
-    /// Write a disk's file, and tell how the disk is then. If that fails, a disk that has just come
-    /// goes again.
-    fn keep(&mut self, name: String, origin: Origin, is_new: bool, asker: Asker) {
-        let (Origin::Kept(table), Some(keeper)) = (&origin, &self.keeper) else {
-            return self.show(name, asker);
-        };
-        let kept = name.clone();
-        let done = self.later(move |book: &mut Book, outcome| match outcome {
-            Ok(()) => book.show(kept, asker),
-            Err(problem) => book.tell_not_kept(kept, problem, is_new, asker),
-        });
-        keeper.keep((**table).clone(), done);
-        self.origins.insert(name, origin);
     }
 
     fn tell_not_kept(&mut self, name: String, problem: String, is_new: bool, asker: Asker) {
-        tracing::error!("{problem}");
         if !is_new {
-            let text = format!("this holds until the server starts again: {problem}");
-            return asker(Err(Kind::Failed.because(text)));
+            return asker(not_written(&problem));
         }
+        tracing::error!("{problem}");
         let command = Command::Remove {
             force: true,
             temporary: true,
+            only_if: Condition::default(),
         };
         self.then(Some(name.clone()), command, move |book, _| {
-            book.origins.remove(&name);
+            if let Some(owner @ Origin::Kept(_)) = book.origins.remove(&name) {
+                book.definitions.absent.insert(name, owner);
+            }
             asker(Err(Kind::Failed.because(problem)));
         });
     }
 
-    /// Serve a disk no more. `forget`: its file is to go, too.
-    pub(super) fn remove(&mut self, name: String, force: bool, forget: bool, asker: Asker) {
+    /// Stops serving a disk.
+    pub(super) fn remove(
+        &mut self,
+        name: String,
+        force: bool,
+        how: Removal,
+        only_if: Condition,
+        asker: Asker,
+    ) {
         let timeout = self.stop_timeout;
         let leave = if force { Duration::ZERO } else { LEAVE };
         let text = format!(
@@ -96,35 +213,62 @@ impl Book {
         let command = Command::Remove {
             force,
             temporary: true,
+            only_if,
         };
-        self.then(
-            Some(name.clone()),
-            command,
-            move |book, answer| match answer {
+        self.then(Some(name.clone()), command, move |book, answer| {
+            book.when_written(&name.clone(), move |book| match answer {
+                Ok(summary) => book.forget(name, how, summary, asker),
+                // The file may be there still: its removal failed, or was not asked for.
+                Err(refusal) if refusal.kind == Kind::Unknown && how == Removal::Definition => {
+                    match book.definitions.absent.get(&name) {
+                        Some(Origin::Kept(_)) => {
+                            let nothing = serde_json::to_value(Summary::default());
+                            book.erase_definition(name, nothing.unwrap_or_default(), asker);
+                        }
+                        _ => asker(Err(refusal)),
+                    }
+                }
                 Err(refusal) => asker(Err(refusal)),
-                Ok(summary) => book.forget(name, forget, summary, asker),
-            },
-        );
-    }
-
-    fn forget(&mut self, name: String, forget: bool, summary: Value, asker: Asker) {
-        let origin = self.origins.remove(&name);
-        let (true, Some(Origin::Kept(_)), Some(keeper)) = (forget, origin, &self.keeper) else {
-            return asker(Ok(summary));
-        };
-        let gone = name.clone();
-        let done = self.later(move |_: &mut Book, outcome: Result<(), String>| {
-            asker(outcome.map(|()| summary).map_err(|problem| {
-                tracing::error!("{problem}");
-                Kind::Failed.because(format!(
-                    "disk '{gone}' is removed until the server starts again: {problem}"
-                ))
-            }));
+            });
         });
-        keeper.forget(name, done);
     }
 
-    /// Change options of a filter.
+    /// The disk is served no more.
+    fn forget(&mut self, name: String, how: Removal, mut summary: Value, asker: Asker) {
+        let owner = self.origins.remove(&name);
+        match (owner, how) {
+            (Some(Origin::Request) | None, _) | (_, Removal::Undefined) => asker(Ok(summary)),
+            (Some(owner @ Origin::Kept(_)), Removal::Definition) => {
+                self.definitions.absent.insert(name.clone(), owner);
+                self.erase_definition(name, summary, asker);
+            }
+            (Some(owner), _) => {
+                self.definitions.absent.insert(name.clone(), owner);
+                self.mark_static(&name, &mut summary);
+                asker(Ok(summary));
+            }
+        }
+    }
+
+    /// Removes the file of a disk that is served no more.
+    fn erase_definition(&mut self, name: String, summary: Value, asker: Asker) {
+        let disk = name.clone();
+        self.erase(name, move |book, outcome| match outcome {
+            Ok(()) => {
+                book.definitions.absent.remove(&disk);
+                asker(Ok(summary));
+            }
+            Err(problem) => {
+                tracing::error!("{problem}");
+                asker(Err(Kind::Failed.because(format!(
+                    "disk '{disk}' is removed until the server restarts: {problem}; remove it again \
+                     when the file can be removed"
+                ))));
+            }
+        });
+    }
+
+    /// Changes options of a filter.
     pub(super) fn set_filter(
         &mut self,
         name: String,
@@ -140,16 +284,21 @@ impl Book {
             temporary: true,
         };
         self.then(Some(name.clone()), command, move |book, answer| {
-            let changed = |table: &mut DiskTable| {
+            let changed = move |table: &mut DiskTable| {
                 let names: Vec<_> = table.filters.iter().map(|spec| &*spec.name).collect();
                 if let Ok(at) = position_of_filter(&names, &filter) {
                     table.set_filter(at, &options);
                 }
             };
-            let is_done = answer.as_ref().is_ok_and(|_| !temporary);
-            match is_done {
-                true => book.keep_changed(name, changed, answer, asker),
-                false => asker(answer),
+            match answer {
+                Ok(mut info) => {
+                    book.mark_static(&name, &mut info);
+                    match temporary {
+                        true => asker(Ok(info)),
+                        false => book.keep_changed(name, changed, info, asker),
+                    }
+                }
+                Err(refusal) => asker(Err(refusal)),
             }
         });
     }
@@ -160,38 +309,58 @@ impl Book {
         let asker = self.waiting.until(until, text, asker);
         let command = Command::Resize { size, shrink };
         self.then(Some(name.clone()), command, move |book, answer| {
-            let size = answer
-                .as_ref()
-                .ok()
-                .and_then(|answer| answer["size"].as_u64());
-            let changed = |table: &mut DiskTable| {
-                if let Some(location) = size.and_then(|size| table.image.with_size(size)) {
+            let mut reply = match answer {
+                Ok(reply) => reply,
+                Err(refusal) => return asker(Err(refusal)),
+            };
+            let size = reply["size"].as_u64();
+            let resized = move |table: &DiskTable| table.image.with_size(size?);
+            // (The size of others is that of their files, and lasts.)
+            let declared = book.definitions.declared.get(&name);
+            if declared.and_then(&resized).is_some() {
+                book.mark_static(&name, &mut reply);
+            }
+            let changed = move |table: &mut DiskTable| {
+                if let Some(location) = resized(table) {
                     table.image = location;
                 }
             };
-            book.keep_changed(name, changed, answer, asker);
+            book.keep_changed(name, changed, reply, asker);
         });
     }
 
-    /// Write the file of a disk that is kept, if `change` makes another one of it; then tell `answer`.
+    /// Writes the file of a persistent disk, if `change` makes a difference there, and then replies.
     fn keep_changed(
         &mut self,
         name: String,
-        change: impl FnOnce(&mut DiskTable),
-        answer: Answer,
+        change: impl FnOnce(&mut DiskTable) + Send + 'static,
+        reply: Value,
         asker: Asker,
     ) {
-        let Some(Origin::Kept(before)) = self.origins.get(&name) else {
-            return asker(answer);
-        };
-        let mut table = before.clone();
-        change(&mut table);
-        match table == *before {
-            true => asker(answer),
-            false => {
-                let tell = Box::new(|kept: Answer| asker(kept.and(answer)));
-                self.keep(name, Origin::Kept(table), false, tell);
+        self.when_written(&name.clone(), move |book| {
+            let Some(Origin::Kept(before)) = book.origins.get(&name) else {
+                return asker(Ok(reply));
+            };
+            let mut table = DiskTable::clone(before);
+            change(&mut table);
+            if table == **before {
+                return asker(Ok(reply));
             }
-        }
+            book.write(table, move |_, outcome| {
+                asker(match outcome {
+                    Ok(()) => Ok(reply),
+                    Err(problem) => not_written(&problem),
+                });
+            });
+        });
     }
+}
+
+/// The reply to a change that holds, but is not in the disk's file.
+fn not_written(problem: &str) -> Answer {
+    tracing::error!("{problem}");
+    Err(Kind::Failed.because(format!(
+        "the change lasts until the server restarts only: {problem}; repeat it when the file can be \
+         written"
+    )))
 }

@@ -1,14 +1,15 @@
 //! The files that a server has its disks from: read at the start, and again when it is told to.
 
-use super::{Book, Origin, Settings};
+use super::keeping::Wanted;
+use super::{Book, Definitions, Origin, Removal, Settings};
 use crate::answer::{Answer, Asker};
+use crate::condition::Condition;
 use crate::error::Error;
 use crate::events::Happened;
 use crate::files::{Found, Keeper, KeptDisks, Reread, reread};
 use crate::options::DiskOptions;
 use crate::table::DiskTable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -16,24 +17,29 @@ use std::time::{Duration, Instant};
 const OPEN: Duration = Duration::from_secs(10);
 
 impl Book {
-    /// Serve the disks that are kept in this directory, and keep others there. What cannot be served
-    /// is told, and does not keep others from it.
-    pub fn keep_disks_in(&mut self, dir: &Path) -> Result<(), Error> {
-        let kept = KeptDisks::open(dir).map_err(Error::Options)?;
-        let found = kept.read();
+    /// Serves the persistent disks of this directory, which were `found` there, and writes new ones there.
+    /// A disk that cannot be served is logged, and keeps no other from being served.
+    pub fn keep_disks_in(&mut self, kept: KeptDisks, found: Found) -> Result<(), Error> {
         self.start_keeper(kept)?;
-        let listed = self.origins.keys().cloned().collect();
-        self.put_all(Vec::new(), found, &listed);
+        for (_, problem) in found.problems {
+            tracing::error!("{problem}");
+        }
+        for table in found.disks {
+            // (That of a static disk was looked at before.)
+            if !self.definitions.declared.contains_key(&table.name) {
+                self.reload_persistent(table);
+            }
+        }
         Ok(())
     }
 
-    /// Serve the disks that the configuration lists, of a host that has none yet. What cannot be
-    /// served is told, and does not keep others from it.
+    /// Serves the static disks, of a host that has none yet. A disk that cannot be served is logged, and
+    /// keeps no other from being served.
     pub fn begin(&mut self, disks: &[DiskOptions]) {
-        let tables = disks.iter().filter_map(|disk| disk.table.as_deref());
-        let listed: Vec<_> = tables.cloned().collect();
-        let names = listed.iter().map(|table| table.name.clone()).collect();
-        self.put_all(listed, Found::default(), &names);
+        for table in tables(disks).cloned() {
+            let asker = to_log(table.name.clone());
+            self.put(Wanted::defined(table, Origin::Configuration), asker);
+        }
     }
 
     /// Until all disks are there, or long enough.
@@ -101,51 +107,196 @@ impl Book {
         }
         self.stop_timeout = options.stop_timeout;
         self.host.set_stop_timeout(options.stop_timeout);
-        let disks = options.disks.into_iter();
-        let listed: Vec<_> = disks
-            .filter_map(|disk| disk.table)
-            .map(|table| *table)
-            .collect();
-        let tables = listed.iter().chain(&found.disks);
-        let mut stay: BTreeSet<_> = tables.map(|table| table.name.clone()).collect();
-        // Of those it is not known what they are to be.
-        stay.extend(found.problems.iter().map(|(name, _)| name.clone()));
-        let goes = |(name, origin): &(&String, &Origin)| {
-            **origin != Origin::Request && !stay.contains(*name)
-        };
-        let gone = self.origins.iter().filter(goes);
-        let gone: Vec<_> = gone.map(|(name, _)| name.clone()).collect();
-        for name in gone {
-            self.remove(name.clone(), false, false, to_log(name));
+        let listed: Vec<_> = tables(&options.disks).cloned().collect();
+        let now = Definitions::of(listed.clone()).declared;
+        let before = std::mem::replace(&mut self.definitions.declared, now);
+        self.remove_undefined(&found);
+        for table in listed {
+            let is_as_before = before.get(&table.name) == Some(&table);
+            self.reload_static(table, is_as_before, &found);
         }
-        let names = listed.iter().map(|table| table.name.clone()).collect();
-        self.put_all(listed, found, &names);
+        for (_, problem) in &found.problems {
+            tracing::error!("{problem}");
+        }
+        for table in found.disks {
+            self.reload_persistent(table);
+        }
         tracing::info!("the configuration was read again");
         self.events.tell(Happened::Reloaded);
     }
 
-    /// Let there be all these disks. `names`: those that the configuration lists.
-    fn put_all(&mut self, listed: Vec<DiskTable>, kept: Found, names: &BTreeSet<String>) {
-        for (_, problem) in kept.problems {
-            tracing::error!("{problem}");
+    /// Removes the disks that neither the configuration nor a file defines any more.
+    fn remove_undefined(&mut self, found: &Found) {
+        let declared = &self.definitions.declared;
+        let is_defined = |name: &str| declared.contains_key(name) || found.has(name);
+        let is_gone =
+            |(name, origin): &(&String, &Origin)| **origin != Origin::Request && !is_defined(name);
+        let gone = self.origins.iter().filter(is_gone);
+        let gone: Vec<_> = gone.map(|(name, _)| name.clone()).collect();
+        let Definitions {
+            declared,
+            absent,
+            left_images,
+        } = &mut self.definitions;
+        absent.retain(|name, owner| match owner {
+            Origin::Configuration => declared.contains_key(name),
+            _ => found.has(name),
+        });
+        left_images.retain(|name, _| declared.contains_key(name));
+        for name in gone {
+            let (how, any) = (Removal::Undefined, Condition::default());
+            self.remove(name.clone(), false, how, any, to_log(name));
         }
-        for table in listed {
-            let asker = to_log(table.name.clone());
-            self.put(table, Origin::Configuration, false, asker);
+    }
+
+    /// Serves or changes a disk as the configuration says, unless its entry is as before: then it stays as
+    /// requests have left it.
+    fn reload_static(&mut self, table: DiskTable, is_as_before: bool, found: &Found) {
+        let name = &table.name;
+        let file = || self.file_of(name);
+        let problem = match self.served_or_absent(name) {
+            Some(Origin::Request) => Some(
+                "the API has added it, and owns the name until the disk is removed or the server ends: the \
+                 entry in the configuration is not used"
+                    .to_owned(),
+            ),
+            Some(Origin::Kept(_)) if found.has(name) => Some(format!(
+                "{} defines it: the entry in the configuration is not used; remove one of the two",
+                file()
+            )),
+            Some(Origin::Configuration) if is_as_before => return,
+            _ if self.definitions.has_left(name, &table.image.to_string()) => Some(format!(
+                "its entry in the configuration names {}, an image that the disk has left for another one: the \
+                 entry is not used; name the image that the disk has now",
+                table.image
+            )),
+            None => match second_definition(&table, found, &file()) {
+                Second::OtherData(problem) => Some(problem),
+                Second::SameData(warning) => {
+                    tracing::warn!("disk '{name}': {warning}");
+                    None
+                }
+                Second::None => None,
+            },
+            Some(_) => None,
+        };
+        if let Some(problem) = problem {
+            return tracing::error!("disk '{name}': {problem}");
         }
-        for table in kept.disks {
-            if names.contains(&table.name) {
-                let name = table.name;
-                tracing::error!("disk '{name}' is listed by the configuration, and kept, too");
-                continue;
+        self.definitions.absent.remove(name);
+        let asker = to_log(name.clone());
+        self.put(Wanted::defined(table, Origin::Configuration), asker);
+    }
+
+    /// Serves or changes a disk as its file says, unless the file is as before: then it stays as requests
+    /// have left it.
+    fn reload_persistent(&mut self, table: DiskTable) {
+        let name = &table.name;
+        let is_declared = self.definitions.declared.contains_key(name);
+        match self.served_or_absent(name) {
+            Some(Origin::Kept(before)) if **before == table => return,
+            Some(Origin::Request) => {
+                return tracing::error!(
+                    "disk '{name}': the API has added it, and owns the name until the disk is removed or the \
+                     server ends: {} is not used",
+                    self.file_of(name)
+                );
             }
-            let asker = to_log(table.name.clone());
-            self.put(table.clone(), Origin::Kept(Box::new(table)), false, asker);
+            Some(Origin::Configuration) if is_declared => {
+                return tracing::error!(
+                    "disk '{name}': the configuration defines it: {} is not used; remove one of the two",
+                    self.file_of(name)
+                );
+            }
+            // (The configuration's entry was looked at already.)
+            None if is_declared => return,
+            _ => {}
         }
+        if let Some(listener) = self.host.open_listener().filter(|_| table.nbd.is_none()) {
+            tracing::warn!(
+                "disk '{name}' is exported at {listener}, which authenticates nobody: say nbd = true or \
+                 nbd = false in {}",
+                self.file_of(name)
+            );
+        }
+        self.definitions.absent.remove(name);
+        let asker = to_log(name.clone());
+        let origin = Origin::Kept(Box::new(table.clone()));
+        self.put(Wanted::defined(table, origin), asker);
+    }
+
+    /// The file that defines a persistent disk, for people.
+    fn file_of(&self, name: &str) -> String {
+        let dir = self.kept.as_ref().map(|(dir, _)| dir.as_path());
+        file_in(dir.unwrap_or(Path::new("")), name)
     }
 }
 
-/// Nobody but the log waits for the answer.
+fn file_in(dir: &Path, name: &str) -> String {
+    dir.join(format!("{name}.toml")).display().to_string()
+}
+
+fn tables(disks: &[DiskOptions]) -> impl Iterator<Item = &DiskTable> {
+    disks.iter().filter_map(|disk| disk.table.as_deref())
+}
+
+/// What a disk's file means for its entry in the configuration.
+enum Second {
+    /// There is no such file.
+    None,
+    /// The file names the same data, and is not used. (A warning.)
+    SameData(String),
+    /// Which of the two has the disk's data is not known. (An error.)
+    OtherData(String),
+}
+
+fn second_definition(table: &DiskTable, found: &Found, file: &str) -> Second {
+    let name = &table.name;
+    if found.problems.iter().any(|(stem, _)| stem == name) {
+        return Second::OtherData(format!(
+            "the configuration and {file} both define it, and the file cannot be read: the disk is not \
+             served, since the file may name a newer image; remove one of the two"
+        ));
+    }
+    let Some(other) = found.disks.iter().find(|disk| disk.name == *name) else {
+        return Second::None;
+    };
+    let keys = table.other_data(&other.clone().without_defaults());
+    match keys.is_empty() {
+        true => Second::SameData(format!(
+            "the configuration and {file} both define it: the file is not used; remove one of the two"
+        )),
+        false => Second::OtherData(format!(
+            "the configuration and {file} both define it, and differ ({}): the disk is not served, since \
+             either may name the older image; remove one of the two",
+            keys.join(", ")
+        )),
+    }
+}
+
+/// Leaves out the disks whose data a file in `dir` defines differently. Which of the two definitions is
+/// the newer one is not known, and writing to the older image may destroy the newer one.
+pub fn one_definition_each(disks: &[DiskOptions], found: &Found, dir: &Path) -> Vec<DiskOptions> {
+    let is_known = |disk: &&DiskOptions| {
+        let Some(table) = &disk.table else {
+            return true;
+        };
+        match second_definition(table, found, &file_in(dir, &disk.name)) {
+            Second::None => true,
+            Second::SameData(warning) => {
+                tracing::warn!("disk '{}': {warning}", disk.name);
+                true
+            }
+            Second::OtherData(problem) => {
+                tracing::error!("disk '{}': {problem}", disk.name);
+                false
+            }
+        }
+    };
+    disks.iter().filter(is_known).cloned().collect()
+}
+
+/// Logs a refusal: nobody else waits for the reply.
 fn to_log(name: String) -> Asker {
     Box::new(move |answer: Answer| {
         if let Err(refusal) = answer {

@@ -29,36 +29,47 @@ impl Book {
         let (kept, command) = (name.clone(), Command::BeginSwitch(to));
         self.then(Some(name), command, move |book, answer| match answer {
             Err(refusal) => asker(Err(refusal)),
-            Ok(table) => book.keep_switched(kept, table, asker),
+            // (The file may be just being written for another reason.)
+            Ok(table) => book.when_written(&kept.clone(), move |book| {
+                book.keep_switched(kept, table, asker);
+            }),
         });
     }
 
     /// The disk's users wait.
-    fn keep_switched(&mut self, name: String, table: Value, asker: Asker) {
+    fn keep_switched(&mut self, name: String, mut table: Value, asker: Asker) {
         let Some(Origin::Kept(before)) = self.origins.get(&name).cloned() else {
-            return self.end_switch(name, None, asker);
+            return self.switch_unwritten(name, table["image"].take(), asker);
         };
         let wanted: DiskTable = match serde_json::from_value::<DiskTable>(table) {
-            // (What holds for now only is not kept.)
-            Ok(table) => DiskTable {
-                allow_dirs: table.allow_dirs,
-                ..before.clone().on(table.image, table.format)
-            },
+            Ok(table) => before.switched_to(table),
             Err(error) => return self.go_back(name, *before, error.to_string(), asker),
         };
-        let Some(keeper) = &self.keeper else {
-            return self.end_switch(name, None, asker);
-        };
-        let table = wanted.clone();
-        let done = self.later(move |book: &mut Book, outcome| match outcome {
-            Ok(()) => {
-                book.origins
-                    .insert(name.clone(), Origin::Kept(Box::new(table)));
-                book.end_switch(name, Some(*before), asker);
-            }
+        self.write(wanted, move |book, outcome| match outcome {
+            Ok(()) => book.end_switch(name, Some(*before), asker),
             Err(problem) => book.go_back(name, *before, problem, asker),
         });
-        keeper.keep(wanted, done);
+    }
+
+    /// Ends the switch of a disk that has no file. The image that a static disk leaves is noted: a reload
+    /// must not bring the disk back to it.
+    fn switch_unwritten(&mut self, name: String, now: Value, asker: Asker) {
+        if !self.is_static(&name) {
+            return self.end_switch(name, None, asker);
+        }
+        // (The disk still has the image that it leaves.)
+        let disk = Some(name.clone());
+        self.then(disk, Command::Show, move |book, shown| {
+            let left = shown.map(|mut disk| disk["options"]["image"].take());
+            let (disk, command) = (Some(name.clone()), Command::EndSwitch { go: true });
+            book.then(disk, command, move |book, answer| match answer {
+                Ok(_) => {
+                    book.note_switch(&name, &left.unwrap_or_default(), &now);
+                    book.show(name, asker);
+                }
+                Err(refusal) => asker(Err(refusal)),
+            });
+        });
     }
 
     /// It goes on with the other image. `before`: what its file has said.
@@ -100,11 +111,12 @@ impl Book {
         before: DiskTable,
         then: impl FnOnce(&mut Book, bool) + Send + 'static,
     ) {
-        let name = before.name.clone();
-        self.origins
-            .insert(name, Origin::Kept(Box::new(before.clone())));
         let wanted = before.clone();
-        let done = self.later(move |book: &mut Book, outcome: Result<(), String>| {
+        // (Without a keeper, nothing has been written.)
+        if self.keeper.is_none() {
+            return then(self, true);
+        }
+        self.write(before, move |book, outcome| {
             let Err(problem) = outcome else {
                 return then(book, true);
             };
@@ -122,10 +134,5 @@ impl Book {
                 keeper.read(read);
             }
         });
-        // (Without one, nothing has been written.)
-        match &self.keeper {
-            Some(keeper) => keeper.keep(before, done),
-            None => done(Ok(())),
-        }
     }
 }

@@ -9,7 +9,7 @@ use crate::options::{
     ApiOptions, DiskOptions, NbdOptions, RemoteOptions, ServeOptions, StopTimeout, TlsOptions,
 };
 use crate::socket_spec::SocketSpec;
-use crate::table::{DiskTable, PoolTable, check_name};
+use crate::table::{DiskTable, PoolTable, check_first, check_name};
 use crate::tenancy::{self, Tenancy};
 use crate::text;
 use fathom_exports::nbd::{Address, TlsMode};
@@ -65,7 +65,7 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
             _ if name.is_empty() => Err("it needs a name".into()),
             _ if same => Err("another disk has that name".into()),
             Some(pool) if !has_pool(pool) => Err(format!("there is no table [pool.{pool}]")),
-            _ => DiskOptions::of(disk, nbd.is_some()),
+            _ => check_first(&name).and_then(|()| DiskOptions::of(disk, nbd.is_some())),
         };
         disks.push(options.map_err(|problem| format!("{line}: disk '{name}': {problem}"))?);
     }

@@ -15,6 +15,14 @@ use std::path::{Path, PathBuf};
 /// Of files that are not whole yet; those of a server that was killed are removed.
 const UNFINISHED: &str = ".unfinished";
 
+impl Found {
+    /// Whether a file defines a disk of that name, readable or not.
+    pub fn has(&self, name: &str) -> bool {
+        let readable = self.disks.iter().any(|disk| disk.name == name);
+        readable || self.problems.iter().any(|(stem, _)| stem == name)
+    }
+}
+
 /// The directory, which no other server has while this is there.
 pub struct KeptDisks {
     path: PathBuf,
@@ -76,7 +84,7 @@ impl KeptDisks {
     /// The disks, by name.
     pub fn read(&self) -> Found {
         let mut found = Found::default();
-        for path in self.files(|name| name.ends_with(".toml") && !name.starts_with('.')) {
+        for path in self.files(is_disk_file) {
             match read(&path) {
                 Ok(disk) => found.disks.push(disk),
                 Err(problem) => {
@@ -118,6 +126,20 @@ impl KeptDisks {
         };
         let removed = removed.and_then(|()| self.dir.sync_all());
         removed.map_err(|error| format!("{}: cannot be removed: {error}", path.display()))
+    }
+}
+
+/// Whether a file of this name defines a disk. One whose name begins with a dot is read, too, if the
+/// rest is a disk's name: that is refused, and not passed over. (Editors have others, like `.#a.toml`.)
+fn is_disk_file(name: &str) -> bool {
+    let Some(stem) = name.strip_suffix(".toml") else {
+        return false;
+    };
+    match stem.strip_prefix('.') {
+        Some(rest) => {
+            check_name(rest.trim_start_matches('.')).is_ok() && !name.starts_with(UNFINISHED)
+        }
+        None => true,
     }
 }
 
@@ -185,11 +207,17 @@ mod tests {
         write("bad.toml", "\nimage = 'null:1G'\nquues = 1");
         write("a b.toml", "image = 'null:1G'");
         write("readme", "not a disk");
+        write(".hidden.toml", "image = 'null:1G'");
+        write(".#good.toml", "an editor's");
         let found = KeptDisks::open(dir.path()).unwrap().read();
         assert_eq!(found.disks, [disk("good", "null:1G")]);
-        let [(_, name), (stem, line), (_, other)] = &found.problems[..] else {
+        let [(_, dot), (_, name), (stem, line), (_, other)] = &found.problems[..] else {
             panic!("{:?}", found.problems);
         };
+        assert!(
+            dot.contains(".hidden.toml: ") && dot.contains("dot"),
+            "{dot}"
+        );
         assert!(name.contains("letters"), "{name}");
         assert_eq!(stem, "bad");
         assert!(line.contains("bad.toml:3: unknown field"), "{line}");

@@ -4,7 +4,7 @@ use super::left::taken;
 use super::state::{Counted, DiskState, Go, Hello, State, Stopped, Word};
 use super::wire::{Peer, WireError};
 use crate::api::{Adopted, Door};
-use crate::book::Book;
+use crate::book::{Book, Definitions};
 use crate::error::Error;
 use crate::host::Host;
 use crate::metrics::Scale;
@@ -130,6 +130,10 @@ fn prepare(
     if kept.as_ref().map(|(path, _)| path) != options.kept.as_ref() {
         return Err("disks-dir is another one in the configuration: that needs a restart".into());
     }
+    // (What the configuration said when a predecessor without them read it is not known.)
+    let listed = options.disks.iter();
+    let listed = listed.filter_map(|disk| disk.table.as_deref().cloned());
+    let definitions = state.definitions.unwrap_or_else(|| Definitions::of(listed));
     let hz = state.api.as_ref().and_then(|api| api.ticks_per_second);
     let api = state
         .api
@@ -151,7 +155,7 @@ fn prepare(
     };
     let book = Book::new(host, &options);
     let mut book = book.map_err(|error| format!("cannot make a mailbox: {error}"))?;
-    let taken = book.take(state.origins, kept);
+    let taken = book.take(state.origins, definitions, kept);
     taken.map_err(|error| error.to_string())?;
     Ok(Prepared {
         exports,

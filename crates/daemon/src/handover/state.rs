@@ -16,7 +16,7 @@
 //! gone, says that it will not.
 
 use super::left::LeftState;
-use crate::book::Origin;
+use crate::book::{Definitions, Origin};
 use crate::info::WorkerInfo;
 use crate::table::DiskTable;
 use crate::users::User;
@@ -78,6 +78,9 @@ pub struct State {
     pub disks: Vec<DiskState>,
     /// Why they are there.
     pub origins: BTreeMap<String, Origin>,
+    /// Their definitions; an older predecessor has none.
+    #[serde(default)]
+    pub definitions: Option<Definitions>,
     /// Where NBD clients connect.
     pub nbd: Vec<ListenerState>,
     pub api: Option<ApiState>,

@@ -28,6 +28,7 @@ use super::nbd::Nbd;
 use super::tracer::Tracer;
 use crate::answer::{self, Answer, Asker, Kind, Refusal};
 use crate::command::{Ask, Command};
+use crate::condition::version_of;
 use crate::error::Error;
 use crate::handover::Estate;
 use crate::host::Host;
@@ -176,14 +177,22 @@ impl Objects {
             Err(refusal) => return asker(Err(refusal)),
         };
         let answered = match (ask.command, index) {
-            (Command::Put { options, .. }, None) => return self.put(*options, asker),
+            (
+                Command::Put {
+                    options,
+                    named,
+                    only_if,
+                    ..
+                },
+                None,
+            ) => return self.put(*options, named.as_ref(), &only_if, asker),
             (Command::List, None) => {
                 let disks = (0..self.disks.len()).map(|index| self.show(index));
                 let disks = disks.collect::<Result<Vec<_>, _>>();
                 disks.map(|disks| json!({ "disks": disks }))
             }
-            (Command::Remove { force, .. }, Some(index)) => {
-                return self.remove(index, force, asker);
+            (Command::Remove { force, only_if, .. }, Some(index)) => {
+                return self.remove(index, force, only_if, asker);
             }
             (Command::Resize { size, shrink }, Some(index)) => {
                 return self.resize(index, size, shrink, asker);
@@ -304,6 +313,12 @@ impl Objects {
             }
         }
         outcome
+    }
+
+    /// The version that conditions of requests name.
+    fn version(&self, index: usize) -> Result<String, Refusal> {
+        let options = to_json(&self.disks[index].table())?;
+        Ok(version_of(&options))
     }
 
     fn show(&self, index: usize) -> Answer {

@@ -9,6 +9,7 @@ use super::snapshots;
 use super::stream;
 use crate::answer::Asker;
 use crate::command::BitmapOrder;
+use crate::condition::Condition;
 use crate::error::Error;
 use crate::info::{BackupInfo, BitmapInfo, MirrorInfo, SnapshotInfo, StreamInfo};
 use crate::mailbox::Post;
@@ -45,6 +46,7 @@ pub struct Leaving {
     pub name: String,
     pub asker: Asker,
     pub until: Instant,
+    pub only_if: Condition,
 }
 
 /// What is to be done with a disk once it has the options for it.

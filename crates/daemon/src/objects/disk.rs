@@ -431,6 +431,7 @@ impl Served {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             name: options.name.clone(),
+            owner: None,
             disk: options.disk.location.to_string(),
             format: stack.format.name().into(),
             size,

@@ -7,6 +7,7 @@ use super::tenant::{Asked, Disk, MARGIN, Tenant, What, nothing_done, to_log};
 use super::{Listing, Tenants};
 use crate::answer::{self, Answer, Asker, Kind, Refusal};
 use crate::command::{Ask, Command};
+use crate::condition::version_of;
 use crate::link::ToTenant;
 use crate::options::DiskOptions;
 use crate::socket;
@@ -25,13 +26,7 @@ const LIST: Duration = Duration::from_secs(3);
 impl Tenants {
     pub(super) fn forward(&mut self, ask: Ask, asker: Asker) {
         let asked = match (&ask.command, &ask.disk) {
-            (Command::Put { options, .. }, None) => {
-                let table = (**options).clone().without_defaults();
-                match self.tenant_of(&table.name) {
-                    None => return self.add(table, asker),
-                    Some(_) => self.ask_about(table.name.clone(), What::Other, ask, asker),
-                }
-            }
+            (Command::Put { .. }, None) => return self.put(ask, asker),
             (Command::List, None) => {
                 let told = Box::new(|disks| asker(Ok(json!({ "disks": disks }))));
                 return self.ask_all(Command::Show, told);
@@ -45,6 +40,38 @@ impl Tenants {
             }
         };
         if let Err((refusal, asker)) = asked {
+            asker(Err(refusal));
+        }
+    }
+
+    /// Adds a disk, or has the tenant change it that has it: there the request's condition is checked.
+    fn put(&mut self, mut ask: Ask, asker: Asker) {
+        let Command::Put {
+            options,
+            named,
+            only_if,
+            ..
+        } = &mut ask.command
+        else {
+            return;
+        };
+        let table = (**options).clone().without_defaults();
+        let name = table.name.clone();
+        let present = self.tenant_of(&name).and_then(|tenant| tenant.disk(&name));
+        let Some(disk) = present else {
+            return match only_if.check(&name, None) {
+                Ok(()) => self.add(table, asker),
+                Err(refusal) => asker(Err(refusal)),
+            };
+        };
+        // (What may be opened for it is known by all of its options.)
+        if let Some(named) = named.take() {
+            match table.over(&named, &disk.table) {
+                Ok(table) => **options = table,
+                Err(problem) => return asker(Err(Kind::Invalid.because(problem))),
+            }
+        }
+        if let Err((refusal, asker)) = self.ask_about(name, What::Other, ask, asker) {
             asker(Err(refusal));
         }
     }
@@ -71,6 +98,13 @@ impl Tenants {
         }
         let is_nowhere = tenant.process.is_none() && tenant.replacement.is_none();
         if what == What::Removed && is_nowhere {
+            let options = tenant.disk(&name).map(|disk| json!(disk.table));
+            let version = options.as_ref().map(version_of);
+            if let Command::Remove { only_if, .. } = &ask.command
+                && let Err(refusal) = only_if.check(&name, version.as_deref())
+            {
+                return Err((refusal, asker));
+            }
             self.forget(&name);
             asker(nothing_done());
             return Ok(());
@@ -286,13 +320,9 @@ impl Tenants {
 }
 
 fn put(table: DiskTable) -> Ask {
-    let options = Box::new(table);
     Ask {
         disk: None,
-        command: Command::Put {
-            options,
-            temporary: true,
-        },
+        command: Command::put(table),
     }
 }
 

@@ -138,6 +138,7 @@ impl Estate for Tenants {
             files: files.len(),
             disks: Vec::new(),
             origins: BTreeMap::new(),
+            definitions: None,
             nbd: Vec::new(),
             api: None,
             kept: None,

@@ -2,6 +2,7 @@
 
 use super::{Objects, to_json};
 use crate::answer::{Answer, Asker, Kind, Refusal};
+use crate::condition::Condition;
 use crate::events::Happened;
 use crate::objects::changes::{self, Changing, What};
 use crate::objects::disk::Served;
@@ -9,18 +10,38 @@ use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
 use crate::socket;
 use crate::socket_spec::SocketSpec;
-use crate::table::{Changes, DiskTable, check_name};
+use crate::table::changes::Changes;
+use crate::table::{DiskTable, check_name};
 use fathom_exports::Listener;
 use fathom_files::gate::{self, Wanted};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Objects {
-    /// Let there be this disk.
-    pub(super) fn put(&mut self, table: DiskTable, asker: Asker) {
-        let table = table.without_defaults();
+    /// Adds a disk, or changes the one of that name. `named`: the keys that may change.
+    pub(super) fn put(
+        &mut self,
+        table: DiskTable,
+        named: Option<&BTreeSet<String>>,
+        only_if: &Condition,
+        asker: Asker,
+    ) {
+        let mut table = table.without_defaults();
         let present = self.disks.iter().position(|disk| disk.name() == table.name);
+        if let Err(refusal) = self.check_condition(&table.name, present, only_if) {
+            return asker(Err(refusal));
+        }
         if let Some(index) = present {
-            return self.change(index, table, asker);
+            let is = self.disks[index].table();
+            // (It cannot change, and its default depends on where the disk comes from.)
+            table.nbd = table.nbd.or(is.and_then(|is| is.nbd));
+            let wanted = match named.zip(is) {
+                Some((named, is)) => table.over(named, is),
+                None => Ok(table),
+            };
+            return match wanted {
+                Ok(wanted) => self.change(index, wanted, asker),
+                Err(problem) => asker(Err(Kind::Invalid.because(problem))),
+            };
         }
         let name = table.name.clone();
         match self.begin_to_add(table) {
@@ -30,6 +51,23 @@ impl Objects {
                 what: What::Added,
                 waiting: Some(asker),
             }),
+        }
+    }
+
+    /// Refuses a request that is not meant for the disk as it is. In the same step the caller changes the
+    /// disk, or marks it as busy.
+    pub(super) fn check_condition(
+        &self,
+        name: &str,
+        present: Option<usize>,
+        only_if: &Condition,
+    ) -> Result<(), Refusal> {
+        let version = present.map(|index| self.version(index)).transpose()?;
+        only_if.check(name, version.as_deref())?;
+        // Another change is in progress. If that succeeds, the version is another one.
+        match only_if.names_versions() && self.busy.contains_key(name) {
+            true => Err(Condition::overtaken(name)),
+            false => Ok(()),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::{Objects, to_json};
 use crate::answer::{Asker, Kind};
+use crate::condition::Condition;
 use crate::error::Error;
 use crate::events::Happened;
 use crate::objects::changes::{self, Changing, Event, Leaving, What};
@@ -17,14 +18,18 @@ const LEAVE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Objects {
-    pub(super) fn remove(&mut self, index: usize, force: bool, asker: Asker) {
+    pub(super) fn remove(&mut self, index: usize, force: bool, only_if: Condition, asker: Asker) {
         let name = self.disks[index].name().to_owned();
+        if let Err(refusal) = self.check_condition(&name, Some(index), &only_if) {
+            return asker(Err(refusal));
+        }
         match force {
             true => self.close(index, asker),
             false => self.leave(Leaving {
                 name,
                 asker,
                 until: Instant::now() + LEAVE,
+                only_if,
             }),
         }
     }
@@ -35,6 +40,11 @@ impl Objects {
             Ok(index) => index,
             Err(refusal) => return (leaving.asker)(Err(refusal)),
         };
+        // (The disk may have been changed while it was waited for.)
+        let checked = self.check_condition(&leaving.name, Some(index), &leaving.only_if);
+        if let Err(refusal) = checked {
+            return (leaving.asker)(Err(refusal));
+        }
         match self.info(index).users() {
             None => self.close(index, leaving.asker),
             Some(_) if Instant::now() < leaving.until => self.leaving.push(leaving),

@@ -99,6 +99,7 @@ impl Estate for Objects {
             files: files.len(),
             disks: Vec::new(),
             origins: BTreeMap::new(),
+            definitions: None,
             api: None,
             uptime_ms: self.started.elapsed().as_millis() as u64,
             tenants: None,

@@ -1,0 +1,447 @@
+//! Owners of disks' names: the configuration, a file in disks-dir, or the API.
+
+use crate::keep::{add, again, disks, seen, start};
+use crate::kinds::qemu_img;
+use crate::support::{
+    Served, as_arg, disk_dir, eventually, fathom, refused, run, short_dir, stdout_of,
+};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+fn static_disk(name: &str, image: &str, more: &str) -> String {
+    format!("[[disk]]\nname = '{name}'\nimage = '{image}'\n{more}\n")
+}
+
+fn shown(served: &Served, name: &str) -> Value {
+    let client = fathom_client::Client::connect(Path::new(&served.api())).unwrap();
+    client.get(&["v1", "disks", name]).send().unwrap()
+}
+
+fn put(served: &Served, name: &str, options: &Value) -> Value {
+    let client = fathom_client::Client::connect(Path::new(&served.api())).unwrap();
+    let put = client.put(&["v1", "disks", name]).json(options);
+    put.patiently().send().unwrap()
+}
+
+/// Runs a command that must succeed; returns what it printed on standard error.
+fn stderr_of(args: &[&str]) -> String {
+    let output = run(args);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{args:?}: {stderr}");
+    stderr
+}
+
+/// Has the configuration be `more`, and the server read it.
+fn reload(served: &Served, more: &str) {
+    let conf = fs::read_to_string(served.path("conf")).unwrap();
+    let head = conf.split("[[disk]]").next().unwrap();
+    fs::write(served.path("conf"), format!("{head}{more}")).unwrap();
+    let words = "the configuration was read again";
+    let before = served.log().matches(words).count();
+    let pid = shown_pid(served).to_string();
+    let kill = Command::new("kill").args(["-s", "HUP", &pid]).status();
+    assert!(kill.unwrap().success());
+    eventually("a reload", || {
+        (served.log().matches(words).count() > before).then_some(())
+    });
+}
+
+/// The process that serves now.
+fn shown_pid(served: &Served) -> u64 {
+    let client = fathom_client::Client::connect(Path::new(&served.api())).unwrap();
+    let server: Value = client.get(&["v1", "server"]).send().unwrap();
+    server["pid"].as_u64().unwrap()
+}
+
+fn names(served: &Served) -> Vec<String> {
+    disks(served).into_iter().map(|one| one.0).collect()
+}
+
+fn files(served: &Served) -> usize {
+    fs::read_dir(served.path("disks")).unwrap().count()
+}
+
+#[test]
+fn static_disk_is_changed_until_the_restart_only() {
+    let listed = static_disk("listed", "null:1M", "filters = ['delay:read=1us']")
+        + &static_disk("other", "null:1M", "");
+    let served = start(short_dir(), &listed);
+    add(&served, "kept", &[]);
+    add(&served, "now", &["--temporary"]);
+    let owners = [
+        ("listed", "static"),
+        ("kept", "persistent"),
+        ("now", "transient"),
+    ];
+    for (name, owner) in owners {
+        assert_eq!(shown(&served, name)["owner"], owner, "{name}");
+        let info = stdout_of(&["info", &served.api(), "--disk", name]);
+        assert!(info.contains(&format!("owner:      {owner}")), "{info}");
+    }
+    let api = served.api();
+    let of = |name: &'static str| [&*api, "--disk", name];
+    let says = |args: &[&str], lasts: bool| {
+        let said = stderr_of(args).contains("until the server restarts");
+        assert_eq!(said, lasts, "{args:?}");
+    };
+    says(
+        &[&["disk", "change"], &of("listed")[..], &["cache=writeback"]].concat(),
+        true,
+    );
+    says(
+        &[&["disk", "set"], &of("listed")[..], &["delay", "read=9us"]].concat(),
+        true,
+    );
+    says(
+        &[&["disk", "resize"], &of("listed")[..], &["2M"]].concat(),
+        true,
+    );
+    says(&[&["disk", "remove"], &of("other")[..]].concat(), true);
+    says(
+        &[&["disk", "change"], &of("kept")[..], &["cache=writeback"]].concat(),
+        false,
+    );
+    assert_eq!(files(&served), 1, "a static disk has no file");
+    let options = &shown(&served, "listed")["options"];
+    assert_eq!(options["filters"], json!(["delay:read=9us"]));
+    assert_eq!(
+        (&options["cache"], &options["image"]),
+        (&json!("writeback"), &json!("null:2097152"))
+    );
+    // A static disk that was removed and added again is still static.
+    add(&served, "other", &["--filter", "delay"]);
+    assert_eq!(shown(&served, "other")["owner"], "static");
+    assert_eq!(files(&served), 1);
+    let served = again(served, "TERM", &listed);
+    let now = [
+        seen("kept", true, ""),
+        seen("listed", true, "delay:read=1us"),
+        seen("other", true, ""),
+    ];
+    assert_eq!(disks(&served), now);
+    assert_eq!(shown(&served, "listed")["options"]["cache"], Value::Null);
+    assert_eq!(shown(&served, "kept")["options"]["cache"], "writeback");
+}
+
+#[test]
+fn put_of_a_static_disk_keeps_options_that_it_does_not_name() {
+    let pool = "[pool.p]\nthreads = 1\n";
+    let listed = static_disk("a", "null:1M", "pool = 'p'\nexport-description = 'x'");
+    let served = start(short_dir(), &(pool.to_owned() + &listed));
+    let disk = put(
+        &served,
+        "a",
+        &json!({ "image": "null:1M", "readonly": true }),
+    );
+    assert_eq!(disk["options"]["pool"], "p", "{disk}");
+    assert_eq!(disk["options"]["readonly"], true);
+    // What is named gets its usual value.
+    let named = json!({ "image": "null:1M", "pool": null, "readonly": false });
+    let disk = put(&served, "a", &named);
+    let now = json!({ "name": "a", "image": "null:1048576", "export-description": "x" });
+    assert_eq!(disk["options"], now);
+    let api = served.api();
+    stderr_of(&[
+        "disk",
+        "change",
+        &api,
+        "--disk",
+        "a",
+        "export-description=",
+        "pool=p",
+    ]);
+    let options = &shown(&served, "a")["options"];
+    let now = json!({ "name": "a", "image": "null:1048576", "pool": "p" });
+    assert_eq!(*options, now);
+    // Other disks get the defaults.
+    add(&served, "b", &["--readonly"]);
+    let disk = put(&served, "b", &json!({ "image": "null:1M" }));
+    assert_eq!(
+        disk["options"],
+        json!({ "name": "b", "image": "null:1048576" })
+    );
+}
+
+#[test]
+fn changed_static_disk_gets_no_other_image_that_a_restart_would_undo() {
+    let images = disk_dir();
+    let path = |name: &str| as_arg(&images.path().join(name));
+    fs::write(path("root"), vec![1; 1 << 20]).unwrap();
+    let listed = static_disk("a", &path("root"), "");
+    let served = start(short_dir(), &listed);
+    let api = served.api();
+    let snapshot = ["snapshot", &*api, "--disk", "a", &path("top")];
+    refused(1, &snapshot, &["--unkept"]);
+    stderr_of(&["disk", "change", &api, "--disk", "a", "cache=writethrough"]);
+    refused(1, &snapshot, &["--unkept"]);
+    assert_eq!(files(&served), 0);
+    stderr_of(&[&snapshot[..], &["--unkept"]].concat());
+    assert_eq!(files(&served), 0);
+    let top = json!(path("top"));
+    assert_eq!(shown(&served, "a")["options"]["image"], top);
+    // A reload does not bring the old image back: not while the disk is served, and not later.
+    reload(&served, &listed);
+    assert_eq!(shown(&served, "a")["options"]["image"], top);
+    stderr_of(&["disk", "remove", &api, "--disk", "a"]);
+    reload(&served, &listed);
+    reload(&served, &static_disk("a", &path("root"), "readonly = true"));
+    eventually("an error", || {
+        served
+            .log()
+            .contains("has left for another one")
+            .then_some(())
+    });
+    assert_eq!(names(&served), [""; 0]);
+    // The entry that follows the disk is used.
+    let followed = static_disk("a", &path("top"), "format = 'qcow2'");
+    reload(&served, &followed);
+    eventually("the disk", || (names(&served) == ["a"]).then_some(()));
+}
+
+#[test]
+fn reload_changes_only_what_has_changed_in_the_configuration() {
+    let one = |read: &str| static_disk("a", "null:1M", &format!("filters = ['delay:read={read}']"));
+    let gone = static_disk("gone", "null:1M", "");
+    let mut served = start(short_dir(), &(one("1us") + &gone));
+    add(&served, "kept", &["--filter", "delay:read=1us"]);
+    add(&served, "away", &[]);
+    let api = served.api();
+    let change = |args: &[&str]| drop(stderr_of(&[&["disk"], args].concat()));
+    change(&["set", &api, "--disk", "a", "delay", "read=2us"]);
+    change(&[
+        "set",
+        &api,
+        "--disk",
+        "kept",
+        "delay",
+        "read=2us",
+        "--temporary",
+    ]);
+    change(&["remove", &api, "--disk", "gone"]);
+    change(&["remove", &api, "--disk", "away", "--temporary"]);
+    let now = [
+        seen("a", true, "delay:read=2us"),
+        seen("kept", true, "delay:read=2us"),
+    ];
+    reload(&served, &(one("1us") + &gone));
+    assert_eq!(disks(&served), now);
+    // A successor knows it, too.
+    served.upgrade();
+    reload(&served, &(one("1us") + &gone));
+    assert_eq!(disks(&served), now);
+    // What has changed is done: here, an entry and a file.
+    let text = "image = 'null:1M'\nnbd = true\n";
+    fs::write(served.path("disks/away.toml"), text).unwrap();
+    reload(&served, &(one("3us") + &static_disk("gone", "null:2M", "")));
+    let then = [
+        seen("a", true, "delay:read=3us"),
+        seen("away", true, ""),
+        seen("gone", true, ""),
+        seen("kept", true, "delay:read=2us"),
+    ];
+    eventually("the changes", || (disks(&served) == then).then_some(()));
+    served.wait_for("serving null");
+}
+
+#[test]
+fn name_has_one_owner() {
+    let listed = |image: &str| static_disk("a", image, "");
+    let served = start(short_dir(), &static_disk("b", "null:1M", ""));
+    add(&served, "a", &["--filter", "delay:read=1us"]);
+    add(&served, "now", &["--temporary"]);
+    // At a reload, the owner of the name stays.
+    let both =
+        listed("null:1M") + &static_disk("b", "null:1M", "") + &static_disk("now", "null:1M", "");
+    fs::write(served.path("disks/b.toml"), "image = 'null:2M'\n").unwrap();
+    reload(&served, &both);
+    let now = [
+        seen("a", true, "delay:read=1us"),
+        seen("b", true, ""),
+        seen("now", false, ""),
+    ];
+    for words in [
+        "a.toml defines it: the entry in the configuration is not used",
+        "the configuration defines it: ",
+        "the API has added it",
+    ] {
+        assert!(served.log().contains(words), "{words}: {}", served.log());
+    }
+    assert_eq!(disks(&served), now);
+    let owners = ["persistent", "static", "transient"];
+    for (name, owner) in ["a", "b", "now"].into_iter().zip(owners) {
+        assert_eq!(shown(&served, name)["owner"], owner, "{name}");
+    }
+    // At a restart it is not known which of two images is the newer one.
+    let mut served = again(served, "TERM", &both);
+    assert_eq!(disks(&served), [seen("a", true, ""), seen("now", true, "")]);
+    let log = served.log();
+    let (error, warning) = (
+        "disk 'b': the configuration and ",
+        "disk 'a': the configuration and ",
+    );
+    let line = |words: &str| {
+        log.lines()
+            .find(|line| line.contains(words))
+            .unwrap()
+            .to_owned()
+    };
+    assert!(
+        line(error).contains("ERROR") && line(error).contains("differ (image)"),
+        "{log}"
+    );
+    assert!(line(warning).contains("WARN"), "{log}");
+    // Nothing is lost, and once there is one definition, that is used.
+    assert_eq!(files(&served), 2);
+    fs::remove_file(served.path("disks/b.toml")).unwrap();
+    reload(&served, &both);
+    served.wait_for("serving null");
+    eventually("the disk", || {
+        (names(&served) == ["a", "b", "now"]).then_some(())
+    });
+    assert_eq!(shown(&served, "b")["owner"], "static");
+    // A file that cannot be read may name any image.
+    fs::write(served.path("disks/b.toml"), "image = \n").unwrap();
+    let served = again(served, "TERM", &both);
+    assert_eq!(names(&served), ["a", "now"]);
+}
+
+#[test]
+fn mirrored_persistent_disk_is_unlocked_again_after_a_restart() {
+    let images = disk_dir();
+    let path = |name: &str| as_arg(&images.path().join(name));
+    let content: Vec<u8> = (0..1 << 20).map(|n: u32| (n / 512) as u8).collect();
+    fs::write(path("plain"), &content).unwrap();
+    fs::write(path("k"), "secret").unwrap();
+    fs::write(path("k2"), "another").unwrap();
+    let served = start(short_dir(), "");
+    let api = served.api();
+    stdout_of(&["disk", "add", "--server", &api, "a", &path("plain")]);
+    let is_content = |served: &Served| {
+        // (To derive its keys may take longer than the server waits for the disk.)
+        eventually("the disk", || (names(served) == ["a"]).then_some(()));
+        let uri = format!("nbd+unix:///a?socket={}", served.arg("n"));
+        let compare = ["compare", "-f", "raw", "-F", "raw", &path("plain"), &uri];
+        qemu_img(images.path(), &compare);
+    };
+    let to = |served: &Served, target: &str, more: &[&str]| {
+        let api = served.api();
+        let start = ["mirror", "start", &api, "--disk", "a", target, "--wait"];
+        stdout_of(&[&start, more].concat());
+        stdout_of(&["mirror", "complete", &api, "--disk", "a"]);
+    };
+    // To an encrypted image, to one with another key, and to an encrypted layer on that one.
+    let key = |name: &str| format!("file:{}", path(name));
+    to(
+        &served,
+        &path("luks"),
+        &["-O", "luks", "-o", "iter-time=10", "--key", &key("k")],
+    );
+    let served = again(served, "TERM", "");
+    is_content(&served);
+    to(
+        &served,
+        &path("luks2"),
+        &["-O", "luks", "-o", "iter-time=10", "--key", &key("k2")],
+    );
+    stdout_of(&["snapshot", &served.api(), "--disk", "a", &path("top")]);
+    let served = again(served, "KILL", "");
+    is_content(&served);
+    let options = &shown(&served, "a")["options"];
+    assert_eq!(options["keys"], json!([key("k2")]));
+    assert_eq!(options["image"], json!(path("top")));
+}
+
+#[test]
+fn name_with_a_leading_dot_is_refused() {
+    let served = start(short_dir(), "");
+    let api = served.api();
+    let args = ["disk", "add", "--server", &*api, ".a", "null:1M"];
+    refused(1, &args, &["does not begin with a dot", "'a'"]);
+    let output = Command::new("curl")
+        .args(["--silent", "--unix-socket", &api, "-X", "PUT", "-d"])
+        .args([r#"{"image": "null:1M"}"#, "http://fathom/v1/disks/.a"])
+        .output();
+    let said = String::from_utf8(output.unwrap().stdout).unwrap();
+    assert!(said.contains("does not begin with a dot"), "{said}");
+    assert_eq!((names(&served), files(&served)), (vec![], 0));
+    // A file of an earlier server is told, and kept.
+    fs::write(served.path("disks/.a.toml"), "image = 'null:1M'\n").unwrap();
+    let served = again(served, "TERM", "");
+    assert!(
+        served
+            .log()
+            .contains(".a.toml: a disk's name does not begin"),
+        "{}",
+        served.log()
+    );
+    assert_eq!(files(&served), 1);
+    let dir = short_dir();
+    let conf = as_arg(&dir.path().join("conf"));
+    for (text, words) in [
+        (
+            static_disk(".a", "null:1M", "vhost-user = '/run/x'"),
+            "disk '.a': a disk's name does not",
+        ),
+        ("[pool.'.p']\nthreads = 1\n".into(), "[pool..p]: "),
+        (
+            "tenants = true\n[tenant.'.t']\nmemory-max = '1G'\n".into(),
+            "[tenant..t]: ",
+        ),
+    ] {
+        fs::write(&conf, &text).unwrap();
+        refused(1, &["serve", "--config", &conf], &[words]);
+    }
+}
+
+#[test]
+fn added_disk_is_not_exported_where_nobody_is_authenticated() {
+    let served = |listen: &str| {
+        let dir = short_dir();
+        let conf = dir.path().join("conf");
+        let api = as_arg(&dir.path().join("c"));
+        let listed = static_disk("listed", "null:1M", "");
+        let text = format!("api = {{ socket = '{api}' }}\n[nbd]\nlisten = [{listen}]\n{listed}");
+        fs::write(&conf, text).unwrap();
+        let mut command = fathom();
+        command.args(["serve", "--config"]).arg(conf);
+        let mut served = Served::spawn(command, dir);
+        served.wait_for("the API is at");
+        served
+    };
+    let exported = |served: &Served, name: &str| !shown(served, name)["state"]["nbd"].is_null();
+    let dir = short_dir();
+    let unix = format!("'unix:{}'", as_arg(&dir.path().join("n")));
+    // The permissions of a Unix socket say who may connect.
+    let closed = served(&unix);
+    add(&closed, "a", &[]);
+    assert!(exported(&closed, "a"));
+    drop(closed);
+    let open = served(&format!("{unix}, 'tcp:127.0.0.1:0'"));
+    assert!(exported(&open, "listed"));
+    let api = open.api();
+    let socket = open.arg("s");
+    let bare = ["disk", "add", "--server", &*api, "a", "null:1M"];
+    refused(
+        1,
+        &bare,
+        &["tcp:127.0.0.1:", "authenticates nobody", "--nbd"],
+    );
+    add(&open, "a", &["--vhost-user", &socket]);
+    assert!(!exported(&open, "a"));
+    assert!(
+        open.log().contains("disk 'a' is not exported"),
+        "{}",
+        open.log()
+    );
+    // The same request again changes nothing, and neither does a change of other options.
+    let same = json!({ "image": "null:1M", "vhost-user": socket, "readonly": true });
+    assert_eq!(put(&open, "a", &same)["options"]["nbd"], false);
+    stdout_of(&["disk", "change", &api, "--disk", "a", "readonly=false"]);
+    assert!(!exported(&open, "a"));
+    add(&open, "b", &["--nbd"]);
+    assert!(exported(&open, "b"));
+    stdout_of(&["disk", "change", &api, "--disk", "listed", "readonly=true"]);
+    assert!(exported(&open, "listed"));
+}

@@ -1,0 +1,100 @@
+//! Conditions of requests about disks (RFC 9110, section 13), which are evaluated where the disks are.
+
+use crate::answer::{Kind, Refusal};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// Matches every disk that exists.
+const ANY: &str = "*";
+
+/// Versions that a disk must have, or must not have, for a request to be carried out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Condition {
+    /// `If-Match`: one of these; empty: not given.
+    pub wanted: Vec<String>,
+    /// `If-None-Match`: none of these; empty: not given.
+    pub unwanted: Vec<String>,
+}
+
+/// Returns the version of a disk with these options: an entity tag (RFC 9110, section 8.8.3).
+pub fn version_of(options: &Value) -> String {
+    let mut hasher = DefaultHasher::new();
+    options.to_string().hash(&mut hasher);
+    format!("\"{:016x}\"", hasher.finish())
+}
+
+impl Condition {
+    /// Whether the request names versions that the disk must have.
+    pub fn names_versions(&self) -> bool {
+        self.wanted.iter().any(|tag| tag != ANY)
+    }
+
+    /// Refuses a request that is not meant for the disk as it is. `present`: the disk's version, if the
+    /// disk exists.
+    pub fn check(&self, disk: &str, present: Option<&str>) -> Result<(), Refusal> {
+        let is_it = |tag: &str| present.is_some_and(|present| tag == ANY || tag == present);
+        if !self.wanted.is_empty() && !self.wanted.iter().any(|tag| is_it(tag)) {
+            return Err(Kind::Changed.because(match present {
+                Some(_) => format!(
+                    "disk '{disk}' is not as the request expects it (If-Match): read it again, and repeat \
+                     the request"
+                ),
+                None => format!("there is no disk '{disk}' (If-Match)"),
+            }));
+        }
+        // (Weak comparison: section 13.1.2.)
+        let strong = |tag: &'_ String| is_it(tag.strip_prefix("W/").unwrap_or(tag));
+        match self.unwanted.iter().any(strong) {
+            true => Err(Kind::Exists.because(format!(
+                "a disk named '{disk}' already exists (If-None-Match): use `fathom disk change`, or choose \
+                 another name"
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// The refusal while another request changes the disk.
+    pub fn overtaken(disk: &str) -> Refusal {
+        Kind::Changed.because(format!(
+            "another request is changing disk '{disk}' (If-Match): read it again, and repeat the request"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn conditions_compare_with_the_present_version() {
+        let tag = version_of(&json!({ "name": "a" }));
+        assert_ne!(tag, version_of(&json!({ "name": "b" })));
+        let weak = format!("W/{tag}");
+        for (tags, present, if_match, if_none_match) in [
+            (&["*"][..], None, false, true),
+            (&["*"], Some(&*tag), true, false),
+            (&[&*tag], Some(&*tag), true, false),
+            (&["\"x\"", &*tag], Some(&*tag), true, false),
+            (&["\"x\""], Some(&*tag), false, true),
+            (&[&*tag], None, false, true),
+            // If-Match compares strongly, If-None-Match weakly.
+            (&[&*weak], Some(&*tag), false, false),
+        ] {
+            let tags: Vec<_> = tags.iter().map(|tag| (*tag).to_owned()).collect();
+            let wanted = Condition {
+                wanted: tags.clone(),
+                ..Condition::default()
+            };
+            let unwanted = Condition {
+                unwanted: tags.clone(),
+                ..Condition::default()
+            };
+            assert_eq!(wanted.check("a", present).is_ok(), if_match, "{tags:?}");
+            let holds = unwanted.check("a", present).is_ok();
+            assert_eq!(holds, if_none_match, "{tags:?}");
+        }
+        assert!(Condition::default().check("a", None).is_ok());
+    }
+}

@@ -1,0 +1,126 @@
+//! How two definitions of a disk differ, and how one is made of both.
+
+use super::DiskTable;
+use fathom_filters::Spec;
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What differs between two disks of a name.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Changes {
+    /// Options of filters: what is to be set, filter by filter.
+    Filters(Vec<BTreeMap<String, String>>),
+    /// What another disk in its place can have without a guest's or a client's noticing.
+    Remake,
+    /// These keys, which it cannot.
+    Others(Vec<String>),
+}
+
+/// The keys that another disk in its place can have.
+const REMADE: [&str; 18] = [
+    "aio",
+    "alarms",
+    "allow-dirs",
+    "cache",
+    "cpus",
+    "discard",
+    "filters",
+    "iothreads",
+    "keys",
+    "metadata-cache",
+    "poll",
+    "pool",
+    "readonly",
+    "register-memory",
+    "server-timeout",
+    "server-reconnect",
+    "server-connections",
+    "export-description",
+];
+
+/// The keys that decide which data a disk has.
+const DATA: [&str; 7] = [
+    "base",
+    "data-file",
+    "format",
+    "image",
+    "offset",
+    "pull",
+    "size",
+];
+
+impl DiskTable {
+    /// Returns these options with those that a switch to the image of `switched` changes: all that it
+    /// takes to open that image again. The others, which may be temporary there, stay.
+    pub(crate) fn switched_to(&self, switched: DiskTable) -> DiskTable {
+        DiskTable {
+            allow_dirs: switched.allow_dirs,
+            keys: switched.keys,
+            ..self.clone().on(switched.image, switched.format)
+        }
+    }
+
+    /// Returns these options where a request names them, and those of `present` elsewhere.
+    pub(crate) fn over(
+        &self,
+        named: &BTreeSet<String>,
+        present: &DiskTable,
+    ) -> Result<DiskTable, String> {
+        let (mut members, own) = (members(present), members(self));
+        members.retain(|key, _| !named.contains(key));
+        members.extend(own.into_iter().filter(|(key, _)| named.contains(key)));
+        serde_json::from_value(Value::Object(members)).map_err(|error| error.to_string())
+    }
+
+    /// Keys that decide which data the disk has, as far as they differ.
+    pub(crate) fn other_data(&self, other: &DiskTable) -> Vec<String> {
+        let mut keys = self.differences(other);
+        keys.retain(|key| DATA.contains(&key.as_str()));
+        keys
+    }
+
+    /// What is to be done to make this `wanted`.
+    pub(crate) fn changes_to(&self, wanted: &DiskTable) -> Changes {
+        let bare = |table: &DiskTable| {
+            let mut table = table.clone();
+            table.filters.iter_mut().for_each(|one| one.options.clear());
+            table
+        };
+        if bare(self) != bare(wanted) {
+            let mut others = self.differences(wanted);
+            others.retain(|key| !REMADE.contains(&key.as_str()));
+            return match others.is_empty() {
+                true => Changes::Remake,
+                false => Changes::Others(others),
+            };
+        }
+        let changes = |(is, wanted): (&Spec, &Spec)| {
+            let gone = is
+                .options
+                .iter()
+                .map(|(key, _)| (key.clone(), String::new()));
+            gone.chain(wanted.options.iter().cloned()).collect()
+        };
+        let pairs = self.filters.iter().zip(&wanted.filters);
+        Changes::Filters(pairs.map(changes).collect())
+    }
+
+    /// The keys whose values differ.
+    pub(crate) fn differences(&self, other: &DiskTable) -> Vec<String> {
+        let (one, other) = (members(self), members(other));
+        let keys: BTreeSet<_> = one.keys().chain(other.keys()).collect();
+        let differ = |key: &&&String| one.get(**key) != other.get(**key);
+        keys.iter()
+            .filter(differ)
+            .map(|key| key.to_string())
+            .collect()
+    }
+}
+
+/// Options that are not at their defaults, by their keys.
+fn members(table: &DiskTable) -> Map<String, Value> {
+    match serde_json::to_value(table) {
+        Ok(Value::Object(members)) => members,
+        _ => Map::new(),
+    }
+}
