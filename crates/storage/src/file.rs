@@ -2,6 +2,9 @@
 
 mod align;
 mod channel;
+#[cfg(test)]
+mod channel_tests;
+mod flushes;
 mod inline;
 mod open;
 mod pieces;
@@ -18,6 +21,7 @@ use channel::FileChannel;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits, Resize};
 use fathom_files::lock::{self, LockError};
 use fathom_files::{FileId, gate};
+use flushes::{Flushes, Verdict};
 pub(crate) use place::{At, KIND};
 use plan::Planner;
 use report::ToldEnd;
@@ -30,6 +34,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Where written data may rest, by the names that QEMU users know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -165,6 +170,9 @@ fn is_unchanged(left: Option<&Metadata>, taken: Option<&Metadata>) -> bool {
     left.is_some() && left == taken
 }
 
+/// Time between two looks at flushes of other workers.
+const LOOK_AT_FLUSHES: Duration = Duration::from_micros(50);
+
 /// What the disk and all its channels know.
 struct Shared {
     path: PathBuf,
@@ -182,9 +190,7 @@ struct Shared {
     size: AtomicU64,
     /// The file's, which need not be a multiple of 512.
     file_len: AtomicU64,
-    /// The kernel has reported that it lost cached writes. It says so once
-    /// and then forgets, so later flushes prove nothing.
-    flush_failed: AtomicBool,
+    flushes: Arc<Flushes>,
     told_end: ToldEnd,
     seen: Mutex<Seen>,
     planner: Planner,
@@ -250,7 +256,7 @@ impl FileDisk {
 
     /// Whether writes were lost that a flush has not made durable.
     pub fn flush_has_failed(&self) -> bool {
-        self.shared.flush_failed.load(Ordering::Relaxed)
+        self.shared.flushes.have_failed()
     }
 
     /// How the file was when it became this process's, after whoever had it before.
@@ -392,16 +398,41 @@ impl Shared {
         self.flush()
     }
 
+    /// Makes durable what has been written; blocks.
     fn flush(&self) -> Result<(), DiskError> {
-        let flushed = match self.flush_failed.load(Ordering::Relaxed) {
-            false => self.file.sync_data(),
+        let flushed = match self.flushes.have_failed() {
+            false => self.flush_now(),
             true => Err(io::Error::from_raw_os_error(libc::EIO)),
         };
-        flushed.map_err(|error| {
-            let cached = self.options.cache != Cache::None;
-            self.flush_failed.fetch_or(cached, Ordering::Relaxed);
-            self.error("cannot be flushed", error)
-        })
+        flushed.map_err(|error| self.error("cannot be flushed", error))
+    }
+
+    fn flush_now(&self) -> io::Result<()> {
+        if !self.is_cached() {
+            return self.file.sync_data();
+        }
+        let mut flusher = self.flushes.flusher();
+        let number = flusher.begin();
+        if let Err(error) = self.file.sync_data() {
+            flusher.failed(number);
+            return Err(error);
+        }
+        let mut verdict = flusher.succeeded(number);
+        loop {
+            match verdict {
+                Verdict::Durable => return Ok(()),
+                Verdict::Lost => return Err(io::Error::from_raw_os_error(libc::EIO)),
+                Verdict::After(before) => {
+                    std::thread::sleep(LOOK_AT_FLUSHES);
+                    verdict = flusher.verdict(before);
+                }
+            }
+        }
+    }
+
+    /// Whether writes rest in the host's page cache, which the kernel can lose.
+    fn is_cached(&self) -> bool {
+        self.options.cache != Cache::None
     }
 
     /// Others may have added something, which is not to be cut off. (What a server that was killed has added to the last

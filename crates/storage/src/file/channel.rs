@@ -1,10 +1,11 @@
 //! One worker's way to a file: what is served at once, what goes straight to
 //! the engine, and what takes several steps.
 
+use super::flushes::{Flusher, Verdict};
 use super::plan::Method;
 use super::report::report;
 use super::transfer::{Progress, Transfer, clear, rest_of};
-use super::{Cache, Kind, Shared};
+use super::{Cache, Kind, LOOK_AT_FLUSHES, Shared};
 use crate::buffers::{Buffer, Buffers};
 use crate::ranges::Turns;
 use fathom_core::{
@@ -76,6 +77,8 @@ pub(super) struct State {
     pub(super) buffer: Option<Buffer>,
     /// How the storage is discarding or zeroing.
     pub(super) method: Method,
+    /// The number of its flush.
+    flush: u64,
 }
 
 pub(super) struct FileChannel {
@@ -99,6 +102,9 @@ pub(super) struct FileChannel {
     pub(super) starved: VecDeque<RequestId>,
     /// Present when parts of blocks may have to be written.
     turns: Option<Turns>,
+    flusher: Flusher,
+    /// Requests whose flush has succeeded, and before which flush all results have to be seen.
+    flushed: Vec<(RequestId, u64)>,
 }
 
 impl FileChannel {
@@ -124,6 +130,8 @@ impl FileChannel {
             buffers: Buffers::new()?,
             starved: VecDeque::new(),
             turns,
+            flusher: shared.flushes.flusher(),
+            flushed: Vec::new(),
             shared,
         })
     }
@@ -201,6 +209,13 @@ impl FileChannel {
     }
 
     pub(super) fn push_sync(&mut self, cx: &mut Cx, id: RequestId, step: Step) {
+        if self.shared.is_cached() {
+            self.state(id).flush = self.flusher.begin();
+        }
+        self.push_sync_again(cx, id, step);
+    }
+
+    fn push_sync_again(&mut self, cx: &mut Cx, id: RequestId, step: Step) {
         cx.enter(id, Stage::Device);
         self.push_without_data(cx, id, step, IoKind::Sync, 0..0);
     }
@@ -296,15 +311,47 @@ impl FileChannel {
     }
 
     fn synced(&mut self, cx: &mut Cx, id: RequestId, step: Step, result: i32) {
+        let is_cached = self.shared.is_cached();
+        let number = self.state(id).flush;
         match -result {
-            0 => self.finish(cx, id, 0),
-            libc::EINTR => self.push_sync(cx, id, step),
+            0 if !is_cached => return self.finish(cx, id, 0),
+            0 => match self.flusher.succeeded(number) {
+                Verdict::Durable => self.finish(cx, id, 0),
+                Verdict::Lost => self.fail(cx, id, libc::EIO),
+                Verdict::After(before) => self.flushed.push((id, before)),
+            },
+            libc::EINTR => return self.push_sync_again(cx, id, step),
             errno => {
-                if self.shared.options.cache != Cache::None {
-                    self.shared.flush_failed.store(true, Ordering::Relaxed);
+                if is_cached {
+                    self.flusher.failed(number);
                 }
                 self.fail(cx, id, errno);
             }
+        }
+        self.look_at_flushed(cx);
+    }
+
+    /// Completes requests whose flush has succeeded, unless another flush may still have been told of lost writes.
+    fn look_at_flushed(&mut self, cx: &mut Cx) {
+        let mut n = 0;
+        while n < self.flushed.len() {
+            let (id, before) = self.flushed[n];
+            let errno = match self.flusher.verdict(before) {
+                Verdict::After(_) => {
+                    n += 1;
+                    continue;
+                }
+                Verdict::Durable => 0,
+                Verdict::Lost => libc::EIO,
+            };
+            self.flushed.swap_remove(n);
+            match errno {
+                0 => self.finish(cx, id, 0),
+                errno => self.fail(cx, id, errno),
+            }
+        }
+        if !self.flushed.is_empty() {
+            cx.wake_at(cx.now() + cx.clock().ticks(LOOK_AT_FLUSHES));
         }
     }
 
@@ -314,6 +361,11 @@ impl FileChannel {
         let request = &cx.slab[id];
         let (op, offset, len) = (request.op, request.at, request.len);
         let shared = &self.shared;
+        // A write that syncs is told of lost writes like a flush, and instead of the next one.
+        let syncs = op == Op::Write && (self.dsync || request.fua);
+        if syncs && errno == libc::EIO && shared.is_cached() {
+            shared.flushes.fail();
+        }
         match shared.early_end() {
             Some(end) if op == Op::Read && errno == libc::EIO && offset + len > end => {
                 let size = shared.size.load(Ordering::Relaxed);
@@ -397,7 +449,7 @@ impl Channel for FileChannel {
         if let Some(errno) = self.refusal(request) {
             return cx.complete(id, errno);
         }
-        if request.op == Op::Flush && self.shared.flush_failed.load(Ordering::Relaxed) {
+        if request.op == Op::Flush && self.shared.flushes.have_failed() {
             return cx.complete(id, libc::EIO);
         }
         if self.lock(cx, id) {
@@ -428,5 +480,9 @@ impl Channel for FileChannel {
             }
         }
         self.start_granted(cx);
+    }
+
+    fn timer(&mut self, cx: &mut Cx) {
+        self.look_at_flushed(cx);
     }
 }

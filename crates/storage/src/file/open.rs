@@ -91,7 +91,7 @@ pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<S
         optimal_io_size,
         in_memory,
         size: AtomicU64::new(size),
-        flush_failed: AtomicBool::new(false),
+        flushes: Default::default(),
         file_len: AtomicU64::new(file_len),
         told_end: Default::default(),
         planner: Planner {

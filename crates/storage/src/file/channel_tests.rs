@@ -1,0 +1,178 @@
+//! Requests whose operations the test completes itself.
+
+use super::{Cache, FileDisk, FileOptions};
+use fathom_core::token::Target;
+use fathom_core::{
+    Channel, Completion, Cx, Disk, Engine, FileId, Io, IoKind, Op, Owner, RequestId, Stamps, Token,
+    Wait,
+};
+use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::{Arc, Mutex};
+
+/// No request is done.
+const NONE: [i32; 0] = [];
+
+/// Operations that the kernel would have.
+type Pushed = Arc<Mutex<Vec<(IoKind, Token)>>>;
+
+/// Carries out nothing.
+struct Idle(Pushed);
+
+impl Engine for Idle {
+    fn name(&self) -> &'static str {
+        "idle"
+    }
+
+    fn reserve(&mut self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn add_file(&mut self, _: BorrowedFd<'_>) -> io::Result<FileId> {
+        Ok(FileId(0))
+    }
+
+    fn remove_file(&mut self, _: FileId) {}
+
+    unsafe fn push(&mut self, io: Io, token: Token) {
+        self.0.lock().unwrap().push((io.kind, token));
+    }
+
+    fn watch(&mut self, _: RawFd, _: Token) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn unwatch(&mut self, _: RawFd, _: Token) {}
+
+    fn submit(&mut self, _: Wait, _: &mut Vec<Completion>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn ready(&mut self) -> bool {
+        false
+    }
+}
+
+/// A worker of a disk.
+struct Worker {
+    cx: Cx,
+    channel: Box<dyn Channel>,
+    pushed: Pushed,
+}
+
+impl Worker {
+    fn new(disk: &FileDisk) -> Worker {
+        let pushed = Pushed::default();
+        let mut cx = Cx::new(Box::new(Idle(pushed.clone())));
+        cx.slab.grow(1);
+        let channel = disk.channel(&mut cx).unwrap();
+        Worker {
+            cx,
+            channel,
+            pushed,
+        }
+    }
+
+    /// Submits a request without data, and returns the operation that it waits for.
+    fn submit(&mut self, op: Op, fua: bool) -> Option<(RequestId, u16)> {
+        let id = self.cx.slab.take().unwrap();
+        let request = &mut self.cx.slab[id];
+        (request.op, request.fua, request.error) = (op, fua, 0);
+        request.owner = Owner::SOURCE;
+        request.stamps = Stamps::start(0);
+        (request.offset, request.at, request.len) = (0, 0, 0);
+        self.channel.submit(&mut self.cx, id);
+        let (_, token) = self.pushed.lock().unwrap().pop()?;
+        match token.target() {
+            Target::Request { id, tag } => Some((id, tag)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn flush(&mut self) -> (RequestId, u16) {
+        self.submit(Op::Flush, false).expect("a sync")
+    }
+
+    /// The operation has ended so. Returns the errors of all requests that are done.
+    fn complete(&mut self, (id, tag): (RequestId, u16), result: i32) -> Vec<i32> {
+        self.channel.complete(&mut self.cx, id, tag, result);
+        self.done()
+    }
+
+    fn look(&mut self) -> Vec<i32> {
+        self.channel.timer(&mut self.cx);
+        self.done()
+    }
+
+    fn done(&mut self) -> Vec<i32> {
+        let done = self.cx.take_done();
+        done.iter().map(|id| self.cx.slab[*id].error).collect()
+    }
+}
+
+fn disk(cache: Cache) -> FileDisk {
+    let file = tempfile::tempfile_in("/var/tmp").unwrap();
+    file.set_len(1 << 20).unwrap();
+    let options = FileOptions {
+        cache,
+        ..FileOptions::default()
+    };
+    FileDisk::from_file("disk".as_ref(), file, options).unwrap()
+}
+
+#[test]
+fn successful_flush_waits_for_one_that_another_worker_may_have_to_report_as_failed() {
+    let disk = disk(Cache::Writeback);
+    let (mut one, mut other) = (Worker::new(&disk), Worker::new(&disk));
+    let (first, second) = (one.flush(), other.flush());
+    // The kernel has told the first one of lost writes, and therefore not the second one.
+    assert_eq!(other.complete(second, 0), NONE);
+    assert_eq!(other.look(), NONE);
+    assert_eq!(one.complete(first, -libc::EIO), [libc::EIO]);
+    assert_eq!(other.look(), [libc::EIO]);
+    assert_eq!(other.submit(Op::Flush, false), None);
+    assert_eq!(other.done(), [libc::EIO]);
+}
+
+#[test]
+fn successful_flush_is_answered_once_all_before_it_have_succeeded() {
+    let disk = disk(Cache::Writeback);
+    let (mut one, mut other) = (Worker::new(&disk), Worker::new(&disk));
+    let (first, second) = (one.flush(), other.flush());
+    assert_eq!(other.complete(second, 0), NONE);
+    let later = one.flush();
+    // This one began before the first one's end was seen, which therefore waits for it. The second one does not.
+    assert_eq!(one.complete(first, 0), NONE);
+    assert_eq!(other.look(), [0]);
+    assert_eq!(one.complete(later, 0), [0, 0]);
+}
+
+#[test]
+fn flushes_of_one_worker_report_each_others_lost_writes() {
+    let disk = disk(Cache::Writeback);
+    let mut one = Worker::new(&disk);
+    let (first, second) = (one.flush(), one.flush());
+    assert_eq!(one.complete(second, 0), NONE);
+    assert_eq!(one.complete(first, -libc::EIO), [libc::EIO; 2]);
+}
+
+#[test]
+fn flush_without_page_cache_waits_for_no_other() {
+    let disk = disk(Cache::None);
+    let (mut one, mut other) = (Worker::new(&disk), Worker::new(&disk));
+    let (first, second) = (one.flush(), other.flush());
+    assert_eq!(other.complete(second, 0), [0]);
+    assert_eq!(one.complete(first, -libc::EIO), [libc::EIO]);
+    let third = other.flush();
+    assert_eq!(other.complete(third, 0), [0]);
+}
+
+#[test]
+fn write_that_syncs_reports_lost_writes_instead_of_the_next_flush() {
+    let disk = disk(Cache::Writeback);
+    let mut one = Worker::new(&disk);
+    let write = one.submit(Op::Write, true).expect("a write");
+    assert_eq!(one.complete(write, -libc::EIO), [libc::EIO]);
+    assert_eq!(one.submit(Op::Flush, false), None);
+    assert_eq!(one.done(), [libc::EIO]);
+}
