@@ -16,6 +16,8 @@ pub struct Cx {
     pub(crate) done: Vec<RequestId>,
     /// Children that are done, for their owners to take: one list an owner.
     children_done: Vec<Vec<RequestId>>,
+    /// The last owner.
+    newest: Owner,
     /// The children that were completed in this turn, of all owners.
     pub(crate) children_completed: Vec<RequestId>,
     /// How many children there is room for, of all owners.
@@ -42,6 +44,7 @@ impl Cx {
             now: clock.now(),
             done: Vec::new(),
             children_done: Vec::new(),
+            newest: Owner::SOURCE,
             children_completed: Vec::new(),
             children: 0,
             alarm: u64::MAX,
@@ -52,20 +55,31 @@ impl Cx {
         }
     }
 
-    /// Make room for `n` children more in flight, beside the requests of all
-    /// sources. Whoever asks for it owns them: `owner` of a child says so.
+    /// Makes room for `n` more children in flight, beside the requests of all sources. The caller owns them: `owner` of
+    /// a child says so. Fails if the channel has more layers than owners can be told apart.
     pub fn reserve_children(&mut self, n: usize) -> io::Result<Owner> {
+        let owner = Owner::layer(self.children_done.len() + 1);
+        let owner = owner.ok_or_else(|| io::Error::other("the disk has too many layers"))?;
         self.children += n;
         self.slab.grow(n);
         self.children_done.push(Vec::with_capacity(n));
         self.children_completed.reserve(self.children);
         self.engine.reserve(self.children)?;
-        Ok(Owner::layer(self.children_done.len()))
+        self.newest = owner;
+        Ok(owner)
     }
 
-    /// The last one that has asked for children; [`Owner::SOURCE`] if none has.
+    /// The last owner that has reserved children; [`Owner::SOURCE`] if none has.
     pub fn newest_owner(&self) -> Owner {
-        Owner::layer(self.children_done.len())
+        self.newest
+    }
+
+    /// Calls `look` with each request and child whose slot is taken, in no order. Slow: it looks at the whole slab.
+    #[cold]
+    pub fn for_each_in_flight(&self, mut look: impl FnMut(&Request)) {
+        for id in self.slab.in_use() {
+            look(&self.slab[id]);
+        }
     }
 
     /// A child of `owner` that is done, its outcome in `error`. Whoever made
@@ -287,6 +301,22 @@ impl Completed {
 mod tests {
     use super::*;
     use crate::testing::PollEngine;
+
+    #[test]
+    fn channel_may_have_more_than_255_layers_with_children() {
+        let mut cx = Cx::new(Box::new(PollEngine::default()));
+        let owners: Vec<_> = (0..300).map(|_| cx.reserve_children(0).unwrap()).collect();
+        assert!(owners.is_sorted_by(|below, above| below < above));
+        assert_eq!(cx.newest_owner(), owners[299]);
+        cx.slab.grow(1);
+        let id = cx.slab.take().unwrap();
+        cx.slab[id].owner = owners[299];
+        cx.complete(id, 0);
+        assert_eq!(cx.child_done(owners[299]), Some(id));
+        // More than can be told apart are refused.
+        let refused = (0..70_000).find_map(|_| cx.reserve_children(0).err());
+        assert!(refused.unwrap().to_string().contains("too many layers"));
+    }
 
     #[test]
     fn what_does_not_stand_is_in_flight_again() {

@@ -21,14 +21,14 @@ pub type Segments = SmallVec<[iovec; INLINE_SEGMENTS]>;
 ///
 /// Owners are ordered: layers below come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Owner(u8);
+pub struct Owner(u16);
 
 impl Owner {
     pub const SOURCE: Owner = Owner(0);
 
-    /// The `n`th layer that has children, from 1.
-    pub(crate) fn layer(n: usize) -> Owner {
-        Owner(u8::try_from(n).expect("a channel has few layers"))
+    /// The `n`th layer that has children, from 1. None: no channel has so many.
+    pub(crate) fn layer(n: usize) -> Option<Owner> {
+        u16::try_from(n).ok().map(Owner)
     }
 
     #[inline]
