@@ -173,6 +173,10 @@ impl Disk for SlowDisk {
         self.disk.keep(keepsake);
     }
 
+    fn connect_delay(&self) -> Duration {
+        self.disk.connect_delay()
+    }
+
     fn activate(&self) -> Result<(), DiskError> {
         self.disk.activate()
     }
@@ -224,6 +228,10 @@ impl Channel for SlowChannel {
     fn drain(&mut self, cx: &mut Cx, source: u16) {
         self.channel.drain(cx, source);
     }
+
+    fn answered(&mut self, request: &Request) {
+        self.channel.answered(request);
+    }
 }
 
 struct SlowSource {
@@ -266,6 +274,10 @@ impl Source for SlowSource {
 
     fn memory(&self) -> Vec<Buffer> {
         self.source.memory()
+    }
+
+    fn inherited(&self) -> usize {
+        self.source.inherited()
     }
 
     fn pending(&mut self) -> bool {
@@ -322,6 +334,48 @@ mod tests {
         ] {
             assert!(injection(bad).is_err(), "{bad}");
         }
+    }
+
+    /// A queue of a killed server, some of whose requests are to be served again.
+    struct Killed;
+
+    impl Source for Killed {
+        fn capacity(&self) -> usize {
+            8
+        }
+
+        fn kick_fd(&self) -> Option<RawFd> {
+            None
+        }
+
+        fn inherited(&self) -> usize {
+            3
+        }
+
+        fn pending(&mut self) -> bool {
+            false
+        }
+
+        fn pop(&mut self, _: &mut Cx, _: usize, _: &mut Vec<RequestId>) -> Result<u32, Broken> {
+            Ok(0)
+        }
+
+        fn finish(&mut self, _: &Request) {}
+
+        fn publish(&mut self, _: &mut Cx) -> bool {
+            false
+        }
+
+        fn into_any(self: Box<Self>) -> Box<dyn Any> {
+            self
+        }
+    }
+
+    #[test]
+    fn slow_queue_of_a_killed_server_has_its_requests_served_again() {
+        let injector = Injector::new("notify=1ms".parse().unwrap());
+        let slow = injector.wrap_source().unwrap()(Box::new(Killed));
+        assert_eq!(slow.inherited(), 3);
     }
 
     #[test]
