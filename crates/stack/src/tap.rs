@@ -6,8 +6,8 @@ use crate::brake::Brake;
 use crate::past::Past;
 use fathom_core::token::woken;
 use fathom_core::{
-    Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Op, Request, RequestId, Resize, SizeWatch,
-    Token, WorkerHandle,
+    Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Op, Owner, Request, RequestId, Resize,
+    SizeWatch, Token, WorkerHandle,
 };
 use fathom_storage::FileDisk;
 use rustix::event::{EventfdFlags, eventfd};
@@ -76,6 +76,29 @@ impl Tap {
             bitmaps: Arc::new(bitmaps),
             wanted: Arc::default(),
         }
+    }
+
+    /// Adds a bitmap in which every change is marked that has not ended when this returns. Waits for the workers.
+    pub fn add_bitmap(
+        &self,
+        name: &str,
+        size: u64,
+        granularity: Option<u64>,
+        workers: &[WorkerHandle],
+    ) -> Result<(), String> {
+        let mut mark_in_flight = || hear(workers);
+        self.bitmaps
+            .add(name, size, granularity, &mut mark_in_flight)
+    }
+
+    /// Clears a bitmap, in which every change is marked that has not ended when this returns. Waits for the workers.
+    pub fn clear_bitmap(
+        &self,
+        name: &str,
+        size: u64,
+        workers: &[WorkerHandle],
+    ) -> Result<(), String> {
+        self.bitmaps.clear(name, size, &mut || hear(workers))
     }
 
     /// The disk without what goes through here, to be read.
@@ -236,8 +259,10 @@ impl Disk for Tap {
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
+        let channel = self.below.channel(cx)?;
         let mut channel = TapChannel {
-            channel: self.below.channel(cx)?,
+            channel,
+            below: cx.newest_owner(),
             bitmaps: self.bitmaps.clone(),
             epoch: 0,
             marked: Arc::new([]),
@@ -253,8 +278,15 @@ impl Disk for Tap {
     }
 }
 
+/// Whether an operation changes what the disk reads as.
+fn changes(op: Op) -> bool {
+    matches!(op, Op::Write | Op::Discard | Op::WriteZeroes)
+}
+
 struct TapChannel {
     channel: Box<dyn Channel>,
+    /// The last owner of children below: their offsets are not the disk's.
+    below: Owner,
     bitmaps: Arc<Bitmaps>,
     /// What this worker marks, since this epoch of them.
     epoch: u64,
@@ -273,33 +305,55 @@ struct TapChannel {
 }
 
 impl TapChannel {
-    /// Goes by what is wanted now.
+    /// Takes over what is wanted now.
     fn look(&mut self, cx: &mut Cx) {
         self.look_at_wanted(cx);
-        self.look_at_bitmaps();
+        self.look_at_bitmaps(cx);
     }
 
-    fn look_at_bitmaps(&mut self) {
+    /// Takes over the bitmaps to mark, if there are others than before. Requests in flight may change the disk later,
+    /// and were marked in the former bitmaps only: they are marked in all.
+    fn look_at_bitmaps(&mut self, cx: &Cx) {
         if self.epoch != self.bitmaps.epoch() {
             (self.epoch, self.marked) = self.bitmaps.marked();
+            self.mark_in_flight(cx);
         }
         let Wanted { past, brake } = &self.goes_by;
         self.is_idle = self.marked.is_empty() && past.is_none() && brake.is_none();
     }
 
-    /// Marks what a request is about to change. True: it has been taken care of.
+    #[cold]
+    fn mark_in_flight(&self, cx: &Cx) {
+        if self.marked.is_empty() {
+            return;
+        }
+        cx.for_each_in_flight(|request| {
+            if request.owner == Owner::SOURCE || request.owner > self.below {
+                self.mark(request);
+            }
+        });
+    }
+
+    /// Marks what a request may change.
+    fn mark(&self, request: &Request) {
+        if changes(request.op) {
+            let (offset, len) = (request.offset, request.len);
+            self.marked
+                .iter()
+                .for_each(|bitmap| bitmap.mark(offset, len));
+        }
+    }
+
+    /// Marks what a request is about to change. Returns true if the request waits or has been answered.
     fn mark_or_wait(&mut self, cx: &mut Cx, id: RequestId) -> bool {
         if self.epoch != self.bitmaps.epoch() {
-            self.look_at_bitmaps();
+            self.look_at_bitmaps(cx);
         }
         let request = &cx.slab[id];
-        let (op, offset, len) = (request.op, request.offset, request.len);
-        if !matches!(op, Op::Write | Op::Discard | Op::WriteZeroes) {
+        if !changes(request.op) {
             return false;
         }
-        self.marked
-            .iter()
-            .for_each(|bitmap| bitmap.mark(offset, len));
+        self.mark(request);
         if self.is_let(cx, id) {
             return false;
         }

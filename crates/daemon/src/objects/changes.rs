@@ -248,15 +248,16 @@ pub fn end_stream(name: String, running: stream::Running, post: Post<Event>) -> 
     })
 }
 
-/// Sees to bitmaps.
+/// Lists or changes a disk's bitmaps, on a thread of its own.
 pub fn order_bitmaps(disk: &Served, order: BitmapOrder, post: Post<Event>) -> io::Result<()> {
     let name = disk.name().to_owned();
     let (bitmaps, size) = disk.bitmaps();
+    let source = disk.source();
     let shared = disk.shared().clone();
     on_a_thread("see to bitmaps", move || {
         let changes_image = bitmaps.are_in_image() && order != BitmapOrder::List;
         bitmaps.prepare(size);
-        let work = || see_to_bitmaps(&bitmaps, size, order);
+        let work = || see_to_bitmaps(&source, size, order);
         let list = match changes_image {
             true => { shared.with_image(work) }.unwrap_or_else(|error| Err(error.to_string())),
             false => work(),
@@ -267,19 +268,21 @@ pub fn order_bitmaps(disk: &Served, order: BitmapOrder, post: Post<Event>) -> io
 }
 
 fn see_to_bitmaps(
-    bitmaps: &Bitmaps,
+    source: &Source,
     size: u64,
     order: BitmapOrder,
 ) -> Result<Vec<BitmapStatus>, String> {
+    let Source { tap, workers, .. } = source;
+    let bitmaps = tap.bitmaps();
     match order {
         BitmapOrder::List => Ok(()),
         BitmapOrder::Add {
             bitmap,
             granularity,
-        } => bitmaps.add(&bitmap, size, granularity),
+        } => tap.add_bitmap(&bitmap, size, granularity, workers),
         BitmapOrder::Remove { bitmap } => bitmaps.remove(&bitmap, size),
         BitmapOrder::Advance { bitmap, to } => bitmaps.advance(&bitmap, to, size),
-        BitmapOrder::Clear { bitmap } => bitmaps.clear(&bitmap, size),
+        BitmapOrder::Clear { bitmap } => tap.clear_bitmap(&bitmap, size, workers),
         BitmapOrder::Rename { bitmap, to } => bitmaps.rename(&bitmap, &to, size),
         BitmapOrder::Merge { bitmap, from } => bitmaps.merge(&bitmap, &from, size),
     }?;

@@ -3,8 +3,7 @@
 use super::bitmap::{Bitmap, Dirty, NotOpened, Now, sync_dir};
 use super::header::{Header, Left};
 use super::limits::{
-    self, LEAST_GRANULARITY, MOST, MOST_BITS, MOST_GRANULARITY, check_bitmap_name, granularity,
-    is_granularity,
+    self, LEAST_GRANULARITY, MOST, MOST_BITS, MOST_GRANULARITY, check_bitmap_name, is_granularity,
 };
 use super::place::Place;
 use super::status::BitmapStatus;
@@ -33,6 +32,9 @@ pub struct Bitmaps {
 /// What a worker marks.
 pub(crate) type Marked = Arc<[Arc<Bitmap>]>;
 
+/// Returns once each worker has marked its requests in flight in the bitmaps that were published last.
+pub(crate) type MarkInFlight<'a> = &'a mut dyn FnMut() -> Result<(), String>;
+
 #[derive(Default)]
 pub(super) struct State {
     /// Bytes of the disk; None: it is not in use.
@@ -49,7 +51,7 @@ pub(super) struct State {
     pending: Vec<(String, u64)>,
 }
 
-fn now() -> u64 {
+pub(super) fn now() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0, |now| now.as_nanos() as u64)
 }
@@ -89,7 +91,8 @@ impl Bitmaps {
         (self.epoch(), marked.clone())
     }
 
-    /// From now on workers mark these.
+    /// Publishes the bitmaps that workers mark. A worker takes them over before it submits its next request, or when it
+    /// is told to look, and marks its requests in flight in them.
     fn tell_workers(&self, state: &State) {
         let all = state.all().cloned().collect();
         let mut marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -218,8 +221,15 @@ impl Bitmaps {
         })
     }
 
-    /// One more, in which nothing is dirty.
-    pub fn add(&self, name: &str, size: u64, granularity: Option<u64>) -> Result<(), String> {
+    /// Adds a bitmap. Nothing is dirty in it but what requests in flight may change, which `mark_in_flight` has the
+    /// workers mark. If that fails, no bitmap is added: it could miss a change.
+    pub(crate) fn add(
+        &self,
+        name: &str,
+        size: u64,
+        granularity: Option<u64>,
+        mark_in_flight: MarkInFlight<'_>,
+    ) -> Result<(), String> {
         check_bitmap_name(name)?;
         let block = granularity.unwrap_or_else(|| limits::granularity(size));
         if !is_granularity(size, block) {
@@ -239,7 +249,12 @@ impl Bitmaps {
                 .and_then(|()| sync_dir(&path).inspect_err(|_| drop(fs::remove_file(&path))))
                 .map_err(failed)?;
             state.current.push(Arc::new(made));
-            Ok(())
+            self.tell_workers(state);
+            mark_in_flight().map_err(|problem| {
+                state.current.pop();
+                remove(&path);
+                format!("bitmap '{name}' was not added: {problem}")
+            })
         })
     }
 
@@ -266,8 +281,9 @@ impl Bitmaps {
         })
     }
 
-    /// What is changed from now on is marked in a successor of this bitmap, too, which need not be there. One
-    /// from before is of no use any more. Gives what it is known by.
+    /// Begins a successor of this bitmap, which need not exist: later changes are marked in both. Replaces an earlier
+    /// successor. Returns what identifies the new one. Requests in flight need not be marked in it: the caller waits
+    /// for their end before it takes the instant that the successor counts from (`Tap::hold`).
     pub fn begin_successor(&self, name: &str) -> Result<u64, String> {
         check_bitmap_name(name)?;
         let place = self.place()?;
@@ -277,11 +293,23 @@ impl Bitmaps {
         Ok(since)
     }
 
-    /// From now on nothing is dirty in this one. What a backup with it may advance it to is of no use any more.
-    pub fn clear(&self, name: &str, size: u64) -> Result<(), String> {
+    /// Clears a bitmap. Nothing is dirty in it afterwards but what requests in flight may change, which
+    /// `mark_in_flight` has the workers mark. If that fails, the bitmap stays as it is. A successor that a backup has
+    /// begun is dropped.
+    pub(crate) fn clear(
+        &self,
+        name: &str,
+        size: u64,
+        mark_in_flight: MarkInFlight<'_>,
+    ) -> Result<(), String> {
         self.change(size, |place, state| {
             state.find(name).ok_or_else(|| unknown(name))?;
             state.begin_successor(place, name)?;
+            self.tell_workers(state);
+            mark_in_flight().map_err(|problem| {
+                state.drop_successor(place, name);
+                format!("bitmap '{name}' was not cleared: {problem}")
+            })?;
             state.advance(place, name, None)
         })
     }
@@ -456,7 +484,7 @@ impl State {
         Bitmap::make(path, name, header, &now)
     }
 
-    fn has_room_for(&self, place: &Place, name: &str) -> Result<(), String> {
+    pub(super) fn has_room_for(&self, place: &Place, name: &str) -> Result<(), String> {
         self.is_free(name)?;
         let path = place.path(name);
         if path.symlink_metadata().is_ok() {
@@ -481,34 +509,6 @@ impl State {
             ));
         }
         Ok(())
-    }
-
-    fn drop_successor(&mut self, place: &Place, name: &str) {
-        let before = self.successors.len();
-        self.successors.retain(|next| *next.name() != *name);
-        if self.successors.len() < before {
-            remove(&place.next_path(name));
-        }
-    }
-
-    /// See [`Bitmaps::begin_successor`].
-    fn begin_successor(&mut self, place: &Place, name: &str) -> Result<u64, String> {
-        let size = self.size.ok_or("the disk is not in use")?;
-        let block = match self.find(name) {
-            Some(bitmap) if is_granularity(size, bitmap.block()) => bitmap.block(),
-            Some(_) => granularity(size),
-            None => {
-                self.has_room_for(place, name)?;
-                granularity(size)
-            }
-        };
-        self.drop_successor(place, name);
-        let since = now();
-        let (path, header) = (place.next_path(name), Header::new(size, block, since));
-        let made = self.make(place, &path, name, header);
-        let made = made.map_err(|error| format!("bitmap '{name}' cannot go on: {error}"))?;
-        self.successors.push(Arc::new(made));
-        Ok(since)
     }
 
     fn rename(&mut self, place: &Place, name: &str, to: &str) -> Result<(), String> {
@@ -537,33 +537,6 @@ impl State {
             true => Ok(()),
             false => sync_dir(&path).map_err(|error| error.to_string()),
         }
-    }
-
-    fn advance(&mut self, place: &Place, name: &str, to: Option<u64>) -> Result<(), String> {
-        let is_meant =
-            |next: &Arc<Bitmap>| *next.name() == *name && to.is_none_or(|to| next.since() == to);
-        let stays = |why| format!("{why}: bitmap '{name}' stays as it is");
-        let at = self.successors.iter().position(is_meant).ok_or_else(|| {
-            stays(
-                "no backup with it has ended well since the server was started, or another one has begun since".into(),
-            )
-        })?;
-        let next = &self.successors[at];
-        if let Some(problem) = next.problem() {
-            return Err(stays(problem));
-        }
-        let path = place.path(name);
-        let is_its_file = self.find(name).is_some_and(|bitmap| !bitmap.is_in_memory());
-        if !is_its_file && path.symlink_metadata().is_ok() {
-            return Err(stays(format!("{} is in the way", path.display())));
-        }
-        fs::rename(place.next_path(name), &path).map_err(|error| stays(error.to_string()))?;
-        // (From here on it is the one that there is.)
-        let next = self.successors.remove(at);
-        self.current.retain(|bitmap| *bitmap.name() != *name);
-        self.current.push(next);
-        // If the machine goes down before this is durable, both count as all dirty.
-        sync_dir(&path).map_err(|error| error.to_string())
     }
 
     fn list(&self, size: u64) -> Vec<BitmapStatus> {

@@ -21,6 +21,7 @@ mod mapping;
 mod own;
 mod place;
 mod status;
+mod successor;
 #[cfg(test)]
 mod tests;
 mod unserved;

@@ -1,5 +1,8 @@
 use super::header::Header;
 use super::*;
+use crate::tap::Tap;
+use fathom_core::testing::{PollEngine, SIZE as DISK, TestDisk};
+use fathom_core::{Channel, Cx, Disk, Op};
 use std::fs;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,6 +11,11 @@ use tempfile::TempDir;
 
 const BLOCK: u64 = 64 << 10;
 const SIZE: u64 = 100 * BLOCK + 512;
+
+/// No request is in flight.
+fn idle() -> Result<(), String> {
+    Ok(())
+}
 
 /// An image, and its bitmaps as a process has them.
 struct Host {
@@ -58,7 +66,7 @@ impl Host {
     fn with_one() -> (Host, Bitmaps) {
         let host = Host::new();
         let bitmaps = host.used();
-        bitmaps.add("a", SIZE, None).unwrap();
+        bitmaps.add("a", SIZE, None, &mut idle).unwrap();
         (host, bitmaps)
     }
 }
@@ -368,14 +376,106 @@ fn headers_that_lie_are_no_bitmaps() {
 fn granularities_are_checked() {
     let (_host, bitmaps) = Host::with_one();
     for bad in [0, 256, 5000, 4 << 30] {
-        assert!(bitmaps.add("b", SIZE, Some(bad)).is_err(), "{bad}");
+        assert!(
+            bitmaps.add("b", SIZE, Some(bad), &mut idle).is_err(),
+            "{bad}"
+        );
     }
-    bitmaps.add("b", SIZE, Some(4096)).unwrap();
+    bitmaps.add("b", SIZE, Some(4096), &mut idle).unwrap();
     mark(&bitmaps, 4095, 2);
     assert_eq!(parts(&bitmaps.dirty("b"), SIZE)[0], (8192, true));
-    assert!(bitmaps.add("b", SIZE, None).is_err());
+    assert!(bitmaps.add("b", SIZE, None, &mut idle).is_err());
     bitmaps.begin_successor("b").unwrap();
     bitmaps.advance("b", None, SIZE).unwrap();
     let all = bitmaps.list(SIZE).unwrap();
     assert_eq!((all[1].granularity, all[1].dirty), (4096, 0));
+}
+
+/// A disk in use below the bitmaps, with one worker, which has a write of one block in flight.
+struct Writing {
+    _host: Host,
+    tap: Tap,
+    channel: Box<dyn Channel>,
+    cx: Cx,
+}
+
+const WRITTEN: u64 = 256 << 10;
+
+impl Writing {
+    fn new(bitmap: Option<&str>) -> Writing {
+        let host = Host::new();
+        let disk = TestDisk::new();
+        disk.hold();
+        let tap = Tap::new(disk, None, None, host.idle());
+        tap.activate().unwrap();
+        if let Some(name) = bitmap {
+            let bitmaps = tap.bitmaps();
+            bitmaps.add(name, DISK, Some(BLOCK), &mut idle).unwrap();
+        }
+        let mut cx = Cx::new(PollEngine::boxed().unwrap());
+        cx.slab.grow(1);
+        let mut channel = tap.channel(&mut cx).unwrap();
+        let id = cx.slab.take().unwrap();
+        let request = &mut cx.slab[id];
+        request.op = Op::Write;
+        (request.offset, request.at, request.len) = (WRITTEN, WRITTEN, 512);
+        channel.submit(&mut cx, id);
+        Writing {
+            _host: host,
+            tap,
+            channel,
+            cx,
+        }
+    }
+
+    /// Bytes that the bitmap says are dirty.
+    fn dirty(&self, name: &str) -> u64 {
+        let all = self.tap.bitmaps().list(DISK).unwrap();
+        all.iter().find(|bitmap| bitmap.name == name).unwrap().dirty
+    }
+}
+
+#[test]
+fn bitmap_added_while_a_write_is_in_flight_has_it_marked() {
+    let mut writing = Writing::new(None);
+    let (channel, cx) = (&mut writing.channel, &mut writing.cx);
+    let mut look = || {
+        channel.timer(cx);
+        Ok(())
+    };
+    let bitmaps = writing.tap.bitmaps();
+    bitmaps.add("a", DISK, Some(BLOCK), &mut look).unwrap();
+    assert_eq!(writing.dirty("a"), BLOCK);
+}
+
+#[test]
+fn bitmap_cleared_while_a_write_is_in_flight_has_it_marked() {
+    let mut writing = Writing::new(Some("a"));
+    assert_eq!(writing.dirty("a"), BLOCK);
+    let (channel, cx) = (&mut writing.channel, &mut writing.cx);
+    let mut look = || {
+        channel.timer(cx);
+        Ok(())
+    };
+    let bitmaps = writing.tap.bitmaps();
+    bitmaps.clear("a", DISK, &mut look).unwrap();
+    assert_eq!(writing.dirty("a"), BLOCK);
+    // The mark is the worker's: a clear leaves nothing dirty by itself.
+    bitmaps.clear("a", DISK, &mut idle).unwrap();
+    assert_eq!(writing.dirty("a"), 0);
+}
+
+#[test]
+fn bitmap_is_neither_added_nor_cleared_if_a_worker_does_not_respond() {
+    let (_host, bitmaps) = Host::with_one();
+    mark(&bitmaps, 0, 1);
+    let mut stuck = || Err("a worker did not respond".to_owned());
+    let refused = bitmaps.add("b", SIZE, None, &mut stuck).unwrap_err();
+    assert!(refused.contains("'b' was not added"), "{refused}");
+    let refused = bitmaps.clear("a", SIZE, &mut stuck).unwrap_err();
+    assert!(refused.contains("'a' was not cleared"), "{refused}");
+    let all = bitmaps.list(SIZE).unwrap();
+    let all: Vec<_> = all.iter().map(|b| (&*b.name, b.dirty)).collect();
+    assert_eq!(all, [("a", BLOCK)]);
+    bitmaps.add("b", SIZE, None, &mut idle).unwrap();
 }
