@@ -44,7 +44,7 @@ fn nbdinfo_tells_what_the_disk_is() {
         r#""is_rotational": false"#,
         r#""can_cache": true"#,
         r#""can_df": true"#,
-        r#""can_fast_zero": true"#,
+        r#""can_fast_zero": false"#,
         r#""can_flush": true"#,
         r#""can_fua": true"#,
         r#""can_multi_conn": true"#,

@@ -37,6 +37,13 @@ pub(super) enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refusal(pub ErrorCode, pub &'static str);
 
+/// The reply to a write of zeroes that must be faster than a write of data. The flag is not offered, but a client that
+/// an older server has handed over may use it.
+const NOT_FAST: Refusal = Refusal(
+    ErrorCode::NotSupported,
+    "zeroes may take as long to write as data",
+);
+
 const FUA: u16 = command_flag::FUA;
 
 /// The flags that each command may have; FUA may always be there.
@@ -107,10 +114,13 @@ fn kind(export: &ExportView, agreed: Agreed, header: &RequestHeader) -> Result<K
         command::TRIM => offered(export.discard.is_some(), Kind::Trim),
         command::CACHE => Ok(Kind::Cache),
         command::WRITE_ZEROES => {
-            // Where the disk can zero a range by itself, that is faster than
-            // a write. (Where it cannot, this is not offered.)
             let unmap = !has(command_flag::NO_HOLE);
-            offered(export.write_zeroes.is_some(), Kind::WriteZeroes { unmap })
+            let kind = offered(export.write_zeroes.is_some(), Kind::WriteZeroes { unmap });
+            match has(command_flag::FAST_ZERO) {
+                // No disk promises that: file systems, encrypted images and parts of clusters may need a write.
+                true => kind.and(Err(NOT_FAST)),
+                false => kind,
+            }
         }
         _ => {
             let one = has(command_flag::REQ_ONE);

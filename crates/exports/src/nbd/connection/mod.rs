@@ -114,7 +114,7 @@ impl ExportView {
         add(self.read_only, READ_ONLY);
         add(!self.read_only && self.discard.is_some(), SEND_TRIM);
         let zeroes = !self.read_only && self.write_zeroes.is_some();
-        add(zeroes, SEND_WRITE_ZEROES | SEND_FAST_ZERO);
+        add(zeroes, SEND_WRITE_ZEROES);
         add(replies != Replies::Simple, SEND_DF);
         add(replies == Replies::Extended, BLOCK_STATUS_PAYLOAD);
         flags

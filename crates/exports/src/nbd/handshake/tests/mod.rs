@@ -38,8 +38,7 @@ fn go_tells_about_the_disk_and_begins() {
         | flag::SEND_TRIM
         | flag::SEND_WRITE_ZEROES
         | flag::CAN_MULTI_CONN
-        | flag::SEND_CACHE
-        | flag::SEND_FAST_ZERO;
+        | flag::SEND_CACHE;
     let mut export = SIZE.to_be_bytes().to_vec();
     export.extend(flags.to_be_bytes());
     assert_eq!(said[&info::EXPORT], export);
