@@ -196,6 +196,32 @@ fn a_guest_waits_for_the_other_server_and_loses_nothing() {
     drop((source, target));
 }
 
+/// The server that has the rest can be upgraded: the other one, which knows that it has taken the disk over, asks again.
+#[test]
+fn source_is_upgraded_while_its_disk_follows_the_guest() {
+    let pair = Pair::new("raw", "raw");
+    let source = pair.source();
+    let state = pair.arg("state");
+    written(&source, &state);
+    let target = follower(&pair, &["--pull-post-copy", "--pull-speed", "4M"]);
+    wait_for_phase(&target, "ready");
+    // A move that has only begun is not interrupted.
+    refused(1, &["upgrade", &source.api()], &["taking it over"]);
+    let args = [&BOTH[..], &["--runtime", "4s", "--timeout", "60s"]].concat();
+    let guest = knowing(&target, &state, &args);
+    wait_for_phase(&target, "arriving");
+    let left = || pull(&target)["left"].as_u64().unwrap();
+    source.upgrade();
+    let before = left();
+    assert!(before > 0);
+    eventually("it goes on", || (left() < before).then_some(()));
+    source.upgrade();
+    ends_well(guest);
+    wait_for_phase(&target, "done");
+    drop(source);
+    ends_well(knowing(&target, &state, &["--verify-only"]));
+}
+
 /// What is here is served by a server that is started again, whatever has become of the other one.
 #[test]
 fn what_is_here_needs_nobody() {

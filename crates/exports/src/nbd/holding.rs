@@ -1,6 +1,6 @@
 //! Clients that are held up: for another process that goes on with them, or for this one.
 
-use super::connection::{NbdSource, OnEnd, SourceState};
+use super::connection::{Described, NbdSource, OnEnd, SourceState};
 use super::export::{Export, InUse};
 use super::peer::{self, Peer};
 use super::server::{Entered, NbdServer, Shared};
@@ -95,11 +95,13 @@ impl NbdServer {
             let taken = Err("it was handed over already".to_owned());
             let named = |problem| format!("NBD client {}: {problem}", connection.name);
             let described = std::mem::replace(&mut **described, taken).map_err(named)?;
-            let Some((source, own)) = described else {
-                if without_encrypted {
-                    continue;
+            let (source, own) = match described {
+                (Described::State(source), own) => (*source, own),
+                (Described::Reconnects, _) => continue,
+                (Described::Encrypted, _) if without_encrypted => continue,
+                (Described::Encrypted, _) => {
+                    return Err(named("it is connected by TLS".to_owned()));
                 }
-                return Err(named("it is connected by TLS".to_owned()));
             };
             clients.push(ClientState {
                 export: export.name().to_owned(),
@@ -233,7 +235,7 @@ impl Entered {
     pub(super) fn stay_held(&self, export: &Arc<Export>, source: &NbdSource) -> Option<InUse> {
         let mut files = Descriptors::default();
         let described = source.describe(&mut files);
-        let described = described.map(|state| Some((state?, files)));
+        let described = described.map(|described| (described, files));
         let mut table = self.shared.table();
         self.connection(&mut table).phase = Phase::Held(export.clone(), Box::new(described));
         self.shared.changed.notify_all();

@@ -212,6 +212,11 @@ impl Mover {
         current.is_some_and(|one| Arc::ptr_eq(&one.changes, &self.changes))
     }
 
+    /// Whether this client's server has taken the disk over.
+    pub(super) fn has_taken_over(&self) -> bool {
+        self.moving.taken().is_some_and(|taken| taken == self.id)
+    }
+
     /// From now on no guest has the disk here. Whoever has taken it over may do so again.
     pub(super) fn take_over(&self) -> Result<(), &'static str> {
         let mut state = self.moving.state();

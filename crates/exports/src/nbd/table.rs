@@ -1,6 +1,6 @@
 //! The connections of a server, and what they are doing.
 
-use super::connection::{Activity, SourceState};
+use super::connection::{Activity, Described};
 use super::export::Export;
 use super::peer::Peer;
 use crate::Descriptors;
@@ -61,12 +61,11 @@ pub enum Phase {
         activity: Arc<Activity>,
     },
     /// Nothing of it is in flight, nor is the disk in use; for another process.
-    Held(Arc<Export>, Box<Described>),
+    Held(Arc<Export>, Box<HeldState>),
 }
 
-/// What another process needs, or why it cannot go on with it; None: it is connected by TLS, whose
-/// keys are this process's.
-pub type Described = Result<Option<(SourceState, Descriptors)>, String>;
+/// What another process needs to go on with a connection, or why it cannot.
+pub type HeldState = Result<(Described, Descriptors), String>;
 
 impl Connection {
     /// End it, now or when it gets there.

@@ -36,7 +36,7 @@ use life::Receive;
 use outbox::Outbox;
 use pool::{Pool, Span};
 use rustix::net::{AddressFamily, sockopt};
-pub use state::SourceState;
+pub use state::{Described, SourceState};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;

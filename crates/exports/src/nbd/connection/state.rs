@@ -19,6 +19,16 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
 /// Numbers of files are those of a list beside it.
+/// How a held connection gets to another process.
+pub enum Described {
+    /// By this, and the files beside it.
+    State(Box<SourceState>),
+    /// Not at all: the keys of its TLS session are this process's.
+    Encrypted,
+    /// Not at all: its client connects again by itself, and loses nothing.
+    Reconnects,
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SourceState {
     socket: usize,
@@ -189,14 +199,16 @@ impl NbdSource {
         self.activity.hold(false);
     }
 
-    /// What another process needs to go on with it, while it is held; None: it is encrypted. The error
-    /// is for the user.
-    pub fn describe(&self, files: &mut Descriptors) -> Result<Option<SourceState>, String> {
-        if self.tls.is_some() {
-            return Ok(None);
+    /// Describes a connection that is held, for another process. The error is for the user.
+    pub fn describe(&self, files: &mut Descriptors) -> Result<Described, String> {
+        match &self.mover {
+            // The next server of this disk knows who has taken it over, and tells a client that asks again.
+            Some(mover) if mover.has_taken_over() => return Ok(Described::Reconnects),
+            Some(_) => return Err("it is taking its disk over, and is to end that first".into()),
+            None => {}
         }
-        if self.mover.is_some() {
-            return Err("it is taking its disk over, and is to end that first".into());
+        if self.tls.is_some() {
+            return Ok(Described::Encrypted);
         }
         let failed = |error: io::Error| format!("cannot be handed over: {error}");
         let indices = self.table.in_use();
@@ -225,7 +237,7 @@ impl NbdSource {
         let replies = REPLIES
             .iter()
             .position(|replies| *replies == self.agreed.replies);
-        Ok(Some(SourceState {
+        Ok(Described::State(Box::new(SourceState {
             socket: files.add(&self.socket).map_err(failed)?,
             view: ViewState::of(&self.export),
             replies: replies.expect("all are in the list") as u8,
