@@ -421,6 +421,54 @@ fn groups_may_do_all_or_look() {
     assert_eq!(mode & 0o777, 0o600);
 }
 
+/// Sends the head of a request, and its body when an answer has come, or none for a while. Prints the answer's status.
+const BODY_AFTER_THE_HEAD: &str = r#"
+import select, socket, sys
+client = socket.socket(socket.AF_UNIX)
+client.connect(sys.argv[1])
+head = f"{sys.argv[2]} {sys.argv[3]} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 20000\r\n\r\n"
+client.sendall(head.encode())
+select.select([client], [], [], 2)
+for _ in range(20):
+    client.sendall(b" " * 1000)
+answer = b""
+while data := client.recv(65536):
+    answer += data
+print(answer.split()[1].decode())
+"#;
+
+#[test]
+fn error_reaches_a_client_that_sends_its_body_after_the_head() {
+    let served = server_with(", read-group = '64003'");
+    let open = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(served.dir.path(), open).unwrap();
+    let (nobody, reads) = (["--regid", "64001"], ["--regid", "64003"]);
+    for (who, method, place, status) in [
+        (Some(nobody), "PUT", "/v1/disks/a", "403"),
+        (Some(reads), "PUT", "/v1/disks/a", "403"),
+        (None, "PUT", "/v1/nowhere", "404"),
+        (None, "DELETE", "/v1/disks/a", "404"),
+        (None, "POST", "/v1/disks/a", "405"),
+    ] {
+        let mut command = match who {
+            Some(group) => {
+                let mut command = Command::new("setpriv");
+                command
+                    .args(["--reuid", "64001", "--clear-groups"])
+                    .args(group);
+                command.arg("/usr/bin/python3");
+                command
+            }
+            None => Command::new("/usr/bin/python3"),
+        };
+        command.args(["-c", BODY_AFTER_THE_HEAD, &served.arg("c"), method, place]);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said.trim(), status, "{method} {place}: {errors}");
+    }
+}
+
 /// To a Unix socket from a TCP port, which it prints: schemathesis speaks TCP only.
 const BRIDGE: &str = r#"
 import socket, sys, threading

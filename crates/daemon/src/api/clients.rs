@@ -1,6 +1,7 @@
 //! Who is connected, and what each may do.
 
 use super::problem::Problem;
+use super::request::receive;
 use super::rights::Rights;
 use super::stream::JSON_LINES;
 use axum::extract::{Request, State};
@@ -108,15 +109,22 @@ pub async fn guard(
         Rights::Read => Some("you may look, and change nothing"),
         Rights::Nothing => Some("the API is for the server's user and the groups that it names"),
     };
-    match problem {
-        Some(text) => Problem::new(StatusCode::FORBIDDEN, "forbidden", text).into_response(),
-        None => {
-            asks.set(true);
-            let response = next.run(request).await;
-            // One that listens stays for as long as it likes.
-            let listens = response.headers().get(header::CONTENT_TYPE);
-            asks.set(listens.is_some_and(|kind| kind == JSON_LINES));
-            response
+    let (head, body) = request.into_parts();
+    if let Some(text) = problem {
+        let waits = head.headers.contains_key(header::EXPECT);
+        if !waits {
+            // (What has become of the body does not matter.)
+            let _ = receive(body).await;
         }
+        return Problem::new(StatusCode::FORBIDDEN, "forbidden", text).into_response();
     }
+    asks.set(true);
+    let response = match receive(body).await {
+        Ok(bytes) => next.run(Request::from_parts(head, bytes.into())).await,
+        Err(problem) => problem.into_response(),
+    };
+    // One that listens stays for as long as it likes.
+    let listens = response.headers().get(header::CONTENT_TYPE);
+    asks.set(listens.is_some_and(|kind| kind == JSON_LINES));
+    response
 }

@@ -5,12 +5,15 @@ use axum::body::{Body, to_bytes};
 use axum::extract::{FromRequestParts, RawPathParams};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
+use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Of a request's body, in bytes.
 const MAX_BODY: usize = 64 << 10;
+/// Bytes of a body that are received, at most: what is too much of it is dropped.
+const MAX_RECEIVED: usize = 1 << 20;
 /// All of it must be here by then.
 const BODY: Duration = Duration::from_secs(10);
 
@@ -69,22 +72,48 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
     }
 }
 
-/// All of a request's body.
-pub async fn read(body: Body) -> Result<Vec<u8>, Problem> {
-    let body = tokio::time::timeout(BODY, to_bytes(body, MAX_BODY)).await;
-    match body {
-        Ok(Ok(bytes)) => Ok(bytes.to_vec()),
-        Ok(Err(_)) => Err(Problem::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "too-large",
-            format!("the body is not whole, or has more than {MAX_BODY} bytes"),
-        )),
-        Err(_) => Err(Problem::new(
+/// Receives all of a request's body. A request is answered only then, even by an error: the connection of a client that
+/// is still sending would be closed, and the client might see that instead of the answer.
+pub async fn receive(body: Body) -> Result<Vec<u8>, Problem> {
+    let received = tokio::time::timeout(BODY, receive_bounded(body)).await;
+    let bytes = received.map_err(|_| {
+        Problem::new(
             StatusCode::REQUEST_TIMEOUT,
             "slow",
             format!("the body was not here after {BODY:?}"),
-        )),
+        )
+    })?;
+    bytes.ok_or_else(too_large)
+}
+
+/// None: the body is too long, or not whole.
+async fn receive_bounded(body: Body) -> Option<Vec<u8>> {
+    let mut parts = body.into_data_stream();
+    let (mut bytes, mut len) = (Vec::new(), 0);
+    while let Some(part) = parts.next().await {
+        let part = part.ok()?;
+        len += part.len();
+        if len <= MAX_BODY {
+            bytes.extend_from_slice(&part);
+        } else if len > MAX_RECEIVED {
+            return None;
+        }
     }
+    (len <= MAX_BODY).then_some(bytes)
+}
+
+fn too_large() -> Problem {
+    Problem::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "too-large",
+        format!("the body is not whole, or has more than {MAX_BODY} bytes"),
+    )
+}
+
+/// Reads a body that has been received.
+pub async fn read(body: Body) -> Result<Vec<u8>, Problem> {
+    let bytes = to_bytes(body, MAX_BODY).await;
+    bytes.map(Into::into).map_err(|_| too_large())
 }
 
 /// A body in JSON.
