@@ -106,6 +106,41 @@ fn a_request_that_does_not_end_is_told_while_it_has_not() {
 }
 
 #[test]
+fn percentile_is_raised_by_a_disk_that_stalls() {
+    let disk = ["--filter", "delay:read=10m", "--alarm", "read:p99=100ms"];
+    let more = ["--alarm", "write:p99=100ms", "--alarm", "p50=100ms"];
+    let served = Served::start("memory:16M", &[disk, more].concat());
+    let _events = events(&served);
+    let _load = Kept(served.start_load(1, &[]));
+    for alarm in ["read:p99=100ms", "p50=100ms"] {
+        let raised = event(&served.path("events"), "alarm", alarm);
+        assert_eq!(raised["stage"], "queue", "{raised}");
+        let text = raised["text"].as_str().unwrap();
+        assert!(
+            text.contains("0 of 0 took longer, and 1 at least in flight"),
+            "{text}"
+        );
+        assert_eq!(raised["requests"][0]["op"], "read");
+    }
+    let info = info(&served);
+    assert_eq!(info["alarms"][1]["times"], 0, "no write waits: {info}");
+}
+
+#[test]
+fn window_of_an_alarm_begins_with_the_alarm() {
+    let served = Served::start("memory:16M", &["--filter", "delay:read=60ms"]);
+    served.load(300, &["--iodepth", "32"]);
+    stdout_of(&["set", &served.api(), "delay", "read=0s"]);
+    let alarms = r#"alarms=["read:p50=50ms", "p50=100ns"]"#;
+    stdout_of(&["disk", "change", &served.api(), alarms]);
+    let _events = events(&served);
+    let _load = Kept(served.start_load(1_000_000_000, &[]));
+    event(&served.path("events"), "alarm", "p50=100ns");
+    let before = &info(&served)["alarms"][0];
+    assert_eq!(before["times"], 0, "of requests before it: {before}");
+}
+
+#[test]
 fn what_is_no_alarm_is_refused() {
     for alarm in ["p98=5ms", "fast", "p99=0s"] {
         let args = [

@@ -3,7 +3,7 @@
 use super::spec::{Alarm, Limit, WINDOW, name_of};
 use crate::events::{Events, Happened};
 use fathom_core::{Oldest, Op, WorkerHandle};
-use fathom_trace::{Now, SlowRequest, Summary};
+use fathom_trace::{Bucket, Now, SlowRequest, Summary};
 use fathom_units::short_duration;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -13,6 +13,10 @@ use utoipa::ToSchema;
 
 /// The slowest requests that an alarm tells.
 const TOLD: usize = 5;
+/// Number of slow answers of which fewer may be an accident.
+const ENOUGH: u64 = 10;
+/// Time for workers to say which requests wait in them at the end of a window.
+const REPLY: Duration = Duration::from_millis(250);
 /// How often the oldest request is looked for.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
 
@@ -38,9 +42,26 @@ pub struct Seen<'a> {
 #[derive(Default)]
 pub struct Watches {
     all: Vec<Watch>,
-    /// What was counted when the window began.
-    before: Summary,
+    /// What was counted when the window began; None: it has not begun.
+    before: Option<Summary>,
     window_ends: Option<Instant>,
+    /// A window that has ended, and is to be judged.
+    ended: Option<Ended>,
+}
+
+/// A window whose end has come: workers are asked for the requests that wait.
+struct Ended {
+    window: Summary,
+    since: Instant,
+    asked: Vec<Receiver<Option<Oldest>>>,
+}
+
+/// A request in flight.
+struct Waits {
+    age: Duration,
+    stage: String,
+    /// None: the worker that has it does not answer.
+    request: Option<SlowRequest>,
 }
 
 struct Watch {
@@ -78,9 +99,16 @@ impl Watches {
         let has_window = all.iter().any(|one| one.look_at.is_none());
         Watches {
             all,
-            before: Summary::default(),
-            window_ends: has_window.then(|| now + WINDOW),
+            before: None,
+            window_ends: has_window.then_some(now),
+            ended: None,
         }
+    }
+
+    /// Begins the window again: what is counted by now has come from elsewhere.
+    pub fn restart(&mut self) {
+        (self.before, self.ended) = (None, None);
+        self.window_ends = self.window_ends.map(|_| Instant::now());
     }
 
     pub fn info(&self) -> Vec<AlarmInfo> {
@@ -95,7 +123,8 @@ impl Watches {
     /// When there is something to look at next.
     pub fn next(&self) -> Option<Instant> {
         let looks = self.all.iter().filter_map(|one| one.look_at);
-        looks.chain(self.window_ends).min()
+        let judged = self.ended.as_ref().map(|ended| ended.since + REPLY);
+        looks.chain(self.window_ends).chain(judged).min()
     }
 
     /// Look at what it is time for, and tell what has changed.
@@ -104,11 +133,16 @@ impl Watches {
         if self.window_ends.is_some_and(|end| end <= now) {
             self.window_ends = Some(now + WINDOW);
             let counted = (seen.summary)();
-            let window = counted.since(&self.before);
-            self.before = counted;
+            let before = self.before.replace(counted.clone());
+            self.ended = before.map(|before| Ended::new(counted.since(&before), now, seen));
+        }
+        if let Some(ended) = self.ended.take_if(|ended| ended.since + REPLY <= now) {
+            let waits = ended.waits(now, seen);
             for watch in &mut self.all {
                 if let Limit::Percentile(thousandths, op) = watch.alarm.limit {
-                    let cause = watch.by_percentile(&window, thousandths, op, seen);
+                    let cause = watch
+                        .by_percentile(&ended.window, thousandths, op, seen)
+                        .or_else(|| watch.by_waiting(&ended.window, thousandths, op, &waits, seen));
                     watch.tell(disk, cause, events);
                 }
             }
@@ -126,7 +160,113 @@ impl Watches {
     }
 }
 
+impl Ended {
+    fn new(window: Summary, now: Instant, seen: &Seen<'_>) -> Ended {
+        let workers = seen.workers.iter().filter(|_| seen.in_flight > 0);
+        Ended {
+            window,
+            since: now,
+            asked: workers.map(WorkerHandle::begin_oldest).collect(),
+        }
+    }
+
+    /// The oldest request of each worker. That of a worker that does not answer is as old as the question,
+    /// at least.
+    fn waits(&self, now: Instant, seen: &Seen<'_>) -> Vec<Waits> {
+        let clocks = Now::read();
+        let answers = self.asked.iter().map(Receiver::try_recv);
+        let waits = answers.filter_map(|answer| match answer {
+            Ok(oldest) => {
+                let oldest = oldest?;
+                let request = SlowRequest::of(&oldest.record, &clocks);
+                Some(Waits {
+                    age: Duration::from_nanos(request.total_ns),
+                    stage: oldest.stage.name().to_owned(),
+                    request: Some(request),
+                })
+            }
+            Err(TryRecvError::Empty) => (seen.in_flight > 0).then(|| Waits {
+                age: now.duration_since(self.since),
+                stage: "worker".into(),
+                request: None,
+            }),
+            Err(TryRecvError::Disconnected) => None,
+        });
+        waits.collect()
+    }
+}
+
 impl Watch {
+    /// Judges by how many requests took longer, or wait for longer: where there are too few for a
+    /// percentile, and where none are answered at all. None: all is well.
+    fn by_waiting(
+        &self,
+        window: &Summary,
+        thousandths: u16,
+        op: Option<Op>,
+        waits: &[Waits],
+        seen: &Seen<'_>,
+    ) -> Option<Cause> {
+        let limit = self.alarm.time;
+        let is_meant = |name: &str| op.is_none_or(|op| op.name() == name);
+        let is_of = |waits: &Waits, name: &str| match &waits.request {
+            Some(request) => request.op == name,
+            // (Which operation it is about is not known.)
+            None => op.is_none(),
+        };
+        let names = Op::ALL.into_iter().map(Op::name);
+        names.filter(|name| is_meant(name)).find_map(|name| {
+            let counted = window.operations.iter().find(|one| one.op == name);
+            let total = counted.and_then(|one| one.stages.last());
+            let answered = total.map_or(0, |total| total.count);
+            let slow: u64 = total.map_or(0, |total| {
+                let above = total.histogram.iter();
+                let above = above.filter(|Bucket(from, _, _)| *from >= limit.as_nanos() as f64);
+                above.map(|Bucket(_, _, count)| count).sum()
+            });
+            let old: Vec<_> = { waits.iter() }
+                .filter(|waits| waits.age > limit && is_of(waits, name))
+                .collect();
+            let (late, all) = (slow + old.len() as u64, answered + old.len() as u64);
+            let is_tail = late * 1000 > u64::from(1000 - thousandths) * all;
+            if !is_tail || (old.is_empty() && slow < ENOUGH) {
+                return None;
+            }
+            let mut requests: Vec<_> = old.iter().filter_map(|one| one.request.clone()).collect();
+            requests.extend(self.slow_requests(name, seen));
+            let stage = old.iter().max_by_key(|one| one.age).map(|one| one.stage.clone());
+            let stage = stage.or_else(|| longest(&requests)).unwrap_or_default();
+            requests.truncate(TOLD);
+            let (percentile, limit) = (name_of(thousandths), short_duration(limit));
+            let text = match old.len() {
+                0 => format!("{percentile} of {name} is over {limit}: {late} of {all} took longer"),
+                waiting => format!(
+                    "{percentile} of {name} is over {limit}: {slow} of {answered} took longer, and {waiting} \
+                     at least in flight for longer"
+                ),
+            };
+            Some(Cause {
+                text,
+                stage,
+                requests,
+            })
+        })
+    }
+
+    /// Requests of an operation that took too long in the last window, the slowest first.
+    fn slow_requests(&self, op: &str, seen: &Seen<'_>) -> Vec<SlowRequest> {
+        let window = WINDOW + REPLY;
+        let since = Now::read()
+            .time_ms()
+            .saturating_sub(window.as_millis() as u64);
+        let mut requests = (seen.slow)(usize::MAX);
+        requests.retain(|one| {
+            let is_slow = u128::from(one.total_ns) > self.alarm.time.as_nanos();
+            one.op == op && one.time_ms >= since && is_slow
+        });
+        requests
+    }
+
     /// None: all is well.
     fn by_percentile(
         &self,
@@ -152,13 +292,7 @@ impl Watch {
         if ns <= limit {
             return None;
         }
-        let since = Now::read()
-            .time_ms()
-            .saturating_sub(WINDOW.as_millis() as u64);
-        let mut requests = (seen.slow)(usize::MAX);
-        requests.retain(|one| {
-            one.op == worst.op && one.time_ms >= since && one.total_ns as f64 > limit
-        });
+        let mut requests = self.slow_requests(&worst.op, seen);
         let stage = longest(&requests).unwrap_or_else(|| {
             let stages = worst
                 .stages

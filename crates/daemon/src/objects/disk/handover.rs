@@ -154,5 +154,6 @@ impl Served {
     /// Count on from there.
     pub fn inherit(&mut self, counts: &DiskCounts) {
         self.inherited = Inherited::of(counts);
+        self.alarms.restart();
     }
 }
