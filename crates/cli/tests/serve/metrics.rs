@@ -17,6 +17,9 @@ struct Sample {
     value: f64,
 }
 
+/// The header by which a client asks for OpenMetrics.
+const OPEN_METRICS: &str = "Accept: application/openmetrics-text";
+
 /// A page that was told.
 #[derive(Debug)]
 struct Page(Vec<Sample>);
@@ -35,6 +38,8 @@ impl Page {
         Page::parse(&curl(&[
             "--unix-socket",
             &served.api(),
+            "-H",
+            OPEN_METRICS,
             "http://fathom/metrics",
         ]))
     }
@@ -154,7 +159,8 @@ fn what_was_done_is_what_is_told() {
     assert!(of("fathom_worker_cpu_seconds_total", &[("disk", "a")]) > 0.0);
     assert!(of("fathom_process_memory_bytes", &[]) > 1e6);
     // The same by TCP, and nothing else is to be had there.
-    let by_tcp = Page::parse(&curl(&[&format!("http://{address}/metrics")]));
+    let url = format!("http://{address}/metrics");
+    let by_tcp = Page::parse(&curl(&["-H", OPEN_METRICS, &url]));
     let names = |page: &Page| -> Vec<_> { page.0.iter().map(|one| one.name.clone()).collect() };
     assert_eq!(names(&by_tcp), names(&page));
     for (method, place, status) in [
@@ -281,7 +287,8 @@ fn what_was_counted_only_grows_whoever_goes_on() {
     }
     only_grows(&served);
     // The address went along.
-    Page::parse(&curl(&[&format!("http://{address}/metrics")]));
+    let url = format!("http://{address}/metrics");
+    Page::parse(&curl(&["-H", OPEN_METRICS, &url]));
 }
 
 #[test]
@@ -413,12 +420,14 @@ fn prometheus_takes_it_in() {
         (0.029..0.045).contains(&half) && mean > 0.03,
         "{half} {mean}"
     );
-    // It has nothing to find fault with in how metrics are named.
-    let page = curl(&[
-        "-H",
-        "Accept: text/plain",
-        &format!("http://{address}/metrics"),
-    ]);
+    // It has nothing to find fault with in how metrics are named, nor in the form that a client gets that
+    // asks for none.
+    let url = format!("http://{address}/metrics");
+    let head = curl(&["-D", "/dev/stdout", "-o", "/dev/null", &url]);
+    let kind = "content-type: text/plain; version=0.0.4";
+    assert!(head.to_lowercase().contains(kind), "{head}");
+    let page = curl(&["-H", "Accept:", &url]);
+    assert!(!page.contains("# EOF"), "{page}");
     fs::write(dir.path().join("page"), page).unwrap();
     let checked = Command::new(program("promtool"))
         .args(["check", "metrics"])

@@ -284,7 +284,7 @@ fn documentation_has_all_metrics() {
     let url = format!("http://{}/metrics", busy.address);
     let started = Instant::now();
     loop {
-        let table = table(&curl(&[&url]));
+        let table = table(&curl(&["-H", "Accept: application/openmetrics-text", &url]));
         if doc.contains(&table) {
             return;
         }

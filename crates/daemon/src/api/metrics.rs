@@ -28,10 +28,11 @@ type Piece = Result<Bytes, fmt::Error>;
 
 /// Metrics of all disks
 ///
-/// In OpenMetrics' text, in Prometheus's, or in its protobuf with native histograms, as `Accept` says.
+/// In Prometheus's text (version 0.0.4), or as `Accept` says in OpenMetrics' text, or in Prometheus's protobuf with
+/// native histograms.
 #[utoipa::path(get, path = "/metrics", tag = "server", operation_id = "metrics",
     responses(
-        (status = 200, body = String, content_type = "application/openmetrics-text"),
+        (status = 200, body = String, content_type = "text/plain"),
         (status = 503, body = Problem, content_type = "application/problem+json",
             description = "Others are just asking for it")))]
 pub async fn metrics(

@@ -11,7 +11,8 @@ pub enum Form {
 }
 
 impl Form {
-    /// The first that this `Accept` names; without one that is known, OpenMetrics.
+    /// Returns the form that this `Accept` prefers (RFC 9110, section 12.5.1), of two that are preferred
+    /// alike the first. Without one that is known: the text that all scrapers read.
     pub fn wanted(accept: &str) -> Form {
         let known = |one: &str| {
             let mut parts = one.split(';').map(str::trim);
@@ -24,10 +25,20 @@ impl Form {
                 _ => None,
             }
         };
-        accept
-            .split(',')
-            .find_map(known)
-            .unwrap_or(Form::OpenMetrics)
+        let quality = |one: &str| {
+            let mut parameters = one.split(';').skip(1).map(str::trim);
+            let said = parameters.find_map(|one| one.strip_prefix("q="));
+            said.map_or(1.0, |said| said.parse().unwrap_or(0.0))
+        };
+        let all = accept.split(',');
+        let all = all.filter_map(|one| Some((known(one)?, quality(one))));
+        let best = all
+            .filter(|(_, quality)| *quality > 0.0)
+            .reduce(|best, one| match one.1 > best.1 {
+                true => one,
+                false => best,
+            });
+        best.map_or(Form::Text, |(form, _): (Form, f64)| form)
     }
 
     /// Lines, which say no native histograms.
@@ -52,10 +63,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_gets_the_first_form_that_is_known() {
+    fn form_is_the_preferred_one_that_is_known() {
         for (accept, form) in [
-            ("", Form::OpenMetrics),
-            ("*/*", Form::OpenMetrics),
+            ("", Form::Text),
+            ("*/*", Form::Text),
+            ("application/openmetrics-text", Form::OpenMetrics),
+            ("application/openmetrics-text;q=0", Form::Text),
+            (
+                "text/plain;version=0.0.4;q=0.3, application/openmetrics-text;version=1.0.0;q=0.5",
+                Form::OpenMetrics,
+            ),
             ("text/html, text/plain;q=0.5", Form::Text),
             (
                 "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5",
