@@ -26,8 +26,8 @@ impl Object {
             _ => head(&place, &name).await?,
         };
         let Some(version) = version_of(&meta) else {
-            let problem = "its server sends neither ETag nor Last-Modified, so that nobody could tell when \
-                           it changes";
+            let problem = "its server sends neither a strong ETag nor Last-Modified, so that nobody could \
+                           tell when it changes";
             return Err(Error::unusable(place.shown(&name), problem));
         };
         Ok(Object {
@@ -48,7 +48,7 @@ impl Object {
         self.meta.size
     }
 
-    /// What tells it from what may be there later: its ETag, or when it was changed.
+    /// What tells it from what may be there later: its strong ETag, or when it was changed.
     pub fn version(&self) -> &str {
         &self.version
     }
@@ -91,7 +91,7 @@ impl Object {
 
     /// Asks for nothing but the version that was opened.
     fn options(&self, range: std::ops::Range<u64>) -> GetOptions {
-        let etag = self.meta.e_tag.clone().filter(|etag| is_strong(etag));
+        let etag = strong_etag(&self.meta);
         GetOptions {
             if_unmodified_since: match etag {
                 Some(_) => None,
@@ -162,8 +162,7 @@ fn refuse_encoding(what: &str, attributes: &Attributes) -> Result<(), Error> {
 }
 
 fn version_of(meta: &ObjectMeta) -> Option<String> {
-    let etag = meta.e_tag.clone().filter(|etag| !etag.is_empty());
-    etag.or_else(|| modified(meta).then(|| meta.last_modified.to_rfc3339()))
+    strong_etag(meta).or_else(|| modified(meta).then(|| meta.last_modified.to_rfc3339()))
 }
 
 /// Whether it is known when it was changed.
@@ -171,7 +170,9 @@ fn modified(meta: &ObjectMeta) -> bool {
     meta.last_modified.timestamp() != 0
 }
 
-/// Weak ones fit no condition.
-fn is_strong(etag: &str) -> bool {
-    !etag.is_empty() && !etag.starts_with("W/")
+/// The entity tag, if equal tags mean equal bytes. A weak one only says that one representation may stand
+/// for the other (RFC 9110, section 8.8.1), and fits no condition on ranges.
+fn strong_etag(meta: &ObjectMeta) -> Option<String> {
+    let etag = meta.e_tag.clone();
+    etag.filter(|etag| !etag.is_empty() && !etag.starts_with("W/"))
 }

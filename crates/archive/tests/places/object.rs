@@ -3,7 +3,8 @@
 use crate::run;
 use crate::server::{Asked, Server, answer, part, raw_answer};
 use fathom_archive::{Error, Object};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const ETAG: &str = "ETag: \"one\"";
@@ -32,7 +33,7 @@ fn open_and_read(server: &Server) -> Result<Vec<u8>, Error> {
 
 #[test]
 fn parts_are_the_bytes_of_the_file() {
-    for version in [ETAG, MODIFIED, "ETag: W/\"weak\""] {
+    for version in [ETAG, MODIFIED] {
         let server = Server::start(move |asked| part(asked, &[version], &file()));
         assert_eq!(open_and_read(&server).unwrap(), file()[5000..5300]);
     }
@@ -65,6 +66,38 @@ fn a_path_is_a_file_too() {
     assert!(matches!(error, Error::NotFound { .. }), "{error}");
     std::fs::write(&path, []).unwrap();
     assert_eq!(run(Object::open(path.to_str().unwrap())).unwrap().size(), 0);
+}
+
+/// A server may send the same weak tag for other bytes.
+#[test]
+fn weak_tag_is_no_version() {
+    const WEAK: &str = "ETag: W/\"weak\"";
+    let server = Server::start(|asked| part(asked, &[WEAK], &file()));
+    let error = open(&server).unwrap_err();
+    assert!(matches!(error, Error::Unusable { .. }), "{error}");
+    assert!(
+        error.to_string().contains("neither a strong ETag"),
+        "{error}"
+    );
+    // The time of the last change counts beside it.
+    let is_changed = Arc::new(AtomicBool::new(false));
+    let server = Server::start({
+        let is_changed = is_changed.clone();
+        move |asked| {
+            const LATER: &str = "Last-Modified: Wed, 21 Oct 2015 07:28:01 GMT";
+            let modified = match is_changed.load(SeqCst) {
+                true => LATER,
+                false => MODIFIED,
+            };
+            part(asked, &[WEAK, modified], &file())
+        }
+    });
+    let object = open(&server).unwrap();
+    assert_eq!(object.version(), "2015-10-21T07:28:00+00:00");
+    assert_eq!(run(object.read(5000, 300)).unwrap(), file()[5000..5300]);
+    is_changed.store(true, SeqCst);
+    let error = run(object.read(5000, 300)).unwrap_err();
+    assert!(matches!(error, Error::Changed { .. }), "{error}");
 }
 
 /// A signature in the address reaches the server, and no message.
