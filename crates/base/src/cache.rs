@@ -1,13 +1,15 @@
 //! A cache's files: the data, which stripes are live, and which are durable.
 //!
 //! What a machine that loses its power finds is right because of the order: a stripe's data is durable before its
-//! bit is, and its bit is durably gone before its place is. A keeper that is killed loses nothing: what is live is
-//! in a file, too, which is true until the machine starts again, and the kernel has the data.
+//! bit is, and its bit is durably gone before its place is. A keeper that is killed loses nothing either: what is
+//! live is in a file, and the kernel has the data. That file is believed only while the kernel must still have it:
+//! in the same boot and the same mount of the file system, and unless the keeper was killed during a sync, whose
+//! failure nobody would hear of. Otherwise only durable stripes are live.
 
 use crate::durable::Durable;
 use fathom_storage::cached::live::{LiveMap, len_for};
 use fathom_storage::cached::wire::Geometry;
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{AtFlags, FallocateFlags, StatxFlags, fallocate, statx};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -20,12 +22,18 @@ const DURABLE: &str = "durable";
 
 /// Where the map of what is live says of which start of the machine it is.
 const BOOT_LEN: usize = 36;
+/// Offset in the map of the number of the mount of its file system; 8 bytes.
+const MOUNT_AT: u64 = 40;
+/// Offset in the map of a byte that is 1 from the beginning of a sync until its outcome has been dealt with.
+const SYNCING_AT: u64 = 48;
 
 pub struct Cache {
     dir: PathBuf,
     geometry: Geometry,
     pub data: Arc<File>,
     live: LiveMap,
+    /// The file of `live`.
+    live_file: File,
     durable: Durable,
     /// Stripes that are live, and may not be durable.
     fresh: Vec<u32>,
@@ -35,6 +43,8 @@ pub struct Cache {
     present: u32,
     /// How often something has been removed.
     removals: u64,
+    /// How often data could not be made durable.
+    failures: u64,
 }
 
 /// Data that is to be made durable: [`Sync::run`] may take long, and is run elsewhere.
@@ -93,26 +103,40 @@ impl Cache {
             file.set_len(0)?;
             fallocate(&file, FallocateFlags::empty(), 0, len_for(stripes))?;
         }
+        let mount = mount_of(&file)?;
+        let is_believed = is_true && is_intact(&file, mount)?;
         let live = LiveMap::map(&file, stripes, true)?;
         let mut cache = Cache {
             dir: dir.to_owned(),
             geometry,
             data: Arc::new(data),
             live,
+            live_file: file,
             durable,
             fresh: Vec::new(),
             used: vec![0; stripes as usize],
             clock: 0,
             present: 0,
             removals: 0,
+            failures: 0,
         };
+        if is_true && !is_believed {
+            // Users may have the map of the previous keeper, so the stripes go one by one.
+            let all = 0..cache.live.stripes();
+            all.filter(|&stripe| !cache.durable.has(stripe))
+                .for_each(|stripe| cache.live.remove(stripe));
+        }
         if !is_true {
             let all = 0..cache.live.stripes();
             all.filter(|&stripe| cache.durable.has(stripe))
                 .for_each(|stripe| cache.live.add(stripe));
             let boot = boot.as_bytes();
-            file.write_all_at(&boot[..boot.len().min(BOOT_LEN)], 0)?;
+            let boot = &boot[..boot.len().min(BOOT_LEN)];
+            cache.live_file.write_all_at(boot, 0)?;
         }
+        let mount = mount.unwrap_or_default().to_le_bytes();
+        cache.live_file.write_all_at(&mount, MOUNT_AT)?;
+        cache.say_that_it_syncs(false)?;
         let all = 0..cache.live.stripes();
         // What is not there has no data: not that of a write that was not finished, either.
         let gone: Vec<u32> = all
@@ -163,7 +187,13 @@ impl Cache {
         ])
     }
 
-    /// The stripe's data has been written.
+    /// Number of times that data could not be made durable. What is written is worthless if this number
+    /// changes before [`Cache::add`]: its write-back may be the one that failed, of which no later one tells.
+    pub fn failures(&self) -> u64 {
+        self.failures
+    }
+
+    /// The stripe's data has been written, all of it since [`Cache::failures`] had its present value.
     pub fn add(&mut self, stripe: u32) {
         if !self.live.has(stripe) {
             self.live.add(stripe);
@@ -181,31 +211,46 @@ impl Cache {
     }
 
     /// What is to be made durable, if there is something: for [`Cache::synced`].
-    pub fn sync(&mut self) -> Option<Sync> {
-        let stripes = std::mem::take(&mut self.fresh);
-        (!stripes.is_empty()).then(|| Sync {
+    pub fn sync(&mut self) -> io::Result<Option<Sync>> {
+        if self.fresh.is_empty() {
+            return Ok(None);
+        }
+        self.say_that_it_syncs(true)?;
+        Ok(Some(Sync {
             data: self.data.clone(),
-            stripes,
+            stripes: std::mem::take(&mut self.fresh),
             removals: self.removals,
-        })
+        }))
     }
 
-    /// The data is durable: now the bits. If it is not, nobody knows what the kernel has of it, and it goes.
+    /// For the next keeper, if this one is killed.
+    fn say_that_it_syncs(&self, syncs: bool) -> io::Result<()> {
+        self.live_file.write_all_at(&[syncs.into()], SYNCING_AT)
+    }
+
+    /// Marks the stripes of a sync as durable. After a failed one, every stripe that is not durable goes,
+    /// whether or not the sync was for it: the kernel tells of a failed write-back once, and not of which
+    /// part.
     pub fn synced(&mut self, synced: Synced) -> io::Result<()> {
         if synced.outcome.is_err() {
-            self.remove(&synced.stripes)?;
+            self.failures += 1;
+            let is_lost = |stripe: &u32| self.live.has(*stripe) && !self.durable.has(*stripe);
+            let lost: Vec<u32> = (0..self.live.stripes()).filter(is_lost).collect();
+            self.remove(&lost)?;
+            self.say_that_it_syncs(false)?;
             return synced.outcome;
         }
         if synced.removals != self.removals {
             // Some may have gone, and come back with other data: not durable.
             self.fresh.extend(synced.stripes);
             self.fresh.retain(|stripe| self.live.has(*stripe));
-            return Ok(());
+            return self.say_that_it_syncs(false);
         }
         for stripe in synced.stripes {
             self.durable.set(stripe, true);
         }
-        self.durable.write()
+        self.durable.write()?;
+        self.say_that_it_syncs(false)
     }
 
     /// Gives back the place of `count` stripes, those that have not been used for longest.
@@ -267,6 +312,23 @@ fn read_boot(file: &File) -> io::Result<[u8; BOOT_LEN]> {
     let mut boot = [0; BOOT_LEN];
     file.read_exact_at(&mut boot, 0)?;
     Ok(boot)
+}
+
+/// The number of the mount that the file is in, which no other mount of this boot has had or will have. None:
+/// the kernel does not know (before Linux 6.8).
+fn mount_of(file: &File) -> io::Result<Option<u64>> {
+    const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+    let stat = statx(file, "", AtFlags::EMPTY_PATH, MNT_ID_UNIQUE)?;
+    let is_known = stat.stx_mask & MNT_ID_UNIQUE.bits() != 0;
+    Ok(is_known.then_some(stat.stx_mnt_id))
+}
+
+/// Whether the map was written in this mount, by a keeper that was not killed during a sync.
+fn is_intact(file: &File, mount: Option<u64>) -> io::Result<bool> {
+    let mut said = [0; 9];
+    file.read_exact_at(&mut said, MOUNT_AT)?;
+    let (of, syncing) = said.split_at((SYNCING_AT - MOUNT_AT) as usize);
+    Ok(mount.is_some_and(|mount| mount.to_le_bytes() == of) && syncing == [0])
 }
 
 /// What tells this start of the machine from others.

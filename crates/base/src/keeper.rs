@@ -165,10 +165,12 @@ impl Keeper {
 
     /// What has come is durable.
     pub fn finish(&mut self) {
-        if let Some(sync) = self.cache.sync() {
-            let synced = self.cache.synced(sync.run());
-            self.report(synced, "cannot be made durable");
-        }
+        let synced = match self.cache.sync() {
+            Ok(Some(sync)) => self.cache.synced(sync.run()),
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
+        self.report(synced, "cannot be made durable");
     }
 
     fn is_over(&self) -> bool {
@@ -201,7 +203,7 @@ impl Keeper {
                 let recorded = self.users.leave(user);
                 self.record(recorded);
             }
-            Event::Landed(stripe, outcome) => self.landed(stripe, outcome),
+            Event::Landed(stripe, failures, outcome) => self.landed(stripe, failures, outcome),
             Event::Opened(outcome) => self.opened(outcome),
             Event::Synced(synced) => {
                 self.is_syncing = false;
@@ -283,9 +285,11 @@ impl Keeper {
             }
             let (remote, events) = (remote.clone(), self.events.clone());
             let (data, (at, _)) = (self.cache.data.clone(), self.cache.range(stripe));
+            let failures = self.cache.failures();
             spawn_local(async move {
                 let outcome = land(&remote, data, stripe, at).await;
-                let _ = events.send(Event::Landed(stripe, outcome)).await;
+                let landed = Event::Landed(stripe, failures, outcome);
+                let _ = events.send(landed).await;
             });
         }
     }
@@ -353,7 +357,7 @@ impl Keeper {
         }
     }
 
-    fn landed(&mut self, stripe: u32, outcome: Result<(), Problem>) {
+    fn landed(&mut self, stripe: u32, failures: u64, outcome: Result<(), Problem>) {
         self.times.landed = Instant::now();
         let is_away = matches!(outcome, Err(Problem::Away(_) | Problem::Full));
         if !is_away && self.away.take().is_some() {
@@ -361,6 +365,12 @@ impl Keeper {
         }
         self.landings += u64::from(outcome.is_ok());
         match outcome {
+            Ok(()) if failures != self.cache.failures() => {
+                // Its data may be what could not be made durable.
+                let cleared = self.cache.clear(stripe);
+                self.report(cleared, "cannot be cleared");
+                self.queue.failed(stripe);
+            }
             Ok(()) => {
                 self.cache.add(stripe);
                 self.queue.landed(stripe);
@@ -488,14 +498,18 @@ impl Keeper {
         }
         if self.times.synced.elapsed() >= SYNC && !self.is_syncing {
             self.times.synced = Instant::now();
-            if let Some(sync) = self.cache.sync() {
-                self.is_syncing = true;
-                let events = self.events.clone();
-                spawn_local(async move {
-                    if let Ok(synced) = spawn_blocking(|| sync.run()).await {
-                        let _ = events.send(Event::Synced(synced)).await;
-                    }
-                });
+            match self.cache.sync() {
+                Ok(Some(sync)) => {
+                    self.is_syncing = true;
+                    let events = self.events.clone();
+                    spawn_local(async move {
+                        if let Ok(synced) = spawn_blocking(|| sync.run()).await {
+                            let _ = events.send(Event::Synced(synced)).await;
+                        }
+                    });
+                }
+                Ok(None) => {}
+                failed => self.report(failed.map(drop), "cannot be made durable"),
             }
         }
         if self.times.looked.elapsed() >= LOOK {

@@ -29,8 +29,9 @@ pub enum Event {
     Said(u64, ToKeeper),
     /// This one has ended, or says what is not understood.
     Left(u64),
-    /// A stripe has come, and is in its place, or not.
-    Landed(u32, Result<(), Problem>),
+    /// A stripe has come, and is in its place, or not. It was asked for when the cache had this number of
+    /// failures.
+    Landed(u32, u64, Result<(), Problem>),
     /// Where the image comes from has been opened, or not.
     Opened(Result<Rc<Remote>, Problem>),
     Synced(Synced),
