@@ -4,6 +4,7 @@ use crate::about::{About, Origin};
 use crate::profile;
 use crate::remote::{read_manifest, version_of};
 use fathom_storage::cached::Terms;
+use fathom_storage::cached::wire::{Geometry, Identity};
 use std::path::Path;
 
 /// Refuses a cache of something else. (It may be complete, and nobody ever asked for the rest.)
@@ -14,22 +15,42 @@ pub fn check_known(about: &About, terms: &Terms) -> Result<(), String> {
         let of = about.endpoint.as_deref().unwrap_or(&about.remote);
         return Err(format!("its cache is of another image, of {of}: {remedy}"));
     }
-    let Some(path) = &terms.cache.manifest else {
-        return Ok(());
-    };
-    let manifest = read_manifest(path)?;
-    let known = (
-        manifest.size(),
-        u64::from(manifest.stripe_size()),
-        version_of(&manifest),
-    );
     let origin = &about.origin;
-    match known == (origin.size, origin.stripe, origin.version.clone()) {
+    match is_checked(terms, (origin.size, origin.stripe, &origin.version))? {
         true => Ok(()),
         false => Err(format!(
             "what is cached of it was not checked by this --base-manifest: {remedy}"
         )),
     }
+}
+
+/// Refuses a keeper that does not check what it fetches by the manifest that the terms name: it was started for a
+/// disk that names another one, or none. Its image may be the same one as far as its place says.
+pub fn check_greeting(
+    terms: &Terms,
+    geometry: &Geometry,
+    identity: &Identity,
+) -> Result<(), String> {
+    let said = (geometry.size, geometry.stripe, identity.version.as_str());
+    match is_checked(terms, said)? {
+        true => Ok(()),
+        false => Err(
+            "its keeper does not check what it fetches by this --base-manifest, since it was started for a disk \
+             that names another one, or none: give all disks on this base image the same --base-manifest"
+                .into(),
+        ),
+    }
+}
+
+/// Whether an image of this size, stripe and version is the one of the manifest that the terms name, if they do.
+fn is_checked(terms: &Terms, said: (u64, u64, &str)) -> Result<bool, String> {
+    let Some(path) = &terms.cache.manifest else {
+        return Ok(true);
+    };
+    let manifest = read_manifest(path)?;
+    let version = version_of(&manifest);
+    let known = (manifest.size(), manifest.stripe_size().into(), &*version);
+    Ok(known == said)
 }
 
 /// What boots read first: as was recorded here; as is said; as the image says.

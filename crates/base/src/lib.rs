@@ -26,5 +26,6 @@ mod users;
 
 pub use about::{About, Origin};
 pub use directory::{Listed, list, remove};
+pub use known::check_greeting;
 pub use life::keep;
 pub use profile::text_of as profile_of;

@@ -45,6 +45,7 @@ use clap::{Parser, Subcommand};
 use fathom_daemon::{
     Events, Repeats, Stderr, begin_tenant, serve_tenant, start_successors, survive_size_limit,
 };
+use fathom_storage::cached::finder;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -127,6 +128,7 @@ fn main() -> ExitCode {
         Err(error) => return usage::report(&error),
     };
     survive_size_limit();
+    finder::install_check(fathom_base::check_greeting);
     let repeats = Repeats::default();
     let events = Events::default();
     let tenant = match &cli.command {

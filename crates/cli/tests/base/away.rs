@@ -144,6 +144,35 @@ fn a_cache_that_was_not_checked_is_refused_with_a_manifest() {
     same(&disk.uri(), &base);
 }
 
+/// A keeper that runs for another disk checks nothing by the manifest of this one.
+#[test]
+fn keeper_without_a_manifest_is_refused_by_a_disk_with_one() {
+    let host = Host::new();
+    let manifest = host.arg("base.manifest");
+    stdout_of(&["img", "manifest", "-q", &host.arg("base.raw"), &manifest]);
+    let base = host.arg("base.raw");
+    let first = host.serve(&host.overlay("first", &base, "raw"), &base, &[]);
+    assert!(qemu_io(&first.uri(), "read 0 1M"));
+    let (cache, nbd) = (host.arg("cache"), format!("unix:{}", host.arg("n")));
+    let second = host.overlay("second", &base, "raw");
+    let args = ["serve", &second, "--format", "qcow2", "--base", &base];
+    let more = ["--base-cache", &cache, "--base-manifest", &manifest];
+    let args = [&args, &more[..], &["--nbd", &nbd]].concat();
+    refused(1, &args, &["does not check", "the same --base-manifest"]);
+    assert!(qemu_io(&first.uri(), "read 1M 1M"));
+    drop(first);
+    host.kill_keepers();
+    stdout_of(&["base", "remove", &base, "--base-cache", &cache]);
+    // What is fetched is checked for disks that name no manifest, too.
+    let more = ["--base-manifest", &manifest];
+    let second = host.serve(&second, &base, &more);
+    let third = host.serve(&host.overlay("third", &base, "raw"), &base, &more);
+    let fourth = host.serve(&host.overlay("fourth", &base, "raw"), &base, &[]);
+    for disk in [&second, &third, &fourth] {
+        same(&disk.uri(), &base);
+    }
+}
+
 /// There are no zeroes where somebody is writing an image anew.
 #[test]
 fn an_image_that_becomes_shorter_is_away_there() {

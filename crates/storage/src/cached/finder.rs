@@ -2,7 +2,9 @@
 //! is none.
 
 use super::terms::Terms;
+use super::wire::{self, FromKeeper, Geometry, Identity};
 use fathom_files::gate::{self, Wanted};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt,
@@ -23,6 +25,14 @@ pub type Find = Box<dyn Fn(&Terms) -> io::Result<OwnedFd> + Send + Sync>;
 
 static FIND: OnceLock<Find> = OnceLock::new();
 
+/// Compares what a keeper says of its image with the manifest that the terms name. The error is one line.
+pub type Check = fn(&Terms, &Geometry, &Identity) -> Result<(), String>;
+
+static CHECK: OnceLock<Check> = OnceLock::new();
+
+/// A keeper greets within this time. A new one has to find first where the image comes from.
+pub(super) const WELCOME: Duration = Duration::from_secs(30);
+
 /// A keeper that is started is there within this time.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -38,6 +48,11 @@ pub fn install(find: Find) {
     let _ = FIND.set(find);
 }
 
+/// Has greetings of keepers checked by this from now on. The first one stays.
+pub fn install_check(check: Check) {
+    let _ = CHECK.set(check);
+}
+
 pub(super) fn find(terms: &Terms) -> io::Result<OwnedFd> {
     if let Some(gate) = gate::other() {
         let remote = terms.remote.clone();
@@ -46,8 +61,32 @@ pub(super) fn find(terms: &Terms) -> io::Result<OwnedFd> {
     find_here(terms)
 }
 
-/// With this process's rights.
+/// With this process's rights, by which the manifest is read, too.
 pub fn find_here(terms: &Terms) -> io::Result<OwnedFd> {
+    let keeper = find_any(terms)?;
+    if terms.cache.manifest.is_some() {
+        check_greeting(terms, &keeper)?;
+    }
+    Ok(keeper)
+}
+
+/// Refuses a keeper that was started for others, and does not check what it fetches by this manifest.
+fn check_greeting(terms: &Terms, keeper: &OwnedFd) -> io::Result<()> {
+    let mut polled = [PollFd::new(keeper, PollFlags::IN)];
+    let limit = Timespec::try_from(WELCOME).map_err(io::Error::other)?;
+    if rustix::event::poll(&mut polled, Some(&limit))? == 0 {
+        return Err(io::Error::other("the cache's keeper says nothing"));
+    }
+    // Whoever receives the greeting deals with all others, and with the keeper's end.
+    let Ok(FromKeeper::Welcome(geometry, identity)) = wire::peek(keeper) else {
+        return Ok(());
+    };
+    let check = CHECK.get();
+    let check = check.ok_or_else(|| io::Error::other("manifests are not understood here"))?;
+    check(terms, &geometry, &identity).map_err(io::Error::other)
+}
+
+fn find_any(terms: &Terms) -> io::Result<OwnedFd> {
     match FIND.get() {
         Some(find) => find(terms),
         None => find_or_start(terms, &mut |child| {

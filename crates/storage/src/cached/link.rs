@@ -1,6 +1,6 @@
 //! The thread that listens to the keeper, and finds another one when it has ended.
 
-use super::finder::find;
+use super::finder::{WELCOME, find};
 use super::shared::{Shared, Shown};
 use super::terms::Terms;
 use super::view::View;
@@ -21,8 +21,6 @@ const SELDOM: Duration = Duration::from_secs(10);
 /// For so long it is told often.
 const BEGINNING: Duration = Duration::from_secs(120);
 
-/// A keeper that is new has to find where the image comes from first.
-const WELCOME: Duration = Duration::from_secs(30);
 /// So often one is looked for that does not end at once.
 const ATTEMPTS: u32 = 4;
 
@@ -78,7 +76,7 @@ fn first_words(
         }
     };
     for attempt in 1.. {
-        let keeper = find(terms).map_err(failed("there is no cache"))?;
+        let keeper = find(terms).map_err(failed("its cache cannot be used"))?;
         if !is_readable(&keeper, None, WELCOME) {
             return Err(DiskError::Unusable {
                 path: name.to_owned(),

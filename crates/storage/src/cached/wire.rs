@@ -130,10 +130,19 @@ pub fn send(
 /// A message that is there, and what came with it; [`io::ErrorKind::WouldBlock`]: there is none. The other side's
 /// end is an error, too.
 pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<(T, Vec<OwnedFd>)> {
+    take(socket, RecvFlags::empty())
+}
+
+/// Likewise, but leaves the message there for [`receive`].
+pub fn peek<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<T> {
+    Ok(take(socket, RecvFlags::PEEK)?.0)
+}
+
+fn take<T: DeserializeOwned>(socket: impl AsFd, how: RecvFlags) -> io::Result<(T, Vec<OwnedFd>)> {
     let mut bytes = vec![0; MAX_MESSAGE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT | how;
     let got = loop {
         let into = &mut [IoSliceMut::new(&mut bytes)];
         match recvmsg(&socket, into, &mut control, flags) {
@@ -182,6 +191,7 @@ mod tests {
         send(&a, &welcome, &files).unwrap();
         let longest = ToKeeper::Used(vec![(u32::MAX, u32::MAX); MAX_RUNS]);
         send(&a, &longest, &[]).unwrap();
+        assert_eq!(peek::<FromKeeper>(&b).unwrap(), welcome);
         let (received, files) = receive::<FromKeeper>(&b).unwrap();
         assert_eq!((received, files.len()), (welcome, 2));
         assert_eq!(receive::<ToKeeper>(&b).unwrap().0, longest);
