@@ -7,6 +7,7 @@
 
 use super::pages::Page;
 use std::fmt::Write as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
@@ -24,10 +25,11 @@ mount --bind /run/hosts /etc/hosts
 ip link set lo up
 mkdir /run/fathom
 cd /srv
-log=/run/log
+logs=0
 # A program that goes on, once it has said that it does what it is for; or QEMU, which says nothing.
 begin() {
-    : >"$log"
+    logs=$((logs + 1))
+    log=$LOGS/$logs
     setsid sh -euc "$1" >"$log" 2>&1 &
     case "$1" in *qemu*) sleep 2; kill -0 $!; return;; esac
     for try in $(seq 300); do
@@ -88,9 +90,39 @@ pub fn all_of(page: &Page) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         command.args(["--user", "--map-root-user"]);
     }
+    let logs = dir.path().join("logs");
+    fs::create_dir(&logs).unwrap();
     let output = command.arg("bash").arg(&file).env("PATH", path);
-    let output = output.stdin(Stdio::null()).output().unwrap();
+    let output = output.env("LOGS", &logs).stdin(Stdio::null());
+    let output = output.output().unwrap();
     let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
     let status = output.status;
-    (!status.success()).then(|| format!("{}: {status}\n{out}\n{err}", page.path))
+    (!status.success()).then(|| {
+        let logs = all_logs(&logs);
+        format!("{}: {status}\n{out}\n{err}{logs}", page.path)
+    })
+}
+
+/// What the servers of a page have logged, in the order in which they were started.
+fn all_logs(dir: &Path) -> String {
+    let numbers = (1..).map(|number| (number, dir.join(format!("{number}"))));
+    let logs = numbers.map_while(|(number, path)| Some((number, fs::read(path).ok()?)));
+    let texts = logs.map(|(number, log)| {
+        let log = String::from_utf8_lossy(&log);
+        format!("\n--- log of server {number}\n{log}")
+    });
+    texts.collect()
+}
+
+#[test]
+fn failure_of_a_page_shows_the_logs_of_its_servers() {
+    let text = "```sh server\nsh -c \"echo why it failed >&2; echo serving; sleep 60\"\n```\n\n```sh\nfalse\n```\n";
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("page.md"), text).unwrap();
+    let page = Page::read(dir.path(), "page.md");
+    let said = all_of(&page).unwrap();
+    assert!(
+        said.contains("--- log of server 1\nwhy it failed\nserving"),
+        "{said}"
+    );
 }

@@ -44,6 +44,7 @@ mod resize;
 mod sharing;
 mod snapshots;
 mod sockets;
+mod starved;
 mod streams;
 #[path = "../support/mod.rs"]
 mod support;
