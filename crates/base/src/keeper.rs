@@ -14,6 +14,7 @@ use crate::remote::Remote;
 use crate::users::{Event, Users};
 use fathom_storage::cached::Terms;
 use fathom_storage::cached::wire::{FromKeeper, Geometry, Identity, Run, ToKeeper, VERSION};
+use fathom_units::redacted;
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
@@ -545,7 +546,7 @@ impl Keeper {
         if let Err(error) = outcome {
             tracing::error!(
                 "{}: the cache at {} {what}: {error}",
-                self.terms.remote,
+                redacted(&self.terms.remote),
                 self.place.display()
             );
         }

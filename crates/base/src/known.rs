@@ -5,6 +5,7 @@ use crate::profile;
 use crate::remote::{read_manifest, version_of};
 use fathom_storage::cached::Terms;
 use fathom_storage::cached::wire::{Geometry, Identity};
+use fathom_units::redacted;
 use std::path::Path;
 
 /// Refuses a cache of something else. (It may be complete, and nobody ever asked for the rest.)
@@ -12,7 +13,7 @@ pub fn check_known(about: &About, terms: &Terms) -> Result<(), String> {
     let remedy =
         "if no disk is above that one any more, `fathom base remove` makes room for this one";
     if !about.is_of(&terms.remote) {
-        let of = about.endpoint.as_deref().unwrap_or(&about.remote);
+        let of = redacted(about.endpoint.as_deref().unwrap_or(&about.remote));
         return Err(format!("its cache is of another image, of {of}: {remedy}"));
     }
     let origin = &about.origin;

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use fathom_base::{Listed, list, profile_of, remove};
 use fathom_storage::Location;
 use fathom_storage::cached::{CacheTerms, Terms};
-use fathom_units::short_size;
+use fathom_units::{redacted, short_size};
 use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
@@ -92,6 +92,7 @@ pub fn keep() -> anyhow::Result<()> {
     let terms = serde_json::from_reader::<_, Terms>(std::io::stdin().lock());
     let terms = terms.context("its terms are not understood")?;
     let remote = fathom_img::shown(&terms.remote);
+    let remote = redacted(&remote);
     fathom_base::keep(terms).map_err(|problem| anyhow::anyhow!("{remote}: {problem}"))
 }
 
@@ -116,7 +117,7 @@ fn list_all(args: ListArgs) -> anyhow::Result<()> {
         writeln!(
             out,
             "{taken:>8} of {size:>8}  {used:6}  {}",
-            fathom_img::shown(&about.remote)
+            fathom_img::shown(&redacted(&about.remote))
         )?;
     }
     Ok(())
@@ -125,7 +126,7 @@ fn list_all(args: ListArgs) -> anyhow::Result<()> {
 fn as_json(listed: &Listed) -> serde_json::Value {
     let origin = &listed.about.origin;
     json!({
-        "image": listed.about.remote,
+        "image": redacted(&listed.about.remote),
         "directory": listed.place,
         "size": origin.size,
         "stripe": origin.stripe,

@@ -25,6 +25,7 @@ mod jobs;
 mod lab;
 mod manual;
 mod mirror;
+mod redact;
 mod report;
 mod serve;
 mod servers;
@@ -235,8 +236,8 @@ fn start_logging(
         _ => None,
     };
     let writer = match &queue {
-        Some(queue) => BoxMakeWriter::new(queue.clone()),
-        None => BoxMakeWriter::new(std::io::stderr),
+        Some(queue) => BoxMakeWriter::new(redact::Redacting(queue.clone())),
+        None => BoxMakeWriter::new(redact::Redacting(std::io::stderr)),
     };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -294,5 +295,5 @@ fn one_line(error: &anyhow::Error) -> String {
     }
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     // Names in it may be a stranger's.
-    fathom_img::shown(&line)
+    fathom_img::shown(&fathom_units::redacted(&line))
 }

@@ -11,7 +11,7 @@ use fathom_daemon::{
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_stack::Injection;
 use fathom_storage::Location;
-use fathom_units::Timeout;
+use fathom_units::{Timeout, redacted};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
@@ -225,7 +225,9 @@ impl ServeArgs {
             true => (mode, group),
             false => (None, None),
         };
-        let mut table = self.of_disk.into_table(disk.to_string(), disk);
+        let mut table = self
+            .of_disk
+            .into_table(redacted(&disk.to_string()).into_owned(), disk);
         // Clients of the only disk need not know a name.
         table.export_name.get_or_insert_default();
         (table.socket_mode, table.socket_group) = where_made(is_path);

@@ -5,6 +5,7 @@
 //! some are written in each [`WINDOW`], and then how many more there were.
 
 use fathom_core::{ThreadKind, thread_starts};
+use fathom_units::redacted;
 use std::collections::HashMap;
 use std::fmt::{self, Debug, Write};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -156,7 +157,7 @@ impl<S: Subscriber> Layer<S> for Repeats {
 pub fn message_of(event: &Event<'_>) -> String {
     let mut text = String::new();
     event.record(&mut Message(&mut text));
-    text
+    redacted(&text).into_owned()
 }
 
 /// Writes an event's text somewhere.

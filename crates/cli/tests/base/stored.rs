@@ -112,6 +112,54 @@ fn an_image_comes_from_a_web_server_until_it_is_another_one() {
     );
 }
 
+/// Whoever knows a signature may read the image.
+#[test]
+fn signature_in_an_address_is_shown_nowhere() {
+    const SECRET: &str = "s3cr3t";
+    let host = Host::new();
+    let (server, url) = web(host.dir.path());
+    let url = format!("{url}/base.raw?signature={SECRET}");
+    let hides = |what: &str, text: &str| {
+        assert!(!text.contains(SECRET), "{what}: {text}");
+        assert!(text.contains("base.raw?***"), "{what}: {text}");
+    };
+    let more = ["--base-fetch", "off", "--server-reconnect", "1s"];
+    let disk = host.serve(&host.overlay("disk", &url, "raw"), &url, &more);
+    assert!(qemu_io(&disk.uri(), "read 0 1M"));
+    let cache = host.arg("cache");
+    let direct = [
+        &format!("cached:{url}"),
+        "--readonly",
+        "--base-cache",
+        &cache,
+    ]
+    .map(String::from);
+    let args: Vec<&str> = direct[1..].iter().map(String::as_str).collect();
+    let direct = Nbd::start(&direct[0], &[&args, &more[..]].concat());
+    assert!(qemu_io(&direct.uri(), "read 0 1M"));
+    hides("info", &stdout_of(&["info", &direct.api(), "--json"]));
+    hides(
+        "list",
+        &stdout_of(&["base", "list", "--base-cache", &cache]),
+    );
+    hides(
+        "list",
+        &stdout_of(&["base", "list", "--json", "--base-cache", &cache]),
+    );
+    drop(server);
+    assert!(!qemu_io(&direct.uri(), "read 40M 4k"));
+    assert!(!qemu_io(&disk.uri(), "read 40M 4k"));
+    hides("log", &direct.log());
+    hides("log", &disk.log());
+    let nbd = format!("unix:{}", host.arg("n"));
+    let other = format!("{url}&more={SECRET}");
+    let args = ["serve", &format!("cached:{other}"), "--readonly"].map(String::from);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let output = run(&[&args[..], &["--base-cache", &cache, "--nbd", &nbd]].concat());
+    assert!(!output.status.success());
+    hides("error", &String::from_utf8_lossy(&output.stderr));
+}
+
 /// An archive in a directory, whose stripes are damaged one after the other.
 #[test]
 fn stripes_that_are_damaged_never_reach_a_guest() {

@@ -3,6 +3,7 @@
 use crate::answer::{Kind, Refusal};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+use fathom_units::redacted;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -25,7 +26,7 @@ impl Problem {
             kind: format!("urn:fathom:problem:{word}"),
             status: status.as_u16(),
             title: status.canonical_reason().unwrap_or_default(),
-            detail: detail.into(),
+            detail: redacted(&detail.into()).into_owned(),
         }
     }
 

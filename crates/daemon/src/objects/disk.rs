@@ -29,7 +29,7 @@ use fathom_filters::Filters;
 use fathom_jobs::Following;
 use fathom_stack::{FilterInfo, Injected, Injector, Pools, Stack};
 use fathom_trace::{Clock, Now, SlowRequest, Summary};
-use fathom_units::Size;
+use fathom_units::{Size, redacted};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -432,7 +432,7 @@ impl Served {
             pid: std::process::id(),
             name: options.name.clone(),
             owner: None,
-            disk: options.disk.location.to_string(),
+            disk: redacted(&options.disk.location.to_string()).into_owned(),
             format: stack.format.name().into(),
             size,
             block_size,
@@ -572,7 +572,7 @@ impl Served {
     fn start_trace(&self, path: &std::path::Path) -> Result<Tracer, fathom_trace::TraceError> {
         let tracer = Tracer::start(
             path,
-            &self.options.disk.location.to_string(),
+            &redacted(&self.options.disk.location.to_string()),
             &self.stack.workers,
         )?;
         self.look();

@@ -12,6 +12,7 @@ use fathom_jobs::Phase;
 use fathom_jobs::Source;
 use fathom_jobs::mirror::{Mirror, Target, Terms};
 use fathom_stack::{check_raw, open_unserved};
+use fathom_units::redacted;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -137,7 +138,7 @@ impl Running {
         let status = self.mirror.following.status();
         let disk = &self.target.disk;
         MirrorInfo {
-            target: disk.location.to_string(),
+            target: redacted(&disk.location.to_string()).into_owned(),
             format: disk.format.unwrap_or(Format::Raw).name().into(),
             phase: status.phase.name().into(),
             copied: status.copied,

@@ -9,6 +9,7 @@ use fathom_formats::{Format, resolve};
 use fathom_jobs::stream::{self, Below, Terms};
 use fathom_jobs::{Following, Name, Phase, Source, Tell, commit};
 use fathom_stack::{Description, check_raw, name_from, open_below};
+use fathom_units::redacted;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -230,9 +231,10 @@ impl Order {
 impl Running {
     pub fn info(&self) -> StreamInfo {
         let status = self.following.status();
+        let shown = |image: &PathBuf| redacted(&image.display().to_string()).into_owned();
         StreamInfo {
-            base: self.plan.base().map(|base| base.display().to_string()),
-            top: self.plan.top().map(|top| top.display().to_string()),
+            base: self.plan.base().map(shown),
+            top: self.plan.top().map(shown),
             phase: status.phase.name().into(),
             copied: status.copied,
             left: status.left,

@@ -7,6 +7,7 @@ use super::view::View;
 use super::wire::{self, FromKeeper, ToKeeper};
 use crate::file::FileOptions;
 use fathom_core::{DiskError, ThreadKind, thread_starts};
+use fathom_units::redacted;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -49,7 +50,8 @@ pub(super) fn connect(
     };
     geometry.check().map_err(unusable)?;
     if image.remote != terms.remote {
-        return Err(unusable(format!("its cache is one of {}", image.remote)));
+        let of = redacted(&image.remote);
+        return Err(unusable(format!("its cache is one of {of}")));
     }
     let view = match now {
         Some(now) if (now.geometry, &now.image) != (geometry, &image) => {

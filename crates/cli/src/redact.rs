@@ -1,0 +1,32 @@
+//! A log without the secrets of addresses.
+
+use fathom_units::redacted;
+use std::io::{self, Write};
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Hides the secrets of addresses in what is written to `M`. What is written at once is a line.
+pub struct Redacting<M>(pub M);
+
+pub struct Writer<W>(W);
+
+impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for Redacting<M> {
+    type Writer = Writer<M::Writer>;
+
+    fn make_writer(&'a self) -> Writer<M::Writer> {
+        Writer(self.0.make_writer())
+    }
+}
+
+impl<W: Write> Write for Writer<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match std::str::from_utf8(line) {
+            Ok(text) => self.0.write_all(redacted(text).as_bytes())?,
+            Err(_) => self.0.write_all(line)?,
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
