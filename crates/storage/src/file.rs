@@ -28,6 +28,7 @@ use report::ToldEnd;
 use std::fmt;
 use std::fs::{File, Metadata};
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -133,10 +134,9 @@ impl FileOptions {
     }
 }
 
-/// Asked about a growable file that was found to end at this byte or before it:
-/// whether it may, and the rest is zeroes. False: reads there fail, and it was
-/// said why.
-pub type EndGuard = Arc<dyn Fn(u64) -> bool + Send + Sync>;
+/// Asked about bytes of a growable file that a read wants and that lie behind the file's end: whether they read as
+/// zeroes. False: the read fails, and the guard has logged why.
+pub type EndGuard = Arc<dyn Fn(Range<u64>) -> bool + Send + Sync>;
 
 /// What kind of thing is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -381,11 +381,11 @@ impl Shared {
         );
     }
 
-    /// Whether what a read finds missing from `at` on is zeroes.
+    /// Whether these bytes, which a read has found missing, read as zeroes.
     #[cold]
-    fn may_end(&self, at: u64) -> bool {
+    fn may_miss(&self, missing: Range<u64>) -> bool {
         let guard = self.end_guard().clone();
-        self.options.growable && guard.is_none_or(|guard| guard(at))
+        self.options.growable && guard.is_none_or(|guard| guard(missing))
     }
 
     /// Everything written is durable, and the file as long as it was.

@@ -121,7 +121,7 @@ fn open(remote: &str) -> Result<RemoteDisk, Problem> {
     };
     if let Some(file) = &opened.file {
         // One that becomes shorter is being written to, and has no zeroes there.
-        file.guard_end(Arc::new(move |end| end >= size));
+        file.guard_end(Arc::new(move |missing| missing.start >= size));
     }
     opened.disk.activate().map_err(away)?;
     let mut job = Job::default();

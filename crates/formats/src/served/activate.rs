@@ -12,6 +12,7 @@ use super::helpers::Helpers;
 use super::io::StorageId;
 use super::layout::Layout;
 use super::metadata::Metadata;
+use super::missing::Missing;
 use super::open::{Chain, Link, check};
 use super::problem::{told, unusable};
 use super::sealed::fingerprint;
@@ -211,6 +212,7 @@ impl Fresh<'_> {
             max_slices: usize::try_from(slices).unwrap_or(usize::MAX),
             writable: link.writable,
             discard: self.options.discard,
+            zero_missing: self.options.zero_missing_clusters,
             counts: self.chain.counts.clone(),
         })
     }
@@ -247,8 +249,16 @@ impl Fresh<'_> {
             false => u64::MAX,
         };
         let at = header.refcount_table_offset;
+        let data = &self.chain.storages[usize::from(link.data)];
+        let missing = match parts.zero_missing {
+            true => None,
+            false => Missing::find(&**file, &**data, &parts, &g, &table)?,
+        };
         let space = Refcounts::new(g, table, at, fresh_from, self.epochs.clone());
         let metadata = self.metadata(regions, &parts);
+        if let (Some(missing), Ok(_)) = (missing, &metadata) {
+            return Err(missing.refused());
+        }
         Ok(space.and_then(|space| {
             parts.alloc = Allocator {
                 space: Space::Refcounts(space),

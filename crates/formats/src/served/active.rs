@@ -115,9 +115,9 @@ impl Active {
     pub(super) fn guard_ends(self: &Arc<Active>) {
         for (id, storage) in (0..).zip(&self.storages) {
             let active = Arc::downgrade(self);
-            storage.guard_end(Arc::new(move |at| {
+            storage.guard_end(Arc::new(move |missing| {
                 let active = active.upgrade();
-                active.is_none_or(|active| active.may_end(id, HostOffset(at)))
+                active.is_none_or(|active| active.may_miss(id, HostOffset(missing.end)))
             }));
         }
     }
@@ -210,7 +210,7 @@ impl Tables {
     ) -> Result<(Extent, u64), Errno> {
         match self.slice(io, self.slice_of(guest)).await? {
             None => Ok(self.without_table(guest, max)),
-            Some(slice) => self.checked(self.extent(&slice.0, guest, max)),
+            Some(slice) => self.checked_entry(self.extent(&slice.0, guest, max)),
         }
     }
 }

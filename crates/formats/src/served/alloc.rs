@@ -3,10 +3,12 @@
 mod append;
 mod bytes;
 mod refcounts;
+mod runs;
 
 use crate::HostOffset;
 pub(super) use append::Append;
 pub(super) use refcounts::{Moved, Refcounts};
+pub(super) use runs::Runs;
 
 use super::io::{Buf, Errno, Io};
 use super::layout::Problem;
@@ -18,6 +20,9 @@ use std::sync::atomic::Ordering;
 
 /// By how much a file is made longer than needed, in bytes.
 const AHEAD: Range<u64> = 1 << 20..64 << 20;
+
+/// Maximum number of discards in flight for one flush.
+const DISCARDS: usize = 32;
 
 /// Bytes of zeroes at its new end.
 const EXTENSION: usize = 4096;
@@ -155,12 +160,18 @@ impl Tables {
         take: impl Fn(&mut Allocator) -> Result<Option<T>, Problem>,
         end: impl Fn(&T) -> HostOffset,
     ) -> Result<Option<T>, Errno> {
-        let taken = take(&mut self.state().alloc);
+        let taken = {
+            let mut state = self.state();
+            // Refcounts change with whatever is taken.
+            let taken = take(&mut state.alloc);
+            if !matches!(taken, Ok(None)) {
+                self.set_dirty(&mut state);
+            }
+            taken
+        };
         let taken = self.checked(taken)?;
         if let Some(taken) = &taken {
             self.used.fetch_max(end(taken).0, Ordering::Relaxed);
-            // Its refcounts are to be written.
-            self.dirty.store(true, Ordering::Release);
         }
         Ok(taken)
     }
@@ -168,8 +179,9 @@ impl Tables {
     /// Clusters that were allocated and never linked.
     pub(super) fn give_back(&self, run: &Run) {
         self.counts.free(run.clusters.end - run.clusters.start);
-        self.state().alloc.give_back(run);
-        self.dirty.store(true, Ordering::Release);
+        let mut state = self.state();
+        state.alloc.give_back(run);
+        self.set_dirty(&mut state);
     }
 
     /// Makes more free clusters known, or fails. One task at a time.
@@ -185,44 +197,77 @@ impl Tables {
         }
     }
 
-    /// What was unlinked, durably: its refcounts go down. What is free and not
-    /// in use by any request in flight can be taken from now on.
+    /// Lowers the refcounts of what was unlinked, durably. What is free and not in use by any request in flight can be
+    /// taken from now on, or waits for [`Tables::discard_freed`].
     pub(super) async fn release(&self, io: &impl Io, gone: &[Unlinked]) -> Result<(), Errno> {
         let bits = self.layout.cluster_bits();
         // Nobody looks for free clusters before they are known as such.
         let _searching = self.searching.lock_all().await;
-        let mut free = Vec::new();
+        let mut free = Runs::default();
         let mut outcome = Ok(());
         for gone in gone {
             for cluster in gone.clusters(bits) {
                 match self.lower(io, cluster, gone.is_table).await {
-                    Ok(true) => free.push(cluster),
+                    Ok(true) => free.insert(cluster..cluster + 1),
                     Ok(false) => {}
                     Err(errno) => outcome = Err(errno),
                 }
             }
         }
-        let unused = refcounts(&mut self.state()).map(|space| {
-            space.freed(free);
-            space.take_unused()
-        });
-        for clusters in runs(unused.unwrap_or_default()) {
-            if self.discard {
-                let len = (clusters.end - clusters.start) << bits;
-                // It is advice.
-                let at = HostOffset::of_cluster(clusters.start, bits);
-                let _ = io.plain(self.storage, Op::Discard, at, len).await;
-            }
-            self.counts.free(clusters.end - clusters.start);
-            if let Some(space) = refcounts(&mut self.state()) {
-                space.put_back(clusters);
-            }
-            self.given_up.fetch_add(1, Ordering::AcqRel);
-        }
         if let Some(space) = refcounts(&mut self.state()) {
+            space.freed(free);
+            let reused = space.reuse(self.discard);
             space.shrink();
+            self.reused(reused);
         }
         outcome
+    }
+
+    /// Discards free clusters in the file, several runs at once; then they can be taken. The caller holds no lock, and
+    /// nobody waits for it but a write that has found no room (`reclaim`), and the end of the image's use.
+    pub(super) async fn discard_freed(&self, io: &impl Io) {
+        if !self.has_to_discard() {
+            return;
+        }
+        let bits = self.layout.cluster_bits();
+        let number = self.discards.fetch_add(1, Ordering::Relaxed);
+        let _discarding = self.discarding.lock(number..number + 1).await;
+        loop {
+            let next = refcounts(&mut self.state()).map(|space| space.next_to_discard(DISCARDS));
+            let runs = next.unwrap_or_default();
+            if runs.is_empty() {
+                return;
+            }
+            let start = |run: Range<u64>| {
+                let at = HostOffset::of_cluster(run.start, bits);
+                let len = (run.end - run.start) << bits;
+                (io.plain(self.storage, Op::Discard, at, len), run)
+            };
+            let started: Vec<_> = runs.into_iter().map(start).collect();
+            for (discard, run) in started {
+                // It is advice.
+                let _ = discard.await;
+                let clusters = run.end - run.start;
+                if let Some(space) = refcounts(&mut self.state()) {
+                    space.discarded(run);
+                }
+                self.reused(clusters);
+            }
+        }
+    }
+
+    /// Whether free clusters wait for their discard.
+    pub(super) fn has_to_discard(&self) -> bool {
+        let waits = |space: &mut Refcounts| space.has_to_discard();
+        self.discard && refcounts(&mut self.state()).is_some_and(waits)
+    }
+
+    /// So many clusters that the guest had given up can be taken.
+    fn reused(&self, clusters: u64) {
+        if clusters > 0 {
+            self.counts.free(clusters);
+            self.given_up.fetch_add(1, Ordering::AcqRel);
+        }
     }
 
     /// True if that was the last reference.
@@ -239,26 +284,13 @@ impl Tables {
                 "guest data was in cluster {cluster}, which holds {region}"
             )));
         }
+        self.set_dirty(state);
         let Some(space) = refcounts(state) else {
             return Ok(false);
         };
-        self.dirty.store(true, Ordering::Release);
         let lowered = space.lower(cluster);
         self.checked(lowered)
     }
-}
-
-/// Numbers in a row, from numbers.
-fn runs(mut numbers: Vec<u64>) -> Vec<Range<u64>> {
-    numbers.sort_unstable();
-    let mut runs: Vec<Range<u64>> = Vec::new();
-    for number in numbers {
-        match runs.last_mut() {
-            Some(run) if run.end == number => run.end += 1,
-            _ => runs.push(number..number + 1),
-        }
-    }
-    runs
 }
 
 /// For parts that only refcounted images have.

@@ -12,6 +12,8 @@ pub(super) struct Cache {
     /// In the order in which they will be asked whether they can go.
     order: VecDeque<u64>,
     max: usize,
+    /// Number of slices that have left it.
+    evicted: u64,
 }
 
 /// How many slices are asked to go before the cache grows beyond its bounds:
@@ -25,6 +27,7 @@ impl Cache {
             slices: HashMap::new(),
             order: VecDeque::new(),
             max,
+            evicted: 0,
         }
     }
 
@@ -39,9 +42,15 @@ impl Cache {
         for number in numbers.clone() {
             if let Some(slice) = self.slices.remove(&number) {
                 slice.live.store(false, Ordering::Release);
+                self.evicted += 1;
             }
         }
         self.order.retain(|number| !numbers.contains(number));
+    }
+
+    /// Number of slices that have left the cache, over its life.
+    pub(super) fn evicted(&self) -> u64 {
+        self.evicted
     }
 
     /// Slices that it holds at most while none must stay.
@@ -90,5 +99,6 @@ impl Cache {
         }
         slice.live.store(false, Ordering::Release);
         self.slices.remove(&number);
+        self.evicted += 1;
     }
 }

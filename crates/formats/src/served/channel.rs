@@ -93,7 +93,7 @@ impl ImageChannel {
     fn renew(&mut self, generation: u64) {
         self.generation = generation;
         self.current = self.shared.active().map(|active| Current {
-            lookup: Lookup::new(active.layers.len()),
+            lookup: Lookup::new(&active.layers),
             counts: active.epochs.register(),
             frees: active.layers.iter().any(Layer::is_writable),
             active,
@@ -133,16 +133,19 @@ impl ImageChannel {
         {
             return Err(libc::EIO);
         }
-        let clean = top.is_none_or(|t| t.is_clean() && !t.has_data_file);
         Ok(match request.op {
             Op::Write if self.shared.compress => match top.and_then(Tables::compress_unit) {
                 Some(_) => Found::Else,
                 None => return Err(libc::ENOTSUP),
             },
-            // Durable with its metadata.
-            Op::Write if request.fua && !clean => Found::Else,
-            Op::Write => current.lookup.write(active, guest, len),
-            Op::Flush if clean => Found::Data {
+            Op::Write => match current.lookup.write(active, guest, len) {
+                // Such a write needs a flush of metadata, too. The order matters: whoever links a cluster marks the
+                // image dirty before the look-up can find its entry, so the state is read after the look-up.
+                _ if request.fua && !is_durable(top) => Found::Else,
+                found => found,
+            },
+            // (What the flush covers was answered before the guest sent the flush.)
+            Op::Flush if is_durable(top) => Found::Data {
                 storage: active.storage(),
                 at: HostOffset(0),
             },
@@ -255,6 +258,12 @@ impl ImageChannel {
     }
 }
 
+/// Whether what the image's own file stores is all that a write in place needs to be durable.
+#[inline]
+fn is_durable(top: Option<&Tables>) -> bool {
+    top.is_none_or(|tables| tables.dirty.is_clean() && !tables.has_data_file)
+}
+
 impl Channel for ImageChannel {
     #[inline]
     fn submit(&mut self, cx: &mut Cx, id: RequestId) {
@@ -355,7 +364,16 @@ struct Task {
 impl Task {
     async fn run(mut self) {
         let errno = self.serve().await.err().unwrap_or(0);
-        self.io.worker.finish(self.io.parent, errno);
+        self.counted = None;
+        let worker = &self.io.worker;
+        worker.finish(self.io.parent, errno);
+        // The request is answered before its discards. They are in flight by then: whoever waits for the end of the
+        // image's use afterwards finds them.
+        if (self.op == Op::Flush || self.fua)
+            && let Some(tables) = self.active.top()
+        {
+            tables.discard_freed(&worker.for_nobody()).await;
+        }
     }
 
     async fn serve(&mut self) -> Result<(), Errno> {

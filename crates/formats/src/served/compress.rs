@@ -222,7 +222,7 @@ impl Tables {
         let index = self.index_of(guest);
         let file_len = self.file_len.load(Ordering::Relaxed);
         let old = self.layout.decode(slice.0.entry(index), guest, file_len);
-        let old = self.checked(old)?;
+        let old = self.checked_entry(old)?;
         let len = stream.len() as u64;
         let at = self.put(io, stream).await?;
         let Some(entry) = L2Entry::compressed(g, at, len) else {

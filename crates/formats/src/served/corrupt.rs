@@ -8,26 +8,31 @@ use super::storage::Storage;
 use super::tables::Tables;
 use crate::HostOffset;
 use crate::qcow2::{INCOMPATIBLE_CORRUPT, MAGIC};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Active {
-    /// A file was found to end at `at` or before. It may where it always did:
-    /// an image's last cluster need not be there in full, and QEMU reads
-    /// zeroes beyond that, too (it writes entries before their data after a
-    /// power cut). But it has not been cut since it was taken into use.
+    /// Whether bytes that a file does not have, up to `end`, read as zeroes. An image's last cluster need not be there
+    /// in full. Whole clusters that the image's tables name must be, unless the user wants zeroes. A raw file may end
+    /// where it ended when it was taken into use.
     #[cold]
-    pub(super) fn may_end(&self, id: StorageId, at: HostOffset) -> bool {
-        let of_tables = self.layers.iter().find_map(|layer| match layer {
-            Layer::Tables(tables) if tables.storage == id => Some(tables),
-            _ => None,
+    pub(super) fn may_miss(&self, id: StorageId, end: HostOffset) -> bool {
+        let tables = self.layers.iter().filter_map(|layer| match layer {
+            Layer::Tables(tables) => Some(tables),
+            Layer::Raw { .. } => None,
         });
-        if let Some(tables) = of_tables {
-            return tables.is_whole() && tables.may_end(at);
+        let of_image = tables.clone().find(|tables| tables.storage == id);
+        if let Some(tables) = of_image {
+            return tables.is_whole() && tables.may_miss(tables.known_len(), end);
         }
+        let is_data = |tables: &&Arc<Tables>| tables.has_data_file && tables.data == id;
+        let of_data = tables.clone().find(is_data);
         let storage = &self.storages[usize::from(id)];
         let was = self.lengths[usize::from(id)];
         let Some(problem) = cut(&**storage, was) else {
-            return true;
+            // (A data file grows by whole clusters, before entries for them are linked.)
+            let len = || storage.bytes().len().unwrap_or(was);
+            return of_data.is_none_or(|tables| tables.may_miss(len(), end));
         };
         if !self.complained.swap(true, Ordering::Relaxed) {
             let path = storage.path().display();
@@ -64,16 +69,19 @@ impl Tables {
         len.max(self.used.load(Ordering::Relaxed))
     }
 
-    /// The file is as long as it was, which is not beyond `at`.
-    fn may_end(&self, at: HostOffset) -> bool {
-        let len = self.known_len();
-        if at.0 >= len.next_multiple_of(self.layout.cluster_size()) {
-            self.complain(&format!(
-                "has entries for what is beyond its end, at {len} bytes: it reads as zeroes, but \
-                 was data; check it (fathom img check)"
-            ));
+    /// Whether what a file of `len` bytes does not have, up to `end`, is less than a cluster, or wanted as zeroes.
+    fn may_miss(&self, len: u64, end: HostOffset) -> bool {
+        if end.0 <= len.next_multiple_of(self.layout.cluster_size()) {
+            return true;
         }
-        true
+        let fate = match self.zero_missing {
+            true => "they read as zeroes",
+            false => "reads of them fail (--zero-missing-clusters)",
+        };
+        self.complain(&format!(
+            "its tables name clusters behind the file's end, at {len} bytes: the file was cut off; {fate}"
+        ));
+        self.zero_missing
     }
 
     /// Whether guest data may be written to `len` bytes at `at` of the data
@@ -117,11 +125,7 @@ impl Tables {
             return;
         }
         let path = self.file.path().display();
-        let marked = match (self.writable, &self.layout) {
-            (true, Layout::Qcow2(g)) if g.version >= 3 => self.set_corrupt_bit(),
-            _ => Ok(()),
-        };
-        let fate = match (self.writable, marked) {
+        let fate = match (self.writable, self.say_corrupt()) {
             (false, _) => "reads of it fail".to_owned(),
             (true, Ok(())) => {
                 "nothing is written to it any more; check it (fathom img check)".into()
@@ -131,9 +135,37 @@ impl Tables {
         tracing::error!("{path}: is corrupt: {problem}; {fate}");
     }
 
+    /// Marks an image in which an entry of an L2 table cannot be followed. Requests for that entry's cluster fail, all
+    /// others are served. Logged once.
+    #[cold]
+    pub(super) fn mark_bad_entry(&self, problem: &str) {
+        if self.bad_entry.swap(true, Ordering::SeqCst) || self.corrupt.load(Ordering::SeqCst) {
+            return;
+        }
+        let path = self.file.path().display();
+        let unmarked = match self.say_corrupt() {
+            Ok(()) => String::new(),
+            Err(error) => format!(" (the image could not be marked: {error})"),
+        };
+        tracing::error!(
+            "{path}: is corrupt: {problem}; requests for that cluster fail, all others are served{unmarked}; stop \
+             using the image and repair it (fathom img check --repair all)"
+        );
+    }
+
+    /// Marks a writable image as corrupt, if its format can say so.
+    fn say_corrupt(&self) -> std::io::Result<()> {
+        match (self.writable, &self.layout) {
+            (true, Layout::Qcow2(g)) if g.version >= 3 => self.set_corrupt_bit(),
+            _ => Ok(()),
+        }
+    }
+
     /// The header was written by somebody who may not have seen that it says so.
     pub(super) fn say_corrupt_again(&self) {
-        if self.corrupt.load(Ordering::SeqCst)
+        let is_corrupt =
+            self.corrupt.load(Ordering::SeqCst) || self.bad_entry.load(Ordering::SeqCst);
+        if is_corrupt
             && matches!(&self.layout, Layout::Qcow2(g) if g.version >= 3)
             && let Err(error) = self.set_corrupt_bit()
         {

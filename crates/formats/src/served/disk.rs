@@ -26,9 +26,16 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 /// Enough for all L2 tables of a qcow2 image of 256 GiB in clusters of 64 KiB.
 pub const DEFAULT_METADATA_CACHE: u64 = 32 << 20;
+
+/// Time that discards in flight may take when the image's use ends.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Interval between two looks at them.
+const DISCARD_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How to serve an image.
 #[derive(Clone, Debug)]
@@ -59,6 +66,9 @@ pub struct ImageOptions {
     /// it zeroes reads as zeroes by the image's own entries, even if it does so on its present
     /// backing file.
     pub rebasing: bool,
+    /// Clusters that an image's tables name behind its file's end read as zeroes. Otherwise their reads fail, and an
+    /// image that names any is not opened for writing.
+    pub zero_missing_clusters: bool,
     /// What becomes of the bitmaps that are in a qcow2 image.
     pub own_bitmaps: OwnBitmaps,
     /// The host's page cache is right, since no other host has written to the
@@ -89,6 +99,7 @@ impl ImageOptions {
             read_only: false,
             discard: true,
             metadata_cache: DEFAULT_METADATA_CACHE,
+            zero_missing_clusters: false,
             keys: Keys::default(),
             offset: 0,
             size: None,
@@ -421,7 +432,10 @@ impl ImageDisk {
             self.has_restored.store(true, Ordering::Relaxed);
             let count = records.len();
             let path = path.display();
-            tracing::info!("{path}: {count} changes of a killed server are restored");
+            tracing::info!(
+                "{path}: restored {count} changes of a killed server; clusters may be leaked (fathom img check --repair \
+                 leaks, while nobody uses the image)"
+            );
             let flushed = at_once(tables.flush(&io)).unwrap_or(Err(libc::EBUSY));
             flushed.map_err(|errno| DiskError::Io {
                 path: self.chain.path().to_owned(),
@@ -436,7 +450,7 @@ impl ImageDisk {
     fn flush(&self, tables: &Tables) -> io::Result<()> {
         let io = BlockingIo(&self.chain.storages);
         // Each time gives back what the time before has unlinked.
-        while tables.dirty.load(Ordering::Acquire) {
+        while tables.dirty.is_dirty() {
             let flushed = at_once(tables.flush(&io)).unwrap_or(Err(libc::EBUSY));
             flushed.map_err(io::Error::from_raw_os_error)?;
         }
@@ -450,10 +464,34 @@ impl ImageDisk {
         // Nothing is in flight: all that is free is given back to the file.
         let released = at_once(tables.release(&io, &[])).unwrap_or(Err(libc::EBUSY));
         released.map_err(io::Error::from_raw_os_error)?;
+        let discarded = at_once(tables.discard_freed(&io));
+        debug_assert!(discarded.is_some());
         let used = tables.used.load(Ordering::Relaxed);
         if used < tables.file_len.load(Ordering::Relaxed) && tables.file.bytes().grows() {
             tables.file.bytes().set_len(used)?;
             tables.file.bytes().sync()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for discards that were in flight when the last request was answered: once others may use the image, they
+    /// would destroy data. If they do not end, the image stays locked.
+    fn wait_for_discards(active: &Active) -> Result<(), DiskError> {
+        let deadline = Instant::now() + DISCARD_TIMEOUT;
+        for layer in &active.layers {
+            let Layer::Tables(tables) = layer else {
+                continue;
+            };
+            while at_once(tables.discarding.lock_all()).is_none() {
+                if Instant::now() > deadline {
+                    return Err(DiskError::Io {
+                        path: tables.file.path().to_owned(),
+                        what: "its discards do not end, so it stays locked",
+                        source: io::ErrorKind::TimedOut.into(),
+                    });
+                }
+                std::thread::sleep(DISCARD_INTERVAL);
+            }
         }
         Ok(())
     }
@@ -464,6 +502,7 @@ impl ImageDisk {
             return Ok(());
         };
         self.beside.iter().for_each(|beside| beside.end());
+        let discarded = Self::wait_for_discards(&active);
         // All of them, whatever fails.
         let mut written = Ok(());
         for (depth, layer) in active.layers.iter().enumerate() {
@@ -492,7 +531,10 @@ impl ImageDisk {
             what: "its metadata cannot be written",
             source,
         });
-        written.and(self.unlock())
+        match discarded {
+            Ok(()) => written.and(self.unlock()),
+            Err(error) => written.and(Err(error)),
+        }
     }
 }
 

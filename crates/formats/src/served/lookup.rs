@@ -9,14 +9,17 @@ use crate::{GuestOffset, HostOffset};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Slices that a worker finds without a lock, for each image of the chain.
-/// (They may have left the cache, so this bounds memory, too: 4 MiB.)
-const SLOTS: usize = 1024;
+/// Maximum number of slices that a worker finds without a lock, for each image of the chain. It has no more of them
+/// than the image's cache.
+const MOST_SLOTS: usize = 1024;
 
 /// One worker's way to the slices of one image.
 struct Near {
-    /// By the slice's number modulo their count.
+    /// By the slice's number modulo their count, a power of two. A slice that has left the cache stays in memory while
+    /// it is here, beyond the limit of the cache: so they are swept.
     slots: Box<[Option<Arc<Slice>>]>,
+    /// Number of slices that had left the cache when the slots were swept last.
+    swept: u64,
 }
 
 /// One worker's way to the slices of a chain.
@@ -36,11 +39,18 @@ pub(super) enum Found {
 }
 
 impl Lookup {
-    pub(super) fn new(layers: usize) -> Lookup {
-        let near = || Near {
-            slots: vec![None; SLOTS].into(),
+    pub(super) fn new(layers: &[Layer]) -> Lookup {
+        let near = |layer: &Layer| {
+            let slots = match layer {
+                Layer::Tables(tables) => tables.state().cache.max().clamp(1, MOST_SLOTS),
+                Layer::Raw { .. } => 1,
+            };
+            Near {
+                slots: vec![None; 1 << slots.ilog2()].into(),
+                swept: 0,
+            }
         };
-        Lookup(std::iter::repeat_with(near).take(layers).collect())
+        Lookup(layers.iter().map(near).collect())
     }
 
     /// Where a read of `len` bytes from `guest` on goes.
@@ -77,9 +87,11 @@ impl Lookup {
         Found::Zero
     }
 
-    /// Where a write goes, if it can be done in place.
+    /// Returns where a write goes, if the write can be done in place.
     #[inline]
     pub(super) fn write(&mut self, active: &Active, guest: GuestOffset, len: u64) -> Found {
+        #[cfg(test)]
+        super::race::reached(super::race::Point::LookUp);
         let tables = match &active.layers[0] {
             Layer::Raw {
                 storage, offset, ..
@@ -113,14 +125,27 @@ impl Lookup {
 }
 
 impl Near {
+    /// Fetches a slice from the cache. The outer None: it is not there.
+    fn fetch(&mut self, tables: &Tables, number: u64) -> Option<Option<Arc<Slice>>> {
+        let (slice, evicted) = tables.cached(number);
+        if evicted - self.swept >= (self.slots.len() as u64).div_ceil(8) {
+            self.swept = evicted;
+            let is_dead = |slice: &Arc<Slice>| !slice.live.load(Ordering::Relaxed);
+            for slot in &mut self.slots {
+                slot.take_if(|slice| is_dead(slice));
+            }
+        }
+        slice.ok()
+    }
+
     #[inline]
     fn extent(&mut self, tables: &Tables, guest: GuestOffset, max: u64) -> Option<(Extent, u64)> {
         let number = tables.slice_of(guest);
-        let slot = &mut self.slots[number as usize % SLOTS];
-        let slice = match slot {
+        let at = number as usize & (self.slots.len() - 1);
+        let slice = match &self.slots[at] {
             Some(slice) if slice.number == number && slice.live.load(Ordering::Acquire) => slice,
-            _ => match tables.cached(number).ok()? {
-                Some(slice) => slot.insert(slice),
+            _ => match self.fetch(tables, number)? {
+                Some(slice) => self.slots[at].insert(slice),
                 None => return Some(tables.without_table(guest, max)),
             },
         };

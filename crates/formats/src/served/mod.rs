@@ -17,6 +17,8 @@ mod activate;
 mod active;
 mod alloc;
 mod alone;
+#[cfg(test)]
+mod bed;
 mod beside;
 mod cache;
 mod channel;
@@ -24,6 +26,9 @@ mod compress;
 mod copy_up;
 mod corrupt;
 mod counts;
+#[cfg(test)]
+mod damage_tests;
+mod dirty_state;
 mod disk;
 mod epoch;
 mod follow;
@@ -40,10 +45,15 @@ mod map;
 mod memo;
 mod metadata;
 mod metadata_only;
+mod missing;
 mod open;
 mod own_bitmaps;
 mod pool;
 mod problem;
+#[cfg(test)]
+mod race;
+#[cfg(test)]
+mod race_tests;
 mod read;
 mod rebase;
 mod resize;

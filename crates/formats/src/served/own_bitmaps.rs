@@ -349,8 +349,7 @@ impl Leaving<'_> {
             unlinked.push(Unlinked::new(at, len));
         }
         state.unlinked.extend(unlinked);
-        drop(state);
-        self.tables.dirty.store(true, Ordering::Release);
+        self.tables.set_dirty(&mut state);
         Ok(())
     }
 }

@@ -203,7 +203,7 @@ impl Tables {
         if len > 0 {
             state.unlinked.push(Unlinked::new(old, len));
         }
-        self.dirty.store(true, Ordering::Release);
+        self.set_dirty(&mut state);
         Ok(())
     }
 
@@ -255,8 +255,10 @@ impl Tables {
         let written = self.write_header(io, new).await;
         if written.is_err() {
             // Nobody knows which of the two is there.
-            self.state().header = Some(old.bytes().to_vec());
-            self.dirty.store(true, Ordering::Release);
+            let mut state = self.state();
+            state.header = Some(old.bytes().to_vec());
+            self.set_dirty(&mut state);
+            drop(state);
             // Else whoever writes next does it.
             let _ = self.settle_header(io).await;
         }
@@ -320,7 +322,8 @@ impl Tables {
                 let slice = self.slice_to_change(io, guest).await?;
                 let gone = self.references(&slice.0, at..end)?;
                 let mut state = self.state();
-                state.unlinked.extend(gone);
+                gone.into_iter()
+                    .for_each(|gone| state.unlink(Some(gone), self.layout.cluster_bits()));
                 for cluster in at..end {
                     let index = self.index_of(GuestOffset::of_cluster(cluster, bits));
                     self.set_entry(&mut state, &slice, index, L2Entry::default());
@@ -361,11 +364,12 @@ impl Tables {
             gone.extend(self.references(&slice, first..first + self.layout.slice_entries())?);
         }
         let mut state = self.state();
-        state.unlinked.extend(gone);
+        self.set_dirty(&mut state);
+        gone.into_iter()
+            .for_each(|gone| state.unlink(Some(gone), self.layout.cluster_bits()));
         state.cache.forget(slices);
         self.l1.entry(index).store(0, Ordering::Release);
         state.dirty_l1.insert(index);
-        self.dirty.store(true, Ordering::Release);
         Ok(true)
     }
 
@@ -377,7 +381,7 @@ impl Tables {
         for cluster in clusters {
             let guest = GuestOffset::of_cluster(cluster, bits);
             let entry = slice.entry(self.index_of(guest));
-            let decoded = self.checked(self.layout.decode(entry, guest, file_len))?;
+            let decoded = self.checked_entry(self.layout.decode(entry, guest, file_len))?;
             found.extend(self.referred(&decoded));
         }
         Ok(found)

@@ -98,7 +98,7 @@ impl Tables {
             };
             self.set_entry(&mut state, slice, *index, entry);
         }
-        self.dirty.store(true, Ordering::Release);
+        self.set_dirty(&mut state);
         Ok(())
     }
 

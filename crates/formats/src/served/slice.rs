@@ -62,8 +62,14 @@ impl Slice {
         }
     }
 
-    /// Under the lock of the image's state.
+    /// Changes an entry. The caller holds the lock of the image's state and has marked the image dirty.
     pub(super) fn set(&self, index: usize, entry: L2Entry) {
+        self.publish(index, entry);
+        #[cfg(test)]
+        super::race::reached(super::race::Point::Published);
+    }
+
+    fn publish(&self, index: usize, entry: L2Entry) {
         if self.per_entry == 1 {
             return self.words[index].store(entry.descriptor, Ordering::Release);
         }

@@ -2,12 +2,13 @@
 
 use fathom_core::{Disk, DiskError};
 use fathom_files::{FileId, ImageFile};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Asked when a read finds the file to end at this byte or before it: whether
-/// it may, and the rest is zeroes. False: the read fails.
-pub type EndGuard = Arc<dyn Fn(u64) -> bool + Send + Sync>;
+/// Asked about bytes that a read wants and that lie behind the file's end: whether they read as zeroes. False: the read
+/// fails.
+pub type EndGuard = Arc<dyn Fn(Range<u64>) -> bool + Send + Sync>;
 
 /// A file that holds an image, or a part of one: blocking access for opening
 /// and closing it, and a [`Disk`] for requests. Both see the same bytes once

@@ -8,6 +8,7 @@ use super::alloc::Allocator;
 use super::cache::Cache;
 use super::compress::Packer;
 use super::counts::ImageCounts;
+use super::dirty_state::DirtyState;
 use super::io::{Errno, Io, StorageId};
 use super::journal::{Journal, Record};
 use super::l1::L1;
@@ -86,6 +87,29 @@ pub(super) struct State {
     pub(super) journal: Option<Journal>,
 }
 
+impl State {
+    /// Notes what is no longer referred to. Whole clusters that follow those noted last join them: a discard of a large
+    /// disk must not take memory for each of its clusters.
+    pub(super) fn unlink(&mut self, gone: Option<Unlinked>, cluster_bits: u32) {
+        let Some(gone) = gone else { return };
+        // (Several pieces may share a cluster, and each of them is counted.)
+        let is_whole =
+            |part: &Unlinked| (part.offset.0 | part.len) & ((1 << cluster_bits) - 1) == 0;
+        match self.unlinked.last_mut() {
+            Some(last)
+                if !last.is_table
+                    && !gone.is_table
+                    && last.offset + last.len == gone.offset
+                    && is_whole(last)
+                    && is_whole(&gone) =>
+            {
+                last.len += gone.len;
+            }
+            _ => self.unlinked.push(gone),
+        }
+    }
+}
+
 pub(super) struct Tables {
     pub(super) layout: Layout,
     /// See [`Layout::not_plain`].
@@ -112,17 +136,19 @@ pub(super) struct Tables {
     /// Making the file longer has failed.
     pub(super) cannot_extend: AtomicBool,
     pub(super) l1: L1,
-    /// Whether any metadata is not on disk. Set under the lock.
-    pub(super) dirty: AtomicBool,
+    /// Whether any metadata is not on disk.
+    pub(super) dirty: DirtyState,
     pub(super) flushes: Flushes,
-    /// A write-back that began has not ended.
-    pub(super) busy: AtomicBool,
     /// Something was found that must not be: nothing is written any more.
     pub(super) corrupt: AtomicBool,
+    /// An entry was found that cannot be followed.
+    pub(super) bad_entry: AtomicBool,
     /// Unreadable data was reported.
     pub(super) complained: AtomicBool,
     pub(super) writable: bool,
     pub(super) discard: bool,
+    /// Clusters behind the file's end read as zeroes.
+    pub(super) zero_missing: bool,
     pub(super) counts: Arc<ImageCounts>,
     /// Of the metadata behind the lock.
     pub(super) filter: Arc<Filter>,
@@ -139,6 +165,9 @@ pub(super) struct Tables {
     /// The search for free clusters, and writing back.
     pub(super) searching: RangeLocks,
     pub(super) writing_back: RangeLocks,
+    /// Batches of discards in flight, by their numbers.
+    pub(super) discarding: RangeLocks,
+    pub(super) discards: AtomicU64,
     /// Counts the times that clusters the guest had given up became free.
     pub(super) given_up: AtomicU64,
 }
@@ -197,6 +226,7 @@ pub(super) struct Parts {
     pub(super) writable: bool,
     /// What is given back is deallocated in the file, too.
     pub(super) discard: bool,
+    pub(super) zero_missing: bool,
     pub(super) counts: Arc<ImageCounts>,
 }
 
@@ -217,13 +247,14 @@ impl Tables {
             used: parts.file_len.into(),
             cannot_extend: AtomicBool::new(false),
             l1: L1::new(parts.l1_offset, &parts.l1, parts.most_l1),
-            dirty: AtomicBool::new(false),
+            dirty: DirtyState::default(),
             flushes: Flushes::default(),
-            busy: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
+            bad_entry: AtomicBool::new(false),
             complained: AtomicBool::new(false),
             writable: parts.writable,
             discard: parts.discard,
+            zero_missing: parts.zero_missing,
             counts: parts.counts,
             filter: parts.alloc.metadata.filter(),
             state: Mutex::new(State {
@@ -242,6 +273,8 @@ impl Tables {
             extending: RangeLocks::default(),
             searching: RangeLocks::default(),
             writing_back: RangeLocks::default(),
+            discarding: RangeLocks::default(),
+            discards: AtomicU64::new(0),
             given_up: AtomicU64::new(0),
         }
     }
@@ -384,15 +417,18 @@ impl Tables {
         (Extent::Below, max.min(covered - guest.within(covered)))
     }
 
-    /// The slice if it is in memory, or there is no table.
-    pub(super) fn cached(&self, number: u64) -> Result<Option<Arc<Slice>>, Miss> {
-        if let Some(slice) = self.state().cache.get(number) {
-            return Ok(Some(slice));
-        }
-        match self.table_of(number) {
+    /// Returns the slice if it is in memory, or no slice if there is no table; and how many slices have left the cache
+    /// so far.
+    pub(super) fn cached(&self, number: u64) -> (Result<Option<Arc<Slice>>, Miss>, u64) {
+        let state = self.state();
+        let (slice, evicted) = (state.cache.get(number), state.cache.evicted());
+        drop(state);
+        let found = slice.map(Some).ok_or(Miss);
+        let found = found.or_else(|miss| match self.table_of(number) {
             Ok(None) => Ok(None),
-            Ok(Some(_)) | Err(_) => Err(Miss),
-        }
+            Ok(Some(_)) | Err(_) => Err(miss),
+        });
+        (found, evicted)
     }
 
     /// The slice, read if need be, to stay in the cache while the guard
@@ -434,6 +470,14 @@ impl Tables {
         journal.as_mut().is_none_or(|journal| journal.reserve(n))
     }
 
+    /// Returns what an entry of an L2 table means. If it cannot be followed, the request fails, and the image is marked.
+    pub(super) fn checked_entry<T>(&self, result: Result<T, Problem>) -> Result<T, Errno> {
+        result.map_err(|problem| {
+            self.mark_bad_entry(&problem);
+            libc::EIO
+        })
+    }
+
     /// A problem in the image: it is marked, and the request fails.
     pub(super) fn checked<T>(&self, result: Result<T, Problem>) -> Result<T, Errno> {
         result.map_err(|problem| {
@@ -460,10 +504,16 @@ impl Tables {
         index: usize,
         entry: L2Entry,
     ) {
+        // Before the entry is published: see `DirtyState`.
+        self.set_dirty(state);
         slice.0.set(index, entry);
         if !slice.0.dirty.swap(true, Ordering::Relaxed) {
             state.dirty_slices.push(slice.0.clone());
         }
-        self.dirty.store(true, Ordering::Release);
+    }
+
+    /// Notes that metadata differs from the file. Takes the locked state, since a write-back copies under that lock.
+    pub(super) fn set_dirty(&self, _: &mut State) {
+        self.dirty.set();
     }
 }

@@ -26,7 +26,7 @@ struct Ask {
     at: HostOffset,
     len: u64,
     payload: Option<Payload>,
-    /// The request that waits for it, and the stage that it is in meanwhile.
+    /// The request that waits for it, if any does, and the stage that it is in meanwhile.
     parent: RequestId,
     stage: Stage,
 }
@@ -100,6 +100,14 @@ impl WorkerIo {
         pausing.into_iter().for_each(Waker::wake);
     }
 
+    /// The I/O of a task that no request waits for. Its operations are in flight like those of others.
+    pub(super) fn for_nobody(self: &Rc<Self>) -> TaskIo {
+        TaskIo {
+            worker: self.clone(),
+            parent: RequestId::NOBODY,
+        }
+    }
+
     /// The request is done.
     pub(super) fn finish(&self, id: RequestId, errno: Errno) {
         self.finished.borrow_mut().push((id, errno));
@@ -123,10 +131,15 @@ impl WorkerIo {
             };
             let id = cx.slab.take().expect("room was made for all children");
             self.count.set(self.count.get() + 1);
-            cx.enter(ask.parent, ask.stage);
-            let parent = cx.slab[ask.parent].stamps;
+            let stamps = match ask.parent {
+                RequestId::NOBODY => Stamps::start(cx.now()),
+                parent => {
+                    cx.enter(parent, ask.stage);
+                    cx.slab[parent].stamps
+                }
+            };
             let child = &mut cx.slab[id];
-            child.stamps = parent;
+            child.stamps = stamps;
             child.owner = self.owner;
             child.op = ask.op;
             child.fua = false;

@@ -352,7 +352,7 @@ impl Tables {
         let index = self.index_of(guest);
         let entry = slice.0.entry(index);
         let file_len = self.file_len.load(Ordering::Relaxed);
-        let cluster = self.checked(self.layout.decode(entry, guest, file_len))?;
+        let cluster = self.checked_entry(self.layout.decode(entry, guest, file_len))?;
         let all = self.layout.all_units();
         let exclusive = self.layout.is_exclusive(entry);
         let (host, allocated, zero) = match cluster {
@@ -432,7 +432,7 @@ impl Tables {
             let zero = target.zero & !written;
             let entry = self.layout.entry(Some(host + n * size), allocated, zero);
             debug_assert_ne!(entry, target.entry);
-            state.unlinked.extend(target.old);
+            state.unlink(target.old, self.layout.cluster_bits());
             self.link(&mut state, &target.slice, target.index, entry);
         }
     }
@@ -494,11 +494,11 @@ impl Tables {
             len,
             is_table: true,
         }));
+        self.set_dirty(&mut state);
         self.l1
             .entry(index)
             .store(self.layout.l1_entry(at), Ordering::Release);
         state.dirty_l1.insert(index);
-        self.dirty.store(true, Ordering::Release);
         Ok(())
     }
 }

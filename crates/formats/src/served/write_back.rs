@@ -50,7 +50,7 @@ impl Tables {
             return Ok(());
         };
         let number = self.flushes.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        match self.dirty.load(Ordering::Acquire) {
+        match self.dirty.is_dirty() {
             true => self.write_back(io).await?,
             false => self.barrier(io).await?,
         }
@@ -58,7 +58,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Metadata that takes too much of the cache goes to the disk.
+    /// Writes metadata back if it takes too much of the cache.
     pub(super) async fn limit_dirty(&self, io: &impl Io) -> Result<(), Errno> {
         let is_little = || {
             let state = self.state();
@@ -70,20 +70,18 @@ impl Tables {
         }
     }
 
-    /// For room in the journal.
+    /// Makes room in the journal.
     pub(super) async fn write_back_now(&self, io: &impl Io) -> Result<(), Errno> {
         let _alone = self.writing_back.lock_all().await;
         self.write_back(io).await
     }
 
-    /// There was no room for a write. Makes some of what the guest has given
-    /// up, which is free when that is durable and when no request is in flight
-    /// that may use it: each attempt gives them time. `before` is `given_up`
-    /// from before the write: another task may have made room meanwhile.
-    /// Fails when there is none.
+    /// Makes room for a write that found none. Clusters that the guest has given up are free when that is durable and
+    /// no request in flight may use them: each attempt gives requests time. `before` is `given_up` from before the
+    /// write: another task may have made room meanwhile. Fails when there is none.
     pub(super) async fn reclaim(&self, io: &impl Io, before: u64) -> Result<(), Errno> {
         for _ in 0..RECLAIM_ATTEMPTS {
-            let _alone = self.writing_back.lock_all().await;
+            let alone = self.writing_back.lock_all().await;
             if self.given_up.load(Ordering::Acquire) != before {
                 return Ok(());
             }
@@ -91,6 +89,10 @@ impl Tables {
                 break;
             }
             self.write_back(io).await?;
+            drop(alone);
+            self.discard_freed(io).await;
+            // Others may be discarding what there is.
+            drop(self.discarding.lock_all().await);
         }
         match self.given_up.load(Ordering::Acquire) == before {
             true => Err(libc::ENOSPC),
@@ -115,7 +117,7 @@ impl Tables {
         let written = self.write(io, &mut dirty).await;
         if let Err(errno) = written {
             self.restore(dirty);
-            self.busy.store(false, Ordering::SeqCst);
+            self.dirty.end_write_back();
             return Err(errno);
         }
         for (slice, _) in &dirty.slices {
@@ -124,7 +126,7 @@ impl Tables {
         if let (Some(mark), Some(journal)) = (dirty.mark, &mut self.state().journal) {
             journal.forget(mark);
         }
-        self.busy.store(false, Ordering::SeqCst);
+        self.dirty.end_write_back();
         self.free_unlinked(io, dirty).await
     }
 
@@ -135,9 +137,7 @@ impl Tables {
         }
         let mut state = self.state();
         let state = &mut *state;
-        // In this order: see `is_clean`.
-        self.busy.store(true, Ordering::SeqCst);
-        self.dirty.store(false, Ordering::SeqCst);
+        self.dirty.begin_write_back();
         let slices = std::mem::take(&mut state.dirty_slices);
         let copy = |slice: Arc<Slice>| {
             slice.dirty.store(false, Ordering::Relaxed);
@@ -215,12 +215,6 @@ impl Tables {
         sectors.into_iter().map(copy).collect()
     }
 
-    /// Nothing but data needs a flush. (A write-back that begins sets `busy`
-    /// before it clears `dirty`.)
-    pub(super) fn is_clean(&self) -> bool {
-        !self.dirty.load(Ordering::SeqCst) && !self.busy.load(Ordering::SeqCst)
-    }
-
     /// What has completed before is durable, in all files that are written.
     pub(super) async fn barrier(&self, io: &impl Io) -> Result<(), Errno> {
         let own = io.plain(self.storage, Op::Flush, HostOffset(0), 0);
@@ -264,6 +258,7 @@ impl Tables {
     fn restore(&self, dirty: Dirty) {
         let mut state = self.state();
         let state = &mut *state;
+        self.set_dirty(state);
         for (slice, _) in dirty.slices {
             if !slice.dirty.swap(true, Ordering::Relaxed) {
                 state.dirty_slices.push(slice.clone());
@@ -277,7 +272,6 @@ impl Tables {
             let abandoned = refcounts.restore_dirty(dirty.refcounts, table, dirty.moved);
             self.abandon(state, abandoned);
         }
-        self.dirty.store(true, Ordering::Release);
     }
 }
 

@@ -111,7 +111,7 @@ impl Active {
                 continue;
             };
             let file_len = tables.file_len.load(Ordering::Relaxed);
-            let old = tables.checked(tables.layout.decode(entry, guest, file_len))?;
+            let old = tables.checked_entry(tables.layout.decode(entry, guest, file_len))?;
             match tables.change(how, &old, entry, below) {
                 Change::Nothing => {}
                 Change::Entry(new, unlinked) => {
@@ -120,7 +120,7 @@ impl Active {
                     let _room = tables.make_room(io, 1).await?;
                     tables.zero_data_file(io, &old).await?;
                     let mut state = tables.state();
-                    state.unlinked.extend(unlinked);
+                    state.unlink(unlinked, bits);
                     let index = tables.index_of(guest);
                     tables.link(&mut state, &slice, index, new);
                 }

@@ -301,7 +301,8 @@ impl FileChannel {
         let request = &cx.slab[id];
         let state = &mut self.states[id.0 as usize];
         let at = state.transfer.offset + state.transfer.done;
-        if request.op != Op::Read || !self.shared.may_end(at) {
+        let missing = at..state.transfer.offset + state.transfer.len;
+        if request.op != Op::Read || !self.shared.may_miss(missing) {
             return self.fail(cx, id, libc::EIO);
         }
         rest_of(&request.segments, state.transfer.done, &mut state.iov);
@@ -424,7 +425,7 @@ impl Shared {
     /// A growable file that ends before `at`, where it may not.
     fn ends_early(&self, at: u64) -> bool {
         let len = self.file.metadata().map_or(at, |m| m.len());
-        self.options.growable && len < at && !self.may_end(len)
+        self.options.growable && len < at && !self.may_miss(len..at)
     }
 
     /// Where the file ends, in bytes, if that is before the disk's end: someone

@@ -103,7 +103,8 @@ unsafe fn rest(shared: &Shared, request: &Request, mut result: i32) -> Result<()
         match progress {
             Progress::Complete => return Ok(()),
             Progress::Ended
-                if request.op == Op::Read && shared.may_end(request.at + transfer.done) =>
+                if request.op == Op::Read
+                    && shared.may_miss(request.at + transfer.done..request.at + request.len) =>
             {
                 // SAFETY: as required of the caller.
                 unsafe { clear(&segments) };

@@ -219,7 +219,9 @@ impl FileChannel {
             Step::BufferedRead | Step::FirstBlock | Step::LastBlock
         );
         let transfer = self.state(id).transfer;
-        if !reads || !self.shared.may_end(transfer.offset + transfer.done) {
+        let end = transfer.offset + transfer.len;
+        let missing = transfer.offset + transfer.done..end;
+        if !reads || !self.shared.may_miss(missing) {
             return Progress::Ended;
         }
         let rest = self.operand(cx, id, step, transfer.done..transfer.len);

@@ -7,7 +7,6 @@ use crate::served::io::{Errno, Io};
 use crate::served::layout::Problem;
 use crate::served::tables::Tables;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
 /// Where some pieces go, one after the other.
 #[derive(Debug)]
@@ -83,7 +82,7 @@ impl Refcounts {
         for cluster in bytes.start.clusters(bytes.end - bytes.start, bits) {
             // Else it is a leak: its block has left memory meanwhile.
             if self.blocks.contains_key(&self.block_of(cluster)) && self.lower(cluster)? {
-                self.returned.push(cluster);
+                self.returned.insert(cluster..cluster + 1);
             }
         }
         Ok(())
@@ -122,10 +121,11 @@ impl Tables {
 
     /// A piece that was not written.
     pub(in crate::served) fn give_back_bytes(&self, bytes: Range<HostOffset>) {
-        if let Some(space) = super::refcounts(&mut self.state()) {
+        let mut state = self.state();
+        if let Some(space) = super::refcounts(&mut state) {
             let given_back = space.give_back_bytes(bytes);
             debug_assert!(given_back.is_ok());
         }
-        self.dirty.store(true, Ordering::Release);
+        self.set_dirty(&mut state);
     }
 }

@@ -4,7 +4,7 @@
 //! data. So they go up in memory when a cluster is taken, reach the disk
 //! before whatever refers to it, and go down only once nothing on disk does.
 
-use super::Run;
+use super::{Run, Runs};
 use crate::HostOffset;
 use crate::qcow2::refcount::{LongerTable, TableEntry, get, set};
 use crate::qcow2::{Geometry, MAX_HOST_OFFSET, MAX_REFCOUNT_TABLE_BYTES, Region};
@@ -12,12 +12,15 @@ use crate::served::epoch::Epochs;
 use crate::served::io::{Buf, Errno, Io};
 use crate::served::layout::Problem;
 use crate::served::tables::{State, Tables, Unlinked};
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes of clean refcount blocks that are kept.
 const KEPT: u64 = 8 << 20;
+
+/// Returned runs that are looked at for one whose refcounts are in memory.
+const RETURNED_TRIED: usize = 8;
 
 /// A refcount block in memory.
 pub(super) struct Block {
@@ -46,11 +49,14 @@ pub(in crate::served) struct Refcounts {
     /// Free clusters of the block before that one, in order.
     pub(super) free: VecDeque<Range<u64>>,
     /// Free clusters that have been used.
-    pub(super) returned: Vec<u64>,
+    pub(super) returned: Runs,
     /// The first free byte of a cluster of compressed ones that is in use.
     pub(super) open: Option<HostOffset>,
     /// Free clusters that requests in flight may use, and since when.
-    freed: VecDeque<(u64, u64)>,
+    freed: VecDeque<(u64, Range<u64>)>,
+    /// Free clusters that wait for their discard, and those whose discard is in flight: nobody takes them yet.
+    to_discard: VecDeque<Range<u64>>,
+    discarding: Runs,
     epochs: Arc<Epochs>,
     /// Clusters from here on have never been written.
     fresh_from: u64,
@@ -96,9 +102,11 @@ impl Refcounts {
             blocks: BTreeMap::new(),
             next: 0,
             free: VecDeque::new(),
-            returned: Vec::new(),
+            returned: Runs::default(),
             open: None,
             freed: VecDeque::new(),
+            to_discard: VecDeque::new(),
+            discarding: Runs::default(),
             epochs,
             fresh_from,
         })
@@ -134,12 +142,13 @@ impl Refcounts {
 
     pub(super) fn take(&mut self, n: u64, exact: bool) -> Option<Run> {
         if (n == 1 || !exact)
-            && let Some(position) = self.position_of_returned()
+            && let Some(run) = self.first_returned()
         {
-            let cluster = self.returned.swap_remove(position);
-            self.set(cluster, 1);
+            let clusters = run.start..run.end.min(run.start + n);
+            self.returned.remove(&clusters);
+            clusters.clone().for_each(|cluster| self.set(cluster, 1));
             return Some(Run {
-                clusters: cluster..cluster + 1,
+                clusters,
                 fresh: false,
             });
         }
@@ -161,18 +170,18 @@ impl Refcounts {
         })
     }
 
-    /// One whose refcount is in memory.
-    fn position_of_returned(&self) -> Option<usize> {
-        let near = self.returned.len().saturating_sub(8);
-        let in_memory = |c: &u64| self.blocks.contains_key(&self.block_of(*c));
-        let found = self.returned[near..].iter().position(in_memory)?;
-        Some(near + found)
+    /// Returned clusters in a row whose refcounts are in memory, in one block.
+    fn first_returned(&self) -> Option<Range<u64>> {
+        let in_memory = |run: &Range<u64>| self.blocks.contains_key(&self.block_of(run.start));
+        let run = self.returned.iter().take(RETURNED_TRIED).find(in_memory)?;
+        let block_end = (self.block_of(run.start) + 1) * self.g.refcount_block_entries();
+        Some(run.start..run.end.min(block_end))
     }
 
     /// The block of a free cluster that cannot be taken since its refcount is
     /// not in memory.
     fn block_of_returned(&mut self) -> Option<u64> {
-        let number = self.block_of(*self.returned.last()?);
+        let number = self.block_of(self.returned.iter().next()?.start);
         (!self.blocks.contains_key(&number)).then_some(number)
     }
 
@@ -181,34 +190,58 @@ impl Refcounts {
             // Else it is a leak: its block has left memory meanwhile.
             if self.blocks.contains_key(&self.block_of(cluster)) {
                 self.set(cluster, 0);
-                self.returned.push(cluster);
+                self.returned.insert(cluster..cluster + 1);
             }
         }
     }
 
-    /// Takes out freed clusters that no request in flight can use any more.
-    pub(super) fn take_unused(&mut self) -> Vec<u64> {
+    /// Freed clusters that no request in flight can use any more can be taken again: at once, or after they have been
+    /// discarded. Returns how many can be taken.
+    pub(super) fn reuse(&mut self, discard: bool) -> u64 {
         if self.freed.is_empty() {
-            return Vec::new();
+            return 0;
         }
         // An epoch ends with each call, if nothing older is in flight.
         let reusable = (0..3).filter_map(|_| self.epochs.reusable()).max();
-        let unused = |(epoch, _): &(u64, u64)| reusable.is_some_and(|r| *epoch <= r);
+        let unused = |(epoch, _): &(u64, Range<u64>)| reusable.is_some_and(|r| *epoch <= r);
         let count = self.freed.iter().take_while(|freed| unused(freed)).count();
-        self.freed
-            .drain(..count)
-            .map(|(_, cluster)| cluster)
-            .collect()
+        // (Runs that were freed one after the other may be one.)
+        let mut reused = Runs::default();
+        for (_, run) in self.freed.drain(..count) {
+            reused.insert(run);
+        }
+        let mut clusters = 0;
+        for run in reused {
+            if discard {
+                self.discarding.insert(run.clone());
+                self.to_discard.push_back(run);
+            } else {
+                clusters += run.end - run.start;
+                self.returned.insert(run);
+            }
+        }
+        clusters
     }
 
-    /// Freed clusters wait for requests in flight.
+    /// Freed clusters wait for requests in flight, or for their discard.
     pub(in crate::served) fn has_freed(&self) -> bool {
-        !self.freed.is_empty()
+        !self.freed.is_empty() || !self.discarding.is_empty()
     }
 
-    /// They can be taken again.
-    pub(super) fn put_back(&mut self, clusters: Range<u64>) {
-        self.returned.extend(clusters);
+    pub(super) fn has_to_discard(&self) -> bool {
+        !self.to_discard.is_empty()
+    }
+
+    /// Takes some of the runs that wait for their discard.
+    pub(super) fn next_to_discard(&mut self, most: usize) -> Vec<Range<u64>> {
+        let most = most.min(self.to_discard.len());
+        self.to_discard.drain(..most).collect()
+    }
+
+    /// These clusters have been discarded: they can be taken again.
+    pub(super) fn discarded(&mut self, run: Range<u64>) {
+        self.discarding.remove(&run);
+        self.returned.insert(run);
     }
 
     /// One reference less; true if it was the last. The cluster's block is in
@@ -232,10 +265,10 @@ impl Refcounts {
 
     /// The clusters, of refcount 0, can be used again once no request in
     /// flight can be using them.
-    pub(super) fn freed(&mut self, clusters: Vec<u64>) {
+    pub(super) fn freed(&mut self, clusters: Runs) {
         let now = self.epochs.now();
-        let freed = clusters.into_iter().map(|cluster| (now, cluster));
-        self.freed.extend(freed);
+        self.freed
+            .extend(clusters.into_iter().map(|run| (now, run)));
     }
 
     /// What is in memory only, as of now; it counts as written from now on.
@@ -323,13 +356,19 @@ impl Refcounts {
         let last = MAX_HOST_OFFSET
             .cluster(self.g.cluster_bits)
             .min(first + entries);
-        // There may be many more of them than the block has entries.
-        let freed = self.freed.iter().map(|(_, cluster)| *cluster);
-        let known = self.returned.iter().copied().chain(freed);
-        let known: HashSet<u64> = known.filter(|c| (first..last).contains(c)).collect();
+        let mut known = vec![false; entries as usize];
+        let freed = self.freed.iter().map(|(_, run)| {
+            let start = run.start.clamp(first, last);
+            start..run.end.clamp(start, last)
+        });
+        let returned = self.returned.overlapping(first..last);
+        let discarding = self.discarding.overlapping(first..last);
+        for run in returned.chain(discarding).chain(freed) {
+            known[(run.start - first) as usize..(run.end - first) as usize].fill(true);
+        }
         let mut run: Option<Range<u64>> = None;
         for cluster in first..last {
-            let is_free = self.get(cluster) == 0 && !known.contains(&cluster);
+            let is_free = self.get(cluster) == 0 && !known[(cluster - first) as usize];
             match (&mut run, is_free) {
                 (Some(run), true) => run.end += 1,
                 (None, true) => run = Some(cluster..cluster + 1),
@@ -452,7 +491,7 @@ impl Tables {
         if !made.table.is_empty() {
             metadata.add(Region::RefcountTable, made.table);
         }
-        self.dirty.store(true, std::sync::atomic::Ordering::Release);
+        self.set_dirty(state);
         Ok(())
     }
 

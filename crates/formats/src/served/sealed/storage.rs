@@ -12,6 +12,7 @@ use crate::served::storage::{EndGuard, Storage};
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
 use fathom_files::{FileId, ImageFile};
 use fathom_luks::{Header, Sectors};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -76,7 +77,9 @@ impl Storage for Sealed {
         // (The image's own storage has asked for its file.)
         if self.disk.header.is_some() {
             let start = self.disk.place.start;
-            let shifted = move |end: u64| guard(end.saturating_sub(start));
+            let inner = move |at: u64| at.saturating_sub(start);
+            let shifted =
+                move |missing: Range<u64>| guard(inner(missing.start)..inner(missing.end));
             self.disk.file.guard_end(Arc::new(shifted));
         }
     }

@@ -246,6 +246,8 @@ impl Run {
                 panic!("requests that never end: {asks:?}");
             }
         }
+        // Discards, which no request waits for.
+        while self.step() {}
     }
 
     /// These requests, in any order, as many at a time as there can be.

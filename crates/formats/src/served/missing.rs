@@ -1,0 +1,128 @@
+//! Finds clusters that an image's tables name behind the end of the file.
+//!
+//! Such a file was cut off: what its guest had written there is lost, and whoever writes to the image next would put
+//! new data where the tables expect the old. To find that at each start must cost next to nothing, so refcounts are
+//! looked at first: only the few that count clusters behind the end. (They may say that clusters are in use there
+//! that no table names: a power cut leaves such leaks.)
+
+use super::layout::Layout;
+use super::storage::Storage;
+use super::tables::Parts;
+use crate::qcow2::refcount::get;
+use crate::qcow2::{Cluster, Geometry, L2Entry};
+use crate::{Error, GuestOffset, HostOffset, Result};
+
+/// A cluster that is named and missing.
+pub(super) struct Missing {
+    guest: GuestOffset,
+    host: HostOffset,
+    /// Bytes of the file.
+    len: u64,
+}
+
+impl Missing {
+    /// Searches for the first one, in an image whose refcount blocks are at these places.
+    pub(super) fn find(
+        file: &dyn Storage,
+        data: &dyn Storage,
+        parts: &Parts,
+        g: &Geometry,
+        blocks: &[u64],
+    ) -> Result<Option<Missing>> {
+        let unreadable = Error::io("its tables cannot be read");
+        let len = match parts.has_data_file {
+            true => data.bytes().len().map_err(unreadable)?,
+            false => parts.file_len,
+        };
+        let end = HostOffset(len).up_to(g.cluster_size());
+        let may_miss = match parts.has_data_file {
+            // (In an external data file each cluster is where the guest sees it.)
+            true => end.0 < parts.size,
+            false => counts_behind(file, g, blocks, end)?,
+        };
+        match may_miss {
+            true => in_tables(file, parts, g, len, end),
+            false => Ok(None),
+        }
+    }
+
+    /// Why the image is not opened for writing.
+    pub(super) fn refused(&self) -> Error {
+        let Missing { guest, host, len } = self;
+        Error::invalid(format!(
+            "is not opened for writing: its file was cut off, at {len} bytes (the disk's byte {guest:#x} is at {host:#x} \
+             of it); restore the file from a backup, serve it with --readonly (reads of what is gone fail), or serve \
+             it with --zero-missing-clusters (they read as zeroes)"
+        ))
+    }
+}
+
+/// Whether a cluster from `end` on has a refcount.
+fn counts_behind(
+    file: &dyn Storage,
+    g: &Geometry,
+    blocks: &[u64],
+    end: HostOffset,
+) -> Result<bool> {
+    let first = end.cluster(g.cluster_bits);
+    let entries = g.refcount_block_entries();
+    let number = first / entries;
+    let mut bytes = Vec::new();
+    for (block, at) in (0..).zip(blocks).skip(number as usize) {
+        if *at == 0 {
+            continue;
+        }
+        bytes.resize(g.cluster_size() as usize, 0);
+        let read = file.bytes().read_at(&mut bytes, *at);
+        read.map_err(Error::io("its refcounts cannot be read"))?;
+        let from = if block == number { first % entries } else { 0 };
+        if (from..entries).any(|index| get(&bytes, g.refcount_order, index as usize) != 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The first entry of the L2 tables that names a cluster from `end` on.
+fn in_tables(
+    file: &dyn Storage,
+    parts: &Parts,
+    g: &Geometry,
+    len: u64,
+    end: HostOffset,
+) -> Result<Option<Missing>> {
+    let layout = Layout::Qcow2(*g);
+    let mut bytes = vec![0; layout.table_bytes() as usize];
+    let words = layout.entry_words();
+    let entries = layout.slice_entries() * layout.slices_per_table();
+    for (number, entry) in (0..).zip(&parts.l1) {
+        // (What is wrong with an entry is found, and said, when it is used.)
+        let Ok(Some(table)) = layout.table(*entry, parts.file_len) else {
+            continue;
+        };
+        let read = file.bytes().read_at(&mut bytes, table.0);
+        read.map_err(Error::io("its tables cannot be read"))?;
+        let (numbers, _) = bytes.as_chunks::<8>();
+        for (index, entry) in (0..).zip(numbers.chunks_exact(words)) {
+            let entry = L2Entry {
+                descriptor: layout.word(entry[0]),
+                bitmap: entry.get(1).map_or(0, |bitmap| layout.word(*bitmap)),
+            };
+            let guest = GuestOffset::of_cluster(number * entries + index, g.cluster_bits);
+            let host = match layout.decode(entry, guest, parts.file_len) {
+                Ok(Cluster::Data { host }) => host,
+                Ok(Cluster::Compressed(range)) => range.offset,
+                Ok(Cluster::Subclusters {
+                    host: Some(host),
+                    allocated,
+                    ..
+                }) if allocated != 0 => host,
+                _ => continue,
+            };
+            if host >= end {
+                return Ok(Some(Missing { guest, host, len }));
+            }
+        }
+    }
+    Ok(None)
+}
