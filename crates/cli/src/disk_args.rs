@@ -62,6 +62,12 @@ pub struct DiskArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub metadata_cache: Option<u64>,
 
+    /// Read zeroes where the image's tables name clusters behind the end of
+    /// its file, which was cut off. Without this option such reads fail, and
+    /// such an image is not opened for writing
+    #[arg(long)]
+    pub zero_missing_clusters: bool,
+
     /// Let the image use files in this directory as its backing file or its
     /// external data file, to read them; repeatable [default: the image's own
     /// directory]
@@ -221,6 +227,7 @@ impl DiskArgs {
             offset: self.offset,
             size: self.size,
             metadata_cache: self.metadata_cache,
+            zero_missing_clusters: self.zero_missing_clusters,
             allow_dirs: self.allow_dirs,
             data_file: self.data_file,
             bitmaps: self.bitmaps,

@@ -38,6 +38,7 @@ const ONE_DISK: [&str; 58] = [
     "offset",
     "size",
     "metadata_cache",
+    "zero_missing_clusters",
     "allow_dirs",
     "data_file",
     "bitmaps",

@@ -304,6 +304,7 @@ impl DiskOptions {
             offset: table.offset,
             size: table.size,
             metadata_cache: table.metadata_cache,
+            zero_missing_clusters: table.zero_missing_clusters,
             allow_dirs: table.allow_dirs,
             data_file: table.data_file,
             bitmaps: table.bitmaps,

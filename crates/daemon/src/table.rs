@@ -2,19 +2,20 @@
 
 pub(crate) mod changes;
 mod pull;
+mod specs;
 
 use crate::access::{Group, Mode};
 use crate::alarm::Alarm;
 use crate::socket_spec::SocketSpec;
 use crate::text;
 use fathom_core::Polling;
-use fathom_filters::{Spec, find};
+use fathom_filters::Spec;
 use fathom_formats::Format;
 use fathom_stack::{CpuList, Description, KeySource, PoolOptions, parse_format};
 use fathom_storage::cached::FetchRate;
 use fathom_storage::{Cache, CacheTerms, EngineKind, Location};
 use fathom_units::Timeout;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use utoipa::ToSchema;
@@ -90,6 +91,8 @@ pub struct DiskTable {
         skip_serializing_if = "Option::is_none"
     )]
     pub metadata_cache: Option<u64>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub zero_missing_clusters: bool,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub allow_dirs: Vec<PathBuf>,
@@ -222,8 +225,8 @@ pub struct DiskTable {
     pub trace: Option<PathBuf>,
     #[serde(
         default,
-        deserialize_with = "filters",
-        serialize_with = "texts",
+        deserialize_with = "specs::read",
+        serialize_with = "specs::write",
         skip_serializing_if = "Vec::is_empty"
     )]
     #[schema(value_type = Vec<String>)]
@@ -294,6 +297,7 @@ impl DiskTable {
             offset: None,
             size: None,
             metadata_cache: None,
+            zero_missing_clusters: false,
             allow_dirs: Vec::new(),
             data_file: None,
             bitmaps: None,
@@ -353,6 +357,7 @@ impl DiskTable {
         DiskTable {
             format,
             metadata_cache: self.metadata_cache.filter(|_| has_tables),
+            zero_missing_clusters: false,
             // What was said of the one that there was.
             offset: None,
             size: None,
@@ -520,19 +525,4 @@ fn is_false(value: &bool) -> bool {
 
 fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error> {
     text::optional::parse(from, parse_format)
-}
-
-fn filters<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Spec>, D::Error> {
-    let texts = Vec::<String>::deserialize(from)?;
-    let specs = texts.iter().map(|text| {
-        let spec: Spec = text.parse()?;
-        find(&spec.name)?.check(&spec.options)?;
-        Ok(spec)
-    });
-    let specs: Result<_, String> = specs.collect();
-    specs.map_err(de::Error::custom)
-}
-
-fn texts<S: Serializer>(specs: &[Spec], to: S) -> Result<S::Ok, S::Error> {
-    to.collect_seq(specs.iter().map(ToString::to_string))
 }

@@ -25,6 +25,8 @@ pub struct Description {
     pub size: Option<u64>,
     /// Bytes of a qcow2 or QED image's tables in memory.
     pub metadata_cache: Option<u64>,
+    /// Clusters that an image's tables name behind the end of its file read as zeroes.
+    pub zero_missing_clusters: bool,
     /// Where the files that a qcow2 or QED image names may be, beside its own
     /// directory.
     pub allow_dirs: Vec<PathBuf>,
@@ -91,6 +93,7 @@ impl Description {
             offset: None,
             size: None,
             metadata_cache: None,
+            zero_missing_clusters: false,
             allow_dirs: Vec::new(),
             data_file: None,
             bitmaps: None,
@@ -126,6 +129,9 @@ impl Description {
         let has_tables = format.has_tables();
         if !has_tables && self.metadata_cache.is_some() {
             return Err("--metadata-cache is for qcow2 and qed images (--format)".into());
+        }
+        if !has_tables && self.zero_missing_clusters {
+            return Err("--zero-missing-clusters is for qcow2 and qed images (--format)".into());
         }
         if self
             .metadata_cache

@@ -322,6 +322,7 @@ fn open_image(description: &Description, own_bitmaps: OwnBitmaps) -> Result<Bare
         read_only: description.read_only,
         discard: description.discard,
         metadata_cache: description.metadata_cache(),
+        zero_missing_clusters: description.zero_missing_clusters,
         offset: description.offset.unwrap_or(0),
         size: description.size,
         beside: description.beside,

@@ -13,7 +13,7 @@ fn every_command_tells_all_its_options() {
             "serve",
             "DISK --vhost-user --format --readonly --aio --cache --queues --iothreads --cpus \
              --register-memory --poll --serial --trace --force-share --no-discard --json --log \
-             --offset --size --metadata-cache --allow-dir --data-file --server-timeout nbd://",
+             --offset --size --metadata-cache --zero-missing-clusters --allow-dir --data-file --server-timeout nbd://",
         ),
         ("stats", "PID|SOCKET --json --watch"),
         ("info", "PID|SOCKET --json"),
@@ -196,6 +196,7 @@ fn options_that_do_not_go_together_are_told_in_one_line() {
         (&raw, "--size 1000", "512"),
         (&raw, "--size 0", "512"),
         (&raw, "--metadata-cache 1M", "qcow2"),
+        (&raw, "--zero-missing-clusters", "qcow2"),
         (&raw, "--format qcow2 --metadata-cache 0", "64k"),
         (&raw, "--allow-dir /", "qcow2"),
         (&raw, "--data-file x", "qcow2"),

@@ -113,15 +113,6 @@ fn a_file_may_end_within_its_last_cluster() {
         tool(dir, "qemu-img", &["check", "i"]).status.code(),
         Some(0)
     );
-    // Of an image that is short when it is opened, QEMU reads zeroes, too. It
-    // is said.
-    cut(dir, len(dir) - 4 * CLUSTER as u64);
-    data[SIZE - 4 * CLUSTER..].fill(0);
-    let mut server = Served::start(&as_arg(&dir.join("i")), &["--format", "qcow2"]);
-    with_disk(&server.arg("s"), 1, |disk| assert!(disk.contents() == data));
-    assert_eq!(server.terminate().0, Some(0));
-    let log = server.log();
-    assert_eq!(log.matches("beyond its end").count(), 1, "{log}");
     // But its tables must be there.
     cut(dir, 4 * CLUSTER as u64);
     let mut server = Served::start(&as_arg(&dir.join("i")), &["--format", "qcow2"]);
@@ -134,6 +125,55 @@ fn a_file_may_end_within_its_last_cluster() {
     ];
     assert!(!run(&bench).status.success());
     server.wait_for("table at 0x");
+}
+
+/// QEMU reads zeroes from what was cut off before the image was opened.
+#[test]
+fn image_that_was_cut_off_is_not_written_to_unless_zeroes_are_wanted() {
+    const LOST: usize = SIZE - 4 * CLUSTER;
+    let dir = disk_dir();
+    let dir = dir.path();
+    let mut data = full_image(dir, "qcow2");
+    cut(
+        dir,
+        len(dir).next_multiple_of(CLUSTER as u64) - 4 * CLUSTER as u64,
+    );
+    let image = as_arg(&dir.join("i"));
+    let mut server = Served::start(&image, &["--format", "qcow2"]);
+    let bench = ["bench", "--vhost-user", &server.arg("s")];
+    let bench = [&bench[..], &["--number-ios", "1"]].concat();
+    assert!(!run(&bench).status.success());
+    server.wait_for("is not opened for writing: its file was cut off");
+    assert!(server.log().contains("--zero-missing-clusters"));
+    assert_eq!(server.terminate().0, Some(0));
+    // Whoever only reads gets what is left.
+    let mut server = Served::start(&image, &["--format", "qcow2", "--readonly"]);
+    with_disk(&server.arg("s"), 1, |disk| {
+        let lost = read(disk, (LOST..SIZE).step_by(CLUSTER));
+        assert!(lost.iter().all(|read| *read == Err(libc::EIO)), "{lost:?}");
+        let left = read(disk, (0..LOST).step_by(CLUSTER));
+        for (at, left) in (0..LOST).step_by(CLUSTER).zip(left) {
+            assert_eq!(left.as_deref(), Ok(&data[at..at + 4096]));
+        }
+    });
+    assert_eq!(server.terminate().0, Some(0));
+    let log = server.log();
+    assert_eq!(log.matches("behind the file's end").count(), 1, "{log}");
+    // Whoever wants zeroes says so, and writes.
+    let options = ["--format", "qcow2", "--zero-missing-clusters"];
+    let mut server = Served::start(&image, &options);
+    data[LOST..].fill(0);
+    with_disk(&server.arg("s"), 1, |disk| {
+        assert!(disk.contents() == data);
+        data[SIZE - 4096..].fill(9);
+        let write = Request::Write {
+            offset: SIZE as u64 - 4096,
+            data: vec![9; 4096],
+        };
+        assert!(disk.all(&[write, Request::Flush]).iter().all(Result::is_ok));
+        assert!(disk.contents() == data);
+    });
+    assert_eq!(server.terminate().0, Some(0));
 }
 
 #[test]

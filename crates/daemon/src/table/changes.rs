@@ -17,7 +17,7 @@ pub(crate) enum Changes {
 }
 
 /// The keys that another disk in its place can have.
-const REMADE: [&str; 18] = [
+const REMADE: [&str; 19] = [
     "aio",
     "alarms",
     "allow-dirs",
@@ -36,6 +36,7 @@ const REMADE: [&str; 18] = [
     "server-reconnect",
     "server-connections",
     "export-description",
+    "zero-missing-clusters",
 ];
 
 /// The keys that decide which data a disk has.
