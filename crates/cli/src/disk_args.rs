@@ -209,6 +209,11 @@ pub struct DiskArgs {
     #[arg(long, requires = "readonly")]
     pub force_share: bool,
 
+    /// Write to the image although a newer one has superseded it (a snapshot on top, the target of a mirror): what was
+    /// written to that one since is lost
+    #[arg(long)]
+    pub allow_superseded: bool,
+
     /// Do not let the guest discard
     #[arg(long)]
     pub no_discard: bool,
@@ -258,6 +263,7 @@ impl DiskArgs {
             trace: self.trace,
             filters: self.filters,
             force_share: self.force_share,
+            allow_superseded: self.allow_superseded,
             discard: Some(!self.no_discard),
             ..DiskTable::new(name, image)
         }

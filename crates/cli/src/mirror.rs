@@ -4,6 +4,7 @@ use crate::img::common::KeysArg;
 use crate::img::watch::{WatchArgs, tell_outcome};
 use crate::img::{format_options, parse_format};
 use crate::servers::absolute;
+use crate::snapshot::warn_if_unmarked;
 use crate::target::{Disk, Target};
 use anyhow::{Context, bail};
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -257,7 +258,7 @@ pub fn wait_and_complete(disk: &Disk, unkept: bool, watch: &WatchArgs) -> anyhow
     wait(disk, watch)?;
     let place = ["v1", "disks", &disk.name, "mirror", "complete"];
     let call = disk.server.post(&place).json(&Completion { unkept });
-    call.patiently().send::<serde_json::Value>()?;
+    warn_if_unmarked(&call.patiently().send::<serde_json::Value>()?);
     Ok(())
 }
 

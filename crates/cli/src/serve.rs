@@ -19,7 +19,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 58] = [
+const ONE_DISK: [&str; 59] = [
     "disk",
     "vhost_user",
     "socket_mode",
@@ -78,6 +78,7 @@ const ONE_DISK: [&str; 58] = [
     "stop_timeout",
     "sandbox",
     "force_share",
+    "allow_superseded",
     "no_discard",
 ];
 

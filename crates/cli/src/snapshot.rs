@@ -63,7 +63,7 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<()> {
             unkept: args.unkept,
         };
         let post = disk.server.post(&disk.below("snapshot")).json(&order);
-        post.patiently().send::<serde_json::Value>()?;
+        warn_if_unmarked(&post.patiently().send::<serde_json::Value>()?);
         return Ok(());
     } else if let Some(name) = &action.internal {
         disk.server.put(&one(&disk, name))
@@ -80,6 +80,16 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<()> {
         }
         (false, true) => tell(&snapshots),
         (false, false) => Ok(()),
+    }
+}
+
+/// `disk`: how the server shows a disk that it has switched to another image.
+pub fn warn_if_unmarked(disk: &serde_json::Value) {
+    if let Some(problem) = disk["state"]["unmarked"].as_str() {
+        eprintln!(
+            "warning: the image that the disk had is not marked as superseded: {problem}; make sure that nobody writes \
+             to it"
+        );
     }
 }
 

@@ -14,6 +14,7 @@ use crate::options::{DiskOptions, ServeOptions};
 use crate::signals::{LeftToThisThread, Reload, Termination};
 use crate::socket;
 use crate::supervisor::Tenants;
+use fathom_files::superseded;
 use fathom_sandbox::Mode;
 use fathom_storage::cached::finder;
 use fathom_trace::Clock;
@@ -295,6 +296,7 @@ fn surround(options: &ServeOptions) -> Result<Surroundings, Error> {
     let caught = Error::io("cannot catch signals");
     let termination = Termination::new().map_err(&caught)?;
     limits::raise();
+    options.kept.as_deref().map(superseded::set_directory);
     let sandbox = match options.tenants {
         // Its tenants have theirs.
         true => Mode::Off,

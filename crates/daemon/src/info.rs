@@ -80,6 +80,10 @@ pub struct Info {
     /// What is below its image becomes its own.
     #[serde(default)]
     pub stream: Option<StreamInfo>,
+    /// Why the image that the disk had before it was switched to this one is not marked as superseded: nothing keeps
+    /// another server from writing to that image. None: it is marked, or there was none.
+    #[serde(default)]
+    pub unmarked: Option<String>,
     /// It stands still, and who uses it waits.
     #[serde(default)]
     pub frozen: bool,

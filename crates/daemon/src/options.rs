@@ -12,6 +12,7 @@ use fathom_exports::nbd::{Address, TlsMode};
 use fathom_jobs::pull;
 use fathom_sandbox::Mode;
 use fathom_stack::{Description, KeyRing, PoolOptions};
+use fathom_storage::OnSuperseded;
 use fathom_units::parse_duration;
 use std::ffi::OsString;
 use std::fmt;
@@ -318,6 +319,10 @@ impl DiskOptions {
             server_connections: table.server_connections,
             force_share: table.force_share,
             succeeds: false,
+            superseded: match table.allow_superseded {
+                true => OnSuperseded::Take,
+                false => OnSuperseded::Refuse,
+            },
             discard: table.discard.unwrap_or(new.discard),
             iothreads: table.iothreads.map_or(new.iothreads, usize::from),
             cpus: table.cpus.unwrap_or_default(),

@@ -1,6 +1,7 @@
 //! A disk as it is written in files and in messages: the command line's options, by their names.
 
 pub(crate) mod changes;
+mod pool;
 mod pull;
 mod specs;
 
@@ -11,7 +12,7 @@ use crate::text;
 use fathom_core::Polling;
 use fathom_filters::Spec;
 use fathom_formats::Format;
-use fathom_stack::{CpuList, Description, KeySource, PoolOptions, parse_format};
+use fathom_stack::{CpuList, Description, KeySource, parse_format};
 use fathom_storage::cached::FetchRate;
 use fathom_storage::{Cache, CacheTerms, EngineKind, Location};
 use fathom_units::Timeout;
@@ -19,6 +20,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use utoipa::ToSchema;
+
+pub use pool::PoolTable;
 
 /// Options that say "no" on the command line are told by `false` here. What is left out has the
 /// command line's default.
@@ -185,6 +188,9 @@ pub struct DiskTable {
     pub pull_post_copy: bool,
     #[serde(default, skip_serializing_if = "is_false")]
     pub force_share: bool,
+    /// Write to the image although a newer one has superseded it: what was written to that one since is lost.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub allow_superseded: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub discard: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -231,46 +237,6 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Vec<String>)]
     pub filters: Vec<Spec>,
-}
-
-/// Threads that disks share, as they are written.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct PoolTable {
-    threads: Option<u16>,
-    #[serde(default, with = "text::optional")]
-    cpus: Option<CpuList>,
-    #[serde(default, with = "text::optional")]
-    poll: Option<Polling>,
-    #[serde(default, with = "text::optional")]
-    aio: Option<EngineKind>,
-}
-
-impl PoolTable {
-    /// The error is one line for the user.
-    pub(crate) fn into_options(self, name: &str) -> Result<PoolOptions, String> {
-        check_name(name).map_err(|_| "a pool's name is like that of a disk".to_owned())?;
-        if self.threads.is_some_and(|n| !(1..=256).contains(&n)) {
-            return Err("threads is not a number from 1 to 256".into());
-        }
-        let new = PoolOptions::new(name.to_owned());
-        Ok(PoolOptions {
-            threads: self.threads.map_or(new.threads, usize::from),
-            cpus: self.cpus.unwrap_or_default(),
-            polling: self.poll.unwrap_or(new.polling),
-            engine: self.aio.unwrap_or(new.engine),
-            ..new
-        })
-    }
-
-    pub(crate) fn of(options: &PoolOptions) -> PoolTable {
-        PoolTable {
-            threads: u16::try_from(options.threads).ok(),
-            cpus: (options.cpus != CpuList::default()).then(|| options.cpus.clone()),
-            poll: Some(options.polling),
-            aio: Some(options.engine),
-        }
-    }
 }
 
 /// The longest name of a disk that is added.
@@ -320,6 +286,7 @@ impl DiskTable {
             pull_speed: None,
             pull_post_copy: false,
             force_share: false,
+            allow_superseded: false,
             discard: None,
             queues: None,
             iothreads: None,
@@ -377,6 +344,7 @@ impl DiskTable {
             pull_record: None,
             pull_speed: None,
             pull_post_copy: false,
+            allow_superseded: false,
             ..DiskTable { image, ..self }
         }
     }

@@ -53,7 +53,7 @@ pub enum Wanted {
 #[derive(Debug)]
 pub struct Got {
     pub file: OwnedFd,
-    /// Where it is, of what was found by searching.
+    /// Where it is, of what was found by searching. Of a [`Wanted::Place`] its lasting identity, as text.
     pub path: Option<PathBuf>,
 }
 

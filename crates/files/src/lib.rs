@@ -2,8 +2,10 @@
 //! else uses it (QEMU's locks), and the format that its first bytes tell. And how files are come by.
 
 pub mod gate;
+pub mod lasting;
 pub mod lock;
 pub mod magic;
+pub mod superseded;
 
 mod file_id;
 mod holder;

@@ -4,7 +4,9 @@ use crate::chain::Chain;
 use crate::error::{Error, Moving, of, usage};
 use crate::info::{Info, Link, below};
 use crate::job::{Copy, CopyOptions, Segment, Segments, State, WriteBehind};
-use crate::open::{OpenOptions, format_of, identity_of, info_of, open_locked};
+use crate::open::{
+    OpenOptions, clear_mark, format_of, identity_of, info_of, open as open_image, open_locked,
+};
 use crate::progress::Progress;
 use crate::resize::{NewSize, Preallocation, ResizeOptions, resize};
 use crate::source::Opened;
@@ -103,6 +105,8 @@ pub fn commit(
         return Err(error);
     }
     drop(below);
+    let written = open_image(&base.location, &OpenOptions::looking(true))?;
+    clear_mark(&written)?;
     let empties = !options.keep && options.base.is_none();
     if empties && !make_empty(own.bytes(), format).map_err(of(path))? {
         let what = format!("{}: {format} images stay as they are", path.display());
@@ -161,6 +165,7 @@ impl CommitOptions {
             data_file: self.data_file.clone(),
             keys: self.keys.clone(),
             keep_bitmaps: true,
+            becomes_newest: true,
             ..OpenOptions::writing(Some(base.format))
         }
     }
@@ -197,7 +202,11 @@ fn record(base: &Base, segments: Segments) -> Result<(), Error> {
     if base.format != Format::Qcow2 {
         return Ok(());
     }
-    let image = open_locked(&base.location, &OpenOptions::writing(None))?;
+    let writing = OpenOptions {
+        becomes_newest: true,
+        ..OpenOptions::writing(None)
+    };
+    let image = open_locked(&base.location, &writing)?;
     let told = of(image.path());
     let bitmaps = bitmap::list(image.bytes()).map_err(&told)?;
     if !bitmaps.iter().any(Listed::records) {

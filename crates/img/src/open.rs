@@ -7,7 +7,7 @@ use fathom_formats::offline::info::{Info, Protocol};
 use fathom_formats::offline::{Image, SnapshotName};
 use fathom_formats::served::{Storage, read_foreign};
 use fathom_stack::{ImageOpener, KeyRing, StoredImage, seen_from};
-use fathom_storage::{Cache, EngineKind, Location};
+use fathom_storage::{Cache, EngineKind, Location, OnSuperseded};
 use fathom_units::Timeout;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -39,6 +39,8 @@ pub struct OpenOptions {
     pub keep_bitmaps: bool,
     /// An NBD server that is away is waited for.
     pub reconnects: bool,
+    /// The image gets all that a newer one has, which has superseded it.
+    pub becomes_newest: bool,
 }
 
 impl OpenOptions {
@@ -58,6 +60,7 @@ impl OpenOptions {
             rebasing: false,
             keep_bitmaps: false,
             reconnects: true,
+            becomes_newest: false,
         }
     }
 
@@ -89,6 +92,7 @@ impl OpenOptions {
             patient: false,
             succeeds: false,
             keeps_lock: true,
+            superseded: OnSuperseded::Ignore,
             engine: self.engine,
             workers: 1,
             server_timeout: None,
@@ -102,7 +106,18 @@ impl OpenOptions {
 
 /// Opens what an image is in, for reading its structures or, as the options say, changing them.
 pub(crate) fn open(location: &Location, options: &OpenOptions) -> Result<Arc<StoredImage>, Error> {
-    Ok(Arc::new(StoredImage::open(location, &options.storage())?))
+    let image = StoredImage::open(location, &options.storage())?;
+    if !options.read_only && !options.becomes_newest {
+        image.warn_if_superseded();
+    }
+    Ok(Arc::new(image))
+}
+
+/// The image is a disk's again, and no newer one has superseded it.
+pub(crate) fn clear_mark(image: &StoredImage) -> Result<(), Error> {
+    let file = image.file_disk().filter(|file| file.mark().is_some());
+    let problem = file.and_then(|file| file.clear_mark().err());
+    problem.map_or(Ok(()), |problem| Err(usage(image.path(), problem)))
 }
 
 /// Likewise, and locks it until it is closed, as QEMU does.
@@ -154,6 +169,10 @@ pub(crate) fn info_of(
         .backing_file()
         .filter(|_| location.path().is_none());
     let below = below.and_then(|name| seen_from(location, name).ok());
+    let info = Info {
+        superseded: image.file_disk().and_then(|file| file.mark()),
+        ..info
+    };
     Ok(match below {
         Some(below) => Info {
             full_backing: Some(below.name()),

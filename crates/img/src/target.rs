@@ -2,7 +2,7 @@
 //! job which is killed leaves nothing behind, and nobody takes a part for the whole.
 
 use crate::error::{Error, io_error};
-use crate::open::{OpenOptions, open as open_image};
+use crate::open::{OpenOptions, clear_mark};
 use fathom_stack::StoredImage;
 use fathom_storage::Location;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
@@ -84,7 +84,7 @@ impl Target {
 
     fn of(location: Location, state: State, options: &OpenOptions) -> Result<Target, Error> {
         let made = Made { location, state };
-        let image = open_image(&made.location, options)?;
+        let image = Arc::new(StoredImage::open(&made.location, &options.storage())?);
         Ok(Target { image, made })
     }
 
@@ -94,7 +94,7 @@ impl Target {
 
     /// It is durable by now, and gets its name.
     pub(crate) fn complete(self) -> Result<(), Error> {
-        self.made.complete()
+        self.made.complete(&self.image)
     }
 
     /// Whether something was there before.
@@ -104,7 +104,7 @@ impl Target {
 }
 
 impl Made {
-    fn complete(mut self) -> Result<(), Error> {
+    fn complete(mut self, image: &StoredImage) -> Result<(), Error> {
         let state = std::mem::replace(&mut self.state, State::Complete);
         let Some(path) = self.location.path() else {
             return Ok(());
@@ -113,6 +113,10 @@ impl Made {
         if let State::Nameless(file) = &state {
             let file = format!("/proc/self/fd/{}", file.as_raw_fd());
             linkat(CWD, file, CWD, path, AtFlags::SYMLINK_FOLLOW).map_err(failed)?;
+        }
+        if matches!(state, State::Overwritten) {
+            // (What was superseded is not there any more.)
+            clear_mark(image)?;
         }
         if !matches!(state, State::Overwritten) {
             let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -10,7 +10,7 @@ use fathom_filters::Spec;
 use fathom_formats::Format;
 use fathom_formats::served::{Beside, DEFAULT_METADATA_CACHE};
 use fathom_storage::cached::MIN_SIZE;
-use fathom_storage::{Cache, CacheTerms, EngineKind, KINDS, Location, OpenOptions};
+use fathom_storage::{Cache, CacheTerms, EngineKind, KINDS, Location, OnSuperseded, OpenOptions};
 use fathom_units::Timeout;
 use std::path::PathBuf;
 
@@ -59,6 +59,8 @@ pub struct Description {
     pub succeeds: bool,
     /// What that one has lent.
     pub legacy: Legacy,
+    /// What becomes of an image to be written that a newer one has superseded.
+    pub superseded: OnSuperseded,
     /// The guest may discard.
     pub discard: bool,
     /// Number of workers, at least 1.
@@ -110,6 +112,7 @@ impl Description {
             force_share: false,
             succeeds: false,
             legacy: Legacy::default(),
+            superseded: OnSuperseded::Refuse,
             discard: true,
             iothreads: 1,
             cpus: CpuList::default(),
@@ -247,6 +250,7 @@ impl Description {
             patient: true,
             succeeds: self.succeeds,
             keeps_lock: false,
+            superseded: self.superseded,
             engine: self.engine,
             workers: self.iothreads,
             server_timeout: self.server_timeout,

@@ -5,7 +5,7 @@ use fathom_core::{Disk, DiskError};
 use fathom_files::{FileId, ImageFile};
 use fathom_formats::resolve;
 use fathom_formats::served::{EndGuard, ImageDisk, ImageOptions, Opener, Storage};
-use fathom_storage::{FileDisk, FileOptions, Location, OpenOptions};
+use fathom_storage::{FileDisk, FileOptions, Location, OnSuperseded, OpenOptions};
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
@@ -106,6 +106,18 @@ impl StoredImage {
     /// Whether it becomes longer as it is written to: it is no device.
     pub fn is_file(&self) -> bool {
         self.bytes.grows()
+    }
+
+    /// Warns whoever is about to write to an image that a newer one has superseded.
+    pub fn warn_if_superseded(&self) {
+        if let Some(mark) = self.file.as_ref().and_then(|file| file.mark()) {
+            tracing::warn!(
+                "{}: was superseded by {} (disk '{}'): what is written here is not in that image",
+                self.path.display(),
+                mark.image,
+                mark.disk
+            );
+        }
     }
 
     /// What requests go to, if that is a file.
@@ -343,6 +355,8 @@ impl ImageOpener {
     fn writable(&self) -> FileOptions {
         FileOptions {
             force_share: false,
+            // Images below are superseded by those above, and written by jobs alone.
+            superseded: OnSuperseded::Ignore,
             ..self.options.clone()
         }
     }

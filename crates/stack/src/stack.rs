@@ -9,6 +9,7 @@ use crate::held::{Held, Latch};
 use crate::image_files::{ImageOpener, StoredImage};
 use crate::inject::Injector;
 use crate::magic;
+use crate::marking::MarkedImage;
 use crate::missing::Missing;
 use crate::pools::{NamedPool, Pools};
 use crate::tap::Tap;
@@ -17,7 +18,7 @@ use fathom_files::{FileId, ImageFile, UsedFile, gate};
 use fathom_filters::Filters;
 use fathom_formats::Format;
 use fathom_formats::served::{ImageDisk, ImageOptions, MAX_CHAIN, OwnBitmaps, Storage};
-use fathom_storage::{ByteDisk, EngineKind, FileDisk, Opened, PART};
+use fathom_storage::{ByteDisk, EngineKind, FileDisk, OnSuperseded, Opened, PART};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -59,6 +60,8 @@ pub struct Stack {
     pub hold: Option<Hold>,
     /// The engine that is used, after a fallback if need be.
     pub engine: &'static str,
+    /// The image that it is written to.
+    pub marked: MarkedImage,
     whole: Option<UsedFile>,
     /// Its changes go to a file without a name.
     has_overlay: bool,
@@ -99,6 +102,11 @@ impl Stack {
             whole,
             part,
         } = bare;
+        let files = used_files(image.as_deref(), whole.as_ref(), overlay.is_some());
+        let marked = MarkedImage::new(&description.location, file.as_ref(), &files);
+        if !description.read_only {
+            marked.take(description.superseded)?;
+        }
         let mut parts = Parts::default();
         part.into_iter()
             .for_each(|(name, part)| parts.add(name, part));
@@ -149,6 +157,7 @@ impl Stack {
             tap,
             hold,
             engine,
+            marked,
             whole,
             has_overlay: overlay.is_some(),
         })
@@ -199,6 +208,11 @@ pub struct Unserved {
 /// Opens the disk by itself, for a job.
 pub fn open_unserved(description: &Description) -> Result<Unserved, Error> {
     description.check().map_err(Error::Description)?;
+    // What the image has is overwritten.
+    let description = &Description {
+        superseded: OnSuperseded::Ignore,
+        ..description.clone()
+    };
     let bare = open_disk(description, None, OwnBitmaps::Missed)?;
     Ok(Unserved {
         files: used_files(bare.image.as_deref(), bare.whole.as_ref(), false),

@@ -6,6 +6,7 @@ mod channel;
 mod channel_tests;
 mod flushes;
 mod inline;
+mod marked;
 mod open;
 mod pieces;
 mod place;
@@ -22,6 +23,7 @@ use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits, Resize};
 use fathom_files::lock::{self, LockError};
 use fathom_files::{FileId, gate};
 use flushes::{Flushes, Verdict};
+pub use marked::refusal_of;
 pub(crate) use place::{At, KIND};
 use plan::Planner;
 use report::ToldEnd;
@@ -81,6 +83,18 @@ impl FromStr for Cache {
     }
 }
 
+/// What becomes of an image to be written whose [mark](superseded) says that a newer image has superseded it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum OnSuperseded {
+    /// The image is opened, and keeps its mark: whoever opens it decides.
+    #[default]
+    Ignore,
+    /// The image is not opened.
+    Refuse,
+    /// The mark is removed when the image is taken into use.
+    Take,
+}
+
 /// How to open a file.
 #[derive(Clone, Debug)]
 pub struct FileOptions {
@@ -96,6 +110,8 @@ pub struct FileOptions {
     pub succeeds: bool,
     /// Once it is in use it stays locked until it is closed.
     pub keeps_lock: bool,
+    /// What becomes of an image to be written that a newer one has superseded.
+    pub superseded: OnSuperseded,
     /// The engine that the disk's workers will use.
     pub engine: EngineKind,
     /// Whether the guest may discard.
@@ -117,6 +133,7 @@ impl Default for FileOptions {
             patient: false,
             succeeds: false,
             keeps_lock: false,
+            superseded: OnSuperseded::default(),
             engine: EngineKind::default(),
             discard: true,
             growable: false,
@@ -201,6 +218,8 @@ struct Shared {
     padded: AtomicBool,
     /// The path led to the file when it was opened.
     named: bool,
+    /// The file's mark was made by this disk, for a switch to another image.
+    has_marked: AtomicBool,
     /// None: a growable file may end anywhere.
     end_guard: Mutex<Option<EndGuard>>,
 }
@@ -309,6 +328,10 @@ impl Disk for FileDisk {
         };
         take(&shared.path, &shared.file, shared.options.lock_use())
             .map_err(|error| lock_error(&shared.path, error, !shared.options.read_only))?;
+        if let Err(error) = shared.take_mark() {
+            lock::release(&shared.path, &shared.file);
+            return Err(error);
+        }
         shared.look_at_name();
         let taken = shared.file.metadata().ok();
         if let Some(found) = taken.as_ref().filter(|found| found.is_file()) {

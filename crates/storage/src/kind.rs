@@ -2,7 +2,7 @@
 
 use crate::cached::CacheTerms;
 use crate::engine::EngineKind;
-use crate::file::{Cache, FileDisk};
+use crate::file::{Cache, FileDisk, OnSuperseded};
 use fathom_core::{Disk, DiskError, Legacy, Part};
 use fathom_files::ImageFile;
 use fathom_units::{Timeout, parse_size};
@@ -107,6 +107,8 @@ pub struct OpenOptions {
     pub succeeds: bool,
     /// Once it is in use nobody else gets it before it is closed, even if it is not in use any more.
     pub keeps_lock: bool,
+    /// What becomes of an image to be written that a newer one has superseded.
+    pub superseded: OnSuperseded,
     /// The engine that the disk's workers will use.
     pub engine: EngineKind,
     /// How many they are.

@@ -33,6 +33,7 @@ fn options(growable: bool) -> OpenOptions {
         patient: false,
         succeeds: false,
         keeps_lock: false,
+        superseded: Default::default(),
         engine: EngineKind::default(),
         workers: 1,
         server_timeout: None,

@@ -46,6 +46,7 @@ mod snapshots;
 mod sockets;
 mod starved;
 mod streams;
+mod superseded;
 #[path = "../support/mod.rs"]
 mod support;
 mod surprises;

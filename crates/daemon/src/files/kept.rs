@@ -148,8 +148,8 @@ fn stem(path: &Path) -> &str {
     stem.unwrap_or_default()
 }
 
-/// The error goes behind the file's name.
-fn read(path: &Path) -> Result<DiskTable, String> {
+/// The disk that a file defines. The error goes behind the file's name.
+pub fn read(path: &Path) -> Result<DiskTable, String> {
     let text = fs::read_to_string(path).map_err(|error| format!(": cannot be read: {error}"))?;
     let mut disk: DiskTable = config::parse_toml(&text)?;
     let stem = stem(path);

@@ -104,6 +104,7 @@ impl Objects {
             filters: Arc::default(),
             pools: Arc::new(Pools::start(options.pools).map_err(Error::Options)?),
             events: options.events,
+            definitions: options.kept,
         };
         let disks = options.disks.into_iter().zip(front_ends);
         let disks = disks.map(|(disk, listener)| Served::open(disk, listener, common.clone()));

@@ -5,8 +5,11 @@ mod chain;
 mod handover;
 mod mirror;
 mod snapshots;
+mod superseded;
+mod trace;
 
 use super::backup::Running;
+use super::definitions;
 use super::inherited::Inherited;
 use super::mirror::Running as Mirror;
 use super::moves::{self, Moves};
@@ -31,7 +34,6 @@ use fathom_stack::{FilterInfo, Injected, Injector, Pools, Stack};
 use fathom_trace::{Clock, Now, SlowRequest, Summary};
 use fathom_units::{Size, redacted};
 use serde::Serialize;
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::os::fd::BorrowedFd;
@@ -59,6 +61,8 @@ pub struct Common {
     pub pools: Arc<Pools>,
     /// Where it is told what happens.
     pub events: Events,
+    /// The directory of the definitions of disks.
+    pub definitions: Option<PathBuf>,
 }
 
 /// A disk with all that is its own.
@@ -72,6 +76,8 @@ pub struct Served {
     stream: Option<Stream>,
     /// Why it has not got its options back after a job.
     unsettled: Option<String>,
+    /// Why the image that it had before is not marked as superseded.
+    unmarked: Option<String>,
     shared: Arc<SharedDisk>,
     /// For front-ends, until they are served.
     listener: Option<Listener>,
@@ -97,7 +103,9 @@ impl Served {
             filters,
             pools,
             events,
+            definitions,
         } = shared;
+        definitions::forget_unfinished(&options, definitions.as_deref());
         let coming = moves::prepare(options.pull.as_ref()).map_err(Error::Options)?;
         let held = coming.as_ref().is_some_and(|coming| !coming.is_here());
         let any_bytes = options.nbd.is_some();
@@ -127,6 +135,7 @@ impl Served {
             mirror: None,
             stream: None,
             unsettled: None,
+            unmarked: None,
             shared,
             listener,
             vhost_user: None,
@@ -460,6 +469,7 @@ impl Served {
             backup: self.backup.as_ref().map(Running::info),
             mirror: self.mirror.as_ref().map(Mirror::info),
             stream: self.stream_info(),
+            unmarked: self.unmarked.clone(),
             uptime_seconds: 0,
             sandbox: fathom_sandbox::report(),
             limits: None,
@@ -538,62 +548,6 @@ impl Served {
         {
             export.device().set_size(size);
             export.config_changed();
-        }
-    }
-}
-
-/// The trace.
-impl Served {
-    pub fn trace(&self) -> Option<&Tracer> {
-        self.trace.as_ref()
-    }
-
-    pub fn calibrate_trace(&mut self) {
-        if let Some(trace) = &mut self.trace {
-            trace.calibrate();
-        }
-    }
-
-    pub fn switch_trace(&mut self, file: Option<PathBuf>) -> Result<Value, String> {
-        match &file {
-            Some(path) => {
-                let trace = self.start_trace(path);
-                self.trace = Some(trace.map_err(|error| error.to_string())?);
-                tracing::info!("tracing to {}", path.display());
-            }
-            None => {
-                self.stop_trace();
-                tracing::info!("tracing is off");
-            }
-        }
-        Ok(json!({ "trace": file }))
-    }
-
-    fn start_trace(&self, path: &std::path::Path) -> Result<Tracer, fathom_trace::TraceError> {
-        let tracer = Tracer::start(
-            path,
-            &redacted(&self.options.disk.location.to_string()),
-            &self.stack.workers,
-        )?;
-        self.look();
-        Ok(tracer)
-    }
-
-    fn stop_trace(&mut self) -> Option<Tracer> {
-        self.stack.workers.iter().for_each(|w| w.trace(None));
-        self.look();
-        self.trace.take()
-    }
-
-    /// Another process has truncated the trace file.
-    pub fn drop_cut_trace(&mut self) {
-        if let Some(trace) = self.stop_trace() {
-            let path = trace.path().display();
-            tracing::error!(
-                "{path}: truncated by another process, so tracing is off; \
-                 a new trace: fathom trace --pid {} --on {path}",
-                std::process::id()
-            );
         }
     }
 }

@@ -4,9 +4,11 @@
 mod all;
 mod backup;
 mod changes;
+mod definitions;
 mod disk;
 mod freeze;
 mod inherited;
+mod marks;
 mod mirror;
 mod moves;
 mod nbd;

@@ -4,6 +4,7 @@
 use super::changes::Event;
 use super::disk::{Common, Served};
 use super::freeze::on_a_thread;
+use super::marks::Marks;
 use super::mirror::Running;
 use super::nbd::let_disconnect;
 use super::shared_disk::SharedDisk;
@@ -15,7 +16,7 @@ use fathom_exports::vhost_user::{Arriving, Frozen, arrival};
 use fathom_exports::{NbdServer, VhostUser};
 use fathom_files::{UsedFile, check_same};
 use fathom_formats::Format;
-use fathom_stack::{KeyRing, make_layer};
+use fathom_stack::{KeyRing, MarkedImage, make_layer};
 use fathom_storage::PART;
 use fathom_units::Size;
 use std::fs;
@@ -43,6 +44,10 @@ pub struct Remake {
     pub also: Also,
     /// Who uses the one that there is.
     pub before: Arc<SharedDisk>,
+    /// The image of the one that there is.
+    pub old: MarkedImage,
+    /// The file of the disk's definition, if it has one.
+    pub definition: Option<PathBuf>,
 }
 
 /// What is done besides.
@@ -178,7 +183,11 @@ impl Remake {
         let export = self.export.as_ref().map(|export| export.freeze());
         let mut frozen = export.transpose()?;
         let moved = self.move_to(&mut disk, frozen.as_mut());
-        let moved = moved.and_then(|arriving| self.decide(&disk, post).map(|()| arriving));
+        let moved = moved.and_then(|arriving| {
+            let unmarked = self.decide(&disk, post)?;
+            disk.set_unmarked(unmarked);
+            Ok(arriving)
+        });
         // As a client sees it, who looks for the other one by this name.
         let clients = self.clients.as_ref().zip(disk.nbd_export());
         match moved {
@@ -268,24 +277,35 @@ impl Remake {
         }
     }
 
-    /// Nothing has been changed in the other image yet: waits for whether that is to be. Nothing goes on before that is
-    /// said, in whatever way: whoever knows it may have noted already that this is the disk's image.
-    fn decide(&self, disk: &Served, post: &Post<Event>) -> Result<(), String> {
+    /// Marks the old image of a switch, and waits for whether users go on with the new one: whoever decides that has
+    /// written it down by then. Nothing has been changed in the new image yet. Returns why the old image could not be
+    /// marked.
+    fn decide(&self, disk: &Served, post: &Post<Event>) -> Result<Option<String>, String> {
         let (Some(_), Some(table)) = (self.also.switch(), &self.options.table) else {
-            return Ok(());
+            return Ok(None);
         };
         // (Where nobody has it yet, it would be found out too late that it cannot be used.)
         let _in_use = disk.try_to_use()?;
+        let marks = Marks::set(&self.old, disk, self.definition.clone())?;
         let (decide, decision) = sync_channel(1);
         let name = self.options.name.clone();
         post.send(Event::Switched(name, table.clone(), decide));
         match decision.recv() {
-            Ok(true) => Ok(()),
-            Ok(false) => Err("it could not be kept with its other image".into()),
+            Ok(true) => Ok(marks.finish()),
+            Ok(false) => {
+                marks.take_back();
+                Err("it could not be kept with its other image".into())
+            }
             // This process is about to end, and another one has what was noted.
-            Err(_) => loop {
-                thread::park();
-            },
+            Err(_) => {
+                if self.definition.is_none() {
+                    // Nobody has noted anything.
+                    marks.take_back();
+                }
+                loop {
+                    thread::park();
+                }
+            }
         }
     }
 }

@@ -4,12 +4,15 @@ use crate::command::{Ask, Command};
 use crate::table::DiskTable;
 use fathom_exports::Listener;
 use fathom_files::gate::{Got, Refused, Wanted};
+use fathom_files::lasting::lasting_id;
+use fathom_files::superseded;
 use fathom_filters::{COW, Spec};
 use fathom_nbd::NbdUri;
 use fathom_stack::AllowedDirs;
-use fathom_storage::Location;
 use fathom_storage::cached::Terms;
+use fathom_storage::{Location, refusal_of};
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::fd::BorrowedFd;
@@ -245,8 +248,43 @@ impl Permits {
                 })?;
                 Ok(got(file.into()))
             }
+            Wanted::Place { .. } => {
+                let file = File::from(wanted.fulfil(with)?);
+                let id = lasting_id(&file)?;
+                Ok(Got {
+                    file: file.into(),
+                    path: id.map(PathBuf::from),
+                })
+            }
+            wanted @ Wanted::Image { path, write: true } => {
+                let file = File::from(wanted.fulfil(with)?);
+                self.take_mark(wanted, path, &file)?;
+                Ok(got(file.into()))
+            }
             wanted => Ok(got(wanted.fulfil(with)?)),
         }
+    }
+
+    /// Refuses an image that a newer one has superseded, or removes its mark, as the disk's options say: the tenant may
+    /// not have the rights for that.
+    fn take_mark(&self, wanted: &Wanted, path: &Path, file: &File) -> Result<(), Refused> {
+        let image = superseded::Image {
+            location: &path.to_string_lossy(),
+            file: Some(file),
+            id: None,
+        };
+        let Some(mark) = image.mark() else {
+            return Ok(());
+        };
+        let disks = self.disks();
+        let is_allowed =
+            { disks.values() }.any(|permit| permit.allows(wanted) && permit.table.allow_superseded);
+        drop(disks);
+        let problem = match is_allowed {
+            true => image.clear_mark().err(),
+            false => Some(refusal_of(&mark)),
+        };
+        problem.map_or(Ok(()), |text| Err(Refused { errno: None, text }))
     }
 }
 

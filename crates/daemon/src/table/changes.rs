@@ -17,10 +17,11 @@ pub(crate) enum Changes {
 }
 
 /// The keys that another disk in its place can have.
-const REMADE: [&str; 19] = [
+const REMADE: [&str; 20] = [
     "aio",
     "alarms",
     "allow-dirs",
+    "allow-superseded",
     "cache",
     "cpus",
     "discard",

@@ -1,5 +1,6 @@
 //! Opening an image: what it is, how large, and what it can do.
 
+use super::marked::refuse_superseded;
 use super::plan::Planner;
 use super::{Cache, FileOptions, Kind, Shared, align, lock_error};
 use crate::engine::EngineKind;
@@ -50,6 +51,7 @@ pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<S
     if kind == Kind::BlockDevice && !options.read_only {
         check_writable(path, &file)?;
     }
+    refuse_superseded(path, &file, &options)?;
     check_locks(path, &file, &options)?;
     if options.engine == EngineKind::Native && options.cache != Cache::None && !in_memory {
         return Err(unusable(
@@ -106,6 +108,7 @@ pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<S
         padded: AtomicBool::new(false),
         end_guard: Default::default(),
         named,
+        has_marked: AtomicBool::new(false),
         options,
     })
 }

@@ -54,6 +54,7 @@ impl From<&OpenOptions> for FileOptions {
             patient: options.patient,
             succeeds: options.succeeds,
             keeps_lock: options.keeps_lock,
+            superseded: options.superseded,
             engine: options.engine,
             discard: options.discard,
             growable: options.growable,

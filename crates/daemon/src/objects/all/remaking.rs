@@ -5,13 +5,14 @@ use super::{MAX_LEFT, Objects};
 use crate::answer::{Asker, Kind, Refusal};
 use crate::events::Happened;
 use crate::objects::changes;
+use crate::objects::definitions::definition_of;
 use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
 use crate::objects::remake::{Also, Remake};
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
 use crate::table::DiskTable;
-use fathom_storage::PART;
+use fathom_storage::{OnSuperseded, PART};
 
 impl Objects {
     /// Have another disk by these options in the place of one.
@@ -59,12 +60,16 @@ impl Objects {
         if also.switch().is_some() {
             // (That is the image's own.)
             options.disk.legacy.take(PART);
+            // The switch itself removes the mark of its image.
+            options.disk.superseded = OnSuperseded::Ignore;
         }
         let remake = Remake {
             export: disk.export_shared(),
             clients: self.nbd.as_ref().map(Nbd::server),
             parts: disk.parts(),
             files: disk.used_files(),
+            old: disk.marked(),
+            definition: definition_of(disk.name(), self.common.definitions.as_deref()),
             options,
             common: self.common.clone(),
             also,

@@ -36,6 +36,10 @@ impl Display for Info {
         if self.is_dirty() {
             writeln!(f, "cleanly shut down: no")?;
         }
+        if let Some(mark) = &self.superseded {
+            let (image, disk) = (shown(mark.image.as_bytes()), shown(mark.disk.as_bytes()));
+            writeln!(f, "superseded by: {image} (disk '{disk}')")?;
+        }
         self.fmt_backing(f)?;
         if !self.snapshots.is_empty() {
             fmt_snapshots(f, &self.snapshots)?;

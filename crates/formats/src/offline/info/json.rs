@@ -51,6 +51,13 @@ impl Info {
         if let Some(format) = self.image.backing_format() {
             put("backing-filename-format", format.into());
         }
+        if let Some(mark) = &self.superseded {
+            let (image, disk, time) = (&mark.image, &mark.disk, mark.time);
+            put(
+                "superseded",
+                json!({ "image": image, "disk": disk, "time": time }),
+            );
+        }
         if !self.snapshots.is_empty() {
             put("snapshots", self.snapshots.iter().map(snapshot).collect());
         }

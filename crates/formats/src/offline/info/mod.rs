@@ -17,6 +17,7 @@ use super::Image;
 use crate::qcow2::{Header, bitmap::Bitmap, snapshot::Snapshot};
 use crate::{Error, Format, Result, resolve};
 use fathom_files::ImageFile;
+use fathom_files::superseded::Superseded;
 use std::path::{Path, PathBuf};
 
 /// What an image is in.
@@ -51,6 +52,8 @@ pub struct Info {
     pub luks: Option<fathom_luks::Description>,
     /// Where the backing file's name leads: of an image in a file.
     pub full_backing: Option<PathBuf>,
+    /// The newer image that has superseded this one, if its file says so.
+    pub superseded: Option<Superseded>,
 }
 
 impl Info {
@@ -94,6 +97,7 @@ impl Info {
             bitmaps,
             luks,
             full_backing,
+            superseded: None,
         })
     }
 
@@ -109,6 +113,7 @@ impl Info {
             bitmaps: Vec::new(),
             luks: None,
             full_backing: None,
+            superseded: None,
         }
     }
 

@@ -1,0 +1,48 @@
+//! Threads that disks share, as configurations have them.
+
+use super::check_name;
+use crate::text;
+use fathom_core::Polling;
+use fathom_stack::{CpuList, PoolOptions};
+use fathom_storage::EngineKind;
+use serde::{Deserialize, Serialize};
+
+/// Threads that disks share, as they are written.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct PoolTable {
+    threads: Option<u16>,
+    #[serde(default, with = "text::optional")]
+    cpus: Option<CpuList>,
+    #[serde(default, with = "text::optional")]
+    poll: Option<Polling>,
+    #[serde(default, with = "text::optional")]
+    aio: Option<EngineKind>,
+}
+
+impl PoolTable {
+    /// The error is one line for the user.
+    pub(crate) fn into_options(self, name: &str) -> Result<PoolOptions, String> {
+        check_name(name).map_err(|_| "a pool's name is like that of a disk".to_owned())?;
+        if self.threads.is_some_and(|n| !(1..=256).contains(&n)) {
+            return Err("threads is not a number from 1 to 256".into());
+        }
+        let new = PoolOptions::new(name.to_owned());
+        Ok(PoolOptions {
+            threads: self.threads.map_or(new.threads, usize::from),
+            cpus: self.cpus.unwrap_or_default(),
+            polling: self.poll.unwrap_or(new.polling),
+            engine: self.aio.unwrap_or(new.engine),
+            ..new
+        })
+    }
+
+    pub(crate) fn of(options: &PoolOptions) -> PoolTable {
+        PoolTable {
+            threads: u16::try_from(options.threads).ok(),
+            cpus: (options.cpus != CpuList::default()).then(|| options.cpus.clone()),
+            poll: Some(options.polling),
+            aio: Some(options.engine),
+        }
+    }
+}

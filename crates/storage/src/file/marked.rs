@@ -1,0 +1,100 @@
+//! Files that newer images have superseded.
+
+use super::{FileDisk, FileOptions, OnSuperseded, Shared};
+use fathom_core::DiskError;
+use fathom_files::superseded::{Image, Superseded};
+use fathom_units::Utc;
+use std::fs::File;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+impl FileDisk {
+    /// The file's mark, if a newer image has superseded it.
+    pub fn mark(&self) -> Option<Superseded> {
+        self.shared.with_image(|image| image.mark())
+    }
+
+    /// Marks the file, durably. This disk itself may still be taken into use. The error says why the file cannot be
+    /// marked.
+    pub fn set_mark(&self, mark: &Superseded) -> Result<(), String> {
+        self.shared.has_marked.store(true, Ordering::Relaxed);
+        self.shared.with_image(|image| image.set_mark(mark))
+    }
+
+    /// Removes the file's mark, durably.
+    pub fn clear_mark(&self) -> Result<(), String> {
+        self.shared.with_image(|image| image.clear_mark())
+    }
+}
+
+impl Shared {
+    fn with_image<T>(&self, work: impl FnOnce(Image<'_>) -> T) -> T {
+        with_image(&self.path, &self.file, work)
+    }
+
+    /// The file is locked and about to be written: fails if it is not to be written after all.
+    pub(super) fn take_mark(&self) -> Result<(), DiskError> {
+        if self.has_marked.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        // (Somebody else may have superseded it since it was opened.)
+        refuse_superseded(&self.path, &self.file, &self.options)?;
+        if self.options.read_only || self.options.superseded != OnSuperseded::Take {
+            return Ok(());
+        }
+        let Some(mark) = self.with_image(|image| image.mark()) else {
+            return Ok(());
+        };
+        let cleared = self.with_image(|image| image.clear_mark());
+        cleared.map_err(|problem| unusable(&self.path, problem))?;
+        let path = self.path.display();
+        tracing::warn!(
+            "{path}: is written although {} has superseded it (allow-superseded): its mark is removed",
+            mark.image
+        );
+        Ok(())
+    }
+}
+
+/// Refuses a file that is to be written, if a newer image has superseded it and nobody has allowed that.
+pub(super) fn refuse_superseded(
+    path: &Path,
+    file: &File,
+    options: &FileOptions,
+) -> Result<(), DiskError> {
+    if options.read_only || options.superseded != OnSuperseded::Refuse {
+        return Ok(());
+    }
+    match with_image(path, file, |image| image.mark()) {
+        None => Ok(()),
+        Some(mark) => Err(unusable(path, refusal_of(&mark))),
+    }
+}
+
+/// Why an image with that mark is not opened for writing; what is before it names the image.
+pub fn refusal_of(mark: &Superseded) -> String {
+    let Superseded {
+        image, disk, time, ..
+    } = mark;
+    let time = Utc::from_seconds(*time);
+    format!(
+        "was superseded by {image} (disk '{disk}', {time} UTC), which has what was written since: use that image; or \
+         write to this one nevertheless (allow-superseded, on the command line --allow-superseded), and what was \
+         written since is lost"
+    )
+}
+
+fn with_image<T>(path: &Path, file: &File, work: impl FnOnce(Image<'_>) -> T) -> T {
+    work(Image {
+        location: &path.to_string_lossy(),
+        file: Some(file),
+        id: None,
+    })
+}
+
+fn unusable(path: &Path, problem: String) -> DiskError {
+    DiskError::Unusable {
+        path: path.to_owned(),
+        problem,
+    }
+}
