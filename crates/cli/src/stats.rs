@@ -1,8 +1,8 @@
 //! `fathom stats` and its like: asking a running daemon.
 
-use crate::servers::{find, note_reply};
+use crate::servers::{disks, find, note_reply};
 use crate::target::Target;
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use fathom_client::{Client, ClientError};
 use fathom_daemon::{Info, TenantLimits};
@@ -341,15 +341,48 @@ pub fn resize(args: ResizeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// End a running daemon as SIGTERM does
+/// End a server and all of its disks, as SIGTERM does
+///
+/// To stop serving one disk of a server, use `fathom disk remove`.
 #[derive(Args, Debug)]
 pub struct QuitArgs {
-    /// Its process id, the path of its API's socket, or the name of a disk that it serves
+    /// The server's process id (see `fathom list`), the path of its API's socket, or the name of its only disk while
+    /// nobody uses that
     #[arg(value_name = "PID|SOCKET|NAME")]
     server: String,
+
+    /// Take a disk's name even if the server has other disks, or somebody uses the disk
+    #[arg(long)]
+    force: bool,
 }
 
 pub fn quit(args: QuitArgs) -> anyhow::Result<()> {
-    let (server, _) = find(&args.server)?;
+    let (server, disk) = find(&args.server)?;
+    if let Some(disk) = disk.filter(|_| !args.force) {
+        check_only(&disk, &disks(&server)?)?;
+    }
     Ok(server.post(&["v1", "server", "quit"]).send()?)
+}
+
+/// Fails if a server with these disks serves others than `disk`, or somebody uses it: whoever names a disk may not know
+/// of the rest.
+fn check_only(disk: &str, all: &[Info]) -> anyhow::Result<()> {
+    let others: Vec<_> = { all.iter() }
+        .filter(|one| one.name != disk)
+        .map(|one| one.name.as_str())
+        .collect();
+    if !others.is_empty() {
+        bail!(
+            "disk '{disk}': its server has other disks, too ({}): remove this one (`fathom disk remove {disk}`); to end \
+             all of them, name the server by its process id or socket, or add --force",
+            others.join(", ")
+        );
+    }
+    match all.iter().find_map(Info::users) {
+        Some(users) => bail!(
+            "disk '{disk}': is in use by {users}: to end its server nevertheless, name the server by its process id or \
+             socket, or add --force"
+        ),
+        None => Ok(()),
+    }
 }

@@ -39,6 +39,7 @@ mod owners;
 mod page;
 mod pools;
 mod probes;
+mod quitting;
 mod replaced;
 mod resize;
 mod sharing;
