@@ -5,7 +5,7 @@ use crate::events::{Events, Happened};
 use crate::options::DiskOptions;
 use fathom_core::{Disk, Part, Parts};
 use fathom_exports::nbd::Moving;
-use fathom_jobs::pull::{Gone, Phase, Prepared, Pull, Status, Target, Terms};
+use fathom_jobs::pull::{Going, Gone, Phase, Prepared, Pull, Status, Target, Terms};
 use fathom_stack::Stack;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -94,10 +94,12 @@ impl Moves {
         coming.or(self.watch.as_ref())
     }
 
-    /// Whether it has been taken over, to be asked.
+    /// Who asks for the disk, for whoever notes that it goes.
     fn gone(&self) -> Option<Gone> {
         let going = self.going.clone()?;
-        Some(Box::new(move || going.taken().is_some()))
+        // Until somebody notes that, the disk stays.
+        going.note_by(Arc::new(|| ()));
+        Some(Box::new(Leaving(going)))
     }
 
     /// It has come before: note when it goes. The error is for the user.
@@ -141,6 +143,23 @@ impl Moves {
 /// The disk that is to come, or has come before. The error is for the user.
 pub fn prepare(terms: Option<&Terms>) -> Result<Option<Prepared>, String> {
     terms.cloned().map(Prepared::new).transpose()
+}
+
+/// A disk that another server takes over.
+struct Leaving(Arc<Moving>);
+
+impl Going for Leaving {
+    fn wake_by(&self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.0.note_by(wake);
+    }
+
+    fn is_to_be_noted(&self) -> bool {
+        self.0.is_to_be_noted()
+    }
+
+    fn noted(&self, is_durable: bool) {
+        self.0.noted(is_durable);
+    }
 }
 
 impl Guard for Moving {

@@ -18,8 +18,8 @@ impl DiskTable {
             let record = self.pull_record_path();
             if let Some(record) = record.filter(|record| pull::is_unfinished(record)) {
                 return Err(format!(
-                    "{}: not all of it is here, as {} says: serve it with --pull, which brings the rest (or \
-                     remove that, if it is of another image)",
+                    "{}: not all of it is here, or the record {} cannot be understood: serve it with --pull, which \
+                     brings the rest (or remove the record, if it is of another image)",
                     self.image,
                     record.display()
                 ));

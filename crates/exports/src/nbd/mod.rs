@@ -34,6 +34,6 @@ mod tls;
 pub use export::{Export, Exports, SameName};
 pub use holding::ClientState;
 pub use listen::{Address, listen_at, local_name};
-pub use moving::Moving;
+pub use moving::{Moving, Wake};
 pub use server::{ConnectionInfo, Leaving, NbdServer, Options};
 pub use tls::{Mode as TlsMode, Tls};

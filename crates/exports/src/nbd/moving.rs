@@ -31,7 +31,20 @@ struct State {
     /// By whom it has been taken over.
     taken: Option<String>,
     move_: Option<Move>,
+    note: Note,
 }
+
+/// Whether the take-over is noted durably, where somebody notes it.
+#[derive(Default)]
+struct Note {
+    /// Wakes whoever notes a take-over; none: nobody does.
+    wake: Option<Wake>,
+    is_durable: bool,
+    has_failed: bool,
+}
+
+/// Called when a take-over is to be noted; must not block.
+pub type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// What one server has been told.
 struct Move {
@@ -94,6 +107,31 @@ impl Moving {
     /// Nothing of the guest is in flight, and nothing more will come.
     pub fn front_end_left(&self) {
         self.state().front_end = false;
+    }
+
+    /// From now on the disk goes only once a take-over is noted. `wake` is called whenever
+    /// [`Moving::is_to_be_noted`] becomes true; [`Moving::noted`] is expected then.
+    pub fn note_by(&self, wake: Wake) {
+        self.state().note.wake = Some(wake);
+    }
+
+    /// Another server wants the disk, and is answered once that is noted.
+    pub fn is_to_be_noted(&self) -> bool {
+        let state = self.state();
+        state.taken.is_some() && !state.note.is_durable
+    }
+
+    /// The take-over is noted durably; or it could not be, and the disk stays.
+    pub fn noted(&self, is_durable: bool) {
+        let mut state = self.state();
+        state.note.is_durable = is_durable;
+        state.note.has_failed = !is_durable;
+        match &state.taken {
+            Some(id) if is_durable => {
+                tracing::info!("nbd: another server has taken a disk over, as {id}");
+            }
+            _ => state.taken = None,
+        }
     }
 
     /// By whom it has been taken over; None: it has not moved.
@@ -227,11 +265,119 @@ impl Mover {
             return Err("its guest is running here");
         }
         let is_new = state.taken.is_none();
+        if let Some(wake) = state.note.wake.clone().filter(|_| !state.note.is_durable) {
+            // No guest comes meanwhile. (Whoever has been answered has the disk, whatever happens here.)
+            state.taken = Some(self.id.clone());
+            let has_failed = std::mem::take(&mut state.note.has_failed);
+            drop(state);
+            wake();
+            return Err(match has_failed {
+                false => "it is being noted that the disk goes: ask again",
+                true => {
+                    "it could not be noted that the disk goes, as the log there says: ask again"
+                }
+            });
+        }
         state.taken = Some(self.id.clone());
         drop(state);
         if is_new {
             tracing::info!("nbd: another server has taken a disk over, as {}", self.id);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fathom_core::{Channel, Cx, DiskError, DiskInfo};
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    struct Unused;
+
+    impl Disk for Unused {
+        fn info(&self) -> DiskInfo {
+            DiskInfo {
+                size: 1 << 20,
+                block_size: 512,
+                physical_block_size: 512,
+                optimal_io_size: 0,
+                read_only: false,
+                write_cache: true,
+                discard: None,
+                write_zeroes: None,
+            }
+        }
+
+        fn activate(&self) -> Result<(), DiskError> {
+            Ok(())
+        }
+
+        fn deactivate(&self) -> Result<(), DiskError> {
+            Ok(())
+        }
+
+        fn channel(&self, _: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
+            unreachable!("no worker has it")
+        }
+    }
+
+    fn moving() -> Arc<Moving> {
+        Moving::new(Arc::new(Unused), Arc::from(Vec::new()))
+    }
+
+    const ID: &str = "0123456789abcdef0123456789abcdef";
+
+    #[test]
+    fn take_over_is_answered_when_it_is_durable() {
+        let moving = moving();
+        let waked = Arc::new(AtomicUsize::new(0));
+        let count = waked.clone();
+        moving.note_by(Arc::new(move || drop(count.fetch_add(1, SeqCst))));
+        let mover = moving.ask(Ask::Begin, ID).unwrap();
+        assert!(!moving.is_to_be_noted());
+        assert!(mover.take_over().unwrap_err().contains("being noted"));
+        assert!(moving.is_to_be_noted());
+        assert_eq!(waked.load(SeqCst), 1);
+        // The guest must not come back meanwhile.
+        assert!(moving.front_end_comes().is_err());
+        assert!(mover.take_over().is_err());
+        moving.noted(true);
+        assert!(!moving.is_to_be_noted());
+        for _ in 0..2 {
+            mover.take_over().unwrap();
+        }
+        assert_eq!(moving.taken().as_deref(), Some(ID));
+        assert!(moving.front_end_comes().is_err());
+    }
+
+    #[test]
+    fn disk_stays_when_its_going_cannot_be_noted() {
+        let moving = moving();
+        moving.note_by(Arc::new(|| ()));
+        let mover = moving.ask(Ask::Begin, ID).unwrap();
+        mover.take_over().unwrap_err();
+        moving.noted(false);
+        assert!(!moving.is_to_be_noted());
+        assert_eq!(moving.taken(), None);
+        moving.front_end_comes().unwrap();
+        assert!(mover.take_over().unwrap_err().contains("running here"));
+        moving.front_end_left();
+        assert!(
+            mover
+                .take_over()
+                .unwrap_err()
+                .contains("could not be noted")
+        );
+        moving.noted(true);
+        mover.take_over().unwrap();
+    }
+
+    #[test]
+    fn without_a_record_a_disk_goes_at_once() {
+        let moving = moving();
+        let mover = moving.ask(Ask::Begin, ID).unwrap();
+        mover.take_over().unwrap();
+        assert_eq!(moving.taken().as_deref(), Some(ID));
     }
 }

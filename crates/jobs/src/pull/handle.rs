@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// So often it is looked whether a disk that is here has gone to another server.
-const GOING: Duration = Duration::from_millis(200);
+/// Interval between attempts to note that a disk goes to another server, while that fails.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// A disk that is to come here, and has not come yet.
 pub struct Prepared {
@@ -88,22 +88,43 @@ impl Prepared {
     }
 }
 
-/// Whether another server has taken the disk over.
-pub type Gone = Box<dyn Fn() -> bool + Send>;
+/// How another server takes over a disk that is here: the disk goes once that is noted durably.
+pub trait Going: Send {
+    /// Has `wake` called whenever [`Going::is_to_be_noted`] becomes true.
+    fn wake_by(&self, wake: Arc<dyn Fn() + Send + Sync>);
+    /// Another server waits for the disk.
+    fn is_to_be_noted(&self) -> bool;
+    /// That is noted durably; or it could not be, and the disk stays.
+    fn noted(&self, is_durable: bool);
+}
 
-/// Until it has, or until the end.
-fn note_going(shared: &Shared, mut record: Record, gone: &Gone) {
+pub type Gone = Box<dyn Going>;
+
+/// Notes that the disk goes, when another server waits for that. Returns when it is noted, or at the end.
+fn note_going(shared: &Arc<Shared>, mut record: Record, gone: &Gone) {
+    let waked = shared.clone();
+    gone.wake_by(Arc::new(move || waked.wake()));
     let mut told = false;
     loop {
-        shared.pause(GOING, |_| false);
+        shared.pause(AGAIN, |_| gone.is_to_be_noted());
         let stops = shared.stops();
-        if gone() {
-            match record.set_gone() {
-                Ok(()) => return,
-                Err(_) if told => {}
-                Err(error) => tracing::error!("it cannot be noted that a disk has gone: {error}"),
+        // (After a failure nobody knows what the record says.)
+        let certain = record.make_certain();
+        let noted = match gone.is_to_be_noted() {
+            true => certain.and_then(|()| record.set_gone()).map(|()| true),
+            false => certain.map(|()| false),
+        };
+        match noted {
+            Ok(true) => return gone.noted(true),
+            Ok(false) => {}
+            Err(error) => {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::error!(
+                        "it cannot be noted that a disk goes to another server: {error}"
+                    );
+                }
+                gone.noted(false);
             }
-            told = true;
         }
         if stops {
             return;

@@ -21,7 +21,7 @@ mod shared;
 mod source;
 mod terms;
 
-pub use handle::{Gone, Prepared, Pull};
+pub use handle::{Going, Gone, Prepared, Pull};
 pub use puller::Target;
 pub use record::is_unfinished;
 pub use terms::{Phase, Status, Terms};

@@ -2,12 +2,12 @@
 
 use super::terms::Terms;
 use fathom_files::gate;
+use fathom_files::lasting::{self, Sameness, UNKNOWN, lasting_id_at};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::time::UNIX_EPOCH;
 
 /// All of the file but the map, which is written at once.
 const LEN: usize = 4096;
@@ -21,7 +21,7 @@ struct State {
     /// What this server calls itself.
     id: String,
     source: String,
-    /// What tells the image from others of its name.
+    /// The image's identity (`fathom_files::lasting`); None: it is in no file.
     image: Option<String>,
     stage: Stage,
 }
@@ -161,12 +161,24 @@ impl Record {
 impl State {
     /// What is known of the move that `new` describes. The error says what to do.
     fn or(self, new: State) -> Result<State, String> {
-        let is_same = (&self.source, &self.image) == (&new.source, &new.image);
+        let image = match (&self.image, &new.image) {
+            (Some(then), Some(now)) => lasting::compare(then, now),
+            (None, None) => Sameness::Same,
+            _ => Sameness::Different,
+        };
+        let is_same = image == Sameness::Same && self.source == new.source;
         match self.stage {
             Stage::Copying if is_same => Ok(self),
+            // (Nothing is lost: it is copied anew.)
             Stage::Copying => Ok(new),
             Stage::Arriving if is_same => Ok(self),
-            Stage::Arriving if self.image != new.image => Err(
+            Stage::Arriving if image == Sameness::Unknown => Err(
+                "says that a guest has run on an image of which not all is here, and nothing proves that it is this \
+                 image: its device or file system tells no two apart. If it is another one, remove the record; \
+                 otherwise have the disk come anew, into a file"
+                    .into(),
+            ),
+            Stage::Arriving if image == Sameness::Different => Err(
                 "says that a guest has run on another image of this name, not all of which is here: remove it, \
                  if this one is to come"
                     .into(),
@@ -176,7 +188,12 @@ impl State {
                 self.source
             )),
             Stage::Taken if is_same => Ok(self),
-            Stage::Taken if self.image != new.image => Err(
+            Stage::Taken if image == Sameness::Unknown => Err(
+                "says that the disk has come, and nothing proves that this is the image that it came to: its device \
+                 or file system tells no two apart. If it is, serve it without --pull; otherwise remove the record"
+                    .into(),
+            ),
+            Stage::Taken if image == Sameness::Different => Err(
                 "says that another image of this name has come: remove it, if this one is to come"
                     .into(),
             ),
@@ -184,7 +201,12 @@ impl State {
                 "says that the disk has come from {}: remove it, if it is to come from elsewhere",
                 self.source
             )),
-            Stage::Gone if self.image != new.image => Ok(new),
+            Stage::Gone if image == Sameness::Different => Ok(new),
+            Stage::Gone if image == Sameness::Unknown => Err(
+                "says that the disk has gone to another server, and nothing proves that this is another image than \
+                 the old one: remove the record, if it is"
+                    .into(),
+            ),
             Stage::Gone => Err(
                 "says that the disk has gone to another server since: this image is old. Make a new one"
                     .into(),
@@ -193,8 +215,8 @@ impl State {
     }
 }
 
-/// Whether a record there says that a guest has run on a disk that is not all there: it must not be
-/// served by itself.
+/// Whether a disk must not be served by itself, since the record at `path` says that a guest has run on it and not all
+/// of it is there. A record that cannot be read or understood may say that.
 pub fn is_unfinished(path: &Path) -> bool {
     let mut options = File::options();
     // Who owns the directory may have put anything there.
@@ -204,7 +226,15 @@ pub fn is_unfinished(path: &Path) -> bool {
         true => read(&file),
         false => Ok(Found::Other),
     });
-    matches!(found, Ok(Found::State(state)) if state.stage == Stage::Arriving)
+    match found {
+        Ok(Found::State(state)) => state.stage == Stage::Arriving,
+        Ok(Found::Nothing) => false,
+        Ok(Found::Other) => true,
+        Err(error) => !matches!(
+            error.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+        ),
+    }
 }
 
 enum Found {
@@ -226,17 +256,11 @@ fn read(file: &File) -> io::Result<Found> {
     Ok(state.map_or(Found::Other, Found::State))
 }
 
-/// What tells the file from another one of its name, also after a restart of the host: numbers of devices may
-/// be others then, and so is the file that stands for a device.
+/// The image's identity, also after a restart of the host.
 fn identity(image: &Path) -> io::Result<String> {
-    let metadata = gate::place(image)?.metadata()?;
-    if metadata.file_type().is_block_device() {
-        return Ok("device".into());
-    }
-    let born = metadata.created().ok();
-    let born = born.and_then(|born| born.duration_since(UNIX_EPOCH).ok());
-    let (inode, born) = (metadata.ino(), born.unwrap_or_default().as_nanos());
-    Ok(format!("{inode}:{born}"))
+    let id = lasting_id_at(image)?;
+    // (Which is that of no image.)
+    Ok(id.unwrap_or_else(|| UNKNOWN.into()))
 }
 
 #[cfg(test)]
@@ -336,6 +360,65 @@ mod tests {
         assert!(error.contains("another image"), "{error}");
         assert!(is_unfinished(&place.path("record")));
         assert!(!is_unfinished(&place.path("nothing")));
+    }
+
+    /// Of a device that nothing tells from others, and of a record of an earlier version.
+    #[test]
+    fn image_that_nothing_proves_is_refused() {
+        let place = Place::new();
+        let forget_image = || {
+            let path = place.path("record");
+            let mut bytes = fs::read(&path).unwrap();
+            let mut state: State = serde_json::from_slice(&bytes[..LEN]).unwrap();
+            state.image = Some(UNKNOWN.into());
+            let mut text = serde_json::to_vec(&state).unwrap();
+            text.resize(LEN, b' ');
+            bytes[..LEN].copy_from_slice(&text);
+            fs::write(&path, bytes).unwrap();
+        };
+        // It is copied anew.
+        place.open("a", "first").unwrap();
+        forget_image();
+        let mut record = place.open("a", "second").unwrap();
+        assert_eq!(record.id(), "second");
+        for stage in [Stage::Arriving, Stage::Taken, Stage::Gone] {
+            match stage {
+                Stage::Arriving => record.begin_arriving(3).unwrap(),
+                stage => record.set(stage).unwrap(),
+            }
+            forget_image();
+            for source in ["a", "b"] {
+                let error = place.open(source, "third").unwrap_err();
+                assert!(error.contains("nothing proves"), "{stage:?}: {error}");
+            }
+            assert_eq!(
+                is_unfinished(&place.path("record")),
+                stage == Stage::Arriving
+            );
+        }
+    }
+
+    #[test]
+    fn record_that_cannot_be_understood_is_unfinished() {
+        let place = Place::new();
+        let path = place.path("record");
+        assert!(!is_unfinished(&path), "there is none");
+        let of_later = br#"{"id":"x","source":"","image":null,"stage":"paused"}"#;
+        for bytes in [&b"hello"[..], &[1; 8192], of_later] {
+            fs::write(&path, bytes).unwrap();
+            assert!(is_unfinished(&path));
+        }
+        place.open("a", "id").unwrap_err();
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(is_unfinished(&path), "a directory");
+        fs::remove_dir(&path).unwrap();
+        std::os::unix::fs::symlink(place.path("elsewhere"), &path).unwrap();
+        assert!(is_unfinished(&path), "a link");
+        fs::remove_file(&path).unwrap();
+        // Made, and not written, before anything came.
+        fs::write(&path, "").unwrap();
+        assert!(!is_unfinished(&path));
     }
 
     #[test]

@@ -29,6 +29,13 @@ impl Shared {
         drop(self.changed.wait_timeout_while(self.state(), time, idle));
     }
 
+    /// Has whoever [pauses](Shared::pause) look again.
+    pub(super) fn wake(&self) {
+        // (Whoever holds the lock has looked, and does not wait yet.)
+        drop(self.state());
+        self.changed.notify_all();
+    }
+
     pub(super) fn stops(&self) -> bool {
         self.state().stop
     }
