@@ -191,6 +191,29 @@ fn names_in_them_lead_nowhere_else() {
     assert!(!place.names().contains(&"out".to_owned()));
 }
 
+/// With -U nothing locks a source: its parts are known as such.
+#[test]
+fn a_part_of_a_source_is_no_target() {
+    for options in ["subformat=monolithicFlat", "subformat=twoGbMaxExtentSparse"] {
+        let place = Place::new();
+        let (_, image) = pair(&place, "vmdk", options);
+        let names = place.names();
+        let part = names.iter().find(|name| name.starts_with("image-"));
+        let part = place.path(part.unwrap());
+        let before = fs::read(&part).unwrap();
+        for more in [&[][..], &["-U"], &["-n", "-U"]] {
+            let convert = ["img", "convert", "-f", "vmdk", "-O", "raw"];
+            let args = [&convert[..], more, &[&image, &part]].concat();
+            refused(1, &args, &["is read from, too"]);
+        }
+        let data_file = format!("data_file={part}");
+        let convert = ["img", "convert", "-U", "-f", "vmdk", "-O", "qcow2"];
+        let args = ["-o", &data_file, &image, &place.path("new")];
+        refused(1, &[&convert[..], &args].concat(), &["is read from, too"]);
+        assert!(fs::read(&part).unwrap() == before);
+    }
+}
+
 /// What was cut off is not zeroes.
 #[test]
 fn files_that_are_cut_are_errors() {

@@ -266,7 +266,7 @@ impl ImageDisk {
     /// The identities of all its files.
     pub fn files(&self) -> Vec<(u64, u64)> {
         let storages = self.chain.storages.iter();
-        storages.map(|storage| storage.identity()).collect()
+        storages.flat_map(|storage| storage.identities()).collect()
     }
 
     /// The files of the image of depth `from` and of those below it, which gets depth 0 here.

@@ -28,6 +28,11 @@ pub trait Storage: Send + Sync {
         let (device, inode) = self.identity();
         FileId::File { device, inode }
     }
+
+    /// The identities of all files that it is in: a VMDK image may be in several.
+    fn identities(&self) -> Vec<(u64, u64)> {
+        vec![self.identity()]
+    }
     /// Whether that path leads to it now.
     fn is_at(&self, path: &Path) -> bool {
         self.path() == path

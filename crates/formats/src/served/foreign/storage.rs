@@ -50,6 +50,11 @@ impl Storage for Foreign {
         self.bytes.0.files[0].file_id()
     }
 
+    fn identities(&self) -> Vec<(u64, u64)> {
+        let files = self.bytes.0.files.iter();
+        files.map(|file| file.identity()).collect()
+    }
+
     fn is_at(&self, path: &Path) -> bool {
         self.bytes.0.files[0].is_at(path)
     }
