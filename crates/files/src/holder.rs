@@ -34,6 +34,14 @@ pub(crate) fn find(file: &File, byte: i64) -> Option<Holder> {
         })
 }
 
+/// Whether this process has a lock on this byte of the file, which `file` itself has not locked.
+pub(crate) fn is_this_process(file: &File, byte: i64) -> bool {
+    let Ok(this) = file.metadata() else {
+        return false;
+    };
+    has_locked(std::process::id(), (this.dev(), this.ino()), byte)
+}
+
 fn has_locked(pid: u32, file: (u64, u64), byte: i64) -> bool {
     let process = Path::new("/proc").join(pid.to_string());
     let Ok(open) = fs::read_dir(process.join("fd")) else {

@@ -89,9 +89,11 @@ fn told(file: &File, outcome: Option<i64>) -> Result<(), LockError> {
     let Some(byte) = outcome else {
         return Ok(());
     };
-    let holder = holder::find(file, byte).map(|holder| holder.to_string());
-    let unknown = || "another process, for example QEMU".into();
-    Err(LockError::InUse(holder.unwrap_or_else(unknown)))
+    Err(LockError::InUse(match holder::find(file, byte) {
+        Some(holder) => holder.to_string(),
+        None if holder::is_this_process(file, byte) => "this process itself".into(),
+        None => "another process, for example QEMU".into(),
+    }))
 }
 
 /// Take the locks, or none and tell which byte is in the way.
@@ -191,5 +193,35 @@ fn is_locked_by_others(file: &File, byte: i64) -> io::Result<bool> {
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) } {
         0 => Ok(i32::from(lock.l_type) != libc::F_UNLCK),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_of_this_process_is_told_as_such() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let open = || {
+            let mut options = File::options();
+            options.read(true).write(true).open(image.path()).unwrap()
+        };
+        let how = Use {
+            writes: true,
+            share: false,
+        };
+        let (first, second) = (open(), open());
+        take(image.path(), &first, how).unwrap();
+        for failed in [
+            take(image.path(), &second, how),
+            check(image.path(), &second, how),
+        ] {
+            let error = failed.unwrap_err().to_string();
+            assert_eq!(error, "is in use by this process itself");
+        }
+        check(image.path(), &first, how).unwrap();
+        release(image.path(), &first);
+        take(image.path(), &second, how).unwrap();
     }
 }
