@@ -312,7 +312,7 @@ fn save(
         let written = match written {
             None => continue,
             Some(Ok(same)) => ended
-                .and(check(same))
+                .and(check(same, &item.place))
                 .and_then(|()| item.place.refuse_in_use()),
             Some(Err(error)) => {
                 if matches!(error, img::Error::Interrupted) {
@@ -398,12 +398,28 @@ fn verify(
     img::compare([before, &copy], CompareOptions::default(), progress).map(Some)
 }
 
-fn check(same: Option<Comparison>) -> anyhow::Result<()> {
-    match same {
+/// Fails unless the copy was found to be the disk, if that was looked at.
+fn check(found: Option<Comparison>, place: &Place) -> anyhow::Result<()> {
+    let problem = match found {
         None
         | Some(Comparison::Identical {
             sizes_differ: false,
-        }) => Ok(()),
-        Some(found) => bail!("the copy is not the disk: {found:?}"),
-    }
+        }) => return Ok(()),
+        Some(Comparison::Content {
+            offset,
+            is_behind: true,
+            ..
+        }) => format!(
+            "has data behind the end of the disk, at byte {offset}: use a target of the disk's size"
+        ),
+        Some(Comparison::Content { offset, .. }) => format!(
+            "differs from the disk at byte {offset}: check the storage of both, and make the backup again"
+        ),
+        Some(
+            Comparison::Identical { sizes_differ: true }
+            | Comparison::Sizes
+            | Comparison::Allocation { .. },
+        ) => "has another size than the disk: use a target of the disk's size".into(),
+    };
+    bail!("{}: is no backup, since the copy {problem}", place.shown())
 }

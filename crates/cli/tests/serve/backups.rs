@@ -5,10 +5,13 @@ use crate::driver::{Request, with_disk};
 use crate::exercise::{Random, differ, exercise};
 use crate::kinds::{ENGINES, Kind, SIZE, qemu_img, tool};
 use crate::support::nbd::python;
-use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, refused, run, stdout_of};
+use crate::support::{
+    Kept, Served, as_arg, disk_dir, eventually, fathom, listens, refused, run, stdout_of,
+};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
@@ -500,6 +503,34 @@ fn a_copy_goes_to_an_archive_or_onto_a_servers_disk() {
     });
     assert_eq!(target.terminate().0, Some(0), "{}", target.log());
     assert_eq!(differ(&fs::read(&other).unwrap(), &at_first), None);
+}
+
+/// Both servers' disks are not what was written to them.
+#[test]
+fn a_copy_that_differs_is_no_backup() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let image = raw_image(dir);
+    let first = fs::read(&image).unwrap().iter().position(|byte| *byte != 0);
+    let served = Served::start(&image, &[]);
+    let api = served.api();
+    let socket = as_arg(&dir.join("n"));
+    let uri = format!("nbd+unix:///?socket={socket}");
+    let larger = (SIZE + MIB).to_string();
+    let at = format!("at byte {}: check", first.unwrap() & !511);
+    for (plugin, size, problem) in [
+        ("null", &*SIZE.to_string(), &*at),
+        ("memory", &larger, "has another size than the disk"),
+    ] {
+        let _ = fs::remove_file(&socket);
+        let mut nbdkit = Command::new("nbdkit");
+        nbdkit.args(["-f", "-U", &socket, plugin, size]);
+        let _nbdkit = Kept::spawn(&mut nbdkit);
+        eventually("nbdkit listens", || listens(socket.as_ref()).then_some(()));
+        let args = ["backup", "full", &api, &uri, "-O", "raw", "--verify"];
+        refused(1, &args, &["is no backup", problem]);
+        assert!(backup(&served).is_null());
+    }
 }
 
 /// The files below a directory.
