@@ -5,6 +5,7 @@ use crate::support::{as_arg, fathom, pass, refused, stdout_of};
 use crate::{qemu_img, qemu_json};
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::process::Command;
 
 #[test]
 fn keys_come_and_go() {
@@ -203,4 +204,24 @@ fn a_key_comes_from_where_it_is_and_is_never_shown() {
         refused(1, &[&read[..], &["--key", key]].concat(), words);
     }
     refused(1, &read, &["is encrypted", "--key"]);
+}
+
+/// The documentation's way to make a key makes one that QEMU takes.
+#[test]
+fn the_documented_key_is_one_for_qemu_too() {
+    let locked = Locked::new();
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/encryption.md");
+    let docs = std::fs::read_to_string(docs).unwrap();
+    let command = docs.lines().find(|line| line.contains("/dev/urandom"));
+    let made = Command::new("sh")
+        .args(["-c", command.expect("a command")])
+        .current_dir(locked.path(""))
+        .status();
+    assert!(made.unwrap().success());
+    let (image, key) = (locked.path("image"), locked.path("vm1.key"));
+    let source = format!("file:{key}");
+    let options = ["-f", "luks", "-o", "iter-time=10", "--key", &source];
+    stdout_of(&[&["img", "create", "-q"], &options[..], &[&image, "1M"]].concat());
+    let (secret, opens) = (locked.secret("vm1.key"), Locked::opens("luks", &image));
+    qemu_img(&["info", "--object", &secret, "--image-opts", &opens]);
 }
