@@ -1,4 +1,4 @@
-//! An export on its way from one process to another, between two messages of its front-end.
+//! Hands an export over from one process to another. Its front-end may be in the middle of a message.
 //!
 //! Both ends are the serving thread's; another thread says when:
 //!

@@ -173,8 +173,8 @@ impl VhostUser {
         handover::serve_on(&self.shared, arrival)
     }
 
-    /// Between two messages of the front-end, leave it and those who come alone, until what this
-    /// returns is dropped; queues go on. The error is for the user.
+    /// Stops reading from the front-end and accepting others until what this returns is dropped. The
+    /// front-end may be in the middle of a message. Queues run meanwhile. The error is for the user.
     pub fn freeze(&self) -> Result<Frozen, String> {
         Frozen::new(&self.shared)
     }
