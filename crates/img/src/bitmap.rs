@@ -261,10 +261,12 @@ fn change_beside(
         .beside(location, options.dir.as_deref())
         .map_err(|problem| told(format!("has no bitmaps: {problem}")))?;
     let size = found.size;
+    // (Nobody serves the disk: no request is in flight.)
+    let mut unused = || Ok(());
     let done = bitmaps.change_unserved(|bitmaps| match changes {
-        [BitmapChange::Add] => bitmaps.add(name, size, options.granularity),
+        [BitmapChange::Add] => bitmaps.add(name, size, options.granularity, &mut unused),
         [BitmapChange::Remove] => bitmaps.remove(name, size),
-        [BitmapChange::Clear] => bitmaps.clear(name, size),
+        [BitmapChange::Clear] => bitmaps.clear(name, size, &mut unused),
         [BitmapChange::Enable | BitmapChange::Disable] => Err(
             "bitmaps beside an image record all that is written: remove one that is not to".into(),
         ),

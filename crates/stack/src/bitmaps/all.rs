@@ -33,7 +33,7 @@ pub struct Bitmaps {
 pub(crate) type Marked = Arc<[Arc<Bitmap>]>;
 
 /// Returns once each worker has marked its requests in flight in the bitmaps that were published last.
-pub(crate) type MarkInFlight<'a> = &'a mut dyn FnMut() -> Result<(), String>;
+pub type MarkInFlight<'a> = &'a mut dyn FnMut() -> Result<(), String>;
 
 #[derive(Default)]
 pub(super) struct State {
@@ -222,8 +222,8 @@ impl Bitmaps {
     }
 
     /// Adds a bitmap. Nothing is dirty in it but what requests in flight may change, which `mark_in_flight` has the
-    /// workers mark. If that fails, no bitmap is added: it could miss a change.
-    pub(crate) fn add(
+    /// workers mark. If that fails, no bitmap is added: it could miss a change. (A tool on an unserved disk has none.)
+    pub fn add(
         &self,
         name: &str,
         size: u64,
@@ -296,7 +296,7 @@ impl Bitmaps {
     /// Clears a bitmap. Nothing is dirty in it afterwards but what requests in flight may change, which
     /// `mark_in_flight` has the workers mark. If that fails, the bitmap stays as it is. A successor that a backup has
     /// begun is dropped.
-    pub(crate) fn clear(
+    pub fn clear(
         &self,
         name: &str,
         size: u64,

@@ -45,8 +45,8 @@ impl Served {
         })
     }
 
-    /// For a job beside its users.
-    pub(super) fn source(&self) -> Source {
+    /// The disk below its filters, with its workers, for a job beside its users.
+    pub fn source(&self) -> Source {
         let stack = &self.stack;
         Source {
             disk: self.shared.for_follower(stack.tap.below().clone()),
