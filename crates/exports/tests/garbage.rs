@@ -97,6 +97,24 @@ proptest! {
     fn no_requests_upset_an_nbd_connection(data in prop::collection::vec(any::<u8>(), 0..1000)) {
         transmission(&data);
     }
+
+    /// Reads of up to 8 MiB, with an answer of the disk here and there: more than the connection has memory for.
+    #[test]
+    fn long_reads_never_wait_for_each_other(
+        how in any::<u8>(),
+        reads in prop::collection::vec((1u8..=128, any::<u8>(), any::<u8>()), 1..40),
+    ) {
+        let mut data = vec![how];
+        for (len, odd, which) in reads {
+            // A request: its length in 64 KiB, a flag, the command, the cookie and the offset.
+            data.extend([0, 2, len, odd, 0, 0, 0, 0, 0]);
+            data.push(10);
+            if which % 4 == 0 {
+                data.extend([11, which]);
+            }
+        }
+        transmission(&data);
+    }
 }
 
 #[test]

@@ -6,7 +6,10 @@ pub mod disks;
 
 use client::Client;
 use fathom_core::{Disk, Polling, WorkerHandle, WorkerOptions};
-use fathom_exports::nbd::connection::{Agreed, Ending, ExportView, Limits, NbdSource, Stream};
+use fathom_exports::Descriptors;
+use fathom_exports::nbd::connection::{
+    Activity, Agreed, Described, Ending, ExportView, Limits, NbdSource, OnEnd, Stream,
+};
 use fathom_nbd::protocol::Replies;
 use fathom_storage::{EngineKind, engine};
 use std::os::unix::net::UnixStream;
@@ -31,6 +34,8 @@ pub struct Served<'a> {
     worker: &'a WorkerHandle,
     id: fathom_core::SourceId,
     ended: Receiver<()>,
+    activity: Arc<Activity>,
+    export: ExportView,
 }
 
 pub struct Setup {
@@ -84,19 +89,29 @@ impl Setup {
             allocation_context: (self.replies != Replies::Simple).then_some(CONTEXT),
             bitmap_context: None,
         };
-        let (sender, ended) = channel();
-        let on_end = Box::new(move || {
-            // The test may have ended first.
-            let _ = sender.send(());
-        });
+        let (on_end, ended) = end();
         let source = NbdSource::new(stream, &export, agreed, self.limits, 3, on_end);
         let source = source.expect("a source");
-        let id = worker.attach(Box::new(source)).expect("attached");
-        Served { worker, id, ended }
+        Served {
+            worker,
+            activity: source.activity(),
+            id: worker.attach(Box::new(source)).expect("attached"),
+            ended,
+            export,
+        }
     }
 }
 
-impl Served<'_> {
+fn end() -> (OnEnd, Receiver<()>) {
+    let (sender, ended) = channel();
+    let on_end = Box::new(move || {
+        // The test may have ended first.
+        let _ = sender.send(());
+    });
+    (on_end, ended)
+}
+
+impl<'a> Served<'a> {
     /// Wait for the connection's end, then detach it.
     pub fn end(self) -> Ending {
         self.ended.recv_timeout(DEADLINE).expect("its end");
@@ -105,6 +120,31 @@ impl Served<'_> {
 
     pub fn has_ended(&self) -> bool {
         self.ended.try_recv().is_ok()
+    }
+
+    /// Goes on with another source, as in another process.
+    pub fn hand_over(self) -> Served<'a> {
+        self.activity.hold(true);
+        let source = self.worker.detach(self.id).into_any();
+        let source = source.downcast::<NbdSource>().expect("what was attached");
+        assert!(source.is_held());
+        let mut files = Descriptors::default();
+        let described = source.describe(&mut files).expect("described");
+        let Described::State(state) = described else {
+            panic!("it cannot be handed over");
+        };
+        drop(source);
+        let (on_end, ended) = end();
+        let limits = Limits::default();
+        let adopted = NbdSource::adopt(*state, &mut files, limits, 4, on_end);
+        let mut adopted = adopted.expect("adopted");
+        adopted.go_on(&self.export);
+        Served {
+            activity: adopted.activity(),
+            id: self.worker.attach(Box::new(adopted)).expect("attached"),
+            ended,
+            ..self
+        }
     }
 
     pub fn detach(self) -> Ending {

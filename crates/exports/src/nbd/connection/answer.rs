@@ -103,9 +103,12 @@ impl NbdSource {
         self.pool.put(span);
     }
 
-    /// All requests of a command are done, and it is not answered yet.
+    /// Answers a command all of whose requests are done.
     pub(super) fn conclude(&mut self, index: u16) {
         let command = &mut self.table[index];
+        if command.is_unanswerable {
+            return self.table.put(index);
+        }
         let mut spans = std::mem::take(&mut command.spans);
         let to = To {
             cookie: command.cookie,
@@ -147,10 +150,16 @@ impl NbdSource {
         }
     }
 
-    /// Nothing more of any command is started; what has started ends.
+    /// Starts nothing more of any command; requests in flight end. A command whose payload is incomplete is not
+    /// answered: clients expect no reply before they have sent all of a command.
     pub(super) fn abandon(&mut self) {
-        let payload = self.payload.take().and_then(|payload| payload.into_span());
-        payload.into_iter().for_each(|span| self.pool.put(span));
+        if let Some(payload) = self.payload.take() {
+            if let Some(index) = payload.command {
+                self.table[index].is_unanswerable = payload.is_incomplete();
+            }
+            let span = payload.into_span();
+            span.into_iter().for_each(|span| self.pool.put(span));
+        }
         self.splitting.clear();
         for index in self.table.unissued() {
             let command = &mut self.table[index];

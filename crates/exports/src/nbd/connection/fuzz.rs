@@ -157,6 +157,7 @@ pub fn transmission(data: &[u8]) {
     while !script.0.is_empty() {
         host.step(&mut script);
     }
+    host.run_dry();
     host.end();
 }
 
@@ -331,6 +332,45 @@ impl Host {
     fn complete(&mut self, index: usize, result: i32) {
         if self.wire.borrow_mut().operations[index].take().is_some() {
             self.source.completed(&mut self.cx, TAGS[index], result);
+        }
+    }
+
+    /// Reads all replies and answers all requests until nothing is left to do. A connection that is served has then
+    /// received everything, and owes no reply but to a command whose payload the client has not sent.
+    fn run_dry(&mut self) {
+        let mut idle = 0;
+        while idle < 4 {
+            let before = (
+                self.stream.len(),
+                self.source.answered,
+                self.source.table.used(),
+                self.source.outbox.waiting(),
+            );
+            self.receive(usize::MAX);
+            self.turn();
+            while !self.held.is_empty() {
+                self.answer(0);
+                idle = 0;
+            }
+            self.source.publish(&mut self.cx);
+            self.send(usize::MAX);
+            let now = (
+                self.stream.len(),
+                self.source.answered,
+                self.source.table.used(),
+                self.source.outbox.waiting(),
+            );
+            idle = if now == before { idle + 1 } else { 0 };
+        }
+        if self.source.serving {
+            let payload = self.source.payload.as_ref();
+            let owed = payload.is_some_and(|payload| payload.command.is_some());
+            assert_eq!(
+                self.source.table.used(),
+                usize::from(owed),
+                "commands that wait for ever"
+            );
+            assert!(self.stream.is_empty(), "bytes that are never received");
         }
     }
 

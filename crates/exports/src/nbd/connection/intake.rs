@@ -4,9 +4,9 @@ use super::check::{Kind, Refusal, Verdict, check, check_range};
 use super::inbox::IN_PLACE;
 use super::pool::{BLOCK, PAGE, Span};
 use super::reply::To;
-use super::{Ending, Held, Limits, NbdSource};
+use super::{Ending, Held, NbdSource};
 use fathom_core::{Cx, Op, Request, RequestId, Wire};
-use fathom_nbd::protocol::{ErrorCode, Replies, RequestHeader, command_flag, u32_at, u64_at};
+use fathom_nbd::protocol::{ErrorCode, RequestHeader, command_flag, u32_at, u64_at};
 use libc::iovec;
 use std::cmp::min;
 
@@ -50,10 +50,16 @@ impl<'a> Intake<'a> {
     }
 }
 
-/// A payload that is not understood in the inbox.
+/// The longest payload of a refused command that is received and dropped (bytes). A client that announces more is
+/// disconnected.
+const MAX_DROPPED: u64 = u32::MAX as u64;
+
+/// The payload of a command, while it is being received.
 pub(super) struct Payload {
-    /// The write that it belongs to; None: it is of no use.
+    /// The write that the payload belongs to. None: the command was refused, and the payload is dropped.
     pub command: Option<u16>,
+    /// The error reply of a refused command, which follows its payload.
+    pub refusal: Option<(To, Refusal)>,
     /// Bytes that belong to no piece yet.
     pub left: u64,
     /// Where it is being received.
@@ -72,6 +78,12 @@ impl Payload {
     pub(super) fn target(&self) -> Option<(Span, usize, usize)> {
         let piece = self.piece.as_ref()?;
         Some((piece.span, piece.filled, piece.len - piece.filled))
+    }
+
+    /// Whether the client still owes some of the payload.
+    pub(super) fn is_incomplete(&self) -> bool {
+        let piece = self.piece.as_ref();
+        self.left > 0 || piece.is_some_and(|piece| piece.filled < piece.len)
     }
 
     pub(super) fn filled(&mut self, bytes: usize) {
@@ -144,10 +156,7 @@ impl NbdSource {
         }
         match check(&self.export, self.agreed, &header) {
             Ok(Verdict::Do(Kind::Write)) => self.begin_write(&header, intake),
-            Ok(Verdict::Do(kind)) => {
-                self.inbox.consume(header_len);
-                self.begin(kind, &header, header.len, intake)
-            }
+            Ok(Verdict::Do(kind)) => self.begin(kind, &header, header.len, header_len, intake),
             Ok(Verdict::Filter) => self.begin_filtered(&header, intake),
             Ok(Verdict::Disconnect) => {
                 self.leave(Ending::Disconnected);
@@ -160,24 +169,29 @@ impl NbdSource {
         }
     }
 
-    /// Answer with an error and step over the payload.
+    /// Refuses a command. The error reply follows the command's payload: clients send a command as a whole before
+    /// they expect its reply, and libnbd drops a connection whose server replies earlier.
     #[cold]
     fn refuse(&mut self, header: &RequestHeader, refusal: Refusal, intake: &mut Intake<'_>) {
         self.inbox.consume(self.agreed.replies.request_len());
-        if header.has_payload(self.agreed.replies) && header.len > 0 {
-            let max = u64::from(Limits::MAX_PAYLOAD);
-            if self.agreed.replies == Replies::Extended && header.len > max {
-                let why = format!("a payload of {} bytes", header.len);
-                return self.leave(Ending::Failed(why));
-            }
-            self.payload = Some(Payload {
-                command: None,
-                left: header.len,
-                piece: None,
-            });
+        if !header.has_payload(self.agreed.replies) || header.len == 0 {
+            return self.answer_refusal(to(header), refusal, intake);
         }
-        let Refusal(code, text) = refusal;
-        self.reply().error(to(header), code, text);
+        if header.len > MAX_DROPPED {
+            let why = format!("a payload of {} bytes", header.len);
+            return self.leave(Ending::Failed(why));
+        }
+        self.payload = Some(Payload {
+            command: None,
+            refusal: Some((to(header), refusal)),
+            left: header.len,
+            piece: None,
+        });
+    }
+
+    #[cold]
+    fn answer_refusal(&mut self, to: To, Refusal(code, text): Refusal, intake: &mut Intake<'_>) {
+        self.reply().error(to, code, text);
         intake.cx.refused += 1;
         self.answered_early(intake);
     }
@@ -187,16 +201,20 @@ impl NbdSource {
         self.answered += 1;
     }
 
-    /// Start what has no payload (any more).
+    /// Starts a command of which `received` bytes, all of it, are next in the inbox. They stay there if the command
+    /// cannot start yet: a read in one piece starts when there is memory for all of its data, so that commands which
+    /// have started never wait for each other's memory.
     #[inline]
     fn begin(
         &mut self,
         kind: Kind,
         header: &RequestHeader,
         len: u64,
+        received: usize,
         intake: &mut Intake<'_>,
     ) -> Result<(), Stop> {
         if len == 0 && kind != Kind::Flush {
+            self.inbox.consume(received);
             match kind {
                 Kind::Read { .. } => self.reply().nothing(to(header)),
                 _ => self.reply().done(to(header)),
@@ -205,6 +223,11 @@ impl NbdSource {
             return Ok(());
         }
         let index = self.enter(kind, header, len);
+        if kind == (Kind::Read { whole: true }) && !self.take_memory(index) {
+            self.table.put(index);
+            return Err(Stop::NeedsRoom);
+        }
+        self.inbox.consume(received);
         let split = len > self.longest(kind);
         self.table[index].split = split;
         if !split && self.issue(index, intake) {
@@ -226,6 +249,13 @@ impl NbdSource {
             Kind::WriteZeroes { .. } => max_len(self.export.write_zeroes),
             Kind::Read { .. } | Kind::Cache | Kind::Write => BLOCK as u64,
         }
+    }
+
+    /// Takes the memory for all data of a read in one piece, unless it has been taken. False: there is not enough.
+    #[inline]
+    fn take_memory(&mut self, index: u16) -> bool {
+        let command = &mut self.table[index];
+        !command.spans.is_empty() || self.pool.take_all(command.len as usize, &mut command.spans)
     }
 
     fn enter(&mut self, kind: Kind, header: &RequestHeader, len: u64) -> u16 {
@@ -260,6 +290,7 @@ impl NbdSource {
             self.inbox.narrow();
             self.payload = Some(Payload {
                 command: Some(index),
+                refusal: None,
                 left: header.len,
                 piece: None,
             });
@@ -305,11 +336,10 @@ impl NbdSource {
             self.refuse(header, refusal, intake);
             return Ok(());
         }
-        self.inbox.consume(header_len + ONE);
-        self.begin(kind, header, len, intake)
+        self.begin(kind, header, len, header_len + ONE, intake)
     }
 
-    /// Go on with a payload.
+    /// Receives more of a payload: a piece that is complete becomes a request.
     fn take_payload(&mut self, intake: &mut Intake<'_>) -> Result<(), Stop> {
         let Some(payload) = &mut self.payload else {
             return Ok(());
@@ -321,7 +351,11 @@ impl NbdSource {
             if payload.left > 0 {
                 return Err(Stop::NeedsBytes);
             }
+            let refusal = payload.refusal;
             self.payload = None;
+            if let Some((to, refusal)) = refusal {
+                self.answer_refusal(to, refusal, intake);
+            }
             return Ok(());
         };
         let piece = match &mut payload.piece {
@@ -360,29 +394,29 @@ impl NbdSource {
         Ok(())
     }
 
-    /// Go on with commands that are carried out piece by piece, one piece of
-    /// each after the other. False: there is no memory for the next one.
+    /// Issues the next pieces of commands that are carried out piece by piece, one of each in turn. Returns false if
+    /// a command lacks memory; the other commands are issued nevertheless, since their memory may be what is missing.
     fn issue_split(&mut self, intake: &mut Intake<'_>) -> bool {
-        let mut idle = 0;
-        while idle < self.splitting.len() && self.split_in_flight < SPLIT_IN_FLIGHT {
+        let (mut idle, mut has_memory) = (0, true);
+        while idle < self.splitting.len()
+            && self.split_in_flight < SPLIT_IN_FLIGHT
+            && intake.room > 0
+        {
             let Some(index) = self.splitting.pop_front() else {
                 break;
             };
-            if !self.may_go_on(index) {
-                self.splitting.push_back(index);
+            let may_go_on = self.may_go_on(index);
+            if may_go_on && self.issue(index, intake) {
+                idle = 0;
+            } else {
+                has_memory &= !may_go_on;
                 idle += 1;
-                continue;
             }
-            if !self.issue(index, intake) {
-                self.splitting.push_front(index);
-                return false;
-            }
-            idle = 0;
             if !self.is_issued(index) {
                 self.splitting.push_back(index);
             }
         }
-        true
+        has_memory
     }
 
     fn may_go_on(&self, index: u16) -> bool {
@@ -417,14 +451,14 @@ impl NbdSource {
             self.push(index, len, std::ptr::null_mut(), 0, Held::Nothing, intake);
             return true;
         }
-        let span = if command.kind == (Kind::Read { whole: true }) {
-            let all = command.len as usize;
-            if command.spans.is_empty() && !self.pool.take_all(all, &mut command.spans) {
-                return false;
-            }
-            Some(command.spans[command.issued as usize / BLOCK])
-        } else {
-            self.pool.take(buffer)
+        let (whole, issued) = (command.kind == (Kind::Read { whole: true }), command.issued);
+        let span = match whole {
+            // (A command of the server before this one has no memory yet.)
+            true => match self.take_memory(index) {
+                true => Some(self.table[index].spans[issued as usize / BLOCK]),
+                false => None,
+            },
+            false => self.pool.take(buffer),
         };
         let Some(span) = span else {
             return false;

@@ -370,7 +370,8 @@ impl NbdSource {
     /// A write whose data the client still owes is not being carried out.
     #[inline]
     fn note_activity(&self) {
-        let owed = usize::from(self.payload.is_some());
+        let payload = self.payload.as_ref();
+        let owed = usize::from(payload.is_some_and(|payload| payload.command.is_some()));
         self.activity.set(self.answered, self.table.used() > owed);
     }
 }

@@ -3,9 +3,10 @@
 //! A connection that is *held* has nothing in flight, at the disk or at its socket, and may be
 //! between any two bytes of what it receives and sends: what is left of its commands goes with it.
 
-use super::check::{Kind, check_range};
+use super::check::{Kind, Refusal, check_range};
 use super::intake::{Payload, Piece};
 use super::pool::BLOCK;
+use super::reply::To;
 use super::table::{Command, Failure};
 use super::{Agreed, ExportView, Limits, NbdSource, OnEnd, SEND, Stream};
 use crate::Descriptors;
@@ -18,7 +19,6 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
-/// Numbers of files are those of a list beside it.
 /// How a held connection gets to another process.
 pub enum Described {
     /// By this, and the files beside it.
@@ -29,6 +29,7 @@ pub enum Described {
     Reconnects,
 }
 
+/// Numbers of files are those of a list beside it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SourceState {
     socket: usize,
@@ -75,12 +76,24 @@ struct CommandState {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct PayloadState {
-    /// Its write, in the list; None: nobody needs it.
+    /// Index of the write that the payload belongs to. None: the command was refused.
     command: Option<usize>,
+    /// The error reply that follows the payload of a refused command.
+    #[serde(default)]
+    refusal: Option<RefusalState>,
     /// Bytes that belong to no piece yet.
     left: u64,
     /// Of the piece that is being received: its length, and how much of it there is.
     piece: Option<(usize, usize)>,
+}
+
+/// The error reply of a command that was refused.
+#[derive(Debug, Serialize, Deserialize)]
+struct RefusalState {
+    cookie: u64,
+    offset: u64,
+    /// The protocol's error number.
+    code: u32,
 }
 
 const REPLIES: [Replies; 3] = [Replies::Simple, Replies::Structured, Replies::Extended];
@@ -216,6 +229,11 @@ impl NbdSource {
             command: payload
                 .command
                 .and_then(|command| indices.iter().position(|index| *index == command)),
+            refusal: payload.refusal.map(|(to, Refusal(code, _))| RefusalState {
+                cookie: to.cookie,
+                offset: to.offset,
+                code: code as u32,
+            }),
             left: payload.left,
             piece: payload
                 .piece
@@ -251,7 +269,7 @@ impl NbdSource {
             received: received.len(),
             to_send: to_send.len(),
             answered: self.answered,
-        }))
+        })))
     }
 
     /// Become what another process was; held. As little of it is believed as of what a client says.
@@ -329,8 +347,17 @@ impl NbdSource {
             }
             piece = Some(Piece { span, len, filled });
         }
+        let refusal = state.refusal.map(|refusal| {
+            let code = ErrorCode::from_errno(refusal.code as i32);
+            let to = To {
+                cookie: refusal.cookie,
+                offset: refusal.offset,
+            };
+            (to, Refusal(code, code.text()))
+        });
         self.payload = Some(Payload {
             command,
+            refusal,
             left: state.left,
             piece,
         });

@@ -28,6 +28,8 @@ pub(super) struct Command {
     /// Requests in flight.
     pub pending: u32,
     pub failure: Option<Failure>,
+    /// The client has not sent all of its payload, and will not be heard any more: there is no reply.
+    pub is_unanswerable: bool,
     /// Where a read in one piece puts its data, block after block.
     pub spans: Vec<Span>,
 }
@@ -44,6 +46,7 @@ impl Command {
             issued: 0,
             pending: 0,
             failure: None,
+            is_unanswerable: false,
             spans: Vec::new(),
         }
     }
@@ -95,6 +98,7 @@ impl Table {
         command.issued = 0;
         command.pending = 0;
         command.failure = None;
+        command.is_unanswerable = false;
         debug_assert!(command.spans.is_empty());
         index
     }
