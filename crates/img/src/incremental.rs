@@ -17,7 +17,6 @@ use std::ffi::OsStr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// How to make an incremental backup.
 #[derive(Clone, Debug)]
@@ -142,7 +141,7 @@ impl Marked {
             NbdOptions {
                 read_only: true,
                 // A server that has been away may have another disk, or another bitmap.
-                reconnect: Duration::ZERO,
+                reconnect: None,
                 dirty_bitmap: Some(bitmap.to_owned()),
                 ..NbdOptions::default()
             },

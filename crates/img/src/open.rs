@@ -8,7 +8,6 @@ use fathom_formats::offline::{Image, SnapshotName};
 use fathom_formats::served::{Storage, read_foreign};
 use fathom_stack::{ImageOpener, KeyRing, StoredImage, seen_from};
 use fathom_storage::{Cache, EngineKind, Location, OnSuperseded};
-use fathom_units::Timeout;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,7 +36,7 @@ pub struct OpenOptions {
     pub rebasing: bool,
     /// See [`OwnBitmaps::Kept`](fathom_formats::served::OwnBitmaps::Kept).
     pub keep_bitmaps: bool,
-    /// An NBD server that is away is waited for.
+    /// Whether an NBD server that is away is looked for again.
     pub reconnects: bool,
     /// The image gets all that a newer one has, which has superseded it.
     pub becomes_newest: bool,
@@ -96,7 +95,8 @@ impl OpenOptions {
             engine: self.engine,
             workers: 1,
             server_timeout: None,
-            server_reconnect: (!self.reconnects).then_some(Timeout(None)),
+            server_reconnect: None,
+            server_is_sought: self.reconnects,
             server_connections: None,
             base: Default::default(),
             legacy: Default::default(),

@@ -3,7 +3,7 @@
 use fathom_core::{Disk, Part};
 use fathom_files::UsedFile;
 use fathom_formats::served::ImageDisk;
-use fathom_storage::FileDisk;
+use fathom_storage::{FileDisk, Halt};
 use std::sync::Arc;
 
 pub(crate) struct Bare {
@@ -18,4 +18,6 @@ pub(crate) struct Bare {
     pub(crate) whole: Option<UsedFile>,
     /// What it has to leave, and what that is called among the disk's parts.
     pub(crate) part: Option<(&'static str, Arc<dyn Part>)>,
+    /// See [`Opened::halt`](fathom_storage::Opened).
+    pub(crate) halt: Option<Halt>,
 }

@@ -79,6 +79,7 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
         data: None,
         whole: None,
         part: Some((OVERLAY, Arc::new(overlay))),
+        halt: None,
     })
 }
 

@@ -255,6 +255,7 @@ impl Description {
             workers: self.iothreads,
             server_timeout: self.server_timeout,
             server_reconnect: self.server_reconnect,
+            server_is_sought: true,
             server_connections: self.server_connections,
             base: self.base_cache.clone(),
             legacy: self.legacy.clone(),

@@ -18,7 +18,7 @@ use fathom_files::{FileId, ImageFile, UsedFile, gate};
 use fathom_filters::Filters;
 use fathom_formats::Format;
 use fathom_formats::served::{ImageDisk, ImageOptions, MAX_CHAIN, OwnBitmaps, Storage};
-use fathom_storage::{ByteDisk, EngineKind, FileDisk, OnSuperseded, Opened, PART};
+use fathom_storage::{ByteDisk, EngineKind, FileDisk, Halt, OnSuperseded, Opened, PART};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -101,6 +101,7 @@ impl Stack {
             image,
             whole,
             part,
+            halt: _,
         } = bare;
         let files = used_files(image.as_deref(), whole.as_ref(), overlay.is_some());
         let marked = MarkedImage::new(&description.location, file.as_ref(), &files);
@@ -199,13 +200,15 @@ fn place_of_bitmaps(description: &Description, has_overlay: bool) -> Result<Plac
         .or_else(|why| refused(&why))
 }
 
-/// A disk that is not served, and the files that it has open.
+/// A disk that only a job uses, and the files that it has open.
 pub struct Unserved {
     pub disk: Arc<dyn Disk>,
     pub files: Vec<UsedFile>,
+    /// Gives the disk up, if that is possible while its storage does not answer.
+    pub halt: Option<Halt>,
 }
 
-/// Opens the disk by itself, for a job.
+/// Opens a disk that only a job uses.
 pub fn open_unserved(description: &Description) -> Result<Unserved, Error> {
     description.check().map_err(Error::Description)?;
     // What the image has is overwritten.
@@ -217,6 +220,7 @@ pub fn open_unserved(description: &Description) -> Result<Unserved, Error> {
     Ok(Unserved {
         files: used_files(bare.image.as_deref(), bare.whole.as_ref(), false),
         disk: bare.disk,
+        halt: bare.halt,
     })
 }
 
@@ -288,6 +292,7 @@ fn open_disk(
                 part,
                 bytes,
                 identity,
+                halt,
             } = opened;
             let id = match &file {
                 Some(file) => Some(file.id().clone()),
@@ -311,6 +316,7 @@ fn open_disk(
                 image: None,
                 whole,
                 part,
+                halt,
             })
         }
     }
@@ -355,6 +361,7 @@ fn open_image(description: &Description, own_bitmaps: OwnBitmaps) -> Result<Bare
         file,
         whole: None,
         part: None,
+        halt: None,
     })
 }
 

@@ -117,6 +117,9 @@ pub struct OpenOptions {
     pub server_timeout: Option<Timeout>,
     /// How long requests wait for an NBD server that is away; `None`: the default.
     pub server_reconnect: Option<Timeout>,
+    /// Whether the connections to an NBD server are made again when they are lost. What a server has under the same
+    /// name later may be something else: the next backup of a disk, for example.
+    pub server_is_sought: bool,
     /// Connections of each worker to an NBD server; `None`: the default.
     pub server_connections: Option<u8>,
     /// How base images are kept on this host.
@@ -139,7 +142,12 @@ pub struct Opened {
     pub bytes: Option<Arc<dyn ImageFile>>,
     /// With `bytes`: what tells it from all others of its kind, however it is called.
     pub identity: Option<String>,
+    /// Gives the disk up, if that is possible while its storage does not answer.
+    pub halt: Option<Halt>,
 }
+
+/// Gives a disk up: all of its requests fail soon, now and later, and no server is looked for. Does not wait.
+pub type Halt = Arc<dyn Fn() + Send + Sync>;
 
 impl Opened {
     /// A disk that is in no file.
@@ -150,6 +158,7 @@ impl Opened {
             part: None,
             bytes: None,
             identity: None,
+            halt: None,
         }
     }
 }

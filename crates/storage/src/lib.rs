@@ -49,7 +49,7 @@ pub use bytes::ByteDisk;
 pub use cached::CacheTerms;
 pub use engine::{EngineKind, Users, engine, engine_for};
 pub use file::{Cache, EndGuard, FileDisk, FileOptions, OnSuperseded, refusal_of};
-pub use kind::{Kind, OpenOptions, Opened, PART};
+pub use kind::{Halt, Kind, OpenOptions, Opened, PART};
 pub use kinds::{KINDS, Location};
 pub use memory::MemoryDisk;
 pub use nbd::{ChangesClient, NbdDisk, NbdOptions, connect};

@@ -45,6 +45,7 @@ mod unflushed;
 use fathom_nbd::NbdUri;
 use fathom_nbd::client::Export;
 
+use crate::kind::Halt;
 pub use changes::{ChangesClient, Refused};
 use channel::NbdChannel;
 pub use connect::connect;
@@ -62,6 +63,9 @@ const MAX_PHYSICAL: u32 = 64 << 10;
 /// More connections of one worker are not needed for anything.
 pub const MAX_CONNECTIONS: usize = 16;
 
+/// Time that requests wait for a server that is away, unless something else is asked for.
+const DEFAULT_RECONNECT: Duration = Duration::from_secs(60);
+
 /// How to use an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdOptions {
@@ -75,8 +79,9 @@ pub struct NbdOptions {
     /// A server that says nothing of a request for so long is taken for dead.
     /// None: wait for ever.
     pub timeout: Option<Duration>,
-    /// So long requests wait for a server that is away before they fail.
-    pub reconnect: Duration,
+    /// Time that requests wait for a server that is away before they fail. None: a lost connection is not made again,
+    /// and every request fails from then on.
+    pub reconnect: Option<Duration>,
     /// Connections of each worker, 1 to [`MAX_CONNECTIONS`].
     pub connections: usize,
     /// What parts of the disk are is not whether they hold data, but whether this dirty bitmap, which the
@@ -103,7 +108,7 @@ impl Default for NbdOptions {
             writethrough: false,
             connect_timeout: Duration::from_secs(10),
             timeout: Some(Duration::from_secs(60)),
-            reconnect: Duration::from_secs(60),
+            reconnect: Some(DEFAULT_RECONNECT),
             connections: 1,
             dirty_bitmap: None,
         }
@@ -116,8 +121,8 @@ impl Default for NbdOptions {
 /// offer NBD_FLAG_CAN_MULTI_CONN serves one worker, with one connection, only.
 ///
 /// When a connection fails, all are given up, and the server is looked for
-/// again. Requests wait meanwhile, those in flight, too, and fail with EIO after
-/// [`NbdOptions::reconnect`]. What the server had confirmed, and not flushed, is
+/// again, if [`NbdOptions::reconnect`] allows that. Requests wait meanwhile, those
+/// in flight, too, and fail with EIO after that time. What the server had confirmed, and not flushed, is
 /// kept here and written again before anything else is.
 pub struct NbdDisk {
     shared: Arc<Shared>,
@@ -135,6 +140,16 @@ impl NbdDisk {
     /// What the server says of its export.
     pub fn export(&self) -> &Export {
         &self.shared.export
+    }
+
+    /// Returns what gives the disk up: its requests fail from then on, and its server is not looked for any more.
+    pub fn halt(&self) -> Halt {
+        let shared = Arc::downgrade(&self.shared);
+        Arc::new(move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.give_up_for_good();
+            }
+        })
     }
 
     /// What to say when several workers want a disk whose server takes one.

@@ -39,6 +39,7 @@ fn options(growable: bool) -> OpenOptions {
         server_timeout: None,
         // Who waits for the image waits here, and not there.
         server_reconnect: Some(Timeout(None)),
+        server_is_sought: true,
         server_connections: None,
         base: CacheTerms::default(),
         legacy: Default::default(),

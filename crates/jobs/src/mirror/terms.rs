@@ -2,6 +2,7 @@
 
 use fathom_core::Disk;
 use fathom_formats::served::ImageDisk;
+use fathom_stack::Unserved;
 use std::sync::Arc;
 
 /// How it is to be copied.
@@ -16,7 +17,7 @@ pub struct Terms {
 /// Where a disk is copied to.
 pub enum Target {
     /// Another disk, which is not active, and used by nobody else.
-    Other(Arc<dyn Disk>),
+    Other(Unserved),
     /// The image below that disk that is written to, too: what those above it have is copied into it, where nobody sees it
     /// because of them. It is the same disk all the time to those who go by the chain.
     Below(Arc<ImageDisk>),
@@ -26,7 +27,7 @@ impl Target {
     /// The error is for the user.
     pub(super) fn disk(&self) -> Result<Arc<dyn Disk>, String> {
         Ok(match self {
-            Target::Other(disk) => disk.clone(),
+            Target::Other(other) => other.disk.clone(),
             Target::Below(image) => image.beside().ok_or("it has no image below to copy to")?,
         })
     }

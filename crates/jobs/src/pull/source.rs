@@ -112,7 +112,7 @@ pub(super) fn fetch(
 pub(super) fn open(uri: &NbdUri) -> Result<NbdDisk, DiskError> {
     let options = NbdOptions {
         read_only: true,
-        reconnect: RECONNECT,
+        reconnect: Some(RECONNECT),
         timeout: Some(TIMEOUT),
         ..NbdOptions::default()
     };

@@ -31,6 +31,7 @@ impl Place for At {
             part: None,
             bytes: None,
             identity: None,
+            halt: None,
         })
     }
 

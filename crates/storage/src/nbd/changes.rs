@@ -3,6 +3,7 @@
 
 use super::answers::Answers;
 use super::endpoint::{Endpoint, Greeted};
+use crate::kind::Halt;
 use fathom_core::DiskError;
 use fathom_core::changes::Run;
 use fathom_nbd::NbdUri;
@@ -11,7 +12,9 @@ use fathom_nbd::protocol::{
     CHANGED, CHANGES_BEGIN, CHANGES_GO_ON, REPLY_FLAG_DONE, Replies, ReplyHeader, RequestHeader,
     chunk, command, is_move_id, u32_at, u64_at,
 };
+use rustix::net::{Shutdown, shutdown};
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// For connecting, and for each answer.
@@ -59,6 +62,16 @@ impl ChangesClient {
     /// Bytes of the disk.
     pub fn size(&self) -> u64 {
         self.export.size
+    }
+
+    /// Returns what closes the connection, even while an answer is waited for.
+    pub fn halt(&self) -> Halt {
+        let socket = Arc::downgrade(&self.greeted.socket);
+        Arc::new(move || {
+            let socket = socket.upgrade();
+            // (It may be closed already.)
+            let _ = socket.map(|socket| shutdown(&socket, Shutdown::Both));
+        })
     }
 
     /// What has changed since it was last told, from `offset` on, which is where an answer has ended, or 0.

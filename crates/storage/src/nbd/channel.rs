@@ -74,7 +74,10 @@ impl NbdChannel {
             flush_is_wanted: false,
             trouble: None,
             timeout: shared.options.timeout.map(|time| ticks(time).max(1)),
-            patience: ticks(shared.options.reconnect),
+            patience: match shared.is_halted() {
+                true => 0,
+                false => ticks(shared.options.reconnect.unwrap_or_default()),
+            },
             alarmed: false,
             ended: Vec::new(),
             shared,
@@ -245,12 +248,19 @@ impl NbdChannel {
 
     fn let_go(&mut self, leaves: bool) {
         let log = std::mem::take(&mut self.unflushed);
-        if self.shared.let_go(&self.seat, log, leaves) {
+        let was_last = self.shared.let_go(&self.seat, log, leaves);
+        if was_last && self.shared.is_sought() {
             look_for(&self.shared);
         }
     }
 
     fn rung(&mut self, cx: &mut Cx) {
+        if self.shared.is_halted() {
+            self.patience = 0;
+            if self.phase == Phase::Down {
+                return self.give_up(cx);
+            }
+        }
         if self.phase == Phase::Up {
             if !self.shared.is_current(self.generation) {
                 self.close(cx);

@@ -98,7 +98,7 @@ impl Endpoint {
 /// A connection whose handshake is over, for who waits.
 pub(super) struct Greeted {
     pub(super) transport: Transport,
-    socket: Arc<OwnedFd>,
+    pub(super) socket: Arc<OwnedFd>,
     context: Option<Context>,
 }
 

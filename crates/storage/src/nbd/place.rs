@@ -1,6 +1,6 @@
 //! Exports of NBD servers as a kind of storage.
 
-use super::{NbdDisk, NbdOptions, NbdUri};
+use super::{DEFAULT_RECONNECT, NbdDisk, NbdOptions, NbdUri};
 use crate::file::Cache;
 use crate::kind::{Kind, OpenOptions, Opened, Place};
 use fathom_core::DiskError;
@@ -41,7 +41,10 @@ impl Place for NbdUri {
                 discard: options.discard,
                 writethrough: options.cache == Cache::Writethrough,
                 timeout: timeout.map_or(default.timeout, |timeout| timeout.0),
-                reconnect: reconnect.map_or(default.reconnect, |off| off.0.unwrap_or_default()),
+                reconnect: options.server_is_sought.then(|| match reconnect {
+                    None => DEFAULT_RECONNECT,
+                    Some(timeout) => timeout.0.unwrap_or_default(),
+                }),
                 connections: connections.unwrap_or(default.connections),
                 ..default
             },
@@ -50,7 +53,10 @@ impl Place for NbdUri {
         // server may wait for the first to go before it answers.)
         match options.workers > 1 && !disk.export().can_multi_conn() {
             true => Err(disk.takes_one_only()),
-            false => Ok(Opened::new(disk)),
+            false => Ok(Opened {
+                halt: Some(disk.halt()),
+                ..Opened::new(disk)
+            }),
         }
     }
 }

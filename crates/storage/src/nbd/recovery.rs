@@ -62,6 +62,9 @@ fn attempt(shared: &Shared, logs: &[Unflushed], pause: Duration) -> Result<(), D
     let mut sets = Vec::new();
     loop {
         let mut links = shared.links();
+        if shared.is_halted() {
+            return Ok(());
+        }
         if links.members.len() <= sets.len() {
             links.give(sets, first, shared.export.replies);
             links.found = Some((Instant::now(), pause));

@@ -12,6 +12,7 @@ use fathom_core::DiskError;
 use fathom_nbd::NbdUri;
 use fathom_nbd::client::Export;
 use rustix::event::{EventfdFlags, eventfd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -22,6 +23,8 @@ pub(super) struct Shared {
     pub(super) export: Export,
     pub(super) connector: Connector,
     pub(super) halt: Arc<Halt>,
+    /// The disk was given up for good.
+    is_halted: AtomicBool,
     links: Mutex<Links>,
     pub(super) flushes: Flushes,
     /// Locked while what was kept is written again.
@@ -47,6 +50,7 @@ impl Shared {
             source,
         })?;
         let shared = Shared {
+            is_halted: AtomicBool::new(false),
             links: Mutex::new(Links::new(greeted.ready())),
             endpoint,
             options,
@@ -166,8 +170,32 @@ impl Shared {
     /// The connections of this generation are of no more use.
     pub(super) fn lose(&self, generation: u64, why: &str) {
         if self.links().lose(generation) {
-            tracing::error!("{}: {why}; looking for it again", self.endpoint.uri());
+            let next = match self.options.reconnect {
+                Some(_) => "looking for it again",
+                None => "it is not looked for again, since it might have another disk then",
+            };
+            tracing::error!("{}: {why}; {next}", self.endpoint.uri());
         }
+    }
+
+    /// Has all channels close their connections and fail their requests; nobody looks for the server any more.
+    pub(super) fn give_up_for_good(&self) {
+        self.is_halted.store(true, Ordering::SeqCst);
+        self.halt.halt();
+        let mut links = self.links();
+        let generation = links.generation;
+        if !links.lose(generation) {
+            links.ring_all();
+        }
+    }
+
+    pub(super) fn is_halted(&self) -> bool {
+        self.is_halted.load(Ordering::SeqCst)
+    }
+
+    /// Whether the server is looked for when its connections are lost.
+    pub(super) fn is_sought(&self) -> bool {
+        self.options.reconnect.is_some() && !self.is_halted()
     }
 
     /// See [`Links::let_go`].
@@ -191,6 +219,11 @@ impl Shared {
         let needed = self.flushes.needed();
         if !self.export.has_cache() || self.options.writethrough || needed <= self.flushes.last() {
             return Ok(());
+        }
+        if self.is_halted() {
+            return Err(self
+                .endpoint
+                .unusable("it was given up with writes that are not durable"));
         }
         let flushed = self.flush_all(needed);
         if flushed.is_err() {
