@@ -270,7 +270,7 @@ struct StopArgs {
     #[command(flatten)]
     target: Target,
 
-    /// End it even if the target is of no use then; nobody waits for anything
+    /// End the mirror at once, even if the target is of no use then or does not answer
     #[arg(long)]
     force: bool,
 

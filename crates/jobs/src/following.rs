@@ -2,6 +2,7 @@
 
 use crate::source::InUse;
 use fathom_core::{Disk, DiskError};
+use fathom_storage::Halt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -88,14 +89,32 @@ impl Following {
         self.shared.change(|state| state.stop = true);
     }
 
-    /// Waits until it has let go of all disks. False: it has not at `deadline`.
+    /// Ends the job. A job whose target does not answer is given up: its requests fail, or its thread is left behind.
+    /// Returns false if the job still uses a disk at `deadline`.
     pub fn end(&self, deadline: Instant) -> bool {
         self.begin_stop();
-        self.shared.wait(deadline)
+        let soon = || deadline.min(Instant::now() + ORDERLY_END);
+        self.shared.wait(soon())
+            || self.shared.give_target_up() && self.shared.wait(soon())
+            || self.shared.abandon()
+            || self.shared.wait(deadline)
     }
 }
 
+/// How a job whose target does not answer can end.
+struct Abandoning {
+    /// Has the target's requests fail.
+    halt: Option<Halt>,
+    /// Undoes for the users of the disk what the job's thread has not undone.
+    release: Option<Release>,
+}
+
+/// Called once.
+pub(crate) type Release = Box<dyn FnOnce() + Send>;
+
 pub(crate) struct Shared {
+    tell: Tell,
+    abandoning: Mutex<Option<Abandoning>>,
     /// It writes to what the disk is in: the disk is let go of when nothing of that is in flight any more, however long it
     /// takes. (Whoever waits for that waits for the same files.)
     writes: bool,
@@ -107,6 +126,13 @@ pub(crate) struct Shared {
 
 /// Why it has failed then.
 const LATE: &str = "its target did not answer while its virtual machine let go of the disk";
+
+/// Why a job has failed whose thread was left behind.
+const ABANDONED: &str =
+    "it was ended while its target did not answer: what was being written there may still arrive";
+
+/// Time that a job has to end by itself, and again once the requests of its target fail.
+const ORDERLY_END: Duration = Duration::from_secs(1);
 
 /// What is said of one that somebody has ended.
 pub(crate) const STOPPED: &str = "it was ended before all was copied";
@@ -148,8 +174,10 @@ impl State {
 }
 
 impl Shared {
-    pub(crate) fn new(writes: bool) -> Arc<Shared> {
+    pub(crate) fn new(writes: bool, tell: &Tell) -> Arc<Shared> {
         Arc::new(Shared {
+            tell: tell.clone(),
+            abandoning: Mutex::default(),
             writes,
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -205,6 +233,49 @@ impl Shared {
         }
     }
 
+    /// The job may be ended although its target does not answer: `halt` has the target's requests fail, if that is
+    /// possible, and `release` undoes what the job does to the disk's users.
+    pub(crate) fn can_be_abandoned(&self, halt: Option<Halt>, release: Release) {
+        let release = Some(release);
+        *self.abandoning() = Some(Abandoning { halt, release });
+    }
+
+    fn abandoning(&self) -> MutexGuard<'_, Option<Abandoning>> {
+        let lock = self.abandoning.lock();
+        lock.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has all requests of the target fail. False: that is not possible.
+    fn give_target_up(&self) -> bool {
+        let abandoning = self.abandoning();
+        let halt = abandoning.as_ref().and_then(|how| how.halt.as_ref());
+        halt.map(|halt| halt()).is_some()
+    }
+
+    /// Leaves the thread behind, which waits for the target, and lets go of the disk. False: that is not possible.
+    fn abandon(&self) -> bool {
+        let release = match &mut *self.abandoning() {
+            Some(how) => how.release.take(),
+            None => return false,
+        };
+        let mut was_over = true;
+        self.change(|state| {
+            was_over = std::mem::replace(&mut state.is_over, true);
+            if !was_over {
+                state.status.phase = Phase::Failed;
+                let problem = &mut state.status.problem;
+                problem.get_or_insert_with(|| ABANDONED.into());
+            }
+        });
+        if !was_over {
+            release.into_iter().for_each(|release| release());
+            self.let_go();
+            let problem = self.state().status.problem.clone();
+            (self.tell)(Phase::Failed, problem.as_deref());
+        }
+        true
+    }
+
     /// Its virtual machine has let go of the disk: waits until that is back, and uses the disk again. The error is for the
     /// user.
     fn wait_for(&self, disk: &Arc<dyn Disk>) -> Result<(), String> {
@@ -242,6 +313,10 @@ impl Shared {
 
     /// It is over, and has let go of all but the disk.
     pub(crate) fn conclude(&self, outcome: Result<(), String>, tell: &Tell) {
+        if self.state().is_over {
+            // It was abandoned, and somebody else may work on the disk by now.
+            return;
+        }
         let problem = outcome.err();
         let is_late = self.state().status.phase.is_over();
         let phase = match problem.is_some() || is_late {

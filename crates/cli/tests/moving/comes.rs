@@ -1,7 +1,7 @@
 //! Disks that come, with nothing in their way.
 
 use crate::pair::{Pair, changes, ends_well, guest, listed, pull, wait_for_phase};
-use crate::support::{eventually, refused, stdout_of};
+use crate::support::{Served, eventually, refused, stdout_of};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
@@ -133,4 +133,31 @@ fn the_speed_is_bounded() {
     assert!(copied > 10e6);
     let rate = (copied - 10e6) / begin.elapsed().as_secs_f64();
     assert!(rate < 6.0 * 1024.0 * 1024.0, "{rate}");
+}
+
+#[test]
+fn target_ends_in_time_although_the_source_does_not_answer() {
+    let pair = Pair::new("raw", "raw");
+    let source = pair.source();
+    let own = pair.target_args();
+    let own: Vec<_> = own.iter().map(String::as_str).collect();
+    let slowly = [&own[..], &["--pull-speed", "2M"]].concat();
+    let mut target = Served::start(&pair.arg("to"), &slowly);
+    // (Not by `fathom list`, which asks the source, too.)
+    let api = target.api();
+    let copied = || {
+        let info = stdout_of(&["info", &api, "--json"]);
+        let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+        info["pull"]["copied"].as_u64().unwrap_or_default()
+    };
+    eventually("something is copied", || (copied() > 0).then_some(()));
+    source.signal("STOP");
+    eventually("nothing is copied any more", || {
+        let before = copied();
+        std::thread::sleep(Duration::from_millis(700));
+        (copied() == before).then_some(())
+    });
+    assert_eq!(target.terminate().0, Some(0), "{}", target.log());
+    assert!(!target.log().contains("abandoned"), "{}", target.log());
+    source.signal("CONT");
 }

@@ -33,6 +33,7 @@ mod metrics;
 mod middles;
 mod mirror;
 mod moments;
+mod mirror_ends;
 mod nbd;
 mod own_bitmaps;
 mod owners;

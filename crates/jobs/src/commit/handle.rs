@@ -19,7 +19,7 @@ pub fn start(
     over: Box<dyn FnOnce() + Send>,
 ) -> Result<Following, String> {
     let missing = "it has no other disks on its images";
-    let shared = Shared::new(true);
+    let shared = Shared::new(true, &tell);
     let committer = Committer {
         middle: image.reader().ok_or(missing)?,
         below: image.beside().ok_or(missing)?,

@@ -1,6 +1,6 @@
 //! The thread that follows a disk.
 
-use super::noting::Noting;
+use super::noting::{Noting, end_of};
 use super::terms::{Target, Terms};
 use super::todo;
 use crate::above;
@@ -10,7 +10,7 @@ use crate::source::{InUse, Source};
 use fathom_core::{Changes, Disk, DiskError};
 use fathom_stack::{Brake, Client, Job};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Users can wait for so long: what is left then is no reason not to switch.
@@ -39,7 +39,9 @@ pub(super) struct Follower {
     /// older might come last.
     pub(super) noted: Arc<Changes>,
     pub(super) todo: Changes,
-    pub(super) noting: Option<Noting>,
+    /// Until the mirror ends, or its thread is abandoned.
+    pub(super) noting: Arc<Mutex<Option<Noting>>>,
+    pub(super) brake: Arc<Brake>,
     pub(super) shared: Arc<Shared>,
     pub(super) tell: Tell,
     /// As the disk's tap has counted them when this began.
@@ -57,7 +59,7 @@ impl Follower {
     pub(super) fn run(mut self, target: InUse) {
         let outcome = self.follow_on();
         // From here on nothing is noted, and nobody waits.
-        drop(self.noting.take());
+        drop(end_of(&self.noting));
         let closed = target.end();
         let closed = closed.map_err(|error| format!("the target cannot be closed: {error}"));
         self.shared.conclude(outcome.and(closed), &self.tell);
@@ -188,26 +190,19 @@ impl Follower {
         if self.noted.is_outgrown() || self.source.disk.info().size != self.todo.size() {
             return Err("the disk has another size now".into());
         }
-        match self.brake().and_then(Brake::problem) {
+        match self.brake.problem() {
             Some(problem) => Err(problem.into()),
             None => Ok(()),
         }
     }
 
-    fn brake(&self) -> Option<&Brake> {
-        self.noting.as_ref().map(|noting| &*noting.brake)
-    }
-
     /// What users may change: `left` was to be copied, and `copied` has been since.
     fn brake_for(&self, speed: &Speed, left: u64, copied: u64) {
-        let brake = self
-            .brake()
-            .filter(|_| self.terms.brakes && self.has_come_round);
-        if let Some(brake) = brake {
+        if self.terms.brakes && self.has_come_round {
             let most = speed.within(SHORT / 2).clamp(LEAST_LEFT, MOST_LEFT);
             match most.checked_sub(left.saturating_sub(copied)) {
-                Some(allowed) => brake.allow(allowed),
-                None => brake.allow_more(copied / SHARE),
+                Some(allowed) => self.brake.allow(allowed),
+                None => self.brake.allow_more(copied / SHARE),
             }
         }
     }

@@ -1,13 +1,13 @@
 //! A mirror, for whoever starts it.
 
 use super::follower::Follower;
-use super::noting::Noting;
+use super::noting::{Noting, end_of};
 use super::terms::{Target, Terms};
 use crate::following::{Following, Shared, Tell};
 use crate::source::{InUse, Source};
 use fathom_core::{Changes, DiskError, ThreadKind, thread_starts};
 use fathom_units::Size;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// A copy that follows its disk.
@@ -45,12 +45,18 @@ impl Mirror {
             ));
         }
         let error = |error: DiskError| error.to_string();
-        let shared = Shared::new(matches!(to, Target::Below(_)));
+        let shared = Shared::new(matches!(to, Target::Below(_)), &tell);
         // (Where the target is below, it is in use with what is above.)
         shared.take(&source.disk).map_err(error)?;
         let taken = InUse::new(&target).map_err(error)?;
         let noted = Arc::new(Changes::new(size));
         let noting = Noting::begin(&source, &noted)?;
+        let brake = noting.brake.clone();
+        let noting = Arc::new(Mutex::new(Some(noting)));
+        if let Target::Other(other) = &to {
+            let noting = noting.clone();
+            shared.can_be_abandoned(other.halt.clone(), Box::new(move || drop(end_of(&noting))));
+        }
         shared.state().status.left = size;
         let follower = Follower {
             changes_by_others: source.tap.changes_by_others(),
@@ -60,7 +66,8 @@ impl Mirror {
             terms,
             noted,
             todo: Changes::new(size),
-            noting: Some(noting),
+            noting,
+            brake,
             shared: shared.clone(),
             tell,
             cursor: 0,

@@ -3,7 +3,7 @@
 use crate::source::Source;
 use fathom_core::{Changes, WorkerHandle};
 use fathom_stack::{Brake, Tap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// As long as it is there, it is noted what users change, and they may be held back.
 pub(super) struct Noting {
@@ -43,4 +43,9 @@ impl Drop for Noting {
         self.note(None);
         self.tap.hold_back_no_more(&self.workers);
     }
+}
+
+/// Takes it out of its place, for its end.
+pub(super) fn end_of(noting: &Mutex<Option<Noting>>) -> Option<Noting> {
+    noting.lock().unwrap_or_else(PoisonError::into_inner).take()
 }

@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 /// Interval between attempts to note that a disk goes to another server, while that fails.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// Time that a job has to end by itself.
+const ORDERLY_END: Duration = Duration::from_secs(1);
+
 /// A disk that is to come here, and has not come yet.
 pub struct Prepared {
     terms: Terms,
@@ -169,13 +172,19 @@ impl Pull {
         self.shared.changed.notify_all();
     }
 
-    /// Waits until it has let go of the disk. False: it has not at `deadline`.
+    /// Ends the job. If the other server does not answer, its answers are not waited for any more. Returns false if the
+    /// job still uses the disk at `deadline`.
     pub fn end(&self, deadline: Instant) -> bool {
         self.begin_stop();
+        let mut give_up_at = Some(Instant::now() + ORDERLY_END);
         let mut thread = self.thread.lock().unwrap_or_else(|e| e.into_inner());
         while thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
-            if Instant::now() >= deadline {
+            let now = Instant::now();
+            if now >= deadline {
                 return false;
+            }
+            if give_up_at.take_if(|at| *at <= now).is_some() {
+                self.shared.give_source_up();
             }
             std::thread::sleep(Duration::from_millis(1));
         }

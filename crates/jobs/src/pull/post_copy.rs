@@ -159,11 +159,15 @@ impl Puller {
 
     /// `true`: that server does not know of this move.
     fn connect_again(&mut self, size: u64) -> Result<(ChangesClient, bool), Failure> {
-        if let Some(client) = self.client.take() {
-            return Ok((client, false));
-        }
-        let (uri, id) = (&self.terms.source, self.record.id());
-        source::reach(uri, id, size, true).map_err(problem)
+        let (client, is_new) = match self.client.take() {
+            Some(client) => (client, false),
+            None => {
+                let (uri, id) = (&self.terms.source, self.record.id());
+                source::reach(uri, id, size, true).map_err(problem)?
+            }
+        };
+        self.shared.asks_for_changes(&client);
+        Ok((client, is_new))
     }
 
     /// Nobody is here any more who may wait for something.
@@ -179,6 +183,7 @@ impl Puller {
         }
         let mut client = self.take_again(target, rest)?;
         let disk = Arc::new(source::open(&self.terms.source).map_err(problem)?);
+        self.shared.asks_for_data(&disk);
         let mut job = Job::default();
         let source = job.client(disk, target.engine).map_err(problem)?;
         let own = job

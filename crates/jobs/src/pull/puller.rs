@@ -160,7 +160,9 @@ impl Puller {
         let uncertain = self.record.make_certain();
         uncertain.map_err(|error| self.unwritten(&error))?;
         let mut client = self.connect()?;
+        self.shared.asks_for_changes(&client);
         let disk = Arc::new(source::open(&self.terms.source).map_err(problem)?);
+        self.shared.asks_for_data(&disk);
         let mut job = Job::default();
         let source = job.client(disk, target.engine).map_err(problem)?;
         let own = job

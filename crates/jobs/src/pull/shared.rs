@@ -1,6 +1,7 @@
 //! What the thread and the others know of a disk's way here.
 
 use super::terms::Status;
+use fathom_storage::{ChangesClient, Halt, NbdDisk};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -8,6 +9,8 @@ use std::time::Duration;
 pub(super) struct Shared {
     state: Mutex<State>,
     pub(super) changed: Condvar,
+    /// Gives up the connections to the other server: that of changes, and those of data.
+    halts: Mutex<[Option<Halt>; 2]>,
 }
 
 #[derive(Default)]
@@ -34,6 +37,25 @@ impl Shared {
         // (Whoever holds the lock has looked, and does not wait yet.)
         drop(self.state());
         self.changed.notify_all();
+    }
+
+    /// The job waits for answers on this connection from now on.
+    pub(super) fn asks_for_changes(&self, client: &ChangesClient) {
+        self.halts()[0] = Some(client.halt());
+    }
+
+    /// The job waits for answers of this disk from now on.
+    pub(super) fn asks_for_data(&self, disk: &NbdDisk) {
+        self.halts()[1] = Some(disk.halt());
+    }
+
+    /// Has all that fail which the job waits for.
+    pub(super) fn give_source_up(&self) {
+        self.halts().iter().flatten().for_each(|halt| halt());
+    }
+
+    fn halts(&self) -> MutexGuard<'_, [Option<Halt>; 2]> {
+        self.halts.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     pub(super) fn stops(&self) -> bool {

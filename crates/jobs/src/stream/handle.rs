@@ -24,7 +24,7 @@ pub fn start(
         Below::Other { disk, .. } => Some(InUse::new(disk).map_err(error)?),
         Below::Nothing | Below::Own { .. } => None,
     };
-    let shared = Shared::new(true);
+    let shared = Shared::new(true, &tell);
     shared.take(&source.disk).map_err(error)?;
     shared.state().status.left = source.disk.info().size;
     let streamer = Streamer {

@@ -1,0 +1,180 @@
+//! Mirrors whose targets do not answer: they end at once if that is asked for by force, and so does their server.
+
+use crate::driver::{Driver, MAX_LEN, Request, with_disk};
+use crate::exercise::differ;
+use crate::kinds::{SIZE, qemu_img};
+use crate::mirror::{await_phase, complete, flat, mirror, start};
+use crate::support::{Kept, Served, as_arg, disk_dir, eventually, listens, refused, stdout_of};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+const MIB: usize = 1 << 20;
+
+fn image(dir: &Path) -> String {
+    let image = dir.join("image");
+    let bytes: Vec<_> = (0..SIZE).map(|n| (n / 512 % 251) as u8 + 1).collect();
+    fs::write(&image, bytes).unwrap();
+    as_arg(&image)
+}
+
+/// A server of QEMU's with a new disk, and its URI.
+fn target(dir: &Path) -> (Kept, String) {
+    let (file, socket) = (as_arg(&dir.join("target")), dir.join("n"));
+    let _ = fs::remove_file(&socket);
+    qemu_img(
+        dir,
+        &["create", "-q", "-f", "raw", &file, &SIZE.to_string()],
+    );
+    let mut nbd = Command::new("qemu-nbd");
+    nbd.args(["-t", "-f", "raw", "-x", "e", "-k"]).arg(&socket);
+    let nbd = Kept::spawn(nbd.arg(&file).stderr(Stdio::null()));
+    eventually("the target is there", || listens(&socket).then_some(()));
+    (nbd, format!("nbd+unix:///e?socket={}", as_arg(&socket)))
+}
+
+fn copied(served: &Served) -> u64 {
+    mirror(served)["copied"].as_u64().unwrap()
+}
+
+/// Begins a mirror, and has `stop` keep its target from answering.
+fn begin_stuck(served: &Served, target: &str, stop: impl FnOnce()) {
+    start(served, target, &["-O", "raw", "--speed", "4M"]);
+    eventually("something is copied", || (copied(served) > 0).then_some(()));
+    stop();
+    eventually("nothing is copied any more", || {
+        let before = copied(served);
+        thread::sleep(Duration::from_millis(700));
+        (copied(served) == before).then_some(())
+    });
+    assert_eq!(mirror(served)["phase"], "copying");
+}
+
+fn write(disk: &mut Driver<'_>, model: &mut [u8], at: usize, byte: u8) {
+    let data = vec![byte; MAX_LEN];
+    model[at..at + MAX_LEN].fill(byte);
+    let offset = at as u64;
+    assert!(disk.all(&[Request::Write { offset, data }])[0].is_ok());
+}
+
+#[test]
+fn forced_stop_of_a_mirror_to_a_server_that_does_not_answer_succeeds() {
+    for signal in ["KILL", "STOP"] {
+        eprintln!("{signal}");
+        let dir = disk_dir();
+        let dir = dir.path();
+        let mut served = Served::start(&image(dir), &["--sandbox", "off"]);
+        let (nbd, uri) = target(dir);
+        begin_stuck(&served, &uri, || nbd.signal(signal));
+        stdout_of(&["mirror", "stop", &served.api(), "--force"]);
+        refused(1, &["mirror", "show", &served.api()], &["no mirror"]);
+        // What was to be written there is not written any more, even if the server comes back.
+        nbd.signal("CONT");
+        drop(nbd);
+        let (_nbd, uri) = target(dir);
+        start(&served, &uri, &["-O", "raw"]);
+        await_phase(&served, "ready");
+        stdout_of(&["mirror", "stop", &served.api()]);
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    }
+}
+
+#[test]
+fn server_ends_in_time_although_the_target_of_its_mirror_does_not_answer() {
+    for signal in ["KILL", "STOP"] {
+        eprintln!("{signal}");
+        let dir = disk_dir();
+        let dir = dir.path();
+        let mut served = Served::start(&image(dir), &["--sandbox", "off"]);
+        let (nbd, uri) = target(dir);
+        begin_stuck(&served, &uri, || nbd.signal(signal));
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+        assert!(!served.log().contains("abandoned"), "{}", served.log());
+        nbd.signal("CONT");
+    }
+}
+
+/// A file system of its own, on which nothing is written while it is frozen.
+struct FileSystem(String);
+
+impl FileSystem {
+    fn new(dir: &Path) -> FileSystem {
+        let (file, place) = (dir.join("fs"), dir.join("mounted"));
+        fs::File::create(&file).unwrap().set_len(96 << 20).unwrap();
+        fs::create_dir(&place).unwrap();
+        let (file, place) = (as_arg(&file), as_arg(&place));
+        succeeds("mkfs.ext4", &["-q", &file]);
+        succeeds("mount", &["-o", "loop", &file, &place]);
+        FileSystem(place)
+    }
+
+    fn freeze(&self) {
+        succeeds("fsfreeze", &["--freeze", &self.0]);
+    }
+
+    fn thaw(&self) {
+        succeeds("fsfreeze", &["--unfreeze", &self.0]);
+    }
+}
+
+impl Drop for FileSystem {
+    fn drop(&mut self) {
+        // (It may be thawed already.)
+        let thaw = Command::new("fsfreeze")
+            .args(["--unfreeze", &self.0])
+            .output();
+        let unmount = Command::new("umount").args(["--lazy", &self.0]).output();
+        drop((thaw, unmount));
+    }
+}
+
+fn succeeds(program: &str, args: &[&str]) {
+    let output = Command::new(program).args(args).output().unwrap();
+    assert!(output.status.success(), "{program} {args:?}: {output:?}");
+}
+
+/// The thread that waits for the target is left behind, and takes nothing of the next mirror along when it ends.
+#[test]
+fn forced_stop_of_a_mirror_to_a_file_system_that_hangs_succeeds() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let image = image(dir);
+    let mut model = fs::read(&image).unwrap();
+    let mut served = Served::start(&image, &["--sandbox", "off"]);
+    let hangs = FileSystem::new(dir);
+    let target = format!("{}/target", hangs.0);
+    qemu_img(
+        dir,
+        &["create", "-q", "-f", "raw", &target, &SIZE.to_string()],
+    );
+    let other = as_arg(&dir.join("other"));
+    qemu_img(
+        dir,
+        &["create", "-q", "-f", "raw", &other, &SIZE.to_string()],
+    );
+    with_disk(&served.arg("s"), 1, |disk| {
+        begin_stuck(&served, &target, || hangs.freeze());
+        write(disk, &mut model, 0, 201);
+        stdout_of(&["mirror", "stop", &served.api(), "--force"]);
+        refused(1, &["mirror", "show", &served.api()], &["no mirror"]);
+        write(disk, &mut model, MIB, 202);
+        start(&served, &other, &["-O", "raw"]);
+        await_phase(&served, "ready");
+        write(disk, &mut model, 2 * MIB, 203);
+        hangs.thaw();
+        eventually("the other file is free again", || {
+            let args = ["-f", "raw", "-c", "write 0 512", &target];
+            let used = Command::new("qemu-io").args(args).output().unwrap();
+            used.status.success().then_some(())
+        });
+        for n in 3..6 {
+            write(disk, &mut model, n * MIB, 204);
+        }
+        complete(&served, &["--unkept"]);
+        write(disk, &mut model, 7 * MIB, 205);
+    });
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    assert_eq!(differ(&flat(dir, "raw", &other), &model), None);
+}
