@@ -117,6 +117,11 @@ const BREAKS: &[(&str, Break)] = &[
         m.put(m.header.refcount_table_offset.0, m.l2());
         true
     }),
+    ("the refcount block is guest data", |m| {
+        let data = Map::offset(m.word(m.l2_entries()[0]));
+        m.put(m.header.refcount_table_offset.0, data);
+        true
+    }),
     ("two refcount blocks are one", |m| {
         m.put(m.header.refcount_table_offset.0 + 8, m.refcount_block());
         m.header.refcount_table_bytes() > 8
@@ -371,6 +376,70 @@ fn broken_qcow2_images_are_judged_as_qemu_does_and_repaired() {
         }
     }
     assert!(wrong.is_empty(), "{tried} tried:\n{}", wrong.join("\n"));
+}
+
+/// The disk's bytes as QEMU reads them, or `None` if QEMU cannot read the image.
+fn guest_bytes(dir: &Path, name: &str) -> Option<Vec<u8>> {
+    let made = std::process::Command::new("qemu-img")
+        .args(["convert", "-f", "qcow2", "-O", "raw", name, "guest"])
+        .current_dir(dir)
+        .output()
+        .unwrap();
+    made.status
+        .success()
+        .then(|| std::fs::read(dir.join("guest")).unwrap())
+}
+
+/// Repairs leaks of a broken image. Returns what differs from `qemu-img check -r leaks`, and whether
+/// the guest's data could be compared.
+fn try_leaks(dir: &Path, sound: &[u8], what: &str, change: Break) -> (Vec<String>, bool) {
+    let mut map = Map::of(sound);
+    if !change(&mut map) {
+        return (Vec::new(), false);
+    }
+    for name in ["broken", "theirs"] {
+        std::fs::write(dir.join(name), &map.bytes).unwrap();
+    }
+    let before = guest_bytes(dir, "broken");
+    let seen = ours(&dir.join("broken"), Repair::Leaks);
+    let checked = std::process::Command::new("qemu-img")
+        .args(["check", "-r", "leaks", "-f", "qcow2", "theirs"])
+        .current_dir(dir)
+        .output()
+        .unwrap();
+    let theirs = verdict(checked.status.code().unwrap());
+    let mut wrong = Vec::new();
+    if !seen.starts_with(theirs) {
+        wrong.push(format!("{what}: {seen}, QEMU says {theirs}"));
+    }
+    if before.is_some() && guest_bytes(dir, "broken") != before {
+        wrong.push(format!("{what}: the guest's data has changed"));
+    }
+    (wrong, before.is_some())
+}
+
+#[test]
+fn repair_of_leaks_changes_no_guest_data_and_ends_as_qemu_does() {
+    let (mut wrong, mut compared) = (Vec::new(), 0);
+    for options in ["", "cluster_size=512", "cluster_size=4k,refcount_bits=64"] {
+        let dir = dir();
+        let dir = dir.path();
+        create_file(dir, "i", "qcow2", &pairs(options), 8 << 20);
+        qemu_io(
+            dir,
+            "i",
+            "qcow2",
+            &["write -P 1 0 70k", "write -c 1M 64k", "write -P 2 6M 200k"],
+        );
+        let sound = std::fs::read(dir.join("i")).unwrap();
+        for (what, change) in BREAKS {
+            let (found, guest) = try_leaks(dir, &sound, what, *change);
+            wrong.extend(found.iter().map(|text| format!("{options}: {text}")));
+            compared += usize::from(guest);
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(compared > 30, "{compared} compared");
 }
 
 type BreakQed = fn(&mut Vec<u8>);

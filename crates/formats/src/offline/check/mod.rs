@@ -80,12 +80,13 @@ pub fn check(
     say: &mut dyn FnMut(&str),
 ) -> Result<Report> {
     let mut lines = Lines { say, said: 0 };
-    let (mut leaks_fixed, mut corruptions_fixed) = (0, 0);
+    let (mut leaks_fixed, mut corruptions_fixed, mut check_errors) = (0, 0, 0);
     if options.repair != Repair::Nothing {
         for _ in 0..MAX_PASSES {
             let report = pass(file, format, options, &mut lines)?;
             leaks_fixed += report.leaks_fixed;
             corruptions_fixed += report.corruptions_fixed;
+            check_errors = report.check_errors;
             if !report.repaired() {
                 break;
             }
@@ -96,7 +97,8 @@ pub fn check(
         repair: Repair::Nothing,
         ..*options
     };
-    let report = pass(file, format, &last, &mut lines)?;
+    let mut report = pass(file, format, &last, &mut lines)?;
+    report.check_errors += check_errors;
     if options.repair != Repair::Nothing && report.check_errors == 0 && report.corruptions == 0 {
         match format {
             Format::Qcow2 => qcow2::mark_clean(file)?,

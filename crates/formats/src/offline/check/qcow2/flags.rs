@@ -6,7 +6,9 @@ use crate::qcow2::{L1Entry, L2Entry};
 use crate::{HostOffset, Result};
 
 impl Pass<'_, '_> {
-    /// Checks all flags below the active L1 table against the refcounts.
+    /// Checks all copied flags below the active L1 table against the refcounts.
+    ///
+    /// A repair of leaks writes no table whose cluster has a second user.
     pub(super) fn check_flags(&mut self) -> Result<()> {
         let clean = self.report.corruptions + self.report.leaks + self.report.check_errors == 0;
         let repair = match self.repair {
@@ -17,6 +19,7 @@ impl Pass<'_, '_> {
         let (offset, entries) = (self.header.l1_offset, self.header.l1_entries);
         let bytes = u64::from(entries) * L1Entry::SIZE;
         let bounds = self.bounds();
+        let l1_repair = repair && self.may_write(offset, bytes, 1);
         self.for_each_word(offset, bytes, |pass, at, word| {
             let entry = L1Entry(word);
             let Some((table, _)) = bounds.inspect_l1(entry).refers_to else {
@@ -27,8 +30,8 @@ impl Pass<'_, '_> {
                 return Ok(());
             }
             let text = format!("copied flag of L1 entry {word:#x}");
-            pass.flag(&text, repair);
-            if repair {
+            pass.flag(&text, l1_repair);
+            if l1_repair {
                 let entry = entry.with_copied(single);
                 pass.write(&entry.0.to_be_bytes(), at)?;
             }
@@ -38,6 +41,7 @@ impl Pass<'_, '_> {
         let active: Vec<_> = active.map(|(at, uses)| (*at, uses.total)).collect();
         let mut moved = Vec::new();
         for (table, uses) in active {
+            let repair = repair && self.may_write(table, self.g.cluster_size(), uses);
             let Some(right) = self.check_l2_flags(table, repair)? else {
                 continue;
             };
@@ -48,6 +52,11 @@ impl Pass<'_, '_> {
             }
         }
         self.switch_l2_tables(&moved)
+    }
+
+    /// Whether this repair may correct flags of a table to which `uses` references lead.
+    fn may_write(&self, table: HostOffset, bytes: u64, uses: u64) -> bool {
+        self.repair == Repair::All || self.is_alone(table, bytes, uses)
     }
 
     /// Puts a table at the end of the file. Its refcount is the next pass's

@@ -93,6 +93,9 @@ pub(super) fn pass(file: &dyn ImageFile, options: &Options, lines: &mut Lines) -
         pass.rebuild_refcounts()?;
         return Ok(pass.report);
     }
+    if pass.rebuild && pass.repair == Repair::Leaks {
+        pass.refuse_rebuild();
+    }
     if pass.report.repaired() {
         // Flags say what refcounts say: those come first.
         pass.sync()?;

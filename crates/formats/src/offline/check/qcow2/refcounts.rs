@@ -88,8 +88,9 @@ impl Pass<'_, '_> {
     pub(super) fn compare_refcounts(&mut self) -> Result<()> {
         let mut block = vec![0; self.g.cluster_size() as usize];
         let mut end = 0;
-        // A rebuild makes single corrections void; leaks come back as leaks.
-        let in_place = !(self.rebuild && self.repair == Repair::All);
+        // Refcounts that must be rebuilt are not corrected in place: a block may share its cluster
+        // with guest data or with other metadata, which a correction would overwrite.
+        let in_place = !self.rebuild;
         let blocks = self.counts.len().div_ceil(self.g.refcount_block_entries());
         for index in 0..blocks {
             let at = self.blocks.get(index as usize).copied();
@@ -149,6 +150,16 @@ impl Pass<'_, '_> {
             _ if room => self.freed.push(cluster..cluster + 1),
             _ => {}
         }
+    }
+
+    /// Ends a repair of leaks that would need new refcount blocks, as `qemu-img check` does: only a
+    /// repair of everything writes new blocks.
+    pub(super) fn refuse_rebuild(&mut self) {
+        self.report.check_errors += 1;
+        self.lines.say(
+            "ERROR the refcount blocks must be rebuilt before leaks can be repaired; \
+             use `--repair all`",
+        );
     }
 
     /// Reports a wrong refcount, and says whether to correct it in place.
