@@ -4,7 +4,7 @@ use super::connection::{Described, NbdSource, OnEnd, SourceState};
 use super::export::{Export, InUse};
 use super::peer::{self, Peer};
 use super::server::{Entered, NbdServer, Shared};
-use super::table::{Connection, Holding, Phase, Table};
+use super::table::{Connection, Holding, Phase, ServedAt, Table};
 use crate::Descriptors;
 use serde::{Deserialize, Serialize};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -20,6 +20,9 @@ pub struct ClientState {
     age_ms: u64,
     /// How many files are its.
     files: usize,
+    /// The worker that served the client last.
+    #[serde(default)]
+    worker: usize,
     source: SourceState,
 }
 
@@ -107,6 +110,7 @@ impl NbdServer {
                 export: export.name().to_owned(),
                 age_ms: connection.since.elapsed().as_millis() as u64,
                 files: own.len(),
+                worker: connection.served.map_or(0, |served| served.worker),
                 source,
             });
             files.append(own);
@@ -153,6 +157,11 @@ impl NbdServer {
             since: now.checked_sub(age).unwrap_or(now),
             socket: Weak::new(),
             phase: Phase::Admitted(export.clone()),
+            // (Clients with TLS are not handed over.)
+            served: Some(ServedAt {
+                worker: client.worker,
+                encrypted: false,
+            }),
             ending: false,
         });
         drop(table);

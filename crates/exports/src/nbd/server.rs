@@ -5,7 +5,7 @@ use super::export::{Export, Exports, InUse, SameName};
 use super::handshake::{Agreement, Denied, Handshake, Host, Outcome};
 use super::holding::Wake;
 use super::peer;
-use super::table::{Connection, Phase, Table};
+use super::table::{Connection, Phase, ServedAt, Table};
 use super::tls::Tls;
 use crate::Listener;
 use crate::signal::Signal;
@@ -174,24 +174,20 @@ impl NbdServer {
         self.shared.changed.notify_all();
     }
 
-    /// Those that are being served, the oldest first.
+    /// The clients that are served, the oldest first. A client that is held, or is carried over to
+    /// another disk of the same name, is one of them all the time.
     pub fn connections(&self) -> Vec<ConnectionInfo> {
         let table = self.shared.table();
         let all = table.connections.values();
-        let served = all.filter_map(|connection| match &connection.phase {
-            Phase::Served {
-                export,
-                worker,
-                encrypted,
-                ..
-            } => Some(ConnectionInfo {
+        let served = all.filter_map(|connection| {
+            let (export, served) = connection.export().zip(connection.served)?;
+            Some(ConnectionInfo {
                 peer: connection.name.clone(),
                 export: export.name().to_owned(),
-                worker: *worker,
-                encrypted: *encrypted,
+                worker: served.worker,
+                encrypted: served.encrypted,
                 since: connection.since,
-            }),
-            _ => None,
+            })
         });
         served.collect()
     }
@@ -300,6 +296,7 @@ impl Shared {
             since: Instant::now(),
             socket: Arc::downgrade(socket),
             phase: Phase::Handshake,
+            served: None,
             ending: false,
         })
     }
@@ -490,13 +487,16 @@ impl Entered {
             let (activity, encrypted) = (source.activity(), source.is_encrypted());
             wake.forget();
             let attached = export.attach(source)?;
-            self.now_served(Phase::Served {
-                export: export.clone(),
+            let served = ServedAt {
                 worker: attached.worker,
                 encrypted,
+            };
+            let phase = Phase::Served {
+                export: export.clone(),
                 wake: wake.sender.clone(),
                 activity: activity.clone(),
-            });
+            };
+            self.now_served(phase, served);
             if std::mem::take(&mut is_new) {
                 export.tell(Visit::Attached, &self.name());
             }
@@ -550,7 +550,7 @@ impl Entered {
         }
     }
 
-    fn now_served(&self, phase: Phase) {
+    fn now_served(&self, phase: Phase, served: ServedAt) {
         let mut table = self.shared.table();
         let holding = match &phase {
             Phase::Served { export, .. } => table.holding.has(export),
@@ -558,6 +558,7 @@ impl Entered {
         };
         let connection = self.connection(&mut table);
         connection.phase = phase;
+        connection.served = Some(served);
         tracing::debug!("nbd: {}: connected", connection.name);
         if connection.ending {
             connection.end();

@@ -45,8 +45,19 @@ pub struct Connection {
     /// Its thread has it.
     pub socket: Weak<OwnedFd>,
     pub phase: Phase,
+    /// Where the client was served last; `None` before the first time. A client that is carried over
+    /// to another disk or process is listed by this until it is served again.
+    pub served: Option<ServedAt>,
     /// It is to end as soon as it can.
     pub ending: bool,
+}
+
+/// How a client is served.
+#[derive(Clone, Copy)]
+pub struct ServedAt {
+    /// The number of the worker among its disk's.
+    pub worker: usize,
+    pub encrypted: bool,
 }
 
 pub enum Phase {
@@ -55,8 +66,6 @@ pub enum Phase {
     Admitted(Arc<Export>),
     Served {
         export: Arc<Export>,
-        worker: usize,
-        encrypted: bool,
         wake: SyncSender<()>,
         activity: Arc<Activity>,
     },
@@ -151,6 +160,7 @@ mod tests {
                 since: Instant::now(),
                 socket: Weak::new(),
                 phase: Phase::Handshake,
+                served: None,
                 ending: false,
             };
             table.connections.insert(number, connection);

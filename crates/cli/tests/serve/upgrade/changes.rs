@@ -213,3 +213,38 @@ fn a_disk_that_cannot_be_changed_goes_on_as_it_was() {
     refused(&chain, &["iothreads=2"], "hang");
     chain.quit();
 }
+
+/// A removal without `--force` looks for users again and again while the disk is replaced by changed ones.
+#[test]
+fn removal_without_force_leaves_a_disk_that_changes_to_its_clients() {
+    let dir = disk_dir();
+    let (chain, socket) = clients::serve(&image(dir.path(), "raw"), &["--format", "raw"]);
+    let mut client = Client::start(include_str!("load.py"), &[&socket, "structured", "3"]);
+    assert!(client.line().is_some());
+    let api = chain.server.api();
+    let name = chain.ask(&["info"])["name"].as_str().unwrap().to_owned();
+    for _ in 0..8 {
+        thread::scope(|scope| {
+            let removal = scope.spawn(|| run(&["disk", "remove", &api, "--disk", &name]));
+            for options in CHANGES
+                .iter()
+                .cycle()
+                .filter(|o| !o[0].starts_with("discard"))
+            {
+                if removal.is_finished() {
+                    break;
+                }
+                change(&chain, options);
+            }
+            let output = removal.join().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(
+                !output.status.success() && said.contains("in use"),
+                "{said}"
+            );
+        });
+        assert!(client.line().is_some());
+    }
+    client.end();
+    chain.quit();
+}

@@ -91,6 +91,12 @@ fn clients_wait_for_a_frozen_disk() {
     let mut client = Client::start(include_str!("half.py"), &[&socket]);
     while client.line().as_deref() == Some("ready") {
         disk(&chain, &["freeze"]);
+        let info = chain.ask(&["info"]);
+        assert_eq!(
+            info["nbd"]["connections"].as_array().unwrap().len(),
+            1,
+            "{info}"
+        );
         qemu_img(dir.path(), &["check", "-f", "qcow2", "i"]);
         client.go_on();
         disk(&chain, &["thaw"]);
