@@ -1,15 +1,14 @@
-//! Image formats by their first bytes.
+//! Image formats by their first bytes: the one list that servers and tools share.
 //!
-//! A guest can write any of these into its raw disk, so they never decide how
-//! an image is read: they only keep a user from serving by mistake an image's
-//! container as the disk itself.
+//! A guest can write any of these into its raw disk, so a server never chooses a format by them. A
+//! server refuses such an image unless its user names the format; tools open it as `qemu-img` would.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Formats that images of virtual machines come in, other than raw.
-pub const FORMATS: [&str; 9] = [
+/// Names of the formats that images of virtual machines come in, other than raw, as QEMU spells them.
+pub const FORMATS: [&str; 12] = [
     "qcow2",
     "qcow",
     "qed",
@@ -19,24 +18,31 @@ pub const FORMATS: [&str; 9] = [
     "vdi",
     "parallels",
     "luks",
+    "bochs",
+    "cloop",
+    "dmg",
 ];
 
-/// Where a format's magic is. (A LUKS header is no container's: guests that
-/// encrypt their whole disk write one.)
-const MAGIC: [(&str, usize, &[u8]); 12] = [
-    ("qcow2", 0, b"QFI\xfb\0\0\0\x02"),
-    ("qcow2", 0, b"QFI\xfb\0\0\0\x03"),
-    ("qcow", 0, b"QFI\xfb"),
+/// The format of a LUKS header. A guest that encrypts its whole disk writes one, too.
+pub const LUKS: &str = "luks";
+
+/// Each format's magic number, and its offset in the image. The first that matches counts.
+const MAGIC: [(&str, usize, &[u8]); 13] = [
+    // Version 1.
+    ("qcow", 0, b"QFI\xfb\0\0\0\x01"),
+    ("qcow2", 0, b"QFI\xfb"),
     ("qed", 0, b"QED\0"),
     ("vmdk", 0, b"KDMV"),
     ("vmdk", 0, b"COWD"),
-    ("vmdk", 0, b"# Disk DescriptorFile"),
     ("vhdx", 0, b"vhdxfile"),
     // A dynamic VHD; a fixed one is a raw disk with a footer.
     ("vpc", 0, b"conectix"),
     ("vdi", 64, b"\x7f\x10\xda\xbe"),
     ("parallels", 0, b"WithoutFreeSpace"),
     ("parallels", 0, b"WithouFreSpacExt"),
+    (LUKS, 0, b"LUKS\xba\xbe"),
+    ("bochs", 0, b"Bochs Virtual HD Image\0"),
+    ("cloop", 0, b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop"),
 ];
 
 /// As many bytes of an image tell: whole blocks, for block devices and whatever else there is.
@@ -57,12 +63,25 @@ pub fn detect(image: &File) -> io::Result<Option<&'static str>> {
     Ok(detect_in(&start[..len]))
 }
 
-/// The format that an image seems to have that begins like this.
+/// The format that an image with these first bytes seems to have.
 pub fn detect_in(start: &[u8]) -> Option<&'static str> {
     let found = |(_, at, magic): &&(&str, usize, &[u8])| {
         start.get(*at..).is_some_and(|s| s.starts_with(magic))
     };
-    MAGIC.iter().find(found).map(|(format, _, _)| *format)
+    let found = MAGIC.iter().find(found).map(|(format, _, _)| *format);
+    found.or_else(|| is_vmdk_descriptor(start).then_some("vmdk"))
+}
+
+/// Whether this is VMware's text file: by its first line or, as in QEMU, by a line with the version
+/// after comments and empty lines.
+fn is_vmdk_descriptor(start: &[u8]) -> bool {
+    const FIRST: &[u8] = b"# Disk DescriptorFile";
+    if { start.get(..FIRST.len()) }.is_some_and(|first| first.eq_ignore_ascii_case(FIRST)) {
+        return true;
+    }
+    let mut lines = start.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
+    let first = lines.find(|line| !line.is_empty() && line[0] != b'#');
+    matches!(first, Some(b"version=1" | b"version=2" | b"version=3"))
 }
 
 #[cfg(test)]
@@ -81,7 +100,24 @@ mod tests {
         assert_eq!(detect_in(b""), None);
         assert_eq!(detect_in(b"QE"), None);
         assert_eq!(detect_in(&[0; 8192]), None);
-        assert_eq!(detect_in(b"LUKS\xba\xbe"), None);
+        assert_eq!(detect_in(b"LUKS\xba\xbd"), None);
+        assert_eq!(detect_in(b"# a comment\nversion=4\n"), None);
+    }
+
+    #[test]
+    fn magic_numbers_are_known() {
+        for (start, format) in [
+            (&b"LUKS\xba\xbe\0\x01"[..], "luks"),
+            (b"LUKS\xba\xbe\0\x02", "luks"),
+            (b"QFI\xfb\0\0\0\x01", "qcow"),
+            (b"QFI\xfb\0\0\0\x03", "qcow2"),
+            (b"QFI\xfb\0\0\0\x04", "qcow2"),
+            (b"# disk descriptorfile\r\n", "vmdk"),
+            (b"# a comment\n \r\nversion=3\r\n", "vmdk"),
+            (b"Bochs Virtual HD Image\0", "bochs"),
+        ] {
+            assert_eq!(detect_in(start), Some(format));
+        }
     }
 
     #[test]
@@ -96,10 +132,20 @@ mod tests {
             "vpc",
             "vdi",
             "parallels",
+            "luks",
         ] {
             let path = dir.path().join(format);
             let made = Command::new("qemu-img")
                 .args(["create", "-q", "-f", format])
+                .args(match format {
+                    "luks" => &[
+                        "--object",
+                        "secret,id=s,data=x",
+                        "-o",
+                        "key-secret=s,iter-time=10",
+                    ][..],
+                    _ => &[],
+                })
                 .arg(&path)
                 .arg("64M")
                 .status()

@@ -1,9 +1,8 @@
 //! The formats that images can have.
 
-use crate::{Error, Result, qcow2, qed};
-use fathom_files::ImageFile;
+use crate::{Error, Result};
+use fathom_files::{ImageFile, magic};
 use fathom_foreign::Kind;
-use fathom_luks::Header;
 use std::fmt;
 
 /// The formats there are.
@@ -68,20 +67,21 @@ impl Format {
         })
     }
 
-    /// The format that the first bytes look like. Only for tools that show:
-    /// a guest writes the first bytes of its raw disk as it likes, so
-    /// probing must never decide how a disk is served.
+    /// The format that an image's first bytes look like, as `qemu-img` finds it. Only for tools: a
+    /// guest writes the first bytes of its raw disk as it likes, so these bytes must never choose the
+    /// format in which a disk is served. Fails for a known format that is not supported.
     pub fn probe(file: &dyn ImageFile) -> Result<Format> {
-        let mut start = [0; Kind::START];
+        let mut start = [0; magic::START];
         file.read_at(&mut start, 0)
             .map_err(Error::io("cannot be read"))?;
-        let has = |magic: &[u8]| start.starts_with(magic);
-        Ok(match Kind::of_start(&start) {
-            _ if has(&qcow2::MAGIC) => Format::Qcow2,
-            _ if has(&qed::MAGIC) => Format::Qed,
-            _ if Header::is_luks(&start) => Format::Luks,
-            Some(kind) => Format::Foreign(kind),
-            None => Format::Raw,
+        let Some(name) = magic::detect_in(&start) else {
+            return Ok(Format::Raw);
+        };
+        Format::from_name(name).map_err(|_| {
+            Error::unsupported(format!(
+                "looks like {name}, which is not supported; convert it (qemu-img convert -O qcow2), \
+                 or name the format raw to use the file's own bytes"
+            ))
         })
     }
 }
@@ -89,5 +89,35 @@ impl Format {
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    fn probed(start: &[u8]) -> Result<Format> {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(start, 0).unwrap();
+        Format::probe(&file)
+    }
+
+    #[test]
+    fn probe_knows_the_magic_numbers_that_servers_refuse() {
+        assert_eq!(probed(b"LUKS\xba\xbe\0\x01").unwrap(), Format::Luks);
+        assert_eq!(probed(b"QFI\xfb\0\0\0\x02").unwrap(), Format::Qcow2);
+        assert_eq!(probed(b"LUKS").unwrap(), Format::Raw);
+        for start in [&b"QFI\xfb\0\0\0\x01"[..], b"WithoutFreeSpace"] {
+            let error = probed(start).unwrap_err().to_string();
+            assert!(error.contains("qemu-img convert"), "{error}");
+        }
+        let mut vdi = vec![0; 512];
+        vdi[0x40..0x44].copy_from_slice(&0xbeda_107f_u32.to_le_bytes());
+        let starts: [&[u8]; 5] = [b"KDMV", b"COWD", b"vhdxfile", b"conectix", &vdi];
+        for start in starts {
+            let kind = Kind::of_start(start).expect("a foreign format");
+            assert_eq!(probed(start).unwrap(), Format::Foreign(kind));
+        }
     }
 }

@@ -57,6 +57,9 @@ pub struct Description {
     pub force_share: bool,
     /// It takes the place of one that has the image, and will let go of it.
     pub succeeds: bool,
+    /// These bytes are being served as a raw disk already, so a format's magic number in them is the
+    /// guest's data.
+    pub known_raw: bool,
     /// What that one has lent.
     pub legacy: Legacy,
     /// What becomes of an image to be written that a newer one has superseded.
@@ -111,6 +114,7 @@ impl Description {
             base_cache: CacheTerms::default(),
             force_share: false,
             succeeds: false,
+            known_raw: false,
             legacy: Legacy::default(),
             superseded: OnSuperseded::Refuse,
             discard: true,
@@ -122,6 +126,11 @@ impl Description {
             filters: Vec::new(),
             beside: None,
         }
+    }
+
+    /// Whether the image may be one of another format, which its user did not name.
+    pub(crate) fn may_be_other_format(&self) -> bool {
+        self.format.is_none() && !self.known_raw
     }
 
     /// Refuses what does not go together.

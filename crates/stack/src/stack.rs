@@ -274,8 +274,8 @@ fn open_disk(
     own_bitmaps: OwnBitmaps,
 ) -> Result<Bare, Error> {
     let path = description.location.path();
-    if let (Some(path), None) = (path, description.format) {
-        check_raw(path)?;
+    if let (Some(path), true) = (path, description.may_be_other_format()) {
+        check_unnamed(path)?;
     }
     match (path, overlay) {
         (Some(path), Some(dir)) => Ok(cow::open(path, dir, description)?),
@@ -304,7 +304,7 @@ fn open_disk(
                 path: description.location.name(),
                 id,
             });
-            if let (Some(bytes), None) = (bytes, description.format) {
+            if let (Some(bytes), true) = (bytes, description.may_be_other_format()) {
                 let found = looks_like(&*bytes);
                 refuse_other_formats(Path::new(&description.location.to_string()), found)?;
             }
@@ -329,6 +329,10 @@ const HELPERS: usize = 4;
 fn open_image(description: &Description, own_bitmaps: OwnBitmaps) -> Result<Bare, Error> {
     let (location, options) = (&description.location, description.open_options());
     let stored = Arc::new(StoredImage::open(location, &options)?);
+    if description.location.path().is_none() && description.may_be_other_format() {
+        let shown = description.location.to_string();
+        refuse_other_formats(Path::new(&shown), looks_like(stored.bytes()))?;
+    }
     let file = stored.file_disk().cloned();
     let name = stored.path().to_owned();
     let base = description.base_location().map_err(Error::Description)?;
@@ -365,10 +369,19 @@ fn open_image(description: &Description, own_bitmaps: OwnBitmaps) -> Result<Bare
     })
 }
 
-/// Refuses what looks like an image of a format.
+/// Refuses a file that looks like an image of a format, where no user has named its format.
+fn check_unnamed(path: &Path) -> Result<(), DiskError> {
+    let image = gate::open_image(path, false);
+    let found = image.and_then(|image| fathom_files::magic::detect(&image));
+    refuse_other_formats(path, found)
+}
+
+/// Refuses to write into a file that an image calls raw and that looks like a container of another
+/// format. A LUKS header is no such container: the guest encrypts its disk.
 pub fn check_raw(path: &Path) -> Result<(), DiskError> {
     let image = gate::open_image(path, false);
     let found = image.and_then(|image| fathom_files::magic::detect(&image));
+    let found = found.map(|format| format.filter(|name| *name != fathom_files::magic::LUKS));
     refuse_other_formats(path, found)
 }
 

@@ -163,6 +163,19 @@ fn disks_that_cannot_be_served_are_told_in_one_line() {
         };
         served(&path(format), 1, &[&looks, "--format raw", &advice]);
     }
+    for (format, magic) in [
+        ("luks", &b"LUKS\xba\xbe\0\x01"[..]),
+        ("luks", b"LUKS\xba\xbe\0\x02"),
+        ("qcow", b"QFI\xfb\0\0\0\x01"),
+        ("parallels", b"WithoutFreeSpace"),
+        ("vmdk", b"# disk descriptorfile\nversion=1\n"),
+    ] {
+        let mut image = vec![0; 1 << 20];
+        image[..magic.len()].copy_from_slice(magic);
+        fs::write(dir.path().join("image"), image).unwrap();
+        let looks = format!("looks like {format};");
+        served(&path("image"), 1, &[&looks, "--format raw"]);
+    }
 }
 
 /// `fathom serve IMAGE` with more options, which is refused.

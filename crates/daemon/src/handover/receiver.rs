@@ -206,6 +206,7 @@ fn take_apart(
     // It is traced when somebody asks for it again.
     options.trace = None;
     options.disk.succeeds = true;
+    options.disk.known_raw = true;
     options.disk.legacy = lent.map_err(|problem| format!("disk '{name}': {problem}"))?;
     let taken = disk.export.map(|export| arrival(export, files));
     Ok((options, taken))

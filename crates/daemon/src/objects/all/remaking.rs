@@ -55,6 +55,11 @@ impl Objects {
         // It is traced when somebody asks for it again.
         options.trace = None;
         options.disk.succeeds = true;
+        options.disk.known_raw = match also.switch() {
+            // A mirror's target was checked before the mirror wrote the guest's data to it.
+            Some(_) => true,
+            None => disk.is_raw(&options.disk.location),
+        };
         options.disk.keys = options.disk.keys.or(disk.keys());
         options.disk.legacy = disk.lend().map_err(conflict)?;
         if also.switch().is_some() {

@@ -171,6 +171,12 @@ impl Served {
         Some(info)
     }
 
+    /// Whether the disk serves the bytes at this location as they are.
+    pub fn is_raw(&self, location: &Location) -> bool {
+        let disk = &self.options.disk;
+        disk.location == *location && disk.format.unwrap_or(Format::Raw) == Format::Raw
+    }
+
     fn images(&self) -> Vec<ChainImage> {
         let image = self.stack.image.as_ref();
         image.map_or_else(Vec::new, |image| image.images())
