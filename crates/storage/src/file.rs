@@ -407,8 +407,19 @@ impl Shared {
     /// Whether these bytes, which a read has found missing, read as zeroes.
     #[cold]
     fn may_miss(&self, missing: Range<u64>) -> bool {
+        if self.ends_within_sector(missing.start) {
+            return true;
+        }
         let guard = self.end_guard().clone();
         self.options.growable && guard.is_none_or(|guard| guard(missing))
+    }
+
+    /// Whether the file was opened for reading with an end at `at`, within the disk's last sector.
+    fn ends_within_sector(&self, at: u64) -> bool {
+        let (len, size) = (&self.file_len, &self.size);
+        let (len, size) = (len.load(Ordering::Relaxed), size.load(Ordering::Relaxed));
+        let is_last_sector = at < size && size - at < 512;
+        self.options.read_only && is_last_sector && at >= len
     }
 
     /// Everything written is durable, and the file as long as it was.

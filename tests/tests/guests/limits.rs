@@ -55,11 +55,11 @@ fn images_that_cannot_be_served_are_refused() {
 }
 
 #[test]
-fn an_image_of_odd_length_is_served_up_to_its_last_sector() {
+fn image_that_ends_within_a_sector_is_served_read_only() {
     let place = Place::new();
-    let mut server = place.serve("odd", &place.image("odd.img", MIB + 100), &[]);
-    wait_log(&mut server, "odd.img", "100 bytes");
-    server.stop().unwrap();
+    let image = place.image("odd.img", MIB + 100);
+    serve(&place, &text(&image), &[]).refused_with(&["odd.img", "whole sectors", "truncate"]);
+    place.serve("odd", &image, &["--readonly"]).stop().unwrap();
 }
 
 /// A guest that writes a qcow2 header into its raw disk must not gain a backing file of its

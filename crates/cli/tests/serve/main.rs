@@ -35,6 +35,7 @@ mod mirror;
 mod moments;
 mod mirror_ends;
 mod nbd;
+mod odd_sizes;
 mod own_bitmaps;
 mod owners;
 mod page;

@@ -451,8 +451,16 @@ fn raw_window(
     }
     let offset = options.offset;
     let rest = len.saturating_sub(offset);
-    let size = options.size.unwrap_or(rest & !511);
-    if !offset.is_multiple_of(512) || !size.is_multiple_of(512) || size == 0 || size > rest {
+    let whole = rest.next_multiple_of(512);
+    let size = options.size.unwrap_or(whole);
+    if size > rest && size == whole && !options.read_only {
+        let problem = format!(
+            "its {len} bytes are not whole sectors of 512 bytes: fill up the last one with zeroes \
+             (truncate -s %512 FILE), or open the image read-only"
+        );
+        return Err(unusable(path, problem));
+    }
+    if !offset.is_multiple_of(512) || !size.is_multiple_of(512) || size == 0 || size > whole {
         let problem = format!(
             "has {len} bytes: a disk of {size} bytes at offset {offset} is not in it, or not \
              whole sectors of 512 bytes"

@@ -432,7 +432,8 @@ impl Shared {
     /// has truncated it. Asks the file system.
     fn early_end(&self) -> Option<u64> {
         let len = self.file.metadata().ok()?.len();
-        let is_early = !self.options.growable && len < self.size.load(Ordering::Relaxed);
+        let size = self.size.load(Ordering::Relaxed);
+        let is_early = !self.options.growable && len.next_multiple_of(512) < size;
         (self.kind == Kind::Regular && is_early).then_some(len)
     }
 }

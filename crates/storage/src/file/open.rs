@@ -63,7 +63,7 @@ pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<S
     let file_len = length_of(path, &file)?;
     let size = match options.growable {
         true => file_len,
-        false => visible_size(path, file_len)?,
+        false => visible_size(path, file_len, options.read_only)?,
     };
     let logical_block = ioctl_u32(&file, ioctl::BLKSSZGET).filter(|_| kind == Kind::BlockDevice);
     let alignment = if options.cache == Cache::None && !in_memory {
@@ -200,18 +200,22 @@ pub(super) fn length_of(path: &Path, file: &File) -> Result<u64, DiskError> {
 }
 
 /// The disk's size in bytes: whole sectors.
-pub(super) fn visible_size(path: &Path, size: u64) -> Result<u64, DiskError> {
-    let whole = size & !511;
-    if whole == 0 {
+///
+/// A file that ends within a sector is a disk that ends with that sector, whose missing bytes read as
+/// zeroes. Nobody can write to such a disk: a write would have to change the file's length.
+pub(super) fn visible_size(path: &Path, size: u64, read_only: bool) -> Result<u64, DiskError> {
+    if size < 512 {
         let problem = format!("is {size} bytes long; a disk needs 512 at least");
         return Err(unusable(path, problem));
     }
-    if whole != size {
-        tracing::warn!(
-            "{}: its last {} bytes are not a whole sector and will not be visible",
-            path.display(),
-            size - whole
+    let whole = size.next_multiple_of(512);
+    if whole != size && !read_only {
+        let over = size % 512;
+        let problem = format!(
+            "its {size} bytes are not whole sectors of 512 bytes: the last has {over}; fill it up with \
+             zeroes (truncate -s %512 FILE), or open the image read-only"
         );
+        return Err(unusable(path, problem));
     }
     Ok(whole)
 }

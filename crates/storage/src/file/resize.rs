@@ -30,14 +30,18 @@ impl Shared {
     /// The file has another size by now, in bytes. Requests beyond it fail from now on.
     fn take_in(&self) -> Result<u64, DiskError> {
         let len = length_of(&self.path, &self.file)?;
-        let size = visible_size(&self.path, len)?;
+        let size = self.visible_size(len)?;
         self.file_len.store(len, Ordering::Relaxed);
         self.size.store(size, Ordering::Relaxed);
         Ok(size)
     }
 
     fn device_size(&self) -> Result<u64, DiskError> {
-        visible_size(&self.path, length_of(&self.path, &self.file)?)
+        self.visible_size(length_of(&self.path, &self.file)?)
+    }
+
+    fn visible_size(&self, len: u64) -> Result<u64, DiskError> {
+        visible_size(&self.path, len, self.options.read_only)
     }
 
     fn grow(&self, to: &Resize, size: u64) -> Result<(), DiskError> {

@@ -65,6 +65,15 @@ impl Shared {
             let problem = format!("is {} bytes long; a disk needs 512 at least", export.size);
             return Err(shared.endpoint.unusable(problem));
         }
+        if size != export.size && !shared.options.read_only {
+            let problem = format!(
+                "the export has {} bytes, which are not whole blocks: nothing could be written to the \
+                 last {}; make the export larger, or open it read-only",
+                export.size,
+                export.size - size
+            );
+            return Err(shared.endpoint.unusable(problem));
+        }
         if size != export.size {
             tracing::warn!(
                 "{uri}: its last {} bytes are not a whole block and will not be visible",
