@@ -54,7 +54,9 @@ impl Error {
     pub(crate) fn differencing(kind: Kind) -> Error {
         let remedy = match kind {
             Kind::Vmdk => "make it whole by `qemu-img convert` or `vmware-vdiskmanager -r`",
-            Kind::Vhdx | Kind::Vhd => "make it whole by PowerShell's Merge-VHD or Convert-VHD",
+            Kind::Vhdx | Kind::Vhd | Kind::VhdSized(_) => {
+                "make it whole by PowerShell's Merge-VHD or Convert-VHD"
+            }
             Kind::Vdi => "make it whole by `VBoxManage clonemedium`",
         };
         Error::Differencing { kind, remedy }

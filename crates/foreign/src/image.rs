@@ -23,7 +23,7 @@ impl Start {
     pub fn read(kind: Kind, main: &dyn Bytes) -> Result<Start> {
         let descriptor = match kind {
             Kind::Vmdk => vmdk::descriptor(&Source::new(main)?)?,
-            Kind::Vhdx | Kind::Vdi | Kind::Vhd => None,
+            Kind::Vhdx | Kind::Vdi | Kind::Vhd | Kind::VhdSized(_) => None,
         };
         Ok(Start { kind, descriptor })
     }
@@ -54,7 +54,8 @@ impl Start {
             (None, Kind::Vmdk) => vmdk::read_single(&main)?,
             (None, Kind::Vhdx) => vhdx::read(&main)?,
             (None, Kind::Vdi) => vdi::read(&main)?,
-            (None, Kind::Vhd) => vhd::read(&main)?,
+            (None, Kind::Vhd) => vhd::read(&main, None)?,
+            (None, Kind::VhdSized(size)) => vhd::read(&main, Some(size))?,
         };
         Ok(Image { disk })
     }

@@ -11,12 +11,24 @@ pub enum Kind {
     Vhdx,
     /// VirtualBox's, version 1.1.
     Vdi,
-    /// Virtual PC's and Azure's; "Virtual Hard Disk Image Format" 1.0.
+    /// Virtual PC's and Azure's; "Virtual Hard Disk Image Format" 1.0. The image's creator decides
+    /// which of its two sizes counts.
     Vhd,
+    /// Likewise, with the size that the user chose.
+    VhdSized(VhdSize),
+}
+
+/// Which of its two sizes a VHD image has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum VhdSize {
+    /// The field Current Size.
+    Current,
+    /// Cylinders, heads and sectors.
+    Geometry,
 }
 
 impl Kind {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Kind; 4] = [Kind::Vmdk, Kind::Vhdx, Kind::Vdi, Kind::Vhd];
     /// Bytes of a file's start that [`Kind::of_start`] wants, or all if there
     /// are fewer.
@@ -44,7 +56,7 @@ impl Kind {
             Kind::Vmdk => "VMDK",
             Kind::Vhdx => "VHDX",
             Kind::Vdi => "VDI",
-            Kind::Vhd => "VHD",
+            Kind::Vhd | Kind::VhdSized(_) => "VHD",
         }
     }
 
@@ -54,7 +66,7 @@ impl Kind {
             Kind::Vmdk => "vmdk",
             Kind::Vhdx => "vhdx",
             Kind::Vdi => "vdi",
-            Kind::Vhd => "vpc",
+            Kind::Vhd | Kind::VhdSized(_) => "vpc",
         }
     }
 }

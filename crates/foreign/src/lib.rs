@@ -67,6 +67,6 @@ pub use describe::{Description, Details, VmdkExtent};
 pub use error::{Error, Result};
 pub use grain::Grain;
 pub use image::{Image, Start};
-pub use kind::Kind;
+pub use kind::{Kind, VhdSize};
 pub use limits::MAX_TABLES;
 pub use place::{Extent, Place};

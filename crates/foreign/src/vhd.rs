@@ -5,7 +5,7 @@ use crate::blocks::{Blocks, Budget, Rule};
 use crate::bytes::array_at;
 use crate::describe::{Description, Details};
 use crate::error::{Error, Result};
-use crate::kind::Kind;
+use crate::kind::{Kind, VhdSize};
 use crate::part::{Disk, Layout};
 use crate::source::Source;
 
@@ -36,13 +36,15 @@ const ABSENT: u32 = u32::MAX;
 const MAX_SECTORS: u64 = 0xff00_0000;
 /// Beyond this size a disk's geometry is this, whatever its size.
 const MAX_GEOMETRY: u64 = 65535 * 16 * 255;
-/// Programs whose images are as large as they say; those of others are as
-/// large as their geometry. As QEMU has it.
-const BY_SIZE: [&[u8; 4]; 6] = [b"win ", b"qem2", b"d2v ", b"tap\0", b"CTXS", b"wa\0\0"];
+/// Creators whose disks are as large as their geometry, as in QEMU since 10.0: Virtual PC, and QEMU
+/// without `force_size`. The disks of all other creators have the size in the field Current Size, which the
+/// geometry rounds down.
+const BY_GEOMETRY: [&[u8; 4]; 2] = [b"vpc ", b"qemu"];
 
-pub fn read(source: &Source) -> Result<Disk> {
+/// Reads an image. `size_of`: which size it has; by default its creator decides.
+pub fn read(source: &Source, size_of: Option<VhdSize>) -> Result<Disk> {
     let (footer, is_at_end) = footer(source)?;
-    let size = size(&footer)?;
+    let size = size(&footer, size_of)?;
     let (layout, block_size) = match u32_at(&footer, TYPE) {
         2 => {
             let room = source.len - FOOTER as u64;
@@ -113,13 +115,18 @@ fn check_sum(bytes: &[u8], at: usize, what: &str) -> Result<()> {
     )))
 }
 
-fn size(footer: &[u8; FOOTER]) -> Result<u64> {
+/// Bytes of the disk.
+fn size(footer: &[u8; FOOTER], size_of: Option<VhdSize>) -> Result<u64> {
     let creator: [u8; 4] = array_at(footer, CREATOR);
     let cylinders = u16::from_be_bytes(array_at(footer, CYLINDERS));
     let geometry = u64::from(cylinders) * u64::from(footer[HEADS]) * u64::from(footer[SECTORS]);
-    let sectors = match BY_SIZE.contains(&&creator) || geometry == MAX_GEOMETRY {
-        true => u64_at(footer, CURRENT_SIZE) / SECTOR,
-        false => geometry,
+    let by_creator = match BY_GEOMETRY.contains(&&creator) {
+        true => VhdSize::Geometry,
+        false => VhdSize::Current,
+    };
+    let sectors = match size_of.unwrap_or(by_creator) {
+        VhdSize::Geometry if geometry != MAX_GEOMETRY => geometry,
+        VhdSize::Geometry | VhdSize::Current => u64_at(footer, CURRENT_SIZE) / SECTOR,
     };
     if sectors > MAX_SECTORS {
         return Err(Error::damaged(format!(

@@ -36,7 +36,7 @@ impl Good {
         bytes[at..at + part.len()].copy_from_slice(part);
         match self.kind {
             Kind::Vmdk | Kind::Vdi => {}
-            Kind::Vhd => {
+            Kind::Vhd | Kind::VhdSized(_) => {
                 for (start, sum, len) in [(0, 64, 512), (512, 512 + 36, 1024)] {
                     bytes[sum..sum + 4].fill(0);
                     let all = bytes[start..start + len].iter();

@@ -28,7 +28,7 @@ impl Good {
             Kind::Vmdk if options.contains("Extent") => tables.push(whole(files.len() - 1, 4096)),
             // Sparse ones have their tables behind the descriptor's room.
             Kind::Vmdk => tables.push(whole(0, 64 << 10)),
-            Kind::Vdi | Kind::Vhd => {}
+            Kind::Vdi | Kind::Vhd | Kind::VhdSized(_) => {}
             Kind::Vhdx => {
                 for at in [64 << 10, 128 << 10, 192 << 10, 256 << 10] {
                     tables.push((0, at, 96));

@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 use fathom_files::{ImageFile, magic};
-use fathom_foreign::Kind;
+use fathom_foreign::{Kind, VhdSize};
 use std::fmt;
 
 /// The formats there are.
@@ -65,6 +65,20 @@ impl Format {
                 "format '{name}' is not supported, only raw, qcow2, qed and luks, and for reading vmdk, vhdx, vdi and vpc"
             ))
         })
+    }
+
+    /// VHD images whose size is the one that QEMU's option `force_size_calc` names.
+    pub fn vhd_sized(size: &str) -> Result<Format> {
+        let size = match size {
+            "current_size" => VhdSize::Current,
+            "chs" => VhdSize::Geometry,
+            _ => {
+                return Err(Error::usage(format!(
+                    "force_size_calc is current_size or chs, not '{size}'"
+                )));
+            }
+        };
+        Ok(Format::Foreign(Kind::VhdSized(size)))
     }
 
     /// The format that an image's first bytes look like, as `qemu-img` finds it. Only for tools: a

@@ -284,8 +284,12 @@ impl Said {
             Some(driver) => (Some(parse_format(driver)?), "file."),
             None => (None, "file."),
         };
-        let (mut keys, mut storage) = (Vec::new(), BTreeMap::new());
+        let (mut format, mut keys, mut storage) = (format, Vec::new(), BTreeMap::new());
         for (name, value) in options.0 {
+            if name == "force_size_calc" && format.is_some_and(|format| format.name() == "vpc") {
+                format = Some(Format::vhd_sized(&value).map_err(|error| error.to_string())?);
+                continue;
+            }
             let is_own_key = match format {
                 Some(Format::Luks) => name == "key-secret",
                 Some(Format::Qcow2) => name == "encrypt.key-secret",
@@ -445,6 +449,10 @@ mod tests {
                 "a Some(Qcow2) [\"s\", \"t\"]",
             ),
             (
+                "driver=vpc,force_size_calc=chs,file.filename=a",
+                "a Some(Foreign(VhdSized(Geometry))) []",
+            ),
+            (
                 "driver=nbd,server.type=unix,server.path=/run/a b?,export=x/&y",
                 "nbd+unix:///x%2F%26y?socket=%2Frun%2Fa%20b%3F Some(Raw) []",
             ),
@@ -469,6 +477,14 @@ mod tests {
             ("", "file.filename"),
             ("driver=qcow2,filename=a", "'filename' is not for here"),
             ("driver=qcow2,file=node", "file.filename"),
+            (
+                "driver=vpc,force_size_calc=x,file.filename=a",
+                "current_size or chs",
+            ),
+            (
+                "driver=vhdx,force_size_calc=chs,file.filename=a",
+                "'force_size_calc'",
+            ),
             ("driver=qcow2", "file.filename"),
             ("driver=vfat,file.filename=a", "vfat"),
             ("driver=qcow2,file.driver=http,file.filename=a", "'http'"),
