@@ -149,23 +149,45 @@ impl Running {
         }
     }
 
-    /// Let it be: what has become of it. If it is ready, the target is the disk as it was at an instant, for which
-    /// `users` wait. May block. The error is for the user: it has not let go of both disks yet.
+    /// Ends the mirror. Returns its final state.
+    ///
+    /// `users` is present unless the end is forced: the users wait, and the target becomes the disk as
+    /// of that instant. When that fails the mirror stays as it is. May block. The error is for the user.
     pub fn end(&self, users: Option<Users>) -> Result<MirrorInfo, String> {
-        if let Some(users) = users.filter(|_| self.is_ready()) {
-            self.mirror.begin_finish();
-            match users.freeze() {
-                Ok(waiting) => {
-                    // (What has come of it is told below.)
-                    let _ = self.mirror.finish(Instant::now() + HALT);
-                    waiting.thaw();
-                }
-                Err(problem) => tracing::warn!("the mirror is not finished: {problem}"),
-            }
+        if let Some(users) = users.filter(|_| !self.is_over()) {
+            self.finish(users)?;
         }
         match self.mirror.following.end(Instant::now() + END) {
             true => Ok(self.info()),
             false => Err("its target does not answer: it ends when that does".into()),
         }
+    }
+
+    /// Copies the rest while the users wait. After an error the mirror follows the disk as before.
+    fn finish(&self, users: Users) -> Result<(), String> {
+        let finished = match self.is_ready() {
+            false => Err("it is no longer ready".to_owned()),
+            true => self.finish_ready(users),
+        };
+        match finished {
+            // The target may have become complete, or useless, in the meantime.
+            Err(_) if self.is_over() => Ok(()),
+            Err(problem) => Err(format!(
+                "it still follows the disk: {problem}; try again, or end it with --force, which makes the target useless"
+            )),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn finish_ready(&self, users: Users) -> Result<(), String> {
+        self.mirror.begin_finish();
+        let waiting = users.freeze().inspect_err(|_| self.mirror.go_on())?;
+        let finished = self.mirror.finish(Instant::now() + HALT);
+        if finished.is_err() {
+            // Before the users resume: the mirror would end with the first change of theirs.
+            self.mirror.go_on();
+        }
+        waiting.thaw();
+        finished
     }
 }

@@ -46,9 +46,18 @@ impl Mirror {
         }
         let error = |error: DiskError| error.to_string();
         let shared = Shared::new(matches!(to, Target::Below(_)), &tell);
-        // (Where the target is below, it is in use with what is above.)
+        // The activation of another target may block: its lock is taken, or its file system is away.
+        // A front-end that leaves the source waits for those that use the source, so the source is
+        // not used meanwhile. A target below the source is a part of it, and is activated with it.
+        let early = match &to {
+            Target::Other(_) => Some(InUse::new(&target).map_err(error)?),
+            Target::Below(_) => None,
+        };
         shared.take(&source.disk).map_err(error)?;
-        let taken = InUse::new(&target).map_err(error)?;
+        let taken = match early {
+            Some(taken) => taken,
+            None => InUse::new(&target).map_err(error)?,
+        };
         let noted = Arc::new(Changes::new(size));
         let noting = Noting::begin(&source, &noted)?;
         let brake = noting.brake.clone();
