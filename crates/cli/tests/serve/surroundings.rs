@@ -149,6 +149,52 @@ fn threads_that_cannot_be_made_end_nothing() {
     assert!(!served.log().contains("panicked"), "{}", served.log());
 }
 
+#[test]
+fn thaw_without_a_thread_releases_clients() {
+    let dir = short_dir();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let address = format!("unix:{}", as_arg(&dir.path().join("n")));
+    let mut command = fathom();
+    command.uid(NOBODY).gid(NOBODY);
+    command.args(["serve", "memory:8M", "--nbd", &address, "--api"]);
+    command.arg(dir.path().join("c"));
+    let mut served = Served::spawn(command, dir);
+    served.wait_for("NBD clients connect to");
+    let script = "import nbd, os, sys\n\
+                  h = nbd.NBD()\n\
+                  h.connect_uri(os.environ['URI'])\n\
+                  print('connected', flush=True)\n\
+                  sys.stdin.readline()\n\
+                  h.pread(4096, 0)\n\
+                  print('read', flush=True)\n";
+    let client = Command::new("/usr/bin/python3")
+        .args(["-c", script])
+        .env("URI", format!("nbd+unix:///?socket={}", served.arg("n")))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut client = Kept(client.unwrap());
+    let mut lines = BufReader::new(client.0.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "connected");
+    stdout_of(&["disk", "freeze", &served.api()]);
+    let pid = served.child.id().to_string();
+    let mut limit = Command::new("prlimit");
+    limit.uid(NOBODY).gid(NOBODY);
+    let limited = limit.args(["--nproc=0:0", "--pid", &pid]).status();
+    assert!(limited.expect("prlimit is installed").success());
+    stdout_of(&["disk", "thaw", &served.api()]);
+    assert!(
+        served.log().contains("cannot start a thread"),
+        "{}",
+        served.log()
+    );
+    client.0.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(lines.next().unwrap().unwrap()));
+    let line = told.recv_timeout(PATIENCE);
+    assert_eq!(line.as_deref(), Ok("read"), "{}", served.log());
+}
+
 /// Nobody waits for the reader, not even the end.
 #[test]
 fn a_log_that_nobody_reads_for_now_holds_up_nothing() {

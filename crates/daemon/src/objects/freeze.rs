@@ -20,7 +20,8 @@ pub struct Users {
     pub clients: Option<(Arc<NbdServer>, String)>,
 }
 
-/// Those of a disk that stands still. A virtual machine goes on when this is dropped, clients do not.
+/// The users of a disk that stands still. They resume when this is dropped, of which `thaw` also waits for
+/// the virtual machine.
 pub struct Waiting {
     export: Option<Frozen>,
     clients: Option<(Arc<NbdServer>, String)>,
@@ -65,7 +66,8 @@ impl Waiting {
         Ok(())
     }
 
-    /// Let them go on, likewise.
+    /// Lets the users resume, on a thread of its own. If no thread can be started they resume, too, and
+    /// `tell` is not called.
     pub fn begin_to_thaw(self, tell: impl FnOnce() + Send + 'static) -> io::Result<()> {
         on_a_thread("thaw a disk", move || {
             self.thaw();
@@ -73,11 +75,18 @@ impl Waiting {
         })
     }
 
-    /// Let them go on; returns when they do.
-    pub fn thaw(self) {
-        if let Some(export) = self.export {
+    /// Lets the users resume; returns when they have.
+    pub fn thaw(mut self) {
+        if let Some(export) = self.export.take() {
             export.go_on().wait(HALT);
         }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        // The virtual machine first: clients depend on it.
+        drop(self.export.take());
         if let Some((server, name)) = &self.clients {
             server.go_on_export(name, None);
         }

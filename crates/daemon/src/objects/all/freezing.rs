@@ -50,7 +50,13 @@ impl Objects {
         let (post, of) = (self.mail.post(), name.clone());
         match waiting.begin_to_thaw(move || post.send(Event::Thawed(of))) {
             Ok(()) => drop(self.busy.insert(name, asker)),
-            Err(error) => asker(Err(no_thread(&error))),
+            Err(error) => {
+                tracing::warn!(
+                    "disk '{name}': cannot start a thread to thaw it: {error}; its users resume"
+                );
+                self.tell_changed(&name);
+                asker(Ok(json!({ "frozen": false })));
+            }
         }
     }
 
