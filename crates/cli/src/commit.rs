@@ -6,7 +6,7 @@ use crate::servers::absolute;
 use crate::stream;
 use crate::target::{Disk, Target};
 use clap::Args;
-use fathom_daemon::{CommitOrder, MirrorInfo, StreamInfo, StreamOrder};
+use fathom_daemon::{CommitOrder, Completion, MirrorInfo, StreamInfo, StreamOrder};
 use fathom_units::parse_size;
 use std::path::{Path, PathBuf};
 
@@ -48,6 +48,10 @@ pub struct CommitArgs {
     #[arg(long)]
     unkept: bool,
 
+    /// Even if the disk has dirty bitmaps: they stay with its old image, and the next backup is a full one
+    #[arg(long, conflicts_with_all = ["top", "until_ready"])]
+    leave_bitmaps: bool,
+
     #[command(flatten)]
     watch: WatchArgs,
 }
@@ -76,7 +80,13 @@ fn commit(disk: &Disk, args: &CommitArgs) -> anyhow::Result<()> {
     begin.patiently().send::<MirrorInfo>()?;
     match args.until_ready {
         true => mirror::wait(disk, &args.watch).map(drop),
-        false => mirror::wait_and_complete(disk, args.unkept, &args.watch),
+        false => {
+            let how = Completion {
+                unkept: args.unkept,
+                leave_bitmaps: args.leave_bitmaps,
+            };
+            mirror::wait_and_complete(disk, &how, &args.watch)
+        }
     }
 }
 

@@ -240,12 +240,20 @@ struct CompleteArgs {
     #[arg(long)]
     unkept: bool,
 
+    /// Even if the disk has dirty bitmaps: they stay with its old image, and the next backup is a full one
+    #[arg(long)]
+    leave_bitmaps: bool,
+
     #[command(flatten)]
     watch: WatchArgs,
 }
 
 fn complete(args: CompleteArgs) -> anyhow::Result<()> {
-    let outcome = wait_and_complete(&args.target.disk()?, args.unkept, &args.watch);
+    let how = Completion {
+        unkept: args.unkept,
+        leave_bitmaps: args.leave_bitmaps,
+    };
+    let outcome = wait_and_complete(&args.target.disk()?, &how, &args.watch);
     tell_outcome(
         &args.watch,
         outcome.as_ref().map(|()| serde_json::json!({})),
@@ -254,10 +262,10 @@ fn complete(args: CompleteArgs) -> anyhow::Result<()> {
 }
 
 /// Has the disk go on with the target, once that is ready.
-pub fn wait_and_complete(disk: &Disk, unkept: bool, watch: &WatchArgs) -> anyhow::Result<()> {
+pub fn wait_and_complete(disk: &Disk, how: &Completion, watch: &WatchArgs) -> anyhow::Result<()> {
     wait(disk, watch)?;
     let place = ["v1", "disks", &disk.name, "mirror", "complete"];
-    let call = disk.server.post(&place).json(&Completion { unkept });
+    let call = disk.server.post(&place).json(how);
     warn_if_unmarked(&call.patiently().send::<serde_json::Value>()?);
     Ok(())
 }

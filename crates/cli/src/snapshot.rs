@@ -29,6 +29,10 @@ pub struct SnapshotArgs {
     #[arg(long, conflicts_with_all = ["internal", "list", "delete"])]
     unkept: bool,
 
+    /// Even if the disk has dirty bitmaps: they stay with the image that it has now, and the next backup is a full one
+    #[arg(long, conflicts_with_all = ["internal", "list", "delete"])]
+    leave_bitmaps: bool,
+
     /// With --list: print JSON
     #[arg(long, conflicts_with = "file")]
     json: bool,
@@ -61,6 +65,7 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<()> {
         let order = SnapshotOrder {
             overlay: absolute(file)?,
             unkept: args.unkept,
+            leave_bitmaps: args.leave_bitmaps,
         };
         let post = disk.server.post(&disk.below("snapshot")).json(&order);
         warn_if_unmarked(&post.patiently().send::<serde_json::Value>()?);

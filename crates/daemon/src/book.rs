@@ -23,7 +23,7 @@ mod waiting;
 mod writing;
 
 use crate::answer::{Answer, Asker};
-use crate::command::{Ask, Command, SwitchTo};
+use crate::command::{Ask, Command, Completion, SwitchTo};
 use crate::events::Events;
 use crate::files::Keeper;
 use crate::host::Host;
@@ -217,10 +217,14 @@ impl Book {
                 self.resize(name, size, shrink, asker);
             }
             (Command::CompleteMirror(how), Some(name)) => {
-                self.switch(name, SwitchTo::Mirror, how.unkept, asker);
+                self.switch(name, SwitchTo::Mirror, &how, asker);
             }
             (Command::Snapshot(order), Some(name)) => {
-                self.switch(name, SwitchTo::Layer(order.overlay), order.unkept, asker);
+                let how = Completion {
+                    unkept: order.unkept,
+                    leave_bitmaps: order.leave_bitmaps,
+                };
+                self.switch(name, SwitchTo::Layer(order.overlay), &how, asker);
             }
             (Command::Show, Some(name)) => self.show(name, asker),
             (Command::List, None) => self.list(asker),

@@ -181,6 +181,9 @@ pub struct SnapshotOrder {
     /// See [`Completion`]
     #[serde(default)]
     pub unkept: bool,
+    /// Even if the disk has dirty bitmaps, which stay with the image that it has now
+    #[serde(default)]
+    pub leave_bitmaps: bool,
 }
 
 /// The image with which a disk is to go on.
@@ -200,6 +203,9 @@ pub struct Completion {
     /// configuration or on its command line: that will be changed before
     #[serde(default)]
     pub unkept: bool,
+    /// Even if the disk has dirty bitmaps, which stay with its old image
+    #[serde(default)]
+    pub leave_bitmaps: bool,
 }
 
 /// What a bitmap is to be called.
@@ -298,7 +304,11 @@ pub enum Command {
     /// Have the disk go on with a new image on top of its own: answered like `Show`.
     Snapshot(SnapshotOrder),
     /// The first step of both: answered by the options that the disk has with that image, when its users wait.
-    BeginSwitch(SwitchTo),
+    BeginSwitch {
+        to: SwitchTo,
+        /// The disk's bitmaps may stay with its old image.
+        leave_bitmaps: bool,
+    },
     /// The second one: they go on with it, or with what there was. Answered like `Show`.
     EndSwitch { go: bool },
     /// Dirty bitmaps: answered by those that there are then, [`Bitmaps`](crate::info::Bitmaps).

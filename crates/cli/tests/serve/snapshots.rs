@@ -123,3 +123,30 @@ fn what_cannot_have_a_snapshot_is_refused() {
     );
     assert!(!Path::new(&path("u")).exists());
 }
+
+#[test]
+fn switch_that_leaves_bitmaps_behind_is_refused_unless_told() {
+    let dir = disk_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let (image, layer, target) = (path("i"), path("layer"), path("target"));
+    fs::write(&image, vec![1; 4 << 20]).unwrap();
+    let served = Served::start(&image, &["--format", "raw"]);
+    let api = served.api();
+    let left = ["bitmaps (b)", "full", "--leave-bitmaps"];
+    stdout_of(&["bitmap", "add", &api, "b"]);
+    refused(1, &["snapshot", &api, &layer, "--unkept"], &left);
+    assert!(!dir.path().join("layer").exists());
+    start(&served, &target, &["-O", "raw", "--wait"]);
+    refused(
+        1,
+        &["mirror", "complete", &api, "--quiet", "--unkept"],
+        &left,
+    );
+    // The disk and its bitmap are as before, and the mirror may still be completed.
+    let listed = stdout_of(&["bitmap", "list", &api, "--json"]);
+    assert!(listed.contains("\"b\""), "{listed}");
+    complete(&served, &["--unkept", "--leave-bitmaps"]);
+    assert_eq!(stdout_of(&["bitmap", "list", &api, "--json"]).trim(), "[]");
+    // Without bitmaps nothing is said.
+    snapshot(&served, &layer, &["--unkept"]);
+}

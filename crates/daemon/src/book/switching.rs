@@ -4,7 +4,7 @@
 
 use super::{Book, Origin};
 use crate::answer::{Asker, Kind, Refusal};
-use crate::command::{Command, SwitchTo};
+use crate::command::{Command, Completion, SwitchTo};
 use crate::files::Found;
 use crate::table::DiskTable;
 use serde_json::Value;
@@ -21,12 +21,13 @@ impl Book {
         })
     }
 
-    /// `unkept`: even if it would have the old image when the server starts again.
-    pub(super) fn switch(&mut self, name: String, to: SwitchTo, unkept: bool, asker: Asker) {
-        if let Some(refusal) = self.said_elsewhere(&name, unkept) {
+    /// Switches a disk to another image.
+    pub(super) fn switch(&mut self, name: String, to: SwitchTo, how: &Completion, asker: Asker) {
+        if let Some(refusal) = self.said_elsewhere(&name, how.unkept) {
             return asker(Err(refusal));
         }
-        let (kept, command) = (name.clone(), Command::BeginSwitch(to));
+        let leave_bitmaps = how.leave_bitmaps;
+        let (kept, command) = (name.clone(), Command::BeginSwitch { to, leave_bitmaps });
         self.then(Some(name), command, move |book, answer| match answer {
             Err(refusal) => asker(Err(refusal)),
             // (The file may be just being written for another reason.)

@@ -220,7 +220,9 @@ impl Objects {
             (Command::EndMirror { force }, Some(index)) => {
                 return self.end_mirror(index, force, asker);
             }
-            (Command::BeginSwitch(to), Some(index)) => return self.begin_switch(index, to, asker),
+            (Command::BeginSwitch { to, leave_bitmaps }, Some(index)) => {
+                return self.begin_switch(index, to, leave_bitmaps, asker);
+            }
             (Command::EndSwitch { go }, Some(index)) => return self.end_switch(index, go, asker),
             (Command::Bitmaps(order), Some(index)) => {
                 return self.order_bitmaps(index, order, asker);
@@ -291,7 +293,7 @@ impl Objects {
             | Command::EndMirror { .. }
             | Command::CompleteMirror(_)
             | Command::Snapshot(_)
-            | Command::BeginSwitch(_)
+            | Command::BeginSwitch { .. }
             | Command::EndSwitch { .. }
             | Command::Bitmaps(_)
             | Command::Snapshots(_)

@@ -16,7 +16,7 @@ use fathom_exports::vhost_user::{Arriving, Frozen, arrival};
 use fathom_exports::{NbdServer, VhostUser};
 use fathom_files::{UsedFile, check_same};
 use fathom_formats::Format;
-use fathom_stack::{KeyRing, MarkedImage, make_layer};
+use fathom_stack::{Bitmaps, KeyRing, MarkedImage, make_layer};
 use fathom_storage::PART;
 use fathom_units::Size;
 use std::fs;
@@ -68,8 +68,15 @@ impl Also {
     }
 }
 
+/// A switch to another image.
+pub struct Switch {
+    pub to: Other,
+    /// The disk's bitmaps and its size, if the bitmaps may not stay with the old image.
+    pub bitmaps: Option<(Arc<Bitmaps>, u64)>,
+}
+
 /// Another image, which is the same as the disk's when its users wait.
-pub enum Switch {
+pub enum Other {
     /// The target of a mirror.
     Mirror(Running),
     /// A new one.
@@ -89,9 +96,9 @@ pub struct Layer {
 impl Switch {
     /// It is there. The error is for the user.
     fn prepare(&self) -> Result<(), String> {
-        match self {
-            Switch::Mirror(_) => Ok(()),
-            Switch::Layer(Layer {
+        match &self.to {
+            Other::Mirror(_) => Ok(()),
+            Other::Layer(Layer {
                 path,
                 below,
                 format,
@@ -103,12 +110,12 @@ impl Switch {
 
     /// Fails if the disk that was opened is not the other image. `before`: the files of the disk that it replaces.
     fn check(&self, disk: &Served, mut before: Vec<UsedFile>) -> Result<(), String> {
-        let size = match self {
-            Switch::Mirror(running) => {
+        let size = match &self.to {
+            Other::Mirror(running) => {
                 running.check_target(&disk.used_files())?;
                 running.mirror.size()
             }
-            Switch::Layer(layer) => {
+            Other::Layer(layer) => {
                 // The images are one below the new one.
                 before.iter_mut().for_each(|file| file.depth += 1);
                 check_same(&before, &disk.used_files(), 1)?;
@@ -116,31 +123,49 @@ impl Switch {
             }
         };
         match disk.size() == size {
-            true => Ok(()),
+            true => self.check_bitmaps(),
             false => Err(format!("the other image has {}", Size(disk.size()))),
+        }
+    }
+
+    /// Refuses to leave dirty bitmaps behind: the next incremental backup would find none.
+    fn check_bitmaps(&self) -> Result<(), String> {
+        let Some((bitmaps, size)) = &self.bitmaps else {
+            return Ok(());
+        };
+        // (A disk that can have no bitmaps leaves none.)
+        let left = bitmaps.list(*size).unwrap_or_default();
+        let left: Vec<_> = left.into_iter().map(|bitmap| bitmap.name).collect();
+        match left.is_empty() {
+            true => Ok(()),
+            false => Err(format!(
+                "its dirty bitmaps ({}) would stay with the old image, and the next backup by them would have to be \
+                 a full one; repeat with --leave-bitmaps, or remove them first (fathom bitmap remove)",
+                left.join(", ")
+            )),
         }
     }
 
     /// Users will wait.
     fn begin_finish(&self) {
-        if let Switch::Mirror(running) = self {
+        if let Other::Mirror(running) = &self.to {
             running.mirror.begin_finish();
         }
     }
 
     /// Users wait: it is the same when this returns.
     fn finish(&self, deadline: Instant) -> Result<(), String> {
-        match self {
-            Switch::Mirror(running) => running.mirror.finish(deadline),
-            Switch::Layer(_) => Ok(()),
+        match &self.to {
+            Other::Mirror(running) => running.mirror.finish(deadline),
+            Other::Layer(_) => Ok(()),
         }
     }
 
     /// It is not wanted after all.
     fn give_up(&self) {
-        match self {
-            Switch::Mirror(running) => running.mirror.go_on(),
-            Switch::Layer(layer) => {
+        match &self.to {
+            Other::Mirror(running) => running.mirror.go_on(),
+            Other::Layer(layer) => {
                 if let Err(error) = fs::remove_file(&layer.path) {
                     tracing::warn!("{}: is left behind: {error}", layer.path.display());
                 }
@@ -206,7 +231,7 @@ impl Remake {
                 disk.begin_stop();
                 disk.end(Instant::now() + HALT);
                 // (Which would go on with the rest, for which the front-end would wait.)
-                if let Some(Switch::Mirror(running)) = switch {
+                if let Some(Other::Mirror(running)) = switch.map(|switch| &switch.to) {
                     running.mirror.go_on();
                 }
                 let going_on = frozen.map(Frozen::go_on);

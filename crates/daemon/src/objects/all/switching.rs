@@ -6,7 +6,7 @@
 use super::{Objects, to_json};
 use crate::answer::{Asker, Kind, Refusal};
 use crate::command::SwitchTo;
-use crate::objects::remake::{Also, Switch};
+use crate::objects::remake::{Also, Other, Switch};
 use crate::options::DiskOptions;
 use crate::table::DiskTable;
 use fathom_files::gate;
@@ -15,8 +15,14 @@ use std::sync::mpsc::SyncSender;
 
 impl Objects {
     /// The first step: answered by the disk's options with the other image.
-    pub(super) fn begin_switch(&mut self, index: usize, to: SwitchTo, asker: Asker) {
-        match self.begin_to_switch(index, to) {
+    pub(super) fn begin_switch(
+        &mut self,
+        index: usize,
+        to: SwitchTo,
+        leave_bitmaps: bool,
+        asker: Asker,
+    ) {
+        match self.begin_to_switch(index, to, leave_bitmaps) {
             Ok(()) => {
                 let name = self.disks[index].name().to_owned();
                 self.busy.insert(name, asker);
@@ -25,7 +31,12 @@ impl Objects {
         }
     }
 
-    fn begin_to_switch(&self, index: usize, to: SwitchTo) -> Result<(), Refusal> {
+    fn begin_to_switch(
+        &self,
+        index: usize,
+        to: SwitchTo,
+        leave_bitmaps: bool,
+    ) -> Result<(), Refusal> {
         let disk = &self.disks[index];
         let conflict = |problem| {
             let name = disk.name();
@@ -33,11 +44,13 @@ impl Objects {
                 "disk '{name}' cannot go on with another image: {problem}"
             ))
         };
-        let (options, switch) = match to {
+        let (options, to) = match to {
             SwitchTo::Mirror => self.to_mirror(index, &conflict)?,
             SwitchTo::Layer(path) => self.to_layer(index, path, &conflict)?,
         };
         disk.may_be_switched().map_err(conflict)?;
+        let bitmaps = (!leave_bitmaps).then(|| disk.bitmaps());
+        let switch = Switch { to, bitmaps };
         self.begin_remake(index, options, Also::Switch(switch), &conflict)
     }
 
@@ -45,7 +58,7 @@ impl Objects {
         &self,
         index: usize,
         conflict: &dyn Fn(String) -> Refusal,
-    ) -> Result<(DiskOptions, Switch), Refusal> {
+    ) -> Result<(DiskOptions, Other), Refusal> {
         let running = self.mirror_of(index)?;
         if !running.is_ready() {
             let info = running.info();
@@ -55,8 +68,8 @@ impl Objects {
                 None => format!("its mirror is {}, not ready yet", info.phase),
             }));
         }
-        let switch = Switch::Mirror(running.clone());
-        Ok((running.target().clone(), switch))
+        let to = Other::Mirror(running.clone());
+        Ok((running.target().clone(), to))
     }
 
     fn to_layer(
@@ -64,7 +77,7 @@ impl Objects {
         index: usize,
         path: PathBuf,
         conflict: &dyn Fn(String) -> Refusal,
-    ) -> Result<(DiskOptions, Switch), Refusal> {
+    ) -> Result<(DiskOptions, Other), Refusal> {
         let disk = &self.disks[index];
         if let Some(refusal) = self.is_busy(disk.name()) {
             return Err(refusal);

@@ -3,7 +3,7 @@
 use super::Served;
 use crate::command::MirrorOrder;
 use crate::objects::mirror::{Order, Running};
-use crate::objects::remake::{Layer, Switch};
+use crate::objects::remake::{Layer, Other};
 use crate::options::DiskOptions;
 use crate::table::{DiskTable, check_path};
 use fathom_formats::Format;
@@ -103,7 +103,7 @@ impl Served {
     }
 
     /// With a new image of that path on top. The error is for the user.
-    pub fn layered(&self, path: PathBuf, has_nbd: bool) -> Result<(DiskOptions, Switch), String> {
+    pub fn layered(&self, path: PathBuf, has_nbd: bool) -> Result<(DiskOptions, Other), String> {
         check_path(&path)?;
         let table = self.table().ok_or("its options are not known")?;
         let below = table.image.path().ok_or("its image is not a file")?;
@@ -127,7 +127,7 @@ impl Served {
             allow_dirs: dirs,
             ..table.clone().on(Location::file(path), Some(Format::Qcow2))
         };
-        Ok((DiskOptions::of(table, has_nbd)?, Switch::Layer(layer)))
+        Ok((DiskOptions::of(table, has_nbd)?, Other::Layer(layer)))
     }
 
     pub fn set_mirror(&mut self, mirror: Running) {
