@@ -60,12 +60,27 @@ impl Image {
         let most = (stripe::HEADER + len) as u64;
         let object = match self.archive.fetch(&name, most).await {
             Err(Error::NotFound { what }) => {
-                return Err(Error::corrupt(what, "this stripe is lost"));
+                return Err(self.damaged(index, what, "this stripe is lost"));
+            }
+            Err(Error::Corrupt { what, problem }) => {
+                return Err(self.damaged(index, what, &problem));
             }
             other => other?,
         };
         let decoded = elsewhere(move || stripe::decode(&object, len, &hash)).await;
-        decoded.map_err(|problem| Error::corrupt(self.archive.shown(&name), problem))
+        decoded.map_err(|problem| self.damaged(index, self.archive.shown(&name), &problem))
+    }
+
+    /// Tells which part of the disk a stripe is that is lost or damaged.
+    fn damaged(&self, index: u32, object: String, problem: &str) -> Error {
+        let start = u64::from(index) * u64::from(self.manifest.stripe_size());
+        let end = start + self.manifest.len_of(index) as u64;
+        let problem = format!(
+            "{problem}; it is stripe {index} of {}, bytes {start} to {end} of the disk: archive a good copy of the \
+             disk with --verify-known to replace it",
+            self.shown
+        );
+        Error::corrupt(object, problem)
     }
 }
 

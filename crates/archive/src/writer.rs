@@ -20,6 +20,8 @@ pub struct Writer {
     archive: Place,
     /// Stripes that were seen, or are being put.
     seen: Mutex<HashSet<Hash>>,
+    /// Stripes that are in the archive are read and compared with their hashes.
+    verifies: bool,
 }
 
 /// What became of a stripe.
@@ -28,6 +30,16 @@ pub struct Put {
     pub hash: Hash,
     /// Bytes that were stored; `None`: it was there.
     pub stored: Option<u64>,
+    /// The stripe that was there was damaged, and has been replaced.
+    pub repaired: bool,
+}
+
+/// What an archive has of a stripe.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    Damaged,
+    Stripe,
 }
 
 impl Writer {
@@ -45,7 +57,14 @@ impl Writer {
         Ok(Writer {
             archive,
             seen: Mutex::default(),
+            verifies: false,
         })
+    }
+
+    /// Whether stripes that are in the archive are read, and replaced if their bytes are not what their
+    /// hashes say. Otherwise a stripe of a plausible length counts as good.
+    pub fn verifying(self, verifies: bool) -> Writer {
+        Writer { verifies, ..self }
     }
 
     /// The address of an image's manifest.
@@ -66,19 +85,31 @@ impl Writer {
         B: AsRef<[u8]> + Send + 'static,
     {
         let (hash, bytes) = Hash::taking(bytes).await;
+        let known = Put {
+            hash,
+            stored: None,
+            repaired: false,
+        };
         if !self.seen().insert(hash) {
-            return (Ok(Put { hash, stored: None }), bytes);
+            return (Ok(known), bytes);
         }
-        match self.has(&hash, bytes.as_ref().len()).await {
-            Ok(true) => return (Ok(Put { hash, stored: None }), bytes),
-            Ok(false) => {}
+        let repaired = match self.find(&hash, bytes.as_ref().len()).await {
+            Ok(Found::Stripe) => return (Ok(known), bytes),
+            Ok(found) => found == Found::Damaged,
             Err(error) => return (self.forget(&hash, error), bytes),
-        }
+        };
         let (object, bytes) = elsewhere(move || (stripe::object_of(bytes.as_ref()), bytes)).await;
         let stored = Some(object.len() as u64);
         let put = self.store(&hash.object(), object, PutMode::Overwrite).await;
         match put {
-            Ok(()) => (Ok(Put { hash, stored }), bytes),
+            Ok(()) => {
+                let put = Put {
+                    hash,
+                    stored,
+                    repaired,
+                };
+                (Ok(put), bytes)
+            }
             Err(error) => (self.forget(&hash, error), bytes),
         }
     }
@@ -125,11 +156,26 @@ impl Writer {
             .map_err(|error| self.archive.told(name, error))
     }
 
-    /// Whether a stripe is there, as far as its length tells.
-    async fn has(&self, hash: &Hash, len: usize) -> Result<bool, Error> {
-        let range = stripe::HEADER as u64..=(stripe::HEADER + len) as u64;
-        let there = self.len_of(&hash.object()).await?;
-        Ok(there.is_some_and(|len| range.contains(&len)))
+    /// What is there of a stripe: as far as its length tells or, if this verifies, by all of its bytes.
+    async fn find(&self, hash: &Hash, len: usize) -> Result<Found, Error> {
+        let (name, most) = (hash.object(), (stripe::HEADER + len) as u64);
+        let range = stripe::HEADER as u64..=most;
+        match self.len_of(&name).await? {
+            None => return Ok(Found::Nothing),
+            Some(len) if !range.contains(&len) => return Ok(Found::Damaged),
+            Some(_) if !self.verifies => return Ok(Found::Stripe),
+            Some(_) => {}
+        }
+        let object = match self.archive.fetch(&name, most).await {
+            Err(Error::NotFound { .. }) => return Ok(Found::Nothing),
+            object => object?,
+        };
+        let hash = *hash;
+        let decoded = elsewhere(move || stripe::decode(&object, len, &hash)).await;
+        Ok(match decoded {
+            Ok(_) => Found::Stripe,
+            Err(_) => Found::Damaged,
+        })
     }
 
     /// Bytes of an object, if there is one.

@@ -22,6 +22,8 @@ pub struct StripeOptions {
     pub profile: Vec<u32>,
     /// What is there under that name already is replaced.
     pub force: bool,
+    /// Stripes that are in the archive are read, and replaced if they are damaged.
+    pub verify_known: bool,
 }
 
 impl Default for StripeOptions {
@@ -30,6 +32,7 @@ impl Default for StripeOptions {
             stripe_size: 1 << 20,
             profile: Vec::new(),
             force: false,
+            verify_known: false,
         }
     }
 }
@@ -58,6 +61,8 @@ pub struct Archived {
     /// Stripes that were not there, that were, and that are all zeroes.
     pub new: u32,
     pub known: u32,
+    /// Of the new ones, those that were there and damaged.
+    pub repaired: u32,
     pub zero: u32,
     /// Bytes of the stripes that were not there, as they are stored.
     pub stored: u64,
@@ -75,7 +80,7 @@ pub fn archive(
     let mut job = Job::default();
     let source = source.open(&mut job)?;
     let frame = options.frame(&source.path, source.size())?;
-    let writer = Arc::new(Writer::open(archive)?);
+    let writer = Arc::new(Writer::open(archive)?.verifying(options.verify_known));
     let manifest = writer.manifest_address(name);
     let background = Background::new()?;
     if !options.force && background.run(writer.has_image(name))? {
@@ -97,6 +102,7 @@ pub fn archive(
         read: striped.read,
         new: striped.new,
         known: striped.known,
+        repaired: striped.repaired,
         zero: frame.stripes().iter().filter(|hash| hash.is_none()).count() as u32,
         stored: striped.stored,
     })

@@ -43,6 +43,8 @@ pub(crate) struct Striped {
     /// Stripes that were not there, and that were.
     pub(crate) new: u32,
     pub(crate) known: u32,
+    /// Of the new ones, those that were there and damaged.
+    pub(crate) repaired: u32,
     /// Bytes of those that were not.
     pub(crate) stored: u64,
 }
@@ -71,7 +73,12 @@ impl Keep {
         let (put, filled) = match self {
             Keep::Hashes => {
                 let (hash, filled) = Hash::taking(filled).await;
-                (Ok(Put { hash, stored: None }), filled)
+                let put = Put {
+                    hash,
+                    stored: None,
+                    repaired: false,
+                };
+                (Ok(put), filled)
             }
             Keep::Archive(writer) => put_patiently(&writer, filled).await,
         };
@@ -304,6 +311,7 @@ impl Run<'_, '_> {
         match put.stored {
             Some(bytes) => {
                 self.striped.new += 1;
+                self.striped.repaired += u32::from(put.repaired);
                 self.striped.stored += bytes;
             }
             None => self.striped.known += 1,

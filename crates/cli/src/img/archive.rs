@@ -40,6 +40,7 @@ impl StripeArgs {
             stripe_size,
             profile: profile.transpose()?.unwrap_or_default(),
             force: self.force,
+            verify_known: false,
         })
     }
 }
@@ -69,6 +70,9 @@ pub(super) struct ArchiveArgs {
     source_snapshot: Option<String>,
     #[command(flatten)]
     stripes: StripeArgs,
+    /// Read the stripes that the archive has already, and replace damaged ones
+    #[arg(long)]
+    verify_known: bool,
     /// How the image is read: none, writeback or writethrough
     #[arg(short = 'T', long, default_value = "writeback", value_parser = parse_cache)]
     cache: Cache,
@@ -77,7 +81,7 @@ pub(super) struct ArchiveArgs {
     #[command(flatten)]
     read: ReadArgs,
     /// Tell which images an archive has; with --json, as one document
-    #[arg(long, conflicts_with_all = ["force", "profile", "source_snapshot"])]
+    #[arg(long, conflicts_with_all = ["force", "profile", "source_snapshot", "verify_known"])]
     list: bool,
     /// An image (a file, rbd:POOL/IMAGE, an NBD URI or - for standard input), the archive (a directory or
     /// s3://BUCKET/PREFIX), and what the image is called there; with --list the archive alone
@@ -101,7 +105,10 @@ fn text(word: &OsStr) -> anyhow::Result<&str> {
 }
 
 fn keep(args: &ArchiveArgs, image: &OsStr, archive: &str, name: &str) -> anyhow::Result<()> {
-    let options = args.stripes.options()?;
+    let options = StripeOptions {
+        verify_known: args.verify_known,
+        ..args.stripes.options()?
+    };
     let source = Source::new(
         image,
         OpenOptions {
@@ -128,6 +135,7 @@ fn told(archived: &Archived) -> Value {
         "read": archived.read,
         "new-stripes": archived.new,
         "known-stripes": archived.known,
+        "repaired-stripes": archived.repaired,
         "zero-stripes": archived.zero,
         "stored": archived.stored,
     })
@@ -140,14 +148,19 @@ fn summary(archived: &Archived) -> String {
         read,
         new,
         known,
+        repaired,
         zero,
         stored,
     } = archived;
+    let repaired = match repaired {
+        0 => String::new(),
+        count => format!(" ({count} of them replace damaged ones)"),
+    };
     let manifest = img::shown(manifest);
     format!(
         "{manifest}\n\
          disk: {size} bytes, {read} of them read\n\
-         stripes: {new} new, {known} known, {zero} zero\n\
+         stripes: {new} new{repaired}, {known} known, {zero} zero\n\
          stored: {stored} bytes\n"
     )
 }

@@ -283,6 +283,45 @@ fn a_damaged_archive_is_not_restored() {
 }
 
 #[test]
+fn damaged_stripe_is_replaced_when_known_stripes_are_verified() {
+    let place = Place::new();
+    let disk = raw(&place, "disk");
+    let archive = place.path("archive");
+    archived(&["--stripe-size", "1M", &disk, &archive, "image"]);
+    let victim = &stripes(&archive)[3];
+    let mut changed = fs::read(victim).unwrap();
+    let middle = changed.len() / 2;
+    changed[middle] ^= 1;
+    fs::write(victim, &changed).unwrap();
+    // By its length it is known.
+    let told = archived(&["--stripe-size", "1M", &disk, &archive, "second"]);
+    assert_eq!(told["new-stripes"], 0, "{told}");
+    let (second, back) = (manifest(&archive, "second"), place.path("back"));
+    let words = [
+        "damaged",
+        "second",
+        "stripe",
+        "of the disk",
+        "--verify-known",
+    ];
+    refused(1, &["img", "restore", &second, &back], &words);
+    let args = [
+        "--stripe-size",
+        "1M",
+        "--verify-known",
+        &disk,
+        &archive,
+        "third",
+    ];
+    let told = archived(&args);
+    assert_eq!(told["new-stripes"], 1, "{told}");
+    assert_eq!(told["repaired-stripes"], 1, "{told}");
+    for name in ["image", "second", "third"] {
+        in_all_formats(&place, &manifest(&archive, name), &disk);
+    }
+}
+
+#[test]
 fn what_cannot_be_is_told_in_one_line() {
     let place = Place::new();
     let disk = raw(&place, "disk");
