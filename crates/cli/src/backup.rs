@@ -104,10 +104,10 @@ impl KeepArgs {
     }
 }
 
-/// As it was at its end; an error if nobody should use what was read.
-fn end(disk: &Disk) -> anyhow::Result<BackupInfo> {
-    let delete = disk.server.delete(&disk.below("backup")).patiently();
-    let info: BackupInfo = delete.send()?;
+/// Ends the backup of that identity, and returns its final state. An error says that what was read must not be used.
+fn end(disk: &Disk, id: &str) -> anyhow::Result<BackupInfo> {
+    let delete = disk.server.delete(&disk.below("backup"));
+    let info: BackupInfo = delete.parameter("id", id).patiently().send()?;
     match &info.problem {
         Some(problem) => bail!("the backup has failed: {problem}"),
         None => Ok(info),
@@ -191,6 +191,10 @@ struct StopArgs {
     #[command(flatten)]
     with: WithArgs,
 
+    /// End this backup only, and fail if another one has begun since: the name in its URI [default: whichever there is]
+    #[arg(long, value_name = "ID", conflicts_with = "with")]
+    id: Option<String>,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -199,7 +203,11 @@ struct StopArgs {
 fn stop(args: StopArgs) -> anyhow::Result<()> {
     let disks = args.with.disks(&args.target)?;
     // (All of them, whatever becomes of the first.)
-    let ended: Vec<_> = disks.iter().map(end).collect();
+    let end_one = |disk: &Disk| match &args.id {
+        Some(id) => end(disk, id),
+        None => end(disk, &present(disk)?),
+    };
+    let ended: Vec<_> = disks.iter().map(end_one).collect();
     for info in ended {
         let info = info?;
         if args.json {
@@ -207,4 +215,12 @@ fn stop(args: StopArgs) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The identity of the disk's backup.
+fn present(disk: &Disk) -> anyhow::Result<String> {
+    match disk.info()?.backup {
+        Some(info) => Ok(info.id),
+        None => bail!("there is no backup of disk '{}'", disk.name),
+    }
 }

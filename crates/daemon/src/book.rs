@@ -254,8 +254,8 @@ impl Book {
                 command @ (Command::BeginMirror(_)
                 | Command::BeginStream(_)
                 | Command::EndStream
-                | Command::BeginBackup(_)
-                | Command::EndBackup
+                | Command::BeginBackup { .. }
+                | Command::EndBackup { .. }
                 | Command::Bitmaps(_)
                 | Command::Snapshots(_)
                 | Command::EndMirror { .. }),

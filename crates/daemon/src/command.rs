@@ -283,11 +283,11 @@ pub enum Command {
     /// Let it go on: `{"frozen": false}`.
     Thaw,
     /// Keep a disk as it is now, for NBD clients: answered by a [`BackupInfo`](crate::info::BackupInfo).
-    BeginBackup(BackupOrder),
-    /// Have users go on whom a backup holds: answered likewise.
-    GoOnWithBackup,
-    /// Keep it no more: answered likewise, by what has become of it.
-    EndBackup,
+    BeginBackup { id: String, order: BackupOrder },
+    /// Lets users go on whom the backup of that identity holds: answered likewise.
+    GoOnWithBackup { id: String },
+    /// Ends the backup of that identity, which may not have begun yet: answered likewise, by its final state.
+    EndBackup { id: String },
     /// Copy a disk to another one, which may take its place: answered by a [`MirrorInfo`](crate::info::MirrorInfo).
     BeginMirror(Box<MirrorOrder>),
     /// Copy what a disk has to the image below it, which may take its place: answered likewise. It is a mirror, too.

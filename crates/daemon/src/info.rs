@@ -242,7 +242,11 @@ pub struct StreamInfo {
 /// A disk that is kept as it was.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BackupInfo {
-    /// Where NBD clients read it.
+    /// The backup's identity, which no other backup has: whoever ends the backup names it.
+    #[serde(default)]
+    pub id: String,
+    /// Where NBD clients read it. The export's name is the backup's identity, so that a client which connects again
+    /// never gets another backup.
     pub uri: String,
     /// For so long.
     pub seconds: u64,

@@ -16,6 +16,7 @@ mod events;
 mod files;
 mod handover;
 mod host;
+mod identity;
 mod info;
 mod jobs;
 mod limits;
@@ -52,6 +53,7 @@ pub use events::Events;
 pub use fathom_sandbox::Mode as SandboxMode;
 pub use files::read_config;
 pub use handover::{TAKE_OVER, start_successors};
+pub use identity::new_identity;
 pub use info::{
     BackupInfo, BitmapInfo, Bitmaps, ConnectionInfo, FrontEnd, Info, MirrorInfo, NbdInfo,
     SnapshotInfo, Snapshots, StreamInfo, TenantLimits, WorkerInfo,

@@ -3,15 +3,16 @@
 use super::agent::{Agent, FrozenGuest};
 use super::end;
 use crate::target::Disk;
-use anyhow::bail;
-use fathom_daemon::{BackupInfo, BackupOrder};
+use anyhow::{anyhow, bail};
+use fathom_client::ClientError;
+use fathom_daemon::{BackupInfo, BackupOrder, new_identity};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Others wait while one begins.
+/// Time within which a backup begins: the users of other disks wait meanwhile.
 const BEGIN: Duration = Duration::from_secs(30);
 
 /// Begins the backups of these disks, each as its order says, at one instant: after that of all others nothing has been
@@ -33,8 +34,8 @@ pub fn begin(
     let thawed = guest.map_or(Ok(()), FrozenGuest::thaw);
     match (begun, thawed) {
         (Ok(begun), Ok(())) if !interrupted.load(Ordering::Relaxed) => Ok(begun),
-        (Ok(_), thawed) => {
-            end_all(disks);
+        (Ok(begun), thawed) => {
+            end_all(disks, &begun);
             thawed.and_then(|()| bail!("it was interrupted: there is no backup"))
         }
         (Err(error), Ok(())) => Err(error),
@@ -49,27 +50,67 @@ fn begin_together(disks: &[&Disk], orders: &[BackupOrder]) -> anyhow::Result<Vec
             held: disks.len() > 1,
             ..order.clone()
         };
-        let put = disk.server.put(&disk.below("backup")).json(&order);
-        match put.within(BEGIN).send() {
+        match begin_one(disk, &order) {
             Ok(info) => begun.push(info),
             Err(error) => {
-                end_all(&disks[..begun.len()]);
-                return Err(error.into());
+                end_all(disks, &begun);
+                return Err(error);
             }
         }
     }
     if disks.len() > 1 {
-        go_on(disks).inspect_err(|_| end_all(disks))?;
+        go_on(disks, &begun).inspect_err(|_| end_all(disks, &begun))?;
     }
     Ok(begun)
 }
 
-/// All are held: has their users go on.
-fn go_on(disks: &[&Disk]) -> anyhow::Result<()> {
+/// Begins the backup of a disk. After an error there is none, even if the server has not answered in time.
+fn begin_one(disk: &Disk, order: &BackupOrder) -> anyhow::Result<BackupInfo> {
+    let id = new_identity();
+    let put = disk.server.put(&disk.below("backup")).parameter("id", &id);
+    let error = match put.json(order).within(BEGIN).send() {
+        Ok(info) => return Ok(info),
+        Err(error) => error,
+    };
+    if may_yet_begin(&error) {
+        let delete = disk.server.delete(&disk.below("backup"));
+        let ended = delete
+            .parameter("id", &id)
+            .within(BEGIN)
+            .send::<BackupInfo>();
+        let is_unknown = match ended {
+            // (An answer to this request says that the backup does not begin any more.)
+            Ok(_) | Err(ClientError::Refused { .. }) => false,
+            Err(error) => !error.is_gone(),
+        };
+        if is_unknown {
+            let stop = format!("`fathom backup stop {} --id {id}`", disk.name);
+            return Err(anyhow!(error).context(format!(
+                "the backup of disk '{}' may yet begin: end it by {stop}",
+                disk.name
+            )));
+        }
+    }
+    Err(error.into())
+}
+
+/// Whether the server may carry a request out that has failed for this reason.
+fn may_yet_begin(error: &ClientError) -> bool {
+    const GATEWAY_TIMEOUT: u16 = 504;
+    match error {
+        ClientError::Refused { status, .. } => *status == GATEWAY_TIMEOUT,
+        ClientError::NotRunning(_) => false,
+        _ => true,
+    }
+}
+
+/// Lets the users of all disks go on, whom the backups hold.
+fn go_on(disks: &[&Disk], begun: &[BackupInfo]) -> anyhow::Result<()> {
     // (Each of them, whatever becomes of the first.)
-    let gone_on = disks.iter().map(|disk| {
+    let gone_on = disks.iter().zip(begun).map(|(disk, info)| {
         let place = ["v1", "disks", &disk.name, "backup", "go"];
-        let info: BackupInfo = disk.server.post(&place).send()?;
+        let go = disk.server.post(&place).parameter("id", &info.id);
+        let info: BackupInfo = go.send()?;
         match info.problem {
             Some(problem) => bail!(
                 "disk '{}' could not be held for so long: {problem}",
@@ -82,9 +123,9 @@ fn go_on(disks: &[&Disk]) -> anyhow::Result<()> {
     gone_on.into_iter().collect()
 }
 
-/// They are of no use.
-fn end_all(disks: &[&Disk]) {
-    for disk in disks {
-        let _ = end(disk);
+/// Ends the backups that have begun, which are of no use.
+fn end_all(disks: &[&Disk], begun: &[BackupInfo]) {
+    for (disk, info) in disks.iter().zip(begun) {
+        let _ = end(disk, &info.id);
     }
 }

@@ -308,7 +308,7 @@ fn save(
             })
         });
         // Whatever has become of that, users of the disk are to wait no more.
-        let ended = end(&item.disk);
+        let ended = end(&item.disk, &info.id);
         let written = match written {
             None => continue,
             Some(Ok(same)) => ended

@@ -20,10 +20,10 @@ fn server_with(of_api: &str) -> Served {
 
 /// An answer of the API's.
 #[derive(Debug)]
-struct Answer {
-    status: u16,
+pub struct Answer {
+    pub status: u16,
     head: String,
-    body: Value,
+    pub body: Value,
 }
 
 impl Answer {
@@ -37,7 +37,7 @@ impl Answer {
     }
 
     /// That it is an error, as RFC 9457 has them.
-    fn is_problem(&self, status: u16, word: &str) {
+    pub fn is_problem(&self, status: u16, word: &str) {
         assert_eq!(self.status, status, "{self:?}");
         assert_eq!(self.header("content-type"), "application/problem+json");
         assert_eq!(self.body["status"], status);
@@ -48,7 +48,7 @@ impl Answer {
     }
 }
 
-fn curl(served: &Served, method: &str, place: &str, more: &[&str]) -> Answer {
+pub fn curl(served: &Served, method: &str, place: &str, more: &[&str]) -> Answer {
     let output = Command::new("curl")
         .args([
             "--silent",

@@ -2,6 +2,7 @@
 
 mod alarms;
 mod api;
+mod backup_identity;
 mod backups;
 mod bitmaps;
 #[allow(dead_code, reason = "pages without charts need a part of it")]

@@ -169,24 +169,34 @@ fn guests_wait_for_an_instant_and_not_for_ever() {
             .to_owned();
         let place = ["v1", "disks", &name, "backup"];
         let held = json!({ "held": true });
-        client.put(&place).json(&held).send::<Value>().unwrap();
+        let begin = || {
+            let begun = client.put(&place).json(&held).send::<Value>().unwrap();
+            begun["id"].as_str().unwrap().to_owned()
+        };
+        let id = begin();
         assert_eq!(disk.all(&[write(8192)]), [Ok(Vec::new())]);
         let go = ["v1", "disks", &name, "backup", "go"];
-        let ended = client.post(&go).send::<Value>().unwrap();
+        let ended = client.post(&go).parameter("id", &id);
+        let ended = ended.send::<Value>().unwrap();
         assert!(ended["problem"].is_string(), "{ended}");
-        client.delete(&place).send::<Value>().unwrap();
+        let end = |id: &str| {
+            let delete = client.delete(&place).parameter("id", id);
+            delete.send::<Value>().unwrap()
+        };
+        end(&id);
         // Nor does anybody who comes later wait.
-        client.put(&place).json(&held).send::<Value>().unwrap();
+        let id = begin();
         thread::sleep(Duration::from_secs(6));
-        let begin = Instant::now();
+        let since = Instant::now();
         assert_eq!(disk.all(&[write(12288)]), [Ok(Vec::new())]);
-        assert!(begin.elapsed() < Duration::from_secs(3));
-        client.delete(&place).send::<Value>().unwrap();
-        client.put(&place).json(&held).send::<Value>().unwrap();
-        let gone_on = client.post(&go).send::<Value>().unwrap();
+        assert!(since.elapsed() < Duration::from_secs(3));
+        end(&id);
+        let id = begin();
+        let gone_on = client.post(&go).parameter("id", &id);
+        let gone_on = gone_on.send::<Value>().unwrap();
         assert!(gone_on["problem"].is_null(), "{gone_on}");
         assert_eq!(disk.all(&[write(16384)]), [Ok(Vec::new())]);
-        client.delete(&place).send::<Value>().unwrap();
+        end(&id);
     });
 }
 

@@ -1,16 +1,17 @@
 //! The page at `/`: what goes on right now, for who has a browser. It reads `/v1/live` and nothing else of
 //! anybody's.
 
+use crate::identity::new_identity;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use std::hash::{BuildHasher, Hasher, RandomState};
 
 const PAGE: &str = include_str!("page.html");
 /// What stands for it in the page.
 const NONCE: &str = "NONCE";
 
 pub async fn page() -> Response {
-    let nonce = nonce();
+    // Nobody knows it beforehand: only scripts and styles with it count.
+    let nonce = new_identity();
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
          img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -25,19 +26,12 @@ pub async fn page() -> Response {
     (headers, PAGE.replace(NONCE, &nonce)).into_response()
 }
 
-/// Something that nobody knows beforehand: only scripts and styles with it count.
-fn nonce() -> String {
-    let random = || RandomState::new().build_hasher().finish();
-    format!("{:016x}{:016x}", random(), random())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn all_that_the_page_has_is_in_it() {
-        assert_ne!(nonce(), nonce());
         for tag in ["<script", "<style"] {
             let parts: Vec<_> = PAGE.split(tag).skip(1).collect();
             assert_eq!(parts.len(), 1, "{tag}");

@@ -21,6 +21,7 @@ mod resizing;
 mod snapshots;
 mod switching;
 
+use super::backup::{Beginning, EndedBackups};
 use super::changes::{self, Changing, Event, Leaving, Next, Over, What};
 use super::disk::{Common, Served};
 use super::freeze::Waiting;
@@ -62,6 +63,9 @@ pub struct Objects {
     leaving: Vec<Leaving>,
     /// Disks that are getting another size or other options, and who waits for it.
     busy: BTreeMap<String, Asker>,
+    /// Backups that are beginning, by disk.
+    beginning_backups: BTreeMap<String, Beginning>,
+    ended_backups: EndedBackups,
     /// Disks that may have got another size elsewhere, which is to be taken in.
     sizes_seen: BTreeSet<String>,
     /// Disks that stand still, and when those that may not for ever go on.
@@ -120,6 +124,8 @@ impl Objects {
             changing: Vec::new(),
             leaving: Vec::new(),
             busy: BTreeMap::new(),
+            beginning_backups: BTreeMap::new(),
+            ended_backups: EndedBackups::default(),
             sizes_seen: BTreeSet::new(),
             frozen: BTreeMap::new(),
             thaw_at: BTreeMap::new(),
@@ -203,10 +209,10 @@ impl Objects {
                 return self.freeze(index, timeout, asker);
             }
             (Command::Thaw, Some(index)) => return self.thaw(index, asker),
-            (Command::BeginBackup(order), Some(index)) => {
-                return self.begin_backup(index, order, asker);
+            (Command::BeginBackup { id, order }, Some(index)) => {
+                return self.begin_backup(index, id, order, asker);
             }
-            (Command::EndBackup, Some(index)) => return self.end_backup(index, asker),
+            (Command::EndBackup { id }, Some(index)) => return self.end_backup(index, &id, asker),
             (Command::BeginMirror(order), Some(index)) => {
                 return self.begin_mirror(index, *order, asker);
             }
@@ -265,7 +271,7 @@ impl Objects {
             Command::Stats => to_json(&disk.summary()),
             Command::Slow => Ok(json!({ "requests": to_json(&disk.slow(MAX_SLOW))? })),
             Command::Show => self.show(index),
-            Command::GoOnWithBackup => self.go_on_with_backup(index),
+            Command::GoOnWithBackup { id } => self.go_on_with_backup(index, &id),
             Command::Measure => to_json(&self.measure(index, ProcessInfo::own())),
             Command::Trace { file } => {
                 let checked = file.as_deref().map_or(Ok(()), check_path);
@@ -284,8 +290,8 @@ impl Objects {
             | Command::Resize { .. }
             | Command::Freeze { .. }
             | Command::Thaw
-            | Command::BeginBackup(_)
-            | Command::EndBackup
+            | Command::BeginBackup { .. }
+            | Command::EndBackup { .. }
             | Command::BeginMirror(_)
             | Command::BeginCommit(_)
             | Command::BeginStream(_)

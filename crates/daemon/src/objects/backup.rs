@@ -2,6 +2,7 @@
 
 use super::serving::Serving;
 use super::shared_disk::SharedDisk;
+use crate::answer::Asker;
 use crate::events::{Events, Happened};
 use crate::info::BackupInfo;
 use fathom_core::{ThreadKind, thread_starts};
@@ -10,6 +11,7 @@ use fathom_exports::{Access, Listener, NbdServer};
 use fathom_jobs::Source;
 use fathom_jobs::backup::{Backup, Status, Terms};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+use std::collections::VecDeque;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -24,9 +26,11 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'.')
     .remove(b'~');
 
-/// What it takes to begin.
+/// What is needed to begin a backup.
 pub struct Order {
     pub disk: String,
+    /// The backup's identity.
+    pub id: String,
     pub source: Source,
     pub terms: Terms,
     /// Where clients connect.
@@ -36,14 +40,47 @@ pub struct Order {
     pub events: Events,
 }
 
-/// One that has begun, and has ended or not.
+/// A backup that has begun, and may have ended.
 #[derive(Clone)]
 pub struct Running {
+    id: String,
     socket: PathBuf,
     bitmap: Option<String>,
     successor: Option<u64>,
     since: Instant,
     shared: Arc<Shared>,
+}
+
+/// A backup that is beginning.
+pub struct Beginning {
+    /// The backup's identity.
+    pub id: String,
+    /// Who has asked for its end meanwhile.
+    pub end: Option<Asker>,
+}
+
+/// Identities of backups that have ended, or were to end before they began: no backup may have one of them again, or a
+/// request to begin that arrives late would leave a backup behind.
+#[derive(Default)]
+pub struct EndedBackups(VecDeque<String>);
+
+impl EndedBackups {
+    /// Number of identities that are remembered. A request overtakes far fewer others.
+    const MOST: usize = 256;
+
+    pub fn add(&mut self, id: &str) {
+        if self.has(id) {
+            return;
+        }
+        if self.0.len() == EndedBackups::MOST {
+            self.0.pop_front();
+        }
+        self.0.push_back(id.to_owned());
+    }
+
+    pub fn has(&self, id: &str) -> bool {
+        self.0.iter().any(|ended| ended == id)
+    }
 }
 
 #[derive(Default)]
@@ -82,12 +119,17 @@ impl Order {
         };
         let backup = Backup::start(self.source, &self.terms, Box::new(failed))?;
         let (view, workers) = backup.view();
-        let text = "as it was when its backup began".to_owned();
-        let mut export = Export::new(self.disk.clone(), text, view, workers);
-        if let Some(name) = &self.terms.bitmap {
-            export = export.with_bitmap(name.clone());
-        }
-        let serving = serve(export, listener);
+        // Clients that know the backup's identity are never served another backup. The disk's name, and none, stand
+        // for whichever backup there is.
+        let exports = [&self.disk, &self.id].map(|name| {
+            let text = "as it was when its backup began".to_owned();
+            let export = Export::new(name.clone(), text, view.clone(), workers.clone());
+            match &self.terms.bitmap {
+                Some(bitmap) => export.with_bitmap(bitmap.clone()),
+                None => export,
+            }
+        });
+        let serving = serve(exports.into(), listener);
         let serving = match serving {
             Ok(serving) => serving,
             Err(problem) => {
@@ -113,6 +155,7 @@ impl Order {
         tracing::info!("a backup of disk '{disk}' has begun");
         self.events.tell(Happened::BackupBegun { disk });
         Ok(Running {
+            id: self.id,
             socket: self.socket,
             bitmap: self.terms.bitmap,
             successor,
@@ -122,9 +165,9 @@ impl Order {
     }
 }
 
-fn serve(export: Export, listener: Listener) -> Result<Serving<NbdServer>, String> {
+fn serve(exports: Vec<Export>, listener: Listener) -> Result<Serving<NbdServer>, String> {
     let failed = |error: std::io::Error| format!("its clients cannot be served: {error}");
-    let exports = Exports::new(vec![export]).map_err(|error| error.to_string())?;
+    let exports = Exports::new(exports).map_err(|error| error.to_string())?;
     let server = NbdServer::new(exports, Options::default()).map_err(failed)?;
     let serve = move |server: &NbdServer| server.serve(&[listener]);
     let (kind, server) = (ThreadKind::NbdListener, Arc::new(server));
@@ -198,10 +241,16 @@ impl Running {
         parts.map(|(_, backup)| backup.go_on()).is_some()
     }
 
-    /// Where clients connect.
+    /// The backup's identity.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Where clients read this backup, and no other one.
     pub fn uri(&self) -> String {
         format!(
-            "nbd+unix:///?socket={}",
+            "nbd+unix:///{}?socket={}",
+            self.id,
             percent_encode(self.socket.as_os_str().as_bytes(), ENCODED)
         )
     }
@@ -221,6 +270,7 @@ impl Running {
     pub fn info(&self) -> BackupInfo {
         let Status { kept, problem } = self.shared.state().status();
         BackupInfo {
+            id: self.id.clone(),
             uri: self.uri(),
             bitmap: self.bitmap.clone(),
             successor: self.successor,

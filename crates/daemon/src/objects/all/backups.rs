@@ -5,25 +5,38 @@ use super::{Objects, to_json};
 use crate::answer::{Answer, Asker, Kind, Refusal};
 use crate::command::BackupOrder;
 use crate::info::BackupInfo;
-use crate::objects::backup::Running;
+use crate::objects::backup::{Beginning, Running};
 use crate::objects::changes;
 use crate::table::check_path;
 use fathom_files::gate;
 
 impl Objects {
-    /// Keep the disk as it is now.
-    pub(super) fn begin_backup(&mut self, index: usize, order: BackupOrder, asker: Asker) {
+    /// Begins a backup of that identity.
+    pub(super) fn begin_backup(
+        &mut self,
+        index: usize,
+        id: String,
+        order: BackupOrder,
+        asker: Asker,
+    ) {
+        if self.ended_backups.has(&id) {
+            return asker(Err(ended_early(&id)));
+        }
         if let Some(refusal) = self.may_not_be_backed_up(index, &order) {
             return asker(Err(refusal));
         }
         let disk = &self.disks[index];
-        let order = match disk.backup_order(order) {
+        let order = match disk.backup_order(id.clone(), order) {
             Ok(order) => order,
             Err(problem) => return asker(Err(Kind::Invalid.because(problem))),
         };
         let name = disk.name().to_owned();
         match changes::begin_backup(order, self.mail.post()) {
-            Ok(()) => drop(self.busy.insert(name, asker)),
+            Ok(()) => {
+                let beginning = Beginning { id, end: None };
+                self.beginning_backups.insert(name.clone(), beginning);
+                self.busy.insert(name, asker);
+            }
             Err(error) => asker(Err(no_thread(&error))),
         }
     }
@@ -49,35 +62,61 @@ impl Objects {
     }
 
     pub(super) fn take_in_backup(&mut self, name: &str, begun: Result<Running, String>) {
+        let beginning = self.beginning_backups.remove(name);
+        let end = beginning.and_then(|beginning| beginning.end);
         let asker = self.busy.remove(name);
         let index = self.disks.iter().position(|disk| disk.name() == name);
         // (It does not go while it is busy.)
         let (Some(asker), Some(index)) = (asker, index) else {
             return;
         };
-        asker(match begun {
-            Ok(running) => {
+        match (begun, end) {
+            (Ok(running), None) => {
                 let info = running.info();
                 self.disks[index].set_backup(running);
-                to_json(&info)
+                asker(to_json(&info));
             }
-            Err(problem) => {
-                Err(Kind::Failed
-                    .because(format!("no backup of disk '{name}' can be made: {problem}")))
+            (Ok(running), Some(end)) => {
+                let id = running.id().to_owned();
+                asker(Err(ended_early(&id)));
+                self.disks[index].set_backup(running);
+                self.end_backup(index, &id, end);
             }
-        });
+            (Err(problem), end) => {
+                let text = format!("no backup of disk '{name}' can be made: {problem}");
+                let refusal = Kind::Failed.because(text);
+                end.into_iter().for_each(|end| end(Err(refusal.clone())));
+                asker(Err(refusal));
+            }
+        }
     }
 
-    /// Have its users go on.
-    pub(super) fn go_on_with_backup(&self, index: usize) -> Answer {
+    /// The disk's backup of that identity.
+    fn backup_of(&self, index: usize, id: &str) -> Result<&Running, Refusal> {
         let disk = &self.disks[index];
-        let Some(running) = disk.backup() else {
-            let text = format!("there is no backup of disk '{}'", disk.name());
-            return Err(Kind::Unknown.because(text));
-        };
+        let name = disk.name();
+        match disk.backup() {
+            Some(running) if running.id() == id => Ok(running),
+            Some(running) => Err(Kind::Conflict.because(format!(
+                "disk '{name}': backup {id} has ended, and another one ({}) has begun since",
+                running.id()
+            ))),
+            None => {
+                let text = format!("there is no backup of disk '{name}' with the identity {id}");
+                Err(Kind::Unknown.because(text))
+            }
+        }
+    }
+
+    /// Lets users go on whom the backup of that identity holds.
+    pub(super) fn go_on_with_backup(&self, index: usize, id: &str) -> Answer {
+        let running = self.backup_of(index, id)?;
         let info = match (running.go_on(), running.info()) {
             (false, info) if info.problem.is_none() => {
-                let text = format!("the backup of disk '{}' is ending", disk.name());
+                let text = format!(
+                    "the backup of disk '{}' is ending",
+                    self.disks[index].name()
+                );
                 return Err(Kind::Conflict.because(text));
             }
             (_, info) => info,
@@ -85,17 +124,30 @@ impl Objects {
         to_json(&info)
     }
 
-    /// Keep it no more.
-    pub(super) fn end_backup(&mut self, index: usize, asker: Asker) {
+    /// Ends the backup of that identity. If it is just beginning, it ends as soon as it has begun; if it has not begun, it
+    /// never will.
+    pub(super) fn end_backup(&mut self, index: usize, id: &str, asker: Asker) {
         let name = self.disks[index].name().to_owned();
+        self.ended_backups.add(id);
+        if let Some(beginning) = self.beginning_backups.get_mut(&name)
+            && beginning.id == id
+        {
+            return match beginning.end {
+                None => beginning.end = Some(asker),
+                Some(_) => {
+                    let text = format!("the backup of disk '{name}' is ending already");
+                    asker(Err(Kind::Conflict.because(text)));
+                }
+            };
+        }
         if self.busy.contains_key(&name)
             && let Some(refusal) = self.is_busy(&name)
         {
             return asker(Err(refusal));
         }
-        let Some(running) = self.disks[index].backup().cloned() else {
-            let text = format!("there is no backup of disk '{name}'");
-            return asker(Err(Kind::Unknown.because(text)));
+        let running = match self.backup_of(index, id) {
+            Ok(running) => running.clone(),
+            Err(refusal) => return asker(Err(refusal)),
         };
         match changes::end_backup(name.clone(), running, self.mail.post()) {
             Ok(()) => drop(self.busy.insert(name, asker)),
@@ -111,4 +163,8 @@ impl Objects {
             asker(to_json(info));
         }
     }
+}
+
+fn ended_early(id: &str) -> Refusal {
+    Kind::Conflict.because(format!("backup {id} was ended before it had begun"))
 }

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 impl Served {
-    /// What it takes to begin one. The error is for the user.
-    pub fn backup_order(&self, order: BackupOrder) -> Result<Order, String> {
+    /// Returns what is needed to begin a backup of that identity. The error is for the user.
+    pub fn backup_order(&self, id: String, order: BackupOrder) -> Result<Order, String> {
         let options = &self.options;
         let socket = match (order.socket, &options.vhost_user) {
             (Some(socket), _) => socket,
@@ -31,6 +31,7 @@ impl Served {
             scratch.ok_or("say in which directory is room for what is changed meanwhile")?;
         Ok(Order {
             disk: options.name.clone(),
+            id,
             source: self.source(),
             terms: Terms {
                 scratch,
