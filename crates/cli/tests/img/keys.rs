@@ -223,5 +223,6 @@ fn the_documented_key_is_one_for_qemu_too() {
     let options = ["-f", "luks", "-o", "iter-time=10", "--key", &source];
     stdout_of(&[&["img", "create", "-q"], &options[..], &[&image, "1M"]].concat());
     let (secret, opens) = (locked.secret("vm1.key"), Locked::opens("luks", &image));
-    qemu_img(&["info", "--object", &secret, "--image-opts", &opens]);
+    let read = ["convert", "--object", &secret, "--image-opts", &opens];
+    qemu_img(&[&read[..], &["-O", "raw", &locked.path("read")]].concat());
 }
