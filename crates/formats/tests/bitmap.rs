@@ -498,7 +498,8 @@ fn tables_of_hostile_bitmaps_are_not_read() {
             }),
         ];
         for (what, attempt) in attempts {
-            (file.total.store(0, Relaxed), file.largest.store(0, Relaxed));
+            file.total.store(0, Relaxed);
+            file.largest.store(0, Relaxed);
             let error = attempt().expect_err(what).to_string();
             assert_eq!(error.lines().count(), 1, "{what}: {error}");
             let (total, largest) = (file.total.load(Relaxed), file.largest.load(Relaxed));
