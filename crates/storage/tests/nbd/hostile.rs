@@ -96,7 +96,7 @@ pub fn next(stream: &mut UnixStream, replies: Replies) -> Option<RequestHeader> 
 /// Requests do not wait for a server that is away.
 fn at_once() -> NbdOptions {
     NbdOptions {
-        reconnect: Duration::ZERO,
+        reconnect: Some(Duration::ZERO),
         ..NbdOptions::default()
     }
 }
@@ -283,7 +283,7 @@ fn lies_in_extended_replies_end_the_connection() {
 fn a_server_that_always_hangs_up_is_not_tried_without_end() {
     static TRIED: AtomicU32 = AtomicU32::new(0);
     let options = NbdOptions {
-        reconnect: Duration::from_secs(2),
+        reconnect: Some(Duration::from_secs(2)),
         ..NbdOptions::default()
     };
     let (disk, _dir) = disk_with(Replies::Simple, options, |_| {

@@ -17,7 +17,7 @@ const SECTORS: u64 = 4096;
 
 fn waiting(reconnect: Duration) -> NbdOptions {
     NbdOptions {
-        reconnect,
+        reconnect: Some(reconnect),
         ..NbdOptions::default()
     }
 }
@@ -296,7 +296,7 @@ fn gives_up(kind: EngineKind) {
     let disk = server.disk(NbdOptions {
         timeout: Some(patience),
         connect_timeout: patience,
-        reconnect: Duration::ZERO,
+        reconnect: Some(Duration::ZERO),
         ..NbdOptions::default()
     });
     let mut guest = guest(&disk, kind);
