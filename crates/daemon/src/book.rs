@@ -4,8 +4,8 @@
 //! [`Host`]), who is asked in turn; what comes of that goes on in a later [`Book::turn`], as a
 //! [`Step`].
 //!
-//! - `origin` is why a disk is there, `definitions` is who owns its name;
-//! - `keeping` adds, changes and removes disks; `writing` has their files follow;
+//! - `origin` is why a disk is there, `definitions` is how it is defined, `ownership` who owns its name;
+//! - `keeping` adds, changes and removes disks; `writing` has their files follow, by `pending_writes`;
 //! - `groups` are disks that share limits;
 //! - `reload` does what the configuration says, and what it says when it is read again;
 //! - `switching` is how disks go on with other images;
@@ -17,6 +17,8 @@ mod groups;
 mod handover;
 mod keeping;
 mod origin;
+mod ownership;
+mod pending_writes;
 mod reload;
 mod switching;
 mod waiting;
@@ -31,12 +33,12 @@ use crate::mailbox::{Mailbox, Post};
 use crate::options::{ApiOptions, NbdOptions, ServeOptions, StopTimeout};
 use crate::owner::Owner;
 use crate::tenancy::Tenancy;
-pub use definitions::Definitions;
+pub use definitions::{Definitions, Removal};
 use fathom_stack::PoolOptions;
 pub use groups::ThrottleGroup;
 pub use handover::Upgrade;
-use keeping::Removal;
 pub use origin::Origin;
+use pending_writes::PendingWrites;
 pub use reload::one_definition_each;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -46,7 +48,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use waiting::Waiting;
-use writing::Writing;
 
 /// Who asks for what takes no time waits so long at most.
 const BRIEF: Duration = Duration::from_secs(5);
@@ -63,7 +64,7 @@ pub struct Book {
     origins: BTreeMap<String, Origin>,
     definitions: Definitions,
     /// Files of persistent disks that are being written, by disk.
-    writing: BTreeMap<String, Writing>,
+    writing: BTreeMap<String, PendingWrites<Step>>,
     /// Had by whatever was begun and goes on in a later step.
     under_way: Arc<()>,
     waiting: Waiting,

@@ -44,7 +44,7 @@ impl Condition {
             }));
         }
         // (Weak comparison: section 13.1.2.)
-        let strong = |tag: &'_ String| is_it(tag.strip_prefix("W/").unwrap_or(tag));
+        let strong = |tag: &String| is_it(tag.strip_prefix("W/").unwrap_or(tag));
         match self.unwanted.iter().any(strong) {
             true => Err(Kind::Exists.because(format!(
                 "a disk named '{disk}' already exists (If-None-Match): use `fathom disk change`, or choose \

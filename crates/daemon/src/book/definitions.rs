@@ -1,10 +1,8 @@
-//! Definitions of disks, and which of them owns each name.
+//! Definitions of disks.
 
-use super::{Book, Origin};
-use crate::owner::Owner;
+use super::origin::Origin;
 use crate::table::DiskTable;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a server knows of its disks' definitions, beside why each disk is there.
@@ -16,6 +14,17 @@ pub struct Definitions {
     pub absent: BTreeMap<String, Origin>,
     /// Images that each static disk has left by a switch to another image.
     pub left_images: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// What a removal does to a disk's definition.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    /// Removes the file of a persistent disk. A static disk is gone until the server restarts.
+    Definition,
+    /// Keeps the definition: the disk is gone until the server restarts.
+    UntilRestart,
+    /// No definition is left.
+    Undefined,
 }
 
 impl Definitions {
@@ -32,44 +41,5 @@ impl Definitions {
     pub fn has_left(&self, disk: &str, image: &str) -> bool {
         let left = self.left_images.get(disk);
         left.is_some_and(|images| images.contains(image))
-    }
-}
-
-impl Book {
-    /// The owner of a disk's name, whether or not the disk is served; `None`: the name is free.
-    pub(super) fn owner_of(&self, name: &str) -> Option<&Origin> {
-        let known = self.served_or_absent(name);
-        let is_declared = self.definitions.declared.contains_key(name);
-        known.or(is_declared.then_some(&Origin::Configuration))
-    }
-
-    /// The owner of a disk that is served, or that was removed until the server restarts.
-    pub(super) fn served_or_absent(&self, name: &str) -> Option<&Origin> {
-        let served = self.origins.get(name);
-        served.or_else(|| self.definitions.absent.get(name))
-    }
-
-    pub(super) fn is_static(&self, name: &str) -> bool {
-        self.owner_of(name) == Some(&Origin::Configuration)
-    }
-
-    /// Adds to a reply that the change lasts until the server restarts, if the disk is static.
-    pub(super) fn mark_static(&self, name: &str, reply: &mut Value) {
-        if self.is_static(name)
-            && let Some(reply) = reply.as_object_mut()
-        {
-            reply.insert("owner".into(), Owner::Static.name().into());
-        }
-    }
-
-    /// Notes that a static disk has left one image for another one.
-    pub(super) fn note_switch(&mut self, disk: &str, left: &Value, now: &Value) {
-        let (Some(left), Some(now)) = (left.as_str(), now.as_str()) else {
-            return;
-        };
-        let images = self.definitions.left_images.entry(disk.to_owned());
-        let images = images.or_default();
-        images.insert(left.to_owned());
-        images.remove(now);
     }
 }

@@ -1,6 +1,6 @@
 //! Adds, changes and removes disks, and has the files of persistent disks follow.
 
-use super::{Book, Origin};
+use super::{Book, Origin, Removal};
 use crate::answer::{Answer, Asker, Kind, Refusal};
 use crate::command::Command;
 use crate::condition::Condition;
@@ -37,17 +37,6 @@ impl Wanted {
             is_written: false,
         }
     }
-}
-
-/// What a removal does to a disk's definition.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Removal {
-    /// Removes the file of a persistent disk. A static disk is gone until the server restarts.
-    Definition,
-    /// Keeps the definition: the disk is gone until the server restarts.
-    UntilRestart,
-    /// No definition is left.
-    Undefined,
 }
 
 impl Book {

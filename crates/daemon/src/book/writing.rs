@@ -3,18 +3,8 @@
 //! A definition changes only once its file is durable, and each change is made to the definition that
 //! the change before has left.
 
-use super::{Book, Origin, Step};
+use super::{Book, Origin};
 use crate::table::DiskTable;
-use std::collections::VecDeque;
-
-/// What goes on with a disk's file.
-#[derive(Default)]
-pub struct Writing {
-    /// Number of writes and removals that have not ended.
-    in_progress: usize,
-    /// Steps that run afterwards, in this order.
-    waiting: VecDeque<Step>,
-}
 
 impl Book {
     /// Runs a step about a disk's definition once the disk's file is not being written.
