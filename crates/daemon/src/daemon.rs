@@ -296,7 +296,9 @@ fn surround(options: &ServeOptions) -> Result<Surroundings, Error> {
     let caught = Error::io("cannot catch signals");
     let termination = Termination::new().map_err(&caught)?;
     limits::raise();
-    options.kept.as_deref().map(superseded::set_directory);
+    if let Some(definitions) = &options.kept {
+        superseded::set_directory(definitions);
+    }
     let sandbox = match options.tenants {
         // Its tenants have theirs.
         true => Mode::Off,

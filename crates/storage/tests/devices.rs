@@ -6,8 +6,8 @@ mod common;
 use common::model::{Model, SECTOR, plans};
 use common::{Ask, Guest};
 use fathom_core::{Disk, Io, IoKind, Op, RequestId, Token, Wait};
-use fathom_storage::engine::DEVICE_DISCARD;
 use fathom_files::lasting::{Sameness, compare, lasting_id};
+use fathom_storage::engine::DEVICE_DISCARD;
 use fathom_storage::{Cache, EngineKind, FileDisk, FileOptions, engine};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -257,7 +257,9 @@ fn a_full_file_system_fails_writes_and_serves_on() {
 fn device_is_known_by_its_file_whatever_its_number() {
     let identity = |device: &Path| {
         let file = std::fs::File::open(device).expect("opened");
-        lasting_id(&file).expect("examined").expect("a loop device has one")
+        lasting_id(&file)
+            .expect("examined")
+            .expect("a loop device has one")
     };
     let (one, other) = (Loop::new(512, &[]), Loop::new(512, &[]));
     let first = identity(&one.device);
@@ -268,7 +270,9 @@ fn device_is_known_by_its_file_whatever_its_number() {
     let again = run("losetup", &["--find", "--show", &path]);
     let shifted = run("losetup", &["--find", "--show", "--offset", "4096", &path]);
     let ids = [&again, &shifted].map(|device| identity(Path::new(device)));
-    [again, shifted].map(|device| run("losetup", &["--detach", &device]));
+    for device in [again, shifted] {
+        run("losetup", &["--detach", &device]);
+    }
     assert_eq!(compare(&first, &ids[0]), Sameness::Same);
     assert_eq!(compare(&first, &ids[1]), Sameness::Different);
 }
