@@ -14,6 +14,7 @@ mod create;
 mod describe;
 mod effort;
 mod error;
+mod guarded;
 mod hash;
 mod header;
 mod kdf;

@@ -1,7 +1,8 @@
-//! What must not be seen: passphrases and keys. They are wiped when they are
-//! dropped, and their `Debug` shows nothing.
+//! What must not be seen: passphrases and keys. They are left out of core files, kept from swap where that
+//! is allowed, and wiped when they are dropped, and their `Debug` shows nothing.
 
 use crate::error::{Error, Result};
+use crate::guarded::GuardedBytes;
 use std::fmt;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
@@ -11,7 +12,7 @@ pub const MAX_PASSPHRASE: usize = 8 << 20;
 
 /// What opens a key slot: a passphrase or the content of a key file, byte
 /// for byte. A line feed at the end is a part of it.
-pub struct Passphrase(Zeroizing<Vec<u8>>);
+pub struct Passphrase(GuardedBytes);
 
 impl Passphrase {
     /// Takes over `bytes`: 1 to [`MAX_PASSPHRASE`] of them.
@@ -19,7 +20,7 @@ impl Passphrase {
         let bytes = Zeroizing::new(bytes);
         match bytes.len() {
             0 => Err(Error::PassphraseEmpty),
-            1..=MAX_PASSPHRASE => Ok(Passphrase(bytes)),
+            1..=MAX_PASSPHRASE => Ok(Passphrase(GuardedBytes::copy_of(&bytes))),
             _ => Err(Error::PassphraseTooLong),
         }
     }
@@ -36,14 +37,14 @@ impl fmt::Debug for Passphrase {
 }
 
 /// The key of a payload: 32 bytes for AES-128 in XTS mode, 64 for AES-256.
-pub struct VolumeKey(Zeroizing<Vec<u8>>);
+pub struct VolumeKey(GuardedBytes);
 
 impl VolumeKey {
     /// Takes over `bytes`: 32 or 64 of them.
     pub fn new(bytes: Vec<u8>) -> Result<VolumeKey> {
         let bytes = Zeroizing::new(bytes);
         match bytes.len() {
-            32 | 64 => Ok(VolumeKey(bytes)),
+            32 | 64 => Ok(VolumeKey(GuardedBytes::copy_of(&bytes))),
             len => Err(Error::unsupported(format!(
                 "volume keys of {len} bytes are not supported, only of 32 and 64 bytes"
             ))),
@@ -81,6 +82,16 @@ mod tests {
         let key = VolumeKey::new(vec![7; 64]).unwrap();
         assert_eq!(format!("{passphrase:?}"), "Passphrase(..)");
         assert_eq!(format!("{key:?}"), "VolumeKey(..)");
+    }
+
+    #[test]
+    fn secrets_are_left_out_of_core_files() {
+        let passphrase = Passphrase::new(b"secret".to_vec()).unwrap();
+        let key = VolumeKey::new(vec![7; 64]).unwrap();
+        for bytes in [passphrase.bytes(), key.bytes()] {
+            let flags = crate::guarded::flags_of(bytes.as_ptr());
+            assert!(flags.contains(" dd "), "{flags}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! AES-XTS of sectors, with the IVs that dm-crypt calls plain64 and plain.
 
+use crate::guarded::Guarded;
 use crate::payload::Iv;
 use crate::secret::VolumeKey;
 use crate::tweak::{STRIP, Tweak};
@@ -16,8 +17,8 @@ const UNIT: u64 = 512;
 /// Sectors whose first tweaks are made at a time.
 const BATCH: usize = 64;
 
-/// Encrypts and decrypts the sectors of one payload. Its key schedules are
-/// wiped when it is dropped. To be shared by an `Arc`.
+/// Encrypts and decrypts the sectors of one payload. Its key schedules are left
+/// out of core files and wiped when it is dropped. To be shared by an `Arc`.
 pub struct Sectors {
     ciphers: Ciphers,
     sector_size: u32,
@@ -25,8 +26,8 @@ pub struct Sectors {
 }
 
 enum Ciphers {
-    Aes128(Box<Pair<Aes128>>),
-    Aes256(Box<Pair<Aes256>>),
+    Aes128(Guarded<Pair<Aes128>>),
+    Aes256(Guarded<Pair<Aes256>>),
 }
 
 /// For the data and for the tweaks.
@@ -48,8 +49,8 @@ impl Sectors {
         );
         let key = key.bytes();
         let ciphers = match key.len() {
-            32 => Ciphers::Aes128(Box::new(Pair::new(key))),
-            _ => Ciphers::Aes256(Box::new(Pair::new(key))),
+            32 => Ciphers::Aes128(Guarded::new(Pair::new(key))),
+            _ => Ciphers::Aes256(Guarded::new(Pair::new(key))),
         };
         Sectors {
             ciphers,

@@ -13,15 +13,15 @@ use libc::{
     SYS_getsockopt, SYS_gettid, SYS_gettimeofday, SYS_getuid, SYS_io_cancel, SYS_io_destroy,
     SYS_io_getevents, SYS_io_setup, SYS_io_submit, SYS_io_uring_enter, SYS_io_uring_register,
     SYS_io_uring_setup, SYS_ioctl, SYS_landlock_restrict_self, SYS_lseek, SYS_madvise,
-    SYS_membarrier, SYS_memfd_create, SYS_mincore, SYS_mkdirat, SYS_mmap, SYS_mprotect, SYS_mremap,
-    SYS_msync, SYS_munmap, SYS_nanosleep, SYS_openat, SYS_openat2, SYS_pipe2, SYS_ppoll, SYS_prctl,
-    SYS_pread64, SYS_preadv, SYS_preadv2, SYS_prlimit64, SYS_pwrite64, SYS_pwritev, SYS_pwritev2,
-    SYS_read, SYS_readlinkat, SYS_readv, SYS_recvfrom, SYS_recvmsg, SYS_renameat2,
-    SYS_restart_syscall, SYS_rseq, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
-    SYS_sched_getaffinity, SYS_sched_setaffinity, SYS_sched_yield, SYS_seccomp, SYS_sendmsg,
-    SYS_sendto, SYS_set_robust_list, SYS_setsockopt, SYS_shutdown, SYS_sigaltstack, SYS_statfs,
-    SYS_statx, SYS_sync_file_range, SYS_sysinfo, SYS_tgkill, SYS_uname, SYS_unlinkat, SYS_write,
-    SYS_writev,
+    SYS_membarrier, SYS_memfd_create, SYS_mincore, SYS_mkdirat, SYS_mlock, SYS_mmap, SYS_mprotect,
+    SYS_mremap, SYS_msync, SYS_munmap, SYS_nanosleep, SYS_openat, SYS_openat2, SYS_pipe2,
+    SYS_ppoll, SYS_prctl, SYS_pread64, SYS_preadv, SYS_preadv2, SYS_prlimit64, SYS_pwrite64,
+    SYS_pwritev, SYS_pwritev2, SYS_read, SYS_readlinkat, SYS_readv, SYS_recvfrom, SYS_recvmsg,
+    SYS_renameat2, SYS_restart_syscall, SYS_rseq, SYS_rt_sigaction, SYS_rt_sigprocmask,
+    SYS_rt_sigreturn, SYS_sched_getaffinity, SYS_sched_setaffinity, SYS_sched_yield, SYS_seccomp,
+    SYS_sendmsg, SYS_sendto, SYS_set_robust_list, SYS_setsockopt, SYS_shutdown, SYS_sigaltstack,
+    SYS_statfs, SYS_statx, SYS_sync_file_range, SYS_sysinfo, SYS_tgkill, SYS_uname, SYS_unlinkat,
+    SYS_write, SYS_writev,
 };
 
 const EXEC: u64 = libc::PROT_EXEC as u64;
@@ -83,7 +83,8 @@ pub(crate) fn common() -> Calls {
         PR_GET_AUXV,
     ];
     let calls = Calls::default()
-        .any(&[SYS_brk, SYS_munmap, SYS_mremap, SYS_madvise])
+        // (Memory of keys is locked.)
+        .any(&[SYS_brk, SYS_munmap, SYS_mremap, SYS_madvise, SYS_mlock])
         .any(&[SYS_futex, SYS_membarrier, SYS_restart_syscall])
         .any(&[SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_rt_sigaction])
         .any(&[SYS_sigaltstack, SYS_rseq, SYS_set_robust_list])
