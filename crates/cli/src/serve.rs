@@ -19,7 +19,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 59] = [
+const ONE_DISK: [&str; 60] = [
     "disk",
     "vhost_user",
     "socket_mode",

@@ -1,6 +1,7 @@
 //! How a process comes by what is outside of it: it opens files and connects by itself, or has
 //! somebody with more rights do it, who looks at what is wanted first ([`install`]).
 
+use crate::trusted;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions, metadata, read_link};
 use std::io;
@@ -159,32 +160,18 @@ pub fn unnamed(dir: &Path) -> io::Result<File> {
 impl Wanted {
     /// Get it with this process's rights. Not here: `Named`, `Server`, `Base`, `Trace` and `FrontEnds`.
     pub fn fulfil(&self, with: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
-        let read = |write| {
-            let mut options = OpenOptions::new();
-            options.read(true).write(write).custom_flags(libc::O_NOCTTY);
-            options
-        };
         let file = match self {
             Wanted::Image { path, write } => {
-                refuse_strange(path)?;
-                read(*write).open(path)
+                let found = read_options(false).custom_flags(libc::O_PATH).open(path)?;
+                open_disk(&found, *write)
             }
-            Wanted::Place { path } => {
-                let mut options = OpenOptions::new();
-                options.read(true).custom_flags(libc::O_PATH).open(path)
-            }
+            Wanted::Place { path } => read_options(false).custom_flags(libc::O_PATH).open(path),
             Wanted::Again { write } => {
                 let file = with.ok_or(io::ErrorKind::InvalidInput)?;
                 refuse_more(file, *write)?;
-                let path = own_path(&file);
-                refuse_strange(&path)?;
-                read(*write).open(path)
+                open_disk(&file, *write)
             }
-            Wanted::Certificates { path, .. } => {
-                let mut options = OpenOptions::new();
-                let flags = libc::O_NOCTTY | libc::O_NONBLOCK;
-                options.read(true).custom_flags(flags).open(path)
-            }
+            Wanted::Certificates { path, .. } => read_options(false).open(path),
             Wanted::Append { path } => OpenOptions::new().append(true).create(true).open(path),
             Wanted::Record { path } => open_record(path),
             Wanted::Unnamed { dir } => tempfile::tempfile_in(dir),
@@ -192,6 +179,84 @@ impl Wanted {
         };
         file.map(OwnedFd::from)
     }
+
+    /// Likewise, for a process of somebody with fewer rights: no link is followed that they could have
+    /// placed (see [`trusted`]), and nothing is opened where opening waits or does something.
+    pub fn fulfil_for_other(&self, with: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
+        let file = match self {
+            Wanted::Image { path, write } => open_disk(&trusted::open_path(path)?, *write),
+            Wanted::Place { path } => return trusted::open_path(path),
+            Wanted::Certificates { path, .. } => open_regular(path),
+            Wanted::Append { path } => append_to_regular(path),
+            Wanted::Record { path } => {
+                let (_dir, path) = below_trusted_dir(path)?;
+                open_record(&path)
+            }
+            Wanted::Unnamed { dir } => {
+                let dir = trusted::open_path(dir)?;
+                tempfile::tempfile_in(own_path(&dir))
+            }
+            wanted => return wanted.fulfil(with),
+        };
+        file.map(OwnedFd::from)
+    }
+}
+
+fn read_options(write: bool) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    let flags = libc::O_NOCTTY | libc::O_NONBLOCK;
+    options.read(true).write(write).custom_flags(flags);
+    options
+}
+
+/// Opens what was found if a disk can be in it. Opening some other files waits, or does something.
+fn open_disk(found: &impl AsFd, write: bool) -> io::Result<File> {
+    let path = own_path(&found.as_fd());
+    refuse_strange(&path)?;
+    let mut options = read_options(write);
+    options.custom_flags(libc::O_NOCTTY).open(path)
+}
+
+/// Opens a regular file to read it.
+fn open_regular(path: &Path) -> io::Result<File> {
+    let found = trusted::open_path(path)?;
+    let path = own_path(&found);
+    match metadata(&path)?.is_file() {
+        true => read_options(false).open(path),
+        false => Err(io::Error::other("is not a regular file")),
+    }
+}
+
+/// Opens a regular file to append to it, and makes it if it is not there.
+fn append_to_regular(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NOCTTY | libc::O_NONBLOCK;
+    let mut options = OpenOptions::new();
+    options.append(true).custom_flags(flags);
+    let opened = match trusted::open_path(path) {
+        Ok(found) => {
+            let path = own_path(&found);
+            if !metadata(&path)?.is_file() {
+                return Err(io::Error::other("is not a regular file"));
+            }
+            options.open(path)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let (_dir, path) = below_trusted_dir(path)?;
+            options.create_new(true).open(path)
+        }
+        Err(error) => Err(error),
+    };
+    opened
+}
+
+/// The directory of `path`, opened, and a path to the same file by way of it. The path holds as long as the
+/// directory stays open.
+pub fn below_trusted_dir(path: &Path) -> io::Result<(OwnedFd, PathBuf)> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let dir = trusted::open_path(dir.unwrap_or(Path::new(".")))?;
+    let path = own_path(&dir).join(name);
+    Ok((dir, path))
 }
 
 /// By no link: it may be in a directory of somebody with fewer rights.
@@ -281,6 +346,76 @@ mod tests {
         }
         assert!(record(dir.path()).is_err() && record(Path::new("/dev/null")).is_err());
         assert!(!path("new").exists());
+    }
+
+    /// Opens for somebody else, as it is opened for a tenant.
+    fn for_other(wanted: &Wanted) -> io::Result<OwnedFd> {
+        wanted.fulfil_for_other(None)
+    }
+
+    #[test]
+    fn log_of_another_is_a_regular_file_and_no_link_of_theirs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let append = |name: &str| for_other(&Wanted::Append { path: path(name) });
+        append("log").unwrap();
+        assert!(append("log").is_ok() && path("log").is_file());
+        let made = std::process::Command::new("mkfifo")
+            .arg(path("fifo"))
+            .status();
+        assert!(made.unwrap().success());
+        std::fs::create_dir(path("dir")).unwrap();
+        // (Opening a FIFO would wait for somebody who reads from it.)
+        for name in ["fifo", "dir"] {
+            let error = append(name).unwrap_err().to_string();
+            assert_eq!(error, "is not a regular file", "{name}");
+        }
+        let device = Wanted::Append {
+            path: "/dev/null".into(),
+        };
+        assert!(for_other(&device).is_err());
+        std::os::unix::fs::symlink("victim", path("dangling")).unwrap();
+        assert!(append("dangling").is_err() && !path("victim").exists());
+    }
+
+    #[test]
+    fn files_for_another_are_not_found_by_links_of_theirs() {
+        if !rustix::process::geteuid().is_root() {
+            // Only root can give a link away; `trusted` has tests for others.
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::create_dir(path("secret")).unwrap();
+        std::fs::write(path("secret/file"), [0; 512]).unwrap();
+        for (target, name) in [("secret/file", "link"), ("secret", "dir")] {
+            std::os::unix::fs::symlink(target, path(name)).unwrap();
+            std::os::unix::fs::lchown(path(name), Some(4_000_000), None).unwrap();
+        }
+        for path in [path("link"), path("dir/file")] {
+            let uri = "nbds://host".to_owned();
+            for wanted in [
+                Wanted::Image {
+                    path: path.clone(),
+                    write: false,
+                },
+                Wanted::Place { path: path.clone() },
+                Wanted::Append { path: path.clone() },
+                Wanted::Record { path: path.clone() },
+                Wanted::Certificates {
+                    uri,
+                    path: path.clone(),
+                },
+            ] {
+                assert!(for_other(&wanted).is_err(), "{wanted:?}");
+            }
+        }
+        assert!(for_other(&Wanted::Unnamed { dir: path("dir") }).is_err());
+        let image = Wanted::Image {
+            path: path("secret/file"),
+            write: true,
+        };
+        assert!(for_other(&image).is_ok());
     }
 
     #[test]

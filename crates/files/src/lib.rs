@@ -6,6 +6,7 @@ pub mod lasting;
 pub mod lock;
 pub mod magic;
 pub mod superseded;
+pub mod trusted;
 
 mod file_id;
 mod holder;

@@ -10,6 +10,7 @@
 
 use fathom_core::DiskError;
 use fathom_files::gate::{self, Wanted};
+use fathom_files::trusted;
 use fathom_formats::{file_name_of, resolve};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2, readlinkat};
 use rustix::io::Errno;
@@ -58,6 +59,18 @@ impl AllowedDir {
         })
     }
 
+    /// Likewise, without following links that somebody else could have placed on the way.
+    fn open_for_other(path: &Path) -> io::Result<AllowedDir> {
+        let fd = trusted::open_path(path)?;
+        let own = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let real = std::fs::read_link(&own)?;
+        if !std::fs::metadata(&own)?.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        let given = std::path::absolute(path)?;
+        Ok(AllowedDir { given, real, fd })
+    }
+
     /// Opens what `path` says, with O_PATH: nothing happens to it. `None` when
     /// it does not say anything in this directory.
     fn open_path(&self, path: &Path, more: OFlags) -> Option<Result<OwnedFd, Errno>> {
@@ -87,19 +100,33 @@ impl AllowedDirs {
         if gate::other().is_some() {
             return Ok(AllowedDirs(Way::Gate(image.to_owned(), more.to_vec())));
         }
+        AllowedDirs::own(image, more, AllowedDir::open)
+    }
+
+    /// Likewise, for a process of somebody with fewer rights: links on the way to the directories are
+    /// followed only if no such process could have placed them.
+    pub fn for_other(image: &Path, more: &[PathBuf]) -> Result<AllowedDirs, DiskError> {
+        AllowedDirs::own(image, more, AllowedDir::open_for_other)
+    }
+
+    fn own(
+        image: &Path,
+        more: &[PathBuf],
+        open: fn(&Path) -> io::Result<AllowedDir>,
+    ) -> Result<AllowedDirs, DiskError> {
         let unusable = |path: &Path, what| {
             let path = path.to_owned();
             move |source| DiskError::Io { path, what, source }
         };
         let own = directory_of(image);
         let own_opened =
-            AllowedDir::open(own).map_err(unusable(own, "the image's directory cannot be used"))?;
+            open(own).map_err(unusable(own, "the image's directory cannot be used"))?;
         let mut dirs = Vec::new();
         if own_opened.real != Path::new("/") {
             dirs.push(own_opened);
         }
         for dir in more {
-            let opened = AllowedDir::open(dir);
+            let opened = open(dir);
             dirs.push(opened.map_err(unusable(dir, "--allow-dir cannot be used"))?);
         }
         Ok(AllowedDirs(Way::Own(dirs)))
