@@ -172,11 +172,16 @@ impl Book {
     /// Go on with what has come. False: something has ended that should not.
     pub fn turn(&mut self) -> bool {
         let goes_on = self.host.turn();
+        self.take_steps();
+        self.waiting.tell_late();
+        goes_on
+    }
+
+    /// Carries out what has come of commands.
+    fn take_steps(&mut self) {
         for step in self.mail.take() {
             step(self);
         }
-        self.waiting.tell_late();
-        goes_on
     }
 
     /// Carry a command out; who asks is answered at once or later.

@@ -53,6 +53,9 @@ pub trait Host: Send {
         true
     }
 
+    /// No longer waits for replies of other processes: each command that has none is answered by an error.
+    fn give_up_commands(&mut self) {}
+
     /// For a successor, where there can be one.
     fn estate(&mut self) -> Result<&mut dyn Estate, Refusal>;
 }

@@ -38,6 +38,7 @@ mod table;
 mod tenancy;
 mod tenant;
 mod text;
+mod untrusted;
 mod users;
 
 pub use access::{Group, Mode, access, groups};

@@ -5,7 +5,8 @@
 //! - `gate` opens for it what it may have, and `permits` says what that is; `log` passes on what it says;
 //! - `tenant` is what is known of one: its disks, and what it was asked;
 //! - `users` is which user's its process is, and `groups` has it use no more than it may;
-//! - `asking` sends commands there and takes the answers; `listing` puts several together;
+//! - `asking` sends commands there and takes the replies, which `reply` checks; `listing` puts several
+//!   together, and `relayed` checks events;
 //! - `handover` has the tenants go on under another supervisor, and `renewal` in other processes,
 //!   by `turns`.
 
@@ -18,8 +19,12 @@ mod listing;
 mod log;
 mod permits;
 mod process;
+mod relayed;
 mod renewal;
+mod reply;
 mod tenant;
+#[cfg(test)]
+mod tests;
 mod turns;
 mod users;
 
@@ -42,22 +47,29 @@ use groups::Groups;
 use listing::Listing;
 use process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tenant::{Replacement, Tenant};
+use tenant::{Replacement, Said, Tenant};
 use turns::Turns;
 use users::Register;
 
-/// Messages of a tenant that are taken in before anything else is looked at.
+/// Messages of a tenant that are read before another tenant's, and bytes after which no more are.
 const BATCH: usize = 64;
+const BATCH_BYTES: usize = 256 << 10;
+
+/// The longest pause of a handover that is shown, in milliseconds.
+const MAX_PAUSE_MS: f64 = 1e6;
 
 /// All tenants.
 pub struct Tenants {
     all: BTreeMap<String, Tenant>,
     /// Those that have no disks any more, and are ending.
     leaving: Vec<(Tenant, Instant)>,
+    /// Processes that were killed and may not have ended, with the names of their tenants.
+    dying: Vec<(String, Process)>,
     /// Who wants to know of all.
     listings: Vec<Listing>,
     pools: BTreeMap<String, PoolTable>,
@@ -88,6 +100,7 @@ impl Tenants {
         Tenants {
             all: BTreeMap::new(),
             leaving: Vec::new(),
+            dying: Vec::new(),
             listings: Vec::new(),
             pools: pools.collect(),
             events: options.events.clone(),
@@ -121,30 +134,74 @@ impl Tenants {
     /// Take in what this tenant says, as far as it does not say more than others have time for; false:
     /// it has ended.
     fn hear(&mut self, name: &str) -> bool {
+        let mut bytes = 0;
         for _ in 0..BATCH {
             let Some(tenant) = self.all.get_mut(name) else {
                 return false;
             };
-            match tenant.receive() {
+            let Said { message, text } = match tenant.receive() {
                 Ok(None) => return true,
-                Ok(Some(FromTenant::Answer { number, answer })) => {
-                    self.take_in(name, number, answer);
-                }
-                Ok(Some(FromTenant::HandedOver { pause_ms })) => {
-                    if let Some(replacement) = &mut tenant.replacement {
-                        replacement.pause_ms = Some(pause_ms);
-                    }
-                }
-                Ok(Some(FromTenant::EndSuccessor)) => self.end_successor(name),
-                Ok(Some(FromTenant::Stays(problem))) => self.keep(name, problem),
-                Ok(Some(FromTenant::Ended(_) | FromTenant::Serving)) => {}
+                Ok(Some(said)) => said,
                 Err(error) => {
                     tracing::debug!("tenant '{name}': {error}");
                     return false;
                 }
+            };
+            bytes += text.len();
+            match message {
+                FromTenant::Answer { number, .. } => self.take_in(name, number, text),
+                FromTenant::HandedOver { pause_ms } => {
+                    if let Some(replacement) = &mut tenant.replacement {
+                        replacement.pause_ms = Some(pause_ms.clamp(0.0, MAX_PAUSE_MS));
+                    }
+                }
+                FromTenant::EndSuccessor => self.end_successor(name),
+                FromTenant::Stays(problem) => self.keep(name, problem),
+                FromTenant::Outcome(..) | FromTenant::Ended(_) | FromTenant::Serving => {}
+            }
+            if bytes > BATCH_BYTES {
+                break;
             }
         }
         true
+    }
+
+    /// Kills a process that nobody waits for.
+    fn bury(&mut self, tenant: &str, mut process: Process) {
+        process.kill();
+        self.dying.push((tenant.to_owned(), process));
+    }
+
+    /// Takes note of processes that were killed and have ended.
+    fn notice_ends(&mut self) {
+        for (name, mut process) in std::mem::take(&mut self.dying) {
+            match process.kill() {
+                true => {
+                    let how = process.end();
+                    tracing::debug!("a process of tenant '{name}' {how}");
+                }
+                false => self.dying.push((name, process)),
+            }
+        }
+        for (name, tenant) in &mut self.all {
+            if tenant.notice_end() {
+                let tenant = name.clone();
+                self.events.tell(Happened::Restarted { tenant });
+            }
+        }
+    }
+
+    /// Commands whose replies do not come are answered by an error. With `all`, every command is.
+    fn expire(&mut self, all: bool) {
+        let now = Instant::now();
+        let expired = self
+            .all
+            .values_mut()
+            .map(|tenant| tenant.take_expired(now, all));
+        let expired: Vec<_> = expired.flatten().collect();
+        for asked in expired {
+            self.give_up(asked);
+        }
     }
 
     /// Tenants that keep a disk which was to be taken from them are ended.
@@ -177,11 +234,8 @@ impl Tenants {
         match &tenant.replacement {
             None => self.start_after(name, process),
             Some(Replacement { process: None, .. }) => self.lose(name, process),
-            // Who takes over knows what he has.
-            Some(_) => {
-                let how = process.end();
-                tracing::debug!("the old process of tenant '{name}' {how}");
-            }
+            // The successor knows what it has.
+            Some(_) => self.bury(name, process),
         }
     }
 
@@ -190,13 +244,13 @@ impl Tenants {
         let Some(tenant) = self.all.get_mut(name) else {
             return;
         };
-        tenant.has_ended(process);
+        tenant.lose_process(process);
         if tenant.disks.is_empty() {
+            let ending = tenant.stop_waiting_for_end();
             self.all.remove(name);
-            return;
+            self.dying
+                .extend(ending.map(|process| (name.to_owned(), process)));
         }
-        let tenant = name.to_owned();
-        self.events.tell(Happened::Restarted { tenant });
     }
 
     fn start_again(&mut self) {
@@ -217,18 +271,21 @@ impl Tenants {
     fn see_off(&mut self) {
         let now = Instant::now();
         let timeout = self.stop_timeout;
-        self.leaving.retain_mut(|(tenant, until)| {
+        for (mut tenant, until) in std::mem::take(&mut self.leaving) {
             let is_over = tenant.drain();
-            if !is_over && *until > now {
-                return true;
+            if !is_over && until > now {
+                self.leaving.push((tenant, until));
+                continue;
             }
+            let name = &tenant.name;
             if !is_over {
-                let name = &tenant.name;
                 tracing::error!("tenant '{name}' has not ended within {timeout}: it is killed");
             }
-            tenant.kill();
-            false
-        });
+            let name = name.clone();
+            for process in tenant.take_processes() {
+                self.bury(&name, process);
+            }
+        }
     }
 }
 
@@ -238,8 +295,13 @@ impl Host for Tenants {
     }
 
     fn measure_all(&mut self, asker: Box<dyn FnOnce(Measures) + Send>) {
-        let told = Box::new(|disks| asker(Measures::OfTenants(disks)));
-        self.ask_all(Command::Measure, told);
+        let told = |disks: Vec<Value>| {
+            let sent = disks
+                .into_iter()
+                .filter_map(|sent| serde_json::from_value(sent).ok());
+            asker(Measures::OfTenants(sent.collect()));
+        };
+        self.ask_all(Command::Measure, Box::new(told));
     }
 
     fn events(&self) -> Vec<BorrowedFd<'_>> {
@@ -248,8 +310,10 @@ impl Host for Tenants {
         let replacements = replacements.filter_map(|one| one.process.as_ref());
         let all = self.all.values().chain(leaving);
         let links = all.filter_map(|tenant| tenant.process.as_ref());
-        let links = links.chain(replacements);
-        links.map(|process| process.link.as_fd()).collect()
+        let ending = self.all.values().filter_map(Tenant::ending);
+        let dying = self.dying.iter().map(|(_, process)| process);
+        let all = links.chain(replacements).chain(ending).chain(dying);
+        all.map(Process::event).collect()
     }
 
     fn patience(&self) -> Option<Duration> {
@@ -262,7 +326,8 @@ impl Host for Tenants {
         let asked = self.all.values().filter_map(Tenant::is_to_let_go);
         let late = asked.map(|at| at + self.stop_timeout.0 + tenant::MARGIN);
         let renewals = replacements.chain(renewing);
-        let all = restarts.chain(ends).chain(lists).chain(late);
+        let expire = self.all.values().filter_map(Tenant::expires);
+        let all = restarts.chain(ends).chain(lists).chain(late).chain(expire);
         let first = all.chain(renewals).min()?;
         Some(first.saturating_duration_since(Instant::now()))
     }
@@ -278,6 +343,8 @@ impl Host for Tenants {
                 self.take_up_again(&name);
             }
         }
+        self.notice_ends();
+        self.expire(false);
         self.go_on_renewing();
         self.end_overdue();
         self.start_again();
@@ -313,13 +380,24 @@ impl Host for Tenants {
             tenant.begin_to_end();
         }
         let leaving = self.leaving.drain(..).map(|(tenant, _)| tenant);
+        let mut processes: Vec<_> = self.dying.drain(..).collect();
         for mut tenant in std::mem::take(&mut self.all).into_values().chain(leaving) {
             while !tenant.drain() && wait(&tenant, deadline) {}
             self.outcomes.append(&mut tenant.outcomes);
             if !tenant.ended_well {
                 late.push(format!("tenant '{}'", tenant.name));
             }
-            tenant.kill();
+            let ended = tenant.take_processes().into_iter();
+            processes.extend(ended.map(|process| (tenant.name.clone(), process)));
+        }
+        // All of them first: together they take no longer than the slowest.
+        for (_, process) in &mut processes {
+            process.kill();
+        }
+        let deadline = Instant::now() + handle::DIE;
+        for (name, process) in processes {
+            let how = process.end_by(deadline);
+            tracing::debug!("the process of tenant '{name}' {how}");
         }
         self.groups = Groups::default();
         match late.is_empty() {
@@ -337,6 +415,15 @@ impl Host for Tenants {
 
     fn is_settled(&self) -> bool {
         self.is_all_settled()
+    }
+
+    fn give_up_commands(&mut self) {
+        self.expire(true);
+        for (name, tenant) in &mut self.all {
+            let ending = tenant.stop_waiting_for_end();
+            self.dying
+                .extend(ending.map(|process| (name.clone(), process)));
+        }
     }
 
     fn estate(&mut self) -> Result<&mut dyn Estate, Refusal> {

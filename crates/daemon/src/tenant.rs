@@ -1,7 +1,7 @@
 //! A tenant: a process that has some disks and nothing else, and does what its supervisor says. What
 //! it cannot open itself it gets from there.
 
-use crate::answer::Answer;
+use crate::answer::{Answer, Kind};
 use crate::cage;
 use crate::command::Ask;
 use crate::error::Error;
@@ -106,9 +106,10 @@ pub fn serve_tenant(tenant: NewTenant) -> Result<(), Error> {
         return Ok(());
     }
     let stopped = tenant.objects.stop();
-    let outcomes = tenant.objects.outcomes().into_iter();
-    let outcomes = outcomes.map(|(name, outcome)| (name, outcome.summary));
-    tenant.tell(&FromTenant::Ended(outcomes.collect()));
+    for (name, outcome) in tenant.objects.outcomes() {
+        tenant.tell(&FromTenant::Outcome(name, Box::new(outcome.summary)));
+    }
+    tenant.tell(&FromTenant::Ended(Vec::new()));
     if let Err(error @ Error::Abandoned { .. }) = &stopped {
         tracing::error!("{error}");
         exit(1);
@@ -216,7 +217,7 @@ impl Tenant {
         let goes_on = self.listen();
         let answered: Vec<_> = self.answered.try_iter().collect();
         for (number, answer) in answered {
-            self.tell(&FromTenant::Answer { number, answer });
+            self.answer(number, answer);
         }
         Ok(goes_on)
     }
@@ -262,6 +263,20 @@ impl Tenant {
         }
     }
 
+    /// Sends the reply to a command. In place of one that is too long, the supervisor gets an error.
+    fn answer(&self, number: u64, answer: Answer) {
+        let message = FromTenant::Answer { number, answer };
+        match self.link.send(&message, None, true) {
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+                let text = format!("the reply is too long: {error}");
+                let answer = Err(Kind::Failed.because(text));
+                self.tell(&FromTenant::Answer { number, answer });
+            }
+            Err(error) => gone(&error),
+            Ok(()) => {}
+        }
+    }
+
     fn tell(&self, message: &FromTenant) {
         if let Err(error) = self.link.send(message, None, true) {
             gone(&error);
@@ -275,7 +290,8 @@ const KILL: Duration = Duration::from_secs(10);
 /// Have the supervisor kill the process that was to take over.
 fn end_successor(link: &Link) -> Result<(), String> {
     let failed = |error: io::Error| format!("the supervisor: {error}");
-    let asked = link.send(&FromTenant::EndSuccessor, None, true);
+    let message: FromTenant = FromTenant::EndSuccessor;
+    let asked = link.send(&message, None, true);
     asked.map_err(failed)?;
     if !link.has_message(KILL) {
         return Err(failed(io::ErrorKind::TimedOut.into()));
@@ -326,7 +342,8 @@ fn tell_events(events: &Events, gate: Arc<AtSupervisor>) -> io::Result<()> {
             };
             let message = happened.map(AtGate::Happened);
             let sent = message.map(|message| gate.socket.send(&message, None, true));
-            if matches!(sent, Some(Err(_))) {
+            let is_gone = |error: &io::Error| error.kind() != io::ErrorKind::FileTooLarge;
+            if matches!(&sent, Some(Err(error)) if is_gone(error)) {
                 return;
             }
         }

@@ -126,6 +126,13 @@ impl HistogramsState {
         of_op.map_or(&[], |(stages, _)| stages)
     }
 
+    /// Adds up what several workers of this machine have counted.
+    pub fn merged(workers: &[HistogramsState]) -> HistogramsState {
+        let all = StageHistograms::default();
+        workers.iter().for_each(|worker| all.absorb(worker));
+        all.state()
+    }
+
     /// How many bytes its requests were about.
     pub fn bytes(&self, op: Op) -> u64 {
         self.bytes.get(op as usize).copied().unwrap_or(0)

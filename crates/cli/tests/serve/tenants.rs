@@ -1,5 +1,6 @@
 //! Tenants: processes of their own, each with some of a server's disks.
 
+mod hostile;
 pub mod limits;
 mod log;
 mod memory;

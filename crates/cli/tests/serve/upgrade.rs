@@ -311,7 +311,7 @@ fn what_cannot_be_handed_over_is_refused() {
         chain.quit();
     }
     let chain = Chain::start("null:1M", &[]);
-    chain.refused(&["--binary", &as_arg(&open_to_all)], "others cannot");
+    chain.refused(&["--binary", &as_arg(&open_to_all)], "chmod go-w");
     chain.quit();
 }
 

@@ -47,7 +47,7 @@ pub async fn metrics(
     let measured = asking.measure().await?;
     // On a thread of its own, for this one has other clients.
     let page = spawn_blocking(move || page(measured, scale, form)).await;
-    let page = page.map_err(|_| Problem::ending())??;
+    let page = page.map_err(|_| Problem::ending())?;
     let (send, pieces) = channel(QUEUED);
     spawn_blocking(move || {
         let take = |piece: Vec<u8>| send.blocking_send(Ok(piece.into())).map_err(|_| fmt::Error);
@@ -65,14 +65,11 @@ fn busy() -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", text)
 }
 
-fn page(measured: Measures, scale: Arc<Scale>, form: Form) -> Result<Page, Problem> {
-    let disks = measured.read().map_err(|error| {
-        let text = format!("the metrics cannot be told: {error}");
-        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", text)
-    })?;
+fn page(measured: Measures, scale: Arc<Scale>, form: Form) -> Page {
+    let disks = measured.read();
     let used = disks.iter().enumerate();
     let used = used.filter_map(|(index, disk)| Some((index, disk, disk.info.front_end.as_ref()?)));
-    Ok(Page {
+    Page {
         guests: used
             .map(|(index, disk, front_end)| {
                 let guest = GUESTS.of(&disk.info.name, front_end.pid, disk.front_ends);
@@ -83,7 +80,7 @@ fn page(measured: Measures, scale: Arc<Scale>, form: Form) -> Result<Page, Probl
         own: ProcessInfo::own(),
         scale,
         form,
-    })
+    }
 }
 
 /// The page, which is one of few until it is sent. For a client that takes too long it breaks off: it must

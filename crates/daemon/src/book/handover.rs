@@ -66,6 +66,18 @@ impl Book {
             return self.upgrade.take();
         }
         let now = Instant::now();
+        if self
+            .upgrade
+            .as_ref()
+            .is_some_and(|upgrade| upgrade.until <= now)
+        {
+            // Other processes that do not answer are left as they are.
+            self.host.give_up_commands();
+            self.take_steps();
+            if self.is_settled() && self.host.is_settled() {
+                return self.upgrade.take();
+            }
+        }
         if let Some(late) = self.upgrade.take_if(|upgrade| upgrade.until <= now) {
             let text = "what was asked of a disk has not ended yet, or its process does not answer: \
                         try it again";

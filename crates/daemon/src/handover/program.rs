@@ -1,6 +1,7 @@
 //! Which program a successor is.
 
-use std::fs;
+use fathom_files::trusted;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
@@ -20,14 +21,49 @@ pub fn check_binary(path: &Path) -> Result<(), String> {
     if !path.is_absolute() {
         return Err(format!("{shown}: give the whole path of the program"));
     }
-    let meta = fs::metadata(path).map_err(|error| format!("{shown}: {error}"))?;
+    // A link of somebody else could lead to any program of root's.
+    let file = trusted::open_path(path).map_err(|error| format!("{shown}: {error}"))?;
+    let meta = File::from(file).metadata();
+    let meta = meta.map_err(|error| format!("{shown}: {error}"))?;
     let own = rustix::process::geteuid().as_raw();
-    let is_ours = [0, own].contains(&meta.uid()) && meta.mode() & 0o002 == 0;
+    let is_ours = [0, own].contains(&meta.uid()) && meta.mode() & 0o022 == 0;
     match is_ours && meta.is_file() {
         true => Ok(()),
         false => Err(format!(
-            "{shown}: a successor is a file of root's or of the server's user that others cannot \
-             write to"
+            "{shown}: the program of a successor has to be a file of root or of the server's user \
+             that neither a group nor others may write to (chmod go-w)"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, lchown, symlink};
+
+    #[test]
+    fn program_that_somebody_else_could_have_made_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fathom");
+        fs::write(&path, "program").unwrap();
+        for (mode, is_accepted) in [
+            (0o755, true),
+            (0o700, true),
+            (0o775, false),
+            (0o757, false),
+            (0o720, false),
+        ] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(check_binary(&path).is_ok(), is_accepted, "{mode:o}");
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let link = dir.path().join("link");
+        symlink("fathom", &link).unwrap();
+        assert!(check_binary(&link).is_ok());
+        if rustix::process::geteuid().is_root() {
+            lchown(&link, Some(4_000_000), None).unwrap();
+            assert!(check_binary(&link).unwrap_err().contains("not followed"));
+        }
+        assert!(check_binary(dir.path()).is_err() && check_binary(Path::new("fathom")).is_err());
     }
 }

@@ -155,6 +155,9 @@ pub struct ProcessState {
     /// What it says on its standard error; None: it has this process's.
     #[serde(default)]
     pub log: Option<usize>,
+    /// The supervisor has taken a request for a file in, and has not answered it.
+    #[serde(default)]
+    pub owes_answer: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -245,6 +248,13 @@ pub struct DiskCounts {
     /// Some of the slowest requests, the slowest first.
     #[serde(default)]
     pub slow: Vec<SlowRequest>,
+}
+
+impl DiskCounts {
+    /// Replaces the workers' histograms by one with what all have counted.
+    pub fn merge_histograms(&mut self) {
+        self.histograms = vec![HistogramsState::merged(&self.histograms)];
+    }
 }
 
 #[cfg(test)]

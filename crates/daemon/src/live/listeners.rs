@@ -180,11 +180,6 @@ where
 }
 
 fn take(sampler: &mut Sampler, measured: Measures, at: Instant) -> Option<Told> {
-    match measured.read() {
-        Ok(disks) => sampler.take(disks, ProcessInfo::own(), at).map(Told::new),
-        Err(error) => {
-            tracing::debug!("what disks have counted cannot be read: {error}");
-            None
-        }
-    }
+    let sample = sampler.take(measured.read(), ProcessInfo::own(), at);
+    sample.map(Told::new)
 }

@@ -56,7 +56,8 @@ impl Sampler {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             cpu_percent: cpu_ns as f64 / seconds / 1e7,
-            memory: processes.values().map(|one| one.resident).sum(),
+            memory: { processes.values() }
+                .fold(0, |sum, process| sum.saturating_add(process.resident)),
             disks: samples,
         })
     }
@@ -69,7 +70,7 @@ impl Sampler {
         let used = self.processes.iter();
         // Of a process that was not there, nothing is known.
         used.map(|(pid, now)| now.saturating_sub(*before.get(pid).unwrap_or(now)))
-            .sum()
+            .fold(0, u64::saturating_add)
     }
 
     fn take_disk(&mut self, mut measured: Measured, seconds: Option<f64>) -> Option<DiskSample> {

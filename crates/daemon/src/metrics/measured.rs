@@ -4,7 +4,6 @@ use crate::handover::DiskCounts;
 use crate::info::Info;
 use fathom_core::{SourceCounters, ThreadId};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -25,6 +24,9 @@ pub struct Measured {
 }
 
 #[cfg(test)]
+use serde_json::Value;
+
+#[cfg(test)]
 impl Measured {
     /// A disk that nobody uses, whose one worker and counts these are.
     pub fn made(name: &str, worker: Value, counts: Value) -> Measured {
@@ -38,24 +40,6 @@ impl Measured {
             "process": { "pid": 1, "resident": 4096, "cpu_ns": 1, "threads": 1 }, "pool_threads": []
         });
         serde_json::from_value(measured).unwrap()
-    }
-}
-
-/// All disks at one moment.
-pub enum Measures {
-    /// This process's.
-    Own(Vec<Measured>),
-    /// Of each a [`Measured`], as another process has told it. There may be many, and to read them is not
-    /// for a thread that others wait for.
-    OfTenants(Vec<Value>),
-}
-
-impl Measures {
-    pub fn read(self) -> Result<Vec<Measured>, serde_json::Error> {
-        match self {
-            Measures::Own(disks) => Ok(disks),
-            Measures::OfTenants(disks) => disks.into_iter().map(serde_json::from_value).collect(),
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! - `measured` is what is known of a disk, as the process that has it tells it;
 //! - `families` has one line for each metric, `process` those of processes;
+//! - `sent` checks what another process has sent of a disk;
 //! - `guest` is which virtual machine uses it;
 //! - `scale` puts latencies into the buckets that all disks have in common;
 //! - `form` is as what they are written, `samples` how families do that;
@@ -18,9 +19,11 @@ mod pieces;
 mod process;
 mod samples;
 mod scale;
+mod sent;
 
 pub use exposition::{Page, expose};
 pub use form::Form;
 pub use guests::GUESTS;
-pub use measured::{Measured, Measures, ProcessInfo, QueueInfo, Visits};
+pub use measured::{Measured, ProcessInfo, QueueInfo, Visits};
 pub use scale::Scale;
+pub use sent::{Measures, Sent};

@@ -272,7 +272,12 @@ impl Objects {
             Command::Slow => Ok(json!({ "requests": to_json(&disk.slow(MAX_SLOW))? })),
             Command::Show => self.show(index),
             Command::GoOnWithBackup { id } => self.go_on_with_backup(index, &id),
-            Command::Measure => to_json(&self.measure(index, ProcessInfo::own())),
+            Command::Measure => {
+                let mut measured = self.measure(index, ProcessInfo::own());
+                // So that the reply is no longer for many workers than for one.
+                measured.counts.merge_histograms();
+                to_json(&measured)
+            }
             Command::Trace { file } => {
                 let checked = file.as_deref().map_or(Ok(()), check_path);
                 checked.map_err(|text| Kind::Invalid.because(text))?;

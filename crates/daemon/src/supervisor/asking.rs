@@ -4,8 +4,8 @@ use super::listing::Told;
 use super::permits::Permits;
 use super::process::Process;
 use super::tenant::{Asked, Disk, MARGIN, Tenant, What, nothing_done, to_log};
-use super::{Listing, Tenants};
-use crate::answer::{self, Answer, Asker, Kind, Refusal};
+use super::{Listing, Tenants, reply};
+use crate::answer::{self, Asker, Kind, Refusal};
 use crate::command::{Ask, Command};
 use crate::condition::version_of;
 use crate::link::ToTenant;
@@ -96,6 +96,9 @@ impl Tenants {
             let is_coming = change == What::Added;
             return Err((answer::changing_disk(&name, is_coming), asker));
         }
+        if let Err(refusal) = reply::refuse(&ask.command, &name) {
+            return Err((refusal, asker));
+        }
         let is_nowhere = tenant.process.is_none() && tenant.replacement.is_none();
         if what == What::Removed && is_nowhere {
             let options = tenant.disk(&name).map(|disk| json!(disk.table));
@@ -135,6 +138,10 @@ impl Tenants {
                 ask,
                 at,
             });
+            if tenant.is_changing(&name).is_none() {
+                // Its process cannot be asked, and the caller has an error.
+                self.forget(&name);
+            }
         }
     }
 
@@ -238,15 +245,12 @@ impl Tenants {
         }
     }
 
-    /// What a tenant has answered.
-    pub(super) fn take_in(&mut self, tenant: &str, number: u64, mut answer: Answer) {
+    /// Takes a tenant's reply: a whole message, in JSON.
+    pub(super) fn take_in(&mut self, tenant: &str, number: u64, text: Vec<u8>) {
         let Some(tenant) = self.all.get_mut(tenant) else {
             return;
         };
-        if let Ok(value) = &mut answer {
-            tenant.tell_limits(value);
-        }
-        // It may answer what it was not asked.
+        // It may answer what it was not asked, or too late.
         let Some(Asked {
             what, asker, ask, ..
         }) = tenant.take_asked(number)
@@ -254,6 +258,7 @@ impl Tenants {
             return;
         };
         let name = ask.about().unwrap_or_default().to_owned();
+        let answer = tenant.read_reply(&name, what, &ask.command, text);
         match (what, &answer) {
             (What::Added | What::Restored, Ok(_)) => tenant.permits.seal(&name),
             (What::Restored, Err(_)) => tenant.try_later(),
@@ -272,6 +277,31 @@ impl Tenants {
         asker(answer);
     }
 
+    /// Answers a command by an error, since its reply does not come.
+    pub(super) fn give_up(&mut self, asked: Asked) {
+        let name = asked.ask.about().unwrap_or_default().to_owned();
+        match asked.what {
+            What::Added => self.forget(&name),
+            What::Restored => {
+                if let Some(tenant) = self.tenant_of(&name) {
+                    tenant.try_later();
+                }
+            }
+            // It is not known whether the process still has the disk: a successor finds out.
+            What::Removed => {
+                if let Some(disk) = self.tenant_of(&name).and_then(|tenant| tenant.disk(&name)) {
+                    disk.is_there = false;
+                }
+            }
+            What::Other => {}
+        }
+        if let (Command::Put { .. }, Some(tenant)) = (&asked.ask.command, self.tenant_of(&name)) {
+            tenant.permits.end_change(&name, false);
+        }
+        let text = format!("disk '{name}': its process does not respond");
+        (asked.asker)(Err(Kind::Late.because(text)));
+    }
+
     /// Nothing of that disk is here any more; a tenant that has no other one ends.
     fn forget(&mut self, disk: &str) {
         let Some(tenant) = self.tenant_of(disk) else {
@@ -281,7 +311,7 @@ impl Tenants {
         tenant.permits.forget(disk);
         if tenant.is_idle() {
             let name = tenant.name.clone();
-            tenant.tell(&ToTenant::End);
+            tenant.tell_to_end();
             let until = Instant::now() + self.stop_timeout.0 + MARGIN;
             let tenant = self.all.remove(&name);
             self.leaving.extend(tenant.map(|tenant| (tenant, until)));

@@ -2,6 +2,7 @@
 
 use super::log::Log;
 use super::permits::{Denied, Permits};
+use super::relayed::Relay;
 use crate::events::Events;
 use crate::link::{AtGate, FromGate, Link};
 use crate::signals::LeftToThisThread;
@@ -48,16 +49,30 @@ impl Gate {
         started.map(drop).inspect_err(|_| self.0.turn.leave())
     }
 
-    /// Take nothing in from now on, until [`Gate::go_on`]: what comes waits in the socket. False: what
-    /// was taken in is not answered until `deadline`.
-    pub fn hold(&self, deadline: Instant) -> bool {
+    /// Takes nothing in from now on, until [`Gate::go_on`]: requests wait in the socket. A request that was
+    /// taken in and is not answered until `deadline` is not answered while the gate is held:
+    /// [`Gate::owes_answer`] tells of it.
+    pub fn hold(&self, deadline: Instant) {
         self.0.turn.now().is_held = true;
         let left = deadline.saturating_duration_since(Instant::now());
-        !self.0.turn.wait_while(left, |now| now.is_busy).is_busy
+        let mut now = self.0.turn.wait_while(left, |now| now.is_busy);
+        now.is_late = now.is_busy;
+    }
+
+    /// Whether a request is not answered while the gate is held. A successor answers it by an error.
+    pub fn owes_answer(&self) -> bool {
+        self.0.turn.now().is_late
+    }
+
+    /// A predecessor owes the tenant an answer.
+    pub fn answer_owed(&self) {
+        self.0.turn.now().owes = true;
     }
 
     pub fn go_on(&self) {
-        self.0.turn.now().is_held = false;
+        let mut now = self.0.turn.now();
+        now.is_held = false;
+        now.is_late = false;
         self.0.turn.changed.notify_all();
     }
 
@@ -85,6 +100,10 @@ struct Now {
     is_held: bool,
     /// Something is taken in, and not answered.
     is_busy: bool,
+    /// It took too long, and is not answered while the gate is held.
+    is_late: bool,
+    /// A predecessor has taken something in, and has not answered it.
+    owes: bool,
     /// The thread is there.
     is_attended: bool,
 }
@@ -111,6 +130,14 @@ impl Turn {
         waited.unwrap_or_else(PoisonError::into_inner).is_busy = true;
     }
 
+    /// Calls `send` to answer, when an answer may be sent.
+    fn answer<T>(&self, send: impl FnOnce() -> T) -> T {
+        let is_late = |now: &mut Now| now.is_late;
+        let waited = self.changed.wait_while(self.now(), is_late);
+        let _now = waited.unwrap_or_else(PoisonError::into_inner);
+        send()
+    }
+
     fn end(&self) {
         self.now().is_busy = false;
         self.changed.notify_all();
@@ -129,12 +156,19 @@ impl Post {
     /// Serve a tenant at its gate, and read its log, until it has ended.
     fn attend(&self, tenant: &str, permits: &Permits, events: &Events) {
         let mut is_understood = true;
+        let mut relay = Relay::new(tenant);
+        if std::mem::take(&mut self.turn.now().owes) {
+            let text = "the server was replaced while it opened a file: try again";
+            let refused: FromGate = Err(io::Error::other(text).into());
+            // An error comes again.
+            let _ = self.link.send(&refused, None, false);
+        }
         loop {
             let has_ended = self.wait(is_understood);
             self.turn.begin();
             self.log().pass_on();
             let told = match is_understood {
-                true => self.answer(permits, events),
+                true => self.answer(permits, events, &mut relay),
                 false => Ok(()),
             };
             self.turn.end();
@@ -170,7 +204,7 @@ impl Post {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn answer(&self, permits: &Permits, events: &Events) -> io::Result<()> {
+    fn answer(&self, permits: &Permits, events: &Events, relay: &mut Relay) -> io::Result<()> {
         match self.link.receive::<AtGate>(false)? {
             Some((AtGate::Want(wanted), with)) => {
                 let got = permits.get(&wanted, with.as_ref().map(AsFd::as_fd));
@@ -182,13 +216,12 @@ impl Post {
                     Err(denied) => (Err(denied.into()), None),
                 };
                 let file = file.as_ref().map(AsFd::as_fd);
-                self.link.send(&answer, file, true)
+                // A tenant has one request at a time, so there is room, unless it does not read.
+                self.turn.answer(|| self.link.send(&answer, file, false))
             }
             Some((AtGate::Happened(happened), _)) => {
-                // Only what it can know.
-                if happened.disk().is_none_or(|disk| permits.has(disk)) {
-                    events.tell(happened);
-                }
+                let has = |disk: &str| permits.has(disk);
+                relay.pass(happened, has, Instant::now(), |one| events.tell(one));
                 Ok(())
             }
             None => Ok(()),
@@ -205,6 +238,7 @@ fn is_end(error: &io::Error) -> bool {
 mod tests {
     use super::*;
     use fathom_files::gate::Wanted;
+    use std::path::PathBuf;
     use std::time::Duration;
 
     #[test]
@@ -226,10 +260,53 @@ mod tests {
         };
         ask();
         assert!(is_answered(Duration::from_secs(60)));
-        assert!(gate.hold(Instant::now() + Duration::from_secs(60)));
+        gate.hold(Instant::now() + Duration::from_secs(60));
+        assert!(!gate.owes_answer());
         ask();
         assert!(!is_answered(Duration::from_millis(100)));
         gate.go_on();
         assert!(is_answered(Duration::from_secs(60)));
+    }
+
+    /// As for a file on a server that is gone: whoever wants to hand over does not wait for it.
+    #[test]
+    fn request_that_takes_too_long_is_answered_by_the_successor() {
+        let (ours, theirs) = Link::pair().unwrap();
+        let gate = Gate::new(ours, Log::new("a", None));
+        let turn = &gate.0.turn;
+        turn.begin();
+        gate.hold(Instant::now());
+        assert!(gate.owes_answer());
+        // It is got after all, too late, and again when the handover has failed.
+        let sent = std::sync::atomic::AtomicBool::new(false);
+        let is_sent = || sent.load(std::sync::atomic::Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            scope.spawn(|| turn.answer(|| sent.store(true, std::sync::atomic::Ordering::SeqCst)));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!is_sent());
+            gate.go_on();
+        });
+        assert!(is_sent() && !gate.owes_answer());
+        gate.answer_owed();
+        gate.open("a", Arc::default(), Events::default()).unwrap();
+        let theirs = Link::from(theirs);
+        assert!(theirs.has_message(Duration::from_secs(60)));
+        let (answer, _) = theirs.receive::<FromGate>(false).unwrap().unwrap();
+        assert!(answer.unwrap_err().text.contains("try again"));
+    }
+
+    #[test]
+    fn tenant_that_reads_no_answers_does_not_hold_up_the_gate() {
+        let (ours, theirs) = Link::pair().unwrap();
+        let theirs = Link::from(theirs);
+        let gate = Gate::new(ours, Log::new("a", None));
+        gate.open("a", Arc::default(), Events::default()).unwrap();
+        let path = PathBuf::from("/nonexistent/".to_owned() + &"x".repeat(4000));
+        let want = AtGate::Want(Wanted::Place { path });
+        let begun = Instant::now();
+        // Until its own requests fill the socket, which nobody reads any more.
+        while theirs.send(&want, None, false).is_ok() && begun.elapsed() < Duration::from_secs(5) {}
+        gate.hold(Instant::now() + Duration::from_secs(60));
+        assert!(!gate.owes_answer());
     }
 }

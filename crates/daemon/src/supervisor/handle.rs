@@ -9,8 +9,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-/// A process that is killed has so long to let go of what it has.
-const DIE: Duration = Duration::from_secs(5);
+/// Time that a process which was killed usually has to end.
+pub const DIE: Duration = Duration::from_secs(5);
 
 pub struct Handle {
     pid: u32,
@@ -46,16 +46,18 @@ impl Handle {
         self.pid
     }
 
-    /// Kill it and wait for its end. False: it has not ended; the kernel is busy with it.
-    pub fn kill(&mut self) -> bool {
+    /// Kills the process without waiting. Whether it has ended: one whose I/O is stuck in the kernel
+    /// may take for ever.
+    pub fn kill(&self) -> bool {
         // It may have ended.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
-        has_ended(&self.pidfd, Instant::now() + DIE)
+        has_ended(&self.pidfd, Instant::now())
     }
 
-    /// Likewise; says how it has ended.
-    pub fn end(mut self) -> String {
-        if !self.kill() {
+    /// Kills the process, waits for its end until `deadline` at most, and says how it has ended.
+    pub fn end(mut self, deadline: Instant) -> String {
+        self.kill();
+        if !has_ended(&self.pidfd, deadline) {
             return "is killed, and does not end".into();
         }
         let status = match &mut self.child {
@@ -100,11 +102,12 @@ mod tests {
     fn a_process_is_ended_whoever_has_started_it() {
         let start = || Command::new("sleep").arg("1000").spawn().unwrap();
         let own = Handle::of(start()).unwrap();
-        assert_eq!(own.end(), "was ended by signal 9");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        assert_eq!(own.end(deadline), "was ended by signal 9");
         let mut child = start();
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
         assert!(!has_ended(&pidfd, Instant::now()));
-        assert_eq!(Handle::adopt(child.id(), pidfd).end(), "has ended");
+        assert_eq!(Handle::adopt(child.id(), pidfd).end(deadline), "has ended");
         assert_eq!(child.wait().unwrap().signal(), Some(9));
     }
 }

@@ -6,6 +6,7 @@
 //! is there, and the others are counted.
 
 use crate::stderr;
+use crate::untrusted::one_line;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -252,17 +253,9 @@ fn leave(line: &str) {
     stderr::leave(line.as_bytes());
 }
 
-/// Some of what a tenant says as one line, in which nothing is for a terminal to carry out.
+/// Text of a tenant as one line that is safe to show.
 pub fn shown(text: &str) -> String {
-    let mut shown = String::new();
-    for (at, char) in text.char_indices() {
-        match char {
-            _ if at + char.len_utf8() > LINE => return shown + "...",
-            '\'' | '"' | '\\' => shown.push(char),
-            _ => shown.extend(char.escape_debug()),
-        }
-    }
-    shown
+    one_line(text, LINE)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::command::{Ask, Command};
 use crate::table::DiskTable;
 use fathom_exports::Listener;
-use fathom_files::gate::{Got, Refused, Wanted};
+use fathom_files::gate::{self, Got, Refused, Wanted};
 use fathom_files::lasting::lasting_id;
 use fathom_files::superseded;
 use fathom_filters::{COW, Spec};
@@ -32,6 +32,8 @@ struct Permit {
     table: DiskTable,
     /// The image's path as it is written, and without links.
     image: Vec<PathBuf>,
+    /// Whether the path without links has been looked for.
+    is_resolved: bool,
     /// Files that the image's layers name, where they were found.
     found: Vec<PathBuf>,
     /// It is being opened: all of its files may be. Later a tenant has what it needs, and who has
@@ -91,9 +93,9 @@ impl Permits {
     /// The disk's files may be opened.
     pub fn begin(&self, table: &DiskTable, listener: Option<Arc<Listener>>) {
         let image = table.image.path();
-        let real = image.and_then(|path| path.canonicalize().ok());
         let permit = Permit {
-            image: image.map(Path::to_owned).into_iter().chain(real).collect(),
+            image: image.map(Path::to_owned).into_iter().collect(),
+            is_resolved: false,
             found: Vec::new(),
             is_opening: true,
             change: None,
@@ -179,6 +181,34 @@ impl Permits {
         }
     }
 
+    /// Looks for the paths of images without links. A file system may take for ever to answer: the
+    /// calling thread must not have anything else to do, and nobody waits for it here.
+    fn resolve(&self) {
+        let disks = self.disks();
+        let unresolved = disks.iter().filter(|(_, permit)| !permit.is_resolved);
+        let unresolved: Vec<_> = unresolved
+            .map(|(name, permit)| (name.clone(), permit.image.first().cloned()))
+            .collect();
+        drop(disks);
+        for (name, path) in unresolved {
+            let real = path.as_ref().and_then(|path| path.canonicalize().ok());
+            if let Some(permit) = self.disks().get_mut(&name)
+                && permit.image.first() == path.as_ref()
+            {
+                permit.is_resolved = true;
+                permit.image.extend(real);
+            }
+        }
+    }
+
+    fn allow(&self, wanted: &Wanted) -> bool {
+        let allows = || self.disks().values().any(|permit| permit.allows(wanted));
+        allows() || {
+            self.resolve();
+            allows()
+        }
+    }
+
     /// Later it may be looked at, whether it is still there.
     fn has_found(&self, wanted: &Wanted, path: &Path) {
         let mut disks = self.disks();
@@ -199,7 +229,7 @@ impl Permits {
             let listener = listener.ok_or(Denied::Forbidden)?;
             return Ok(got(listener.as_fd().try_clone_to_owned()?));
         }
-        if !self.disks().values().any(|permit| permit.allows(wanted)) {
+        if !self.allow(wanted) {
             return Err(Denied::Forbidden);
         }
         match wanted {
@@ -209,7 +239,7 @@ impl Permits {
                 layer,
                 name,
             } => {
-                let dirs = AllowedDirs::new(image, more);
+                let dirs = AllowedDirs::for_other(image, more);
                 let found = dirs.and_then(|dirs| dirs.open(layer, name));
                 let (path, file) = found.map_err(|error| Refused {
                     errno: None,
@@ -241,7 +271,8 @@ impl Permits {
                 Ok(got(fathom_storage::cached::finder::find_here(&terms)?))
             }
             Wanted::Trace { path, disk, rings } => {
-                let file = crate::objects::prepare_trace(path, disk, *rings);
+                let (_dir, path) = gate::below_trusted_dir(path)?;
+                let file = crate::objects::prepare_trace(&path, disk, *rings);
                 let file = file.map_err(|error| Refused {
                     errno: None,
                     text: error.to_string(),
@@ -249,7 +280,7 @@ impl Permits {
                 Ok(got(file.into()))
             }
             Wanted::Place { .. } => {
-                let file = File::from(wanted.fulfil(with)?);
+                let file = File::from(wanted.fulfil_for_other(with)?);
                 let id = lasting_id(&file)?;
                 Ok(Got {
                     file: file.into(),
@@ -257,11 +288,11 @@ impl Permits {
                 })
             }
             wanted @ Wanted::Image { path, write: true } => {
-                let file = File::from(wanted.fulfil(with)?);
+                let file = File::from(wanted.fulfil_for_other(with)?);
                 self.take_mark(wanted, path, &file)?;
                 Ok(got(file.into()))
             }
-            wanted => Ok(got(wanted.fulfil(with)?)),
+            wanted => Ok(got(wanted.fulfil_for_other(with)?)),
         }
     }
 
@@ -368,6 +399,26 @@ fn problem_of(error: fathom_core::DiskError) -> String {
 mod tests {
     use super::*;
     use std::fs;
+
+    /// Whoever adds a disk does not wait for the file system of its image.
+    #[test]
+    fn path_without_links_is_looked_for_when_it_is_needed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        ["old", "new"].map(|name| fs::write(path(name), [0; 512]).unwrap());
+        std::os::unix::fs::symlink(path("old"), path("image")).unwrap();
+        let text = format!(r#"{{"name": "a", "image": {:?}}}"#, path("image"));
+        let permits = Permits::default();
+        permits.begin(&serde_json::from_str(&text).unwrap(), None);
+        fs::remove_file(path("image")).unwrap();
+        std::os::unix::fs::symlink(path("new"), path("image")).unwrap();
+        let place = |name| {
+            permits
+                .get(&Wanted::Place { path: path(name) }, None)
+                .is_ok()
+        };
+        assert!(place("image") && place("new") && !place("old"));
+    }
 
     #[test]
     fn a_tenant_gets_what_its_disks_name_and_only_while_they_are_opened() {

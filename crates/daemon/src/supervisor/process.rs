@@ -2,7 +2,7 @@
 
 use super::gate::Gate;
 use super::groups::Group;
-use super::handle::Handle;
+use super::handle::{DIE, Handle};
 use super::log::Log;
 use super::permits::Permits;
 use crate::events::Events;
@@ -10,7 +10,7 @@ use crate::handover::ProcessState;
 use crate::link::{self, Link, ToTenant};
 use fathom_exports::Descriptors;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
@@ -21,6 +21,10 @@ pub struct Process {
     pub link: Link,
     pub gate: Gate,
     pub started: Instant,
+    /// Version of what it says on the link.
+    link_version: u32,
+    /// It was killed, and may not have ended yet.
+    is_killed: bool,
     /// In which it is; None: it may use what there is.
     pub group: Option<Arc<Group>>,
     /// How many the kernel had killed there before.
@@ -57,6 +61,8 @@ impl Process {
             link,
             gate: Gate::new(gate, Log::new(name, Some(log))),
             started: Instant::now(),
+            link_version: link::VERSION,
+            is_killed: false,
             kills: kills(group.as_deref()),
             group,
         };
@@ -78,14 +84,34 @@ impl Process {
         self.handle.pid()
     }
 
-    /// Kill it. False: it has not ended.
+    /// Readable when there is something to do: a message on the link, or, of a process that was killed,
+    /// its end.
+    pub fn event(&self) -> BorrowedFd<'_> {
+        match self.is_killed {
+            true => self.handle.as_fd(),
+            false => self.link.as_fd(),
+        }
+    }
+
+    pub fn is_killed(&self) -> bool {
+        self.is_killed
+    }
+
+    /// Kills it without waiting. Whether it has ended.
     pub fn kill(&mut self) -> bool {
+        self.is_killed = true;
         self.handle.kill()
     }
 
-    /// End it, whatever it does; says how it has ended.
+    /// Kills it and waits for its end for [`DIE`] at most, unless it has ended already. Says how it has
+    /// ended.
     pub fn end(self) -> String {
-        let how = self.handle.end();
+        self.end_by(Instant::now() + DIE)
+    }
+
+    /// Likewise, until `deadline` at most.
+    pub fn end_by(self, deadline: Instant) -> String {
+        let how = self.handle.end(deadline);
         self.gate.finish();
         match kills(self.group.as_deref()) > self.kills {
             true => format!("{how}, for it needed more than its memory-max"),
@@ -98,12 +124,13 @@ impl Process {
         let (gate, log) = self.gate.hand_over(files)?;
         Ok(ProcessState {
             pid: self.pid(),
-            link_version: link::VERSION,
+            link_version: self.link_version,
             lives_ms: self.started.elapsed().as_millis() as u64,
             pidfd: files.add(&self.handle)?,
             link: files.add(&self.link)?,
             gate,
             log,
+            owes_answer: self.gate.owes_answer(),
         })
     }
 
@@ -114,22 +141,28 @@ impl Process {
         group: Option<Arc<Group>>,
         files: &mut Descriptors,
     ) -> Result<Process, String> {
-        if state.link_version != link::VERSION {
+        if !(link::OLDEST_VERSION..=link::VERSION).contains(&state.link_version) {
             return Err(format!(
                 "its process speaks by version {} to a supervisor, and this program by version {}",
                 state.link_version,
                 link::VERSION
             ));
         }
-        let gate = files.take(state.gate)?.into();
+        let gate: Link = files.take(state.gate)?.into();
         let log = state.log.map(|log| files.take(log)).transpose()?;
+        let gate = Gate::new(gate, Log::new(tenant, log));
+        if state.owes_answer {
+            gate.answer_owed();
+        }
         let now = Instant::now();
         let lives = Duration::from_millis(state.lives_ms);
         Ok(Process {
             handle: Handle::adopt(state.pid, files.take(state.pidfd)?),
             link: files.take(state.link)?.into(),
-            gate: Gate::new(gate, Log::new(tenant, log)),
+            gate,
             started: now.checked_sub(lives).unwrap_or(now),
+            link_version: state.link_version,
+            is_killed: false,
             kills: kills(group.as_deref()),
             group,
         })

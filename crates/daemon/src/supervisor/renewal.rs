@@ -19,6 +19,7 @@ use super::process::Process;
 use super::tenant::{Replacement, Tenant};
 use crate::handover::{PATIENCE, Progress, Renewal};
 use crate::link::{FromTenant, ToTenant};
+use serde::de::IgnoredAny;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -114,6 +115,7 @@ impl Tenants {
             until: Instant::now() + PATIENCE,
             serves: false,
             pause_ms: None,
+            owes_go_on: false,
         });
         Ok(())
     }
@@ -125,10 +127,17 @@ impl Tenants {
         let Some(replacement) = &mut tenant.replacement else {
             return;
         };
-        let Some(process) = replacement.process.take() else {
+        let Some(mut process) = replacement.process.take() else {
             return;
         };
-        match process.link.receive::<FromTenant>(false) {
+        if process.is_killed() {
+            if !process.kill() {
+                replacement.process = Some(process);
+                return;
+            }
+            return self.bring_back(name, process);
+        }
+        match process.link.receive::<FromTenant<IgnoredAny>>(false) {
             Ok(received) => {
                 replacement.process = Some(process);
                 if let Some((FromTenant::Serving, _)) = received {
@@ -136,13 +145,30 @@ impl Tenants {
                     replacement.until = Instant::now() + FAREWELL;
                 }
             }
-            Err(error) if tenant.process.is_some() => {
-                // The other one hears of it, or is gone, too.
-                let how = process.end();
-                replacement.until = Instant::now() + FAREWELL;
-                tracing::warn!("the new process of tenant '{name}' {how} ({error})");
+            Err(error) => {
+                tracing::debug!("the new process of tenant '{name}': {error}");
+                process.kill();
+                replacement.process = Some(process);
             }
-            Err(_) => self.lose(name, process),
+        }
+    }
+
+    /// The new process has ended: the old one goes on, if there is one.
+    fn bring_back(&mut self, name: &str, new: Process) {
+        let Some(tenant) = self.all.get_mut(name) else {
+            return;
+        };
+        if tenant.process.is_none() {
+            return self.lose(name, new);
+        }
+        let how = new.end();
+        tracing::warn!("the new process of tenant '{name}' {how}");
+        let Some(replacement) = &mut tenant.replacement else {
+            return;
+        };
+        replacement.until = Instant::now() + FAREWELL;
+        if std::mem::take(&mut replacement.owes_go_on) {
+            tenant.tell(&ToTenant::GoOn);
         }
     }
 
@@ -157,19 +183,16 @@ impl Tenants {
         let is_late = replacement.until <= Instant::now();
         let is_alone = tenant.process.is_none() || replacement.pause_ms.is_some();
         match (&tenant.process, replacement.process.take()) {
-            (_, Some(new)) if replacement.serves && (is_alone || is_late) => {
+            (_, Some(new)) if !new.is_killed() && replacement.serves && (is_alone || is_late) => {
                 self.replace(name, new);
             }
             (_, Some(new)) if !is_late => replacement.process = Some(new),
             (Some(_), Some(mut new)) => {
                 replacement.until = Instant::now() + FAREWELL;
-                if !new.kill() {
-                    // The other one does not go on while this one could still do something.
-                    replacement.process = Some(new);
-                    return;
-                }
-                let how = new.end();
-                tracing::error!("the new process of tenant '{name}' took too long, and {how}");
+                tracing::error!("the new process of tenant '{name}' took too long: it is killed");
+                // The old one does not go on before the new one has ended.
+                new.kill();
+                replacement.process = Some(new);
             }
             (None, Some(new)) => self.lose(name, new),
             (_, None) if is_late => {
@@ -191,11 +214,11 @@ impl Tenants {
         let there = tenant.disks.iter().filter(|disk| disk.is_there);
         there.for_each(|disk| replacement.permits.seal(&disk.table.name));
         tenant.permits = replacement.permits;
-        if let Some(old) = tenant.process.replace(new) {
-            let how = old.end();
-            tracing::debug!("the old process of tenant '{name}' {how}");
-        }
+        let old = tenant.process.replace(new);
         tenant.ask_what_waited();
+        if let Some(old) = old {
+            self.bury(name, old);
+        }
         self.tell_renewal(name, Ok(replacement.pause_ms.unwrap_or_default()));
     }
 
@@ -207,8 +230,10 @@ impl Tenants {
         let Some(replacement) = tenant.replacement.take() else {
             return;
         };
-        replacement.process.map(Process::end);
         tenant.ask_what_waited();
+        if let Some(new) = replacement.process {
+            self.bury(name, new);
+        }
         self.tell_renewal(name, Err(problem));
     }
 
@@ -217,19 +242,16 @@ impl Tenants {
         let Some(tenant) = self.all.get_mut(name) else {
             return;
         };
-        if let Some(replacement) = &mut tenant.replacement
-            && let Some(mut new) = replacement.process.take()
-        {
-            if !new.kill() {
-                // Nor does the old one go on then.
-                tracing::error!("the new process of tenant '{name}' cannot be ended");
-                replacement.process = Some(new);
-                return;
-            }
-            new.end();
-            replacement.until = Instant::now() + FAREWELL;
-        }
-        tenant.tell(&ToTenant::GoOn);
+        let Some(replacement) = &mut tenant.replacement else {
+            return tenant.tell(&ToTenant::GoOn);
+        };
+        let Some(new) = &mut replacement.process else {
+            return tenant.tell(&ToTenant::GoOn);
+        };
+        // The old one is told when the new one has ended.
+        new.kill();
+        replacement.owes_go_on = true;
+        replacement.until = Instant::now() + FAREWELL;
     }
 
     /// Both of them are gone, this one last.

@@ -4,6 +4,7 @@ use super::groups::Group;
 use super::log::shown;
 use super::permits::Permits;
 use super::process::Process;
+use super::reply::{self, Known};
 use crate::answer::{Answer, Asker, Kind, Refusal};
 use crate::command::{Ask, Command};
 use crate::link::{FromTenant, ToTenant};
@@ -12,7 +13,8 @@ use crate::table::DiskTable;
 use crate::users::User;
 use fathom_exports::Listener;
 use fathom_trace::Summary;
-use serde_json::{Value, json};
+use serde::de::IgnoredAny;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,6 +29,9 @@ pub const MARGIN: Duration = Duration::from_secs(2);
 const LIVES: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Time after which the supervisor no longer waits for the reply to a command that only asks.
+const EXPIRE: Duration = Duration::from_secs(10);
 
 /// One of its disks.
 pub struct Disk {
@@ -45,6 +50,24 @@ pub struct Asked {
     pub asker: Asker,
     pub ask: Ask,
     pub at: Instant,
+}
+
+impl Asked {
+    /// When the supervisor stops waiting for the reply. None: it waits, since the command may take long.
+    pub fn expires(&self) -> Option<Instant> {
+        let only_asks = matches!(
+            self.ask.command,
+            Command::Stats | Command::Slow | Command::Show | Command::Measure
+        );
+        only_asks.then(|| self.at + EXPIRE)
+    }
+}
+
+/// A message of a tenant. Of a reply only the number has been read.
+pub struct Said {
+    pub message: FromTenant<IgnoredAny>,
+    /// All of it, in JSON.
+    pub text: Vec<u8>,
 }
 
 /// What its answer changes here.
@@ -71,6 +94,8 @@ pub struct Replacement {
     pub serves: bool,
     /// For how long queues stood still, in milliseconds, when the other one has told.
     pub pause_ms: Option<f64>,
+    /// The old process waits for the new one's end.
+    pub owes_go_on: bool,
 }
 
 pub struct Tenant {
@@ -81,6 +106,8 @@ pub struct Tenant {
     pub process: Option<Process>,
     /// A process that is to take the place of that one.
     pub replacement: Option<Replacement>,
+    /// A process that was killed and may not have ended: the next one starts after its end.
+    ending: Option<Process>,
     /// In the order in which they came.
     pub disks: Vec<Disk>,
     asked: BTreeMap<u64, Asked>,
@@ -90,6 +117,8 @@ pub struct Tenant {
     pub restart: Option<Instant>,
     pause: Duration,
     pub outcomes: Vec<(String, Outcome)>,
+    /// The process was told to end, and may say so.
+    is_to_end: bool,
     pub ended_well: bool,
 }
 
@@ -119,6 +148,7 @@ impl Tenant {
             user,
             process: None,
             replacement: None,
+            ending: None,
             disks: Vec::new(),
             asked: BTreeMap::new(),
             next: 0,
@@ -126,6 +156,7 @@ impl Tenant {
             restart: None,
             pause: Duration::ZERO,
             outcomes: Vec::new(),
+            is_to_end: false,
             ended_well: false,
         }
     }
@@ -153,12 +184,16 @@ impl Tenant {
         self.process.as_ref().and_then(|one| one.group.clone())
     }
 
-    /// Into what it says of a disk: it does not know of them itself.
-    pub fn tell_limits(&self, said: &mut Value) {
-        if let Some(state) = said.get_mut("state").and_then(Value::as_object_mut) {
-            let limits = self.group().map(|group| group.limits());
-            state.insert("limits".into(), json!(limits));
-        }
+    /// Reads the reply to a command about the disk `name`.
+    pub fn read_reply(&self, name: &str, what: What, command: &Command, text: Vec<u8>) -> Answer {
+        let disk = self.disks.iter().find(|disk| disk.table.name == name);
+        let known = Known {
+            name,
+            table: disk.map(|disk| &disk.table),
+            pid: self.process.as_ref().map_or(0, Process::pid),
+            limits: self.group().map(|group| group.limits()),
+        };
+        reply::read(command, what, &known, text)
     }
 
     pub fn is_idle(&self) -> bool {
@@ -167,7 +202,23 @@ impl Tenant {
 
     /// Nobody waits for an answer, and its process stays what it is.
     pub fn is_settled(&self) -> bool {
-        self.asked.is_empty() && self.replacement.is_none()
+        self.asked.is_empty() && self.replacement.is_none() && self.ending.is_none()
+    }
+
+    /// When the first command expires.
+    pub fn expires(&self) -> Option<Instant> {
+        self.asked.values().filter_map(Asked::expires).min()
+    }
+
+    /// Takes the commands whose time has run out, or with `all` every command. A reply to one of them
+    /// is ignored from then on.
+    pub fn take_expired(&mut self, now: Instant, all: bool) -> Vec<Asked> {
+        let is_over =
+            |_: &u64, asked: &mut Asked| all || asked.expires().is_some_and(|at| at <= now);
+        self.asked
+            .extract_if(.., is_over)
+            .map(|(_, asked)| asked)
+            .collect()
     }
 
     /// Ask it; it may be that nobody is there. While its process is being replaced, that waits.
@@ -233,31 +284,44 @@ impl Tenant {
         self.asked.remove(&number)
     }
 
-    pub fn receive(&mut self) -> io::Result<Option<FromTenant>> {
+    pub fn receive(&mut self) -> io::Result<Option<Said>> {
         let Some(process) = &self.process else {
             return Ok(None);
         };
-        let received = process.link.receive::<FromTenant>(false)?;
-        let message = received.map(|(message, _)| message);
-        if let Some(FromTenant::Ended(summaries)) = &message {
-            let outcomes = summaries.iter().map(|(name, summary)| {
-                let outcome = Outcome {
-                    summary: summary.clone(),
-                    injected: None,
-                };
-                (name.clone(), outcome)
-            });
-            self.outcomes = outcomes.collect();
-            self.ended_well = true;
+        let Some((text, _)) = process.link.receive_bytes(false)? else {
+            return Ok(None);
+        };
+        let message = serde_json::from_slice::<FromTenant<IgnoredAny>>(&text)?;
+        match &message {
+            FromTenant::Outcome(name, summary) => self.note_outcome(name, summary),
+            FromTenant::Ended(summaries) => {
+                summaries
+                    .iter()
+                    .for_each(|(name, summary)| self.note_outcome(name, summary));
+                self.ended_well = self.is_to_end;
+            }
+            _ => {}
         }
-        Ok(message)
+        Ok(Some(Said { message, text }))
+    }
+
+    /// What the process says of its disks' requests when it ends.
+    fn note_outcome(&mut self, name: &str, summary: &Summary) {
+        let is_known = self.outcomes.iter().any(|(other, _)| other == name);
+        if !self.is_to_end || !self.has(name) || is_known {
+            return;
+        }
+        let summary = summary.clone();
+        let injected = None;
+        self.outcomes
+            .push((name.to_owned(), Outcome { summary, injected }));
     }
 
     /// Take in something of the last that it says; true: it has ended.
     pub fn drain(&mut self) -> bool {
         match self.receive() {
-            Ok(Some(FromTenant::Ended(_))) | Err(_) => true,
-            Ok(Some(_)) => false,
+            Ok(Some(said)) => matches!(said.message, FromTenant::Ended(_)),
+            Err(_) => true,
             Ok(None) => self.process.is_none(),
         }
     }
@@ -284,29 +348,33 @@ impl Tenant {
         }
     }
 
-    pub fn kill(&mut self) {
-        let replacement = self.replacement.take();
-        replacement.and_then(|one| one.process).map(Process::end);
-        if let Some(process) = self.process.take() {
-            let how = process.end();
-            tracing::debug!("the process of tenant '{}' {how}", self.name);
-        }
+    /// Takes all of its processes, those that have not ended yet included.
+    pub fn take_processes(&mut self) -> Vec<Process> {
+        let replacement = self.replacement.take().and_then(|one| one.process);
+        let all = [self.process.take(), replacement, self.ending.take()];
+        all.into_iter().flatten().collect()
     }
 
-    /// The process is no more, and nobody has told it to end.
-    pub fn has_ended(&mut self, process: Process) {
-        let has_lived = process.started.elapsed() >= LIVES;
-        let how = process.end();
-        self.pause = match (has_lived, self.pause) {
-            (true, _) => Duration::ZERO,
-            (false, Duration::ZERO) => FIRST_PAUSE,
-            (false, pause) => (pause * 2).min(LONGEST_PAUSE),
-        };
-        tracing::error!(
-            "the process of tenant '{}' {how}: it is started again",
-            self.name
-        );
-        self.restart = Some(Instant::now() + self.pause);
+    /// The process that was killed and has not ended.
+    pub fn ending(&self) -> Option<&Process> {
+        self.ending.as_ref()
+    }
+
+    /// No longer waits for the end of a process that was killed: the locks of its images keep another
+    /// process from using them before its last I/O has ended.
+    pub fn stop_waiting_for_end(&mut self) -> Option<Process> {
+        let ending = self.ending.take();
+        if ending.is_some() {
+            self.restart = Some(Instant::now());
+        }
+        ending
+    }
+
+    /// Its process has ended, or does not do what it should: it is killed, and its commands fail. Another one
+    /// is started when it has ended.
+    pub fn lose_process(&mut self, mut process: Process) {
+        process.kill();
+        self.ending = Some(process);
         self.disks.iter_mut().for_each(|disk| disk.is_there = false);
         for (_, asked) in std::mem::take(&mut self.asked) {
             if let (What::Added | What::Removed, Some(name)) = (asked.what, asked.ask.about()) {
@@ -320,9 +388,39 @@ impl Tenant {
         }
     }
 
+    /// Whether a process that was killed has ended now: then another one is to be started.
+    pub fn notice_end(&mut self) -> bool {
+        let Some(mut process) = self.ending.take() else {
+            return false;
+        };
+        if !process.kill() {
+            self.ending = Some(process);
+            return false;
+        }
+        let has_lived = process.started.elapsed() >= LIVES;
+        let how = process.end();
+        self.pause = match (has_lived, self.pause) {
+            (true, _) => Duration::ZERO,
+            (false, Duration::ZERO) => FIRST_PAUSE,
+            (false, pause) => (pause * 2).min(LONGEST_PAUSE),
+        };
+        tracing::error!(
+            "the process of tenant '{}' {how}: it is started again",
+            self.name
+        );
+        self.restart = Some(Instant::now() + self.pause);
+        true
+    }
+
     /// When it is to be started, or its disks are to be tried again, unless another process takes over.
     pub fn restarts(&self) -> Option<Instant> {
         self.restart.filter(|_| self.replacement.is_none())
+    }
+
+    /// Tells its process to end.
+    pub fn tell_to_end(&mut self) {
+        self.is_to_end = true;
+        self.tell(&ToTenant::End);
     }
 
     /// Tell whoever has the disks that this is the end.
@@ -346,7 +444,7 @@ impl Tenant {
                 }
             }
         }
-        self.tell(&ToTenant::End);
+        self.tell_to_end();
     }
 
     /// Something of it could not be had: try again later.

@@ -2,6 +2,7 @@
 
 mod limits;
 mod log;
+mod silent;
 
 use super::{
     BLOCK, Chain, HELLO, SIZE, StopAtEnd, block, configured, fails_late, image, load, program,

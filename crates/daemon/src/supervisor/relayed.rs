@@ -1,0 +1,219 @@
+//! Events of tenants, which everybody who watches the server sees.
+//!
+//! A tenant tells what happens to its own disks, and errors, under its own name. It cannot say that
+//! the server has read its configuration again, or that another tenant was restarted. A tenant
+//! that tells too much loses events of its own, not those of others.
+
+use crate::events::Happened;
+use crate::untrusted::one_line;
+use fathom_trace::SlowRequest;
+use std::time::{Duration, Instant};
+
+/// Events that a tenant may tell at once after a while without any,
+const BURST: u32 = 256;
+/// and one more after each of these.
+const EACH: Duration = Duration::from_millis(50);
+/// Bytes of the longest text of an event.
+const MAX_TEXT: usize = 1024;
+/// Most slow requests that an alarm tells.
+const MAX_REQUESTS: usize = 16;
+
+/// What a tenant may still tell.
+pub struct Relay {
+    tenant: String,
+    budget: u32,
+    since: Instant,
+    /// Events that were left out, and not told of yet.
+    left_out: u64,
+}
+
+impl Relay {
+    pub fn new(tenant: &str) -> Relay {
+        Relay {
+            tenant: tenant.to_owned(),
+            budget: BURST,
+            since: Instant::now(),
+            left_out: 0,
+        }
+    }
+
+    /// Gives `tell` what others may see of an event. `has`: whether a disk is the tenant's.
+    pub fn pass(
+        &mut self,
+        happened: Happened,
+        has: impl FnOnce(&str) -> bool,
+        now: Instant,
+        tell: impl Fn(Happened),
+    ) {
+        let Some(happened) = self.checked(happened, has) else {
+            return;
+        };
+        let more = now.saturating_duration_since(self.since).as_millis() / EACH.as_millis();
+        if more > 0 {
+            self.since = now;
+            self.budget = (self.budget + more.min(BURST.into()) as u32).min(BURST);
+        }
+        match self.budget {
+            0 => return self.left_out += 1,
+            _ => self.budget -= 1,
+        }
+        if self.left_out > 0 {
+            let text = format!(
+                "{} events were left out: there were too many",
+                self.left_out
+            );
+            self.left_out = 0;
+            tell(self.error(&text));
+        }
+        tell(happened);
+    }
+
+    fn error(&self, text: &str) -> Happened {
+        let text = format!("tenant '{}': {}", self.tenant, one_line(text, MAX_TEXT));
+        Happened::Error { text }
+    }
+
+    /// None: nobody is to hear of it.
+    fn checked(&self, happened: Happened, has: impl FnOnce(&str) -> bool) -> Option<Happened> {
+        let mut happened = match happened {
+            Happened::Error { text } => return Some(self.error(&text)),
+            Happened::Lost { count } => {
+                return Some(self.error(&format!("{count} events were lost")));
+            }
+            // These are the supervisor's to tell.
+            Happened::Restarted { .. } | Happened::Reloaded => return None,
+            of_disk => of_disk,
+        };
+        if !happened.disk().is_some_and(has) {
+            return None;
+        }
+        clean(&mut happened);
+        Some(happened)
+    }
+}
+
+fn clean(happened: &mut Happened) {
+    let shorten = |text: &mut String| *text = one_line(text, MAX_TEXT);
+    match happened {
+        Happened::Added { .. }
+        | Happened::Removed { .. }
+        | Happened::Changed { .. }
+        | Happened::Resized { .. }
+        | Happened::BackupBegun { .. }
+        | Happened::Restarted { .. }
+        | Happened::Error { .. }
+        | Happened::Reloaded
+        | Happened::Lost { .. } => {}
+        Happened::Pulled { phase, .. } => shorten(phase),
+        Happened::BackupFailed { problem, .. } => shorten(problem),
+        Happened::Mirrored { phase, problem, .. } | Happened::Streamed { phase, problem, .. } => {
+            shorten(phase);
+            problem.iter_mut().for_each(shorten);
+        }
+        Happened::Attached { client, .. } | Happened::Detached { client, .. } => shorten(client),
+        Happened::Alarm {
+            alarm,
+            text,
+            stage,
+            requests,
+            ..
+        } => {
+            [alarm, text, stage].into_iter().for_each(shorten);
+            requests.truncate(MAX_REQUESTS);
+            requests.iter_mut().for_each(clean_request);
+        }
+        Happened::AlarmOver { alarm, .. } => shorten(alarm),
+    }
+}
+
+fn clean_request(request: &mut SlowRequest) {
+    let shorten = |text: &mut String| *text = one_line(text, MAX_TEXT);
+    [&mut request.id, &mut request.op, &mut request.longest]
+        .into_iter()
+        .for_each(shorten);
+    let stages = std::mem::take(&mut request.stages).into_iter();
+    let stages = stages
+        .take(MAX_REQUESTS)
+        .map(|(name, ns)| (one_line(&name, MAX_TEXT), ns));
+    request.stages = stages.collect();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    fn pass(relay: &mut Relay, happened: Happened, now: Instant) -> Vec<Happened> {
+        let told = RefCell::default();
+        let has = |disk: &str| disk == "own";
+        relay.pass(happened, has, now, |one| told.borrow_mut().push(one));
+        told.into_inner()
+    }
+
+    fn error(text: &str) -> Vec<Happened> {
+        vec![Happened::Error { text: text.into() }]
+    }
+
+    #[test]
+    fn tenant_tells_of_its_own_disks_and_nothing_else() {
+        let mut relay = Relay::new("vm");
+        let now = Instant::now();
+        let disk = || "own".to_owned();
+        for forged in [
+            Happened::Restarted {
+                tenant: "other".into(),
+            },
+            Happened::Reloaded,
+            Happened::Added {
+                disk: "other".into(),
+            },
+        ] {
+            assert_eq!(pass(&mut relay, forged, now), []);
+        }
+        let own = Happened::Resized {
+            disk: disk(),
+            size: 512,
+        };
+        assert_eq!(pass(&mut relay, own.clone(), now), [own]);
+        let failed = Happened::BackupFailed {
+            disk: disk(),
+            problem: "\u{1b}[2Jx\n".into(),
+        };
+        let problem = "\\u{1b}[2Jx\\n".into();
+        let shown = [Happened::BackupFailed {
+            disk: disk(),
+            problem,
+        }];
+        assert_eq!(pass(&mut relay, failed, now), shown);
+    }
+
+    #[test]
+    fn errors_say_whose_they_are() {
+        let mut relay = Relay::new("vm");
+        let now = Instant::now();
+        let forged = Happened::Error {
+            text: "the server's disk is full\n".into(),
+        };
+        let told = pass(&mut relay, forged, now);
+        assert_eq!(told, error("tenant 'vm': the server's disk is full\\n"));
+        let told = pass(&mut relay, Happened::Lost { count: 7 }, now);
+        assert_eq!(told, error("tenant 'vm': 7 events were lost"));
+    }
+
+    #[test]
+    fn flood_is_bounded_and_counted() {
+        let mut relay = Relay::new("vm");
+        let begin = relay.since;
+        let one = || Happened::Changed { disk: "own".into() };
+        let told = (0..1000)
+            .flat_map(|_| pass(&mut relay, one(), begin))
+            .count();
+        assert_eq!(told, BURST as usize);
+        let told = pass(&mut relay, one(), begin + EACH);
+        let left_out = 1000 - BURST;
+        let text = format!("tenant 'vm': {left_out} events were left out: there were too many");
+        assert_eq!(told[0], error(&text)[0]);
+        assert_eq!(told[1..], [one()]);
+        assert_eq!(pass(&mut relay, one(), begin + EACH), []);
+    }
+}

@@ -1,0 +1,353 @@
+//! Replies of tenants, which are read as what their commands are answered by, and as nothing else.
+//!
+//! A tenant's process may be under the control of its guest. The supervisor takes names, paths, owners and
+//! sizes from its own records and from what it asked, and all texts are made safe to show.
+
+use super::log::shown;
+use super::tenant::What;
+use crate::answer::{Answer, Kind, Refusal};
+use crate::command::{Command, SwitchTo};
+use crate::info::{BackupInfo, Bitmaps, Info, MirrorInfo, Snapshots, StreamInfo, TenantLimits};
+use crate::link::FromTenant;
+use crate::metrics::Sent;
+use crate::table::DiskTable;
+use crate::untrusted::clean;
+use fathom_stack::FilterInfo;
+use fathom_trace::{SlowRequest, Summary};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// Most requests in a list of slow ones.
+const MAX_SLOW: usize = 256;
+/// Bytes by which a disk may become larger than was asked for: to the end of a block.
+const MAX_BLOCK: u64 = 64 << 10;
+
+/// What the supervisor knows about the disk that a reply is about.
+pub struct Known<'a> {
+    pub name: &'a str,
+    /// None: the tenant has no such disk any more.
+    pub table: Option<&'a DiskTable>,
+    pub pid: u32,
+    pub limits: Option<TenantLimits>,
+}
+
+/// Refuses commands that no tenant's process can carry out: the opposite would be a lie.
+pub fn refuse(command: &Command, name: &str) -> Result<(), Refusal> {
+    let conflict = |problem: &str| Err(Kind::Conflict.because(format!("disk '{name}': {problem}")));
+    match command {
+        Command::BeginBackup(_) => {
+            conflict("disks of tenants cannot be backed up while they are used")
+        }
+        Command::BeginMirror(_) => conflict("disks of tenants cannot be mirrored"),
+        Command::BeginCommit(_) | Command::BeginStream(_) => {
+            conflict("images of tenants' disks cannot be merged while they are used")
+        }
+        Command::BeginSwitch(SwitchTo::Layer(_)) => {
+            conflict("disks of tenants cannot have snapshots while they are used")
+        }
+        Command::BeginSwitch(SwitchTo::Mirror) | Command::EndSwitch { .. } => {
+            Err(Kind::Unknown.because(format!("disk '{name}' has no mirror")))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Slow {
+    requests: Vec<SlowRequest>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Frozen {
+    frozen: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Resized {
+    size: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Shown {
+    state: Info,
+}
+
+/// Reads the reply to `command`, a whole message. A reply of another kind is an error like that of a
+/// command that has failed.
+pub fn read(command: &Command, what: What, known: &Known<'_>, message: Vec<u8>) -> Answer {
+    let text = &message[..];
+    match command {
+        Command::Stats | Command::Remove { .. } => typed(known, text, plain::<Summary>),
+        Command::Slow => typed(known, text, |mut slow: Slow| {
+            slow.requests.truncate(MAX_SLOW);
+            plain(slow)
+        }),
+        Command::Measure => measured(known, message),
+        Command::Trace { file } => typed(known, text, |_: IgnoredAny| Ok(json!({ "trace": file }))),
+        Command::Resize { size, .. } => typed(known, text, |resized: Resized| {
+            let is_sized = known
+                .table
+                .is_some_and(|table| table.image.with_size(1 << 20).is_some());
+            let is_plausible = match size {
+                Some(size) => (*size..=size.saturating_add(MAX_BLOCK)).contains(&resized.size),
+                None => !is_sized,
+            };
+            match is_plausible {
+                true => plain(resized),
+                false => Err(format!("{} bytes were not asked for", resized.size)),
+            }
+        }),
+        Command::Freeze { .. } | Command::Thaw => typed(known, text, plain::<Frozen>),
+        Command::Set { .. } => typed(known, text, plain::<FilterInfo>),
+        Command::Bitmaps(_) => typed(known, text, plain::<Bitmaps>),
+        Command::Snapshots(_) => typed(known, text, plain::<Snapshots>),
+        Command::EndBackup | Command::GoOnWithBackup => typed(known, text, plain::<BackupInfo>),
+        Command::EndMirror { .. } => typed(known, text, plain::<MirrorInfo>),
+        Command::EndStream => typed(known, text, plain::<StreamInfo>),
+        Command::Show => typed(known, text, |shown: Shown| disk(known, known.table, shown)),
+        Command::Put { options, .. } => {
+            let table = (**options).clone().without_defaults();
+            typed(known, text, |shown: Shown| {
+                let mut shown = disk(known, Some(&table), shown)?;
+                shown["created"] = (what != What::Other).into();
+                Ok(shown)
+            })
+        }
+        Command::BeginBackup(_)
+        | Command::BeginMirror(_)
+        | Command::BeginCommit(_)
+        | Command::BeginStream(_)
+        | Command::BeginSwitch(_)
+        | Command::EndSwitch { .. }
+        | Command::CompleteMirror(_)
+        | Command::Snapshot(_)
+        | Command::List
+        | Command::ListGroups
+        | Command::SetGroup { .. }
+        | Command::Upgrade { .. }
+        | Command::Quit => Err(Kind::Invalid.because("a tenant's process does not do that")),
+    }
+}
+
+/// Reads a reply with a `T`, of which `convert` makes what the caller gets.
+fn typed<T: DeserializeOwned>(
+    known: &Known<'_>,
+    message: &[u8],
+    convert: impl FnOnce(T) -> Result<Value, String>,
+) -> Answer {
+    let unusable = |problem: &str| {
+        let name = known.name;
+        let problem = shown(problem);
+        Kind::Failed.because(format!(
+            "disk '{name}': its process sent an unusable reply: {problem}"
+        ))
+    };
+    let message = serde_json::from_slice::<FromTenant<T>>(message);
+    match message.map_err(|error| unusable(&error.to_string()))? {
+        FromTenant::Answer {
+            answer: Ok(content),
+            ..
+        } => {
+            let mut value = convert(content).map_err(|problem| unusable(&problem))?;
+            clean(&mut value);
+            Ok(value)
+        }
+        FromTenant::Answer {
+            answer: Err(Refusal { kind, text }),
+            ..
+        } => Err(kind.because(shown(&text))),
+        _ => Err(unusable("it is no reply")),
+    }
+}
+
+fn plain<T: Serialize>(content: T) -> Result<Value, String> {
+    serde_json::to_value(content).map_err(|error| error.to_string())
+}
+
+/// A disk as it is shown, `table` being its options.
+fn disk(known: &Known<'_>, table: Option<&DiskTable>, shown: Shown) -> Result<Value, String> {
+    let table = table.ok_or("the tenant has no such disk")?;
+    let said = shown.state;
+    let state = Info {
+        name: known.name.to_owned(),
+        pid: known.pid,
+        disk: table.image.to_string(),
+        pool: table.pool.clone(),
+        vhost_user: table.vhost_user.as_ref().map(ToString::to_string),
+        trace: said.trace.and(table.trace.clone()),
+        limits: known.limits.clone(),
+        // A tenant's process has none of these.
+        nbd: None,
+        backup: None,
+        mirror: None,
+        stream: None,
+        ..said
+    };
+    let options = plain(table)?;
+    Ok(json!({ "options": options, "state": plain(state)? }))
+}
+
+/// Measurements are many, so they are read by a thread that nobody waits for.
+fn measured(known: &Known<'_>, message: Vec<u8>) -> Answer {
+    typed(known, &message, |_: IgnoredAny| Ok(Value::Null))?;
+    let failed = |error: String| Kind::Failed.because(error);
+    let sent = Sent {
+        name: known.name.to_owned(),
+        pid: known.pid,
+        message: String::from_utf8(message).map_err(|error| failed(error.to_string()))?,
+    };
+    plain(sent).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::SnapshotOrder;
+    use crate::metrics::Measured;
+
+    fn table() -> DiskTable {
+        let text =
+            r#"{"name": "a", "image": "/srv/a.raw", "tenant": "vm", "vhost-user": "/run/a"}"#;
+        serde_json::from_str(text).unwrap()
+    }
+
+    fn read_as(command: &Command, what: What, content: Value) -> Answer {
+        let table = table();
+        let known = Known {
+            name: "a",
+            table: Some(&table),
+            pid: 42,
+            limits: None,
+        };
+        let answer = Ok(content);
+        let message = FromTenant::Answer { number: 1, answer };
+        read(command, what, &known, serde_json::to_vec(&message).unwrap())
+    }
+
+    /// An honest state.
+    fn state() -> Value {
+        let made = Measured::made(
+            "a",
+            json!({"requests": 0, "notifications": 0, "sleeps": 0}),
+            json!({
+                "histograms": [], "workers": [], "refused": 0
+            }),
+        );
+        serde_json::to_value(made.info).unwrap()
+    }
+
+    #[test]
+    fn shown_disk_has_the_supervisors_options_and_names() {
+        let mut lie = state();
+        for (key, value) in [
+            ("name", json!("other")),
+            ("pid", json!(1)),
+            ("disk", json!("/etc/shadow")),
+            ("vhost_user", json!("/run/other")),
+            ("trace", json!("/etc/shadow")),
+            ("format", json!("raw\u{1b}[2J")),
+            ("limits", json!({"memory": 1})),
+            (
+                "nbd",
+                json!({"addresses": [], "tls": false, "export": "x", "connections": []}),
+            ),
+        ] {
+            lie[key] = value;
+        }
+        let options = json!({"name": "other", "image": "/etc/shadow", "allow-dirs": ["/"]});
+        let content = json!({"options": options, "state": lie, "kept": true});
+        let shown = read_as(&Command::Show, What::Other, content).unwrap();
+        assert_eq!(shown["options"], serde_json::to_value(table()).unwrap());
+        let state = &shown["state"];
+        assert_eq!((&state["name"], &state["pid"]), (&json!("a"), &json!(42)));
+        assert_eq!(state["disk"], "/srv/a.raw");
+        assert_eq!(
+            (&state["vhost_user"], &state["trace"]),
+            (&json!("/run/a"), &Value::Null)
+        );
+        assert_eq!(state["format"], "raw\\u{1b}[2J");
+        assert_eq!(
+            (&state["limits"], &state["nbd"]),
+            (&Value::Null, &Value::Null)
+        );
+        assert!(!shown.to_string().contains("shadow") && shown.get("kept").is_none());
+    }
+
+    #[test]
+    fn reply_of_another_kind_is_an_error() {
+        let anything = [
+            json!(null),
+            json!([1]),
+            json!({"options": {}}),
+            json!("x"),
+            json!({"size": -1}),
+        ];
+        let shown = json!({"options": {}, "state": state()});
+        let commands = [
+            Command::Stats,
+            Command::Slow,
+            Command::Show,
+            Command::Thaw,
+            Command::Resize {
+                size: Some(512),
+                shrink: false,
+            },
+            Command::Bitmaps(crate::command::BitmapOrder::List),
+        ];
+        for command in &commands {
+            for content in &anything {
+                let answer = read_as(command, What::Other, content.clone());
+                let text = answer.unwrap_err().text;
+                assert!(
+                    text.starts_with("disk 'a': its process sent an unusable reply"),
+                    "{text}"
+                );
+            }
+        }
+        let put = Command::Put {
+            options: Box::new(table()),
+            temporary: true,
+        };
+        for (what, created) in [(What::Added, true), (What::Other, false)] {
+            let lie = json!({"options": {}, "state": state(), "created": !created});
+            assert_eq!(read_as(&put, what, lie).unwrap()["created"], created);
+        }
+        assert!(read_as(&Command::Show, What::Other, shown).is_ok());
+    }
+
+    #[test]
+    fn size_is_the_one_that_was_asked_for() {
+        let resize = |size, said: u64| {
+            let command = Command::Resize {
+                size,
+                shrink: false,
+            };
+            read_as(&command, What::Other, json!({"size": said})).is_ok()
+        };
+        assert!(resize(Some(4096), 4096) && resize(None, 8192));
+        assert!(!resize(Some(4096), 1 << 40) && !resize(Some(4096), 512));
+    }
+
+    #[test]
+    fn tenants_process_is_not_asked_for_another_image() {
+        let order = SnapshotOrder {
+            overlay: "/x".into(),
+            unkept: false,
+        };
+        for command in [
+            Command::BeginSwitch(SwitchTo::Mirror),
+            Command::BeginSwitch(SwitchTo::Layer(order.overlay.clone())),
+            Command::EndSwitch { go: true },
+            Command::BeginBackup(Default::default()),
+        ] {
+            assert!(refuse(&command, "a").is_err(), "{command:?}");
+            let answer = read_as(
+                &command,
+                What::Other,
+                json!({"options": {}, "state": state()}),
+            );
+            assert!(answer.is_err(), "{command:?}");
+        }
+    }
+}
