@@ -67,7 +67,8 @@ impl Order {
             None => {
                 let opened = open_unserved(&self.target.disk);
                 let opened = opened.map_err(|error| error.to_string())?;
-                (Target::Other(opened.disk), opened.files)
+                let files = opened.files.clone();
+                (Target::Other(opened), files)
             }
         };
         let (disk, events) = (self.disk.clone(), self.events);
