@@ -141,7 +141,9 @@ fn target_ends_in_time_although_the_source_does_not_answer() {
     let source = pair.source();
     let own = pair.target_args();
     let own: Vec<_> = own.iter().map(String::as_str).collect();
-    let slowly = [&own[..], &["--pull-speed", "2M"]].concat();
+    // (Less than an answer of the source is waited for.)
+    let slowly = ["--pull-speed", "2M", "--stop-timeout", "5s"];
+    let slowly = [&own[..], &slowly].concat();
     let mut target = Served::start(&pair.arg("to"), &slowly);
     // (Not by `fathom list`, which asks the source, too.)
     let api = target.api();
