@@ -240,8 +240,9 @@ fn keys_are_needed_and_go_with_the_disk() {
     snapshot(&served, &layer, &["--unkept"]);
     with_disk(&served.arg("s"), 1, |disk| assert_eq!(disk.size(), 4 << 20));
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
-    // A file's can.
-    let served = Served::start(&image, &["--format", "luks", "--key", &good]);
+    // A file's can. (The layer is given up.)
+    let args = ["--format", "luks", "--key", &good, "--allow-superseded"];
+    let served = Served::start(&image, &args);
     served.upgrade();
     with_disk(&served.arg("s"), 1, |disk| assert_eq!(disk.size(), 4 << 20));
     stdout_of(&["quit", &served.api()]);

@@ -333,7 +333,9 @@ mod tests {
         let moving = moving();
         let waked = Arc::new(AtomicUsize::new(0));
         let count = waked.clone();
-        moving.note_by(Arc::new(move || drop(count.fetch_add(1, SeqCst))));
+        moving.note_by(Arc::new(move || {
+            count.fetch_add(1, SeqCst);
+        }));
         let mover = moving.ask(Ask::Begin, ID).unwrap();
         assert!(!moving.is_to_be_noted());
         assert!(mover.take_over().unwrap_err().contains("being noted"));
