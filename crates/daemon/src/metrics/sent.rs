@@ -249,7 +249,7 @@ mod tests {
                 ops[0][0][6]["buckets"] = format!("5:{} 6:{}", u64::MAX, u64::MAX).into();
             }),
             ("sizes", |it| {
-                it["info"]["workers"][0]["batches"] = json!([0; 100]);
+                it["info"]["workers"][0]["batches"] = vec![0; 100].into();
             }),
             ("workers", |it| {
                 let worker = it["info"]["workers"][0].clone();

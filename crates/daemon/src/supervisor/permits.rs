@@ -405,7 +405,9 @@ mod tests {
     fn path_without_links_is_looked_for_when_it_is_needed() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
-        ["old", "new"].map(|name| fs::write(path(name), [0; 512]).unwrap());
+        for name in ["old", "new"] {
+            fs::write(path(name), [0; 512]).unwrap();
+        }
         std::os::unix::fs::symlink(path("old"), path("image")).unwrap();
         let text = format!(r#"{{"name": "a", "image": {:?}}}"#, path("image"));
         let permits = Permits::default();

@@ -144,7 +144,7 @@ mod tests {
     use std::cell::RefCell;
 
     fn pass(relay: &mut Relay, happened: Happened, now: Instant) -> Vec<Happened> {
-        let told = RefCell::default();
+        let told = RefCell::new(Vec::new());
         let has = |disk: &str| disk == "own";
         relay.pass(happened, has, now, |one| told.borrow_mut().push(one));
         told.into_inner()

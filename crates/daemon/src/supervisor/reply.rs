@@ -4,7 +4,6 @@
 //! sizes from its own records and from what it asked, and all texts are made safe to show.
 
 use super::log::shown;
-use super::tenant::What;
 use crate::answer::{Answer, Kind, Refusal};
 use crate::command::{Command, SwitchTo};
 use crate::info::{BackupInfo, Bitmaps, Info, MirrorInfo, Snapshots, StreamInfo, TenantLimits};
@@ -73,9 +72,9 @@ struct Shown {
     state: Info,
 }
 
-/// Reads the reply to `command`, a whole message. A reply of another kind is an error like that of a
-/// command that has failed.
-pub fn read(command: &Command, what: What, known: &Known<'_>, message: Vec<u8>) -> Answer {
+/// Reads the reply to `command`, a whole message; `is_new`: whether the command adds the disk. A reply of
+/// another kind is an error like that of a command that has failed.
+pub fn read(command: &Command, is_new: bool, known: &Known<'_>, message: Vec<u8>) -> Answer {
     let text = &message[..];
     match command {
         Command::Stats | Command::Remove { .. } => typed(known, text, plain::<Summary>),
@@ -110,7 +109,7 @@ pub fn read(command: &Command, what: What, known: &Known<'_>, message: Vec<u8>) 
             let table = (**options).clone().without_defaults();
             typed(known, text, |shown: Shown| {
                 let mut shown = disk(known, Some(&table), shown)?;
-                shown["created"] = (what != What::Other).into();
+                shown["created"] = is_new.into();
                 Ok(shown)
             })
         }
@@ -212,7 +211,7 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    fn read_as(command: &Command, what: What, content: Value) -> Answer {
+    fn read_as(command: &Command, is_new: bool, content: Value) -> Answer {
         let table = table();
         let known = Known {
             name: "a",
@@ -222,7 +221,12 @@ mod tests {
         };
         let answer = Ok(content);
         let message = FromTenant::Answer { number: 1, answer };
-        read(command, what, &known, serde_json::to_vec(&message).unwrap())
+        read(
+            command,
+            is_new,
+            &known,
+            serde_json::to_vec(&message).unwrap(),
+        )
     }
 
     /// An honest state.
@@ -257,7 +261,7 @@ mod tests {
         }
         let options = json!({"name": "other", "image": "/etc/shadow", "allow-dirs": ["/"]});
         let content = json!({"options": options, "state": lie, "kept": true});
-        let shown = read_as(&Command::Show, What::Other, content).unwrap();
+        let shown = read_as(&Command::Show, false, content).unwrap();
         assert_eq!(shown["options"], serde_json::to_value(table()).unwrap());
         let state = &shown["state"];
         assert_eq!((&state["name"], &state["pid"]), (&json!("a"), &json!(42)));
@@ -297,7 +301,7 @@ mod tests {
         ];
         for command in &commands {
             for content in &anything {
-                let answer = read_as(command, What::Other, content.clone());
+                let answer = read_as(command, false, content.clone());
                 let text = answer.unwrap_err().text;
                 assert!(
                     text.starts_with("disk 'a': its process sent an unusable reply"),
@@ -309,11 +313,11 @@ mod tests {
             options: Box::new(table()),
             temporary: true,
         };
-        for (what, created) in [(What::Added, true), (What::Other, false)] {
+        for created in [true, false] {
             let lie = json!({"options": {}, "state": state(), "created": !created});
-            assert_eq!(read_as(&put, what, lie).unwrap()["created"], created);
+            assert_eq!(read_as(&put, created, lie).unwrap()["created"], created);
         }
-        assert!(read_as(&Command::Show, What::Other, shown).is_ok());
+        assert!(read_as(&Command::Show, false, shown).is_ok());
     }
 
     #[test]
@@ -323,7 +327,7 @@ mod tests {
                 size,
                 shrink: false,
             };
-            read_as(&command, What::Other, json!({"size": said})).is_ok()
+            read_as(&command, false, json!({"size": said})).is_ok()
         };
         assert!(resize(Some(4096), 4096) && resize(None, 8192));
         assert!(!resize(Some(4096), 1 << 40) && !resize(Some(4096), 512));
@@ -342,11 +346,7 @@ mod tests {
             Command::BeginBackup(Default::default()),
         ] {
             assert!(refuse(&command, "a").is_err(), "{command:?}");
-            let answer = read_as(
-                &command,
-                What::Other,
-                json!({"options": {}, "state": state()}),
-            );
+            let answer = read_as(&command, false, json!({"options": {}, "state": state()}));
             assert!(answer.is_err(), "{command:?}");
         }
     }

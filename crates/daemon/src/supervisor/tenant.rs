@@ -193,7 +193,7 @@ impl Tenant {
             pid: self.process.as_ref().map_or(0, Process::pid),
             limits: self.group().map(|group| group.limits()),
         };
-        reply::read(command, what, &known, text)
+        reply::read(command, what != What::Other, &known, text)
     }
 
     pub fn is_idle(&self) -> bool {
