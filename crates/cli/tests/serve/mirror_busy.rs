@@ -1,9 +1,11 @@
 //! Mirrors whose target or users do not respond when the mirror starts or is stopped.
 
 use crate::driver::with_disk;
-use crate::mirror::{flat, mirror, start};
+use crate::mirror::{mirror, start};
 use crate::support::nbd::Nbd;
-use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, refused, run, stdout_of};
+use crate::support::{
+    Kept, Served, as_arg, disk_dir, eventually, fathom, listens, refused, run, short_dir, stdout_of,
+};
 use std::fs;
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -11,37 +13,40 @@ use std::thread;
 
 #[test]
 fn stop_leaves_a_ready_mirror_when_users_cannot_be_held() {
-    let dir = disk_dir();
-    let target = as_arg(&dir.path().join("t"));
-    let image = as_arg(&dir.path().join("i"));
-    fs::write(&image, vec![7; 4 << 20]).unwrap();
-    let served = Nbd::start(&image, &["--filter", "pause"]);
-    start(&served, &target, &["--wait"]);
-    stdout_of(&["set", &served.api(), "pause", "frozen=yes"]);
-    let mut reader = fathom();
-    reader.args(["bench", "--nbd", &served.uri(), "--number-ios", "1"]);
-    let mut reader = Kept::spawn(&mut reader);
+    let dir = short_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    // Its writes take longer than users are waited for.
+    let mut slow = Command::new("nbdkit");
+    slow.args(["-f", "-U", &path("k"), "--filter=delay", "memory", "4M"]);
+    let _slow = Kept::spawn(slow.arg("wdelay=20"));
+    eventually("nbdkit", || listens(&dir.path().join("k")).then_some(()));
+    let served = Nbd::start(&format!("nbd+unix:///?socket={}", path("k")), &[]);
+    start(&served, &path("t"), &["--wait"]);
+    let mut writer = fathom();
+    writer.args(["bench", "--nbd", &served.uri(), "--rw", "write"]);
+    let mut writer = Kept::spawn(writer.args(["--number-ios", "1"]));
     eventually("a request is in flight", || {
         let stats = stdout_of(&["stats", &served.api(), "--json"]);
         let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
-        (stats["in_flight"] == 1).then_some(())
+        (stats["in_flight"] != 0).then_some(())
     });
-    refused(
-        1,
-        &["mirror", "stop", &served.api()],
-        &["try again", "--force"],
-    );
+    let words = ["try again", "--force"];
+    refused(1, &["mirror", "stop", &served.api()], &words);
     assert_eq!(mirror(&served)["phase"], "ready");
-    stdout_of(&["set", &served.api(), "pause", "frozen=no"]);
-    assert!(reader.0.wait().unwrap().success());
-    let told = stdout_of(&["mirror", "stop", &served.api()]);
+    assert!(writer.0.wait().unwrap().success());
+    // It is not ready for a moment, while it copies what was written.
+    let told = eventually("it stops", || {
+        let output = run(&["mirror", "stop", &served.api()]);
+        let is_done = output.status.success();
+        is_done.then(|| String::from_utf8(output.stdout).unwrap())
+    });
     assert!(told.starts_with("done: to "), "{told}");
-    assert!(flat(dir.path(), "raw", &target) == vec![7; 4 << 20]);
 }
 
 /// Whether a mirror of the disk is being started.
 fn is_starting(served: &Served) -> bool {
-    let output = run(&["mirror", "stop", &served.api()]);
+    // Changes nothing, and is refused while something else is done with the disk.
+    let output = run(&["set", &served.api(), "pause", "frozen=no"]);
     String::from_utf8_lossy(&output.stderr).contains("just being changed")
 }
 
@@ -65,7 +70,7 @@ fn front_end_leaves_while_a_mirror_waits_for_its_target() {
         .unwrap()
         .read_exact(&mut prompt)
         .unwrap();
-    let served = Served::start(&image, &[]);
+    let served = Served::start(&image, &["--filter", "pause"]);
     // On a busy machine the wait may be over too early.
     let left = (0..5).any(|_| {
         thread::scope(|scope| {

@@ -219,12 +219,12 @@ fn a_disk_that_cannot_be_changed_goes_on_as_it_was() {
 fn raw_disk_that_its_guest_encrypts_survives_changes_and_upgrades() {
     let dir = disk_dir();
     let image = image(dir.path(), "raw");
-    let chain = Chain::start(&image, &[]);
+    let mut chain = Chain::start(&image, &[]);
     // The server was started without a format; now the guest formats the whole disk.
     let file = fs::OpenOptions::new().write(true).open(&image).unwrap();
     file.write_all_at(b"LUKS\xba\xbe\0\x02", 0).unwrap();
     change(&chain, &["iothreads=2"]);
-    chain.server.upgrade();
+    chain.upgrade(&[]);
     change(&chain, &["iothreads=1"]);
     with_disk(&chain.server.arg("s"), 1, |disk| {
         assert!(disk.contents().starts_with(b"LUKS"));
