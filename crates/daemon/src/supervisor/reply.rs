@@ -35,17 +35,22 @@ pub struct Known<'a> {
 pub fn refuse(command: &Command, name: &str) -> Result<(), Refusal> {
     let conflict = |problem: &str| Err(Kind::Conflict.because(format!("disk '{name}': {problem}")));
     match command {
-        Command::BeginBackup(_) => {
+        Command::BeginBackup { .. } => {
             conflict("disks of tenants cannot be backed up while they are used")
         }
         Command::BeginMirror(_) => conflict("disks of tenants cannot be mirrored"),
         Command::BeginCommit(_) | Command::BeginStream(_) => {
             conflict("images of tenants' disks cannot be merged while they are used")
         }
-        Command::BeginSwitch(SwitchTo::Layer(_)) => {
-            conflict("disks of tenants cannot have snapshots while they are used")
+        Command::BeginSwitch {
+            to: SwitchTo::Layer(_),
+            ..
+        } => conflict("disks of tenants cannot have snapshots while they are used"),
+        Command::BeginSwitch {
+            to: SwitchTo::Mirror,
+            ..
         }
-        Command::BeginSwitch(SwitchTo::Mirror) | Command::EndSwitch { .. } => {
+        | Command::EndSwitch { .. } => {
             Err(Kind::Unknown.because(format!("disk '{name}' has no mirror")))
         }
         _ => Ok(()),
@@ -101,7 +106,9 @@ pub fn read(command: &Command, is_new: bool, known: &Known<'_>, message: Vec<u8>
         Command::Set { .. } => typed(known, text, plain::<FilterInfo>),
         Command::Bitmaps(_) => typed(known, text, plain::<Bitmaps>),
         Command::Snapshots(_) => typed(known, text, plain::<Snapshots>),
-        Command::EndBackup | Command::GoOnWithBackup => typed(known, text, plain::<BackupInfo>),
+        Command::EndBackup { .. } | Command::GoOnWithBackup { .. } => {
+            typed(known, text, plain::<BackupInfo>)
+        }
         Command::EndMirror { .. } => typed(known, text, plain::<MirrorInfo>),
         Command::EndStream => typed(known, text, plain::<StreamInfo>),
         Command::Show => typed(known, text, |shown: Shown| disk(known, known.table, shown)),
@@ -113,11 +120,11 @@ pub fn read(command: &Command, is_new: bool, known: &Known<'_>, message: Vec<u8>
                 Ok(shown)
             })
         }
-        Command::BeginBackup(_)
+        Command::BeginBackup { .. }
         | Command::BeginMirror(_)
         | Command::BeginCommit(_)
         | Command::BeginStream(_)
-        | Command::BeginSwitch(_)
+        | Command::BeginSwitch { .. }
         | Command::EndSwitch { .. }
         | Command::CompleteMirror(_)
         | Command::Snapshot(_)
