@@ -228,6 +228,8 @@ fn make_vhd(dir: &Dir, creator: &[u8; 4], size: &str) -> bool {
     }
     let mut footer = dir.read("image")[..512].to_vec();
     footer[28..32].copy_from_slice(creator);
+    // Cylinders, heads and sectors. (By `force_size` they are the highest, which do not count.)
+    footer[56..60].copy_from_slice(&[0, 100, 16, 63]);
     footer[64..68].fill(0);
     let sum: u32 = footer.iter().map(|byte| u32::from(*byte)).sum();
     footer[64..68].copy_from_slice(&(!sum).to_be_bytes());
