@@ -195,8 +195,9 @@ impl Pass<'_, '_> {
             self.repairing(&text);
             return true;
         }
-        // No block, or not one to write to.
-        self.rebuild = true;
+        // No block, or not one to write to. As in QEMU, a repair of leaks needs new blocks only where
+        // the refcount is 0.
+        self.rebuild |= self.repair == Repair::All || stored == 0;
         self.corruption(&text);
         false
     }
