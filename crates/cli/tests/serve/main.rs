@@ -56,6 +56,7 @@ mod superseded;
 mod support;
 mod surprises;
 mod surroundings;
+mod switch_kills;
 mod targets;
 mod tenants;
 mod top;

@@ -153,17 +153,23 @@ pub fn there(contents: &[u8]) -> usize {
     (0..8192).take_while(is).count()
 }
 
-/// What a disk has whose server was killed: all that was acknowledged, and `untouched` bytes where that has not come to.
+/// Returns what disk `d` has after its server was killed; see [`disk_after_a_kill`].
 pub fn after_a_kill(served: &Served, log: &Path, untouched: u8) -> Vec<u8> {
+    disk_after_a_kill(served, "d", log, untouched)
+}
+
+/// Returns what a disk has after its server was killed. Fails unless the disk has all blocks that [`write_in_order`]
+/// noted in `log`, and `untouched` bytes behind them.
+pub fn disk_after_a_kill(served: &Served, name: &str, log: &Path, untouched: u8) -> Vec<u8> {
     let acknowledged = written(log);
     let dir = disk_dir();
     let out = as_arg(&dir.path().join("out"));
-    let uri = served_uri(served);
+    let uri = uri_of(served, name);
     stdout_of(&["img", "convert", "-q", "-f", "raw", "-O", "raw", &uri, &out]);
     let contents = fs::read(out).unwrap();
     let found = there(&contents);
-    assert!(found >= acknowledged, "{found} of {acknowledged}");
-    // (One was under way.)
+    assert!(found >= acknowledged, "{name}: {found} of {acknowledged}");
+    // (One write may have been in flight.)
     let rest = contents.get((found + 1) * 512..).unwrap_or_default();
     assert!(rest.iter().all(|byte| *byte == untouched), "behind {found}");
     contents
@@ -259,7 +265,11 @@ fn users_wait_until_the_target_is_kept() {
 }
 
 pub fn served_uri(served: &Served) -> String {
-    format!("nbd+unix:///d?socket={}", served.arg("n"))
+    uri_of(served, "d")
+}
+
+pub fn uri_of(served: &Served, name: &str) -> String {
+    format!("nbd+unix:///{name}?socket={}", served.arg("n"))
 }
 
 #[test]

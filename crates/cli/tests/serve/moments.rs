@@ -3,7 +3,7 @@
 use crate::driver::{Request, with_disk};
 use crate::keep;
 use crate::kinds::qemu_img;
-use crate::mirror::served_uri;
+use crate::mirror::uri_of;
 use crate::support::{
     Kept, Served, as_arg, disk_dir, eventually, fathom, refused, short_dir, stdout_of,
 };
@@ -46,10 +46,6 @@ fn write_to(uris: &[String], from: Stdio, to: Stdio) -> Kept {
 fn number(copy: &Path) -> u64 {
     let copy = fs::read(copy).unwrap();
     u64::from_le_bytes(copy[4096..4104].try_into().unwrap())
-}
-
-fn uri_of(served: &Served, name: &str) -> String {
-    served_uri(served).replace("/d?", &format!("/{name}?"))
 }
 
 fn add(served: &Served, name: &str, dir: &Path) {

@@ -209,7 +209,6 @@ fn measured(known: &Known<'_>, message: Vec<u8>) -> Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::SnapshotOrder;
     use crate::metrics::Measured;
 
     fn table() -> DiskTable {
@@ -316,10 +315,7 @@ mod tests {
                 );
             }
         }
-        let put = Command::Put {
-            options: Box::new(table()),
-            temporary: true,
-        };
+        let put = Command::put(table());
         for created in [true, false] {
             let lie = json!({"options": {}, "state": state(), "created": !created});
             assert_eq!(read_as(&put, created, lie).unwrap()["created"], created);
@@ -342,15 +338,18 @@ mod tests {
 
     #[test]
     fn tenants_process_is_not_asked_for_another_image() {
-        let order = SnapshotOrder {
-            overlay: "/x".into(),
-            unkept: false,
+        let switch = |to| Command::BeginSwitch {
+            to,
+            leave_bitmaps: false,
         };
         for command in [
-            Command::BeginSwitch(SwitchTo::Mirror),
-            Command::BeginSwitch(SwitchTo::Layer(order.overlay.clone())),
+            switch(SwitchTo::Mirror),
+            switch(SwitchTo::Layer("/x".into())),
             Command::EndSwitch { go: true },
-            Command::BeginBackup(Default::default()),
+            Command::BeginBackup {
+                id: "1".into(),
+                order: Default::default(),
+            },
         ] {
             assert!(refuse(&command, "a").is_err(), "{command:?}");
             let answer = read_as(&command, false, json!({"options": {}, "state": state()}));

@@ -43,7 +43,31 @@ impl Superseded {
         }
     }
 
+    /// Reads a mark, which whoever may write the image may have written: nothing in it can control a terminal.
     pub(super) fn parse(bytes: &[u8]) -> Superseded {
-        serde_json::from_slice(bytes).unwrap_or_else(|_| Superseded::unreadable())
+        let read = serde_json::from_slice(bytes);
+        let mark: Superseded = read.unwrap_or_else(|_| Superseded::unreadable());
+        Superseded {
+            image: printable(&mark.image),
+            disk: printable(&mark.disk),
+            ..mark
+        }
+    }
+}
+
+/// Replaces control characters.
+fn printable(text: &str) -> String {
+    text.replace(char::is_control, "?")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mark_of_a_stranger_controls_no_terminal() {
+        let bytes = br#"{"image": "/a\u001b[2J\n/b", "disk": "d\r", "time": 1}"#;
+        let mark = Superseded::parse(bytes);
+        assert_eq!((&*mark.image, &*mark.disk), ("/a?[2J?/b", "d?"));
     }
 }
