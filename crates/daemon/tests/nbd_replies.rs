@@ -135,7 +135,7 @@ fn reads_in_one_piece_that_need_more_memory_than_there_is_are_all_answered() {
             println!("{replies:?} {count} {len}");
             let (_served, mut client) = Setup::with(replies).serve(&disk, &worker);
             let flag = |n: usize| match replies {
-                Replies::Structured | Replies::Extended if n % 5 > 0 => command_flag::DF,
+                Replies::Structured | Replies::Extended if !n.is_multiple_of(5) => command_flag::DF,
                 _ => 0,
             };
             let cookies: HashSet<u64> = (0..count)

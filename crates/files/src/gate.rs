@@ -232,7 +232,7 @@ fn append_to_regular(path: &Path) -> io::Result<File> {
     let flags = libc::O_NOCTTY | libc::O_NONBLOCK;
     let mut options = OpenOptions::new();
     options.append(true).custom_flags(flags);
-    let opened = match trusted::open_path(path) {
+    match trusted::open_path(path) {
         Ok(found) => {
             let path = own_path(&found);
             if !metadata(&path)?.is_file() {
@@ -245,8 +245,7 @@ fn append_to_regular(path: &Path) -> io::Result<File> {
             options.create_new(true).open(path)
         }
         Err(error) => Err(error),
-    };
-    opened
+    }
 }
 
 /// The directory of `path`, opened, and a path to the same file by way of it. The path holds as long as the

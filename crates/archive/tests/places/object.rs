@@ -178,7 +178,7 @@ fn a_server_that_cannot_be_used_is_told_at_once() {
         (|_| answer("200 OK", &[ETAG], &file()), "range requests"),
         (
             |asked| part(asked, &[], &file()),
-            "neither ETag nor Last-Modified",
+            "neither a strong ETag nor Last-Modified",
         ),
         (
             |asked| part(asked, &[ETAG, "Content-Encoding: gzip"], &file()),

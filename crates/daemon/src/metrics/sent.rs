@@ -236,9 +236,12 @@ mod tests {
         assert_eq!(read.process.pid, 42);
     }
 
+    /// What makes a lie of what a tenant sends.
+    type Lie = fn(&mut Value);
+
     #[test]
     fn page_is_the_same_for_others_whatever_one_disk_sends() {
-        let lies: [(&str, fn(&mut Value)); 12] = [
+        let lies: [(&str, Lie); 12] = [
             ("no object", |it| *it = json!([1, 2])),
             ("refused", |it| it["counts"]["refused"] = u64::MAX.into()),
             ("bytes", |it| {

@@ -213,12 +213,11 @@ impl Tenant {
     /// Takes the commands whose time has run out, or with `all` every command. A reply to one of them
     /// is ignored from then on.
     pub fn take_expired(&mut self, now: Instant, all: bool) -> Vec<Asked> {
-        let is_over =
-            |_: &u64, asked: &mut Asked| all || asked.expires().is_some_and(|at| at <= now);
-        self.asked
-            .extract_if(.., is_over)
-            .map(|(_, asked)| asked)
-            .collect()
+        let is_over = |asked: &Asked| all || asked.expires().is_some_and(|at| at <= now);
+        let asked = std::mem::take(&mut self.asked).into_iter();
+        let (over, left): (BTreeMap<_, _>, _) = asked.partition(|(_, asked)| is_over(asked));
+        self.asked = left;
+        over.into_values().collect()
     }
 
     /// Ask it; it may be that nobody is there. While its process is being replaced, that waits.

@@ -261,7 +261,7 @@ impl Fresh<'_> {
         }
         Ok(space.and_then(|space| {
             parts.alloc = Allocator {
-                space: Space::Refcounts(space),
+                space: Space::Refcounts(Box::new(space)),
                 metadata: metadata?,
             };
             Ok(Tables::new(parts))

@@ -51,7 +51,7 @@ pub(super) enum Space {
     /// Nothing is ever allocated.
     ReadOnly,
     /// qcow2.
-    Refcounts(Refcounts),
+    Refcounts(Box<Refcounts>),
     /// QED: nothing is free but what comes after the end.
     Append(Append),
 }

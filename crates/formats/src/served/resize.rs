@@ -254,12 +254,13 @@ impl Tables {
     async fn replace_header(&self, io: &impl Io, old: Buf, new: Buf) -> Result<(), Errno> {
         let written = self.write_header(io, new).await;
         if written.is_err() {
-            // Nobody knows which of the two is there.
-            let mut state = self.state();
-            state.header = Some(old.bytes().to_vec());
-            self.set_dirty(&mut state);
-            drop(state);
-            // Else whoever writes next does it.
+            // The file may have either header.
+            {
+                let mut state = self.state();
+                state.header = Some(old.bytes().to_vec());
+                self.set_dirty(&mut state);
+            }
+            // If this fails, the next write-back does it.
             let _ = self.settle_header(io).await;
         }
         written

@@ -243,7 +243,7 @@ impl<'a> Bitmaps<'a> {
             true => Ok(()),
             false => Err(Error::unsupported(format!(
                 "the tables of its bitmaps would take more than {} MiB of memory; remove bitmaps first",
-                MAX_TABLE_ENTRIES * 8 >> 20
+                (MAX_TABLE_ENTRIES * 8) >> 20
             ))),
         }
     }
