@@ -5,7 +5,6 @@
 
 use super::active::{Active, Layer};
 use super::alloc::{Allocator, Append, Refcounts, Space};
-use super::disk::{ImageOptions, OwnBitmaps};
 use super::epoch::Epochs;
 use super::follow::has_same_below;
 use super::helpers::Helpers;
@@ -14,6 +13,7 @@ use super::layout::Layout;
 use super::metadata::Metadata;
 use super::missing::Missing;
 use super::open::{Chain, Link, check};
+use super::options::{ImageOptions, OwnBitmaps};
 use super::problem::{told, unusable};
 use super::sealed::fingerprint;
 use super::storage::Storage;

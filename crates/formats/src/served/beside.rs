@@ -2,8 +2,9 @@
 
 use super::active::Active;
 use super::channel::ImageChannel;
-use super::disk::{ImageOptions, Shared};
+use super::disk::Shared;
 use super::open::Chain;
+use super::options::ImageOptions;
 use super::problem::unusable;
 use super::storage::Storage;
 use crate::Format;

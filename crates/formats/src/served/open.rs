@@ -3,10 +3,10 @@
 
 use super::beside::Beside;
 use super::counts::ImageCounts;
-use super::disk::ImageOptions;
 use super::foreign;
 use super::helpers::Helpers;
 use super::io::StorageId;
+use super::options::ImageOptions;
 use super::problem::{told, unusable};
 use super::sealed::{Fingerprint, Keys, open_data, open_luks};
 use super::storage::{Opener, Storage};
