@@ -41,6 +41,7 @@ user-mode-linux
 nbdkit
 libnbd-bin
 nbd-client
+cryptsetup-bin
 fdisk
 python3-libnbd
 virtnbdbackup
