@@ -214,7 +214,7 @@ fn qemu_uses_extended_headers() {
         "-c",
         "write -P 1 6G 1M",
         "-c",
-        "write -z -n 0 12G",
+        "write -z 0 12G",
         "-c",
         "read -P 0 6G 1M",
     ];
