@@ -304,7 +304,7 @@ fn a_detach_waits_for_the_disk_and_sends_the_answers() {
         for n in 0..4 {
             client.send(command::READ, 0, n * 4096, 4096);
         }
-        // Of this one, only a part is here.
+        // A write whose payload does not arrive as a whole gets no reply.
         let (_, header) = client.header(command::WRITE, 0, 0, 500 << 10);
         client.stream.write_all(&header).expect("sent");
         client.stream.write_all(&[1; 300 << 10]).expect("sent");
@@ -317,7 +317,6 @@ fn a_detach_waits_for_the_disk_and_sends_the_answers() {
             assert_eq!(detached.join().expect("detached"), Ending::Detached);
         });
         (0..4).for_each(|_| assert_eq!(client.reply().1.error, 0));
-        assert_eq!(client.reply().1.error, 108, "the server is shutting down");
         client.expect_end();
     });
 }

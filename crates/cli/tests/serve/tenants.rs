@@ -273,7 +273,10 @@ fn a_tenant_that_says_nothing_holds_up_nobody() {
         &["in flight after 3s"],
     );
     eventually("it is gone", || (all() == 1).then_some(()));
-    assert!(!Path::new(&format!("/proc/{stuck}")).exists());
+    let stuck = format!("/proc/{stuck}");
+    eventually("its process ends", || {
+        (!Path::new(&stuck).exists()).then_some(())
+    });
 }
 
 #[test]

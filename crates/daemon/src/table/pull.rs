@@ -1,6 +1,7 @@
 //! Where a disk comes from, as a table says it.
 
 use super::DiskTable;
+use fathom_files::gate;
 use fathom_jobs::pull;
 use fathom_nbd::NbdUri;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,9 @@ impl DiskTable {
                         .into(),
                 );
             }
+            // The supervisor has checked the disks of a tenant, whose process cannot open the record.
             let record = self.pull_record_path();
+            let record = record.filter(|_| gate::other().is_none());
             if let Some(record) = record.filter(|record| pull::is_unfinished(record)) {
                 return Err(format!(
                     "{}: not all of it is here, or the record {} cannot be understood: serve it with --pull, which \

@@ -78,12 +78,12 @@ for _ in range(2):
         assert exactly(512) == pattern[1:513]
 check(5000, pattern)
 
-# A payload that nobody needs.
+# The payload of a refused write: the error comes after it, from whichever server has received its end.
 s.sendall(request(WRITE, 4, size - 512, MIB) + pattern[: MIB // 2])
-error, cookie = reply()
-assert error == 28 and cookie == 4, (error, cookie)
 upgrade()
 s.sendall(pattern[MIB // 2 : MIB])
+error, cookie = reply()
+assert error == 28 and cookie == 4, (error, cookie)
 check(5000, pattern[:4096])
 
 # Replies that are not read: more than the socket has room for, and more requests behind them.
