@@ -70,9 +70,9 @@ fn a_known_magic_asks_for_the_format() {
     let image = text(&place.path("disk.qcow2"));
     fathom_lab::run("qemu-img", &["create", "-q", "-f", "qcow2", &image, "16M"]).unwrap();
     serve(&place, &image, &[]).refused_with(&["disk.qcow2", "qcow2", "--format"]);
-    // Said to be raw, it is raw.
+    // Said to be raw, it is raw. (Its file ends within a sector, so it can only be read.)
     place
-        .serve("raw", Path::new(&image), &["--format", "raw"])
+        .serve("raw", Path::new(&image), &["--format", "raw", "--readonly"])
         .stop()
         .unwrap();
 }
