@@ -1,35 +1,13 @@
 //! A qcow2 image in memory, in use, whose one worker is the test itself.
 
-use super::{ImageDisk, ImageOptions, Opener, Storage};
+use super::{ImageDisk, ImageOptions};
 use crate::Format;
 use crate::offline::create;
-use crate::testing::{MemoryFile, MemoryStorage};
+use crate::testing::{MemoryFile, MemoryStorage, NoFiles};
 use fathom_core::testing::PollEngine;
-use fathom_core::{Channel, Cx, Disk, DiskError, Op, Owner, RequestId, Stamps};
+use fathom_core::{Channel, Cx, Disk, Op, Owner, RequestId, Stamps};
 use libc::iovec;
-use std::path::Path;
 use std::sync::Arc;
-
-/// Opens no further files.
-struct NoFiles;
-
-impl Opener for NoFiles {
-    fn open(&self, image: &Path, _: &[u8], _: bool) -> Result<Arc<dyn Storage>, DiskError> {
-        Err(DiskError::Unusable {
-            path: image.to_owned(),
-            problem: "names a file".into(),
-        })
-    }
-
-    fn open_data_file(
-        &self,
-        image: &Path,
-        name: &[u8],
-        writable: bool,
-    ) -> Result<Arc<dyn Storage>, DiskError> {
-        self.open(image, name, writable)
-    }
-}
 
 /// The image, and the worker.
 pub(super) struct Bed {

@@ -6,4 +6,5 @@ mod served;
 mod storage;
 
 pub use memory::MemoryFile;
+pub use served::NoFiles;
 pub use storage::MemoryStorage;

@@ -17,10 +17,10 @@ const LONGEST: usize = 64 << 10;
 /// let wait in its turn.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// There are no other files.
-struct Nothing;
+/// Opens no further files.
+pub struct NoFiles;
 
-impl Opener for Nothing {
+impl Opener for NoFiles {
     fn open(&self, image: &Path, _: &[u8], _: bool) -> Result<Arc<dyn Storage>, DiskError> {
         Err(DiskError::Unusable {
             path: image.to_owned(),
@@ -46,7 +46,7 @@ pub(super) fn serve(file: MemoryFile, format: Format, data: &[u8]) -> Option<Mem
     let storage = MemoryStorage::new(file, 0);
     let mut options = ImageOptions::new(format);
     options.metadata_cache = 64 << 10;
-    let disk = ImageDisk::open(Arc::new(storage.clone()), Arc::new(Nothing), options).ok()?;
+    let disk = ImageDisk::open(Arc::new(storage.clone()), Arc::new(NoFiles), options).ok()?;
     let mut cx = Cx::new(PollEngine::boxed().ok()?);
     cx.slab.grow(1);
     let mut channel = disk.channel(&mut cx).ok()?;
