@@ -1,5 +1,5 @@
-//! A verified load in a guest: fio writes blocks that carry checksums, reads them back while it
-//! goes on, and once more at its end.
+//! A verified load in a guest: fio writes blocks that carry checksums, reads them back while it goes on, and once more
+//! at the end of each round. It goes on until the test ends it, however long the test takes.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::run_command;
 const FINISH: Duration = Duration::from_secs(300);
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// Running fios in a guest, one for each of some disks.
+/// A verified load that runs in a guest: rounds of fio, one for each of some disks, until `finish`.
 #[derive(Debug)]
 pub struct Load {
     /// The kernel's names of the devices, for a shell.
@@ -21,10 +21,17 @@ pub struct Load {
     bytes: u64,
 }
 
+/// What a load that has finished left on its disks.
+#[derive(Debug)]
+pub struct Written {
+    bytes: u64,
+    /// Of its last round.
+    seed: u32,
+}
+
 impl Load {
-    /// Starts it on the disks of the machine with these ids. Every block of the first `bytes` of each
-    /// is written once, `rate` blocks a second: slowly enough that what the test does happens in the
-    /// middle, whatever the machine.
+    /// Starts it on the disks of the machine with these ids. In each round every block of the first `bytes` of each
+    /// disk is written once, in another order and with other contents than in the round before, `rate` blocks a second.
     ///
     /// # Panics
     /// When the guest does not answer.
@@ -37,12 +44,17 @@ impl Load {
         // All at once: in a guest that is busy already, each further command takes long.
         let script = format!(
             "rm -f /tmp/load.*
-             for name in {names}; do
-                 (status=0
-                 fio --filename=/dev/$name --rate_iops={rate} --verify_backlog=512 {options} \
-                 >/tmp/load.$name.log 2>&1 || status=$?
-                 echo $status >/tmp/load.$name.status) >/dev/null 2>&1 &
-             done",
+             (round=0
+             while [ ! -e /tmp/load.finish ] && [ ! -e /tmp/load.failed ]; do
+                 round=$((round + 1))
+                 echo $round >/tmp/load.round
+                 for name in {names}; do
+                     fio --filename=/dev/$name --rate_iops={rate} --verify_backlog=512 {options} \
+                     --randseed=$round >/tmp/load.$name.log 2>&1 || echo $name >>/tmp/load.failed &
+                 done
+                 wait
+             done
+             touch /tmp/load.ended) >/dev/null 2>&1 &",
             options = options(bytes),
         );
         guest.check(&script, ANSWER).unwrap();
@@ -85,50 +97,37 @@ impl Load {
         guest.check(&script, Duration::from_secs(120)).unwrap();
     }
 
-    /// Checks that it still runs on all disks: what the test did happened in its middle.
-    ///
-    /// # Panics
-    /// With fio's words when it has ended.
-    pub fn expect_running(&self, guest: &mut Guest) {
-        let script = format!(
-            "for name in {}; do
-                [ ! -e /tmp/load.$name.status ] || {{ tail -n 40 /tmp/load.$name.log; exit 1; }}
-            done",
-            self.names
-        );
-        guest.check(&script, ANSWER).unwrap();
-    }
-
-    /// Whether it has ended on some disk.
-    ///
-    /// # Panics
-    /// When the guest does not answer.
-    pub fn has_ended(&self, guest: &mut Guest) -> bool {
-        let script = "ls /tmp/load.*.status 2>/dev/null || true";
-        !guest.check(script, ANSWER).unwrap().is_empty()
-    }
-
-    /// Waits for its end.
+    /// Lets it end with the round that it is in, and waits for that.
     ///
     /// # Panics
     /// With fio's words when it found a wrong block, or an error.
-    pub fn finish(&self, guest: &mut Guest) {
+    pub fn finish(&self, guest: &mut Guest) -> Written {
         let script = format!(
-            "for name in {}; do
-                for i in $(seq 1000); do
-                    [ -e /tmp/load.$name.status ] && break
-                    sleep 0.2
-                done
-                [ -e /tmp/load.$name.status ] && [ $(cat /tmp/load.$name.status) = 0 ] && continue
+            "touch /tmp/load.finish
+            for i in $(seq 1300); do
+                [ -e /tmp/load.ended ] && break
+                sleep 0.2
+            done
+            if [ -e /tmp/load.ended ] && [ ! -e /tmp/load.failed ]; then
+                cat /tmp/load.round
+                exit 0
+            fi
+            for name in {}; do
                 tail -n 40 /tmp/load.$name.log
                 echo $name: in flight: $(cat /sys/block/$name/inflight)
-                exit 1
-            done",
+            done
+            exit 1",
             self.names
         );
-        guest.check(&script, FINISH).unwrap();
+        let seed = guest.check(&script, FINISH).unwrap();
+        Written {
+            bytes: self.bytes,
+            seed: seed.trim().parse().unwrap(),
+        }
     }
+}
 
+impl Written {
     /// Verifies every block of a disk once more with the host's own fio, straight on a raw image.
     ///
     /// # Panics
@@ -136,18 +135,19 @@ impl Load {
     pub fn verify_on_host(&self, image: &Path) {
         let mut command = Command::new(program("fio").unwrap());
         command.arg("--filename").arg(image).arg("--verify_only");
+        command.arg(format!("--randseed={}", self.seed));
         command.args(options(self.bytes).split_whitespace());
         let ended = run_command(command, FINISH);
         assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
     }
 }
 
-/// What both runs must agree on. The same seed gives the same order; norandommap is not given, so
-/// that every block is written exactly once and the last state is known.
+/// What both runs must agree on, beside the seed, which gives the order and the contents; norandommap is not given, so
+/// that every block is written exactly once in a round and the last state is known.
 fn options(bytes: u64) -> String {
     format!(
         "--name=load --rw=randwrite --bs=4k --size={bytes} --ioengine=libaio --iodepth=16 \
-         --direct=1 --randseed=7 --verify=crc32c --verify_fatal=1 --do_verify=1 \
+         --direct=1 --verify=crc32c --verify_fatal=1 --do_verify=1 \
          --verify_state_save=0"
     )
 }

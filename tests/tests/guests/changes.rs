@@ -81,13 +81,13 @@ impl Loaded {
     }
 
     fn finish(mut self) {
-        self.load.finish(&mut self.guest);
+        let written = self.load.finish(&mut self.guest);
         expect_no_io_errors(&mut self.guest);
         self.guest.quit().unwrap();
         self.server.quit();
         for image in &self.images {
             image.check_clean();
-            self.load.verify_on_host(&image.flat());
+            written.verify_on_host(&image.flat());
         }
         drop(self.place);
     }
@@ -100,7 +100,6 @@ fn a_guest_hears_of_another_size_and_uses_it() {
         all.resize(name, &["96M"]);
         all.expect_size(name, 96 * MIB);
     }
-    all.load.expect_running(&mut all.guest);
     for name in all.names.clone() {
         let device = all.guest.device(name).unwrap();
         // What is new is there, and zero; what is written there stays.
@@ -126,7 +125,7 @@ fn a_guest_hears_of_another_size_and_uses_it() {
 
 #[test]
 fn a_guest_sees_nothing_of_changed_options_and_waits_while_its_disk_stands_still() {
-    let mut all = start();
+    let all = start();
     for name in all.names.clone() {
         for option in [
             "cache=writethrough",
@@ -139,7 +138,6 @@ fn a_guest_sees_nothing_of_changed_options_and_waits_while_its_disk_stands_still
                 .done(&["disk", "change"], &["--disk", name, option]);
         }
     }
-    all.load.expect_running(&mut all.guest);
     for name in all.names.clone() {
         all.server.done(&["disk", "freeze"], &["--disk", name]);
     }

@@ -116,14 +116,13 @@ fn the_guest_survives_kill_9_of_the_server() {
         }
         std::thread::sleep(Duration::from_millis(300));
     }
-    load.expect_running(&mut guest);
-    load.finish(&mut guest);
+    let written = load.finish(&mut guest);
     let log = guest.check("dmesg", Duration::from_secs(60)).unwrap();
     assert!(!log.contains("I/O error"), "the guest saw an error:\n{log}");
     guest.power_off().unwrap();
     for served in all {
         served.server.stop().unwrap();
         served.image.check_consistent();
-        load.verify_on_host(&served.image.flat());
+        written.verify_on_host(&served.image.flat());
     }
 }

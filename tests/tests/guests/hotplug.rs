@@ -54,7 +54,7 @@ fn disks_of_one_server_come_and_go_under_load() {
         ..Machine::default()
     })
     .unwrap();
-    let load = Load::start(&mut guest, &["stays"], 24 * MIB, 150);
+    let load = Load::start(&mut guest, &["stays"], 8 * MIB, 150);
     load.wait_for_writes(&mut guest);
 
     let socket = place.sockets().join("comes");
@@ -81,9 +81,6 @@ fn disks_of_one_server_come_and_go_under_load() {
         done(disk(&control, "remove", &["comes"]));
         assert!(!socket.exists());
         comes.check_clean();
-        if round == 0 {
-            load.expect_running(&mut guest);
-        }
     }
 
     // A guest that does not let go has its disk taken, and nothing else.
@@ -93,10 +90,10 @@ fn disks_of_one_server_come_and_go_under_load() {
     done(disk(&control, "remove", &["comes", "--force"]));
     comes.check_clean();
 
-    load.finish(&mut guest);
+    let written = load.finish(&mut guest);
     expect_no_io_errors(&mut guest);
     guest.quit().unwrap();
     server.stop().unwrap();
     stays.check_clean();
-    load.verify_on_host(&stays.flat());
+    written.verify_on_host(&stays.flat());
 }

@@ -153,14 +153,13 @@ fn a_guest_migrates_while_its_disks_are_copied_and_comes_back() {
         ended.code == Some(1) && ended.stderr.contains(CHANGED),
         "{ended:?}"
     );
-    load.expect_running(&mut back);
-    load.finish(&mut back);
+    let written = load.finish(&mut back);
     expect_no_io_errors(&mut back);
     wait(|| here.show(2, "stream").starts_with("done: "));
     back.power_off().unwrap();
     here.stop();
     for image in &images {
         image.check_clean();
-        load.verify_on_host(&image.flat());
+        written.verify_on_host(&image.flat());
     }
 }

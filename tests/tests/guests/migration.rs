@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fathom_lab::{Disk, Guest, Machine, Server};
 use fathom_tests::Place;
 use fathom_tests::image::{Image, Kind};
-use fathom_tests::load::Load;
+use fathom_tests::load::{Load, Written};
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
@@ -68,14 +68,13 @@ fn a_guest_migrates_under_verified_load() {
         server.stop().unwrap();
     }
 
-    load.expect_running(&mut target);
-    load.finish(&mut target);
+    let written = load.finish(&mut target);
     expect_no_io_errors(&mut target);
     target.power_off().unwrap();
     for server in target_servers {
         server.stop().unwrap();
     }
-    verify(&images, &load);
+    verify(&images, &written);
 }
 
 /// An NBD client of a server's disk, which reads all the time.
@@ -151,10 +150,10 @@ fn start_load(guest: &mut Guest, images: &[Image], bytes: u64) -> Load {
 }
 
 /// Checks on the host what the load left.
-fn verify(images: &[Image], load: &Load) {
+fn verify(images: &[Image], written: &Written) {
     for image in images {
         image.check_clean();
-        load.verify_on_host(&image.flat());
+        written.verify_on_host(&image.flat());
     }
 }
 
@@ -227,13 +226,13 @@ fn pauses_and_hot_plug_lose_nothing() {
         );
     }
 
-    load.finish(&mut guest);
+    let written = load.finish(&mut guest);
     expect_no_io_errors(&mut guest);
     guest.power_off().unwrap();
     for server in servers {
         server.stop().unwrap();
     }
-    verify(&under_load, &load);
+    verify(&under_load, &written);
     leaving.iter().for_each(Image::check_clean);
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fathom_lab::Guest;
 use fathom_tests::load::Load;
-use fathom_tests::moves::{Moves, SIZE, wait_for_log, wait_for_nth};
+use fathom_tests::moves::{Moves, wait_for_log, wait_for_nth};
 use serde_json::json;
 
 use super::migration::{expect_no_io_errors, wait_migrated};
@@ -15,6 +15,7 @@ const STEP: Duration = Duration::from_secs(120);
 
 /// Blocks that its load writes each second.
 const RATE: u32 = 300;
+const LOAD_BYTES: u64 = 24 << 20;
 
 /// How often it moves: more if somebody wants to know it exactly.
 fn moves_wanted() -> usize {
@@ -26,11 +27,8 @@ fn moves_wanted() -> usize {
 fn a_guest_and_its_disk_move_between_hosts_under_verified_load() {
     let moves = Moves::new(false);
     let many = moves_wanted();
-    // A move takes some seconds, with all that is killed.
-    let seconds = 10 + 8 * many as u64;
-    let bytes = (u64::from(RATE) * 4096 * seconds).min(SIZE);
     let mut here = moves.begin();
-    let load = Load::start(&mut here.guest, &["disk"], bytes, RATE);
+    let load = Load::start(&mut here.guest, &["disk"], LOAD_BYTES, RATE);
     load.wait_for_writes(&mut here.guest);
     for n in 1..=many {
         let mut there = moves.prepare(n);
@@ -51,13 +49,12 @@ fn a_guest_and_its_disk_move_between_hosts_under_verified_load() {
         moves.replace_server(&mut here, n);
         load.wait_for_more_writes(&mut here.guest);
     }
-    load.expect_running(&mut here.guest);
-    load.finish(&mut here.guest);
+    let written = load.finish(&mut here.guest);
     expect_no_io_errors(&mut here.guest);
     here.guest.power_off().unwrap();
     here.server.stop().unwrap();
     here.image.check_clean();
-    load.verify_on_host(&here.image.flat());
+    written.verify_on_host(&here.image.flat());
 }
 
 /// The guest goes on at once, and what it needs of its disk comes after it; servers of both hosts are killed
@@ -70,7 +67,7 @@ fn a_guest_goes_on_at_once_and_its_disk_follows_under_verified_load() {
     let device = here.guest.device("disk").unwrap();
     let fill = format!("dd if=/dev/urandom of={device} bs=1M seek=200 count=250 oflag=direct");
     here.guest.check(&fill, STEP).unwrap();
-    let load = Load::start(&mut here.guest, &["disk"], 48 << 20, RATE);
+    let load = Load::start(&mut here.guest, &["disk"], LOAD_BYTES, RATE);
     load.wait_for_writes(&mut here.guest);
     let mut there = moves.prepare_follower(1);
     moves.migrate(&mut here, &mut there, 1);
@@ -86,11 +83,11 @@ fn a_guest_goes_on_at_once_and_its_disk_follows_under_verified_load() {
     wait_for_log(&mut there.server, "all of it is here");
     here.server.stop().unwrap();
     load.wait_for_more_writes(&mut there.guest);
-    load.finish(&mut there.guest);
+    let written = load.finish(&mut there.guest);
     expect_no_io_errors(&mut there.guest);
     there.guest.power_off().unwrap();
     there.server.stop().unwrap();
-    load.verify_on_host(&there.image.flat());
+    written.verify_on_host(&there.image.flat());
 }
 
 /// Whatever of the other host dies before the guest is there, it goes on where it is.
@@ -98,7 +95,7 @@ fn a_guest_goes_on_at_once_and_its_disk_follows_under_verified_load() {
 fn a_guest_whose_move_is_interrupted_goes_on_where_it_is() {
     let moves = Moves::new(false);
     let mut here = moves.begin();
-    let load = Load::start(&mut here.guest, &["disk"], 48 << 20, RATE);
+    let load = Load::start(&mut here.guest, &["disk"], LOAD_BYTES, RATE);
     load.wait_for_writes(&mut here.guest);
     let speed = |guest: &mut Guest, bytes: u64| {
         let bandwidth = json!({ "max-bandwidth": bytes });
@@ -127,11 +124,11 @@ fn a_guest_whose_move_is_interrupted_goes_on_where_it_is() {
     wait_migrated(&mut here.guest);
     there.guest.wait_event("RESUME", STEP).unwrap();
     here.guest.quit().unwrap();
-    load.finish(&mut there.guest);
+    let written = load.finish(&mut there.guest);
     expect_no_io_errors(&mut there.guest);
     there.guest.power_off().unwrap();
     there.server.stop().unwrap();
-    load.verify_on_host(&there.image.flat());
+    written.verify_on_host(&there.image.flat());
 }
 
 fn kill(pid: u32) {

@@ -55,12 +55,11 @@ fn the_guest_survives_kill_9_of_its_tenants() {
         std::thread::sleep(Duration::from_secs(1));
     }
     assert!(killed >= KILLS, "{killed}");
-    load.expect_running(&mut guest);
-    load.finish(&mut guest);
+    let written = load.finish(&mut guest);
     guest.quit().unwrap();
     server.quit();
     for image in &images {
         image.check_clean();
-        load.verify_on_host(&image.flat());
+        written.verify_on_host(&image.flat());
     }
 }

@@ -53,7 +53,7 @@ fn check(head: &str, has_tenants: bool) {
         ..Machine::default()
     })
     .unwrap();
-    let mut load = Load::start(&mut guest, &names, 16 * MIB, 150);
+    let load = Load::start(&mut guest, &names, 16 * MIB, 150);
     load.wait_for_writes(&mut guest);
     let processes = |server: &Configured| {
         let all = names.iter().map(|name| server.process_of(name).unwrap());
@@ -61,11 +61,6 @@ fn check(head: &str, has_tenants: bool) {
     };
     let mut pauses = Vec::new();
     for round in 0..upgrades() {
-        if load.has_ended(&mut guest) {
-            load.finish(&mut guest);
-            load = Load::start(&mut guest, &names, 16 * MIB, 150);
-            load.wait_for_writes(&mut guest);
-        }
         let before = processes(&server);
         let answer = server.json(&["upgrade"], &[]);
         pauses.push(answer["pause_ms"].as_f64().unwrap());
@@ -76,13 +71,13 @@ fn check(head: &str, has_tenants: bool) {
         // Somewhere in the middle of what the load does.
         std::thread::sleep(Duration::from_millis(97 * (round as u64 % 5)));
     }
-    load.finish(&mut guest);
+    let written = load.finish(&mut guest);
     expect_no_io_errors(&mut guest);
     guest.quit().unwrap();
     server.quit();
     for image in &images {
         image.check_clean();
-        load.verify_on_host(&image.flat());
+        written.verify_on_host(&image.flat());
     }
     tell(head, pauses);
 }
