@@ -318,6 +318,13 @@ impl DiskTable {
         self
     }
 
+    /// Names the format of the image, as the file of a persistent disk does: a guest may write to a raw disk what
+    /// looks like another format, and the disk is served again when the server restarts.
+    pub(crate) fn with_format(mut self) -> DiskTable {
+        self.format.get_or_insert(Format::Raw);
+        self
+    }
+
     /// With another image, of the same disk.
     pub(crate) fn on(self, image: Location, format: Option<Format>) -> DiskTable {
         let has_tables = format.is_some_and(Format::has_tables);

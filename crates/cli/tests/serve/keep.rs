@@ -378,3 +378,41 @@ fn send_to(signal: &str, pid: u32) {
         .status();
     assert!(status.unwrap().success());
 }
+
+/// A guest may write to its raw disk what looks like an image: a LUKS header, if it encrypts the whole disk.
+#[test]
+fn a_raw_disk_stays_raw_whatever_its_guest_writes_to_it() {
+    let served = start(short_dir(), "");
+    let image = served.arg("image");
+    fs::write(&image, vec![0; 1 << 20]).unwrap();
+    stdout_of(&["disk", "add", "--server", &served.api(), "raw", &image]);
+    let definition = fs::read_to_string(served.path("disks/raw.toml")).unwrap();
+    assert!(definition.contains("format = \"raw\""), "{definition}");
+
+    let container = served.arg("container");
+    let mut served = served;
+    for (start, signal) in [
+        (b"LUKS\xba\xbe\0\x02", "TERM"),
+        (b"QFI\xfb\0\0\0\x03", "KILL"),
+    ] {
+        fs::write(&container, start.repeat(64)).unwrap();
+        let uri = format!("nbd+unix:///raw?socket={}", served.arg("n"));
+        let copied = Command::new("nbdcopy").args([&container, &uri]).status();
+        assert!(copied.unwrap().success());
+        served = again(served, signal, "");
+        assert_eq!(disks(&served), [seen("raw", true, "")]);
+        // It is the same disk whether a request names the format or not.
+        for format in ["", r#", "format": "raw""#] {
+            let output = Command::new("curl")
+                .args(["--silent", "--show-error", "--fail-with-body"])
+                .args(["--unix-socket", &served.api(), "-X", "PUT", "-d"])
+                .arg(format!(r#"{{"image": "{image}"{format}}}"#))
+                .arg("http://fathom/v1/disks/raw")
+                .output();
+            let output = output.unwrap();
+            assert!(output.status.success(), "{output:?}");
+        }
+        let written = fs::read_to_string(served.path("disks/raw.toml")).unwrap();
+        assert_eq!(written, definition);
+    }
+}

@@ -60,7 +60,7 @@ impl Book {
         let is_written = !is_static && !temporary && self.keeper.is_some();
         let origin = match (is_static, is_written) {
             (true, _) => Origin::Configuration,
-            (false, true) => Origin::Kept(Box::new(table.clone().without_defaults())),
+            (false, true) => Origin::Kept(Box::new(table.clone().without_defaults().with_format())),
             (false, false) => Origin::Request,
         };
         let wanted = Wanted {

@@ -25,6 +25,7 @@ impl Book {
         table: DiskTable,
         next: impl FnOnce(&mut Book, Result<(), String>) + Send + 'static,
     ) {
+        let table = table.with_format();
         let (name, written) = (table.name.clone(), table.clone());
         let done = self.ending(name.clone(), move |book, outcome| {
             if outcome.is_ok() {

@@ -84,7 +84,7 @@ impl DiskTable {
     /// What is to be done to make this `wanted`.
     pub(crate) fn changes_to(&self, wanted: &DiskTable) -> Changes {
         let bare = |table: &DiskTable| {
-            let mut table = table.clone();
+            let mut table = table.clone().with_format();
             table.filters.iter_mut().for_each(|one| one.options.clear());
             table
         };
@@ -107,9 +107,10 @@ impl DiskTable {
         Changes::Filters(pairs.map(changes).collect())
     }
 
-    /// The keys whose values differ.
+    /// The keys whose values differ. (An image without a format is raw.)
     pub(crate) fn differences(&self, other: &DiskTable) -> Vec<String> {
-        let (one, other) = (members(self), members(other));
+        let named = |table: &DiskTable| members(&table.clone().with_format());
+        let (one, other) = (named(self), named(other));
         let keys: BTreeSet<_> = one.keys().chain(other.keys()).collect();
         let differ = |key: &&&String| one.get(**key) != other.get(**key);
         keys.iter()
