@@ -58,6 +58,14 @@ fn a_filter_that_holds_requests_is_named() {
 /// The guest, its QEMU and its server have one CPU, and share it.
 #[test]
 fn a_vcpu_of_an_overcommitted_host_is_named() {
+    let attempts = (0..ATTEMPTS).map(|_| an_overcommitted_host());
+    let misses: Vec<Verdict> = attempts
+        .take_while(|verdict| verdict.rule() != Some("run-queue"))
+        .collect();
+    assert!(misses.len() < ATTEMPTS, "{misses:#?}");
+}
+
+fn an_overcommitted_host() -> Verdict {
     let allowed = sched_getaffinity(None).unwrap();
     let cpu = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu));
     let mut one = CpuSet::new();
@@ -76,8 +84,7 @@ fn a_vcpu_of_an_overcommitted_host_is_named() {
         spinner.kill().unwrap();
         spinner.wait().unwrap();
     }
-    let verdict = verdict.unwrap();
-    assert_eq!(verdict.rule(), Some("run-queue"), "{verdict:?}");
+    verdict.unwrap()
 }
 
 /// Others may use this machine's CPUs for a while, and an emulated host may stand still.

@@ -110,8 +110,7 @@ fn a_frozen_disk_goes_on_after_its_time_or_with_its_servers_end() {
     let dir = disk_dir();
     let chain = Chain::start(&image(dir.path(), "raw"), &["--format", "raw"]);
     refused(&chain, &["disk", "thaw"], "is not frozen");
-    let before = Instant::now();
-    disk(&chain, &["freeze", "--for", "200ms"]);
+    disk(&chain, &["freeze"]);
     for args in [
         &["disk", "freeze"][..],
         &["disk", "resize", "4M", "--shrink"],
@@ -121,6 +120,9 @@ fn a_frozen_disk_goes_on_after_its_time_or_with_its_servers_end() {
         refused(&chain, args, "thaw it first");
     }
     chain.refused(&[], "thaw it first");
+    disk(&chain, &["thaw"]);
+    let before = Instant::now();
+    disk(&chain, &["freeze", "--for", "200ms"]);
     chain.server.load(10, &[]);
     assert!(before.elapsed() > Duration::from_millis(200));
     assert_eq!(chain.ask(&["info"])["frozen"], false);
