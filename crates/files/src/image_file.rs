@@ -1,5 +1,6 @@
 //! Where an image's bytes are, for whoever opens, closes, changes or examines it and waits: never on a request's way.
 
+use crate::open_mark;
 use rustix::fs::FallocateFlags;
 use std::fs::File;
 use std::io;
@@ -61,6 +62,14 @@ pub trait ImageFile: Send + Sync {
     }
     /// Gives space back; what these bytes read as is undefined afterwards.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Whether a writer has [marked](open_mark) the image as open, and has not closed it. False when that cannot be told.
+    fn is_marked_open(&self) -> bool {
+        false
+    }
+    /// Marks the image as open, or removes the mark. What cannot be marked stays as it is.
+    fn mark_open(&self, _is_open: bool) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 impl ImageFile for File {
@@ -168,6 +177,17 @@ impl ImageFile for File {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(self, hole, offset, len)?;
         Ok(())
+    }
+
+    fn is_marked_open(&self) -> bool {
+        open_mark::is_set(self)
+    }
+
+    fn mark_open(&self, is_open: bool) -> io::Result<()> {
+        match is_open {
+            true => open_mark::set(self),
+            false => open_mark::clear(self),
+        }
     }
 }
 

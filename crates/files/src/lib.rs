@@ -5,6 +5,7 @@ pub mod gate;
 pub mod lasting;
 pub mod lock;
 pub mod magic;
+pub mod open_mark;
 pub mod superseded;
 pub mod trusted;
 

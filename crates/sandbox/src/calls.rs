@@ -193,8 +193,9 @@ pub(crate) fn session() -> Calls {
         ])
         .any(&[SYS_msync, SYS_mincore, SYS_sysinfo, SYS_prlimit64])
         .any(&[SYS_unlinkat, SYS_openat2, SYS_flock, SYS_geteuid])
-        // Marks of images that newer ones have superseded.
+        // Marks of images: superseded by newer ones, and open for writing.
         .any(&[libc::SYS_fgetxattr, libc::SYS_fremovexattr])
+        .any(&[libc::SYS_fsetxattr])
         .any(&[libc::SYS_name_to_handle_at]);
     #[cfg(target_arch = "x86_64")]
     let calls = calls.any(&[libc::SYS_unlink]);

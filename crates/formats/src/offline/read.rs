@@ -92,6 +92,11 @@ impl Image {
         }
     }
 
+    /// Whether its header says that the image is corrupt.
+    pub fn is_corrupt(&self) -> bool {
+        matches!(self, Image::Qcow2(header) if header.is_corrupt())
+    }
+
     /// Whether guest data lies in another file.
     pub fn has_data_file(&self) -> bool {
         matches!(self, Image::Qcow2(header) if header.geometry().data_file)

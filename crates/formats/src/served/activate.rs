@@ -108,6 +108,7 @@ impl Fresh<'_> {
         tables
             .map(|t| Layer::Tables(Arc::new(t)))
             .map_err(|problem| {
+                self.chain.condition.note_damage(link.storage);
                 unusable(
                     path,
                     format!("{problem}: repair it (fathom img check --repair all)"),
@@ -141,7 +142,8 @@ impl Fresh<'_> {
         let format = link.image.format();
         let mut image = Image::read(file.bytes(), format)?;
         if link.writable && needs_check(&image) {
-            repair(&**file, format)?;
+            let repaired = repair(&**file, format);
+            repaired.inspect_err(|_| self.chain.condition.note_damage(link.storage))?;
             image = Image::read(file.bytes(), format)?;
         }
         if let (Some(name), true) = (&self.options.snapshot, link.storage == 0) {
@@ -155,6 +157,9 @@ impl Fresh<'_> {
             return Err(other_disk());
         }
         same(before, self.size_of(link), &image)?;
+        if image.is_corrupt() {
+            self.chain.condition.note_damage(link.storage);
+        }
         check(file.path(), &image, link.writable)
             .map_err(|error| Error::Unsupported(error.to_string()))?;
         match &mut image {
@@ -214,6 +219,7 @@ impl Fresh<'_> {
             discard: self.options.discard,
             zero_missing: self.options.zero_missing_clusters,
             counts: self.chain.counts.clone(),
+            condition: self.chain.condition.clone(),
         })
     }
 

@@ -111,6 +111,15 @@ impl Active {
         }
     }
 
+    /// Marks the images that are written to as open.
+    pub(super) fn open_for_writing(&self) {
+        for layer in &self.layers {
+            if let Layer::Tables(tables) = layer {
+                tables.open_for_writing();
+            }
+        }
+    }
+
     /// From now on nobody takes what was cut off a file for zeroes.
     pub(super) fn guard_ends(self: &Arc<Active>) {
         for (id, storage) in (0..).zip(&self.storages) {

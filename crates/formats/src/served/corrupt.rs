@@ -124,6 +124,7 @@ impl Tables {
         if self.corrupt.swap(true, Ordering::SeqCst) {
             return;
         }
+        self.condition.note_damage(self.storage);
         let path = self.file.path().display();
         let fate = match (self.writable, self.say_corrupt()) {
             (false, _) => "reads of it fail".to_owned(),
@@ -142,6 +143,7 @@ impl Tables {
         if self.bad_entry.swap(true, Ordering::SeqCst) || self.corrupt.load(Ordering::SeqCst) {
             return;
         }
+        self.condition.note_damage(self.storage);
         let path = self.file.path().display();
         let unmarked = match self.say_corrupt() {
             Ok(()) => String::new(),

@@ -4,6 +4,7 @@ use super::activate::activate;
 use super::active::{Active, Layer};
 use super::beside::{BesideDisk, ChainImage};
 use super::channel::ImageChannel;
+use super::condition::ImageProblem;
 use super::counts::ImageCounts;
 use super::helpers::Helpers;
 use super::io::{BlockingIo, StorageId};
@@ -180,6 +181,11 @@ impl ImageDisk {
         has_tables.then(|| self.chain.counts.clone())
     }
 
+    /// What is wrong with its images, as far as that is known without a check; each problem once.
+    pub fn problems(&self) -> Vec<ImageProblem> {
+        self.chain.condition.problems()
+    }
+
     /// The identities of all its files.
     pub fn files(&self) -> Vec<(u64, u64)> {
         let storages = self.chain.storages.iter();
@@ -347,6 +353,7 @@ impl ImageDisk {
         tables.state().journal = Journal::begin(memory, identity);
         if !records.is_empty() {
             self.has_restored.store(true, Ordering::Relaxed);
+            tables.note_leaks();
             let count = records.len();
             let path = path.display();
             tracing::info!(
@@ -432,6 +439,9 @@ impl ImageDisk {
                     leave(&active.layers);
                 }
                 let now = flushed.and_then(|()| self.write_back(tables));
+                if now.is_ok() && discarded.is_ok() {
+                    tables.close_for_writing();
+                }
                 written = written.and(now);
             }
         }
@@ -474,6 +484,7 @@ impl Disk for ImageDisk {
 
     fn activate(&self) -> Result<(), DiskError> {
         self.lock()?;
+        self.chain.condition.reset();
         let rebased = self.rebased.lock().unwrap_or_else(PoisonError::into_inner);
         let active = activate(
             &self.chain,
@@ -487,6 +498,7 @@ impl Disk for ImageDisk {
         match active {
             Ok(active) => {
                 let active = Arc::new(active);
+                active.open_for_writing();
                 active.guard_ends();
                 // (Work on images that are no part of the disk any more: see `check_images`.)
                 if self.chain.is_as_opened() {

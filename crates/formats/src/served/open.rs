@@ -2,6 +2,7 @@
 //! name.
 
 use super::beside::Beside;
+use super::condition::ImageCondition;
 use super::counts::ImageCounts;
 use super::foreign;
 use super::helpers::Helpers;
@@ -74,6 +75,7 @@ pub(super) struct Chain {
     pub(super) can_have_bitmaps: bool,
     pub(super) storages: Vec<Arc<dyn Storage>>,
     pub(super) counts: Arc<ImageCounts>,
+    pub(super) condition: Arc<ImageCondition>,
 }
 
 impl Chain {
@@ -85,6 +87,7 @@ impl Chain {
     ) -> Result<Chain, DiskError> {
         let mut chain = Chain {
             counts: Arc::default(),
+            condition: Arc::default(),
             links: Mutex::default(),
             opened: Vec::new(),
             can_have_bitmaps: false,
@@ -116,6 +119,9 @@ impl Chain {
                 _ => file,
             };
             let storage = chain.add(file)?;
+            if image.is_corrupt() {
+                chain.condition.note_damage(storage);
+            }
             let data = chain.open_data_file(&path, &image, storage, opener, writable)?;
             let (data, seal) = chain.unlock_data(&image, storage, data, &options.keys, helpers)?;
             let raw = match links.is_empty() {

@@ -7,6 +7,7 @@
 use super::alloc::Allocator;
 use super::cache::Cache;
 use super::compress::Packer;
+use super::condition::ImageCondition;
 use super::counts::ImageCounts;
 use super::dirty_state::DirtyState;
 use super::io::{Errno, Io, StorageId};
@@ -143,6 +144,8 @@ pub(super) struct Tables {
     pub(super) corrupt: AtomicBool,
     /// An entry was found that cannot be followed.
     pub(super) bad_entry: AtomicBool,
+    /// Clusters may be allocated that nothing uses: the image was not closed, or what was freed could not be given back.
+    pub(super) may_leak: AtomicBool,
     /// Unreadable data was reported.
     pub(super) complained: AtomicBool,
     pub(super) writable: bool,
@@ -150,6 +153,7 @@ pub(super) struct Tables {
     /// Clusters behind the file's end read as zeroes.
     pub(super) zero_missing: bool,
     pub(super) counts: Arc<ImageCounts>,
+    pub(super) condition: Arc<ImageCondition>,
     /// Of the metadata behind the lock.
     pub(super) filter: Arc<Filter>,
     state: Mutex<State>,
@@ -228,6 +232,7 @@ pub(super) struct Parts {
     pub(super) discard: bool,
     pub(super) zero_missing: bool,
     pub(super) counts: Arc<ImageCounts>,
+    pub(super) condition: Arc<ImageCondition>,
 }
 
 impl Tables {
@@ -251,11 +256,13 @@ impl Tables {
             flushes: Flushes::default(),
             corrupt: AtomicBool::new(false),
             bad_entry: AtomicBool::new(false),
+            may_leak: AtomicBool::new(false),
             complained: AtomicBool::new(false),
             writable: parts.writable,
             discard: parts.discard,
             zero_missing: parts.zero_missing,
             counts: parts.counts,
+            condition: parts.condition,
             filter: parts.alloc.metadata.filter(),
             state: Mutex::new(State {
                 cache: Cache::new(parts.max_slices),

@@ -247,6 +247,7 @@ impl Tables {
         }
         // What cannot be given back is leaked, not lost.
         if let Err(errno) = self.release(io, &gone).await {
+            self.note_leaks();
             let error = std::io::Error::from_raw_os_error(errno);
             let path = self.file.path().display();
             tracing::warn!("{path}: freed clusters could not be given back: {error}");

@@ -99,6 +99,10 @@ pub fn check(
     };
     let mut report = pass(file, format, &last, &mut lines)?;
     report.check_errors += check_errors;
+    if options.repair != Repair::Nothing && report.check_errors == 0 && report.leaks == 0 {
+        // (A mark that stays costs a needless repair.)
+        let _ = file.mark_open(false);
+    }
     if options.repair != Repair::Nothing && report.check_errors == 0 && report.corruptions == 0 {
         match format {
             Format::Qcow2 => qcow2::mark_clean(file)?,

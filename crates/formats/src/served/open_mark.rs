@@ -1,0 +1,54 @@
+//! Whether an image was closed after it was written to.
+//!
+//! A qcow2 image with refcounts does not say so itself: after a kill it is sound, but clusters may be leaked. (With lazy
+//! refcounts, and in QED images, the header says it, and the image is repaired when it is taken into use.)
+
+use super::layout::Layout;
+use super::tables::Tables;
+use std::sync::atomic::Ordering;
+
+impl Tables {
+    /// Notes whether the writer before has closed the image, and marks the image as open until it is closed.
+    pub(super) fn open_for_writing(&self) {
+        if !self.has_open_mark() {
+            return;
+        }
+        let file = self.file.bytes();
+        if file.is_marked_open() {
+            let is_known = self.may_leak.load(Ordering::Relaxed);
+            self.note_leaks();
+            if self.storage == 0 && !is_known {
+                let path = self.file.path().display();
+                tracing::info!(
+                    "{path}: was not closed after it was written to; clusters may be leaked (fathom img check --repair \
+                     leaks, while nobody uses the image)"
+                );
+            }
+        } else if let Err(error) = file.mark_open(true) {
+            let path = self.file.path().display();
+            tracing::debug!("{path}: cannot be marked as open: {error}");
+        }
+    }
+
+    /// Removes the mark: everything is written back. The mark of an image that may have leaked clusters stays, for
+    /// whoever has the image next.
+    pub(super) fn close_for_writing(&self) {
+        if !self.has_open_mark() || self.may_leak.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = self.file.bytes().mark_open(false) {
+            let path = self.file.path().display();
+            tracing::debug!("{path}: its mark cannot be removed: {error}");
+        }
+    }
+
+    /// Notes that clusters may be allocated that nothing uses.
+    pub(super) fn note_leaks(&self) {
+        self.may_leak.store(true, Ordering::Relaxed);
+        self.condition.note_leaks(self.storage);
+    }
+
+    fn has_open_mark(&self) -> bool {
+        self.writable && matches!(self.layout, Layout::Qcow2(_))
+    }
+}
