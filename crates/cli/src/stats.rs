@@ -239,6 +239,9 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
             "image:      {} clusters allocated, {} freed, {} times 4 KiB of tables read",
             image.clusters_allocated, image.clusters_freed, image.table_reads
         )?;
+        for problem in &image.problems {
+            writeln!(out, "problem:    {}", problem.describe())?;
+        }
     }
     writeln!(out, "trace:      {trace}")?;
     writeln!(

@@ -4,11 +4,12 @@ use crate::alarm::AlarmInfo;
 use crate::owner::Owner;
 use fathom_core::{Clock, Counter, WorkerHandle};
 use fathom_formats::qcow2::snapshot::Snapshot;
-use fathom_formats::served::ImageCounts;
+use fathom_formats::served::{ImageDisk, ImageProblem as Found};
 use fathom_jobs::pull::Status;
 use fathom_sandbox::Report;
 use fathom_stack::{BitmapStatus, FilterInfo};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use utoipa::ToSchema;
 
@@ -40,7 +41,7 @@ pub struct Info {
     /// Requests whose data was copied because O_DIRECT could not take it as
     /// it lay in memory or on the disk; None for disks that have no files.
     pub bounced: Option<u64>,
-    /// What is counted of an image that has tables.
+    /// What is counted and known of an image that has tables.
     #[serde(default)]
     pub image: Option<ImageInfo>,
     /// Who else has the image, for people: until it lets go, nobody can use
@@ -263,7 +264,7 @@ pub struct BackupInfo {
     pub problem: Option<String>,
 }
 
-/// Of an image, since its disk was opened here; all of it only grows.
+/// Of an image, since its disk was opened here; the counts only grow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ImageInfo {
     /// How often 4 KiB of its tables were not in memory; of backing files, too.
@@ -271,14 +272,63 @@ pub struct ImageInfo {
     /// Clusters that were taken into use, and that can be taken again.
     pub clusters_allocated: u64,
     pub clusters_freed: u64,
+    /// What is wrong with the image and those below it, as far as that is known without a check. Learnt when the disk
+    /// is opened, each time that it is taken into use, and while it is used.
+    #[serde(default)]
+    pub problems: BTreeSet<ImageProblem>,
 }
 
 impl ImageInfo {
-    pub fn of(counts: &ImageCounts) -> ImageInfo {
-        ImageInfo {
+    /// None: the image has no tables.
+    pub fn of(image: &ImageDisk) -> Option<ImageInfo> {
+        let counts = image.counts()?;
+        Some(ImageInfo {
             table_reads: counts.table_reads(),
             clusters_allocated: counts.allocated(),
             clusters_freed: counts.freed(),
+            problems: image.problems().into_iter().map(Into::into).collect(),
+        })
+    }
+}
+
+/// A problem of a disk's image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImageProblem {
+    /// The image was not closed after it was written to: clusters may be leaked, which take space and do no other harm.
+    /// `fathom img check --repair leaks` gives the space back.
+    Leaks,
+    /// The image is marked as corrupt, or damage was found in it. `fathom img check --repair all` repairs it.
+    Damage,
+    /// The same of an image below the disk's own; the log names it.
+    BackingDamage,
+}
+
+impl ImageProblem {
+    /// The problem and what repairs the image.
+    pub fn describe(self) -> &'static str {
+        match self {
+            ImageProblem::Leaks => {
+                "the image was not closed after it was written to, and clusters may be leaked (fathom img check \
+                 --repair leaks, while nobody uses the image)"
+            }
+            ImageProblem::Damage => {
+                "the image is damaged: stop using it and repair it (fathom img check --repair all)"
+            }
+            ImageProblem::BackingDamage => {
+                "an image below the disk's own is damaged, which the log names: repair that image (fathom img check \
+                 --repair all)"
+            }
+        }
+    }
+}
+
+impl From<Found> for ImageProblem {
+    fn from(found: Found) -> ImageProblem {
+        match found {
+            Found::Leaks => ImageProblem::Leaks,
+            Found::Damage => ImageProblem::Damage,
+            Found::BackingDamage => ImageProblem::BackingDamage,
         }
     }
 }

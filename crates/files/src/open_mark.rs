@@ -23,7 +23,7 @@ pub(crate) fn is_set(file: &File) -> bool {
     matches!(read, Ok(_) | Err(Errno::RANGE))
 }
 
-/// Marks the file. The mark is durable with the next flush of the file, at the latest.
+/// Marks the file. A power cut may take the mark away again: leaks of that kill are not known then.
 pub(crate) fn set(file: &File) -> io::Result<()> {
     Ok(fsetxattr(file, ATTRIBUTE, VALUE, XattrFlags::empty())?)
 }

@@ -24,6 +24,7 @@ mod filters;
 mod foreign;
 mod formats;
 mod groups;
+mod image_problems;
 mod internal;
 mod keep;
 #[path = "../support/kinds.rs"]

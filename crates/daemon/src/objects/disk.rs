@@ -450,9 +450,7 @@ impl Served {
             pool: options.disk.pool.clone(),
             cache: self.cache().map(str::to_owned),
             bounced: stack.file.as_ref().map(|file| file.bounced()),
-            image: { stack.image.iter() }
-                .find_map(|image| image.counts())
-                .map(|counts| ImageInfo::of(&counts)),
+            image: stack.image.as_deref().and_then(ImageInfo::of),
             held_by: stack.file.as_ref().and_then(|file| file.holder()),
             vhost_user: options.vhost_user.as_ref().map(ToString::to_string),
             front_end: status.peer_pid.map(|pid| FrontEnd { pid }),

@@ -324,6 +324,21 @@ mod tests {
     }
 
     #[test]
+    fn problems_of_an_image_are_kinds_of_problems() {
+        let show = |problems: Value| {
+            let mut said = state();
+            said["image"] = json!({
+                "table_reads": 0, "clusters_allocated": 0, "clusters_freed": 0, "problems": problems
+            });
+            let content = json!({"options": {}, "state": said});
+            read_as(&Command::Show, false, content)
+        };
+        let shown = show(json!(["leaks", "leaks"])).unwrap();
+        assert_eq!(shown["state"]["image"]["problems"], json!(["leaks"]));
+        assert!(show(json!(["call 555-0100"])).is_err());
+    }
+
+    #[test]
     fn size_is_the_one_that_was_asked_for() {
         let resize = |size, said: u64| {
             let command = Command::Resize {
