@@ -278,7 +278,8 @@ struct StopArgs {
     #[command(flatten)]
     target: Target,
 
-    /// End the mirror at once, even if the target is of no use then or does not answer
+    /// End the mirror at once, even if the target is of no use then or does not answer. A commit whose images do not answer
+    /// is `stopping`, and ends when they do
     #[arg(long)]
     force: bool,
 

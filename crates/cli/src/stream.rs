@@ -171,6 +171,8 @@ fn tell(stream: &StreamInfo, json: bool) -> anyhow::Result<()> {
 }
 
 /// End it: what has become the image's own stays so, and the rest is below it as before
+///
+/// If the disk's images do not answer, this fails after two seconds: the stream is `stopping`, and ends when they do.
 #[derive(Args, Debug)]
 struct StopArgs {
     #[command(flatten)]

@@ -202,7 +202,8 @@ pub struct MirrorInfo {
     /// Where that is.
     pub target: String,
     pub format: String,
-    /// `copying` (again), `ready` (to be switched over), `waiting` (for its virtual machine), `done`, or `failed`.
+    /// `copying` (again), `ready` (to be switched over), `waiting` (for its virtual machine), `stopping` (ended, and
+    /// waiting for requests in flight), `done`, or `failed`.
     pub phase: String,
     /// Bytes that have been copied, some of them several times.
     pub copied: u64,
@@ -226,8 +227,8 @@ pub struct StreamInfo {
     /// comes up.
     #[serde(default)]
     pub top: Option<String>,
-    /// `copying`, `waiting` (for its virtual machine), `finishing` (letting go of what is not below it any more), `done`, or
-    /// `failed`.
+    /// `copying`, `waiting` (for its virtual machine), `finishing` (letting go of what is not below it any more), `stopping`
+    /// (ended, and waiting for requests in flight), `done`, or `failed`.
     pub phase: String,
     /// Bytes that have come up or down.
     pub copied: u64,

@@ -2,7 +2,9 @@
 
 use crate::source::InUse;
 use fathom_core::{Disk, DiskError};
+use fathom_stack::Job;
 use fathom_storage::Halt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,6 +19,8 @@ pub enum Phase {
     /// Its virtual machine has let go of the disk, which others may have now. When it is back, and nobody has changed
     /// anything, this goes on.
     Waiting,
+    /// The job has been ended, and waits for the requests that it has in flight.
+    Stopping,
     /// Both were the same, when this had let go of them.
     Done,
     /// The copy is of no use.
@@ -29,6 +33,7 @@ impl Phase {
             Phase::Copying => "copying",
             Phase::Ready => "ready",
             Phase::Waiting => "waiting",
+            Phase::Stopping => "stopping",
             Phase::Done => "done",
             Phase::Failed => "failed",
         }
@@ -71,7 +76,12 @@ pub struct Following {
 
 impl Following {
     pub fn status(&self) -> Status {
-        self.shared.state().status.clone()
+        let state = self.shared.state();
+        let mut status = state.status.clone();
+        if state.stop && !status.phase.is_over() {
+            status.phase = Phase::Stopping;
+        }
+        status
     }
 
     /// It has let go of all disks.
@@ -92,12 +102,33 @@ impl Following {
     /// Ends the job. A job whose target does not answer is given up: its requests fail, or its thread is left behind.
     /// Returns false if the job still uses a disk at `deadline`.
     pub fn end(&self, deadline: Instant) -> bool {
+        self.end_while(deadline, |_| true)
+    }
+
+    /// Ends the job like [`Following::end`], but returns false as soon as storage that the job must wait for has answered
+    /// nothing for a second. The job ends later, when that storage has answered.
+    pub fn end_unless_stuck(&self, deadline: Instant) -> bool {
+        self.end_while(deadline, |answered| answered > 0)
+    }
+
+    /// Waits while `waits` says so, which is called each second with the number of requests that were answered since.
+    fn end_while(&self, deadline: Instant, waits: impl Fn(u64) -> bool) -> bool {
         self.begin_stop();
         let soon = || deadline.min(Instant::now() + ORDERLY_END);
-        self.shared.wait(soon())
-            || self.shared.give_target_up() && self.shared.wait(soon())
-            || self.shared.abandon()
-            || self.shared.wait(deadline)
+        let shared = &self.shared;
+        if shared.wait(soon()) || shared.give_target_up() && shared.wait(soon()) {
+            return true;
+        }
+        loop {
+            let before = shared.answered.load(Ordering::Relaxed);
+            if shared.abandon() || shared.wait(soon()) {
+                return true;
+            }
+            let answered = shared.answered.load(Ordering::Relaxed) - before;
+            if Instant::now() >= deadline || !waits(answered) {
+                return false;
+            }
+        }
     }
 }
 
@@ -107,6 +138,8 @@ struct Abandoning {
     halt: Option<Halt>,
     /// Undoes for the users of the disk what the job's thread has not undone.
     release: Option<Release>,
+    /// Why the job has failed then, for the user.
+    problem: &'static str,
 }
 
 /// Called once.
@@ -120,6 +153,8 @@ pub(crate) struct Shared {
     writes: bool,
     state: Mutex<State>,
     changed: Condvar,
+    /// Number of the job's requests that disks have answered.
+    answered: Arc<AtomicU64>,
     /// The disk that is copied, while this uses it.
     held: Mutex<Option<InUse>>,
 }
@@ -127,11 +162,11 @@ pub(crate) struct Shared {
 /// Why it has failed then.
 const LATE: &str = "its target did not answer while its virtual machine let go of the disk";
 
-/// Why a job has failed whose thread was left behind.
-const ABANDONED: &str =
+/// Why a job that writes to its target has failed when its thread was left behind.
+pub(crate) const ABANDONED: &str =
     "it was ended while its target did not answer: what was being written there may still arrive";
 
-/// Time that a job has to end by itself, and again once the requests of its target fail.
+/// Time that a job has to end by itself, again once the requests of its target fail, and again for each further answer.
 const ORDERLY_END: Duration = Duration::from_secs(1);
 
 /// What is said of one that somebody has ended.
@@ -181,6 +216,7 @@ impl Shared {
             writes,
             state: Mutex::default(),
             changed: Condvar::new(),
+            answered: Arc::default(),
             held: Mutex::default(),
         })
     }
@@ -192,6 +228,11 @@ impl Shared {
     pub(crate) fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.state());
         self.changed.notify_all();
+    }
+
+    /// A job whose answers are counted.
+    pub(crate) fn job(&self) -> Job {
+        Job::counted_by(self.answered.clone())
     }
 
     fn held(&self) -> MutexGuard<'_, Option<InUse>> {
@@ -234,10 +275,18 @@ impl Shared {
     }
 
     /// The job may be ended although its target does not answer: `halt` has the target's requests fail, if that is
-    /// possible, and `release` undoes what the job does to the disk's users.
-    pub(crate) fn can_be_abandoned(&self, halt: Option<Halt>, release: Release) {
-        let release = Some(release);
-        *self.abandoning() = Some(Abandoning { halt, release });
+    /// possible, and `release` undoes what the job does to the disk's users. Then the job has failed by that `problem`.
+    pub(crate) fn can_be_abandoned(
+        &self,
+        halt: Option<Halt>,
+        release: Release,
+        problem: &'static str,
+    ) {
+        *self.abandoning() = Some(Abandoning {
+            halt,
+            release: Some(release),
+            problem,
+        });
     }
 
     fn abandoning(&self) -> MutexGuard<'_, Option<Abandoning>> {
@@ -254,8 +303,8 @@ impl Shared {
 
     /// Leaves the thread behind, which waits for the target, and lets go of the disk. False: that is not possible.
     fn abandon(&self) -> bool {
-        let release = match &mut *self.abandoning() {
-            Some(how) => how.release.take(),
+        let (release, problem) = match &mut *self.abandoning() {
+            Some(how) => (how.release.take(), how.problem),
             None => return false,
         };
         let mut was_over = true;
@@ -263,8 +312,8 @@ impl Shared {
             was_over = std::mem::replace(&mut state.is_over, true);
             if !was_over {
                 state.status.phase = Phase::Failed;
-                let problem = &mut state.status.problem;
-                problem.get_or_insert_with(|| ABANDONED.into());
+                let problems = &mut state.status.problem;
+                problems.get_or_insert_with(|| problem.into());
             }
         });
         if !was_over {

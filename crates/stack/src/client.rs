@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -67,6 +67,8 @@ pub struct Job {
     /// Some that have come while another was waited for.
     kept: RefCell<VecDeque<Answer>>,
     sender: Sender<Answer>,
+    /// Number of requests that the disks have answered.
+    answered: Arc<AtomicU64>,
     clients: usize,
 }
 
@@ -78,17 +80,23 @@ const OWN: u64 = u64::MAX - 1;
 
 impl Default for Job {
     fn default() -> Job {
+        Job::counted_by(Arc::default())
+    }
+}
+
+impl Job {
+    /// A job that adds to `answered` when a disk answers one of its requests.
+    pub fn counted_by(answered: Arc<AtomicU64>) -> Job {
         let (sender, answers) = channel();
         Job {
             answers,
             kept: RefCell::default(),
             sender,
+            answered,
             clients: 0,
         }
     }
-}
 
-impl Job {
     /// The next answer of any client; the caller knows that there will be one.
     pub fn wait(&self) -> Answer {
         let kept = self.kept.borrow_mut().pop_front();
@@ -162,6 +170,7 @@ impl Job {
         let source = Requests {
             asked: asked.clone(),
             answers: self.sender.clone(),
+            answered: self.answered.clone(),
             number,
             in_flight: std::iter::repeat_with(|| None).take(CAPACITY).collect(),
             free: (0..CAPACITY as u16).collect(),
@@ -264,6 +273,7 @@ impl Asked {
 struct Requests {
     asked: Arc<Asked>,
     answers: Sender<Answer>,
+    answered: Arc<AtomicU64>,
     number: usize,
     /// By the request's tag.
     in_flight: Vec<Option<Ask>>,
@@ -332,6 +342,7 @@ impl Source for Requests {
         let ask = self.in_flight[usize::from(request.tag)].take();
         let ask = ask.expect("it is in flight");
         self.free.push(request.tag);
+        self.answered.fetch_add(1, Ordering::Relaxed);
         // Without a receiver nobody waits for it.
         let _ = self.answers.send(Answer {
             client: self.number,

@@ -52,6 +52,7 @@ mod snapshots;
 mod sockets;
 mod starved;
 mod streams;
+mod stuck_jobs;
 mod superseded;
 #[path = "../support/mod.rs"]
 mod support;

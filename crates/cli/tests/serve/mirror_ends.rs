@@ -97,10 +97,10 @@ fn server_ends_in_time_although_the_target_of_its_mirror_does_not_answer() {
 }
 
 /// A file system of its own, on which nothing is written while it is frozen.
-struct FileSystem(String);
+pub struct FileSystem(pub String);
 
 impl FileSystem {
-    fn new(dir: &Path) -> FileSystem {
+    pub fn new(dir: &Path) -> FileSystem {
         let (file, place) = (dir.join("fs"), dir.join("mounted"));
         fs::File::create(&file).unwrap().set_len(96 << 20).unwrap();
         fs::create_dir(&place).unwrap();
@@ -110,23 +110,34 @@ impl FileSystem {
         FileSystem(place)
     }
 
-    fn freeze(&self) {
+    pub fn freeze(&self) {
         succeeds("fsfreeze", &["--freeze", &self.0]);
     }
 
-    fn thaw(&self) {
+    pub fn thaw(&self) {
         succeeds("fsfreeze", &["--unfreeze", &self.0]);
+    }
+}
+
+/// Ends a freeze: a process that waits for the file system cannot be killed before.
+pub struct ThawOnDrop<'a>(pub &'a FileSystem);
+
+impl Drop for ThawOnDrop<'_> {
+    fn drop(&mut self) {
+        // (It may be thawed already.)
+        let place = &self.0.0;
+        let thaw = Command::new("fsfreeze")
+            .args(["--unfreeze", place])
+            .output();
+        drop(thaw);
     }
 }
 
 impl Drop for FileSystem {
     fn drop(&mut self) {
-        // (It may be thawed already.)
-        let thaw = Command::new("fsfreeze")
-            .args(["--unfreeze", &self.0])
-            .output();
+        drop(ThawOnDrop(self));
         let unmount = Command::new("umount").args(["--lazy", &self.0]).output();
-        drop((thaw, unmount));
+        drop(unmount);
     }
 }
 

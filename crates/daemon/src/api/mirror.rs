@@ -41,7 +41,7 @@ pub async fn begin(
 /// Let a mirror be
 ///
 /// If it is ready, users wait for a moment, and the target is the disk as it is then: its phase is `done`. Otherwise, or
-/// by force, the target is of no use.
+/// by force, the target is of no use. A commit whose images do not answer is `stopping`, and ends when they do.
 #[utoipa::path(delete, path = "/v1/disks/{name}/mirror", tag = "disks", operation_id = "endMirror",
     params(
         ("name" = String, Path),
@@ -149,7 +149,8 @@ pub async fn begin_stream(
 
 /// Let a stream be
 ///
-/// What has become the image's own stays so. One that is over is shown until it is ended.
+/// What has become the image's own stays so. One that is over is shown until it is ended. If the disk's images do not answer
+/// it is `stopping`, and ends when they do.
 #[utoipa::path(delete, path = "/v1/disks/{name}/stream", tag = "disks", operation_id = "endStream",
     params(("name" = String, Path)),
     responses(

@@ -2,6 +2,8 @@
 
 use super::freeze::Users;
 use super::shared_disk::SharedDisk;
+use super::unanswered;
+use crate::answer::{Kind, Refusal};
 use crate::events::{Events, Happened};
 use crate::info::MirrorInfo;
 use crate::options::DiskOptions;
@@ -18,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Users wait for so long at most.
 const HALT: Duration = Duration::from_secs(5);
-/// So long it may take to let go of two disks.
+/// Time in which a mirror must let go of two disks that answer.
 const END: Duration = Duration::from_secs(30);
 
 /// A disk that is to be brought into an image below it.
@@ -52,23 +54,27 @@ pub struct Running {
     terms: Terms,
     /// The files of the target that are written to.
     files: Arc<[UsedFile]>,
+    /// The images that the mirror reads and writes, for the user.
+    images: Arc<str>,
     since: Instant,
 }
 
 impl Order {
     /// `over` hears of its end. May block. The error is for the user: both disks are as they were.
     pub fn begin(self, over: Box<dyn FnOnce() + Send>) -> Result<Running, String> {
-        let (target, files) = match self.above.clone() {
+        let (target, files, images) = match self.above.clone() {
             Some((image, depth)) => {
                 self.check_raw()?;
                 let files = image.used_files(depth);
-                (Target::Below(image), files)
+                let images = unanswered::span(&image.images()[..=depth]);
+                (Target::Below(image), files, images)
             }
             None => {
                 let opened = open_unserved(&self.target.disk);
                 let opened = opened.map_err(|error| error.to_string())?;
                 let files = opened.files.clone();
-                (Target::Other(opened), files)
+                let images = redacted(&self.target.disk.location.to_string()).into_owned();
+                (Target::Other(opened), files, images)
             }
         };
         let (disk, events) = (self.disk.clone(), self.events);
@@ -92,6 +98,7 @@ impl Order {
             target: Arc::new(self.target),
             terms: self.terms,
             files: files.into(),
+            images: images.into(),
             since: Instant::now(),
         })
     }
@@ -154,13 +161,15 @@ impl Running {
     ///
     /// `users` is present unless the end is forced: the users wait, and the target becomes the disk as
     /// of that instant. When that fails the mirror stays as it is. May block. The error is for the user.
-    pub fn end(&self, users: Option<Users>) -> Result<MirrorInfo, String> {
+    pub fn end(&self, users: Option<Users>) -> Result<MirrorInfo, Refusal> {
         if let Some(users) = users.filter(|_| !self.is_over()) {
-            self.finish(users)?;
+            let finished = self.finish(users);
+            finished.map_err(|problem| Kind::Failed.because(problem))?;
         }
-        match self.mirror.following.end(Instant::now() + END) {
+        let following = &self.mirror.following;
+        match following.end_unless_stuck(Instant::now() + END) {
             true => Ok(self.info()),
-            false => Err("its target does not answer: it ends when that does".into()),
+            false => Err(unanswered::refusal(&self.images)),
         }
     }
 

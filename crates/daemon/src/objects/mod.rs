@@ -18,6 +18,7 @@ mod shared_disk;
 mod snapshots;
 mod stream;
 mod tracer;
+mod unanswered;
 
 pub use all::Objects;
 pub use disk::Outcome;

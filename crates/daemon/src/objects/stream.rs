@@ -1,6 +1,8 @@
 //! A disk whose image makes its own what is below it, or of which some images go into one below.
 
 use super::shared_disk::SharedDisk;
+use super::unanswered;
+use crate::answer::Refusal;
 use crate::events::{Events, Happened};
 use crate::info::StreamInfo;
 use fathom_files::gate;
@@ -14,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// So long it may take to let go of the images.
+/// Time in which a stream must let go of images that answer.
 const END: Duration = Duration::from_secs(30);
 
 /// What is to be below the image.
@@ -165,6 +167,8 @@ type Over = Box<dyn FnOnce() + Send>;
 pub struct Running {
     pub following: Following,
     plan: Arc<Plan>,
+    /// The images that the job reads and writes, for the user.
+    images: Arc<str>,
     since: Instant,
 }
 
@@ -183,6 +187,12 @@ impl Order {
                 problem: problem.map(str::to_owned),
             });
         };
+        let images = self.image.images();
+        let images = match &self.plan.what {
+            What::Up(_) => &images[..],
+            What::Down(Middle { top, base, .. }) => &images[*top..=*base],
+        };
+        let images = unanswered::span(images).into();
         let (plan, shared) = (Arc::new(self.plan.clone()), self.shared.clone());
         let following = match &plan.what {
             What::Up(base) => self.bring_up(base, Arc::new(tell), over),
@@ -193,6 +203,7 @@ impl Order {
         Ok(Running {
             following,
             plan,
+            images,
             since: Instant::now(),
         })
     }
@@ -243,11 +254,11 @@ impl Running {
         }
     }
 
-    /// Let it be: what has become of it. May block. The error is for the user: it has not let go of the images yet.
-    pub fn end(&self) -> Result<StreamInfo, String> {
-        match self.following.end(Instant::now() + END) {
+    /// Ends the job. Returns its final state, or an error for the user if its images do not answer. May block.
+    pub fn end(&self) -> Result<StreamInfo, Refusal> {
+        match self.following.end_unless_stuck(Instant::now() + END) {
             true => Ok(self.info()),
-            false => Err("its images do not answer: it ends when they do".into()),
+            false => Err(unanswered::refusal(&self.images)),
         }
     }
 }

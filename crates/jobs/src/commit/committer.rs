@@ -42,7 +42,7 @@ impl Committer {
             .check_images(self.middle.depth()..self.below.depth());
         checked.map_err(|error| error.to_string())?;
         let engine = self.source.engine;
-        let mut job = Job::default();
+        let mut job = self.shared.job();
         let mut client = |disk: &Arc<BesideDisk>| {
             let client = job.client(disk.clone(), engine);
             client.map_err(|error: DiskError| error.to_string())

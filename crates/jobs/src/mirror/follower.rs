@@ -84,7 +84,7 @@ impl Follower {
     fn follow(&mut self) -> Result<Gone, String> {
         let error = |error: DiskError| error.to_string();
         let engine = self.source.engine;
-        let mut job = Job::default();
+        let mut job = self.shared.job();
         let source = job.client(self.source.disk.clone(), engine);
         let target = job.client(self.target.clone(), engine);
         let (source, target) = (source.map_err(error)?, target.map_err(error)?);

@@ -3,7 +3,7 @@
 use super::follower::Follower;
 use super::noting::{Noting, end_of};
 use super::terms::{Target, Terms};
-use crate::following::{Following, Shared, Tell};
+use crate::following::{ABANDONED, Following, Shared, Tell};
 use crate::source::{InUse, Source};
 use fathom_core::{Changes, DiskError, ThreadKind, thread_starts};
 use fathom_units::Size;
@@ -64,7 +64,8 @@ impl Mirror {
         let noting = Arc::new(Mutex::new(Some(noting)));
         if let Target::Other(other) = &to {
             let noting = noting.clone();
-            shared.can_be_abandoned(other.halt.clone(), Box::new(move || drop(end_of(&noting))));
+            let release = Box::new(move || drop(end_of(&noting)));
+            shared.can_be_abandoned(other.halt.clone(), release, ABANDONED);
         }
         shared.state().status.left = size;
         let follower = Follower {

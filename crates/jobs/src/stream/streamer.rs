@@ -69,7 +69,7 @@ impl Streamer {
         let error = |error: DiskError| error.to_string();
         self.image.check_images(0..1).map_err(error)?;
         let engine = self.source.engine;
-        let mut job = Job::default();
+        let mut job = self.shared.job();
         let mut client = |disk: Arc<dyn Disk>| job.client(disk, engine).map_err(error);
         let beside = client(self.beside.clone())?;
         let others = match &self.terms.below {

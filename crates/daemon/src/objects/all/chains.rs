@@ -5,6 +5,7 @@
 
 use super::Objects;
 use super::freezing::no_thread;
+use super::mirrors::not_ended;
 use super::to_json;
 use crate::answer::{Answer, Asker, Kind, Refusal};
 use crate::command::{CommitOrder, StreamOrder};
@@ -158,7 +159,7 @@ impl Objects {
         }
     }
 
-    pub(super) fn take_in_ended_stream(&mut self, name: &str, ended: Result<StreamInfo, String>) {
+    pub(super) fn take_in_ended_stream(&mut self, name: &str, ended: Result<StreamInfo, Refusal>) {
         let Some((index, asker)) = self.answers(name) else {
             return;
         };
@@ -167,9 +168,10 @@ impl Objects {
                 self.disks[index].forget_stream();
                 self.end_work(index, to_json(&info), asker);
             }
-            Err(problem) => asker(Err(
-                Kind::Failed.because(format!("the stream of disk '{name}': {problem}"))
-            )),
+            Err(refusal) => asker(Err(not_ended(
+                &format!("the stream of disk '{name}'"),
+                refusal,
+            ))),
         }
     }
 

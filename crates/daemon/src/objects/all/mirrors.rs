@@ -83,7 +83,7 @@ impl Objects {
             .ok_or_else(|| Kind::Unknown.because(format!("there is no mirror of disk '{name}'")))
     }
 
-    pub(super) fn take_in_ended_mirror(&mut self, name: &str, ended: Result<MirrorInfo, String>) {
+    pub(super) fn take_in_ended_mirror(&mut self, name: &str, ended: Result<MirrorInfo, Refusal>) {
         let Some((index, asker)) = self.answers(name) else {
             return;
         };
@@ -92,9 +92,19 @@ impl Objects {
                 self.disks[index].forget_mirror();
                 self.end_work(index, to_json(&info), asker);
             }
-            Err(problem) => asker(Err(
-                Kind::Failed.because(format!("the mirror of disk '{name}': {problem}"))
-            )),
+            Err(refusal) => asker(Err(not_ended(
+                &format!("the mirror of disk '{name}'"),
+                refusal,
+            ))),
         }
     }
+}
+
+/// The refusal for a client that has asked for the end of `job`.
+pub(super) fn not_ended(job: &str, refusal: Refusal) -> Refusal {
+    let refusal = refusal.kind.because(format!("{job}: {}", refusal.text));
+    if refusal.kind == Kind::Late {
+        tracing::warn!("{refusal}");
+    }
+    refusal
 }

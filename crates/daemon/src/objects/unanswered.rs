@@ -1,0 +1,29 @@
+//! What is told of a job that was ended while its disk's own images do not answer.
+
+use crate::answer::{Kind, Refusal};
+use fathom_formats::served::ChainImage;
+use fathom_units::redacted;
+
+/// The first and the last of these images.
+pub fn span(images: &[ChainImage]) -> String {
+    let shown = |image: &ChainImage| redacted(&image.path.display().to_string()).into_owned();
+    match images {
+        [] => "its images".to_owned(),
+        [only] => shown(only),
+        [first, last] => format!("{} or {}", shown(first), shown(last)),
+        [first, .., last] => format!(
+            "one of the images from {} down to {}",
+            shown(first),
+            shown(last)
+        ),
+    }
+}
+
+/// The job waits for requests to one of these images. Until they are answered, the images must not be used by another
+/// job: a late write would land on what that job has written.
+pub fn refusal(images: &str) -> Refusal {
+    Kind::Late.because(format!(
+        "it is stopping, but the storage of {images} does not answer; the job ends when that storage answers, and \
+         the disk stays as it is"
+    ))
+}
