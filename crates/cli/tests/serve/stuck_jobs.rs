@@ -239,3 +239,43 @@ fn end_of_a_stream_whose_backing_file_does_not_answer_is_refused_at_once() {
     assert_eq!(below(dir, &top), Value::from(far.path()));
     assert_eq!(differ(&flat(dir, "qcow2", &top), &model), None);
 }
+
+/// That image is not the disk's: reads of it are left behind.
+#[test]
+fn end_of_a_stream_whose_new_base_does_not_answer_succeeds() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    let far = RemoteFile::new(dir, 1);
+    let own = as_arg(&dir.join("own"));
+    raw(&own, 2);
+    let mut model = vec![2; LEN];
+    let top = overlay(dir, "top", &own, "raw");
+    let mut served = serve(&top, &["--allow-dir", &far.place]);
+    let (api, base) = (served.api(), far.path());
+    let start = ["stream", "start", &api, "--base", &base];
+    let stop = ["stream", "stop", &api];
+    with_disk(&served.arg("s"), 1, |disk| {
+        let begun = begin_stuck(&served, &start, || far.halt());
+        let begin = Instant::now();
+        let ended = stdout_of(&stop);
+        assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
+        assert!(ended.starts_with("failed"), "{ended}");
+        await_end(&served);
+        drop(begun);
+        write(disk, &mut model, MIB, 201);
+        stdout_of(&["stream", "start", &api, "--speed", "4M"]);
+        // The thread that was left behind ends, and takes nothing of the other stream along.
+        far.resume();
+        eventually("its end", || {
+            (job(&served)["phase"] == "done").then_some(())
+        });
+        await_end(&served);
+        write(disk, &mut model, 2 * MIB, 202);
+        assert_eq!(differ(&disk.contents(), &model), None);
+    });
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    fs::remove_file(own).unwrap();
+    check(dir, "qcow2", &top);
+    assert_eq!(below(dir, &top), Value::Null);
+    assert_eq!(differ(&flat(dir, "qcow2", &top), &model), None);
+}

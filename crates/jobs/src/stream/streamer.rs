@@ -72,13 +72,15 @@ impl Streamer {
         let mut job = self.shared.job();
         let mut client = |disk: Arc<dyn Disk>| job.client(disk, engine).map_err(error);
         let beside = client(self.beside.clone())?;
-        let others = match &self.terms.below {
-            Below::Other { disk, .. } => {
-                Some((client(self.source.disk.clone())?, client(disk.clone())?))
-            }
-            Below::Nothing | Below::Own { .. } => None,
+        let (ours, theirs) = match &self.terms.below {
+            Below::Other { disk, .. } => (
+                Some(client(self.source.disk.clone())?),
+                Some(client(disk.clone())?),
+            ),
+            Below::Nothing | Below::Own { .. } => (None, None),
         };
-        let compare = others.as_ref().map(|(ours, theirs)| Compare {
+        let compare = ours.as_ref().zip(theirs.as_ref());
+        let compare = compare.map(|(ours, theirs)| Compare {
             job: &job,
             ours: Side {
                 disk: ours,
@@ -103,7 +105,15 @@ impl Streamer {
         match passed.and(ended) {
             Ok(()) => self.name_below(&job, &beside).map(|()| Gone::Done),
             Err(Halt::Problem(problem)) => Err(problem),
-            Err(Halt::Asked) if self.shared.state().stop => Err(STOPPED.into()),
+            Err(Halt::Asked) if self.shared.state().stop => {
+                // What is in flight on the disk's own images ends here. Then only reads of the other image may be left,
+                // which nobody waits for: that image is not the disk's.
+                drop(pass);
+                drop((beside, ours));
+                let release = Box::new(|| ());
+                self.shared.can_be_abandoned(None, release, STOPPED);
+                Err(STOPPED.into())
+            }
             Err(Halt::Asked) => {
                 // (The other image may not answer any more; who has it is waited for below.)
                 self.shared.let_go();
