@@ -8,6 +8,7 @@ use fathom_storage::{Cache, EngineKind, FileDisk, FileOptions, MemoryDisk, NullD
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use tempfile::NamedTempFile;
@@ -65,8 +66,34 @@ fn what_is_no_disk_is_refused_with_one_clear_line() {
 }
 
 #[test]
-fn the_disk_is_as_large_as_its_whole_sectors() {
-    let image = image(10 * 512 + 511);
+fn a_file_that_ends_within_a_sector_is_read_only() {
+    let image = image(10 * 512);
+    image
+        .as_file()
+        .write_all_at(&[7; 511], 5120)
+        .expect("written");
+    for cache in Cache::ALL {
+        assert!(refused(image.path(), with(cache)).contains("the last has 511"));
+        let options = FileOptions {
+            read_only: true,
+            ..with(cache)
+        };
+        let disk = open(image.path(), options);
+        let info = disk.info();
+        assert_eq!((info.size, info.block_size), (5632, 512));
+        let mut guest = Guest::new(disk, uring);
+        let mut last = vec![7; 511];
+        last.push(0);
+        assert_eq!(guest.read(10 * 512, 512), Ok(last));
+        assert_eq!(guest.read(11 * 512, 512), Err(libc::EIO));
+        guest.detach();
+    }
+    assert_eq!(image.as_file().metadata().expect("stat").len(), 5631);
+}
+
+#[test]
+fn the_disk_is_as_large_as_its_file() {
+    let image = image(10 * 512);
     for cache in Cache::ALL {
         let disk = open(image.path(), with(cache));
         let info = disk.info();
@@ -78,7 +105,7 @@ fn the_disk_is_as_large_as_its_whole_sectors() {
         assert_eq!(guest.write(9 * 512, &[7; 1024]), libc::EIO);
         guest.detach();
     }
-    assert_eq!(image.as_file().metadata().expect("stat").len(), 5631);
+    assert_eq!(image.as_file().metadata().expect("stat").len(), 5120);
 }
 
 #[test]
