@@ -7,7 +7,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # With --jobs, these name descriptors that make keeps for itself.
 ALONE := env -u MAKEFLAGS -u MFLAGS
 FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
-.PHONY: setup build demo test test-built test-kvm test-cluster fuzz fuzz-build $(FUZZ) torture bench book lint \
+.PHONY: setup build demo test test-built test-kvm test-cluster fuzz fuzz-build $(FUZZ) torture test-machines bench book lint \
 	installed install install-files uninstall deb static test-package
 
 # Installs what is missing (Debian packages); quick when everything is there.
@@ -69,13 +69,16 @@ $(FUZZ): fuzz-%: fuzz-build
 
 # The randomized tests for longer than in `make test`, with new seeds each time: served images under random
 # requests, jobs, power cuts, kills and storage errors; images that are changed offline; all combinations of
-# options next to qemu-img. Prints the command that repeats each failure. The tests of many machines, beside and
-# within each other, follow. TORTURE_MINUTES=20: no randomized run starts later than that.
+# options next to qemu-img. Prints each minute what was tried, and in the end the command that repeats each failure;
+# target/torture.json gets a line of it. TORTURE_MINUTES is its size.
 TORTURE_SEED ?= $(shell date +%s)
-TORTURE_ROUNDS ?= 30
-TORTURE_MINUTES ?= inf
+TORTURE_MINUTES ?= 240
 torture: setup
-	CARGO='$(CARGO)' python3 tools/torture.py $(TORTURE_SEED) $(TORTURE_ROUNDS) $(TORTURE_MINUTES)
+	CARGO='$(CARGO)' python3 tools/torture.py $(TORTURE_SEED) $(TORTURE_MINUTES)
+
+# Many machines, beside and within each other, until no more fit: all processors for some minutes.
+test-machines: setup
+	$(ALONE) $(CARGO) build --workspace --bin fathom
 	$(ALONE) $(CARGO) test --workspace --test machines -- --test-threads=1
 
 # Fathom against qemu-storage-daemon, nbdkit, qemu-nbd and the host itself, on this machine.

@@ -1,28 +1,38 @@
 #!/usr/bin/env python3
-"""Runs the randomized tests for longer, on all processors: tools/torture.py SEED ROUNDS [MINUTES]
+"""Runs the randomized tests for longer, on all processors: tools/torture.py SEED MINUTES
 
 The tests serve images under random requests, power cuts, kills and storage errors, and run backups, mirrors, commits, streams and
 snapshots on them. Other tests change images offline, and compare all combinations of options with qemu-img. A failure does not
 stop the other runs. The report at the end has, for each failure, the command that repeats it.
 
-Each round uses new seeds. Within a round, jobs on served disks run first and storage errors last. No run starts later than
-MINUTES after the first one (no limit by default).
+Rounds follow each other, with new seeds each, until the MINUTES are over: tests begin nothing more then, and jobs on served
+disks, which take some minutes, come to their end. Within a round, these jobs run first and storage errors last.
+
+What was tried is counted by the tests (crates/tally), printed each minute, and added as one line of JSON to target/torture.json.
 """
 
+import collections
 import concurrent.futures
+import datetime
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 
 CARGO = os.environ.get("CARGO", "cargo")
+LEDGER = "target/torture.json"
 
-# Rounds of one process: these tests keep the memory of each killed server until they end.
-AT_ONCE = 2
+# Seeds that a run uses one after the other. These tests keep the memory of each killed server until they end.
+SEEDS_A_RUN = 2
 # Distance between the first seeds of two rounds; larger than the number of seeds that a round uses.
 SEEDS_A_ROUND = 10
+# How much longer than in `make test` the tests are that make all rounds in one run.
+LONGER = 8
 
 # Tests of fathom-formats that run once for each seed.
 SEEDED = ["model", "power_cut", "kill", "lying_keepsake", "compressed_writes", "resize"]
@@ -30,8 +40,19 @@ SEEDED = ["model", "power_cut", "kill", "lying_keepsake", "compressed_writes", "
 STORAGE_ERRORS = "io_errors"
 # Tests of fathom-formats that make all rounds in one run.
 LONG = ["edit", "bitmap"]
-# Modules of fathom-cli's test `serve` that run jobs on disks in use.
-JOBS = ["backups", "bitmaps", "commits", "internal", "middles", "mirror", "snapshots", "streams"]
+# Modules of fathom-cli's test `serve` that run jobs on disks in use, switch disks to other images, and kill servers.
+JOBS = [
+    "switch_kills",
+    "upgrade::kills",
+    "backups",
+    "bitmaps",
+    "commits",
+    "internal",
+    "middles",
+    "mirror",
+    "snapshots",
+    "streams",
+]
 
 
 def programs(package, tests):
@@ -43,6 +64,25 @@ def programs(package, tests):
     units = [json.loads(line) for line in built.splitlines() if line.startswith("{")]
     ours = [u for u in units if u.get("executable") and f"#{package}@" in u["package_id"]]
     return {u["target"]["name"]: u["executable"] for u in ours}
+
+
+def plan(programs_of, seed):
+    """Returns all runs in their order, without end."""
+    formats, cli = programs_of
+    for done in itertools.count():
+        first = {"FATHOM_SEED": str(seed + done * SEEDS_A_ROUND)}
+        some = first | {"FATHOM_ROUNDS": str(SEEDS_A_RUN)}
+        longer = first | {"FATHOM_ROUNDS": str(LONGER)}
+        once = first | {"FATHOM_ROUNDS": "1"}
+        yield "fathom-cli", "serve", cli["serve"], first, JOBS
+        for test in SEEDED:
+            yield "fathom-formats", test, formats[test], some, []
+        if done == 0:
+            # All that there is, whatever the seed.
+            yield "fathom-cli", "img", cli["img"], {"FATHOM_ROUNDS": "1"}, []
+        for test in LONG:
+            yield "fathom-formats", test, formats[test], longer, []
+        yield "fathom-formats", STORAGE_ERRORS, formats[STORAGE_ERRORS], once, []
 
 
 def failures(package, test, settings, output):
@@ -64,64 +104,96 @@ def failures(package, test, settings, output):
     return again or [f"cargo test -p {package} --test {test}  # ended without saying why"]
 
 
-def run(job, until):
-    """Runs one program unless the time is up. Returns the commands that repeat its failures, or None without a run."""
-    package, test, program, settings, *names = job
-    if time.monotonic() > until:
-        return None
-    command = [program, "--test-threads=1", *names]
-    done = subprocess.run(
-        command,
-        cwd=f"crates/{package.removeprefix('fathom-')}",
-        env=os.environ | settings,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
+def tried(tally):
+    """What the tests have counted in this file so far."""
+    counts = collections.Counter()
+    with open(tally, encoding="ascii") as lines:
+        for name, number in (line.split() for line in lines):
+            counts[name] += int(number)
+    return counts
+
+
+def said(counts):
+    return ", ".join(f"{number:,} {name}" for name, number in sorted(counts.items())) or "nothing yet"
+
+
+class Torture:
+    def __init__(self, jobs, until, tally):
+        self.jobs, self.until, self.tally = jobs, until, tally
+        self.next = threading.Lock()
+        self.runs = collections.Counter()
+        self.again = []
+
+    def work(self):
+        """Runs one program after the other until the time is up."""
+        while time.time() < self.until:
+            with self.next:
+                job = next(self.jobs)
+            self.run(job)
+
+    def run(self, job):
+        package, test, program, settings, names = job
+        command = [program, "--test-threads=1", *names]
+        done = subprocess.run(
+            command,
+            cwd=f"crates/{package.removeprefix('fathom-')}",
+            env=os.environ | settings | {"FATHOM_TALLY": self.tally, "FATHOM_UNTIL": str(int(self.until))},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        shown = " ".join([test, *(f"{key}={value}" for key, value in settings.items())])
+        if done.returncode == 0:
+            print(f"ok      {shown}", flush=True)
+            self.runs["ok"] += 1
+        else:
+            print(f"{done.stdout}\nFAILED  {shown}", flush=True)
+            self.runs["failed"] += 1
+            self.again += failures(package, test, settings, done.stdout)
+
+
+def version():
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--tags"], stdout=subprocess.PIPE, text=True, check=False
     )
-    said = " ".join(f"{key}={value}" for key, value in settings.items())
-    if done.returncode == 0:
-        print(f"ok      {test} {said}", flush=True)
-        return []
-    print(f"{done.stdout}\nFAILED  {test} {said}", flush=True)
-    return failures(package, test, settings, done.stdout)
-
-
-def plan(programs_of, seed, rounds):
-    """Returns all runs in their order."""
-    formats, cli = programs_of
-    jobs = []
-    for done in range(0, rounds, AT_ONCE):
-        first = {"FATHOM_SEED": str(seed + done * SEEDS_A_ROUND)}
-        settings = first | {"FATHOM_ROUNDS": str(AT_ONCE)}
-        jobs.append(("fathom-cli", "serve", cli["serve"], first, *JOBS))
-        jobs += [("fathom-formats", test, formats[test], settings) for test in SEEDED]
-        if done == 0:
-            whole = {"FATHOM_SEED": str(seed), "FATHOM_ROUNDS": str(rounds)}
-            jobs.append(("fathom-cli", "img", cli["img"], {"FATHOM_ROUNDS": str(rounds)}))
-            jobs += [("fathom-formats", test, formats[test], whole) for test in LONG]
-        once = first | {"FATHOM_ROUNDS": "1"}
-        jobs.append(("fathom-formats", STORAGE_ERRORS, formats[STORAGE_ERRORS], once))
-    return jobs
+    return described.stdout.strip() or "unknown"
 
 
 def main():
-    seed, rounds = int(sys.argv[1]), int(sys.argv[2])
-    minutes = float(sys.argv[3]) if len(sys.argv) > 3 else float("inf")
+    seed, minutes = int(sys.argv[1]), float(sys.argv[2])
     formats = programs("fathom-formats", [*SEEDED, *LONG, STORAGE_ERRORS])
     # The tests of fathom-cli run the fathom program next to them.
     subprocess.run([CARGO, "build", "--workspace", "--bin", "fathom"], check=True)
     cli = programs("fathom-cli", ["img", "serve"])
-    jobs = plan((formats, cli), seed, rounds)
-    until = time.monotonic() + minutes * 60
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        ran = [commands for commands in pool.map(lambda job: run(job, until), jobs) if commands is not None]
-    again = [command for commands in ran for command in commands]
-    if again:
-        print("\nFailures, repeated by:", *again, sep="\n  ")
+    begin = time.time()
+    with tempfile.NamedTemporaryFile() as tally:
+        torture = Torture(plan((formats, cli), seed), begin + minutes * 60, tally.name)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            workers = [pool.submit(torture.work) for _ in range(os.cpu_count())]
+            while concurrent.futures.wait(workers, timeout=60).not_done:
+                passed = (time.time() - begin) / 60
+                print(f"{passed:.0f} min: {said(tried(tally.name))}", flush=True)
+            for worker in workers:
+                worker.result()
+        counts = tried(tally.name)
+    entry = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "version": version(),
+        "seed": seed,
+        "minutes": round((time.time() - begin) / 60, 1),
+        "runs": dict(torture.runs),
+        "tried": dict(sorted(counts.items())),
+        "failures": torture.again,
+    }
+    with open(LEDGER, "a", encoding="utf-8") as ledger:
+        ledger.write(json.dumps(entry) + "\n")
+    print(f"\nTried in {entry['minutes']} minutes, with seeds from {seed} on: {said(counts)} (added to {LEDGER}).")
+    if torture.again:
+        print("\nFailures, repeated by:", *torture.again, sep="\n  ")
         sys.exit(1)
-    print(f"\nNo failure in {len(ran)} of {len(jobs)} runs, with seeds from {seed} on.")
+    print("No failure.")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ use std::process::Command;
 const MAY_USE: &[(&str, &[&str])] = &[
     ("fathom-units", &[]),
     ("fathom-sigbus", &[]),
+    ("fathom-tally", &[]),
     ("fathom-tls", &[]),
     ("fathom-nbd", &["fathom-tls"]),
     ("fathom-files", &[]),
@@ -39,6 +40,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-files",
             "fathom-luks",
             "fathom-foreign",
+            "fathom-tally",
         ],
     ),
     (
@@ -189,6 +191,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-trace",
             "fathom-files",
             "fathom-units",
+            "fathom-tally",
         ],
     ),
     (

@@ -1,5 +1,5 @@
-//! Many machines, one beside or within the other, until no more fit. Of `make torture`: they take all
-//! processors for some minutes.
+//! Many machines, one beside or within the other, until no more fit (`make test-machines`): they
+//! take all processors for some minutes.
 
 use fathom_run::{Cell, Run};
 use fathom_tests::fathom;

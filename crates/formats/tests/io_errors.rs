@@ -7,6 +7,7 @@ mod sim;
 mod support;
 
 use fathom_core::Disk;
+use fathom_tally::{Tried, is_time_up};
 use sim::case::{
     Backing, Case, DATA_FILE, EXTENDED, Filled, GROWING, Made, QCOW2, QED, SMALL, SNAPSHOT,
 };
@@ -116,6 +117,7 @@ impl Trial {
 
 /// One run in which operations fail; false when it was over before.
 fn fail_at(made: &Made, seed: u64, fault: Fault) -> bool {
+    Tried::StorageErrors.count(1);
     let mut trial = Trial::new(made, seed);
     trial.world.state().fault = Some(fault);
     trial.activate();
@@ -153,6 +155,9 @@ fn fail_at_each(made: &Made, seed: u64, count: u64, errno: i32) {
         if !fail_at(made, seed, fault) {
             break;
         }
+        if is_time_up() {
+            return;
+        }
         // The longer run takes every one of them.
         first += match rounds(1) {
             1 => 1 + (first ^ seed) % 8,
@@ -187,6 +192,7 @@ fn there_is_no_room_for_a_while() {
 #[test]
 fn the_device_is_full() {
     each(CASES, rounds(10), |made, seed| {
+        Tried::StorageErrors.count(1);
         let mut trial = Trial::new(made, seed);
         let len = made.files[0].len();
         let more = trial.run.below(60 * made.case.cluster);

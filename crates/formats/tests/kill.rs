@@ -7,6 +7,7 @@ mod sim;
 mod support;
 
 use fathom_core::{Disk, DiskError, Keepsake, Op};
+use fathom_tally::Tried;
 use sim::case::{Case, GROWING, Made};
 use sim::cut::check_image;
 use sim::matrix::MATRIX;
@@ -130,6 +131,7 @@ fn live(made: &Made, left: &Left, model: Model, before: &[u64], rng: &mut Rng) -
         server.run.windows = before.to_vec();
     }
     let windows = server.run.windows.clone();
+    Tried::Kills.count(1);
     let (left, model) = match die(made, &mut server, rng) {
         Some(left) => (left, server.run.model),
         None => server.kill(),

@@ -8,6 +8,7 @@ mod support;
 
 use fathom_core::{Disk, Op};
 use fathom_formats::offline::check::{Options, check};
+use fathom_tally::{Tried, is_time_up};
 use sim::case::{Backing, Case, DATA_FILE, EXTENDED, Filled, GROWING, Made, QED, SMALL, SNAPSHOT};
 use sim::cut::check_image;
 use sim::pages::Pages;
@@ -253,6 +254,7 @@ fn lies_do_no_harm_to_metadata() {
                 known,
                 rng,
             };
+            Tried::HostileInputs.count(1);
             liar.lie(&mut memory);
             let world = World::new(left.files.clone(), rng.next());
             made.prepare(&world);
@@ -278,7 +280,10 @@ fn lies_do_no_harm_to_metadata() {
         }
     });
     let believed = believed.get();
-    assert!(believed > 20, "few lies were good enough: {believed}");
+    assert!(
+        believed > 20 || is_time_up(),
+        "few lies were good enough: {believed}"
+    );
 }
 
 /// A cluster is one table, or guest data.
@@ -385,5 +390,8 @@ fn what_another_image_has_left_is_refused() {
             refusals.set(refusals.get() + 1);
         }
     });
-    assert!(refusals.get() > 0, "nothing was left to refuse");
+    assert!(
+        refusals.get() > 0 || is_time_up(),
+        "nothing was left to refuse"
+    );
 }

@@ -2,6 +2,7 @@
 
 use crate::support::{as_arg, disk_dir, stdout_of};
 use crate::{create, qemu_img};
+use fathom_tally::Tried;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
@@ -74,6 +75,7 @@ impl Pair {
     }
 
     fn run(&self, args: &[&str], swapped: bool) {
+        Tried::Comparisons.count(1);
         let with = |path: &str| -> Vec<String> {
             let mut args: Vec<String> = args.iter().map(|a| a.replace("{}", path)).collect();
             if !args.iter().any(|a| a == path) {

@@ -11,6 +11,7 @@ use crate::exercise::{Random, exercise};
 use crate::kinds::{SIZE, qemu_img, tool};
 use crate::support::nbd::Nbd;
 use crate::support::{Served, as_arg, eventually, fathom, refused, short_dir, stdout_of};
+use fathom_tally::Tried;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -82,6 +83,9 @@ fn pid(served: &Served, disk: &str) -> u64 {
 }
 
 fn signal(pid: u64, signal: &str) {
+    if signal == "-9" {
+        Tried::Kills.count(1);
+    }
     let sent = Command::new("kill")
         .args([signal, &pid.to_string()])
         .status();

@@ -2,6 +2,7 @@
 //! crate, of which nothing is ours.
 
 use super::support::{PATIENCE, eventually};
+use fathom_tally::Tried;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -107,6 +108,7 @@ impl Driver<'_> {
     /// Has these done, as many at once as there is room for, by all queues in
     /// turn. For each, what was read, or the errno.
     pub fn all(&mut self, requests: &[Request]) -> Vec<Result<Vec<u8>, i32>> {
+        Tried::Requests.count(requests.len() as u64);
         let at_once = DEPTH * self.queues.len();
         let batches = requests.chunks(at_once);
         batches.flat_map(|batch| self.batch(batch)).collect()

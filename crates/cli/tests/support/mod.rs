@@ -8,6 +8,7 @@ pub mod prometheus;
 pub mod s3;
 
 use fathom_formats::Format;
+use fathom_tally::Tried;
 use std::fs::{self, File};
 use std::os::fd::RawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -130,6 +131,9 @@ impl Drop for Kept {
 }
 
 fn send(signal: &str, to: &Child) {
+    if signal == "KILL" {
+        Tried::Kills.count(1);
+    }
     let pid = to.id().to_string();
     let sent = Command::new("kill").args(["-s", signal, &pid]).status();
     assert!(sent.expect("kill").success());

@@ -5,6 +5,7 @@ use fathom_formats::offline::check::{Options, check};
 use fathom_formats::qcow2::{Cluster, Header, L1Entry, L2Entry};
 use fathom_formats::testing::MemoryFile;
 use fathom_formats::{Format, GuestOffset, HostOffset, Result};
+use fathom_tally::Tried;
 use std::io;
 use std::sync::Mutex;
 
@@ -158,6 +159,7 @@ pub fn cuts<S: PartialEq>(
     assert!(old != new);
     let steps = recorder.steps.into_inner().unwrap();
     assert!(steps.iter().any(|s| matches!(s, Step::Sync)));
+    Tried::PowerCuts.count((steps.len() * tears) as u64);
     let mut problems = Vec::new();
     for end in (0..=steps.len()).flat_map(|end| vec![end; tears]) {
         let file = cut(before, &steps[..end], flushes, &mut random);

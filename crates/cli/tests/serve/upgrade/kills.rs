@@ -3,6 +3,7 @@
 use super::image;
 use crate::kinds::tool;
 use crate::support::{as_arg, disk_dir, eventually, fathom, run, short_dir};
+use fathom_tally::Tried;
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -83,6 +84,7 @@ impl Bed<'_> {
 }
 
 fn kill(pid: i32) {
+    Tried::Kills.count(1);
     // It may be gone.
     let _ = Command::new("kill").args(["-9", &pid.to_string()]).output();
 }

@@ -8,6 +8,7 @@ use super::world::World;
 use crate::support::{SECRET, create_file, keys, pairs, qemu_checks, qemu_img, qemu_opens};
 use fathom_formats::Format;
 use fathom_formats::served::{ImageOptions, OwnBitmaps};
+use fathom_tally::Tried;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -464,6 +465,7 @@ impl Made {
         if !self.case.format().has_tables() {
             return Ok(());
         }
+        Tried::Comparisons.count(1);
         match qemu_checks(dir, &self.case.opens()) {
             (0, _) => Ok(()),
             (3, _) if leaks => Ok(()),

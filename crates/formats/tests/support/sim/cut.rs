@@ -11,6 +11,7 @@ use super::run::{Run, Start};
 use super::world::{Change, Event, Log, SECTOR, World, apply};
 use fathom_core::Disk;
 use fathom_formats::offline::check::{Options, check};
+use fathom_tally::Tried;
 use std::sync::Arc;
 
 /// What becomes of changes that are not flushed.
@@ -85,6 +86,7 @@ impl Cuts<'_> {
     }
 
     fn verify(&self, files: Vec<Pages>, instant: u64, rng: &mut Rng) -> Result<(), String> {
+        Tried::PowerCuts.count(1);
         let world = World::new(files, rng.next());
         self.made.prepare(&world);
         check_image(self.made, &world)?;

@@ -29,6 +29,7 @@ pub use crate::support::rounds;
 
 use crate::support::number;
 use case::{Case, Made};
+use fathom_tally::is_time_up;
 
 /// Says how to run a test again that fails.
 pub struct Again(String);
@@ -49,6 +50,7 @@ impl Drop for Again {
 
 /// Calls `test` with each case's image and so many seeds. FATHOM_CASE chooses
 /// a case; FATHOM_SEED is the first of FATHOM_ROUNDS seeds, or the only one.
+/// Returns early when the time of `make torture` is up.
 pub fn each(cases: &[Case], count: u64, test: impl Fn(&Made, u64)) {
     let only = std::env::var("FATHOM_CASE").ok();
     let seed = number("FATHOM_SEED");
@@ -59,6 +61,9 @@ pub fn each(cases: &[Case], count: u64, test: impl Fn(&Made, u64)) {
             None => 1..count + 1,
         };
         for seed in seeds {
+            if is_time_up() {
+                return;
+            }
             let name = case.name;
             let _again = Again::new(format!("FATHOM_CASE={name} FATHOM_SEED={seed}"));
             let dir = crate::support::dir();

@@ -8,6 +8,7 @@ use super::world::{World, trace};
 use fathom_core::extents::extents;
 use fathom_core::{Disk, DiskError, Op};
 use fathom_formats::served::{Beside, ImageDisk, ImageOptions};
+use fathom_tally::Tried;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -168,6 +169,7 @@ impl Run {
 
     /// So many random requests, most of them at the same time.
     pub fn requests(&mut self, n: usize) {
+        Tried::Requests.count(n as u64);
         let mut left = n;
         while left > 0 {
             let depth = 1 + self.rng.below(DEPTH as u64) as usize;

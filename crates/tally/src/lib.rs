@@ -1,0 +1,73 @@
+//! What randomized tests share with `make torture`: counts of what they have tried, and until when they try more.
+//!
+//! Only tests use this crate.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tried {
+    /// Requests whose replies and data were checked.
+    Requests,
+    /// Servers that were killed in the middle of their work.
+    Kills,
+    /// Images looked at as a power cut may leave them.
+    PowerCuts,
+    /// Runs in which operations of the storage failed.
+    StorageErrors,
+    /// Hostile or damaged inputs.
+    HostileInputs,
+    /// Results compared with those of another program.
+    Comparisons,
+}
+
+impl Tried {
+    fn name(self) -> &'static str {
+        match self {
+            Tried::Requests => "requests",
+            Tried::Kills => "kills",
+            Tried::PowerCuts => "power-cuts",
+            Tried::StorageErrors => "storage-errors",
+            Tried::HostileInputs => "hostile-inputs",
+            Tried::Comparisons => "comparisons",
+        }
+    }
+
+    /// Adds a line `NAME NUMBER` to the file that `FATHOM_TALLY` names. Without that variable, does nothing.
+    ///
+    /// # Panics
+    /// If the file cannot be written.
+    pub fn count(self, number: u64) {
+        static FILE: OnceLock<Option<File>> = OnceLock::new();
+        let file = FILE.get_or_init(|| {
+            let path = std::env::var_os("FATHOM_TALLY")?;
+            let opened = OpenOptions::new().create(true).append(true).open(&path);
+            Some(opened.unwrap_or_else(|error| panic!("FATHOM_TALLY: {}: {error}", path.display())))
+        });
+        if let Some(mut file) = file.as_ref() {
+            // One write: the lines of several threads and programs stay whole.
+            let line = format!("{} {number}\n", self.name());
+            file.write_all(line.as_bytes())
+                .expect("the tally is written");
+        }
+    }
+}
+
+/// Whether the time is past that `FATHOM_UNTIL` says, in seconds since 1970: a test begins nothing more then. False without
+/// that variable.
+///
+/// # Panics
+/// If it is no number.
+pub fn is_time_up() -> bool {
+    static UNTIL: OnceLock<Option<u64>> = OnceLock::new();
+    let until = UNTIL.get_or_init(|| {
+        let text = std::env::var("FATHOM_UNTIL").ok()?;
+        let number = text.parse();
+        Some(number.unwrap_or_else(|_| panic!("FATHOM_UNTIL is no number: {text}")))
+    });
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    until.is_some_and(|until| now.is_ok_and(|now| now.as_secs() >= until))
+}
