@@ -81,6 +81,51 @@ pub(super) struct State {
     flush: u64,
 }
 
+/// What comes of the requests of a flush.
+#[derive(Clone, Copy)]
+enum Ended {
+    Durable,
+    Failed(i32),
+    /// They wait until the results of all flushes before this number have been seen.
+    After(u64),
+}
+
+impl Ended {
+    fn of(errno: i32) -> Ended {
+        match errno {
+            0 => Ended::Durable,
+            errno => Ended::Failed(errno),
+        }
+    }
+}
+
+/// Requests that share flushes: one flush of the channel is in flight at a time.
+#[derive(Default)]
+struct Groups {
+    /// Those of the flush in flight.
+    in_flight: Vec<RequestId>,
+    /// Those of the next flush.
+    waiting: Vec<RequestId>,
+}
+
+impl Groups {
+    /// Adds a request. Returns true if its flush is to begin now.
+    fn join(&mut self, id: RequestId) -> bool {
+        let begins = self.in_flight.is_empty();
+        match begins {
+            true => self.in_flight.push(id),
+            false => self.waiting.push(id),
+        }
+        begins
+    }
+
+    /// The requests that wait are those of the flush in flight from now on. Returns the first of them.
+    fn begin_next(&mut self) -> Option<RequestId> {
+        std::mem::swap(&mut self.in_flight, &mut self.waiting);
+        self.in_flight.first().copied()
+    }
+}
+
 pub(super) struct FileChannel {
     pub(super) shared: Arc<Shared>,
     file: FileId,
@@ -103,6 +148,7 @@ pub(super) struct FileChannel {
     /// Present when parts of blocks may have to be written.
     turns: Option<Turns>,
     flusher: Flusher,
+    groups: Groups,
     /// Requests whose flush has succeeded, and before which flush all results have to be seen.
     flushed: Vec<(RequestId, u64)>,
 }
@@ -131,6 +177,7 @@ impl FileChannel {
             starved: VecDeque::new(),
             turns,
             flusher: shared.flushes.flusher(),
+            groups: Groups::default(),
             flushed: Vec::new(),
             shared,
         })
@@ -185,7 +232,7 @@ impl FileChannel {
                 self.shared.bounced.fetch_add(1, Ordering::Relaxed);
                 self.start_pieces(cx, id);
             }
-            Op::Flush => self.push_sync(cx, id, Step::Flush),
+            Op::Flush => self.flush(cx, id),
             Op::Discard | Op::WriteZeroes => self.start_pieces(cx, id),
             Op::BlockStatus => self.block_status(cx, id),
         }
@@ -206,6 +253,26 @@ impl FileChannel {
         // SAFETY: the source vouches for the memory until the request is
         // completed, and until then its slot keeps its segments in place.
         unsafe { cx.engine.push(io, Token::request(id, Step::Whole as u16)) };
+    }
+
+    /// Flushes, or waits for the flush after the one that is in flight.
+    ///
+    /// Without page cache each request has a flush of its own. With it, a flush that succeeds waits for all others in
+    /// flight, so a flush for each request would have all of them wait for all.
+    fn flush(&mut self, cx: &mut Cx, id: RequestId) {
+        if !self.shared.is_cached() || self.groups.join(id) {
+            self.push_sync(cx, id, Step::Flush);
+        }
+    }
+
+    /// Begins the flush of the requests that have come while another flush was in flight.
+    fn flush_next_group(&mut self, cx: &mut Cx) {
+        if let Some(first) = self.groups.begin_next() {
+            self.push_sync(cx, first, Step::Flush);
+            for n in 1..self.groups.in_flight.len() {
+                cx.enter(self.groups.in_flight[n], Stage::Device);
+            }
+        }
     }
 
     pub(super) fn push_sync(&mut self, cx: &mut Cx, id: RequestId, step: Step) {
@@ -312,24 +379,42 @@ impl FileChannel {
     }
 
     fn synced(&mut self, cx: &mut Cx, id: RequestId, step: Step, result: i32) {
-        let is_cached = self.shared.is_cached();
+        if -result == libc::EINTR {
+            return self.push_sync_again(cx, id, step);
+        }
+        if !self.shared.is_cached() {
+            return self.flush_ended(cx, id, Ended::of(-result));
+        }
         let number = self.state(id).flush;
-        match -result {
-            0 if !is_cached => return self.finish(cx, id, 0),
+        let ended = match -result {
             0 => match self.flusher.succeeded(number) {
-                Verdict::Durable => self.finish(cx, id, 0),
-                Verdict::Lost => self.fail(cx, id, libc::EIO),
-                Verdict::After(before) => self.flushed.push((id, before)),
+                Verdict::Durable => Ended::Durable,
+                Verdict::Lost => Ended::Failed(libc::EIO),
+                Verdict::After(before) => Ended::After(before),
             },
-            libc::EINTR => return self.push_sync_again(cx, id, step),
             errno => {
-                if is_cached {
-                    self.flusher.failed(number);
-                }
-                self.fail(cx, id, errno);
+                self.flusher.failed(number);
+                Ended::Failed(errno)
             }
+        };
+        match step {
+            Step::Flush => {
+                while let Some(id) = self.groups.in_flight.pop() {
+                    self.flush_ended(cx, id, ended);
+                }
+                self.flush_next_group(cx);
+            }
+            _ => self.flush_ended(cx, id, ended),
         }
         self.look_at_flushed(cx);
+    }
+
+    fn flush_ended(&mut self, cx: &mut Cx, id: RequestId, ended: Ended) {
+        match ended {
+            Ended::Durable => self.finish(cx, id, 0),
+            Ended::Failed(errno) => self.fail(cx, id, errno),
+            Ended::After(before) => self.flushed.push((id, before)),
+        }
     }
 
     /// Completes requests whose flush has succeeded, unless another flush may still have been told of lost writes.

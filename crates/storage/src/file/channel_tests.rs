@@ -82,6 +82,11 @@ impl Worker {
         request.stamps = Stamps::start(0);
         (request.offset, request.at, request.len) = (0, 0, 0);
         self.channel.submit(&mut self.cx, id);
+        self.pushed()
+    }
+
+    /// The last operation that was pushed, once.
+    fn pushed(&mut self) -> Option<(RequestId, u16)> {
         let (_, token) = self.pushed.lock().unwrap().pop()?;
         match token.target() {
             Target::Request { id, tag } => Some((id, tag)),
@@ -140,20 +145,44 @@ fn successful_flush_is_answered_once_all_before_it_have_succeeded() {
     let (mut one, mut other) = (Worker::new(&disk), Worker::new(&disk));
     let (first, second) = (one.flush(), other.flush());
     assert_eq!(other.complete(second, 0), NONE);
-    let later = one.flush();
-    // This one began before the first one's end was seen, which therefore waits for it. The second one does not.
-    assert_eq!(one.complete(first, 0), NONE);
+    // The next flush of the first worker begins when the first one has ended, and nothing waits for it.
+    assert_eq!(one.submit(Op::Flush, false), None);
+    assert_eq!(one.complete(first, 0), [0]);
     assert_eq!(other.look(), [0]);
-    assert_eq!(one.complete(later, 0), [0, 0]);
+    let later = one.pushed().expect("a sync");
+    assert_eq!(one.complete(later, 0), [0]);
+}
+
+#[test]
+fn flush_requests_that_come_during_a_flush_share_the_next_one() {
+    let disk = disk(Cache::Writeback);
+    let mut one = Worker::new(&disk);
+    let first = one.flush();
+    for _ in 0..3 {
+        assert_eq!(one.submit(Op::Flush, false), None);
+    }
+    assert_eq!(one.complete(first, -libc::EINTR), NONE);
+    let again = one.pushed().expect("a sync");
+    assert_eq!(one.complete(again, 0), [0]);
+    let next = one.pushed().expect("a sync");
+    assert_eq!(one.pushed(), None);
+    assert_eq!(one.submit(Op::Flush, false), None);
+    assert_eq!(one.complete(next, 0), [0; 3]);
+    let last = one.pushed().expect("a sync");
+    assert_eq!(one.complete(last, 0), [0]);
+    assert_eq!(one.pushed(), None);
 }
 
 #[test]
 fn flushes_of_one_worker_report_each_others_lost_writes() {
     let disk = disk(Cache::Writeback);
     let mut one = Worker::new(&disk);
-    let (first, second) = (one.flush(), one.flush());
-    assert_eq!(one.complete(second, 0), NONE);
-    assert_eq!(one.complete(first, -libc::EIO), [libc::EIO; 2]);
+    let first = one.flush();
+    assert_eq!(one.submit(Op::Flush, false), None);
+    assert_eq!(one.submit(Op::Flush, false), None);
+    assert_eq!(one.complete(first, -libc::EIO), [libc::EIO]);
+    let second = one.pushed().expect("a sync");
+    assert_eq!(one.complete(second, 0), [libc::EIO; 2]);
 }
 
 #[test]
