@@ -7,7 +7,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # With --jobs, these name descriptors that make keeps for itself.
 ALONE := env -u MAKEFLAGS -u MFLAGS
 FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
-.PHONY: setup build demo test test-built test-kvm test-cluster fuzz fuzz-build $(FUZZ) torture test-machines bench book lint \
+.PHONY: setup build demo test test-built test-times test-kvm test-cluster fuzz fuzz-build $(FUZZ) torture test-machines bench book lint \
 	installed install install-files uninstall deb static test-package
 
 # Installs what is missing (Debian packages); quick when everything is there.
@@ -56,6 +56,12 @@ test-built:
 	ended=$$?; $(ALONE) $(CARGO) test $(BUSY:%=--package %) --no-fail-fast && exit $$ended
 	@if [ "$$(id -u)" = 0 ]; then $(ALONE) $(CARGO) test --workspace --test devices --test serve --test img -- --ignored; \
 	else echo "make test: not root, so the tests on loop devices and mounts did NOT run" >&2; fi
+
+# How long each test program and each test takes, as a table. (docs/testing.md has one.)
+test-times: setup
+	@$(ALONE) $(CARGO) build --workspace --bin fathom
+	@$(ALONE) RUST_TEST_THREADS=$$((2 * $$(nproc))) CARGO='$(CARGO)' python3 tools/test_times.py --workspace $(BUSY:%=--exclude %)
+	@$(ALONE) CARGO='$(CARGO)' python3 tools/test_times.py $(BUSY:%=--package %)
 
 # Every fuzz target, or one: `make fuzz-ring`. The corpus grows in fuzz/corpus.
 FUZZ_SECONDS ?= 60
