@@ -19,6 +19,9 @@ const ROUNDS: u64 = 6;
 /// Longest time from the start of the switches to the kill, at first. It follows what the machine takes.
 const LONGEST: Duration = Duration::from_millis(200);
 
+/// The least that it becomes.
+const SHORTEST: Duration = Duration::from_millis(1);
+
 /// Who owns a disk's definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
@@ -275,7 +278,7 @@ fn server_killed_during_a_switch_serves_what_was_acknowledged() {
             transient.add(&served, newer).unwrap();
         }
         longest = match refused > before {
-            true => longest * 4 / 5,
+            true => (longest * 4 / 5).max(SHORTEST),
             false => longest * 5 / 4,
         };
         for disk in &disks {
