@@ -22,7 +22,7 @@ use channel::FileChannel;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits, Resize};
 use fathom_files::lock::{self, LockError};
 use fathom_files::{FileId, gate};
-use flushes::{Flushes, Verdict};
+use flushes::{Flushes, OwnFile, Verdict};
 pub use marked::refusal_of;
 pub(crate) use place::{At, KIND};
 use plan::Planner;
@@ -31,7 +31,6 @@ use std::fmt;
 use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -114,6 +113,8 @@ pub struct FileOptions {
     pub superseded: OnSuperseded,
     /// The engine that the disk's workers will use.
     pub engine: EngineKind,
+    /// How many they are. More can use it, but those wait for each other's flushes.
+    pub workers: usize,
     /// Whether the guest may discard.
     pub discard: bool,
     /// The file holds an image of a format of its own: what lies beyond its
@@ -135,6 +136,7 @@ impl Default for FileOptions {
             keeps_lock: false,
             superseded: OnSuperseded::default(),
             engine: EngineKind::default(),
+            workers: 1,
             discard: true,
             growable: false,
             min_direct_block: None,
@@ -207,7 +209,10 @@ struct Shared {
     size: AtomicU64,
     /// The file's, which need not be a multiple of 512.
     file_len: AtomicU64,
+    /// By `file`.
     flushes: Arc<Flushes>,
+    /// For workers, if there are several.
+    own_files: Vec<OwnFile>,
     told_end: ToldEnd,
     seen: Mutex<Seen>,
     planner: Planner,
@@ -358,12 +363,8 @@ impl Disk for FileDisk {
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
-        let file = cx
-            .engine
-            .add_file(self.shared.file.as_fd())
-            .map_err(|error| self.shared.error("the engine cannot use it", error))?;
-        let channel = FileChannel::new(self.shared.clone(), file, &mut *cx.engine)
-            .map_err(|error| self.shared.error("cannot be served", error))?;
+        let channel = FileChannel::new(self.shared.clone(), &mut *cx.engine)
+            .map_err(|error| self.shared.error("cannot be served by the engine", error))?;
         Ok(Box::new(channel))
     }
 }
@@ -434,20 +435,22 @@ impl Shared {
 
     /// Makes durable what has been written; blocks.
     fn flush(&self) -> Result<(), DiskError> {
-        let flushed = match self.flushes.have_failed() {
-            false => self.flush_now(),
-            true => Err(io::Error::from_raw_os_error(libc::EIO)),
-        };
-        flushed.map_err(|error| self.error("cannot be flushed", error))
+        self.sync(File::sync_data)
+            .map_err(|error| self.error("cannot be flushed", error))
     }
 
-    fn flush_now(&self) -> io::Result<()> {
+    /// Calls fsync(2) or fdatasync(2). Fails if writes were lost, whomever the kernel has told so.
+    fn sync(&self, call: fn(&File) -> io::Result<()>) -> io::Result<()> {
+        let lost = || Err(io::Error::from_raw_os_error(libc::EIO));
+        if self.flushes.have_failed() {
+            return lost();
+        }
         if !self.is_cached() {
-            return self.file.sync_data();
+            return call(&self.file);
         }
         let mut flusher = self.flushes.flusher();
         let number = flusher.begin();
-        if let Err(error) = self.file.sync_data() {
+        if let Err(error) = call(&self.file) {
             flusher.failed(number);
             return Err(error);
         }
@@ -455,7 +458,7 @@ impl Shared {
         loop {
             match verdict {
                 Verdict::Durable => return Ok(()),
-                Verdict::Lost => return Err(io::Error::from_raw_os_error(libc::EIO)),
+                Verdict::Lost => return lost(),
                 Verdict::After(before) => {
                     std::thread::sleep(LOOK_AT_FLUSHES);
                     verdict = flusher.verdict(before);

@@ -6,6 +6,7 @@ mod common;
 use common::model::{Model, SECTOR, plans};
 use common::{Ask, Guest};
 use fathom_core::{Disk, Io, IoKind, Op, RequestId, Token, Wait};
+use fathom_files::gate;
 use fathom_files::lasting::{Sameness, compare, lasting_id};
 use fathom_storage::engine::DEVICE_DISCARD;
 use fathom_storage::{Cache, EngineKind, FileDisk, FileOptions, engine};
@@ -13,6 +14,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -38,6 +40,10 @@ impl Loop {
     fn new(sector_size: u32, args: &[&str]) -> Loop {
         let image = NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a file");
         image.as_file().set_len(SECTORS * SECTOR).expect("sized");
+        Loop::of(image, sector_size, args)
+    }
+
+    fn of(image: NamedTempFile, sector_size: u32, args: &[&str]) -> Loop {
         let size = sector_size.to_string();
         let path = image.path().to_string_lossy().into_owned();
         let mut all = vec!["--find", "--show", "--sector-size", &size];
@@ -250,6 +256,44 @@ fn a_full_file_system_fails_writes_and_serves_on() {
             std::fs::remove_file(&path).expect("removed");
         }
     }
+}
+
+/// Whether flushes fail by the file itself, and by two files that it was opened for once more, after more was written to it
+/// than there is room for.
+fn are_losses_reported(path: &Path) -> Vec<bool> {
+    let file = OpenOptions::new().read(true).write(true).open(path);
+    let file = file.expect("opened");
+    let more = (0..2).map(|_| gate::open_again(&file, false).expect("opened again"));
+    let all: Vec<_> = more.chain([file.try_clone().expect("the same")]).collect();
+    for piece in 0..20 {
+        file.write_all_at(&[1; 1 << 20], piece << 20)
+            .expect("cached");
+    }
+    all.iter().map(|file| file.sync_data().is_err()).collect()
+}
+
+/// Workers of a disk flush by files of their own because of this.
+#[test]
+#[ignore = "needs root: loop devices"]
+fn kernel_reports_lost_writes_to_each_open_file() {
+    let full = tempfile::tempdir().expect("a folder");
+    let target = full.path().to_string_lossy();
+    run("mount", &["-t", "tmpfs", "-o", "size=8M", "none", &target]);
+    let image = NamedTempFile::new_in(full.path()).expect("a file");
+    image.as_file().set_len(64 << 20).expect("sparse");
+    let device = Loop::of(image, 512, &[]);
+    assert_eq!(are_losses_reported(&device.device), [true; 3]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let (from, to) = (device.device.to_string_lossy(), folder.path());
+    run("mkfs.ext4", &["-q", &from]);
+    run("mount", &[&from, &to.to_string_lossy()]);
+    let path = to.join("file");
+    let file = std::fs::File::create(&path).expect("created");
+    file.set_len(32 << 20).expect("sparse");
+    assert_eq!(are_losses_reported(&path), [true; 3]);
+    run("umount", &["--lazy", &to.to_string_lossy()]);
+    drop(device);
+    run("umount", &["--lazy", &target]);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use fathom_core::{
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -129,6 +130,8 @@ impl Groups {
 pub(super) struct FileChannel {
     pub(super) shared: Arc<Shared>,
     file: FileId,
+    /// The file by which it flushes.
+    flushed_by: FileId,
     /// What an offset, a length and an address must not have set to go
     /// straight to the engine.
     block_mask: u64,
@@ -154,11 +157,14 @@ pub(super) struct FileChannel {
 }
 
 impl FileChannel {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        file: FileId,
-        engine: &mut dyn Engine,
-    ) -> io::Result<FileChannel> {
+    pub(super) fn new(shared: Arc<Shared>, engine: &mut dyn Engine) -> io::Result<FileChannel> {
+        let file = engine.add_file(shared.file.as_fd())?;
+        let mut own = shared.own_files.iter();
+        let own = own.find_map(|own| Some((own, own.flushes.only_flusher()?)));
+        let (flushed_by, flusher) = match own {
+            Some((own, flusher)) => (engine.add_file(own.file.as_fd())?, flusher),
+            None => (file, shared.flushes.flusher()),
+        };
         let turns = if shared.planner.block > 512 {
             let turns = shared.ranges.turns()?;
             engine.watch(turns.event(), Token::channel(Step::Granted as u16))?;
@@ -176,7 +182,8 @@ impl FileChannel {
             buffers: Buffers::new()?,
             starved: VecDeque::new(),
             turns,
-            flusher: shared.flushes.flusher(),
+            flusher,
+            flushed_by,
             groups: Groups::default(),
             flushed: Vec::new(),
             shared,
@@ -295,9 +302,13 @@ impl FileChannel {
         kind: IoKind,
         range: Range<u64>,
     ) {
+        let file = match kind {
+            IoKind::Sync => self.flushed_by,
+            _ => self.file,
+        };
         let io = Io {
             kind,
-            file: self.file,
+            file,
             offset: range.start,
             len: range.end - range.start,
             iov: std::ptr::null(),

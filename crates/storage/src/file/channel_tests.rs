@@ -3,8 +3,7 @@
 use super::{Cache, FileDisk, FileOptions};
 use fathom_core::token::Target;
 use fathom_core::{
-    Channel, Completion, Cx, Disk, Engine, FileId, Io, IoKind, Op, Owner, RequestId, Stamps, Token,
-    Wait,
+    Channel, Completion, Cx, Disk, Engine, FileId, Io, Op, Owner, RequestId, Stamps, Token, Wait,
 };
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -13,11 +12,17 @@ use std::sync::{Arc, Mutex};
 /// No request is done.
 const NONE: [i32; 0] = [];
 
+/// The disk's file, which workers add first.
+const THE_FILE: FileId = FileId(0);
+
 /// Operations that the kernel would have.
-type Pushed = Arc<Mutex<Vec<(IoKind, Token)>>>;
+type Pushed = Arc<Mutex<Vec<(FileId, Token)>>>;
 
 /// Carries out nothing.
-struct Idle(Pushed);
+struct Idle {
+    files: u32,
+    pushed: Pushed,
+}
 
 impl Engine for Idle {
     fn name(&self) -> &'static str {
@@ -29,13 +34,14 @@ impl Engine for Idle {
     }
 
     fn add_file(&mut self, _: BorrowedFd<'_>) -> io::Result<FileId> {
-        Ok(FileId(0))
+        self.files += 1;
+        Ok(FileId(self.files - 1))
     }
 
     fn remove_file(&mut self, _: FileId) {}
 
     unsafe fn push(&mut self, io: Io, token: Token) {
-        self.0.lock().unwrap().push((io.kind, token));
+        self.pushed.lock().unwrap().push((io.file, token));
     }
 
     fn watch(&mut self, _: RawFd, _: Token) -> io::Result<()> {
@@ -58,18 +64,24 @@ struct Worker {
     cx: Cx,
     channel: Box<dyn Channel>,
     pushed: Pushed,
+    /// The file of the operation that [`pushed`](Worker::pushed) has returned last.
+    last_file: FileId,
 }
 
 impl Worker {
     fn new(disk: &FileDisk) -> Worker {
         let pushed = Pushed::default();
-        let mut cx = Cx::new(Box::new(Idle(pushed.clone())));
+        let mut cx = Cx::new(Box::new(Idle {
+            files: 0,
+            pushed: pushed.clone(),
+        }));
         cx.slab.grow(1);
         let channel = disk.channel(&mut cx).unwrap();
         Worker {
             cx,
             channel,
             pushed,
+            last_file: THE_FILE,
         }
     }
 
@@ -87,7 +99,8 @@ impl Worker {
 
     /// The last operation that was pushed, once.
     fn pushed(&mut self) -> Option<(RequestId, u16)> {
-        let (_, token) = self.pushed.lock().unwrap().pop()?;
+        let (file, token) = self.pushed.lock().unwrap().pop()?;
+        self.last_file = file;
         match token.target() {
             Target::Request { id, tag } => Some((id, tag)),
             other => panic!("{other:?}"),
@@ -116,10 +129,16 @@ impl Worker {
 }
 
 fn disk(cache: Cache) -> FileDisk {
+    disk_of(cache, 1)
+}
+
+/// A disk in a file system that reports lost writes to each open file.
+fn disk_of(cache: Cache, workers: usize) -> FileDisk {
     let file = tempfile::tempfile_in("/var/tmp").unwrap();
     file.set_len(1 << 20).unwrap();
     let options = FileOptions {
         cache,
+        workers,
         ..FileOptions::default()
     };
     FileDisk::from_file("disk".as_ref(), file, options).unwrap()
@@ -183,6 +202,35 @@ fn flushes_of_one_worker_report_each_others_lost_writes() {
     assert_eq!(one.complete(first, -libc::EIO), [libc::EIO]);
     let second = one.pushed().expect("a sync");
     assert_eq!(one.complete(second, 0), [libc::EIO; 2]);
+}
+
+#[test]
+fn workers_that_flush_by_files_of_their_own_wait_for_no_other() {
+    let disk = disk_of(Cache::Writeback, 2);
+    let (mut one, mut other) = (Worker::new(&disk), Worker::new(&disk));
+    let (first, second) = (one.flush(), other.flush());
+    assert_ne!((one.last_file, other.last_file), (THE_FILE, THE_FILE));
+    assert_eq!(other.complete(second, 0), [0]);
+    assert_eq!(one.complete(first, -libc::EIO), [libc::EIO]);
+    // It is known without being told once more.
+    assert_eq!(other.submit(Op::Flush, false), None);
+    assert_eq!(other.done(), [libc::EIO]);
+}
+
+#[test]
+fn workers_for_whom_there_is_no_file_of_their_own_wait_for_each_other() {
+    let disk = disk_of(Cache::Writeback, 2);
+    let (own, _also_own) = (Worker::new(&disk), Worker::new(&disk));
+    let (mut one, mut other) = (Worker::new(&disk), Worker::new(&disk));
+    let (first, second) = (one.flush(), other.flush());
+    assert_eq!((one.last_file, other.last_file), (THE_FILE, THE_FILE));
+    assert_eq!(other.complete(second, 0), NONE);
+    assert_eq!(one.complete(first, 0), [0]);
+    assert_eq!(other.look(), [0]);
+    drop(own);
+    let mut next = Worker::new(&disk);
+    next.flush();
+    assert_ne!(next.last_file, THE_FILE);
 }
 
 #[test]

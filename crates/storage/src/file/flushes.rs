@@ -1,9 +1,12 @@
 //! Flushes in flight, and which of them an error concerns.
 //!
-//! The kernel reports lost writes to one caller of fdatasync(2) for each open file, and all workers share that. A flush
-//! that returns success may do so only because another flush has just been told of the error, which that flush's
-//! worker has not seen yet. So a successful flush is answered only when the results of all flushes that began before
-//! it ended have been seen. Where the page cache is bypassed, no cached writes can be lost, and nothing waits.
+//! The kernel reports lost writes to one caller of fdatasync(2) for each open file. A flush that returns success may do
+//! so only because another flush by the same open file has just been told of the error, which that flush's worker has
+//! not seen yet. So a successful flush is answered only when the results of all flushes that began before it ended have
+//! been seen. Where the page cache is bypassed, no cached writes can be lost, and nothing waits.
+//!
+//! Workers that wait for each other's flushes are slow. A disk with several workers is opened once more for each of them
+//! ([`OwnFile`]), where the kernel is known to report errors to each open file. Each worker is told by itself then.
 //!
 //! Memory order: a worker publishes a flush (`begun`, `oldest`) before it hands the flush to the kernel. If the kernel
 //! told that flush of an error before it let another one succeed, the worker of the other one has been ordered after
@@ -11,18 +14,19 @@
 //! (`in_flight`, `oldest`, with release), and whoever sees that it was taken back (with acquire) sees the failure.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// No flush is in flight.
 const NONE: u64 = u64::MAX;
 
-/// All flushes of a file.
+/// All flushes by an open file.
 #[derive(Debug, Default)]
 pub(super) struct Flushes {
-    /// The kernel has reported that it lost cached writes. It says so once and then forgets, so later flushes prove
-    /// nothing.
-    failed: AtomicBool,
+    /// The kernel has reported that it lost cached writes, to this open file or another one of the disk. It says so once
+    /// and then forgets, so later flushes prove nothing.
+    failed: Arc<AtomicBool>,
     /// Number of flushes that have begun, which number them.
     begun: AtomicU64,
     /// Number of flushes whose result has not been seen.
@@ -42,13 +46,30 @@ impl Flushes {
         self.failed.store(true, Ordering::Release);
     }
 
-    /// Whoever flushes the file: a worker, or a thread that waits for its flush.
+    /// The flushes of the same disk by another open file.
+    pub(super) fn by_another_file(&self) -> Flushes {
+        Flushes {
+            failed: self.failed.clone(),
+            ..Flushes::default()
+        }
+    }
+
+    /// Whoever flushes by the file: a worker, or a thread that waits for its flush.
     pub(super) fn flusher(self: &Arc<Self>) -> Flusher {
-        let oldest = Arc::new(AtomicU64::new(NONE));
+        self.add_flusher(&mut self.oldest())
+    }
+
+    /// The same if there is no other one.
+    pub(super) fn only_flusher(self: &Arc<Self>) -> Option<Flusher> {
         let mut all = self.oldest();
+        let is_free = all.iter().all(|oldest| oldest.strong_count() == 0);
+        is_free.then(|| self.add_flusher(&mut all))
+    }
+
+    fn add_flusher(self: &Arc<Self>, all: &mut Vec<Weak<AtomicU64>>) -> Flusher {
+        let oldest = Arc::new(AtomicU64::new(NONE));
         all.retain(|oldest| oldest.strong_count() > 0);
         all.push(Arc::downgrade(&oldest));
-        drop(all);
         Flusher {
             all: self.clone(),
             oldest,
@@ -66,6 +87,13 @@ impl Flushes {
         let mut oldest = oldest.iter().filter_map(Weak::upgrade);
         oldest.all(|oldest| oldest.load(Ordering::Acquire) >= before)
     }
+}
+
+/// The disk's file, opened once more: one worker flushes by it.
+#[derive(Debug)]
+pub(super) struct OwnFile {
+    pub(super) file: File,
+    pub(super) flushes: Arc<Flushes>,
 }
 
 /// One flusher's flushes.
@@ -176,6 +204,27 @@ mod tests {
         assert_eq!(other.verdict(before), Verdict::Lost);
         let c = other.begin();
         assert_eq!(other.succeeded(c), Verdict::Lost);
+    }
+
+    #[test]
+    fn flush_waits_for_none_by_another_file_but_shares_its_error() {
+        let all = Arc::new(Flushes::default());
+        let by_other = Arc::new(all.by_another_file());
+        let (mut one, mut other) = (all.flusher(), by_other.flusher());
+        let (a, b) = (one.begin(), other.begin());
+        assert_eq!(other.succeeded(b), Verdict::Durable);
+        one.failed(a);
+        let c = other.begin();
+        assert_eq!(other.succeeded(c), Verdict::Lost);
+    }
+
+    #[test]
+    fn file_has_one_only_flusher_at_a_time() {
+        let all = Arc::new(Flushes::default());
+        let one = all.only_flusher().expect("nobody flushes");
+        assert!(all.only_flusher().is_none());
+        drop(one);
+        assert!(all.only_flusher().is_some());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Opening an image: what it is, how large, and what it can do.
 
+use super::flushes::{Flushes, OwnFile};
 use super::marked::refuse_superseded;
 use super::plan::Planner;
 use super::{Cache, FileOptions, Kind, Shared, align, lock_error};
@@ -12,11 +13,19 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// See statfs(2).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const RAMFS_MAGIC: i64 = 0x8584_58f6;
+const EXT_MAGIC: i64 = 0xef53;
+const XFS_MAGIC: i64 = 0x5846_5342;
+const BTRFS_MAGIC: i64 = 0x9123_683e;
+const F2FS_MAGIC: i64 = 0xf2f5_2010;
+
+/// The most files that are opened for workers to flush by.
+const MAX_OWN_FILES: usize = 64;
 
 /// `ioctl(2)` numbers of block devices (linux/fs.h).
 mod ioctl {
@@ -82,6 +91,11 @@ pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<S
         Kind::BlockDevice => ioctl_u32(&file, ioctl::BLKIOOPT).unwrap_or(0),
     };
     let named = is_named(path, &file);
+    let flushes = Arc::new(Flushes::default());
+    let own_files = match options.read_only || in_memory || alignment.is_some() {
+        true => Vec::new(),
+        false => own_files(&file, kind, options.workers, &flushes),
+    };
     Ok(Shared {
         seen: Default::default(),
         path: path.to_owned(),
@@ -93,7 +107,8 @@ pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<S
         optimal_io_size,
         in_memory,
         size: AtomicU64::new(size),
-        flushes: Default::default(),
+        own_files,
+        flushes,
         file_len: AtomicU64::new(file_len),
         told_end: Default::default(),
         planner: Planner {
@@ -244,8 +259,33 @@ fn raw(file: &File) -> libc::c_int {
 }
 
 fn is_in_memory(file: &File) -> io::Result<bool> {
-    let kind = rustix::fs::fstatfs(file.as_fd())?.f_type as i64;
+    let kind = kind_of_file_system(file)?;
     Ok(kind == TMPFS_MAGIC || kind == RAMFS_MAGIC)
+}
+
+fn kind_of_file_system(file: &File) -> io::Result<i64> {
+    Ok(rustix::fs::fstatfs(file.as_fd())?.f_type as i64)
+}
+
+/// Opens the file once more for each of several workers, to flush by. Fewer or none are good enough, too.
+fn own_files(file: &File, kind: Kind, workers: usize, flushes: &Flushes) -> Vec<OwnFile> {
+    if workers < 2 || !reports_errors_to_each(file, kind) {
+        return Vec::new();
+    }
+    // (Open for reading: a device that is open for writing is looked at by udev when it is closed.)
+    let files = (0..workers.min(MAX_OWN_FILES)).map_while(|_| gate::open_again(file, false).ok());
+    let own = files.map(|file| OwnFile {
+        file,
+        flushes: Arc::new(flushes.by_another_file()),
+    });
+    own.collect()
+}
+
+/// Whether lost writes are reported to each open file, however it was opened: by the kernel's errseq_t, since 4.13.
+/// Network file systems report some errors only to those who wrote.
+fn reports_errors_to_each(file: &File, kind: Kind) -> bool {
+    let is_known = |kind| [EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, F2FS_MAGIC].contains(&kind);
+    kind == Kind::BlockDevice || kind_of_file_system(file).is_ok_and(is_known)
 }
 
 /// Bypass the page cache from now on.

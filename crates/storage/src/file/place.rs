@@ -57,6 +57,7 @@ impl From<&OpenOptions> for FileOptions {
             keeps_lock: options.keeps_lock,
             superseded: options.superseded,
             engine: options.engine,
+            workers: options.workers,
             discard: options.discard,
             growable: options.growable,
             ..FileOptions::default()

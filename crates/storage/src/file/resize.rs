@@ -3,6 +3,7 @@
 use super::open::{length_of, visible_size};
 use super::{Kind, Shared};
 use fathom_core::{DiskError, Resize};
+use std::fs::File;
 use std::sync::atomic::Ordering;
 
 impl Shared {
@@ -52,7 +53,7 @@ impl Shared {
         };
         // Somebody else has made it longer, perhaps by data.
         to.wanted(len & !511)?;
-        let grown = self.set_len(size).and_then(|()| self.sync());
+        let grown = self.set_len(size).and_then(|()| self.make_durable());
         grown.inspect_err(|_| {
             // The first error says more than one about this would.
             let _ = self.file.set_len(len);
@@ -68,7 +69,7 @@ impl Shared {
         let cut = (to.settle)().and_then(|()| self.set_len(size));
         cut.inspect_err(|_| self.size.store(before, Ordering::Relaxed))?;
         self.file_len.store(size, Ordering::Relaxed);
-        self.sync()
+        self.make_durable()
     }
 
     fn set_len(&self, len: u64) -> Result<(), DiskError> {
@@ -77,8 +78,8 @@ impl Shared {
     }
 
     /// (What of the last block is behind the end is cut off when it is no longer in use.)
-    fn sync(&self) -> Result<(), DiskError> {
-        let synced = self.file.sync_all();
+    fn make_durable(&self) -> Result<(), DiskError> {
+        let synced = self.sync(File::sync_all);
         synced.map_err(|error| self.error("its new size cannot be made durable", error))
     }
 
