@@ -10,8 +10,7 @@ use crate::driver::with_disk;
 use crate::exercise::{Random, exercise};
 use crate::kinds::{SIZE, qemu_img, tool};
 use crate::support::nbd::Nbd;
-use crate::support::{Served, as_arg, eventually, fathom, refused, short_dir, stdout_of};
-use fathom_tally::Tried;
+use crate::support::{Served, as_arg, eventually, fathom, refused, send, short_dir, stdout_of};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -80,16 +79,6 @@ fn state(served: &Served, disk: &str) -> Value {
 
 fn pid(served: &Served, disk: &str) -> u64 {
     state(served, disk)["pid"].as_u64().unwrap()
-}
-
-fn signal(pid: u64, signal: &str) {
-    if signal == "-9" {
-        Tried::Kills.count(1);
-    }
-    let sent = Command::new("kill")
-        .args([signal, &pid.to_string()])
-        .status();
-    assert!(sent.unwrap().success());
 }
 
 /// Write and read all over a disk whose contents are `model`, and are when this ends.
@@ -171,7 +160,7 @@ fn a_tenant_that_dies_is_started_again_and_others_do_not_notice() {
     for _ in 0..3 {
         use_disk(&served, "a", &mut model);
         let before = pid(&served, "a");
-        signal(before, "-9");
+        send("KILL", before);
         let came_back = || {
             let client = fathom_client::Client::connect(Path::new(&served.api())).unwrap();
             let shown: Value = client.get(&["v1", "disks", "a"]).send().ok()?;
@@ -256,7 +245,7 @@ fn every_kind_of_disk_is_had_by_a_tenant() {
 fn a_tenant_that_says_nothing_holds_up_nobody() {
     let served = start(short_dir(), &[("a", "null:1M", ""), ("b", "null:1M", "")]);
     let (api, stuck) = (served.api(), pid(&served, "a"));
-    signal(stuck, "-STOP");
+    send("STOP", stuck);
     let begun = Instant::now();
     stdout_of(&["stats", &api, "--disk", "b"]);
     let all = || {
@@ -267,10 +256,10 @@ fn a_tenant_that_says_nothing_holds_up_nobody() {
     assert_eq!(all(), 2);
     refused(1, &["stats", &api, "--disk", "a"], &["does not answer"]);
     assert!(begun.elapsed() < Duration::from_secs(30));
-    signal(stuck, "-CONT");
+    send("CONT", stuck);
     stdout_of(&["stats", &api, "--disk", "a"]);
     // One that does not let go is ended.
-    signal(stuck, "-STOP");
+    send("STOP", stuck);
     refused(
         1,
         &["disk", "remove", &api, "--disk", "a", "--force"],
@@ -382,7 +371,7 @@ fn a_tenants_disk_changes_while_it_is_used() {
         "{kept}"
     );
     let before = pid(&served, "a");
-    signal(before, "-9");
+    send("KILL", before);
     served.wait_for("it is started again");
     assert!(contents(&served, "a") == model);
     let state = state(&served, "a");

@@ -119,7 +119,7 @@ impl Kept {
     }
 
     pub fn signal(&self, signal: &str) {
-        send(signal, &self.0);
+        send(signal, self.0.id().into());
     }
 }
 
@@ -130,13 +130,30 @@ impl Drop for Kept {
     }
 }
 
-fn send(signal: &str, to: &Child) {
+/// Sends a signal (`TERM`) to a process. One that is to stop has stopped then.
+pub fn send(signal: &str, to: u64) {
     if signal == "KILL" {
         Tried::Kills.count(1);
     }
-    let pid = to.id().to_string();
+    let pid = to.to_string();
     let sent = Command::new("kill").args(["-s", signal, &pid]).status();
     assert!(sent.expect("kill").success());
+    if signal == "STOP" {
+        // One thread takes the signal; until it runs, the others go on.
+        eventually("all its threads stop", || has_stopped(to).then_some(()));
+    }
+}
+
+/// Whether no thread of the process runs.
+fn has_stopped(pid: u64) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
+    let states = threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("stat")));
+    // (A thread that has ended meanwhile does not run.)
+    let mut states = states.filter_map(Result::ok);
+    states.all(|stat| {
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with('T'))
+    })
 }
 
 /// A running `fathom serve`; killed when dropped, as is what has gone on with it.
@@ -251,7 +268,7 @@ impl Served {
     }
 
     pub fn signal(&self, signal: &str) {
-        send(signal, &self.child);
+        send(signal, self.child.id().into());
     }
 
     /// Wait for its end; returns its exit status, and what it printed.

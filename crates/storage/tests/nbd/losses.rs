@@ -301,7 +301,7 @@ fn gives_up(kind: EngineKind) {
     });
     let mut guest = guest(&disk, kind);
     assert_eq!(guest.read(0, 512), Ok(vec![0; 512]));
-    server.signal("STOP");
+    server.stop();
     // More than the socket takes: sends hang, too.
     let mut asked: Vec<_> = (0..8u64)
         .map(|_| guest.queue(Ask::write(0, &vec![7; 1 << 20])))
@@ -312,7 +312,7 @@ fn gives_up(kind: EngineKind) {
     for asked in asked {
         assert_eq!(guest.wait(asked).0, libc::EIO);
     }
-    server.signal("CONT");
+    server.go_on();
     let started = Instant::now();
     while guest.read(1 << 20, 512) != Ok(vec![0; 512]) {
         assert!(started.elapsed() < Duration::from_secs(60));

@@ -4,6 +4,7 @@ use crate::common::Guest;
 use fathom_core::Disk;
 use fathom_nbd::NbdUri;
 use fathom_storage::{EngineKind, NbdDisk, NbdOptions, engine};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -61,10 +62,37 @@ impl Server {
         self.child = Server::start_nbdkit(self.dir.path(), args);
     }
 
+    /// Has the server answer nothing, until it is to `go_on`.
+    pub fn stop(&self) {
+        self.signal("STOP");
+        // One thread takes the signal; until it runs, the others go on.
+        let started = Instant::now();
+        while !self.has_stopped() {
+            assert!(started.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub fn go_on(&self) {
+        self.signal("CONT");
+    }
+
     pub fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args(["-s", name, &pid]).status();
         assert!(sent.expect("kill runs").success());
+    }
+
+    /// Whether none of its threads runs.
+    fn has_stopped(&self) -> bool {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("a process");
+        let states = threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("stat")));
+        // (A thread that has ended meanwhile does not run.)
+        let mut states = states.filter_map(Result::ok);
+        states.all(|stat| {
+            stat.rsplit_once(") ")
+                .is_some_and(|(_, rest)| rest.starts_with('T'))
+        })
     }
 
     pub fn disk(&self, options: NbdOptions) -> Arc<NbdDisk> {
@@ -75,7 +103,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let log = std::fs::read_to_string(self.dir.path().join("log"));
+            let log = fs::read_to_string(self.dir.path().join("log"));
             let ended = self.child.try_wait();
             eprintln!("{ended:?}: {}", log.unwrap_or_default());
         }
@@ -110,7 +138,7 @@ fn start(mut command: Command, dir: &Path) -> Child {
     let started = Instant::now();
     while std::os::unix::net::UnixStream::connect(&socket).is_err() {
         let ended = child.try_wait().expect("a child");
-        let said = || std::fs::read_to_string(dir.join("log")).unwrap_or_default();
+        let said = || fs::read_to_string(dir.join("log")).unwrap_or_default();
         assert_eq!(ended, None, "{name} has ended: {}", said());
         assert!(started.elapsed() < Duration::from_secs(60), "{name}");
         std::thread::sleep(Duration::from_millis(5));

@@ -1,6 +1,6 @@
 //! A tenant's process under the control of an attacker, who answers the supervisor anything.
 
-use super::{Served, contents, eventually, pid, short_dir, signal, start, state};
+use super::{Served, contents, eventually, pid, short_dir, start, state};
 use crate::support::{refused, run, stdout_of};
 use serde_json::{Value, json};
 use std::fs;
@@ -76,7 +76,7 @@ impl Attacker {
         lie: impl Fn(&Value) -> Value + Send + 'static,
     ) -> Attacker {
         let process = pid(served, disk);
-        signal(process, "-STOP");
+        crate::support::send("STOP", process);
         let mut sockets = sockets(process).into_iter();
         let (link, gate) = (sockets.next().unwrap(), sockets.next().unwrap());
         assert!(sockets.next().is_none());

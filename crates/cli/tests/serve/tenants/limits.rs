@@ -1,8 +1,8 @@
 //! Tenants that may use only so much of the machine. (These need root, and control groups in which it
 //! can make others.)
 
-use super::{contents, pid, signal, socket, start_with, state};
-use crate::support::{Served, check_refusal, eventually, fathom, run, short_dir, stdout_of};
+use super::{contents, pid, socket, start_with, state};
+use crate::support::{Served, check_refusal, eventually, fathom, run, send, short_dir, stdout_of};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -137,7 +137,7 @@ fn limits_are_the_kernels_and_are_shown_with_what_is_used() {
         assert_eq!(limits["cpu_max_percent"], 10);
         assert!(state(&served, "b")["limits"]["cpu_max_percent"].is_null());
         if round == 0 {
-            signal(a, "-9");
+            send("KILL", a);
             served.wait_for("it is started again");
             is_back(&served, "a", a);
         }

@@ -1,7 +1,7 @@
 //! What tenants write to their standard error, whoever has taken them over.
 
-use super::{pid, signal, start, state};
-use crate::support::{Served, eventually, short_dir, stdout_of};
+use super::{pid, start, state};
+use crate::support::{Served, eventually, send, short_dir, stdout_of};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -73,7 +73,7 @@ fn who_says_too_much_is_not_heard_and_all_is_counted() {
         flooding.join().unwrap()
     });
     flood.write_all(b"thread 'worker' panicked\nalas").unwrap();
-    signal(pid(&served, "a"), "-9");
+    send("KILL", pid(&served, "a"));
     let own = "the process of tenant 'a' was ended by signal 9";
     eventually("the last words, and the supervisor's", || {
         let log = served.log();

@@ -1,10 +1,10 @@
 //! Tenants that are users of their own, who have no right to any file. (These need root.)
 
-use super::{LEN, contents, pid, signal, start_with, state, use_disk};
+use super::{LEN, contents, pid, start_with, state, use_disk};
 use crate::kinds::{qemu_img, tool};
 use crate::support::nbd::Nbd;
 use crate::support::{
-    Served, as_arg, check_refusal, eventually, fathom, refused, short_dir, stdout_of,
+    Served, as_arg, check_refusal, eventually, fathom, refused, send, short_dir, stdout_of,
 };
 use std::collections::BTreeSet;
 use std::fs;
@@ -75,7 +75,7 @@ fn write_secret(path: &Path, bytes: &[u8]) -> String {
 }
 
 fn kill_and_wait(served: &mut Served, disk: &str) {
-    signal(pid(served, disk), "-9");
+    send("KILL", pid(served, disk));
     served.wait_for("it is started again");
     eventually("it is there again", || {
         let api = served.api();

@@ -1,16 +1,10 @@
 //! Tenants that do not respond hold up neither an upgrade of the server nor others.
 
 use super::{Chain, disk, start};
-use crate::support::{eventually, fathom, stdout_of};
+use crate::support::{eventually, fathom, send, stdout_of};
 use serde_json::Value;
 use std::fs;
-use std::process::{Command, Stdio};
-
-fn signal(pid: u64, signal: &str) {
-    let pid = pid.to_string();
-    let sent = Command::new("kill").args([signal, &pid]).status();
-    assert!(sent.unwrap().success());
-}
+use std::process::Stdio;
 
 /// The processes of this tenant.
 fn processes(tenant: &str, of: &Chain) -> usize {
@@ -37,7 +31,7 @@ fn tenant_that_owes_a_reply_does_not_prevent_an_upgrade() {
         disk("b", "null:1M", ""),
     ]);
     let owing = chain.tenant(name);
-    signal(owing, "-STOP");
+    send("STOP", owing);
     let api = chain.server.api();
     let set = [
         "set",
@@ -62,7 +56,7 @@ fn tenant_that_owes_a_reply_does_not_prevent_an_upgrade() {
     eventually("a process that is to take its place", || {
         (processes(name, &chain) == 2).then_some(())
     });
-    signal(owing, "-CONT");
+    send("CONT", owing);
     let output = upgrade.wait_with_output().unwrap();
     assert!(output.status.success());
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
