@@ -34,12 +34,12 @@ SEEDS_A_ROUND = 10
 # How much longer than in `make test` the tests are that make all rounds in one run.
 LONGER = 8
 
-# Tests of fathom-formats that run once for each seed.
-SEEDED = ["model", "power_cut", "kill", "lying_keepsake", "compressed_writes", "resize"]
+# Modules of fathom-formats' test `formats` that run once for each seed.
+SEEDED = ["model::", "power_cut::", "kill::", "lying_keepsake::", "compressed_writes::", "resize::"]
 # Runs with more than one round fail every single storage operation, which takes hours: each run has one round.
-STORAGE_ERRORS = "io_errors"
-# Tests of fathom-formats that make all rounds in one run.
-LONG = ["edit", "bitmap"]
+STORAGE_ERRORS = "io_errors::"
+# Those that make all rounds in one run.
+LONG = ["edit::", "bitmap::"]
 # Modules of fathom-cli's test `serve` that run jobs on disks in use, switch disks to other images, and kill servers.
 JOBS = [
     "switch_kills",
@@ -66,23 +66,22 @@ def programs(package, tests):
     return {u["target"]["name"]: u["executable"] for u in ours}
 
 
-def plan(programs_of, seed):
-    """Returns all runs in their order, without end."""
-    formats, cli = programs_of
+def plan(formats, cli, seed):
+    """Returns all runs in their order, without end. `formats` is a program, `cli` has programs by name."""
     for done in itertools.count():
         first = {"FATHOM_SEED": str(seed + done * SEEDS_A_ROUND)}
         some = first | {"FATHOM_ROUNDS": str(SEEDS_A_RUN)}
         longer = first | {"FATHOM_ROUNDS": str(LONGER)}
         once = first | {"FATHOM_ROUNDS": "1"}
         yield "fathom-cli", "serve", cli["serve"], first, JOBS
-        for test in SEEDED:
-            yield "fathom-formats", test, formats[test], some, []
+        for module in SEEDED:
+            yield "fathom-formats", "formats", formats, some, [module]
         if done == 0:
             # All that there is, whatever the seed.
             yield "fathom-cli", "img", cli["img"], {"FATHOM_ROUNDS": "1"}, []
-        for test in LONG:
-            yield "fathom-formats", test, formats[test], longer, []
-        yield "fathom-formats", STORAGE_ERRORS, formats[STORAGE_ERRORS], once, []
+        for module in LONG:
+            yield "fathom-formats", "formats", formats, longer, [module]
+        yield "fathom-formats", "formats", formats, once, [STORAGE_ERRORS]
 
 
 def failures(package, test, settings, output):
@@ -144,7 +143,7 @@ class Torture:
             errors="replace",
             check=False,
         )
-        shown = " ".join([test, *(f"{key}={value}" for key, value in settings.items())])
+        shown = " ".join([test, *names, *(f"{key}={value}" for key, value in settings.items())])
         if done.returncode == 0:
             print(f"ok      {shown}", flush=True)
             self.runs["ok"] += 1
@@ -163,13 +162,13 @@ def version():
 
 def main():
     seed, minutes = int(sys.argv[1]), float(sys.argv[2])
-    formats = programs("fathom-formats", [*SEEDED, *LONG, STORAGE_ERRORS])
+    formats = programs("fathom-formats", ["formats"])["formats"]
     # The tests of fathom-cli run the fathom program next to them.
     subprocess.run([CARGO, "build", "--workspace", "--bin", "fathom"], check=True)
     cli = programs("fathom-cli", ["img", "serve"])
     begin = time.time()
     with tempfile.NamedTemporaryFile() as tally:
-        torture = Torture(plan((formats, cli), seed), begin + minutes * 60, tally.name)
+        torture = Torture(plan(formats, cli, seed), begin + minutes * 60, tally.name)
         with concurrent.futures.ThreadPoolExecutor() as pool:
             workers = [pool.submit(torture.work) for _ in range(os.cpu_count())]
             while concurrent.futures.wait(workers, timeout=60).not_done:

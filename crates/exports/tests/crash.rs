@@ -1,6 +1,7 @@
 //! The process that serves is killed at any instant; the front-end keeps the
 //! in-flight area and hands it to the next one, as QEMU does. Each request
-//! is completed once: not lost, and not answered twice.
+//! is completed once: not lost, and not answered twice. (A program of its own: it
+//! starts itself again, by the name of its test.)
 
 mod support;
 

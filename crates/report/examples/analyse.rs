@@ -4,6 +4,7 @@
 //! `cargo run --release -p fathom-report --example analyse [REQUESTS [DEPTH]]`
 
 #[path = "../tests/support/mod.rs"]
+#[allow(dead_code, reason = "tests need more of it")]
 mod support;
 
 use std::time::Instant;

@@ -1,5 +1,4 @@
 //! A run of a made-up experiment, for tests of its pages.
-#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::collections::BTreeMap;
 use std::fs;

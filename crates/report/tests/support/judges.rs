@@ -33,7 +33,7 @@ pub fn assert_fits(text: &str) {
 
 /// How many figures the oracle has found to be right.
 pub fn oracle(report: &str) -> u32 {
-    let script = golden("").join("../cells/oracle.py");
+    let script = golden("").join("../report/cells/oracle.py");
     let mut child = Command::new("python3")
         .arg(script)
         .stdin(Stdio::piped())

@@ -3,7 +3,7 @@
 use fathom_report::analysis::Analysis;
 use fathom_report::render::html::render;
 
-use crate::browser::Browser;
+use super::browser::Browser;
 
 /// A page in a browser; the file lives as long.
 pub struct Page {

@@ -1,0 +1,184 @@
+//! An export goes to a successor whatever its front-end is doing.
+
+use crate::support::guest::{Memory, Queue, eventually, negotiate};
+use crate::support::raw::Raw;
+use crate::support::served::Served;
+use fathom_core::testing::TestDisk;
+use fathom_exports::VhostUser;
+use fathom_exports::vhost_user::{ExportState, Options, arrival};
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use vhost::vhost_user::VhostUserFrontend;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+const GET_FEATURES: u32 = 1;
+const SET_OWNER: u32 = 3;
+const SET_VRING_CALL: u32 = 13;
+const CONFIG_CHANGE: u32 = 2;
+
+/// Longer than anything takes here on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// An export that has taken over another one.
+struct Successor {
+    export: Arc<VhostUser>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Successor {
+    /// Takes over as the process does that `fathom upgrade` starts.
+    fn of(served: &Served) -> Successor {
+        let disk = TestDisk::new();
+        let options = Options {
+            max_queues: 4,
+            ..Options::default()
+        };
+        let export = VhostUser::new(disk.clone(), disk.workers(2), options).unwrap();
+        let export = Arc::new(export);
+        let mut frozen = served.export.freeze().unwrap();
+        let state = frozen.state.take().unwrap();
+        let state: ExportState = through_json(&state);
+        let (arriving, arrival) = arrival(state, std::mem::take(&mut frozen.descriptors));
+        let thread = std::thread::spawn({
+            let export = export.clone();
+            move || export.serve_on(arrival).unwrap()
+        });
+        arriving.wait().unwrap();
+        let bases = frozen.begin_halt().wait(Instant::now() + LIMIT).unwrap();
+        arriving.begin_to_activate(bases);
+        arriving.wait().unwrap();
+        frozen.let_go();
+        arriving.run();
+        Successor {
+            export,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        self.export.stop();
+        let ended = self.thread.take().unwrap().join();
+        if !std::thread::panicking() {
+            ended.unwrap();
+        }
+    }
+}
+
+fn through_json<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> T {
+    serde_json::from_str(&serde_json::to_string(value).unwrap()).unwrap()
+}
+
+/// Waits until the other side has received all that was sent.
+fn wait_until_received(socket: &UnixStream) {
+    eventually("the bytes are received", || {
+        let mut unread: libc::c_int = -1;
+        // SAFETY: TIOCOUTQ writes one int.
+        let done = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &mut unread) };
+        assert_eq!(done, 0);
+        unread == 0
+    });
+}
+
+#[test]
+fn unfinished_message_is_continued_by_the_successor() {
+    let served = Served::new();
+    let (_memory, frontend, mut queue) = served.guest();
+    queue.check_read(0, 1);
+    let mut raw = Raw::new(&frontend);
+    let features = raw.request(GET_FEATURES, &[]);
+    let message = Raw::header(GET_FEATURES, 9, 0);
+    raw.0.write_all(&message[..5]).unwrap();
+    wait_until_received(&raw.0);
+    let successor = Successor::of(&served);
+    raw.0.write_all(&message[5..]).unwrap();
+    assert_eq!(raw.reply(GET_FEATURES), features);
+    queue.check_read(1, 2);
+    assert_eq!(successor.export.status().queues_running, 1);
+    drop(frontend);
+}
+
+/// The descriptor comes with the first byte.
+#[test]
+fn descriptor_of_an_unfinished_message_reaches_the_successor() {
+    for cut in [1, 12, 15] {
+        let served = Served::new();
+        let (_memory, frontend, mut queue) = served.guest();
+        let call = EventFd::new(EFD_NONBLOCK).unwrap();
+        let mut message = Raw::header(SET_VRING_CALL, 9, 8);
+        message.extend_from_slice(&0u64.to_ne_bytes());
+        let mut raw = Raw::new(&frontend);
+        raw.send_bytes(&message[..cut], &[call.as_raw_fd()]);
+        wait_until_received(&raw.0);
+        let successor = Successor::of(&served);
+        raw.0.write_all(&message[cut..]).unwrap();
+        assert_eq!(raw.reply(SET_VRING_CALL), 0u64.to_ne_bytes());
+        assert!(call.read().is_ok(), "cut at {cut}");
+        queue.check_read(0, 1);
+        eventually("the interrupt", || call.read().is_ok());
+        drop(frontend);
+        drop(successor);
+    }
+}
+
+#[test]
+fn unfinished_reply_on_the_back_channel_is_continued_by_the_successor() {
+    let served = Served::new();
+    let memory = Memory::new();
+    let mut frontend = served.connect();
+    negotiate(&mut frontend, &memory);
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(LIMIT)).unwrap();
+    let theirs = OwnedFd::from(theirs);
+    frontend.set_backend_request_fd(&theirs).unwrap();
+    drop(theirs);
+    served.export.config_changed();
+    let mut asked = [0; 12];
+    ours.read_exact(&mut asked).unwrap();
+    assert_eq!(asked[..4], CONFIG_CHANGE.to_ne_bytes());
+    let mut reply = Raw::header(CONFIG_CHANGE, 5, 8);
+    reply.extend_from_slice(&0u64.to_ne_bytes());
+    ours.write_all(&reply[..1]).unwrap();
+    wait_until_received(&ours);
+    let successor = Successor::of(&served);
+    ours.write_all(&reply[1..]).unwrap();
+    // The channel is of use only if its replies are in step.
+    for _ in 0..3 {
+        wait_until_received(&ours);
+        successor.export.config_changed();
+        ours.read_exact(&mut asked).unwrap();
+        assert_eq!(asked[..4], CONFIG_CHANGE.to_ne_bytes());
+        ours.write_all(&reply).unwrap();
+    }
+    let queue = Queue::new(&memory, 0);
+    queue.describe(&frontend, 0);
+}
+
+#[test]
+fn front_end_that_never_stops_sending_does_not_keep_its_export() {
+    let served = Served::new();
+    let mut raw = Raw::connect(&served.path);
+    raw.request(GET_FEATURES, &[]);
+    let stop = Arc::new(AtomicBool::new(false));
+    let sender = std::thread::spawn({
+        let stop = stop.clone();
+        let messages = Raw::header(SET_OWNER, 1, 0).repeat(1000);
+        move || {
+            while !stop.load(SeqCst) {
+                raw.0.write_all(&messages).unwrap();
+            }
+            raw.request(GET_FEATURES, &[]);
+        }
+    });
+    for _ in 0..10 {
+        drop(served.export.freeze().unwrap());
+    }
+    stop.store(true, SeqCst);
+    sender.join().unwrap();
+}

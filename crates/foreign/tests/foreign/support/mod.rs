@@ -1,0 +1,223 @@
+//! QEMU's tools, which these tests ask, and images in their directory.
+
+pub mod esx;
+
+use fathom_foreign::{Bytes, Image, Kind, Place, Result, Start};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+/// A directory with images; in memory where there is one.
+pub struct Dir(TempDir);
+
+impl Dir {
+    pub fn new() -> Dir {
+        let memory = Path::new("/dev/shm");
+        let made = match memory.is_dir() {
+            true => tempfile::tempdir_in(memory),
+            false => tempfile::tempdir(),
+        };
+        Dir(made.expect("a directory"))
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, bytes: &[u8]) {
+        std::fs::write(self.path(name), bytes).expect("a file");
+    }
+
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.path(name)).expect("a file")
+    }
+
+    /// Writes over a part of a file.
+    pub fn patch(&self, name: &str, at: u64, bytes: &[u8]) {
+        let file = File::options().write(true).open(self.path(name));
+        let file = file.expect("a file");
+        file.write_all_at(bytes, at).expect("a write");
+    }
+
+    pub fn try_run(&self, program: &str, args: &[&str]) -> Output {
+        let run = Command::new(program)
+            .args(args)
+            .current_dir(self.0.path())
+            .output();
+        run.unwrap_or_else(|error| panic!("{program} is installed: {error}"))
+    }
+
+    /// Runs a program here, which must succeed; returns what it printed.
+    pub fn run(&self, program: &str, args: &[&str]) -> String {
+        let output = self.try_run(program, args);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{program} {args:?}: {errors}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Makes `name` of the raw file "raw", by `qemu-img convert`.
+    pub fn convert(&self, kind: Kind, options: &str, name: &str) {
+        let mut args = vec!["convert", "-f", "raw", "-O", kind.qemu_name()];
+        if !options.is_empty() {
+            args.extend(["-o", options]);
+        }
+        args.extend(["raw", name]);
+        self.run("qemu-img", &args);
+    }
+
+    /// What QEMU reads of an image; `None` if it does not.
+    pub fn read_by_qemu(&self, kind: Kind, name: &str) -> Option<Vec<u8>> {
+        let args = [
+            "convert",
+            "-f",
+            kind.qemu_name(),
+            "-O",
+            "raw",
+            name,
+            "theirs",
+        ];
+        let output = self.try_run("qemu-img", &args);
+        output.status.success().then(|| self.read("theirs"))
+    }
+
+    pub fn open(&self, kind: Kind, name: &str) -> Result<Opened> {
+        let main = File::open(self.path(name)).expect("a file");
+        let start = Start::read(kind, &main)?;
+        let names = start.names().iter();
+        let parts = names.map(|name| File::open(self.path(name)).expect("a part"));
+        let parts: Vec<File> = parts.collect();
+        let image = start.open(&main, &parts)?;
+        let mut files = vec![main];
+        files.extend(parts);
+        Ok(Opened { image, files })
+    }
+
+    /// `qemu-img info` or `map` of an image.
+    pub fn told(&self, command: &str, kind: Kind, name: &str) -> serde_json::Value {
+        let args = [command, "-f", kind.qemu_name(), "--output", "json", name];
+        serde_json::from_str(&self.run("qemu-img", &args)).expect("JSON")
+    }
+}
+
+/// An image and its files.
+pub struct Opened {
+    pub image: Image,
+    pub files: Vec<File>,
+}
+
+impl Opened {
+    /// All of the disk, looked up `step` bytes at a time.
+    pub fn read(&self, step: u64) -> Vec<u8> {
+        let files: Vec<&dyn Bytes> = self.files.iter().map(|file| file as &dyn Bytes).collect();
+        read(&self.image, &files, step)
+    }
+
+    /// All extents: length, and the place in a file of those that have one.
+    pub fn extents(&self) -> Vec<(u64, Place)> {
+        let (image, mut offset) = (&self.image, 0);
+        let mut extents = Vec::new();
+        while offset < image.size() {
+            let extent = image.lookup(offset, image.size() - offset);
+            extents.push((extent.len, extent.place));
+            offset += extent.len;
+        }
+        extents
+    }
+}
+
+pub fn read(image: &Image, files: &[&dyn Bytes], step: u64) -> Vec<u8> {
+    let mut disk = vec![0; image.size() as usize];
+    let mut offset = 0;
+    while offset < image.size() {
+        let extent = image.lookup(offset, step.min(image.size() - offset));
+        assert!(extent.len > 0 && extent.len <= step);
+        let part = &mut disk[offset as usize..(offset + extent.len) as usize];
+        match extent.place {
+            Place::Zero => {}
+            Place::Data { file, at } => files[file].read_at(part, at).expect("data"),
+            Place::Compressed(grain) => {
+                let mut stored = vec![0; grain.len as usize];
+                files[grain.file]
+                    .read_at(&mut stored, grain.at)
+                    .expect("a grain");
+                let mut whole = vec![0; grain.size as usize];
+                grain.inflate(&stored, &mut whole).expect("a good grain");
+                part.copy_from_slice(&whole[grain.skip as usize..][..part.len()]);
+            }
+        }
+        offset += extent.len;
+    }
+    disk
+}
+
+/// A disk of `size` bytes: data that compresses and data that does not, holes,
+/// and zeroes, in stretches of odd lengths.
+pub fn disk(size: usize, seed: u64) -> Vec<u8> {
+    let mut rng = Rng(seed);
+    let mut bytes = Vec::with_capacity(size + (1 << 20));
+    while bytes.len() < size {
+        let len = 512 * (1 + rng.below(2048) as usize);
+        match rng.below(4) {
+            0 => bytes.extend((0..len).map(|_| rng.next() as u8)),
+            1 => bytes.extend((0..len).map(|i| (i / 7) as u8)),
+            _ => bytes.extend(std::iter::repeat_n(0, len * (1 + rng.below(4) as usize))),
+        }
+    }
+    bytes.truncate(size);
+    bytes
+}
+
+/// Numbers that are the same in each run.
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+}
+
+/// The kinds of images that qemu-img makes of a raw file, with its options.
+pub const MADE_BY_QEMU: [(Kind, &str); 14] = [
+    (Kind::Vmdk, "subformat=monolithicSparse"),
+    (Kind::Vmdk, "subformat=monolithicSparse,zeroed_grain=on"),
+    (Kind::Vmdk, "subformat=monolithicFlat"),
+    (Kind::Vmdk, "subformat=twoGbMaxExtentSparse"),
+    (Kind::Vmdk, "subformat=twoGbMaxExtentFlat"),
+    (Kind::Vmdk, "subformat=streamOptimized"),
+    (Kind::Vmdk, "subformat=monolithicSparse,compat6=on"),
+    (Kind::Vhdx, "subformat=dynamic,block_size=1M"),
+    (Kind::Vhdx, "subformat=dynamic,block_size=32M"),
+    (Kind::Vhdx, "subformat=fixed"),
+    (Kind::Vdi, ""),
+    (Kind::Vdi, "static=on"),
+    (Kind::Vhd, "subformat=dynamic,force_size=on"),
+    (Kind::Vhd, "subformat=fixed,force_size=on"),
+];
+
+/// An image that only memory has, with its parts.
+pub fn open_bytes(kind: Kind, main: &Vec<u8>, parts: &[Vec<u8>]) -> Result<Image> {
+    Start::read(kind, main)?.open(main, parts)
+}
+
+/// Makes `bytes` be read as a checksum of VHDX at `at` of them.
+pub fn sum_vhdx(bytes: &mut [u8], at: usize) {
+    bytes[at..at + 4].fill(0);
+    let mut sum = u32::MAX;
+    for byte in bytes.iter() {
+        sum ^= u32::from(*byte);
+        for _ in 0..8 {
+            sum = (sum >> 1) ^ (0x82f6_3b78 * (sum & 1));
+        }
+    }
+    bytes[at..at + 4].copy_from_slice(&(!sum).to_le_bytes());
+}

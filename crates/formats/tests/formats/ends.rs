@@ -1,0 +1,69 @@
+//! Requests end, whatever others ask for at the same time.
+
+use crate::support::sim::case::{Backing, Case, GROWING, Made, SMALL};
+use crate::support::sim::run::{Run, Start};
+use crate::support::sim::worker::{Ask, DEPTH};
+use crate::support::sim::{each, keepsake, rounds};
+use fathom_core::{Disk, Op};
+
+/// Operations of storages in which all that is in flight can end.
+const STEPS: u64 = 30_000;
+
+fn active(made: &Made, workers: usize, seed: u64) -> Run {
+    let world = made.world(seed);
+    let start = made.start(&world, workers, seed);
+    let start = Start {
+        model: start.model.with_room(made.case.room()),
+        ..start
+    };
+    let mut run = Run::new(start).expect("the image opens");
+    let words = vec![0; run.disk.keepsake_len() as usize / 8];
+    run.disk.keep(keepsake::with(&words));
+    run.activate();
+    run
+}
+
+/// A disk that is resized waits for the requests of all workers, while more come.
+#[test]
+fn no_worker_keeps_another_waiting() {
+    each(&[GROWING], rounds(4), |made, seed| {
+        let mut run = active(made, 2, seed);
+        run.flushes = 10;
+        for _ in 0..4 {
+            run.requests(60);
+            let sectors = run.sectors() + 1;
+            let ended = run.resize_for(sectors, 10 * STEPS);
+            assert!(matches!(ended, Ok(true)), "{ended:?}");
+        }
+        run.drain();
+        run.deactivate();
+    });
+}
+
+/// As many as the journal has room for, if it were kept for all of their clusters at once; and the
+/// first of them needs more of it to go on, while the others wait for it.
+#[test]
+fn many_large_discards_end() {
+    const BELOW: Case = Case {
+        name: "512-below",
+        backing: Some(Backing::RAW),
+        ..SMALL
+    };
+    each(&[BELOW], rounds(2), |made, seed| {
+        let mut run = active(made, 3, seed);
+        for n in 0..3 * DEPTH {
+            let sectors = match n {
+                0..63 => 512,
+                63 => 505,
+                _ => 1,
+            };
+            run.submit(n % 3, Ask::plain(Op::Discard, 0, sectors));
+        }
+        run.steps(STEPS);
+        let world = run.world.clone();
+        assert!(world.state().pending.is_empty(), "they do not end");
+        run.drain();
+        run.compare_all();
+        run.deactivate();
+    });
+}

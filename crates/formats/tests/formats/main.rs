@@ -1,0 +1,19 @@
+//! Images of formats that Fathom writes: served under random requests and crashes, and changed offline.
+
+mod bitmap;
+mod compressed;
+mod compressed_writes;
+mod corrupt;
+mod crash;
+mod edit;
+mod ends;
+mod hostile;
+mod imago;
+mod io_errors;
+mod kill;
+mod lying_keepsake;
+mod model;
+mod power_cut;
+mod qemu;
+mod resize;
+mod support;

@@ -1,0 +1,8 @@
+//! LUKS containers, next to cryptsetup and QEMU.
+
+mod cryptsetup;
+mod hostile;
+mod keys;
+mod qemu;
+mod support;
+mod xts;

@@ -1,0 +1,24 @@
+//! Reports, by what they say of runs that are simulated, recorded, damaged or hostile.
+
+mod beside;
+mod captures;
+mod cells;
+mod cells_confirm;
+mod cells_html;
+mod cells_ranking;
+mod damage;
+mod docs;
+mod html;
+mod html_layers;
+mod join;
+mod layouts;
+mod partial;
+mod path;
+mod perfetto;
+mod profile;
+mod remote;
+mod render;
+mod sheet;
+mod streams;
+#[path = "../support/mod.rs"]
+mod support;
