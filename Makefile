@@ -7,7 +7,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # With --jobs, these name descriptors that make keeps for itself.
 ALONE := env -u MAKEFLAGS -u MFLAGS
 FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
-.PHONY: setup build demo test test-built test-times test-kvm test-cluster fuzz fuzz-build $(FUZZ) torture test-machines bench book lint \
+.PHONY: setup build demo test test-times test-busy test-kvm test-cluster fuzz fuzz-build $(FUZZ) torture test-machines bench book lint \
 	installed install install-files uninstall deb static test-package
 
 # Installs what is missing (Debian packages); quick when everything is there.
@@ -28,38 +28,33 @@ demo:
 	@sh tools/next.sh $(TARGET)/release/fathom
 
 # Unit and property tests, then the end-to-end tests with real guests. The build comes first because the
-# end-to-end tests run the fathom binary next to them.
+# end-to-end tests run the fathom binary next to them. TESTS='cli guests' runs only programs with such names.
 test: setup
 	python3 -m unittest discover tools/bench
 	$(CARGO) build --workspace --all-targets
-	$(MAKE) test-built
+	@$(ALONE) CARGO='$(CARGO)' python3 tools/run_tests.py $(TESTS)
+
+# The same, with a table of how long each program and each test takes. (docs/testing.md has one.)
+test-times: setup
+	$(CARGO) build --workspace --all-targets
+	@$(ALONE) CARGO='$(CARGO)' python3 tools/run_tests.py --times $(TESTS)
+
+# The same on a busy machine.
+HOGS ?= 12
+test-busy: setup
+	$(CARGO) build --workspace --all-targets
+	@$(ALONE) CARGO='$(CARGO)' python3 tools/run_tests.py --hogs $(HOGS) $(TESTS)
 
 # The wiki's experiment on KVM hosts, which are emulated: two processors for eight minutes.
 test-kvm: setup
-	$(ALONE) $(CARGO) build --workspace --bin fathom
+	$(CARGO) build --workspace --bin fathom --test wiki
 	$(ALONE) $(CARGO) test --workspace --test wiki
 
 # Disks on Ceph, on clusters of this machine's own: their OSDs keep everything in memory.
 test-cluster: setup
 	sh tools/setup.sh cluster
-	$(ALONE) $(CARGO) build --workspace --bin fathom
+	$(CARGO) build --workspace --bin fathom --test cluster
 	$(ALONE) $(CARGO) test --workspace --test cluster -- --test-threads=1
-
-# Most tests wait more than they work: twice as many at once as there are processors. Those that trace or have guests do
-# not.
-BUSY := fathom-lab fathom-tests
-test-built:
-	@$(ALONE) RUST_TEST_THREADS=$$((2 * $$(nproc))) \
-		$(CARGO) test --workspace $(BUSY:%=--exclude %) --no-fail-fast; \
-	ended=$$?; $(ALONE) $(CARGO) test $(BUSY:%=--package %) --no-fail-fast && exit $$ended
-	@if [ "$$(id -u)" = 0 ]; then $(ALONE) $(CARGO) test --workspace --test devices --test serve --test img -- --ignored; \
-	else echo "make test: not root, so the tests on loop devices and mounts did NOT run" >&2; fi
-
-# How long each test program and each test takes, as a table. (docs/testing.md has one.)
-test-times: setup
-	@$(ALONE) $(CARGO) build --workspace --bin fathom
-	@$(ALONE) RUST_TEST_THREADS=$$((2 * $$(nproc))) CARGO='$(CARGO)' python3 tools/test_times.py --workspace $(BUSY:%=--exclude %)
-	@$(ALONE) CARGO='$(CARGO)' python3 tools/test_times.py $(BUSY:%=--package %)
 
 # Every fuzz target, or one: `make fuzz-ring`. The corpus grows in fuzz/corpus.
 FUZZ_SECONDS ?= 60
@@ -82,7 +77,7 @@ torture: setup
 
 # Many machines, beside and within each other, until no more fit: all processors for some minutes.
 test-machines: setup
-	$(ALONE) $(CARGO) build --workspace --bin fathom
+	$(CARGO) build --workspace --bin fathom --test machines
 	$(ALONE) $(CARGO) test --workspace --test machines -- --test-threads=1
 
 # Fathom against qemu-storage-daemon, nbdkit, qemu-nbd and the host itself, on this machine.

@@ -164,7 +164,7 @@ def main():
     seed, minutes = int(sys.argv[1]), float(sys.argv[2])
     formats = programs("fathom-formats", ["formats"])["formats"]
     # The tests of fathom-cli run the fathom program next to them.
-    subprocess.run([CARGO, "build", "--workspace", "--bin", "fathom"], check=True)
+    subprocess.run([CARGO, "build", "--workspace", "--bin=fathom", "--test=serve"], check=True)
     cli = programs("fathom-cli", ["img", "serve"])
     begin = time.time()
     with tempfile.NamedTemporaryFile() as tally:

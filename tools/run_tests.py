@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""Runs the test programs of the workspace: tools/run_tests.py [--times] [--hogs N] [PROGRAM ...]
+
+Most programs run beside each other, and those that measure, trace or boot guests one after the other. What a program prints is in
+target/tests/PROGRAM.log, and on the terminal if it fails. After the last program, nothing that the tests have started or mounted may
+be left.
+
+--times    prints how long each program and each test took, as Markdown (docs/testing.md has such a table)
+--hogs N   keeps N processes running that want a processor, to see whether the tests hold on a busy machine
+PROGRAM    runs only these, by the names that are printed, or parts of them
+
+The exit status is 1 if a test fails or something is left.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import time
+
+CARGO = os.environ.get("CARGO", "cargo")
+LOGS = pathlib.Path("target/tests").absolute()
+PROCESSORS = os.cpu_count() or 1
+
+# Packages and programs that measure, trace the machine, or boot guests: nothing else runs then.
+ALONE_PACKAGES = {"lab", "tests"}
+ALONE_PROGRAMS = {
+    f"cli {name}"
+    for name in "breakdown ffsb lab lab_disks lab_parallel lab_settings mail_server qemu_trace sharing syscalls".split()
+}
+# Those that take longest begin first, so that none of them is left at the end.
+LONGEST = ["cli serve", "formats formats", "cli book", "cli fleet", "cli base", "cli img", "exports exports"]
+# They have tests that need root, and are ignored else.
+WITH_ROOT = {"storage devices", "cli serve", "cli img"}
+# No program takes so long, however busy the machine is.
+LIMIT_S = 3600
+# How long what the tests have started may take to end.
+GRACE_S = 20
+# In the environment of whatever the tests start.
+MARK = f"FATHOM_TEST_RUN={os.getpid()}"
+
+# Programs and tests that take less are not in the tables.
+SHOWN_PROGRAM_S, SHOWN_TEST_S = 5, 10
+# A line that libtest prints with --report-time.
+ENDED = re.compile(r"test (.*) \.\.\. (ok|FAILED|ignored.*) <([0-9.]+)s>")
+RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
+
+
+class Program:
+    def __init__(self, unit):
+        self.dir = pathlib.Path(unit["manifest_path"]).parent
+        self.path = unit["executable"]
+        self.package = self.dir.name
+        is_lib = "test" not in unit["target"]["kind"]
+        self.name = f"{self.package} {'(unit tests)' if is_lib else unit['target']['name']}"
+
+    def is_alone(self):
+        return self.package in ALONE_PACKAGES or self.name in ALONE_PROGRAMS
+
+    def order(self):
+        return LONGEST.index(self.name) if self.name in LONGEST else len(LONGEST)
+
+
+class Ran:
+    """What came of a program."""
+
+    def __init__(self, name, seconds, log, status):
+        self.name, self.seconds, self.log = name, seconds, log
+        printed = log.read_text(encoding="utf-8", errors="replace")
+        found = RESULT.search(printed)
+        self.passed, self.failed, self.ignored = (int(n) for n in found.groups()) if found else (0, 0, 0)
+        self.is_ok = status == 0 and found is not None
+        self.tests = [(float(test[3]), test[1]) for test in map(ENDED.fullmatch, printed.splitlines()) if test]
+
+    def say(self, lock):
+        with lock:
+            what = "ok    " if self.is_ok else "FAILED"
+            print(f"{what} {self.seconds:6.1f} s  {self.name}: {self.passed} passed, {self.failed} failed", flush=True)
+            if not self.is_ok:
+                print(self.log.read_text(encoding="utf-8", errors="replace"), flush=True)
+
+
+def programs():
+    """All test programs, built. With all packages at once, as features are those that all of them need together."""
+    command = [CARGO, "test", "--workspace", "--all-targets", "--no-run", "--message-format=json-render-diagnostics"]
+    built = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    units = (json.loads(line) for line in built.splitlines())
+    ours = [u for u in units if u.get("executable") and u["profile"]["test"]]
+    found = [Program(unit) for unit in ours if "example" not in unit["target"]["kind"]]
+    return sorted(found, key=Program.order)
+
+
+def run(program, words=()):
+    """Runs a program. Its tests are as many at once as there are processors."""
+    suffix = "-".join(["", *(word.strip("-") for word in words)])
+    log = LOGS / (re.sub(r"[ ()]+", "-", program.name).strip("-") + suffix + ".log")
+    key, value = MARK.split("=")
+    # Libtest tells times on request only where unstable options are allowed.
+    env = os.environ | {key: value, "RUST_TEST_THREADS": str(PROCESSORS), "RUSTC_BOOTSTRAP": "1"}
+    command = [program.path, "-Zunstable-options", "--report-time", *words]
+    begin = time.monotonic()
+    with open(log, "wb") as out:
+        try:
+            done = subprocess.run(
+                command, cwd=program.dir, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=LIMIT_S, check=False
+            )
+            status = done.returncode
+        except subprocess.TimeoutExpired:
+            out.write(f"\nended: it took more than {LIMIT_S} s\n".encode())
+            status = None
+    return Ran(program.name + suffix.replace("-", " "), time.monotonic() - begin, log, status)
+
+
+def doc_tests():
+    log = LOGS / "documentation.log"
+    begin = time.monotonic()
+    with open(log, "wb") as out:
+        done = subprocess.run([CARGO, "test", "--workspace", "--doc"], stdout=out, stderr=out, check=False)
+    ran = Ran("examples in the documentation of code", time.monotonic() - begin, log, done.returncode)
+    results = RESULT.findall(log.read_text(encoding="utf-8", errors="replace"))
+    ran.passed, ran.failed, ran.ignored = (sum(int(result[n]) for result in results) for n in range(3))
+    return ran
+
+
+def run_all(wanted):
+    """Runs them, and says what came of each as it ends."""
+    lock = threading.Lock()
+    ran = []
+
+    def note(one):
+        one.say(lock)
+        ran.append(one)
+
+    beside = [p for p in wanted if not p.is_alone()]
+    with concurrent.futures.ThreadPoolExecutor(PROCESSORS) as pool:
+        for ended in concurrent.futures.as_completed([pool.submit(run, program) for program in beside]):
+            note(ended.result())
+    for program in wanted:
+        if program.is_alone():
+            note(run(program))
+    if os.geteuid() == 0:
+        for program in wanted:
+            if program.name in WITH_ROOT:
+                note(run(program, ["--ignored"]))
+    else:
+        print("not root, so the tests on loop devices and mounts did NOT run", file=sys.stderr)
+    return ran
+
+
+def mounts():
+    return {line.split()[4] for line in pathlib.Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()}
+
+
+def loops():
+    return {path.parts[3] for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file")}
+
+
+def processes():
+    """Those that the tests have started."""
+    found = set()
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if path.joinpath("environ").read_bytes().split(b"\0").count(MARK.encode()):
+                command = path.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found.add(f"process {path.name}: {command[:150]}")
+        except OSError:
+            # It has ended, or is nobody's to look at.
+            continue
+    return found
+
+
+def left(before):
+    """What the tests have left, after a time to go away."""
+    until = time.monotonic() + GRACE_S
+    while True:
+        now = {f"mount {at}" for at in mounts() - before[0]} | {f"device {at}" for at in loops() - before[1]} | processes()
+        if not now or time.monotonic() > until:
+            return sorted(now)
+        time.sleep(0.2)
+
+
+def table(head, rows):
+    print(f"\n| {head} | s |\n|---|---|")
+    for seconds, name in sorted(rows, reverse=True):
+        print(f"| {name} | {seconds:.0f} |")
+
+
+def tell_times(ran):
+    table(f"program ({SHOWN_PROGRAM_S} s and more)", [(r.seconds, r.name) for r in ran if r.seconds >= SHOWN_PROGRAM_S])
+    tests = [(seconds, f"{r.name}: {name}") for r in ran for seconds, name in r.tests if seconds >= SHOWN_TEST_S]
+    table(f"test ({SHOWN_TEST_S} s and more)", tests)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", action="store_true")
+    parser.add_argument("--hogs", type=int, default=0, metavar="N")
+    parser.add_argument("program", nargs="*")
+    args = parser.parse_args()
+    wanted = [p for p in programs() if not args.program or any(word in p.name for word in args.program)]
+    if not wanted:
+        sys.exit(f"no test program is called {' or '.join(args.program)}")
+    LOGS.mkdir(parents=True, exist_ok=True)
+    before, begin = (mounts(), loops()), time.monotonic()
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.hogs)]
+    try:
+        ran = run_all(wanted) + ([] if args.program else [doc_tests()])
+    finally:
+        for hog in hogs:
+            hog.kill()
+    rest = left(before)
+    if args.times:
+        tell_times(ran)
+    failed = [r for r in ran if not r.is_ok]
+    print(
+        f"\n{len(ran)} programs, {sum(r.passed for r in ran)} tests passed, {sum(r.failed for r in ran)} failed, "
+        f"in {(time.monotonic() - begin) / 60:.0f} minutes"
+    )
+    for one in failed:
+        print(f"FAILED: {one.name} ({one.log})")
+    for what in rest:
+        print(f"left by the tests: {what}")
+    sys.exit(1 if failed or rest else 0)
+
+
+if __name__ == "__main__":
+    main()
