@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Runs the test programs of the workspace: tools/run_tests.py [--times] [--hogs N] [PROGRAM ...]
 
-Most programs run beside each other, and those that measure, trace or boot guests one after the other. What a program prints is in
-target/tests/PROGRAM.log, and on the terminal if it fails. After the last program, nothing that the tests have started or mounted may
-be left.
+They run one after the other: all of them use the directory in which servers are found (/run/fathom), and a server that a test has
+stopped holds up whoever lists all servers. What a program prints is in target/tests/PROGRAM.log, and on the terminal if it fails.
+After the last program, nothing that the tests have started or mounted may be left.
 
 --times    prints how long each program and each test took, as Markdown (docs/testing.md has such a table)
 --hogs N   keeps N processes running that want a processor, to see whether the tests hold on a busy machine
@@ -13,28 +13,25 @@ The exit status is 1 if a test fails or something is left.
 """
 
 import argparse
-import concurrent.futures
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
-import threading
 import time
 
 CARGO = os.environ.get("CARGO", "cargo")
 LOGS = pathlib.Path("target/tests").absolute()
 PROCESSORS = os.cpu_count() or 1
 
-# Packages and programs that measure, trace the machine, or boot guests: nothing else runs then.
-ALONE_PACKAGES = {"lab", "tests"}
-ALONE_PROGRAMS = {
+# Packages and programs that measure, trace the machine, or boot guests. Tests of others wait more than they work: twice as many run at
+# once as there are processors.
+BUSY_PACKAGES = {"lab", "tests"}
+BUSY_PROGRAMS = {
     f"cli {name}"
     for name in "breakdown ffsb lab lab_disks lab_parallel lab_settings mail_server qemu_trace sharing syscalls".split()
 }
-# Those that take longest begin first, so that none of them is left at the end.
-LONGEST = ["cli serve", "formats formats", "cli book", "cli fleet", "cli base", "cli img", "exports exports"]
 # They have tests that need root, and are ignored else.
 WITH_ROOT = {"storage devices", "cli serve", "cli img"}
 # No program takes so long, however busy the machine is.
@@ -59,11 +56,11 @@ class Program:
         is_lib = "test" not in unit["target"]["kind"]
         self.name = f"{self.package} {'(unit tests)' if is_lib else unit['target']['name']}"
 
-    def is_alone(self):
-        return self.package in ALONE_PACKAGES or self.name in ALONE_PROGRAMS
+    def is_busy(self):
+        return self.package in BUSY_PACKAGES or self.name in BUSY_PROGRAMS
 
-    def order(self):
-        return LONGEST.index(self.name) if self.name in LONGEST else len(LONGEST)
+    def threads(self):
+        return PROCESSORS if self.is_busy() else 2 * PROCESSORS
 
 
 class Ran:
@@ -77,12 +74,11 @@ class Ran:
         self.is_ok = status == 0 and found is not None
         self.tests = [(float(test[3]), test[1]) for test in map(ENDED.fullmatch, printed.splitlines()) if test]
 
-    def say(self, lock):
-        with lock:
-            what = "ok    " if self.is_ok else "FAILED"
-            print(f"{what} {self.seconds:6.1f} s  {self.name}: {self.passed} passed, {self.failed} failed", flush=True)
-            if not self.is_ok:
-                print(self.log.read_text(encoding="utf-8", errors="replace"), flush=True)
+    def say(self):
+        what = "ok    " if self.is_ok else "FAILED"
+        print(f"{what} {self.seconds:6.1f} s  {self.name}: {self.passed} passed, {self.failed} failed", flush=True)
+        if not self.is_ok:
+            print(self.log.read_text(encoding="utf-8", errors="replace"), flush=True)
 
 
 def programs():
@@ -92,16 +88,16 @@ def programs():
     units = (json.loads(line) for line in built.splitlines())
     ours = [u for u in units if u.get("executable") and u["profile"]["test"]]
     found = [Program(unit) for unit in ours if "example" not in unit["target"]["kind"]]
-    return sorted(found, key=Program.order)
+    return sorted(found, key=Program.is_busy)
 
 
 def run(program, words=()):
-    """Runs a program. Its tests are as many at once as there are processors."""
+    """Runs a program."""
     suffix = "-".join(["", *(word.strip("-") for word in words)])
     log = LOGS / (re.sub(r"[ ()]+", "-", program.name).strip("-") + suffix + ".log")
     key, value = MARK.split("=")
     # Libtest tells times on request only where unstable options are allowed.
-    env = os.environ | {key: value, "RUST_TEST_THREADS": str(PROCESSORS), "RUSTC_BOOTSTRAP": "1"}
+    env = os.environ | {key: value, "RUST_TEST_THREADS": str(program.threads()), "RUSTC_BOOTSTRAP": "1"}
     command = [program.path, "-Zunstable-options", "--report-time", *words]
     begin = time.monotonic()
     with open(log, "wb") as out:
@@ -129,20 +125,14 @@ def doc_tests():
 
 def run_all(wanted):
     """Runs them, and says what came of each as it ends."""
-    lock = threading.Lock()
     ran = []
 
     def note(one):
-        one.say(lock)
+        one.say()
         ran.append(one)
 
-    beside = [p for p in wanted if not p.is_alone()]
-    with concurrent.futures.ThreadPoolExecutor(PROCESSORS) as pool:
-        for ended in concurrent.futures.as_completed([pool.submit(run, program) for program in beside]):
-            note(ended.result())
     for program in wanted:
-        if program.is_alone():
-            note(run(program))
+        note(run(program))
     if os.geteuid() == 0:
         for program in wanted:
             if program.name in WITH_ROOT:
