@@ -139,7 +139,7 @@ pub fn send(signal: &str, to: u64) {
     let sent = Command::new("kill").args(["-s", signal, &pid]).status();
     assert!(sent.expect("kill").success());
     if signal == "STOP" {
-        // One thread takes the signal; until it runs, the others go on.
+        // The process stops when one of its threads has handled the signal. The others run until then.
         eventually("all its threads stop", || has_stopped(to).then_some(()));
     }
 }

@@ -6,7 +6,8 @@
 //! been seen. Where the page cache is bypassed, no cached writes can be lost, and nothing waits.
 //!
 //! Workers that wait for each other's flushes are slow. A disk with several workers is opened once more for each of them
-//! ([`OwnFile`]), where the kernel is known to report errors to each open file. Each worker is told by itself then.
+//! ([`OwnFile`]), where the kernel is known to report errors to each open file. The kernel then reports
+//! lost writes to each worker.
 //!
 //! Memory order: a worker publishes a flush (`begun`, `oldest`) before it hands the flush to the kernel. If the kernel
 //! told that flush of an error before it let another one succeed, the worker of the other one has been ordered after
@@ -54,12 +55,12 @@ impl Flushes {
         }
     }
 
-    /// Whoever flushes by the file: a worker, or a thread that waits for its flush.
+    /// A new flusher of this file: a worker, or a thread that waits for its flush.
     pub(super) fn flusher(self: &Arc<Self>) -> Flusher {
         self.add_flusher(&mut self.oldest())
     }
 
-    /// The same if there is no other one.
+    /// A new flusher, if the file has no other one.
     pub(super) fn only_flusher(self: &Arc<Self>) -> Option<Flusher> {
         let mut all = self.oldest();
         let is_free = all.iter().all(|oldest| oldest.strong_count() == 0);

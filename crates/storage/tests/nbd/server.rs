@@ -62,10 +62,10 @@ impl Server {
         self.child = Server::start_nbdkit(self.dir.path(), args);
     }
 
-    /// Has the server answer nothing, until it is to `go_on`.
+    /// Stops the server: it answers nothing until [`Server::go_on`].
     pub fn stop(&self) {
         self.signal("STOP");
-        // One thread takes the signal; until it runs, the others go on.
+        // The process stops when one of its threads has handled the signal. The others run until then.
         let started = Instant::now();
         while !self.has_stopped() {
             assert!(started.elapsed() < Duration::from_secs(60));
