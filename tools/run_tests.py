@@ -53,8 +53,9 @@ class Program:
         self.dir = pathlib.Path(unit["manifest_path"]).parent
         self.path = unit["executable"]
         self.package = self.dir.name
-        is_lib = "test" not in unit["target"]["kind"]
-        self.name = f"{self.package} {'(unit tests)' if is_lib else unit['target']['name']}"
+        kinds, name = unit["target"]["kind"], unit["target"]["name"]
+        part = name if "test" in kinds else "(unit tests of the program)" if "bin" in kinds else "(unit tests)"
+        self.name = f"{self.package} {part}"
 
     def is_busy(self):
         return self.package in BUSY_PACKAGES or self.name in BUSY_PROGRAMS
@@ -76,7 +77,8 @@ class Ran:
 
     def say(self):
         what = "ok    " if self.is_ok else "FAILED"
-        print(f"{what} {self.seconds:6.1f} s  {self.name}: {self.passed} passed, {self.failed} failed", flush=True)
+        counts = f"{self.passed} passed, {self.failed} failed, {self.ignored} ignored"
+        print(f"{what} {self.seconds:6.1f} s  {self.name}: {counts}", flush=True)
         if not self.is_ok:
             print(self.log.read_text(encoding="utf-8", errors="replace"), flush=True)
 
