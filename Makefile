@@ -8,7 +8,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 ALONE := env -u MAKEFLAGS -u MFLAGS
 FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
 .PHONY: setup build demo test test-times test-busy test-kvm test-cluster fuzz fuzz-build $(FUZZ) torture test-machines bench book lint \
-	installed install install-files uninstall deb static test-package
+	reliability installed install install-files uninstall deb static test-package
 
 # Installs what is missing (Debian packages); quick when everything is there.
 setup:
@@ -74,6 +74,10 @@ TORTURE_SEED ?= $(shell date +%s)
 TORTURE_MINUTES ?= 240
 torture: setup
 	CARGO='$(CARGO)' python3 tools/torture.py $(TORTURE_SEED) $(TORTURE_MINUTES)
+
+# Adds the runs of target/torture.json to the table in docs/reliability.md.
+reliability:
+	python3 tools/reliability.py
 
 # Many machines, beside and within each other, until no more fit: all processors for some minutes.
 test-machines: setup
