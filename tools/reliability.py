@@ -14,7 +14,7 @@ LEDGER = "target/torture.json"
 PAGE = "docs/reliability.md"
 BEGIN, END = "<!-- runs -->", "<!-- end of runs -->"
 
-# What the tests count (crates/tally), in the order of the columns.
+# What the tests count (crates/testing), in the order of the columns.
 KINDS = ["requests", "kills", "power-cuts", "storage-errors", "hostile-inputs", "comparisons"]
 COLUMNS = ["date", "version", "seed", "min", *(kind.replace("-", " ") for kind in KINDS), "failed"]
 SEED = COLUMNS.index("seed")

@@ -8,7 +8,7 @@ stop the other runs. The report at the end has, for each failure, the command th
 Rounds follow each other, with new seeds each, until the MINUTES are over: tests begin nothing more then, and jobs on served
 disks, which take some minutes, come to their end. Within a round, these jobs run first and storage errors last.
 
-What was tried is counted by the tests (crates/tally), printed each minute, and added as one line of JSON to target/torture.json.
+What was tried is counted by the tests (crates/testing), printed each minute, and added as one line of JSON to target/torture.json.
 """
 
 import collections

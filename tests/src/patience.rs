@@ -2,9 +2,7 @@
 //! stop it later and know nothing.
 
 use std::collections::HashMap;
-use std::fs;
 use std::io::Write;
-use std::path::Path;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
@@ -64,42 +62,11 @@ fn look_again_and_again() {
             continue;
         };
         // Not by a macro: what those print is caught for tests, and lost with this process.
-        let said = format!("{name} hangs. What waits for what:\n{}", who_waits());
+        let said = format!(
+            "{name} hangs. What waits for what:\n{}",
+            fathom_testing::threads_of(std::process::id())
+        );
         let _ = std::io::stderr().write_all(said.as_bytes());
         std::process::exit(101);
     }
-}
-
-/// All threads of this process and of those below it: where each is in the kernel.
-fn who_waits() -> String {
-    let mut said = String::new();
-    let mut processes = vec![std::process::id()];
-    while let Some(process) = processes.pop() {
-        let at = Path::new("/proc").join(process.to_string());
-        let read = |path: &Path| {
-            let bytes = fs::read(path).unwrap_or_default();
-            String::from_utf8_lossy(&bytes).replace(['\0', '\n'], " ")
-        };
-        said += &format!("{process}: {:.300}\n", read(&at.join("cmdline")));
-        for task in fs::read_dir(at.join("task"))
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
-            let of = |name| read(&task.path().join(name));
-            let state = of("stat");
-            let state = state
-                .rsplit_once(") ")
-                .map_or("gone", |(_, rest)| &rest[..1]);
-            let (name, call, stack) = (of("comm"), of("syscall"), of("stack"));
-            said += &format!("    {name}{state} in {}: {call}{stack}\n", of("wchan"));
-            let children = of("children");
-            processes.extend(
-                children
-                    .split_whitespace()
-                    .filter_map(|pid| pid.parse::<u32>().ok()),
-            );
-        }
-    }
-    said
 }

@@ -11,7 +11,7 @@ use std::process::Command;
 const MAY_USE: &[(&str, &[&str])] = &[
     ("fathom-units", &[]),
     ("fathom-sigbus", &[]),
-    ("fathom-tally", &[]),
+    ("fathom-testing", &[]),
     ("fathom-tls", &[]),
     ("fathom-nbd", &["fathom-tls"]),
     ("fathom-files", &[]),
@@ -40,7 +40,6 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-files",
             "fathom-luks",
             "fathom-foreign",
-            "fathom-tally",
         ],
     ),
     (
@@ -191,12 +190,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-trace",
             "fathom-files",
             "fathom-units",
-            "fathom-tally",
         ],
     ),
     (
         "fathom-tests",
         &[
+            "fathom-testing",
             "fathom-nbd",
             "fathom-load",
             "fathom-lab",
@@ -261,6 +260,9 @@ fn shown(path: &Path) -> String {
     path.strip_prefix(root()).unwrap().display().to_string()
 }
 
+/// What tests of any crate may use.
+const FOR_TESTS: (&str, &str) = ("dev-dependencies", "fathom-testing");
+
 /// (name, names of used workspace crates) of a Cargo.toml; dev-dependencies count too, since a
 /// test that needs a sibling is a sign of a missing seam.
 fn read_manifest(text: &str) -> (String, Vec<String>) {
@@ -280,7 +282,7 @@ fn read_manifest(text: &str) -> (String, Vec<String>) {
             let key = key.trim().split('.').next().unwrap_or_default();
             if section == "package" && key == "name" {
                 name = value.trim().trim_matches('"').to_owned();
-            } else if section.ends_with("dependencies") {
+            } else if section.ends_with("dependencies") && (section.as_str(), key) != FOR_TESTS {
                 uses.push(key.to_owned());
             }
         }

@@ -2,7 +2,7 @@
 
 use crate::support::{as_arg, disk_dir, stdout_of};
 use crate::{create, qemu_img};
-use fathom_tally::Tried;
+use fathom_testing::Tried;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;

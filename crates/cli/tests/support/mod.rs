@@ -8,7 +8,7 @@ pub mod prometheus;
 pub mod s3;
 
 use fathom_formats::Format;
-use fathom_tally::Tried;
+use fathom_testing::Tried;
 use std::fs::{self, File};
 use std::os::fd::RawFd;
 use std::os::unix::net::{UnixListener, UnixStream};

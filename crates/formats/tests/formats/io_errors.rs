@@ -12,7 +12,7 @@ use crate::support::sim::run::{Run, Start};
 use crate::support::sim::world::{Fault, Log, World};
 use crate::support::sim::{each, rounds};
 use fathom_core::Disk;
-use fathom_tally::{Tried, is_time_up};
+use fathom_testing::{Tried, is_time_up};
 use std::sync::Arc;
 
 const CASES: &[Case] = &[

@@ -15,7 +15,7 @@ use crate::support::sim::worker::Ask;
 use crate::support::sim::world::{Kill, World};
 use crate::support::sim::{each, keepsake, rounds};
 use fathom_core::{Disk, DiskError, Keepsake, Op};
-use fathom_tally::Tried;
+use fathom_testing::Tried;
 use std::ops::Range;
 use std::sync::Arc;
 

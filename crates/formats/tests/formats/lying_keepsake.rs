@@ -15,7 +15,7 @@ use crate::support::sim::world::World;
 use crate::support::sim::{each, keepsake, rounds};
 use fathom_core::{Disk, Op};
 use fathom_formats::offline::check::{Options, check};
-use fathom_tally::{Tried, is_time_up};
+use fathom_testing::{Tried, is_time_up};
 use std::cell::Cell;
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 use super::image;
 use crate::kinds::tool;
 use crate::support::{as_arg, disk_dir, eventually, fathom, run, short_dir};
-use fathom_tally::Tried;
+use fathom_testing::Tried;
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

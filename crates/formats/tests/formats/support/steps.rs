@@ -5,7 +5,7 @@ use fathom_formats::offline::check::{Options, check};
 use fathom_formats::qcow2::{Cluster, Header, L1Entry, L2Entry};
 use fathom_formats::testing::MemoryFile;
 use fathom_formats::{Format, GuestOffset, HostOffset, Result};
-use fathom_tally::Tried;
+use fathom_testing::Tried;
 use std::io;
 use std::sync::Mutex;
 

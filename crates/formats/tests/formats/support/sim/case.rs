@@ -8,7 +8,7 @@ use super::world::World;
 use crate::support::{SECRET, create_file, keys, pairs, qemu_checks, qemu_img, qemu_opens};
 use fathom_formats::Format;
 use fathom_formats::served::{ImageOptions, OwnBitmaps};
-use fathom_tally::Tried;
+use fathom_testing::Tried;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

@@ -11,7 +11,7 @@ use super::run::{Run, Start};
 use super::world::{Change, Event, Log, SECTOR, World, apply};
 use fathom_core::Disk;
 use fathom_formats::offline::check::{Options, check};
-use fathom_tally::Tried;
+use fathom_testing::Tried;
 use std::sync::Arc;
 
 /// What becomes of changes that are not flushed.

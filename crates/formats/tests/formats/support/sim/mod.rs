@@ -29,7 +29,7 @@ pub use crate::support::rounds;
 
 use crate::support::number;
 use case::{Case, Made};
-use fathom_tally::is_time_up;
+use fathom_testing::is_time_up;
 
 /// Says how to run a test again that fails.
 pub struct Again(String);

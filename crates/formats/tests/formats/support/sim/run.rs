@@ -8,7 +8,7 @@ use super::world::{World, trace};
 use fathom_core::extents::extents;
 use fathom_core::{Disk, DiskError, Op};
 use fathom_formats::served::{Beside, ImageDisk, ImageOptions};
-use fathom_tally::Tried;
+use fathom_testing::Tried;
 use std::collections::HashMap;
 use std::sync::Arc;
 

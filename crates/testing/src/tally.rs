@@ -1,6 +1,4 @@
 //! What randomized tests share with `make torture`: counts of what they have tried, and until when they try more.
-//!
-//! Only tests use this crate.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
