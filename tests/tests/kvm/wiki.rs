@@ -4,7 +4,6 @@
 //! keeps one CPU of the machine busy. Their times are stretched; what is checked is that requests
 //! are found in all layers and that layers add up, never how long they take.
 
-#[path = "wiki/truth.rs"]
 mod truth;
 
 use std::path::{Path, PathBuf};
