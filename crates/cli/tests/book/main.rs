@@ -8,6 +8,8 @@ mod run;
 use pages::Page;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{iter, thread};
 
 /// Of the repository.
 fn root() -> &'static Path {
@@ -39,7 +41,18 @@ fn the_contents_have_each_page_once() {
 
 #[test]
 fn what_a_page_shows_can_be_done() {
-    let pages = pages::all(root());
-    let wrong: Vec<_> = pages.iter().filter_map(run::all_of).collect();
+    let pages = &pages::all(root());
+    let next = &AtomicUsize::new(0);
+    // What they show waits more than it works.
+    let some = || {
+        let next = || pages.get(next.fetch_add(1, Ordering::Relaxed));
+        iter::from_fn(next).filter_map(run::all_of).collect()
+    };
+    let wrong: Vec<Vec<String>> = thread::scope(|scope| {
+        let threads = [(); 4].map(|()| scope.spawn(some));
+        let ended = threads.into_iter().map(|thread| thread.join().unwrap());
+        ended.collect()
+    });
+    let wrong = wrong.concat();
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }

@@ -14,7 +14,8 @@ use std::{env, fs};
 /// Seconds for a page.
 const LIMIT: &str = "180";
 
-/// What all of them can use. The machine's own directories and ports are not touched: these are empty ones.
+/// What all of them can use. The machine's own directories and ports are not touched, nor those of other pages:
+/// these are empty ones.
 const BEFORE: &str = r#"
 set -eu
 mount -t tmpfs none /run
@@ -83,6 +84,7 @@ pub fn all_of(page: &Page) -> Option<String> {
         LIMIT,
         "unshare",
         "--mount",
+        "--net",
         "--pid",
         "--fork",
     ]);
