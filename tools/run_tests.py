@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -45,6 +46,9 @@ MARK = f"FATHOM_TEST_RUN={os.getpid()}"
 SHOWN_PROGRAM_S, SHOWN_TEST_S = 5, 10
 # A line that libtest prints with --report-time.
 ENDED = re.compile(r"test (.*) \.\.\. (ok|FAILED|ignored.*) <([0-9.]+)s>")
+# Libtest prints it before what the tests that failed have printed.
+FAILURES = "\nfailures:\n"
+SHOWN_CHARACTERS = 100_000
 RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 
 
@@ -67,8 +71,9 @@ class Program:
 class Ran:
     """What came of a program."""
 
-    def __init__(self, name, seconds, log, status):
-        self.name, self.seconds, self.log = name, seconds, log
+    def __init__(self, name, seconds, busy, log, status):
+        # `busy`: of how many processors it used the time, on average.
+        self.name, self.seconds, self.busy, self.log = name, seconds, busy, log
         printed = log.read_text(encoding="utf-8", errors="replace")
         found = RESULT.search(printed)
         self.passed, self.failed, self.ignored = (int(n) for n in found.groups()) if found else (0, 0, 0)
@@ -80,7 +85,20 @@ class Ran:
         counts = f"{self.passed} passed, {self.failed} failed, {self.ignored} ignored"
         print(f"{what} {self.seconds:6.1f} s  {self.name}: {counts}", flush=True)
         if not self.is_ok:
-            print(self.log.read_text(encoding="utf-8", errors="replace"), flush=True)
+            print(self.why(), flush=True)
+
+    def why(self):
+        """What the tests that failed have printed. (All of it is in the log.)"""
+        printed = self.log.read_text(encoding="utf-8", errors="replace")
+        at = printed.find(FAILURES)
+        shown = printed[at:] if at >= 0 else printed
+        return shown if len(shown) <= SHOWN_CHARACTERS else f"[...]\n{shown[-SHOWN_CHARACTERS:]}"
+
+
+def cpu_s():
+    """Processor time of everything that has been started and has ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def programs():
@@ -101,7 +119,7 @@ def run(program, words=()):
     # Libtest tells times on request only where unstable options are allowed.
     env = os.environ | {key: value, "RUST_TEST_THREADS": str(program.threads()), "RUSTC_BOOTSTRAP": "1"}
     command = [program.path, "-Zunstable-options", "--report-time", *words]
-    begin = time.monotonic()
+    begin, cpu = time.monotonic(), cpu_s()
     with open(log, "wb") as out:
         try:
             done = subprocess.run(
@@ -111,15 +129,17 @@ def run(program, words=()):
         except subprocess.TimeoutExpired:
             out.write(f"\nended: it took more than {LIMIT_S} s\n".encode())
             status = None
-    return Ran(program.name + suffix.replace("-", " "), time.monotonic() - begin, log, status)
+    seconds = time.monotonic() - begin
+    return Ran(program.name + suffix.replace("-", " "), seconds, (cpu_s() - cpu) / seconds, log, status)
 
 
 def doc_tests():
     log = LOGS / "documentation.log"
-    begin = time.monotonic()
+    begin, cpu = time.monotonic(), cpu_s()
     with open(log, "wb") as out:
         done = subprocess.run([CARGO, "test", "--workspace", "--doc"], stdout=out, stderr=out, check=False)
-    ran = Ran("examples in the documentation of code", time.monotonic() - begin, log, done.returncode)
+    seconds = time.monotonic() - begin
+    ran = Ran("examples in the documentation of code", seconds, (cpu_s() - cpu) / seconds, log, done.returncode)
     results = RESULT.findall(log.read_text(encoding="utf-8", errors="replace"))
     ran.passed, ran.failed, ran.ignored = (sum(int(result[n]) for result in results) for n in range(3))
     return ran
@@ -176,16 +196,15 @@ def left(before):
         time.sleep(0.2)
 
 
-def table(head, rows):
-    print(f"\n| {head} | s |\n|---|---|")
-    for seconds, name in sorted(rows, reverse=True):
-        print(f"| {name} | {seconds:.0f} |")
-
-
 def tell_times(ran):
-    table(f"program ({SHOWN_PROGRAM_S} s and more)", [(r.seconds, r.name) for r in ran if r.seconds >= SHOWN_PROGRAM_S])
+    print(f"\n| program ({SHOWN_PROGRAM_S} s and more) | tests | s | processors used |\n|---|---|---|---|")
+    for one in sorted(ran, key=lambda one: -one.seconds):
+        if one.seconds >= SHOWN_PROGRAM_S:
+            print(f"| {one.name} | {one.passed + one.failed} | {one.seconds:.0f} | {one.busy:.1f} |")
+    print(f"\n| test ({SHOWN_TEST_S} s and more) | s |\n|---|---|")
     tests = [(seconds, f"{r.name}: {name}") for r in ran for seconds, name in r.tests if seconds >= SHOWN_TEST_S]
-    table(f"test ({SHOWN_TEST_S} s and more)", tests)
+    for seconds, name in sorted(tests, reverse=True):
+        print(f"| {name} | {seconds:.0f} |")
 
 
 def main():
