@@ -23,6 +23,8 @@ pub struct Upgrade {
 
 /// What was begun before an upgrade has so long to end.
 const SETTLE: Duration = Duration::from_secs(20);
+/// How often commands are given up after that: more often than any operation has commands.
+const GIVEN_UP: usize = 16;
 
 impl Book {
     /// What cannot be handed over is refused before anything is waited for.
@@ -71,11 +73,14 @@ impl Book {
             .as_ref()
             .is_some_and(|upgrade| upgrade.until <= now)
         {
-            // Other processes that do not answer are left as they are.
-            self.host.give_up_commands();
-            self.take_steps();
-            if self.is_settled() && self.host.is_settled() {
-                return self.upgrade.take();
+            // Other processes that do not answer are left as they are. An operation of several commands goes on with
+            // its next one, which is given up in turn; so is what somebody asks meanwhile.
+            for _ in 0..GIVEN_UP {
+                self.host.give_up_commands();
+                self.take_steps();
+                if self.is_settled() && self.host.is_settled() {
+                    return self.upgrade.take();
+                }
             }
         }
         if let Some(late) = self.upgrade.take_if(|upgrade| upgrade.until <= now) {

@@ -5,6 +5,8 @@ use crate::support::{eventually, fathom, send, stdout_of};
 use serde_json::Value;
 use std::fs;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 /// The processes of this tenant.
 fn processes(tenant: &str, of: &Chain) -> usize {
@@ -16,8 +18,17 @@ fn processes(tenant: &str, of: &Chain) -> usize {
     lines.filter(|line| line == wanted.as_bytes()).count()
 }
 
-/// Its command is given up after a while. It is stopped while the server is replaced, and lets itself be replaced
-/// when it goes on.
+/// Set when this is dropped, also by a panic.
+struct Flag<'a>(&'a AtomicBool);
+
+impl Drop for Flag<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Its command is given up after a while, and so are those of others who list all disks all the time. It is stopped
+/// while the server is replaced, and lets itself be replaced when it goes on.
 #[test]
 fn tenant_that_owes_a_reply_does_not_prevent_an_upgrade() {
     // (No other test has a tenant of that name.)
@@ -53,11 +64,24 @@ fn tenant_that_owes_a_reply_does_not_prevent_an_upgrade() {
         .stdout(Stdio::piped())
         .spawn();
     let upgrade = upgrade.unwrap();
-    eventually("a process that is to take its place", || {
-        (processes(name, &chain) == 2).then_some(())
+    let is_over = &AtomicBool::new(false);
+    let list = || {
+        while !is_over.load(Ordering::Relaxed) {
+            // (It fails where the tenant's command is given up.)
+            let mut list = fathom();
+            list.args(["group", "list", "--server", &api]).output().unwrap();
+        }
+    };
+    let output = thread::scope(|scope| {
+        scope.spawn(list);
+        scope.spawn(list);
+        let _over = Flag(is_over);
+        eventually("a process that is to take its place", || {
+            (processes(name, &chain) == 2).then_some(())
+        });
+        send("CONT", owing);
+        upgrade.wait_with_output().unwrap()
     });
-    send("CONT", owing);
-    let output = upgrade.wait_with_output().unwrap();
     assert!(output.status.success());
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     chain.pid = answer["pid"].as_u64().unwrap();
