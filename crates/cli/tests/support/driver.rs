@@ -2,7 +2,7 @@
 //! crate, of which nothing is ours.
 
 use super::support::{PATIENCE, eventually};
-use fathom_tally::Tried;
+use fathom_testing::Tried;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::os::fd::AsRawFd;
