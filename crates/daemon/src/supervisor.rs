@@ -131,6 +131,12 @@ impl Tenants {
         is_settled && self.leaving.is_empty() && self.renewing.is_none()
     }
 
+    /// Answers who asked for all disks and need not wait any longer.
+    fn tell_listings(&mut self) {
+        let now = Instant::now();
+        self.listings.retain_mut(|listing| !listing.tell(now));
+    }
+
     /// Take in what this tenant says, as far as it does not say more than others have time for; false:
     /// it has ended.
     fn hear(&mut self, name: &str) -> bool {
@@ -349,8 +355,7 @@ impl Host for Tenants {
         self.end_overdue();
         self.start_again();
         self.see_off();
-        let now = Instant::now();
-        self.listings.retain_mut(|listing| !listing.tell(now));
+        self.tell_listings();
         true
     }
 
@@ -419,6 +424,7 @@ impl Host for Tenants {
 
     fn give_up_commands(&mut self) {
         self.expire(true);
+        self.tell_listings();
         for (name, tenant) in &mut self.all {
             let ending = tenant.stop_waiting_for_end();
             self.dying
