@@ -9,6 +9,7 @@ mod scene;
 
 use fathom_limiter::judge;
 use fathom_run::evidence::{Evidence, ThreadTime};
+use fathom_testing::decide;
 use memory::{AMPLE, TIGHT, seen_with_memory};
 use scene::{
     Beside, LOAD, SERVER, Work, bench, checksums, rate, seen, seen_on_disk, told_by_bench,
@@ -81,18 +82,13 @@ fn expect_times(more: &Evidence, less: &Evidence, times: f64, what: &str) -> Res
     (more > times * less).then_some(()).ok_or(said)
 }
 
-/// Others may use this machine's CPUs and its disk for a while.
-const ATTEMPTS: u32 = 3;
-
 /// What limits, one after the other: they would be each other's limit.
 #[test]
 fn what_limits_a_served_disk_is_named_and_is_what_limits() {
     let limits: [fn() -> Result<(), String>; 6] =
         [a_thread, the_load, latency, a_filter, the_device, memory];
-    for limit in limits {
-        let seen = (1..ATTEMPTS).fold(limit(), |seen, _| seen.or_else(|_| limit()));
-        seen.unwrap();
-    }
+    // (Others may use this machine's CPUs and its disk for a while.)
+    limits.iter().for_each(|limit| decide(|| limit().unwrap()));
 }
 
 fn a_thread() -> Result<(), String> {

@@ -35,6 +35,17 @@ impl<'a> Deadline<'a> {
         }
     }
 
+    /// Like [`check`](Deadline::check); `seen` adds what the last look showed.
+    ///
+    /// # Panics
+    /// If the time is over, with that and [what all threads do](threads_of).
+    pub fn check_with(&self, seen: impl FnOnce() -> String) {
+        if Instant::now() > self.at {
+            let (seen, threads) = (seen(), threads_of(std::process::id()));
+            panic!("waited in vain for {}\n{seen}\n{threads}", self.what);
+        }
+    }
+
     /// Sleeps until it is time to look again.
     ///
     /// # Panics
@@ -104,18 +115,18 @@ fn line(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{eventually, threads_of};
+    use super::{threads_of, until};
     use std::process::{Command, Stdio};
 
     #[test]
     fn threads_of_children_are_told() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let said = eventually("cat reads", || {
+        let process = format!("\n{}: cat", child.id());
+        // The child has the name and the command line of this program until it calls exec.
+        until("a process and a thread of cat", || {
             let said = threads_of(std::process::id());
-            let cat = said.lines().find(|line| line.contains("    cat S in "));
-            cat.is_some().then_some(said)
+            said.contains(&process) && said.contains("    cat S in ")
         });
-        assert!(said.contains(&format!("\n{}: cat", child.id())), "{said}");
         drop(child.stdin.take());
         child.wait().unwrap();
     }
