@@ -7,8 +7,8 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # With --jobs, these name descriptors that make keeps for itself.
 ALONE := env -u MAKEFLAGS -u MFLAGS
 FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
-.PHONY: setup build demo test test-times test-busy test-kvm test-cluster fuzz fuzz-build $(FUZZ) torture test-machines bench book lint \
-	reliability installed install install-files uninstall deb static test-package
+.PHONY: setup build demo test test-times test-busy test-kvm test-cluster coverage fuzz fuzz-build $(FUZZ) torture test-machines bench book \
+	lint reliability installed install install-files uninstall deb static test-package
 
 # Installs what is missing (Debian packages); quick when everything is there.
 setup:
@@ -44,6 +44,12 @@ HOGS ?= 12
 test-busy: setup
 	$(CARGO) build --workspace --all-targets
 	@$(ALONE) CARGO='$(CARGO)' python3 tools/run_tests.py --hogs $(HOGS) $(TESTS)
+
+# Which code `make test` reaches: target/coverage/summary.md, and each line in target/coverage/page. It builds all of it
+# once more. TESTS works as there.
+coverage: setup
+	CARGO_TARGET_DIR=$(TARGET)/coverage sh tools/setup.sh coverage
+	CARGO='$(CARGO)' python3 tools/coverage.py $(TESTS)
 
 # What only KVM shows, the wiki's experiment above all, on KVM hosts that are emulated: two processors for ten minutes.
 test-kvm: setup

@@ -2,7 +2,8 @@
 # Installs what building, the demo and the tests need, from the distribution's own packages; virtiofsd, which
 # Debian 12 has not got, is built from crates.io. `setup.sh package` installs what makes and tries Debian
 # packages, `setup.sh static` what makes a static program, `setup.sh book` what makes the book,
-# `setup.sh cluster` what makes Ceph clusters to test with: few need these.
+# `setup.sh cluster` what makes Ceph clusters to test with, `setup.sh coverage` what tells which code tests reach: few need
+# these.
 # `setup.sh demo` installs only what the demo needs, and leaves the machine's kernels and QEMU as they are.
 #
 # Running it again is quick and changes nothing. QEMU comes from the distribution's backports
@@ -469,6 +470,14 @@ for_book() {
 		fail 'cargo could not install mdbook'
 }
 
+# Tools for the counters that the compiler puts in, which only rustup has; and what the tests take from PyPI, once more: it
+# is beside what is built.
+for_coverage() {
+	[ -e "$(rustc --print sysroot)/lib/rustlib/$(rustc -vV | sed -n 's/^host: //p')/bin/llvm-cov" ] ||
+		rustup component add llvm-tools || fail 'no llvm-cov: rustup component add llvm-tools'
+	python_packages
+}
+
 # Ceph's daemons and programs, and QEMU's own way to it, which has to be of QEMU's version.
 for_cluster() {
 	# shellcheck disable=SC2086
@@ -480,7 +489,7 @@ for_cluster() {
 }
 
 case "${1:-}" in
-package | static | book | demo | cluster)
+package | static | book | demo | cluster | coverage)
 	PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
 	"for_$1"
 	exit
