@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Runs the test programs of the workspace: tools/run_tests.py [--times] [--hogs N] [PROGRAM ...]
 
-They run one after the other: all of them use the directory in which servers are found (/run/fathom), and a server that a test has
-stopped holds up whoever lists all servers. What a program prints is in target/tests/PROGRAM.log, and on the terminal if it fails.
-After the last program, nothing that the tests have started or mounted may be left.
+As many run beside each other as there are processors, and those that measure or trace the machine one after the other. Each has its
+own directory in which servers are found (/run/fathom): a server that a test has stopped would hold up others that list all servers.
+What a program prints is in target/tests/PROGRAM.log, and on the terminal if it fails. After the last program, no process and no loop
+device of theirs may be left, and no mount.
 
 --times    prints how long each program and each test took, as Markdown (docs/testing.md has such a table)
 --hogs N   keeps N processes running that want a processor, to see whether the tests hold on a busy machine
@@ -13,26 +14,29 @@ The exit status is 1 if a test fails or something is left.
 """
 
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
 import re
-import resource
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 
 CARGO = os.environ.get("CARGO", "cargo")
 LOGS = pathlib.Path("target/tests").absolute()
 PROCESSORS = os.cpu_count() or 1
 
-# Packages and programs that measure, trace the machine, or boot guests. Tests of others wait more than they work: twice as many run at
-# once as there are processors.
-BUSY_PACKAGES = {"lab", "tests"}
-BUSY_PROGRAMS = {
+# Packages and programs that measure or trace the machine: nothing else runs then.
+ALONE_PACKAGES = {"lab"}
+ALONE_PROGRAMS = {"tests limiter"} | {
     f"cli {name}"
     for name in "breakdown ffsb lab lab_disks lab_parallel lab_settings mail_server qemu_trace sharing syscalls".split()
 }
+# Those that take longest begin first, so that none of them is left at the end.
+LONGEST = ["tests guests", "cli serve", "formats formats", "cli fleet", "cli img", "cli base", "exports exports", "cli book"]
 # They have tests that need root, and are ignored else.
 WITH_ROOT = {"storage devices", "cli serve", "cli img"}
 # No program takes so long, however busy the machine is.
@@ -61,11 +65,15 @@ class Program:
         part = name if "test" in kinds else "(unit tests of the program)" if "bin" in kinds else "(unit tests)"
         self.name = f"{self.package} {part}"
 
-    def is_busy(self):
-        return self.package in BUSY_PACKAGES or self.name in BUSY_PROGRAMS
+    def is_alone(self):
+        return self.package in ALONE_PACKAGES or self.name in ALONE_PROGRAMS
 
     def threads(self):
-        return PROCESSORS if self.is_busy() else 2 * PROCESSORS
+        """How many of its tests run at once. Guests are emulated: they want a processor each."""
+        return PROCESSORS if self.is_alone() or self.name == "tests guests" else 3 * PROCESSORS // 2
+
+    def order(self):
+        return LONGEST.index(self.name) if self.name in LONGEST else len(LONGEST)
 
 
 class Ran:
@@ -81,6 +89,7 @@ class Ran:
         self.tests = [(float(test[3]), test[1]) for test in map(ENDED.fullmatch, printed.splitlines()) if test]
 
     def say(self):
+        """Prints what came of it."""
         what = "ok    " if self.is_ok else "FAILED"
         counts = f"{self.passed} passed, {self.failed} failed, {self.ignored} ignored"
         print(f"{what} {self.seconds:6.1f} s  {self.name}: {counts}", flush=True)
@@ -95,12 +104,6 @@ class Ran:
         return shown if len(shown) <= SHOWN_CHARACTERS else f"[...]\n{shown[-SHOWN_CHARACTERS:]}"
 
 
-def cpu_s():
-    """Processor time of everything that has been started and has ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def programs():
     """All test programs, built. With all packages at once, as features are those that all of them need together."""
     command = [CARGO, "test", "--workspace", "--all-targets", "--no-run", "--message-format=json-render-diagnostics"]
@@ -108,7 +111,11 @@ def programs():
     units = (json.loads(line) for line in built.splitlines())
     ours = [u for u in units if u.get("executable") and u["profile"]["test"]]
     found = [Program(unit) for unit in ours if "example" not in unit["target"]["kind"]]
-    return sorted(found, key=Program.is_busy)
+    return sorted(found, key=Program.order)
+
+
+# Runs a program where /run/fathom is its own.
+IN_ITS_WORLD = 'mkdir -p /run/fathom && mount -t tmpfs none /run/fathom && exec "$@"'
 
 
 def run(program, words=()):
@@ -119,27 +126,35 @@ def run(program, words=()):
     # Libtest tells times on request only where unstable options are allowed.
     env = os.environ | {key: value, "RUST_TEST_THREADS": str(program.threads()), "RUSTC_BOOTSTRAP": "1"}
     command = [program.path, "-Zunstable-options", "--report-time", *words]
-    begin, cpu = time.monotonic(), cpu_s()
+    with tempfile.TemporaryDirectory() as runtime_dir:
+        if os.geteuid() == 0:
+            command = ["unshare", "--mount", "sh", "-c", IN_ITS_WORLD, "sh", *command]
+        else:
+            env["XDG_RUNTIME_DIR"] = runtime_dir
+        seconds, busy, status = finish(command, env, program.dir, log)
+    return Ran(program.name + suffix.replace("-", " "), seconds, busy, log, status)
+
+
+def finish(command, env, cwd, log):
+    """Runs a command to its end: returns how many seconds it took, how many processors it used on average, and its status."""
+    begin = time.monotonic()
     with open(log, "wb") as out:
-        try:
-            done = subprocess.run(
-                command, cwd=program.dir, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=LIMIT_S, check=False
-            )
-            status = done.returncode
-        except subprocess.TimeoutExpired:
+        child = subprocess.Popen(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        late = threading.Timer(LIMIT_S, child.kill)
+        late.start()
+        _, status, used = os.wait4(child.pid, 0)
+        late.cancel()
+        child.returncode = os.waitstatus_to_exitcode(status)
+        seconds = time.monotonic() - begin
+        if seconds > LIMIT_S:
             out.write(f"\nended: it took more than {LIMIT_S} s\n".encode())
-            status = None
-    seconds = time.monotonic() - begin
-    return Ran(program.name + suffix.replace("-", " "), seconds, (cpu_s() - cpu) / seconds, log, status)
+    return seconds, (used.ru_utime + used.ru_stime) / seconds, child.returncode
 
 
 def doc_tests():
     log = LOGS / "documentation.log"
-    begin, cpu = time.monotonic(), cpu_s()
-    with open(log, "wb") as out:
-        done = subprocess.run([CARGO, "test", "--workspace", "--doc"], stdout=out, stderr=out, check=False)
-    seconds = time.monotonic() - begin
-    ran = Ran("examples in the documentation of code", seconds, (cpu_s() - cpu) / seconds, log, done.returncode)
+    seconds, busy, status = finish([CARGO, "test", "--workspace", "--doc"], os.environ, None, log)
+    ran = Ran("examples in the documentation of code", seconds, busy, log, status)
     results = RESULT.findall(log.read_text(encoding="utf-8", errors="replace"))
     ran.passed, ran.failed, ran.ignored = (sum(int(result[n]) for result in results) for n in range(3))
     return ran
@@ -153,8 +168,13 @@ def run_all(wanted):
         one.say()
         ran.append(one)
 
+    beside = [p for p in wanted if not p.is_alone()]
+    with concurrent.futures.ThreadPoolExecutor(PROCESSORS) as pool:
+        for ended in concurrent.futures.as_completed([pool.submit(run, program) for program in beside]):
+            note(ended.result())
     for program in wanted:
-        note(run(program))
+        if program.is_alone():
+            note(run(program))
     if os.geteuid() == 0:
         for program in wanted:
             if program.name in WITH_ROOT:
