@@ -1,9 +1,10 @@
 //! How long a guest's disk does not answer while the guest moves: with a disk that both hosts reach, one that moves
 //! along, and one that follows; interleaved. `moves ROUNDS`. It needs root, for the hosts are network namespaces.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fathom_lab::Guest;
+use fathom_testing::Deadline;
 use fathom_tests::moves::Moves;
 use serde_json::{Value, json};
 
@@ -71,14 +72,14 @@ fn pause(way: Way) -> f64 {
     there.guest.wait_event("RESUME", STEP).unwrap();
     // (A disk that follows needs the server there.)
     here.guest.quit().unwrap();
-    let deadline = Instant::now() + STEP;
+    let deadline = Deadline::new("the end of fio");
     while there
         .guest
         .check("ls /tmp/done 2>/dev/null || true", STEP)
         .unwrap()
         .is_empty()
     {
-        assert!(Instant::now() < deadline, "fio does not end");
+        deadline.check();
         std::thread::sleep(Duration::from_millis(200));
     }
     longest(&mut there.guest)

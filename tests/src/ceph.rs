@@ -4,17 +4,16 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fathom_lab::Process;
+use fathom_testing::Deadline;
 use tempfile::TempDir;
 
 use crate::{Ended, run_command};
 
 /// For commands of Ceph, which wait for the cluster.
 const COMMAND: Duration = Duration::from_secs(60);
-/// For what the cluster does by itself.
-const SOON: Duration = Duration::from_secs(120);
 
 /// A running cluster; gone with the test. Its daemons end with the thread that has started them.
 #[derive(Debug)]
@@ -194,7 +193,7 @@ impl Cluster {
     /// # Panics
     /// When that takes too long.
     pub fn wait_until_clean(&self) {
-        let end = Instant::now() + SOON;
+        let deadline = Deadline::new("all copies of everything");
         loop {
             let said = self.ceph(&["pg", "stat"]);
             let is_clean = [
@@ -211,7 +210,7 @@ impl Cluster {
             if is_clean {
                 return;
             }
-            assert!(Instant::now() < end, "{said}");
+            deadline.check_with(|| said);
             std::thread::sleep(Duration::from_millis(500));
         }
     }

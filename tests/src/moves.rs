@@ -2,16 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use fathom_lab::{Disk, Guest, Machine, Server};
+use fathom_testing::Deadline;
 use serde_json::json;
 
 use crate::Place;
 use crate::hosts::Hosts;
 use crate::image::{Image, Kind};
-
-const STEP: Duration = Duration::from_secs(120);
 
 /// Of the disk, in bytes.
 pub const SIZE: u64 = 512 << 20;
@@ -223,14 +221,11 @@ pub fn wait_for_log(server: &mut Server, words: &str) {
 /// # Panics
 /// Likewise.
 pub fn wait_for_nth(server: &mut Server, words: &str, n: usize) {
-    let deadline = Instant::now() + STEP;
+    let what = format!("'{words}' in the log");
+    let deadline = Deadline::new(&what);
     while server.process().log().matches(words).count() < n {
-        assert!(
-            Instant::now() < deadline,
-            "no '{words}': {}",
-            server.process().log()
-        );
-        std::thread::sleep(Duration::from_millis(10));
+        deadline.check_with(|| server.process().log());
+        deadline.pause();
     }
 }
 

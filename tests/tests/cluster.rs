@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fathom_lab::Server;
+use fathom_testing::Deadline;
 use fathom_tests::ceph::Cluster;
 use fathom_tests::{Ended, Place, fathom, run, run_command};
 
@@ -67,7 +68,7 @@ fn check(server: &Server, state: &Path) {
 /// As `check`, on a cluster that may be busy with itself for longer than a front-end has patience: until it has
 /// come to terms, the image cannot be locked.
 fn check_when_let_in(server: &Server, state: &Path) {
-    wait(|| {
+    wait("a server that lets its front-end in", || {
         let child = bench(server, state, &["--verify-only"]);
         let output = child.wait_with_output().expect("a child");
         let said = String::from_utf8_lossy(&output.stderr);
@@ -255,7 +256,9 @@ fn who_uses_an_image_has_it_alone() {
         &state,
         &["--rw=randwrite", "--queues=2", "--runtime=8s"],
     );
-    wait(|| cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto"));
+    wait("the server's lock", || {
+        cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto")
+    });
     // QEMU may not write to it,
     let mut command = Command::new("qemu-io");
     command
@@ -285,7 +288,9 @@ fn who_uses_an_image_has_it_alone() {
         &place.path("none"),
         &["--rw=randwrite", "--runtime=60s"],
     );
-    wait(|| cluster.rbd(&["lock", "ls", "rbd/a"]).contains("client."));
+    wait("the other client's lock", || {
+        cluster.rbd(&["lock", "ls", "rbd/a"]).contains("client.")
+    });
     let locks = cluster.rbd(&["lock", "ls", "--format", "json", "rbd/a"]);
     let locks: serde_json::Value = serde_json::from_str(&locks).unwrap();
     let (id, locker) = (
@@ -321,7 +326,9 @@ fn who_reads_an_image_goes_by_who_has_it_now() {
         &state,
         &["--rw=randwrite", "--queues=2", "--runtime=10s"],
     );
-    wait(|| cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto"));
+    wait("the server's lock", || {
+        cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto")
+    });
     let mut readers = [early, reader("late")];
     for reader in &mut readers {
         let failed = bench(
@@ -333,7 +340,9 @@ fn who_reads_an_image_goes_by_who_has_it_now() {
         said(reader, "another client has it locked");
     }
     done(load);
-    wait(|| !cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto"));
+    wait("the end of the server's lock", || {
+        !cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto")
+    });
     for reader in &readers {
         check(reader, &state);
     }
@@ -378,7 +387,7 @@ fn an_image_that_one_server_has_made_longer_is_read_by_another() {
     assert_eq!(made.code, Some(0), "{made:?}");
     let above = place.serve("above", Path::new(&above), &args);
     write_for(&here, &state, "2s");
-    wait(is_free);
+    wait("an image that nobody has locked", is_free);
     for server in [&reader, &above] {
         check(server, &state);
     }
@@ -386,9 +395,9 @@ fn an_image_that_one_server_has_made_longer_is_read_by_another() {
     // And back again.
     let state = place.path("state-there");
     write_for(&there, &state, "4s");
-    wait(is_free);
+    wait("an image that nobody has locked", is_free);
     check(&here, &state);
-    wait(is_free);
+    wait("an image that nobody has locked", is_free);
     check(&above, &state);
     above.stop().unwrap();
     reader.stop().unwrap();
@@ -409,13 +418,17 @@ fn a_server_that_was_killed_leaves_the_image_to_another() {
         &place.path("none"),
         &["--rw=randread", "--runtime=60s"],
     );
-    wait(|| cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto"));
+    wait("the server's lock", || {
+        cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto")
+    });
     server.process().kill().unwrap();
     load.wait().unwrap();
     let other = place.serve("b", Path::new(&cluster.image("a")), QUEUES);
     // As long as the cluster takes the dead one for alive it is refused.
     let check = |state: &Path| bench(&other, state, &["--verify-only"]).wait_with_output();
-    wait(|| check(&state).unwrap().status.success());
+    wait("a server that lets its front-end in", || {
+        check(&state).unwrap().status.success()
+    });
     assert!(
         cluster
             .ceph(&["osd", "blocklist", "ls"])
@@ -468,11 +481,13 @@ fn a_size_that_others_give_it_and_a_snapshot() {
     write_for(&server, &state, "2s");
     cluster.rbd(&["snap", "create", "rbd/a@before"]);
     cluster.rbd(&["resize", "--size", "80M", "--no-progress", "rbd/a"]);
-    wait(|| server.process().log().contains("the disk has 80 MiB now"));
+    said(&mut server, "the disk has 80 MiB now");
     let after = place.path("after");
     write_for(&server, &after, "2s");
     // Who only reads it and has stood by sees it when it is used.
-    wait(|| !cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto"));
+    wait("the end of the server's lock", || {
+        !cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto")
+    });
     done(bench(
         &reader,
         &place.path("none"),
@@ -506,13 +521,16 @@ fn what_is_not_there_is_said() {
 
 /// The server's log has these words, or will: a front-end hears of it before.
 fn said(server: &mut Server, words: &str) {
-    wait(|| server.process().log().contains(words));
+    let what = format!("'{words}' in the log");
+    wait(&what, || server.process().log().contains(words));
 }
 
-fn wait(mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + STEP;
+/// Waits until `is_so`. Looks ten times a second: most looks start a command of Ceph's, which takes CPU time from
+/// the cluster.
+fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Deadline::new(what);
     while !is_so() {
-        assert!(Instant::now() < end, "it has not come");
+        deadline.check();
         std::thread::sleep(Duration::from_millis(100));
     }
 }

@@ -4,11 +4,12 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fathom_lab::tracers::Tracefs;
 use fathom_lab::{Disk, Guest, Machine, Server};
 use fathom_run::{Event, Kind, Run, RunKind, flags};
+use fathom_testing::Deadline;
 
 const FATHOM: &str = env!("CARGO_BIN_EXE_fathom");
 const SOON: Duration = Duration::from_secs(120);
@@ -117,11 +118,10 @@ fn both_sides_of_a_guest_are_recorded_and_put_together() {
         .spawn()
         .unwrap();
     // Its folder for events is made when they are being recorded.
-    let deadline = Instant::now() + SOON;
+    let deadline = Deadline::new("a recording");
     while !host.join("layers").exists() {
-        assert!(Instant::now() < deadline, "nothing is recorded");
         assert_eq!(recording.try_wait().unwrap(), None, "it goes on recording");
-        std::thread::sleep(Duration::from_millis(20));
+        deadline.pause();
     }
     let other_name = guest.device("other").unwrap();
     let script = format!(

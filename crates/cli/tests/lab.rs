@@ -6,9 +6,9 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
 
-use support::{PATIENCE, check_refusal, fathom, instead_of};
+use fathom_testing::until;
+use support::{check_refusal, fathom, instead_of};
 
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
@@ -33,14 +33,6 @@ fn children_of(pid: u32) -> usize {
     lines.filter(|line| line.contains(&word)).count()
 }
 
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 /// A run whose guest boots, with its server; its run directory is made in a folder.
 fn run_under_way(dir: &Path) -> Child {
     let child = fathom()
@@ -53,7 +45,7 @@ fn run_under_way(dir: &Path) -> Child {
         .spawn()
         .unwrap();
     let pid = child.id();
-    wait_until("a guest and its server", || children_of(pid) >= 2);
+    until("a guest and its server", || children_of(pid) >= 2);
     assert!(!folders_of(pid).is_empty());
     child
 }
@@ -69,7 +61,7 @@ fn end(child: Child, signal: i32) -> (u32, String) {
     send(&child, signal);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.signal(), Some(signal), "{output:?}");
-    wait_until("the end of its children", || children_of(pid) == 0);
+    until("the end of its children", || children_of(pid) == 0);
     (pid, String::from_utf8(output.stderr).unwrap())
 }
 
@@ -281,7 +273,7 @@ fn an_interrupted_run_goes_on_where_it_was() {
             .map(|folder| folder.path().join("cell.json"));
         files.filter(|file| file.is_file()).count()
     };
-    wait_until("a cell", || cells() == 1);
+    until("a cell", || cells() == 1);
     let (_, said) = end(child, SIGTERM);
     assert!(
         said.contains("fathom lab run --continue r runs the rest"),

@@ -3,9 +3,8 @@
 mod support;
 
 use std::process::Stdio;
-use std::thread::sleep;
-use std::time::Duration;
 
+use fathom_testing::until;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use support::{as_arg, fathom, refused, stdout_of};
@@ -92,9 +91,7 @@ fn ctrl_c_ends_it_early_and_cleans_up() {
         let mut files = dirs.flat_map(|d| d.path().read_dir().into_iter().flatten().flatten());
         files.any(|f| !first(&f.file_name().to_string_lossy()))
     };
-    while !is_loaded() {
-        sleep(Duration::from_millis(10));
-    }
+    until("new files", is_loaded);
     kill_process(pid, Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);

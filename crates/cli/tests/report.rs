@@ -2,17 +2,15 @@
 
 mod support;
 
-use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use fathom_run::{
     Clock, Clocks, Disk, Environment, Event, Kind, Pair, Round, Run, RunKind, StreamInfo,
     StreamWriter, VERSION,
 };
-use support::{PATIENCE, fathom, refused, run, stdout_of};
+use support::{Kept, eventually, fathom, refused, run, stdout_of};
 
 /// Requests of the run.
 const REQUESTS: u64 = 40;
@@ -184,23 +182,18 @@ fn only_files_are_read() {
         fs::remove_file(&path).unwrap();
         let made = Command::new("mkfifo").arg(&path).status().unwrap();
         assert!(made.success());
-        let mut child = fathom()
+        let child = fathom()
             .args(["report", text(dir.path())])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let start = Instant::now();
-        while child.try_wait().unwrap().is_none() && start.elapsed() < PATIENCE {
-            thread::sleep(Duration::from_millis(5));
-        }
-        // It has ended, unless it waits for ever.
-        let _ = child.kill();
-        let output = child.wait_with_output().unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8(said).unwrap();
+            .spawn();
+        let mut child = Kept(child.unwrap());
+        let status = eventually("the end of `fathom report`", || child.0.try_wait().unwrap());
+        let stdout = io::read_to_string(child.0.stdout.take().unwrap()).unwrap();
+        let stderr = io::read_to_string(child.0.stderr.take().unwrap()).unwrap();
+        let said = stdout + &stderr;
         assert!(said.contains(says), "{name}: {said}");
-        assert_eq!(output.status.success(), succeeds, "{name}: {said}");
+        assert_eq!(status.success(), succeeds, "{name}: {said}");
         fs::remove_file(&path).unwrap();
     }
 }

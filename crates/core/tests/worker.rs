@@ -13,21 +13,22 @@ mod pooled;
 
 use fathom_core::testing::{PollEngine, TestDisk};
 use fathom_core::{Disk, Engine, Polling, Pool, WorkerHandle, WorkerOptions};
+use fathom_testing::Deadline;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(60);
+/// Time for which a test looks without pauses: a worker answers within microseconds, and the test must find it
+/// while it still spins.
+const SPIN: Duration = Duration::from_millis(2);
 
 fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
+    let (start, deadline) = (Instant::now(), Deadline::new(what));
     while !condition() {
-        assert!(start.elapsed() < DEADLINE, "waited in vain until {what}");
-        if start.elapsed() > Duration::from_millis(2) {
-            std::thread::sleep(Duration::from_millis(1));
+        match start.elapsed() < SPIN {
+            true => std::thread::yield_now(),
+            false => deadline.pause(),
         }
-        std::thread::yield_now();
     }
 }
 

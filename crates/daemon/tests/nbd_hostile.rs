@@ -8,6 +8,7 @@ use fathom_core::testing::TestDisk;
 use fathom_exports::nbd::connection::{Ending, Limits, Stream};
 use fathom_nbd::protocol::{Replies, command};
 use fathom_storage::{EngineKind, MemoryDisk};
+use fathom_testing::{PATIENCE, until};
 use std::io::{ErrorKind, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -15,15 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 use support::client::Client;
-use support::{DEADLINE, Setup, pattern, worker};
-
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < DEADLINE, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
+use support::{Setup, pattern, worker};
 
 fn each(test: impl Fn(EngineKind)) {
     for kind in EngineKind::ALL {
@@ -142,7 +135,7 @@ fn a_client_that_does_not_read_is_not_listened_to() {
             // Or never: a server that is through with it does not wait.
             let start = Instant::now();
             assert_eq!(served.detach(), Ending::Detached);
-            assert!(start.elapsed() < DEADLINE);
+            assert!(start.elapsed() < PATIENCE);
             works(&mut other);
         }
     });

@@ -101,7 +101,7 @@ mod tests {
         let background = Background::new().unwrap();
         background.begin(async { 1 });
         background.begin(std::future::pending());
-        assert_eq!(background.wait_for(Duration::from_secs(60)), Some(1));
+        assert_eq!(background.wait_for(fathom_testing::PATIENCE), Some(1));
         assert_eq!(background.wait_for(Duration::ZERO), None);
         assert_eq!(background.run(async { 2 }), 2);
     }

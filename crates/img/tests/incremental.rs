@@ -4,6 +4,7 @@ use fathom_img::{
     Backing, CreateOptions, Error, Event, Format, IncrementalOptions, Progress, incremental,
 };
 use fathom_storage::{Cache, EngineKind};
+use fathom_testing::until;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
@@ -11,7 +12,6 @@ use std::ops::Range;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const KIB: u64 = 1 << 10;
@@ -120,12 +120,8 @@ impl Place {
         server.args(bitmap.iter().flat_map(|name| ["-B", name]));
         server.arg(self.path("disk")).stdin(Stdio::null());
         let server = Server(server.spawn().expect("qemu-nbd, of `make setup`"));
-        let start = Instant::now();
-        // It is written when clients may come.
-        while !Path::new(&pid).exists() {
-            assert!(start.elapsed() < Duration::from_secs(60), "no server");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        // qemu-nbd writes the file when clients can connect.
+        until("the server's PID file", || Path::new(&pid).exists());
         (server, format!("nbd+unix:///?socket={socket}"))
     }
 

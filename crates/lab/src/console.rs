@@ -166,6 +166,7 @@ fn lock(shared: &Shared) -> MutexGuard<'_, State> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fathom_testing::PATIENCE;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
 
@@ -180,12 +181,7 @@ mod tests {
                 .is_err()
         );
         guest.write_all(b"2\r\n").unwrap();
-        assert_eq!(
-            console
-                .wait_for("RESULT ", 0, Duration::from_secs(60))
-                .unwrap(),
-            "42"
-        );
+        assert_eq!(console.wait_for("RESULT ", 0, PATIENCE).unwrap(), "42");
         let here = console.position();
         // Its two pieces did not come at once.
         let seen = |marker| console.seen_at(marker).unwrap();
@@ -193,9 +189,7 @@ mod tests {
         assert_eq!(seen("boo"), seen("booting"));
         assert!(console.seen_at("RESULT 43").is_none());
         drop(guest);
-        let error = console
-            .wait_for("RESULT ", here, Duration::from_secs(60))
-            .unwrap_err();
+        let error = console.wait_for("RESULT ", here, PATIENCE).unwrap_err();
         assert!(error.to_string().contains("RESULT 42"), "{error}");
     }
 }

@@ -138,13 +138,14 @@ impl LineStream {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fathom_testing::PATIENCE;
     use std::os::unix::net::UnixListener;
 
     fn pair() -> (LineStream, UnixStream) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
-        let lines = LineStream::connect(&path, Duration::from_secs(60)).unwrap();
+        let lines = LineStream::connect(&path, PATIENCE).unwrap();
         (lines, listener.accept().unwrap().0)
     }
 
@@ -152,7 +153,7 @@ mod tests {
     fn lines_survive_being_cut_anywhere() {
         let (mut lines, mut peer) = pair();
         peer.write_all(b"one\ntw").unwrap();
-        let later = Instant::now() + Duration::from_secs(60);
+        let later = Instant::now() + PATIENCE;
         assert_eq!(lines.receive(later).unwrap().as_deref(), Some("one"));
         let soon = Instant::now() + Duration::from_millis(30);
         assert_eq!(lines.receive(soon).unwrap(), None);
@@ -166,10 +167,6 @@ mod tests {
     fn a_hang_up_is_an_error() {
         let (mut lines, peer) = pair();
         drop(peer);
-        assert!(
-            lines
-                .receive(Instant::now() + Duration::from_secs(60))
-                .is_err()
-        );
+        assert!(lines.receive(Instant::now() + PATIENCE).is_err());
     }
 }

@@ -224,10 +224,8 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "echo no such disk >&2; exit 3"]);
         let mut process = Process::spawn("server", command, &dir.path().join("log")).unwrap();
-        assert_eq!(
-            process.wait(Duration::from_secs(20)).unwrap().code(),
-            Some(3)
-        );
+        let status = process.wait(fathom_testing::PATIENCE).unwrap();
+        assert_eq!(status.code(), Some(3));
         let error = process.expect_running().unwrap_err().to_string();
         assert!(
             error.contains("server") && error.contains("no such disk"),

@@ -114,6 +114,7 @@ impl Qmp {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fathom_testing::PATIENCE;
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
 
@@ -143,12 +144,9 @@ mod tests {
                 "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no such device\"}}\n",
             ],
         );
-        let mut qmp = Qmp::connect(&path, Duration::from_secs(60)).unwrap();
+        let mut qmp = Qmp::connect(&path, PATIENCE).unwrap();
         assert_eq!(qmp.execute("stop", json!({})).unwrap(), json!(7));
-        assert_eq!(
-            qmp.wait_event("STOP", Duration::from_secs(1)).unwrap()["n"],
-            1
-        );
+        assert_eq!(qmp.wait_event("STOP", PATIENCE).unwrap()["n"], 1);
         let refused = qmp
             .execute("device_del", json!({"id": "x"}))
             .unwrap_err()

@@ -5,10 +5,11 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fathom_lab::Error;
 use fathom_lab::instance::{Cache, Instance, Kind, Spec, check_cpu};
+use fathom_testing::Deadline;
 use tempfile::TempDir;
 
 const SOON: Duration = Duration::from_secs(180);
@@ -68,7 +69,7 @@ fn loops(image: &Path) -> usize {
 
 /// Waits until all that is known to belong to an instance is gone.
 fn wait_gone(pid: u32, image: &Path) {
-    let deadline = Instant::now() + SOON;
+    let deadline = Deadline::new("the end of an instance's processes and loop devices");
     let needle = image.to_string_lossy();
     loop {
         let left = processes().into_iter();
@@ -78,7 +79,7 @@ fn wait_gone(pid: u32, image: &Path) {
         if left.is_empty() && loops(image) == 0 {
             return;
         }
-        assert!(Instant::now() < deadline, "left: {left:?}");
+        deadline.check_with(|| format!("{left:?}"));
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -182,13 +183,13 @@ fn nothing_is_left_of_what_is_killed() {
     }
     let own = format!("fathom-scratch-{}-*", std::process::id());
     let find = ["/sys/fs/cgroup", "-maxdepth", "2", "-name", &own];
-    let deadline = Instant::now() + SOON;
+    let deadline = Deadline::new("the end of all control groups");
     loop {
         let groups = fathom_lab::run("find", &find).unwrap();
         if groups.is_empty() {
             return;
         }
-        assert!(Instant::now() < deadline, "left: {groups}");
+        deadline.check_with(|| groups);
         std::thread::sleep(Duration::from_millis(50));
     }
 }

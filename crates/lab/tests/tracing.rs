@@ -5,12 +5,13 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fathom_lab::tracers::ftrace::Mode;
 use fathom_lab::tracers::{Collected, Collector, Tracefs, futex, syscalls};
 use fathom_lab::{Guest, Machine, program};
 use fathom_run::{Event, Kind, Stream};
+use fathom_testing::until;
 
 const READ: u64 = 0;
 const WRITE: u64 = 1;
@@ -228,11 +229,7 @@ fn nothing_is_left_behind_not_even_by_the_killed(tracefs: &Tracefs) {
     // Another run begins: it takes away what nobody owns, and nothing else.
     let other = Tracefs::open().unwrap();
     // Or one that began at the same time is just taking it away.
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while killed.exists() {
-        assert!(Instant::now() < deadline, "it is left");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("the end of the killed run's folder", || !killed.exists());
     assert!(path.exists());
     drop(other);
     drop(instance);

@@ -5,11 +5,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fathom_load::{
     Error, File, Load, Nbd, Options, Replies, Report, Rw, Target, Wait, nbd_info, run,
 };
+use fathom_testing::{eventually, until};
 
 #[path = "support/nbd_server.rs"]
 mod nbd_server;
@@ -59,12 +60,11 @@ impl Server {
             .stderr(std::fs::File::create(dir.path().join("log")).unwrap())
             .spawn()
             .unwrap_or_else(|e| panic!("{program} is installed by `make setup`: {e}"));
-        let end = Instant::now() + Duration::from_secs(60);
-        while UnixStream::connect(&socket).is_err() {
-            assert!(Instant::now() < end, "{program} does not listen");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Server { child, dir }
+        let server = Server { child, dir };
+        until(&format!("a socket of {program}"), || {
+            UnixStream::connect(&socket).is_ok()
+        });
+        server
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -244,15 +244,12 @@ fn tcp_and_named_exports_are_reached() {
         .spawn();
     let mut child = kill.expect("nbdkit is installed by `make setup`");
     let uri = |name: &str| format!("nbd://[::1]:{port}/{name}");
-    let end = Instant::now() + Duration::from_secs(60);
-    let report = loop {
+    let report = eventually("nbdkit's port", || {
         match load_on(&uri("a%20disk"), mixed(), |_| {}) {
-            Err(Error::Connect { .. }) if Instant::now() < end => {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            result => break result.unwrap(),
+            Err(Error::Connect { .. }) => None,
+            result => Some(result.unwrap()),
         }
-    };
+    });
     assert_eq!(report.backend, None, "nobody knows who listens on a port");
     assert!(report.verify.unwrap().checked > 2000, "{report}");
     let with_pid = load_on(&uri("a%20disk"), mixed(), |s| {

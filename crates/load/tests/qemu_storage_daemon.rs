@@ -4,9 +4,10 @@
 use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fathom_load::{File, Load, Options, Report, Rw, Target, VhostUser, Wait};
+use fathom_testing::until;
 
 const LEN: u64 = 32 << 20;
 
@@ -65,19 +66,14 @@ impl Drop for Daemon {
 /// made to find out would count as a front-end.
 fn wait_for(path: &Path) {
     const ACCEPTCON: &str = "00010000"; // proc_net_unix(5): __SO_ACCEPTCON
-    let end = Instant::now() + Duration::from_secs(60);
     let is_this = |line: &str| {
         let mut fields = line.split_whitespace();
         fields.nth(3) == Some(ACCEPTCON) && fields.next_back() == path.to_str()
     };
-    while !std::fs::read_to_string("/proc/net/unix")
-        .expect("the kernel's table")
-        .lines()
-        .any(is_this)
-    {
-        assert!(Instant::now() < end, "{} did not appear", path.display());
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until(&format!("the socket {}", path.display()), || {
+        let table = std::fs::read_to_string("/proc/net/unix").expect("the kernel's table");
+        table.lines().any(is_this)
+    });
 }
 
 fn mixed() -> Load {

@@ -453,11 +453,7 @@ fn registered_memory_is_pinned_and_serves_io() {
         }
     }
     // The smaller ring's share goes when the kernel has torn it down.
-    let patience = Instant::now() + Duration::from_secs(60);
-    while pinned() > before {
-        assert!(Instant::now() < patience, "still pinned");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    fathom_testing::until("unpinned memory", || pinned() <= before);
 }
 
 #[test]

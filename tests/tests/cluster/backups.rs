@@ -41,7 +41,7 @@ impl InUse {
     fn write(&self, at: &str) {
         let uri = format!("nbd+unix:///d?socket={}", self.nbd);
         let change = format!("write -P 7 {at} 300k");
-        wait(|| {
+        wait("a write beside the front-end", || {
             let mut command = Command::new("qemu-io");
             command.args(["-f", "raw", "-c", &change, &uri]);
             run_command(command, STEP).code == Some(0)
@@ -71,7 +71,7 @@ impl Series<'_> {
         let none = self.place.path("none");
         let mut reader = bench(&server, &none, &["--rw=randread", "--runtime=300s"]);
         // (As long as the cluster takes a dead server for alive it is refused.)
-        wait(|| {
+        wait("a front-end that stays", || {
             std::thread::sleep(Duration::from_secs(1));
             let is_there = reader.try_wait().unwrap().is_none();
             if !is_there {

@@ -1,8 +1,8 @@
 //! A base image on Ceph, of which a host keeps what it has read.
 
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
 
+use fathom_testing::until;
 use fathom_tests::ceph::Cluster;
 use fathom_tests::{Place, fathom, run, run_command};
 
@@ -53,10 +53,9 @@ fn a_base_image_comes_from_a_cluster_and_stays_without_it() {
             .args(["--server-reconnect", "2s"])
             .stderr(Stdio::null());
         let served = Kept(command.spawn().expect("fathom has been built"));
-        let start = Instant::now();
-        while qemu_img(&["info", &uri]).code != Some(0) {
-            assert!(start.elapsed() < STEP, "it is not served");
-        }
+        until("an NBD server", || {
+            qemu_img(&["info", &uri]).code == Some(0)
+        });
         served
     };
     let same = || qemu_img(&["compare", "-f", "raw", "-F", "raw", base, &uri]);

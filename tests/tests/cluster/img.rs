@@ -226,7 +226,9 @@ fn chains_are_followed_in_their_pool_and_locks_respected() {
     let server = serve(&place, &cluster, "other", QUEUES);
     let state = place.path("state");
     let load = bench(&server, &state, &["--rw=randwrite", "--runtime=6s"]);
-    wait(|| cluster.rbd(&["lock", "ls", "rbd/other"]).contains("auto"));
+    wait("the server's lock", || {
+        cluster.rbd(&["lock", "ls", "rbd/other"]).contains("auto")
+    });
     refused(&["resize", &other, "+1M"], &["has it locked"]);
     refused(&["create", &other, "1M"], &["has it locked"]);
     refused(&["info", &other], &["has it locked", "--force-share"]);

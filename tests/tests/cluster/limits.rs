@@ -26,11 +26,11 @@ fn a_pool_that_is_full_holds_up_writes() {
     let state = place.path("state");
     let mut writes = bench(&server, &state, &["--rw=randwrite", "--runtime=40s"]);
     quota("4096");
-    wait(is_full);
+    wait("a full pool", is_full);
     std::thread::sleep(Duration::from_secs(6));
     assert!(writes.try_wait().unwrap().is_none(), "it was too late");
     quota("0");
-    wait(|| !is_full());
+    wait("room in the pool", || !is_full());
     let said = done(writes);
     let row = said.lines().find(|line| line.starts_with("write "));
     let longest = row.and_then(|row| row.split_whitespace().last());
@@ -63,7 +63,7 @@ fn an_image_in_use_is_not_removed() {
     assert!(!removed());
     check(&server, &state);
     server.stop().unwrap();
-    wait(removed);
+    wait("the removal of the image", removed);
     refused(&cluster.image("a"), &[]).refused_with(&["the image cannot be opened", "No such file"]);
 }
 

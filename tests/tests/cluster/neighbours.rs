@@ -30,7 +30,7 @@ impl Agent {
             child,
             address: String::new(),
         };
-        wait(|| {
+        wait("the agent's port", || {
             let said = std::fs::read_to_string(&log).unwrap();
             let port = said
                 .split("by TLS at 127.0.0.1:")

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use fathom_testing::until;
 use fathom_tests::image::Image;
 use fathom_tests::{Ended, Place, fathom, run};
 
@@ -34,11 +35,7 @@ impl Configured {
         command.args(["serve", "--config"]).arg(file);
         let child = command.spawn().unwrap();
         let server = Self { child, api };
-        let start = Instant::now();
-        while !server.api.exists() {
-            assert!(start.elapsed() < STEP, "the API has not come");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        until("the API's socket", || server.api.exists());
         server
     }
 
@@ -72,11 +69,7 @@ impl Configured {
     pub fn quit(mut self) {
         self.done(&["quit"], &[]);
         assert!(self.child.wait().unwrap().success());
-        let start = Instant::now();
-        while self.api.exists() {
-            assert!(start.elapsed() < STEP, "the server has not ended");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        until("the server's end", || !self.api.exists());
     }
 }
 

@@ -1,9 +1,10 @@
 //! Guests that migrate while their disks are copied, or have their chains changed.
 
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fathom_lab::{Disk, Guest, Machine, Server};
+use fathom_testing::until;
 use fathom_tests::image::{Image, Kind};
 use fathom_tests::load::Load;
 use fathom_tests::{Ended, Place, run};
@@ -77,7 +78,7 @@ impl Host {
                 STEP,
             )
         });
-        wait(|| !self.show(3, "mirror").contains("no mirror"));
+        until("a mirror", || !self.show(3, "mirror").contains("no mirror"));
         commit
     }
 
@@ -91,15 +92,6 @@ impl Host {
         for server in self.servers {
             server.stop().unwrap();
         }
-    }
-}
-
-/// Within the time of a step.
-fn wait(mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + STEP;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "it does not come to that");
-        thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -155,7 +147,9 @@ fn a_guest_migrates_while_its_disks_are_copied_and_comes_back() {
     );
     let written = load.finish(&mut back);
     expect_no_io_errors(&mut back);
-    wait(|| here.show(2, "stream").starts_with("done: "));
+    until("the stream's end", || {
+        here.show(2, "stream").starts_with("done: ")
+    });
     back.power_off().unwrap();
     here.stop();
     for image in &images {

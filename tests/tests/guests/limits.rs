@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fathom_lab::{Disk, Guest, Machine, Server, program};
+use fathom_testing::{Deadline, PATIENCE, until};
 use fathom_tests::image::{Image, Kind};
 use fathom_tests::{Ended, Place, fathom, run, run_command};
 
@@ -273,24 +274,17 @@ fn qemu_and_fathom_never_write_one_image_at_once() {
 
 /// Waits until the server holds locks, as the kernel lists them.
 fn wait_locks(server: &mut Server) {
-    let deadline = Instant::now() + SOON;
     let files = format!("/proc/{}/fdinfo", server.process().pid());
-    loop {
+    until("locks of the image", || {
         let mut infos = fs::read_dir(&files).unwrap().flatten();
-        if infos.any(|info| fs::read_to_string(info.path()).is_ok_and(|t| t.contains("lock:"))) {
-            return;
-        }
-        assert!(
-            Instant::now() < deadline,
-            "the rings run and the image is not locked"
-        );
-        std::thread::sleep(Duration::from_millis(10));
-    }
+        infos.any(|info| fs::read_to_string(info.path()).is_ok_and(|t| t.contains("lock:")))
+    });
 }
 
 /// Waits for one line of the server's log that has both words.
 fn wait_log(server: &mut Server, first: &str, second: &str) {
-    let deadline = Instant::now() + SOON;
+    let what = format!("a line with '{first}' and '{second}'");
+    let deadline = Deadline::new(&what);
     loop {
         let log = server.process().log();
         if log
@@ -299,11 +293,8 @@ fn wait_log(server: &mut Server, first: &str, second: &str) {
         {
             return;
         }
-        assert!(
-            Instant::now() < deadline,
-            "no line with '{first}' and '{second}' in:\n{log}"
-        );
-        std::thread::sleep(Duration::from_millis(20));
+        deadline.check_with(|| log);
+        deadline.pause();
     }
 }
 
@@ -336,9 +327,9 @@ impl SmallFs {
 impl Drop for SmallFs {
     fn drop(&mut self) {
         // The kernel lets go of a killed server's files a moment after the process is gone.
-        let deadline = Instant::now() + SOON;
+        let end = Instant::now() + PATIENCE;
         while let Err(error) = fathom_lab::run("umount", &[&text(&self.mount)]) {
-            if Instant::now() > deadline {
+            if Instant::now() > end {
                 eprintln!("{error}");
                 return;
             }

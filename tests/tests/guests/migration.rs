@@ -4,9 +4,10 @@
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fathom_lab::{Disk, Guest, Machine, Server};
+use fathom_testing::{Deadline, until};
 use fathom_tests::Place;
 use fathom_tests::image::{Image, Kind};
 use fathom_tests::load::{Load, Written};
@@ -101,11 +102,9 @@ impl Client {
     }
 
     fn has_been_disconnected(mut self) {
-        let deadline = Instant::now() + STEP;
-        while self.0.try_wait().expect("a child").is_none() {
-            assert!(Instant::now() < deadline, "it still reads");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        until("the end of a client", || {
+            self.0.try_wait().expect("a child").is_some()
+        });
     }
 
     /// One that comes where the guest is not.
@@ -167,15 +166,15 @@ pub fn migrate(channel: &Path, source: &mut Guest, target: &mut Guest) {
 }
 
 pub fn wait_migrated(source: &mut Guest) {
-    let deadline = Instant::now() + STEP;
+    let deadline = Deadline::new("the migration's end");
     loop {
         let state = source.qmp("query-migrate", json!({})).unwrap();
         match state["status"].as_str() {
             Some("completed") => return,
             Some("failed" | "cancelled") => panic!("migration: {state}\n{}", source.qemu_log()),
-            _ if Instant::now() > deadline => panic!("migration takes too long: {state}"),
-            _ => std::thread::sleep(Duration::from_millis(50)),
+            _ => deadline.check_with(|| state.to_string()),
         }
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 

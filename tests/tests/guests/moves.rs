@@ -2,9 +2,10 @@
 
 use std::env;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fathom_lab::Guest;
+use fathom_testing::Deadline;
 use fathom_tests::load::Load;
 use fathom_tests::moves::{Moves, wait_for_log, wait_for_nth};
 use serde_json::json;
@@ -140,15 +141,15 @@ fn kill(pid: u32) {
 
 /// The migration has come to nothing, and the guest runs.
 fn wait_failed(source: &mut Guest) {
-    let deadline = Instant::now() + STEP;
+    let deadline = Deadline::new("the migration's failure");
     loop {
         let state = source.qmp("query-migrate", json!({})).unwrap();
         match state["status"].as_str() {
             Some("failed" | "cancelled") => break,
             Some("completed") => panic!("it was to be interrupted"),
-            _ if Instant::now() > deadline => panic!("it goes on: {state}"),
-            _ => std::thread::sleep(Duration::from_millis(20)),
+            _ => deadline.check_with(|| state.to_string()),
         }
+        std::thread::sleep(Duration::from_millis(20));
     }
     let status = source.qmp("query-status", json!({})).unwrap();
     assert_eq!(status["running"], true, "{status}");

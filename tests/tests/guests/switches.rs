@@ -1,10 +1,10 @@
 //! Disks that go on with other images while a guest works on them, and servers that are killed just after that: QEMU
 //! keeps an area for its server, which is another format's then.
 
-use std::thread::sleep;
 use std::time::Duration;
 
 use fathom_lab::{Disk, Guest, Machine, Server};
+use fathom_testing::until;
 use fathom_tests::image::{Image, Kind};
 use fathom_tests::load::Load;
 use fathom_tests::{Place, run};
@@ -167,9 +167,7 @@ fn a_guest_goes_on_with_other_images_whoever_is_killed() {
     let written = load.finish(&mut guest);
     expect_no_io_errors(&mut guest);
     guest.reboot().unwrap();
-    while !all[2].is_whole() {
-        sleep(Duration::from_millis(100));
-    }
+    until("the stream's end", || all[2].is_whole());
     for served in &mut all[..2] {
         served.ask(&["mirror", "complete"], &["--unkept"]);
         served.image = Image::at(place.path(&format!("{}-end", served.name)), Kind::RAW);

@@ -4,9 +4,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fathom_lab::{Disk, Guest, Machine};
+use fathom_testing::{Deadline, until};
 use fathom_tests::hosts::Hosts;
 use fathom_tests::load::Load;
 use fathom_tests::moves::make_certificates;
@@ -44,11 +45,7 @@ impl Host {
         let mut serve = Command::new(fathom());
         serve.args(["serve", "--config"]).arg(file);
         let child = hosts.on(n, || serve.spawn().unwrap());
-        let start = Instant::now();
-        while !api.exists() {
-            assert!(start.elapsed() < STEP, "the API has not come");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        until("the API's socket", || api.exists());
         Host { child, api, socket }
     }
 
@@ -65,9 +62,14 @@ impl Host {
     }
 
     fn wait_for_phase(&self, phase: &str) {
-        let start = Instant::now();
-        while self.shown()["pull"]["phase"] != phase {
-            assert!(start.elapsed() < STEP, "not {phase}: {}", self.shown());
+        let what = format!("phase '{phase}'");
+        let deadline = Deadline::new(&what);
+        loop {
+            let shown = self.shown();
+            if shown["pull"]["phase"] == phase {
+                return;
+            }
+            deadline.check_with(|| shown.to_string());
             std::thread::sleep(Duration::from_millis(50));
         }
     }

@@ -2,10 +2,11 @@
 
 use crate::run;
 use fathom_archive::{Error, Image, Manifest, Object, Writer};
+use fathom_testing::eventually;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// A server that says `before` its port when it is there; it ends with this.
@@ -34,23 +35,15 @@ impl Server {
             port: String::new(),
             dir,
         };
-        let begun = Instant::now();
-        while server.port.is_empty() {
-            let waited = begun.elapsed();
-            assert!(
-                waited < Duration::from_secs(60),
-                "{program:?} does not listen"
-            );
-            std::thread::sleep(Duration::from_millis(20));
-            for log in &logs {
+        server.port = eventually(&format!("the port of {program:?}"), || {
+            logs.iter().find_map(|log| {
                 let said = fs::read_to_string(log).unwrap();
-                if let Some((_, rest)) = said.split_once(before) {
-                    let end = rest.find(|c: char| !c.is_ascii_digit());
-                    // The line may not be all there yet.
-                    server.port = end.map_or("", |end| &rest[..end]).to_owned();
-                }
-            }
-        }
+                let (_, rest) = said.split_once(before)?;
+                // The server may not have written the whole line yet.
+                let end = rest.find(|c: char| !c.is_ascii_digit())?;
+                (end > 0).then(|| rest[..end].to_owned())
+            })
+        });
         server
     }
 

@@ -2,12 +2,12 @@
 
 use crate::place::{Place, raw};
 use crate::support::certificates::Certificates;
+use crate::support::check_refusal;
 use crate::support::s3::S3;
-use crate::support::{PATIENCE, check_refusal};
 use serde_json::Value;
 use std::fs;
 use std::process::{Command, Output, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// `fathom img ARGS` of a client of this server.
 fn img(s3: &S3, args: &[&str], more: &[(&str, &str)]) -> Command {
@@ -89,7 +89,7 @@ fn an_image_goes_to_a_bucket_and_comes_back() {
     assert_eq!(place.names(), ["disk", "other"]);
 }
 
-/// One line, soon.
+/// Prints one line for each, and does not try for long.
 #[test]
 fn servers_that_refuse_or_are_not_there_are_told() {
     let s3 = S3::start(&[]);
@@ -153,7 +153,9 @@ fn servers_that_refuse_or_are_not_there_are_told() {
         &[],
         &["access is refused", "AWS_ACCESS_KEY_ID"],
     );
-    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+    // (The library's own default is 3 minutes for each request.)
+    let limit = Duration::from_secs(120);
+    assert!(begun.elapsed() < limit, "{:?}", begun.elapsed());
     assert_eq!(place.names(), ["disk"]);
 }
 

@@ -1,7 +1,7 @@
 //! Clients that mean harm, each while another one works and must not notice.
 
-use super::support::eventually;
 use super::support::nbd::Nbd;
+use super::support::{PATIENCE, eventually};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -17,9 +17,7 @@ struct Raw(UnixStream);
 impl Raw {
     fn connect(socket: &PathBuf) -> Raw {
         let stream = UnixStream::connect(socket).expect("somebody listens");
-        stream
-            .set_read_timeout(Some(Duration::from_secs(30)))
-            .unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
             .set_write_timeout(Some(Duration::from_millis(300)))
             .unwrap();

@@ -3,6 +3,7 @@
 use crate::support::{
     Served, as_arg, disk_dir, eventually, fathom, make_dead_socket, run, short_dir, stdout_of,
 };
+use fathom_testing::until;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -124,7 +125,9 @@ fn watching_ends_with_the_daemon() {
     next();
     served.load(10, &[]);
     // Some lines may be from before.
-    while next()["operations"] == json("[]") {}
+    until("a line with operations", || {
+        next()["operations"] != json("[]")
+    });
     assert_eq!(served.terminate().0, Some(0));
     // It could not end with a pipe that is full.
     output.for_each(drop);

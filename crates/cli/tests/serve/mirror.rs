@@ -7,6 +7,7 @@ use crate::kinds::{Kind, SIZE, qemu_img, tool};
 use crate::support::{
     Kept, Served, as_arg, disk_dir, eventually, fathom, refused, short_dir, stdout_of,
 };
+use fathom_testing::Deadline;
 use serde_json::Value;
 use std::fs::{self, File};
 use std::path::Path;
@@ -252,7 +253,9 @@ fn users_wait_until_the_target_is_kept() {
     let table = served.path("disks/d.toml");
     let is_kept = || fs::read_to_string(&table).unwrap().contains(&target);
     let mut last = written(&log);
+    let deadline = Deadline::new("the new image in the disk's definition");
     while !is_kept() {
+        deadline.check();
         last = written(&log);
         assert!(!served.log().contains("changed: "), "it goes on before");
     }

@@ -255,7 +255,8 @@ fn a_tenant_that_says_nothing_holds_up_nobody() {
     };
     assert_eq!(all(), 2);
     refused(1, &["stats", &api, "--disk", "a"], &["does not answer"]);
-    assert!(begun.elapsed() < Duration::from_secs(30));
+    // (Without a limit, the stopped tenant would never answer.)
+    assert!(begun.elapsed() < Duration::from_secs(60));
     send("CONT", stuck);
     stdout_of(&["stats", &api, "--disk", "a"]);
     // One that does not let go is ended.

@@ -2,6 +2,7 @@
 
 use crate::live::{server, uri};
 use crate::support::{Kept, Served, eventually, fathom, refused, short_dir, stdout_of};
+use fathom_testing::Deadline;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -194,16 +195,16 @@ impl Terminal {
 
     /// The screen, once it has these words.
     fn wait_for(&self, words: &str) -> String {
-        let mut last = String::new();
-        let start = std::time::Instant::now();
-        while start.elapsed() < crate::support::PATIENCE {
-            last = self.screen();
-            if last.contains(words) {
-                return last;
+        let what = format!("'{words}' on the screen");
+        let deadline = Deadline::new(&what);
+        loop {
+            let screen = self.screen();
+            if screen.contains(words) {
+                return screen;
             }
+            deadline.check_with(|| screen);
             std::thread::sleep(std::time::Duration::from_millis(50));
         }
-        panic!("no '{words}' in:\n{last}");
     }
 
     /// The terminal's settings, as text; `mark` has not been on the screen.

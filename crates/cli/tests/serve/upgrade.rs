@@ -16,7 +16,6 @@ use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
@@ -83,11 +82,8 @@ impl Chain {
 
 impl Drop for Chain {
     fn drop(&mut self) {
-        // A successor is nobody's child here.
         if self.pid != u64::from(self.server.child.id()) {
-            let _ = Command::new("kill")
-                .args(["-9", &self.pid.to_string()])
-                .output();
+            self.server.succeeded_by(self.pid);
         }
     }
 }

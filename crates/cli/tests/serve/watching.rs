@@ -290,7 +290,7 @@ fn documentation_has_all_metrics() {
         }
         // All that is there to be told has happened by then.
         assert!(
-            started.elapsed() < Duration::from_secs(20),
+            started.elapsed() < Duration::from_secs(60),
             "docs/metrics.md should have this table:\n{table}"
         );
         sleep(Duration::from_millis(100));

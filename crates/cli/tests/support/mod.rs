@@ -8,7 +8,7 @@ pub mod prometheus;
 pub mod s3;
 
 use fathom_formats::Format;
-use fathom_testing::Tried;
+use fathom_testing::{Tried, threads_of};
 use std::fs::{self, File};
 use std::os::fd::RawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -16,11 +16,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Long enough for a loaded machine: only a hang takes this long.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+#[allow(unused_imports, reason = "each test program uses a part of it")]
+pub use fathom_testing::{PATIENCE, eventually};
 
 pub fn fathom() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fathom"));
@@ -81,18 +80,6 @@ pub fn short_dir() -> TempDir {
 /// A directory on the disk that the build is on: O_DIRECT works there.
 pub fn disk_dir() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory")
-}
-
-/// Wait until `probe` finds what it looks for.
-pub fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = probe() {
-            return found;
-        }
-        assert!(start.elapsed() < PATIENCE, "in vain: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Whether an NBD server of others takes clients there. That its socket has a name does not say
@@ -264,6 +251,11 @@ impl Served {
         let answer = stdout_of(&["upgrade", &self.api(), "--json"]);
         let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
         let pid = answer["pid"].as_u64().expect("a process id");
+        self.succeeded_by(pid);
+    }
+
+    /// Records the process that serves now. Drop kills it.
+    pub fn succeeded_by(&self, pid: u64) {
         self.successor.store(pid, Ordering::SeqCst);
     }
 
@@ -282,19 +274,42 @@ impl Served {
         self.signal("TERM");
         self.end()
     }
+
+    /// Prints what `fathom info` tells, or why it fails.
+    fn print_info(&self) {
+        let mut info = Command::new("timeout");
+        let output = info
+            .args(["5", env!("CARGO_BIN_EXE_fathom"), "info", &self.api()])
+            .output();
+        match output {
+            Ok(output) => eprintln!(
+                "fathom info: {}\n{}{}",
+                output.status,
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            ),
+            Err(error) => eprintln!("timeout: {error}"),
+        }
+    }
 }
 
 impl Drop for Served {
     fn drop(&mut self) {
+        let successor = *self.successor.get_mut();
         if std::thread::panicking() {
             eprintln!("{}", self.log());
+            eprintln!("{}", threads_of(self.child.id()));
+            if successor > 0 {
+                eprintln!("{}", threads_of(successor as u32));
+            }
+            self.print_info();
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
-        let successor = *self.successor.get_mut();
         if successor > 0 {
             let mut kill = Command::new("kill");
-            let _ = kill.args(["-KILL", &successor.to_string()]).status();
+            // (It may have ended.)
+            let _ = kill.args(["-KILL", &successor.to_string()]).output();
         }
     }
 }

@@ -3,9 +3,10 @@
 mod holding;
 
 use crate::support::{Peer, TestSource};
-use crate::{DEADLINE, spawn, spawn_on, until};
+use crate::{spawn, spawn_on, until};
 use fathom_core::testing::{PollEngine, SIZE, TestDisk};
 use fathom_core::{Changes, Disk, Eventfd, Polling, Stage, Unheard, WorkerHandle};
+use fathom_testing::PATIENCE;
 use fathom_trace::{Clock, RingFile, RingReader};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -363,7 +364,7 @@ fn who_asks_a_worker_that_is_stuck_gets_an_answer() {
     worker.detach(id);
     assert_eq!(refused.popped(), 0);
     worker.stop();
-    assert!(worker.wait_until_stopped(Instant::now() + DEADLINE));
+    assert!(worker.wait_until_stopped(Instant::now() + PATIENCE));
 }
 
 /// Whoever has waited too long does not leave a source behind that is attached after all.

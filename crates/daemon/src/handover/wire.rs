@@ -176,7 +176,7 @@ mod tests {
             ours.send(&"first").unwrap();
             ours.send_with(&vec![1, 2], &list).unwrap();
         });
-        let patience = Some(Duration::from_secs(60));
+        let patience = Some(fathom_testing::PATIENCE);
         let (first, none): (String, _) = theirs.receive(patience).unwrap();
         assert_eq!((first.as_str(), none.len()), ("first", 0));
         let (second, mut some): (Vec<i32>, _) = theirs.receive(patience).unwrap();

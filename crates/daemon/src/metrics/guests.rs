@@ -138,11 +138,7 @@ mod tests {
         let held = locked(&SLOW);
         assert_eq!(guests.of("a", 1, 0), Guest::unknown(1));
         drop(held);
-        let started = Instant::now();
-        while guests.of("a", 1, 0) != named() {
-            assert!(started.elapsed() < Duration::from_secs(60));
-            thread::sleep(Duration::from_millis(1));
-        }
+        fathom_testing::until("the guest's name", || guests.of("a", 1, 0) == named());
     }
 
     #[test]

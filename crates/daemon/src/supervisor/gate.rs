@@ -238,6 +238,7 @@ fn is_end(error: &io::Error) -> bool {
 mod tests {
     use super::*;
     use fathom_files::gate::Wanted;
+    use fathom_testing::PATIENCE;
     use std::path::PathBuf;
     use std::time::Duration;
 
@@ -259,13 +260,13 @@ mod tests {
                 .is_ok_and(|got| got.is_some())
         };
         ask();
-        assert!(is_answered(Duration::from_secs(60)));
-        gate.hold(Instant::now() + Duration::from_secs(60));
+        assert!(is_answered(PATIENCE));
+        gate.hold(Instant::now() + PATIENCE);
         assert!(!gate.owes_answer());
         ask();
         assert!(!is_answered(Duration::from_millis(100)));
         gate.go_on();
-        assert!(is_answered(Duration::from_secs(60)));
+        assert!(is_answered(PATIENCE));
     }
 
     /// As for a file on a server that is gone: whoever wants to hand over does not wait for it.
@@ -290,7 +291,7 @@ mod tests {
         gate.answer_owed();
         gate.open("a", Arc::default(), Events::default()).unwrap();
         let theirs = Link::from(theirs);
-        assert!(theirs.has_message(Duration::from_secs(60)));
+        assert!(theirs.has_message(PATIENCE));
         let (answer, _) = theirs.receive::<FromGate>(false).unwrap().unwrap();
         assert!(answer.unwrap_err().text.contains("try again"));
     }
@@ -306,7 +307,7 @@ mod tests {
         let begun = Instant::now();
         // Until its own requests fill the socket, which nobody reads any more.
         while theirs.send(&want, None, false).is_ok() && begun.elapsed() < Duration::from_secs(5) {}
-        gate.hold(Instant::now() + Duration::from_secs(60));
+        gate.hold(Instant::now() + PATIENCE);
         assert!(!gate.owes_answer());
     }
 }

@@ -102,7 +102,7 @@ mod tests {
     fn a_process_is_ended_whoever_has_started_it() {
         let start = || Command::new("sleep").arg("1000").spawn().unwrap();
         let own = Handle::of(start()).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + fathom_testing::PATIENCE;
         assert_eq!(own.end(deadline), "was ended by signal 9");
         let mut child = start();
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();

@@ -2,6 +2,7 @@
 //! with the server but the requests' headers.
 
 use fathom_nbd::protocol::{Replies, RequestHeader, command, command_flag};
+use fathom_testing::PATIENCE;
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -48,10 +49,8 @@ pub struct Client {
 
 impl Client {
     pub fn new(stream: UnixStream, replies: Replies) -> Client {
-        stream.set_read_timeout(Some(super::DEADLINE)).expect("set");
-        stream
-            .set_write_timeout(Some(super::DEADLINE))
-            .expect("set");
+        stream.set_read_timeout(Some(PATIENCE)).expect("set");
+        stream.set_write_timeout(Some(PATIENCE)).expect("set");
         Client {
             stream,
             replies,

@@ -12,13 +12,10 @@ use fathom_exports::nbd::connection::{
 };
 use fathom_nbd::protocol::Replies;
 use fathom_storage::{EngineKind, engine};
+use fathom_testing::PATIENCE;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
-
-/// Longer than anything here takes on a busy machine.
-pub const DEADLINE: Duration = Duration::from_secs(60);
 
 pub fn worker(disk: &Arc<dyn Disk>, kind: EngineKind) -> WorkerHandle {
     let options = WorkerOptions {
@@ -114,7 +111,7 @@ fn end() -> (OnEnd, Receiver<()>) {
 impl<'a> Served<'a> {
     /// Wait for the connection's end, then detach it.
     pub fn end(self) -> Ending {
-        self.ended.recv_timeout(DEADLINE).expect("its end");
+        self.ended.recv_timeout(PATIENCE).expect("its end");
         self.detach()
     }
 

@@ -6,13 +6,14 @@ use crate::support::served::Served;
 use fathom_core::testing::TestDisk;
 use fathom_exports::VhostUser;
 use fathom_exports::vhost_user::{ExportState, Options, arrival};
+use fathom_testing::PATIENCE;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use vhost::vhost_user::VhostUserFrontend;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -20,9 +21,6 @@ const GET_FEATURES: u32 = 1;
 const SET_OWNER: u32 = 3;
 const SET_VRING_CALL: u32 = 13;
 const CONFIG_CHANGE: u32 = 2;
-
-/// Longer than anything takes here on a busy machine.
-const LIMIT: Duration = Duration::from_secs(120);
 
 /// An export that has taken over another one.
 struct Successor {
@@ -49,7 +47,7 @@ impl Successor {
             move || export.serve_on(arrival).unwrap()
         });
         arriving.wait().unwrap();
-        let bases = frozen.begin_halt().wait(Instant::now() + LIMIT).unwrap();
+        let bases = frozen.begin_halt().wait(Instant::now() + PATIENCE).unwrap();
         arriving.begin_to_activate(bases);
         arriving.wait().unwrap();
         frozen.let_go();
@@ -134,7 +132,7 @@ fn unfinished_reply_on_the_back_channel_is_continued_by_the_successor() {
     let mut frontend = served.connect();
     negotiate(&mut frontend, &memory);
     let (mut ours, theirs) = UnixStream::pair().unwrap();
-    ours.set_read_timeout(Some(LIMIT)).unwrap();
+    ours.set_read_timeout(Some(PATIENCE)).unwrap();
     let theirs = OwnedFd::from(theirs);
     frontend.set_backend_request_fd(&theirs).unwrap();
     drop(theirs);

@@ -6,6 +6,7 @@ use crate::support::guest::{DATA, IN, Memory, OUT, Queue};
 use crate::support::guest::{eventually, negotiate, negotiate_features};
 use crate::support::raw::Raw;
 use crate::support::served::Served;
+use fathom_testing::PATIENCE;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -212,16 +213,13 @@ fn no_interrupt_is_lost_while_its_eventfd_is_replaced() {
     }
 }
 
-/// Whether there is something to be read within two minutes.
+/// Whether the file has something to read within [`PATIENCE`].
 fn readable_in_time(fd: RawFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     // SAFETY: the caller's, and open.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    let limit = Timespec {
-        tv_sec: 120,
-        tv_nsec: 0,
-    };
+    let limit = Timespec::try_from(PATIENCE).unwrap();
     poll(&mut polled, Some(&limit)).unwrap() == 1
 }
 

@@ -1,11 +1,12 @@
 //! A guest: its memory is a file, its driver writes rings into it.
 
+use fathom_testing::Deadline;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -37,15 +38,11 @@ pub const F_LOG_ALL: u64 = 1 << 26;
 pub const F_PROTOCOL: u64 = 1 << 30;
 pub const F_FLUSH: u64 = 1 << 9;
 
-/// Longer than anything here takes on a busy machine, a guest's boot
-/// included; to end a test that would hang.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Wait until `condition` holds.
+/// Waits until `condition` holds. Looks often: some tests wait for thousands of requests, one after the other.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
+    let deadline = Deadline::new(what);
     while !condition() {
-        assert!(start.elapsed() < PATIENCE, "in vain: {what}");
+        deadline.check();
         std::thread::sleep(Duration::from_micros(200));
     }
 }

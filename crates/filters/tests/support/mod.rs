@@ -13,18 +13,9 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// How long anything may take that is to happen.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-
-pub fn until(what: &str, is_so: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "in vain until {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
+pub use fathom_testing::{PATIENCE, until};
 
 #[derive(Clone, Debug)]
 pub struct Ask {

@@ -173,7 +173,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::os::unix::net::{UnixListener, UnixStream};
-    use std::time::{Duration, Instant};
 
     #[test]
     fn the_other_end_is_found() {
@@ -186,10 +185,9 @@ mod tests {
         let name = path.to_str().unwrap();
         let pid = std::process::id();
         // Programs that other tests start have the socket, too, until they exec.
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while peer_over(pid, name, &sockets) != Some(pid) {
-            assert!(Instant::now() < deadline, "it is another process's");
-        }
+        fathom_testing::until("this process as the socket's only one", || {
+            peer_over(pid, name, &sockets) == Some(pid)
+        });
         assert_eq!(peer_over(pid, "/nowhere", &sockets), None);
     }
 

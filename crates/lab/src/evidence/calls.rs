@@ -108,7 +108,6 @@ mod tests {
     use super::*;
     use crate::tracers::tracefs::Tracefs;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-    use std::time::Duration;
 
     #[test]
     fn a_thread_has_the_calls_that_it_makes() {
@@ -134,9 +133,7 @@ mod tests {
             let before = made();
             let part = event.map(|event| Counters::begin(&mut builder(event), threads.into_iter()));
             let begun = made();
-            while made() < begun + 1000 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            fathom_testing::until("1000 calls", || made() >= begun + 1000);
             let ending = made();
             let counted = part.map(|part| part.map(|part| part.unwrap().counted().unwrap()));
             let after = made();

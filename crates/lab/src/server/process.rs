@@ -126,10 +126,6 @@ mod tests {
         assert!(listener.accept().is_err(), "somebody connected");
         // Programs that other tests start at this instant hold a copy of it until they exec.
         drop(listener);
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while is_listening(&path).unwrap() {
-            assert!(Instant::now() < deadline, "nobody listens there any more");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        fathom_testing::until("the listener's end", || !is_listening(&path).unwrap());
     }
 }

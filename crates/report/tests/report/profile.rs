@@ -9,6 +9,7 @@ use crate::support::browser::Browser;
 use fathom_report::cells::{self, Comparison, Table, html, terminal};
 use fathom_report::render::terminal::Style;
 use fathom_run::evidence::LockWait;
+use fathom_testing::until;
 use serde_json::{Value, json};
 
 /// The disk's server works more, the more threads there are; names that want to be markup.
@@ -137,12 +138,7 @@ impl Page {
         let ready = format!(
             "{frames}.every((page) => page.querySelector('svg') && page.readyState === 'complete')"
         );
-        for _ in 0..100 {
-            if self.browser.eval(&ready) == true {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(50));
-        }
+        until("all flame graphs", || self.browser.eval(&ready) == true);
         let values = self
             .browser
             .eval(&format!("{frames}.map((page) => {script})"));

@@ -7,10 +7,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use fathom_testing::PATIENCE;
 use serde_json::{Value, json};
-
-/// Longer than a browser on a busy machine needs for anything that is asked of it here.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Pages are ours, and root (as in containers) cannot have the sandbox.
 const START: &str = "exec chromium --headless=new --no-sandbox --disable-gpu --hide-scrollbars \

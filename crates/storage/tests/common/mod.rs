@@ -10,6 +10,7 @@ use fathom_core::{
     Cx, Disk, Engine, Op, Polling, Request, RequestId, Source, SourceId, WorkerHandle,
     WorkerOptions,
 };
+use fathom_testing::PATIENCE;
 use libc::iovec;
 use rustix::event::{EventfdFlags, eventfd};
 use std::any::Any;
@@ -17,7 +18,6 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
 
 /// Memory of the guest: plain bytes behind raw pointers.
 pub struct Memory {
@@ -269,13 +269,13 @@ impl Guest {
     pub fn wait(&self, asked: Asked) -> (i32, Ask) {
         let ring = self.port.ring.lock().expect("ring");
         let missing = |ring: &mut Ring| !ring.answered.contains_key(&asked.tag);
-        let patience = Duration::from_secs(60);
         let (mut ring, timeout) = self
             .port
             .answered
-            .wait_timeout_while(ring, patience, missing)
+            .wait_timeout_while(ring, PATIENCE, missing)
             .expect("ring");
-        assert!(!timeout.timed_out(), "no answer within a minute");
+        let threads = || fathom_testing::threads_of(std::process::id());
+        assert!(!timeout.timed_out(), "no answer\n{}", threads());
         let error = ring.answered.remove(&asked.tag).expect("answered");
         (error, asked.ask)
     }

@@ -7,7 +7,7 @@ use fathom_storage::{Cache, MemoryDisk, NullDisk};
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const MIB: u64 = 1 << 20;
 
@@ -19,7 +19,7 @@ fn settled() -> Result<(), DiskError> {
 fn resize(disk: &dyn Disk, guest: &Guest, size: u64) -> Result<u64, DiskError> {
     let settle = || {
         let settling = guest.worker().begin_settle();
-        assert!(settling.wait(Instant::now() + Duration::from_secs(60)));
+        assert!(settling.wait(Instant::now() + fathom_testing::PATIENCE));
         Ok(())
     };
     disk.resize(&Resize {

@@ -4,11 +4,11 @@ use crate::common::Guest;
 use fathom_core::Disk;
 use fathom_nbd::NbdUri;
 use fathom_storage::{EngineKind, NbdDisk, NbdOptions, engine};
+use fathom_testing::until;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Killed when dropped.
@@ -66,11 +66,7 @@ impl Server {
     pub fn stop(&self) {
         self.signal("STOP");
         // The process stops when one of its threads has handled the signal. The others run until then.
-        let started = Instant::now();
-        while !self.has_stopped() {
-            assert!(started.elapsed() < Duration::from_secs(60));
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        until("the stop of all threads", || self.has_stopped());
     }
 
     pub fn go_on(&self) {
@@ -135,14 +131,12 @@ fn start(mut command: Command, dir: &Path) -> Child {
         .stderr(log);
     let name = format!("{command:?}");
     let mut child = command.spawn().expect("it is installed by `make setup`");
-    let started = Instant::now();
-    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+    until(&name, || {
         let ended = child.try_wait().expect("a child");
         let said = || fs::read_to_string(dir.join("log")).unwrap_or_default();
         assert_eq!(ended, None, "{name} has ended: {}", said());
-        assert!(started.elapsed() < Duration::from_secs(60), "{name}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+        std::os::unix::net::UnixStream::connect(&socket).is_ok()
+    });
     child
 }
 

@@ -96,11 +96,9 @@ mod tests {
             assert_eq!(numbers(&path).unwrap().0, 7);
             drop(device);
             // Another program that looks at all block devices may have it open for a moment.
-            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-            while backing(&path).trim() == image.to_string_lossy() {
-                assert!(std::time::Instant::now() < deadline, "it is left");
-                std::thread::sleep(std::time::Duration::from_millis(5));
-            }
+            fathom_testing::until("the end of the loop device", || {
+                backing(&path).trim() != image.to_string_lossy()
+            });
         }
         let missing = LoopDevice::over(&dir.path().join("missing"), true);
         assert!(missing.unwrap_err().to_string().contains("missing"));

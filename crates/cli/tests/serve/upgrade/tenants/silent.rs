@@ -69,7 +69,9 @@ fn tenant_that_owes_a_reply_does_not_prevent_an_upgrade() {
         while !is_over.load(Ordering::Relaxed) {
             // (It fails where the tenant's command is given up.)
             let mut list = fathom();
-            list.args(["group", "list", "--server", &api]).output().unwrap();
+            list.args(["group", "list", "--server", &api])
+                .output()
+                .unwrap();
         }
     };
     let output = thread::scope(|scope| {

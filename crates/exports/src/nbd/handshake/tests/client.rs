@@ -129,7 +129,7 @@ impl Client {
     }
 
     pub fn without_flags(host: Arc<TestHost>) -> Client {
-        Client::with_patience(host, Duration::from_secs(60))
+        Client::with_patience(host, fathom_testing::PATIENCE)
     }
 
     pub fn with_patience(host: Arc<TestHost>, patience: Duration) -> Client {
