@@ -31,8 +31,9 @@ LEDGER = "target/torture.json"
 SEEDS_A_RUN = 2
 # Distance between the first seeds of two rounds; larger than the number of seeds that a round uses.
 SEEDS_A_ROUND = 10
-# How much longer than in `make test` the tests are that make all rounds in one run.
+# How much longer than in `make test` the tests are that make all rounds in one run, and those that kill servers during jobs.
 LONGER = 8
+JOB_ROUNDS = 4
 
 # Modules of fathom-formats' test `formats` that run once for each seed.
 SEEDED = ["model::", "power_cut::", "kill::", "lying_keepsake::", "compressed_writes::", "resize::"]
@@ -73,7 +74,7 @@ def plan(formats, cli, seed):
         some = first | {"FATHOM_ROUNDS": str(SEEDS_A_RUN)}
         longer = first | {"FATHOM_ROUNDS": str(LONGER)}
         once = first | {"FATHOM_ROUNDS": "1"}
-        yield "fathom-cli", "serve", cli["serve"], first, JOBS
+        yield "fathom-cli", "serve", cli["serve"], first | {"FATHOM_ROUNDS": str(JOB_ROUNDS)}, JOBS
         for module in SEEDED:
             yield "fathom-formats", "formats", formats, some, [module]
         if done == 0:

@@ -1,7 +1,7 @@
 //! Disks that are brought into the images below their own while they are used.
 
 use crate::driver::{Request, with_disk};
-use crate::exercise::{Random, differ, exercise};
+use crate::exercise::{KillRounds, Random, differ, exercise};
 use crate::keep;
 use crate::kinds::{Kind, qemu_img, qemu_io, tool};
 use crate::mirror::{
@@ -140,9 +140,9 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
     let dir = dir.path();
     let mut random = Random::new(12);
     let mut served = keep::start(short_dir(), "");
-    let (mut switched, mut within) = (0, 150_000);
-    let rounds = 40;
-    for round in 0..rounds {
+    let mut within = 150_000;
+    let mut rounds = KillRounds::new();
+    while let Some(round) = rounds.next() {
         let path = |name: &str| as_arg(&dir.join(format!("{name}{round}")));
         let (image, layer, log) = (path("i"), path("l"), dir.join("written"));
         // Whatever is in it shows through where the load has not been.
@@ -167,7 +167,7 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
         drop(load);
         let contents = after_a_kill(&served, &log, 251);
         let table = fs::read_to_string(served.path("disks/d.toml")).unwrap();
-        switched += usize::from(!table.contains(&layer));
+        rounds.note(!table.contains(&layer));
         // (How long it takes depends on what else goes on.)
         within = match table.contains(&layer) {
             true => within * 5 / 4,
@@ -182,7 +182,6 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
         check_killed(dir, format, &image);
         assert!(flat(dir, format, &image) == contents, "round {round}");
     }
-    assert!((1..rounds).contains(&switched), "{switched} of {rounds}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Internal snapshots that are taken while the disk is used.
 
 use crate::driver::with_disk;
-use crate::exercise::{Random, differ, exercise};
+use crate::exercise::{KillRounds, Random, differ, exercise};
 use crate::keep;
 use crate::kinds::{Kind, qemu_img, qemu_io};
 use crate::mirror::{
@@ -110,9 +110,8 @@ fn whenever_the_server_is_killed_the_image_is_sound() {
     let dir = dir.path();
     let mut random = Random::new(23);
     let mut served = keep::start(short_dir(), "");
-    let mut taken = 0;
-    let rounds = 40;
-    for round in 0..rounds {
+    let mut rounds = KillRounds::new();
+    while let Some(round) = rounds.next() {
         let (image, log) = (as_arg(&dir.join(format!("i{round}"))), dir.join("written"));
         let create = ["create", "-q", "-f", "qcow2", "-o", "cluster_size=4k"];
         qemu_img(dir, &[&create[..], &[&image, "4M"]].concat());
@@ -131,7 +130,7 @@ fn whenever_the_server_is_killed_the_image_is_sound() {
         drop(load);
         let contents = after_a_kill(&served, &log, 251);
         let is_there = names(&served) == ["then"];
-        taken += usize::from(is_there);
+        rounds.note(is_there);
         let api = served.api();
         stdout_of(&["disk", "remove", &api, "--disk", "d", "--force"]);
         check_killed(dir, "qcow2", &image);
@@ -145,7 +144,6 @@ fn whenever_the_server_is_killed_the_image_is_sound() {
             assert!(rest.iter().all(|byte| *byte == 251), "behind {found}");
         }
     }
-    assert!((1..rounds).contains(&taken), "{taken} of {rounds}");
 }
 
 #[test]

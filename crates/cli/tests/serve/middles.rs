@@ -1,7 +1,7 @@
 //! Images in the middle of chains that are brought into ones below while the disks are used.
 
 use crate::driver::with_disk;
-use crate::exercise::{Random, differ, exercise};
+use crate::exercise::{KillRounds, Random, differ, exercise};
 use crate::keep;
 use crate::kinds::{Kind, qemu_img, qemu_io};
 use crate::mirror::{after_a_kill, check, check_killed, flat, served_uri, write_in_order, written};
@@ -159,9 +159,8 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
     let dir = dir.path();
     let mut random = Random::new(19);
     let mut served = keep::start(short_dir(), "");
-    let mut switched = 0;
-    let rounds = 40;
-    for round in 0..rounds {
+    let mut rounds = KillRounds::new();
+    while let Some(round) = rounds.next() {
         let name = |name: &str| format!("{name}{round}");
         let path = |kind: &str| as_arg(&dir.join(name(kind)));
         let (base, middle, own, log) = (path("b"), path("m"), path("o"), dir.join("written"));
@@ -189,7 +188,7 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
         drop(load);
         let contents = after_a_kill(&served, &log, 251);
         let is_done = below(dir, &own) == *name("b");
-        switched += usize::from(is_done);
+        rounds.note(is_done);
         // Beginning again is all it takes.
         if !is_done {
             commit(&served, &middle, &base, &["--disk", "d"]);
@@ -202,7 +201,6 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
         check_killed(dir, "qcow2", &own);
         assert!(flat(dir, "qcow2", &own) == contents, "round {round}");
     }
-    assert!((1..rounds).contains(&switched), "{switched} of {rounds}");
 }
 
 #[test]

@@ -112,3 +112,41 @@ fn discarded(disk: &mut Driver<'_>, part: &mut [u8], range: Range<u64>) {
         part.copy_from_slice(&read);
     }
 }
+
+/// Rounds of a test that kills a server during an operation: when the server dies, the operation has been completed or
+/// has not.
+pub struct KillRounds {
+    wanted: usize,
+    begun: usize,
+    completed: usize,
+}
+
+impl KillRounds {
+    /// Ten, times FATHOM_ROUNDS.
+    pub fn new() -> KillRounds {
+        let times = std::env::var("FATHOM_ROUNDS");
+        let times = times.map_or(1, |times| times.parse().expect("FATHOM_ROUNDS is a number"));
+        KillRounds {
+            wanted: 10 * times,
+            begun: 0,
+            completed: 0,
+        }
+    }
+
+    /// The number of the next round, from 0. There are more than were wanted until both outcomes have been seen.
+    pub fn next(&mut self) -> Option<usize> {
+        let has_seen_both = (1..self.begun).contains(&self.completed);
+        if self.begun >= self.wanted && has_seen_both {
+            return None;
+        }
+        let said = format!("{} of {} were completed", self.completed, self.begun);
+        assert!(self.begun < 8 * self.wanted, "{said}");
+        self.begun += 1;
+        Some(self.begun - 1)
+    }
+
+    /// Whether the operation of this round had been completed.
+    pub fn note(&mut self, is_completed: bool) {
+        self.completed += usize::from(is_completed);
+    }
+}
