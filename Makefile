@@ -62,7 +62,7 @@ test-cluster: setup
 	$(CARGO) build --workspace --bin fathom --test cluster
 	$(ALONE) $(CARGO) test --workspace --test cluster -- --test-threads=1
 
-# Every fuzz target, or one: `make fuzz-ring`. The corpus grows in fuzz/corpus.
+# Every fuzz target, or one: `make fuzz-ring`. It begins with the inputs in fuzz/corpus.
 FUZZ_SECONDS ?= 60
 fuzz: $(FUZZ)
 

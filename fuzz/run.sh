@@ -1,30 +1,76 @@
 #!/bin/sh
-# Fuzz one target: run.sh TARGET [SECONDS]
-# Or build all of them, at once: run.sh --build
+# Fuzzes what reads from guests, clients and images.
+#
+#   run.sh TARGET [SECONDS]   fuzzes one target, and begins with the inputs that are kept
+#   run.sh --build            builds all targets at once
+#   run.sh --keep TARGET      keeps the fewest inputs that reach as much as all that were found
+#   run.sh --lines TARGET     tells how many lines of each source file the kept inputs reach
 #
 # Builds with the coverage instrumentation that libFuzzer needs, which stable
 # Rust can do; only the address sanitizer needs a nightly (cargo fuzz run).
 # Guest memory lies between guard pages, so stray accesses are found all the
-# same. Inputs are kept in corpus/TARGET, those that fail in artifacts/TARGET.
+# same. Inputs are kept in corpus/TARGET.tar.gz. New ones are in
+# target/inputs/TARGET until then, and those that fail in artifacts/TARGET.
 set -eu
 cd "$(dirname "$0")"
-target=${1:?usage: run.sh TARGET [SECONDS]}
-seconds=${2:-60}
+usage='usage: run.sh TARGET [SECONDS] | --build | --keep TARGET | --lines TARGET'
+cargo=${CARGO:-cargo}
 
-RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module \
+counters="--cfg fuzzing -Cpasses=sancov-module \
 -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
 -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares"
-export RUSTFLAGS
 
 # With --target, the flags apply to the targets and not to build scripts.
 host=$(rustc -vV | sed -n 's/^host: //p')
-case $target in
---build) exec ${CARGO:-cargo} build --release --target "$host" --bins ;;
-*) ${CARGO:-cargo} build --release --target "$host" --bin "$target" ;;
-esac
 dir=${CARGO_TARGET_DIR:-target}
-mkdir -p "corpus/$target" "artifacts/$target"
-exec "$dir/$host/release/$target" -max_total_time="$seconds" -max_len=1024 \
-    -artifact_prefix="artifacts/$target/" "corpus/$target"
+
+build() { RUSTFLAGS=$counters $cargo build --release --target "$host" "$@"; }
+
+# Where a target's inputs are, those that are kept among them.
+inputs() {
+	inputs=$dir/inputs/$1
+	mkdir -p "$inputs"
+	[ ! -e "corpus/$1.tar.gz" ] || tar -xzf "corpus/$1.tar.gz" -C "$inputs"
+}
+
+fuzz() {
+	build --bin "$1"
+	inputs "$1"
+	mkdir -p "artifacts/$1"
+	exec "$dir/$host/release/$1" -max_total_time="${2:-60}" -max_len=1024 -artifact_prefix="artifacts/$1/" "$inputs"
+}
+
+keep() {
+	build --bin "$1"
+	inputs "$1"
+	fewest=$(mktemp -d)
+	trap 'rm -rf "$fewest"' EXIT
+	"$dir/$host/release/$1" -merge=1 -max_len=1024 "$fewest" "$inputs"
+	mkdir -p corpus
+	tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -C "$fewest" -cf - . | gzip -9n >"corpus/$1.tar.gz"
+	ls -l "corpus/$1.tar.gz"
+}
+
+lines() {
+	tools=$(rustc --print sysroot)/lib/rustlib/$host/bin
+	[ -e "$tools/llvm-cov" ] || { echo 'no llvm-cov: rustup component add llvm-tools' >&2; exit 1; }
+	RUSTFLAGS="$counters -Cinstrument-coverage" CARGO_TARGET_DIR=$dir/lines \
+		$cargo build --release --target "$host" --bin "$1"
+	inputs "$1"
+	program=$dir/lines/$host/release/$1
+	profile=$dir/lines/$1
+	LLVM_PROFILE_FILE=$profile.profraw "$program" -runs=0 "$inputs" 2>/dev/null
+	"$tools/llvm-profdata" merge --sparse -o "$profile.profdata" "$profile.profraw"
+	"$tools/llvm-cov" export --summary-only --instr-profile="$profile.profdata" "$program" |
+		python3 lines.py
+}
+
+case ${1:-} in
+--build) build --bins ;;
+--keep) keep "${2:?$usage}" ;;
+--lines) lines "${2:?$usage}" ;;
+'' | -*) echo "$usage" >&2; exit 2 ;;
+*) fuzz "$@" ;;
+esac
