@@ -35,11 +35,21 @@ inputs() {
 	[ ! -e "corpus/$1.tar.gz" ] || tar -xzf "corpus/$1.tar.gz" -C "$inputs"
 }
 
+# The longest input of a target, in bytes. Images of other programs have headers and tables of whole sectors.
+longest() {
+	case $1 in
+	foreign_image) echo 6144 ;;
+	*) echo 1024 ;;
+	esac
+}
+
+# Without -len_control=0, slow targets get no inputs of more than a few bytes for minutes.
 fuzz() {
 	build --bin "$1"
 	inputs "$1"
 	mkdir -p "artifacts/$1"
-	exec "$dir/$host/release/$1" -max_total_time="${2:-60}" -max_len=1024 -artifact_prefix="artifacts/$1/" "$inputs"
+	exec "$dir/$host/release/$1" -max_total_time="${2:-60}" -max_len="$(longest "$1")" -len_control=0 \
+		-artifact_prefix="artifacts/$1/" "$inputs"
 }
 
 keep() {
@@ -47,24 +57,34 @@ keep() {
 	inputs "$1"
 	fewest=$(mktemp -d)
 	trap 'rm -rf "$fewest"' EXIT
-	"$dir/$host/release/$1" -merge=1 -max_len=1024 "$fewest" "$inputs"
+	"$dir/$host/release/$1" -merge=1 -max_len="$(longest "$1")" "$fewest" "$inputs"
 	mkdir -p corpus
-	tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -C "$fewest" -cf - . | gzip -9n >"corpus/$1.tar.gz"
+	# The same inputs make the same archive, whoever packs them.
+	(cd "$fewest" && LC_ALL=C ls | tar --mtime=@0 --mode=0644 --owner=0 --group=0 --numeric-owner -cf - -T -) |
+		gzip -9n >"corpus/$1.tar.gz"
 	ls -l "corpus/$1.tar.gz"
 }
 
 lines() {
+	[ -e "corpus/$1.tar.gz" ] || { echo "no inputs are kept: run.sh --keep $1" >&2; exit 1; }
 	tools=$(rustc --print sysroot)/lib/rustlib/$host/bin
 	[ -e "$tools/llvm-cov" ] || { echo 'no llvm-cov: rustup component add llvm-tools' >&2; exit 1; }
+	# All targets at once: the next one needs no build.
 	RUSTFLAGS="$counters -Cinstrument-coverage" CARGO_TARGET_DIR=$dir/lines \
-		$cargo build --release --target "$host" --bin "$1"
-	inputs "$1"
+		$cargo build --release --target "$host" --bins
 	program=$dir/lines/$host/release/$1
 	profile=$dir/lines/$1
-	LLVM_PROFILE_FILE=$profile.profraw "$program" -runs=0 "$inputs" 2>/dev/null
+	rm -rf "$profile"
+	mkdir "$profile"
+	tar -xzf "corpus/$1.tar.gz" -C "$profile"
+	LLVM_PROFILE_FILE=$profile.profraw "$program" -runs=0 "$profile" 2>"$profile.log" ||
+		{ tail -n 30 "$profile.log" >&2; exit 1; }
 	"$tools/llvm-profdata" merge --sparse -o "$profile.profdata" "$profile.profraw"
+	"$tools/llvm-cov" show --show-instantiations=false --instr-profile="$profile.profdata" "$program" \
+		--sources "$(cd .. && pwd)/crates" >"$profile.txt"
 	"$tools/llvm-cov" export --summary-only --instr-profile="$profile.profdata" "$program" |
 		python3 lines.py
+	echo "how often each line ran: $(realpath "$profile.txt")"
 }
 
 case ${1:-} in
