@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// So many more failures than successes decide.
+/// The number of failures beyond successes that fails the test.
 const MORE: u32 = 4;
 
 /// Repeats `attempt`, which panics if it finds something wrong, until it has succeeded once more often than it has

@@ -73,8 +73,8 @@ impl Book {
             .as_ref()
             .is_some_and(|upgrade| upgrade.until <= now)
         {
-            // Other processes that do not answer are left as they are. An operation of several commands goes on with
-            // its next one, which is given up in turn; so is what somebody asks meanwhile.
+            // Other processes that do not answer are left as they are. An operation of several commands then sends its
+            // next command, which the next round gives up. Commands that arrive meanwhile are given up, too.
             for _ in 0..GIVEN_UP {
                 self.host.give_up_commands();
                 self.take_steps();

@@ -27,8 +27,8 @@ impl Drop for Flag<'_> {
     }
 }
 
-/// Its command is given up after a while, and so are those of others who list all disks all the time. It is stopped
-/// while the server is replaced, and lets itself be replaced when it goes on.
+/// The upgrade gives up the tenant's command after a while, and those of clients that list all disks all the time. The
+/// tenant is stopped while the server is replaced, and is replaced itself when it continues.
 #[test]
 fn tenant_that_owes_a_reply_does_not_prevent_an_upgrade() {
     // (No other test has a tenant of that name.)
