@@ -113,8 +113,7 @@ fn discarded(disk: &mut Driver<'_>, part: &mut [u8], range: Range<u64>) {
     }
 }
 
-/// Rounds of a test that kills a server during an operation: when the server dies, the operation has been completed or
-/// has not.
+/// Rounds of a test that kills a server during an operation. A kill may come before or after the operation's completion.
 pub struct KillRounds {
     wanted: usize,
     begun: usize,
