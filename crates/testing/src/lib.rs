@@ -1,10 +1,12 @@
-//! What tests of several crates have in common: how they wait, and what randomized ones count. Nothing else uses this
-//! crate.
+//! What tests of several crates have in common: how they wait, what randomized tests count, and directories for other programs'
+//! files. Nothing else uses this crate.
 
 mod chance;
+mod memory_dir;
 mod tally;
 mod waiting;
 
 pub use chance::decide;
+pub use memory_dir::MemoryDir;
 pub use tally::{Tried, is_time_up};
 pub use waiting::{Deadline, PATIENCE, eventually, threads_of, until};

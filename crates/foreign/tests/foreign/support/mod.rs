@@ -3,35 +3,25 @@
 pub mod esx;
 
 use fathom_foreign::{Bytes, Image, Kind, Place, Result, Start};
+use fathom_testing::MemoryDir;
 use std::fs::File;
+use std::ops::Deref;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use tempfile::TempDir;
 
 /// A directory with images; in memory where there is one.
-pub struct Dir(TempDir);
+pub struct Dir(MemoryDir);
+
+impl Deref for Dir {
+    type Target = MemoryDir;
+
+    fn deref(&self) -> &MemoryDir {
+        &self.0
+    }
+}
 
 impl Dir {
     pub fn new() -> Dir {
-        let memory = Path::new("/dev/shm");
-        let made = match memory.is_dir() {
-            true => tempfile::tempdir_in(memory),
-            false => tempfile::tempdir(),
-        };
-        Dir(made.expect("a directory"))
-    }
-
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    pub fn write(&self, name: &str, bytes: &[u8]) {
-        std::fs::write(self.path(name), bytes).expect("a file");
-    }
-
-    pub fn read(&self, name: &str) -> Vec<u8> {
-        std::fs::read(self.path(name)).expect("a file")
+        Dir(MemoryDir::new())
     }
 
     /// Writes over a part of a file.
@@ -39,22 +29,6 @@ impl Dir {
         let file = File::options().write(true).open(self.path(name));
         let file = file.expect("a file");
         file.write_all_at(bytes, at).expect("a write");
-    }
-
-    pub fn try_run(&self, program: &str, args: &[&str]) -> Output {
-        let run = Command::new(program)
-            .args(args)
-            .current_dir(self.0.path())
-            .output();
-        run.unwrap_or_else(|error| panic!("{program} is installed: {error}"))
-    }
-
-    /// Runs a program here, which must succeed; returns what it printed.
-    pub fn run(&self, program: &str, args: &[&str]) -> String {
-        let output = self.try_run(program, args);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{program} {args:?}: {errors}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// Makes `name` of the raw file "raw", by `qemu-img convert`.

@@ -1,12 +1,11 @@
 //! cryptsetup and QEMU's tools, which these tests ask.
 
 use fathom_luks::{Change, Effort, Options, Passphrase, create};
+use fathom_testing::MemoryDir;
 use std::fs::File;
+use std::ops::Deref;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 use std::time::Duration;
-use tempfile::TempDir;
 
 /// What cryptsetup is told so that its key derivation is quick.
 pub const QUICK: [&str; 4] = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
@@ -19,28 +18,19 @@ pub const NO_EFFORT: Effort = Effort {
 
 /// A directory with images and key files; in memory where there is one,
 /// since cryptsetup flushes all it does.
-pub struct Dir(TempDir);
+pub struct Dir(MemoryDir);
+
+impl Deref for Dir {
+    type Target = MemoryDir;
+
+    fn deref(&self) -> &MemoryDir {
+        &self.0
+    }
+}
 
 impl Dir {
     pub fn new() -> Dir {
-        let memory = Path::new("/dev/shm");
-        let made = match memory.is_dir() {
-            true => tempfile::tempdir_in(memory),
-            false => tempfile::tempdir(),
-        };
-        Dir(made.expect("a directory"))
-    }
-
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    pub fn write(&self, name: &str, bytes: &[u8]) {
-        std::fs::write(self.path(name), bytes).expect("a file");
-    }
-
-    pub fn read(&self, name: &str) -> Vec<u8> {
-        std::fs::read(self.path(name)).expect("a file")
+        Dir(MemoryDir::new())
     }
 
     pub fn open(&self, name: &str) -> File {
@@ -53,23 +43,6 @@ impl Dir {
     pub fn empty(&self, name: &str, len: u64) {
         let file = File::create(self.path(name)).expect("a file");
         file.set_len(len).expect("a length");
-    }
-
-    /// Runs a program here, whatever comes of it.
-    pub fn try_run(&self, program: &str, args: &[&str]) -> Output {
-        let run = Command::new(program)
-            .args(args)
-            .current_dir(self.0.path())
-            .output();
-        run.unwrap_or_else(|error| panic!("{program} is installed: {error}"))
-    }
-
-    /// Runs a program here, which must succeed; returns what it printed.
-    pub fn run(&self, program: &str, args: &[&str]) -> String {
-        let output = self.try_run(program, args);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{program} {args:?}: {errors}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// A key file of that name, which holds its name.
