@@ -12,6 +12,9 @@ use fathom_testing::Tried;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+/// Maximum number of steps in which no request ends. A request takes some hundreds.
+const MAX_FRUITLESS_STEPS: u32 = 1 << 20;
+
 /// A disk, its workers, and what is known of it.
 pub struct Run {
     pub world: Arc<World>,
@@ -30,6 +33,8 @@ pub struct Run {
     pub blind: bool,
     /// Requests that failed.
     pub failures: u64,
+    /// Number of steps since a request has ended.
+    fruitless_steps: u32,
     /// First sectors of the parts of the disk that are used.
     pub windows: Vec<u64>,
     /// Of a hundred requests so many are flushes, and of a hundred others so
@@ -131,6 +136,7 @@ impl Run {
             strict: true,
             blind: false,
             failures: 0,
+            fruitless_steps: 0,
             flushes,
             fua,
             compressed,
@@ -243,9 +249,7 @@ impl Run {
     pub fn drain(&mut self) {
         while self.workers.iter().any(|w| w.in_flight() > 0) {
             if !self.goes_on() {
-                let flights = self.workers.iter().flat_map(|w| w.flights());
-                let asks: Vec<_> = flights.map(|f| f.ask.clone()).collect();
-                panic!("requests that never end: {asks:?}");
+                panic!("requests that never end: {:?}", self.asks());
             }
         }
         // Discards, which no request waits for.
@@ -406,10 +410,29 @@ impl Run {
         (0..100).any(|_| self.step())
     }
 
+    /// Carries out one operation of a storage, if any waits, and takes the requests that have ended. Returns false if
+    /// nothing happened.
+    ///
+    /// # Panics
+    /// If the requests in flight never end, however many operations are carried out for them.
     pub(super) fn step(&mut self) -> bool {
         let any = self.carry_out_one();
         self.look_again();
-        self.reap() || any
+        let has_ended = self.reap();
+        self.fruitless_steps += 1;
+        if has_ended || self.workers.iter().all(|worker| worker.in_flight() == 0) {
+            self.fruitless_steps = 0;
+        }
+        if self.fruitless_steps == MAX_FRUITLESS_STEPS {
+            panic!("requests that never end: {:?}", self.asks());
+        }
+        has_ended || any
+    }
+
+    /// The requests in flight.
+    fn asks(&self) -> Vec<Ask> {
+        let flights = self.workers.iter().flat_map(|worker| worker.flights());
+        flights.map(|flight| flight.ask.clone()).collect()
     }
 
     fn carry_out_one(&mut self) -> bool {
