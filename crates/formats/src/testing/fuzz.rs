@@ -262,9 +262,16 @@ pub fn qed_image(data: &[u8]) {
     let Some((choices, data)) = data.split_first_chunk::<2>() else {
         return;
     };
-    let Some(file) = sound(*choices, Format::Qed) else {
+    let Some(mut file) = sound(*choices, Format::Qed) else {
         return;
     };
+    // Requests to begin with, so that the image has L2 tables.
+    let requests = data.len().min(usize::from(choices[1] >> 2 & 15) * 5);
+    let (requests, data) = data.split_at(requests);
+    if !requests.is_empty() {
+        let written = serve(file, Format::Qed, requests).expect("a sound image can be served");
+        file = MemoryFile::new(written.file().bytes().clone(), LIMIT);
+    }
     change(&file, Format::Qed, data);
     if let Ok(Image::Qed(header, _)) = Image::read(&file, Format::Qed) {
         assert_eq!(qed::Header::parse(&header.encode()).ok(), Some(header));
