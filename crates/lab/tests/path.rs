@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use fathom_lab::experiment::Context;
 use fathom_run::{Crossing, Handed, RequestPath, Side};
+use fathom_testing::decide;
 use support::value;
 
 const REQUESTS: u64 = 60;
@@ -53,9 +54,19 @@ fn a_read_goes_from_the_system_call_to_the_driver() {
     comes_by(first, &["pread", "entry_SYSCALL_64", "vfs_read", "blk_"]);
     comes_by(disk, &["blk_mq", "blk_mq_start_request"]);
     assert!(value("host.frames") >= 4.0);
-    // Each read is a system call, and what it waits for ends before it does.
-    assert!(value("host.calls") >= 1.0 && value("host.device") < value("request"));
+    // Each read is a system call.
+    assert!(value("host.calls") >= 1.0);
     assert!(path.between.iter().all(|one| one.what != Crossing::Exits));
+}
+
+/// The mean of the device has requests in it that are not the benchmark's: fio's program may be read from the same disk.
+#[test]
+fn device_takes_less_time_than_a_read() {
+    decide(|| {
+        let (_, value) = follow(&[("technology", "bare"), ("of", "block")]);
+        let (device, request) = (value("host.device"), value("request"));
+        assert!(device < request, "{device} {request}");
+    });
 }
 
 #[test]
