@@ -18,11 +18,13 @@ fn run(dir: &Path, more: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn least(dir: &Path, measure: &str) -> f64 {
+/// The least seconds that these parts of a launch took together.
+fn least(dir: &Path, parts: &[&str]) -> f64 {
     let plan = Run::load(dir).unwrap().experiment.unwrap();
     let cells = plan.load_cells(dir).unwrap();
-    let of = |cell: &Cell| cell.measure(measure).unwrap().value;
-    cells.iter().map(of).fold(f64::INFINITY, f64::min)
+    let value = |cell: &Cell, part: &&str| cell.measure(part).unwrap().value;
+    let sums = { cells.iter() }.map(|cell| parts.iter().map(|part| value(cell, part)).sum());
+    sums.fold(f64::INFINITY, f64::min)
 }
 
 #[test]
@@ -39,9 +41,10 @@ fn a_slow_disk_shows_where_a_boot_waits_for_it() {
     ];
     let told = run(&slow, &against);
     assert!(told.contains("boot of B is "), "{told}");
-    // SeaBIOS looks at the disk, and then user space, which loads its driver; the kernel does not.
-    assert!(least(&slow, "firmware") > DELAY);
-    assert!(least(&slow, "user-space") > DELAY);
+    // SeaBIOS reads the disk, and then user space, which loads its driver. The kernel does not. On a busy machine SeaBIOS
+    // may run before the lab has connected to QEMU's monitor, which is when its part begins.
+    assert!(least(&slow, &["vmm", "firmware"]) > DELAY);
+    assert!(least(&slow, &["user-space"]) > DELAY);
 
     let plan = Run::load(&quick).unwrap().experiment.unwrap();
     for cell in plan.load_cells(&quick).unwrap() {
