@@ -1,5 +1,5 @@
-//! A verified load in a guest: fio writes blocks that carry checksums, reads them back while it goes on, and once more
-//! at the end of each round. It goes on until the test ends it, however long the test takes.
+//! A verified load in a guest: fio writes blocks that carry checksums, reads them back meanwhile, and once more at the end of
+//! each round. Rounds follow each other until the test ends the load, however long the test takes.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,6 +13,10 @@ use crate::run_command;
 const FINISH: Duration = Duration::from_secs(300);
 const ANSWER: Duration = Duration::from_secs(60);
 
+/// Number of parts of a disk. Each round writes one part, so that a test waits for few writes when it ends the load, and
+/// images grow for several rounds.
+const PARTS: u64 = 4;
+
 /// A verified load that runs in a guest: rounds of fio, one for each of some disks, until `finish`.
 #[derive(Debug)]
 pub struct Load {
@@ -25,13 +29,14 @@ pub struct Load {
 #[derive(Debug)]
 pub struct Written {
     bytes: u64,
-    /// Of its last round.
-    seed: u32,
+    /// Number of rounds.
+    rounds: u64,
 }
 
 impl Load {
-    /// Starts it on the disks of the machine with these ids. In each round every block of the first `bytes` of each
-    /// disk is written once, in another order and with other contents than in the round before, `rate` blocks a second.
+    /// Starts the load on the disks with these ids. A round writes each block of a part of each disk once, `rate` blocks a
+    /// second, in another order and with other contents than earlier rounds. The parts together are the first `bytes` of a
+    /// disk.
     ///
     /// # Panics
     /// When the guest does not answer.
@@ -48,14 +53,16 @@ impl Load {
              while [ ! -e /tmp/load.finish ] && [ ! -e /tmp/load.failed ]; do
                  round=$((round + 1))
                  echo $round >/tmp/load.round
+                 offset=$((round % {PARTS} * {part}))
                  for name in {names}; do
                      fio --filename=/dev/$name --rate_iops={rate} --verify_backlog=512 {options} \
-                     --randseed=$round >/tmp/load.$name.log 2>&1 || echo $name >>/tmp/load.failed &
+                     --randseed=$round --offset=$offset >/tmp/load.$name.log 2>&1 || echo $name >>/tmp/load.failed &
                  done
                  wait
              done
              touch /tmp/load.ended) >/dev/null 2>&1 &",
             options = options(bytes),
+            part = bytes / PARTS,
         );
         guest.check(&script, ANSWER).unwrap();
         Self { names, bytes }
@@ -119,10 +126,10 @@ impl Load {
             exit 1",
             self.names
         );
-        let seed = guest.check(&script, FINISH).unwrap();
+        let rounds = guest.check(&script, FINISH).unwrap();
         Written {
             bytes: self.bytes,
-            seed: seed.trim().parse().unwrap(),
+            rounds: rounds.trim().parse().unwrap(),
         }
     }
 }
@@ -133,21 +140,26 @@ impl Written {
     /// # Panics
     /// With fio's words when a block is wrong.
     pub fn verify_on_host(&self, image: &Path) {
-        let mut command = Command::new(program("fio").unwrap());
-        command.arg("--filename").arg(image).arg("--verify_only");
-        command.arg(format!("--randseed={}", self.seed));
-        command.args(options(self.bytes).split_whitespace());
-        let ended = run_command(command, FINISH);
-        assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
+        // The last round of each part.
+        for round in (1..=self.rounds).rev().take(PARTS as usize) {
+            let mut command = Command::new(program("fio").unwrap());
+            command.arg("--filename").arg(image).arg("--verify_only");
+            command.arg(format!("--randseed={round}"));
+            command.arg(format!("--offset={}", round % PARTS * (self.bytes / PARTS)));
+            command.args(options(self.bytes).split_whitespace());
+            let ended = run_command(command, FINISH);
+            assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
+        }
     }
 }
 
-/// What both runs must agree on, beside the seed, which gives the order and the contents; norandommap is not given, so
-/// that every block is written exactly once in a round and the last state is known.
+/// Options that writing and verification have in common, besides the part and the seed, which gives the order and the
+/// contents. Without norandommap a round writes every block of its part exactly once, so the last state is known.
 fn options(bytes: u64) -> String {
     format!(
-        "--name=load --rw=randwrite --bs=4k --size={bytes} --ioengine=libaio --iodepth=16 \
+        "--name=load --rw=randwrite --bs=4k --size={part} --ioengine=libaio --iodepth=16 \
          --direct=1 --verify=crc32c --verify_fatal=1 --do_verify=1 \
-         --verify_state_save=0"
+         --verify_state_save=0",
+        part = bytes / PARTS,
     )
 }

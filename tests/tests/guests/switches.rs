@@ -13,7 +13,7 @@ use super::migration::expect_no_io_errors;
 
 const MIB: u64 = 1 << 20;
 const STEP: Duration = Duration::from_secs(120);
-const LOAD_BYTES: u64 = 8 * MIB;
+const LOAD_BYTES: u64 = 16 * MIB;
 const RATE: u32 = 150;
 
 /// What a disk goes through: what it is first, and the targets of its mirrors.
