@@ -41,7 +41,8 @@ SEEDED = ["model::", "power_cut::", "kill::", "lying_keepsake::", "compressed_wr
 STORAGE_ERRORS = "io_errors::"
 # Those that make all rounds in one run.
 LONG = ["edit::", "bitmap::"]
-# Modules of fathom-cli's test `serve` that run jobs on disks in use, switch disks to other images, and kill servers.
+# Parts of fathom-cli's test `serve` that run jobs on disks in use, switch disks to other images, kill servers, and make up requests
+# to the API.
 JOBS = [
     "switch_kills",
     "upgrade::kills",
@@ -53,6 +54,7 @@ JOBS = [
     "mirror",
     "snapshots",
     "streams",
+    "a_client_that_makes_up_requests",
 ]
 
 

@@ -1,5 +1,6 @@
 //! The API, by clients that are none of ours: curl, and one that makes up requests of its description.
 
+use crate::exercise::variable;
 use crate::support::{Kept, Served, disk_dir, eventually, fathom, stdout_of};
 use serde_json::{Value, json};
 use std::fs;
@@ -512,20 +513,15 @@ fn a_client_that_makes_up_requests_finds_what_is_described() {
     });
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../venv/bin/schemathesis");
+    let examples = 15 * variable("FATHOM_ROUNDS").unwrap_or(1);
+    let seed = variable("FATHOM_SEED").unwrap_or(1);
     let run = |more: &[&str]| {
         let output = Command::new(&program)
             .arg("--config-file")
             .arg(tests.join("tests/serve/schemathesis.toml"))
-            .args([
-                "run",
-                "--checks",
-                "all",
-                "--max-examples",
-                "30",
-                "--seed",
-                "1",
-                "--no-color",
-            ])
+            .args(["run", "--checks", "all", "--no-color"])
+            .args(["--max-examples", &examples.to_string()])
+            .args(["--seed", &seed.to_string()])
             .arg(format!("http://127.0.0.1:{}/openapi.json", port.trim()))
             .args(more)
             .current_dir(served.dir.path())

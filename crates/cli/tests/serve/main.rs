@@ -30,6 +30,8 @@ mod keep;
 #[path = "../support/kinds.rs"]
 mod kinds;
 mod live;
+#[path = "../support/made.rs"]
+mod made;
 mod memory;
 mod metrics;
 mod middles;

@@ -3,7 +3,7 @@
 //! After each restart every disk must have all writes that were acknowledged, or the server must refuse the image and
 //! name the one that has them.
 
-use crate::exercise::Random;
+use crate::exercise::{Random, variable};
 use crate::kinds::qemu_img;
 use crate::mirror::{disk_after_a_kill, uri_of, write_in_order, written};
 use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, short_dir, stdout_of};
@@ -229,15 +229,10 @@ fn newer_image<'a>(disk: &'a Disk, image: &str, refusal: &str) -> &'a str {
     newer
 }
 
-/// Reads a number from the environment.
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap())
-}
-
 #[test]
 fn server_killed_during_a_switch_serves_what_was_acknowledged() {
-    let rounds = ROUNDS * number("FATHOM_ROUNDS").unwrap_or(1);
-    let mut random = Random::new(number("FATHOM_SEED").unwrap_or(1) as usize);
+    let rounds = ROUNDS * variable("FATHOM_ROUNDS").unwrap_or(1);
+    let mut random = Random::new(variable("FATHOM_SEED").unwrap_or(1) as usize);
     let images = disk_dir();
     let mut dir = short_dir();
     let (mut refused, mut longest) = (0, LONGEST);

@@ -204,6 +204,6 @@ impl Driver<'_> {
             })
             .collect();
         let parts = self.all(&reads).into_iter().map(|part| part.expect("read"));
-        parts.flatten().collect()
+        parts.collect::<Vec<_>>().concat()
     }
 }

@@ -1,5 +1,6 @@
 //! Images of all kinds, by QEMU.
 
+use super::made::Made;
 use super::support::{disk_dir, eventually};
 use std::fs;
 use std::path::Path;
@@ -143,8 +144,13 @@ impl Kind {
         args
     }
 
-    /// Makes the image `i` by QEMU, with everything in it that there can be.
+    /// Makes the image `i`, with everything in it that there can be. QEMU makes each kind once, and later calls copy it.
     pub fn make(&self, dir: &Path) {
+        static MADE: Made<(&str, &str)> = Made::new();
+        MADE.fill((self.format, self.options), dir, || self.make_by_qemu(dir));
+    }
+
+    fn make_by_qemu(&self, dir: &Path) {
         qemu_img(dir, &["create", "-q", "-f", "raw", "base", "9M"]);
         let stripes = ["write -P 0x11 0 5M", "write -P 0x12 6M 3M"];
         qemu_io(dir, "base", "raw", &stripes);

@@ -1,6 +1,7 @@
 //! Whoever is killed at whatever instant of an upgrade: no request of a guest is lost or done twice.
 
 use super::image;
+use crate::exercise::variable;
 use crate::kinds::tool;
 use crate::support::{as_arg, disk_dir, eventually, fathom, run, short_dir};
 use fathom_testing::Tried;
@@ -103,12 +104,11 @@ impl Random {
 
 #[test]
 fn a_kill_at_any_instant_of_an_upgrade_loses_nothing() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let seed = number("FATHOM_SEED").unwrap_or(now.as_nanos() as u64 | 1);
+    let seed = variable("FATHOM_SEED").unwrap_or(now.as_nanos() as u64 | 1);
     eprintln!("FATHOM_SEED={seed}");
     let mut random = Random(seed);
-    let seconds = SECONDS * number("FATHOM_ROUNDS").unwrap_or(1);
+    let seconds = SECONDS * variable("FATHOM_ROUNDS").unwrap_or(1);
     for format in ["raw", "qcow2", "qed"] {
         let (images, dir) = (disk_dir(), short_dir());
         let image = image(images.path(), format);
