@@ -168,15 +168,16 @@ fn a_disk_of_a_tenant_is_reached_by_tls_again_and_again() {
         "32",
         "--verify",
     ]);
-    let mut load = Kept::spawn(load.args(["--number-ios", "100000", "--ramp-time", "0"]));
+    let mut load = Kept::spawn(load.args(["--runtime", "600s", "--ramp-time", "0"]));
     for _ in 0..4 {
         std::thread::sleep(Duration::from_millis(300));
-        assert!(load.0.try_wait().unwrap().is_none(), "it was too short");
+        assert!(load.0.try_wait().unwrap().is_none(), "the load has ended");
         drop(origin);
         fs::remove_file(&socket).unwrap();
         origin = start();
         served.wait_for("connected again");
     }
+    load.signal("INT");
     assert!(load.0.wait().unwrap().success());
     let log = served.log();
     assert!(!log.contains("Input/output error"), "{log}");

@@ -77,7 +77,7 @@ fn disks_of_a_pool_come_and_go_while_others_are_served() {
             "--queues",
             "2",
         ]);
-        Kept::spawn(command.args(["--number-ios", "100000"]))
+        Kept::spawn(command.args(["--runtime", "600s"]))
     });
     for round in 0..10 {
         let socket = served.arg("three");
@@ -97,6 +97,7 @@ fn disks_of_a_pool_come_and_go_while_others_are_served() {
         prints(images.path(), "qemu-img", &["check", &image]);
     }
     for load in &mut loads {
+        load.signal("INT");
         assert!(load.0.wait().unwrap().success(), "{}", served.log());
     }
     // Nothing is left of them.

@@ -16,12 +16,12 @@ fn resize(served: &Served, more: &[&str]) -> u64 {
     said["size"].as_u64().expect("a number")
 }
 
-/// Requests of a driver that checks what it reads, in the first part of the disk.
+/// Requests of a driver that checks what it reads, in the first part of the disk, until it is interrupted.
 fn load(served: &Served, part: &str) -> Kept {
     let socket = served.arg("s");
     let mut command = fathom();
     command.args(["bench", "--vhost-user", &socket, "--rw", "randrw"]);
-    command.args(["--verify", "--size", part, "--number-ios", "100000"]);
+    command.args(["--verify", "--size", part, "--runtime", "600s"]);
     let load = Kept::spawn(command.args(["--ramp-time", "0"]));
     eventually("it has begun", || {
         let info = stdout_of(&["info", &served.api()]);
@@ -81,6 +81,7 @@ fn a_disk_grows_and_shrinks_under_load() {
         refused(1, &["resize", &control, "0"], &["512"]);
         refused(1, &["resize", &control, "1000"], &["multiple of 512"]);
         if let Some(load) = &mut load {
+            load.signal("INT");
             assert!(load.0.wait().unwrap().success());
         }
         let end = sizes.last().unwrap() * MIB;
