@@ -95,6 +95,11 @@ proptest! {
     fn no_requests_upset_an_nbd_connection(data in prop::collection::vec(any::<u8>(), 0..1000)) {
         transmission(&data);
     }
+}
+
+proptest! {
+    // Each case reads some 80 MiB. (The fuzz target `nbd_transmission` does the same for longer.)
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     /// Reads of up to 8 MiB, with an answer of the disk here and there: more than the connection has memory for.
     #[test]
