@@ -303,6 +303,11 @@ impl Drop for Served {
                 eprintln!("{}", threads_of(successor as u32));
             }
             self.print_info();
+            // If the child is strace, it would leave the server behind.
+            let mut kill = Command::new("pkill");
+            let _ = kill
+                .args(["-KILL", "--parent", &self.child.id().to_string()])
+                .output();
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
