@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs the test programs of the workspace: tools/run_tests.py [--times] [--hogs N] [PROGRAM ...]
 
-As many run beside each other as there are processors, and those that measure or trace the machine one after the other. Each has its
-own directory in which servers are found (/run/fathom): a server that a test has stopped would hold up others that list all servers.
-What a program prints is in target/tests/PROGRAM.log, and on the terminal if it fails. After the last program, no process and no loop
-device of theirs may be left, and no mount.
+Runs one program more than there are processors at a time, then, one after the other, the programs that measure or trace the machine.
+Each program has its own directory in which servers are found (/run/fathom): a server that a test has stopped would hold up others
+that list all servers. What a program prints is in target/tests/PROGRAM.log, and on the terminal if it fails. After the last program,
+no process, loop device or mount of the tests may be left.
 
 --times    prints how long each program and each test took, as Markdown (docs/testing.md has such a table)
 --hogs N   keeps N processes running that want a processor, to see whether the tests hold on a busy machine
@@ -29,14 +29,21 @@ CARGO = os.environ.get("CARGO", "cargo")
 LOGS = pathlib.Path("target/tests").absolute()
 PROCESSORS = os.cpu_count() or 1
 
-# Packages and programs that measure or trace the machine: nothing else runs then.
-ALONE_PACKAGES = {"lab"}
-ALONE_PROGRAMS = {"tests limiter"} | {
-    f"cli {name}"
-    for name in "breakdown ffsb lab lab_disks lab_parallel lab_settings mail_server qemu_trace sharing syscalls".split()
-}
+# Programs that measure or trace the machine: nothing else runs then.
+ALONE = {
+    f"{package} {name}"
+    for package, names in {
+        "cli": "breakdown ffsb lab_settings syscalls",
+        "lab": "attributes path technologies tracing",
+        "tests": "limiter",
+    }.items()
+    for name in names.split()
+} | {"lab (unit tests)"}
 # Those that take longest begin first, so that none of them is left at the end.
-LONGEST = ["tests guests", "cli serve", "formats formats", "cli fleet", "cli img", "cli base", "exports exports", "cli book"]
+LONGEST = (
+    ["tests guests", "cli serve", "formats formats", "cli fleet", "cli base", "cli img", "exports exports", "report report"]
+    + ["cli book", "storage disks", "cli allocations", "cli moving"]
+)
 # They have tests that need root, and are ignored else.
 WITH_ROOT = {"storage devices", "cli serve", "cli img"}
 # No test takes so long, however busy the machine is: a program in which none has ended for that time hangs.
@@ -66,7 +73,7 @@ class Program:
         self.name = f"{self.package} {part}"
 
     def is_alone(self):
-        return self.package in ALONE_PACKAGES or self.name in ALONE_PROGRAMS
+        return self.name in ALONE
 
     def threads(self):
         """How many of its tests run at once. Guests are emulated: they want a processor each."""
@@ -114,8 +121,10 @@ def programs():
     return sorted(found, key=Program.order)
 
 
-# Runs a program where /run/fathom is its own.
+# Runs a program with a /run/fathom and a /tmp of its own. In memory, as tests make and remove very many files.
 IN_ITS_WORLD = 'mkdir -p /run/fathom && mount -t tmpfs none /run/fathom && exec "$@"'
+if not pathlib.Path.cwd().is_relative_to("/tmp"):
+    IN_ITS_WORLD = "mount -t tmpfs none /tmp && " + IN_ITS_WORLD
 
 
 def run(program, words=()):
@@ -170,7 +179,7 @@ def doc_tests():
     return ran
 
 
-def run_all(wanted):
+def run_all(wanted, with_documentation):
     """Runs them, and says what came of each as it ends."""
     ran = []
 
@@ -178,19 +187,20 @@ def run_all(wanted):
         one.say()
         ran.append(one)
 
-    beside = [p for p in wanted if not p.is_alone()]
-    with concurrent.futures.ThreadPoolExecutor(PROCESSORS) as pool:
-        for ended in concurrent.futures.as_completed([pool.submit(run, program) for program in beside]):
+    beside = [(run, program) for program in wanted if not program.is_alone()]
+    if os.geteuid() == 0:
+        beside += [(run, program, ["--ignored"]) for program in wanted if program.name in WITH_ROOT]
+    else:
+        print("not root, so the tests on loop devices and mounts did NOT run", file=sys.stderr)
+    if with_documentation:
+        beside.append((doc_tests,))
+    # One more than there are processors, as many wait most of the time.
+    with concurrent.futures.ThreadPoolExecutor(PROCESSORS + 1) as pool:
+        for ended in concurrent.futures.as_completed([pool.submit(*call) for call in beside]):
             note(ended.result())
     for program in wanted:
         if program.is_alone():
             note(run(program))
-    if os.geteuid() == 0:
-        for program in wanted:
-            if program.name in WITH_ROOT:
-                note(run(program, ["--ignored"]))
-    else:
-        print("not root, so the tests on loop devices and mounts did NOT run", file=sys.stderr)
     return ran
 
 
@@ -250,7 +260,7 @@ def main():
     before, begin = (mounts(), loops()), time.monotonic()
     hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.hogs)]
     try:
-        ran = run_all(wanted) + ([] if args.program else [doc_tests()])
+        ran = run_all(wanted, with_documentation=not args.program)
     finally:
         for hog in hogs:
             hog.kill()
