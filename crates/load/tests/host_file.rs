@@ -32,7 +32,8 @@ fn mixed(depth: u16) -> Load {
 }
 
 fn image() -> tempfile::NamedTempFile {
-    let image = tempfile::NamedTempFile::new().unwrap();
+    // Not in /tmp: where that is in memory, it cannot zero a range.
+    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     image.as_file().set_len(16 << 20).unwrap();
     image
 }
