@@ -10,6 +10,17 @@
 //!
 //! No filter holds back a drain: when a source leaves, what is held back of
 //! its requests goes on at once, or fails.
+//!
+//! # Requests in a layer
+//!
+//! - A layer that holds a request back asks for a wake-up
+//!   ([`Cx::wake_at`](fathom_core::Cx::wake_at)). The worker sleeps until then, and calls
+//!   [`Channel::timer`](fathom_core::Channel::timer).
+//! - The worker of a paused disk pops nothing ([`Cx::close`](fathom_core::Cx::close)): requests
+//!   stay with their source.
+//! - Completions are not passed up by calls. After each call of the layer below, a layer looks at
+//!   what has completed meanwhile ([`Cx::completed_since`](fathom_core::Cx::completed_since)).
+//! - `cow` is not a layer: its overlay is an image of the backing chain.
 
 mod about;
 mod buffer;

@@ -12,6 +12,9 @@
 //! of the server and in a later run.
 //!
 //! [`files`] has loads on the files of a mounted file system.
+//!
+//! This crate does not use the code of the server under test, whose mistakes it would share. NBD's
+//! constants and QEMU's image locks are exceptions, because other programs check them.
 
 pub mod error;
 pub mod files;

@@ -10,6 +10,10 @@
 //! as a guest does, but waits.
 //!
 //! Who uses the disk, and how they come to it, is not known here.
+//!
+//! A request passes the layers from the outside in: `held` (if users wait), the storages'
+//! `ByteDisk` (if requests of any bytes are possible), the filters in the order of their options,
+//! `inject`, the `tap`, the image, and its storage.
 
 mod bare;
 mod bells;

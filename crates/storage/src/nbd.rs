@@ -15,6 +15,21 @@
 //! What a server says is checked before it is believed: whatever it sends, no
 //! byte goes anywhere but into the segments of a request that it answers. A
 //! connection on which it breaks the rules is closed.
+//!
+//! # Requests
+//!
+//! A request is sent at once unless a message is being sent. Commands that arrive meanwhile are
+//! sent together in the next message. A request completes when all of its commands have replies and
+//! the engine no longer uses the request's memory. A connection that fails is therefore shut down
+//! and drained before its requests complete.
+//!
+//! # Lost connections
+//!
+//! All connections of a disk are lost together. The first channel that notices the loss wakes the
+//! others. Each channel shuts its connections down, waits until the engine no longer uses any
+//! memory, queues its unanswered requests again, and hands over its unflushed writes. The last
+//! channel starts a thread, which connects again, sends the unflushed writes, and gives each
+//! channel new connections.
 
 mod answers;
 mod changes;

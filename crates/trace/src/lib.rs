@@ -1,5 +1,6 @@
+//! Operations, stages, timestamps, histograms, slow requests and the trace ring.
 //!
-//! The ground floor: every other crate may use it, it uses none of them.
+//! All crates of the data plane may use this crate, which itself uses only `fathom-sigbus`.
 //!
 //! Built with `--cfg fathom_unstamped`, nothing is stamped or counted: only
 //! for measuring what stamps cost (tools/bench/stamps.py).

@@ -4,6 +4,8 @@
 //! says how a script is run: `server` is started and goes on beside what follows, `fails` has
 //! to fail, and `elsewhere` needs what a test has not (a package's installation, another VMM, an hour),
 //! so that only the arguments of `fathom` are looked at, by a test beside them.
+//!
+//! A comment that begins with `<!-- sh` is such a block, which readers need not see.
 
 use super::pages::Page;
 use std::fmt::Write as _;

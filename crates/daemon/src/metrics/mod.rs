@@ -7,6 +7,9 @@
 //! - `scale` puts latencies into the buckets that all disks have in common;
 //! - `form` is as what they are written, `samples` how families do that;
 //! - `exposition` makes a page of it, as `pieces`, and `exemplars` puts slow requests into that.
+//!
+//! No request is counted for metrics alone: `measured` reads atomics that workers write anyway,
+//! each of which has one writer.
 
 mod exemplars;
 mod exposition;

@@ -6,6 +6,10 @@
 //! front-end's watches over its own mappings, not over ours). FUSE has, and
 //! whoever may start a virtual machine may usually mount that, or an overlay
 //! on it: so nothing is asked of a file system before it is known.
+//!
+//! A descriptor of a FUSE file that was received must also be closed, and the file system may delay
+//! that close (flush) without limit. Only the session that received the descriptor waits then, and
+//! the end of this process. The administrator can abort the FUSE connection.
 
 use super::mapping::MapError;
 use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, statx};

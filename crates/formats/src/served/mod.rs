@@ -12,6 +12,18 @@
 //! [`tables`], of which [`cache`] holds [`slice`]s, and the free space
 //! ([`alloc`]). What is not on disk is in the [`journal`], too, by which a
 //! successor can [`restore`] it. qcow2 and QED differ in [`layout`] and in their free space only.
+//!
+//! # Requests
+//!
+//! - A read whose table entries are in memory takes no lock and writes no memory that other workers
+//!   write. The request keeps its slot and its buffers. Only its place (`at`) and its storage
+//!   (`memo`) change.
+//! - Every other read is a task. The task reads missing slices into the cache that all workers
+//!   share, starts an operation for each place, and completes the request when all operations have
+//!   ended. If several workers need the same slice, one reads it and the others wait.
+//! - The documentation of `write` describes writes that allocate, that of `write_back` flushes, and
+//!   that of `epoch` the reuse of freed clusters.
+//! - Whatever contradicts the format marks the image as corrupt and ends all writes (`corrupt`).
 
 mod activate;
 mod active;

@@ -1,6 +1,15 @@
 //! Writes: in place where the guest's clusters are its own, else to clusters
 //! that are allocated for them, with what the guest does not write copied
 //! from what was there before.
+//!
+//! A write that allocates clusters
+//!
+//! 1. locks its guest clusters: two writes of one new cluster follow each other, and other writes
+//!    do not wait;
+//! 2. takes free clusters, whose refcounts rise in memory;
+//! 3. reads those parts of the clusters that the guest does not write, if they have data;
+//! 4. writes everything by one operation;
+//! 5. links the entries, in memory, when the operation has ended.
 
 use super::active::Active;
 use super::alloc::Run;

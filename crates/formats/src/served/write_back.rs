@@ -9,6 +9,9 @@
 //!
 //! What is written was copied at one instant, under the lock: an entry made
 //! later, whose refcount is not yet written, cannot slip in between.
+//!
+//! The image is sound at any instant. Lazy refcounts are therefore not needed: an image whose
+//! header allows them is served like all others.
 
 use super::alloc::{Moved, refcounts};
 use super::io::{Buf, Errno, Io};

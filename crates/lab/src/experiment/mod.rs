@@ -4,6 +4,16 @@
 //! An [`Order`] is an experiment with values of its parameters. It makes a plan of cells, one for
 //! each point of the experiment's [`Design`] and each round, which [`runner`] runs one by one into a run
 //! directory.
+//!
+//! # Cells
+//!
+//! - A cell is on disk as soon as it has ended, so that an interrupted run can be resumed.
+//! - An experiment may add points that depend on the results of earlier cells
+//!   ([`Experiment::after`]). A suspected limiter can be tested by one more cell, which is a trial
+//!   and not a point (`confirm`).
+//! - A cell records evidence, never a verdict. The report derives the limiter, so that better rules
+//!   can judge an old run. Measures state their units, so that a report needs no experiment.
+//! - A bed may stay for later cells (`bed::Pool`). Each cell must then begin in the same state.
 
 mod attributes;
 mod backends;

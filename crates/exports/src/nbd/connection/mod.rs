@@ -11,6 +11,15 @@
 //! All memory is the connection's own `pool`: when it is used up, or there is
 //! no room for more requests, or replies are not read, nothing is received
 //! any more, and the client waits.
+//!
+//! # Commands
+//!
+//! - One receive takes in all commands that the socket has. The payload of a small write is used
+//!   where it was received. A large payload is received into pages of its own, which suit O_DIRECT.
+//! - A long command becomes several requests of 256 KiB, so that other commands get past it.
+//! - After NBD_CMD_DISC, every command gets its reply before the socket closes. If the client
+//!   vanishes, its requests complete, and the source leaves its worker when the kernel no longer
+//!   uses its memory.
 
 mod answer;
 mod check;

@@ -4,6 +4,10 @@
 //!
 //! Each request becomes pieces ([`channel`]), each a child with a buffer of its own: the guest sees no
 //! ciphertext, and what it changes while it is written harms only itself.
+//!
+//! In an encrypted qcow2 image, only guest data goes through such a storage (`Tables::data`). The
+//! tables are not encrypted, and use the file itself (`Tables::storage`). A new cluster of such an
+//! image does not read as zeroes.
 
 mod away;
 mod bytes;
