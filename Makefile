@@ -141,6 +141,10 @@ install-files:
 		> $(DESTDIR)$(datadir)/qemu/vhost-user/50-fathom.json
 	$(INSTALL) -D -m 644 packaging/apparmor/fathom \
 		$(DESTDIR)$(sysconfdir)/apparmor.d/abstractions/libvirt-qemu.d/fathom
+	mkdir -p $(DESTDIR)$(sysconfdir)/libvirt/hooks/qemu.d
+	sed 's,/usr/bin,$(bindir),' packaging/libvirt/qemu.d/fathom \
+		> $(DESTDIR)$(sysconfdir)/libvirt/hooks/qemu.d/fathom
+	chmod 755 $(DESTDIR)$(sysconfdir)/libvirt/hooks/qemu.d/fathom
 	mkdir -p $(DESTDIR)$(datadir)/fathom/prometheus $(DESTDIR)$(datadir)/fathom/grafana \
 		$(DESTDIR)$(datadir)/fathom/bpftrace
 	$(INSTALL) -m 644 packaging/prometheus/*.yml $(DESTDIR)$(datadir)/fathom/prometheus
@@ -160,7 +164,8 @@ uninstall:
 		$(DESTDIR)$(bashcompdir)/fathom $(DESTDIR)$(zshcompdir)/_fathom \
 		$(DESTDIR)$(fishcompdir)/fathom.fish $(DESTDIR)$(unitdir)/fathom.service \
 		$(DESTDIR)$(datadir)/qemu/vhost-user/50-fathom.json \
-		$(DESTDIR)$(sysconfdir)/apparmor.d/abstractions/libvirt-qemu.d/fathom
+		$(DESTDIR)$(sysconfdir)/apparmor.d/abstractions/libvirt-qemu.d/fathom \
+		$(DESTDIR)$(sysconfdir)/libvirt/hooks/qemu.d/fathom
 	! cmp -s packaging/fathom.toml $(DESTDIR)$(sysconfdir)/fathom/fathom.toml || \
 		rm $(DESTDIR)$(sysconfdir)/fathom/fathom.toml
 	rm -rf $(DESTDIR)$(datadir)/fathom

@@ -45,7 +45,7 @@ LONGEST = (
     + ["cli book", "storage disks", "cli allocations", "cli moving"]
 )
 # They have tests that need root, and are ignored else.
-WITH_ROOT = {"storage devices", "cli serve", "cli img"}
+WITH_ROOT = {"storage devices", "cli serve", "cli img", "cli libvirt"}
 # No test takes so long, however busy the machine is: a program in which none has ended for that time hangs.
 LIMIT_S = 900
 # How long what the tests have started may take to end.

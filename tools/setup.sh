@@ -58,6 +58,9 @@ python3-venv
 chromium
 curl
 tmux
+libvirt-daemon
+libvirt-daemon-driver-qemu
+libvirt-clients
 groff-base
 lowdown
 man-db
@@ -332,7 +335,7 @@ absent_programs() {
 check_programs() {
 	absent=$(absent_programs qemu-system-x86_64 qemu-img qemu-io qemu-nbd qemu-storage-daemon busybox mke2fs \
 		e2fsck debugfs bonnie++ mkfs.fat mcopy fio crun linux.uml losetup unshare ip iperf3 nbdkit \
-		nbdinfo nbdcopy nbdsh nbd-client cryptsetup sfdisk openssl strace perf setpriv lz4 cc python3 chromium curl tmux \
+		nbdinfo nbdcopy nbdsh nbd-client cryptsetup sfdisk openssl strace perf setpriv lz4 cc python3 chromium curl tmux virsh \
 		lowdown lexgrog | tr '\n' ' ')
 	[ -n "$absent" ] || return 0
 	if ! is_debian_like; then

@@ -23,6 +23,7 @@ mod guest_run;
 mod img;
 mod jobs;
 mod lab;
+mod libvirt_hook;
 mod manual;
 mod mirror;
 mod redact;
@@ -98,6 +99,8 @@ enum Command {
     Guest(guest::GuestArgs),
     Man(manual::ManArgs),
     Completions(manual::CompletionsArgs),
+    #[command(hide = true)]
+    LibvirtHook(libvirt_hook::LibvirtHookArgs),
     /// One tenant's disks, for `fathom serve`, which starts it
     #[command(hide = true)]
     Tenant {
@@ -181,6 +184,7 @@ fn main() -> ExitCode {
         Command::Lab(args) => lab::run(args),
         Command::Report(args) => report::run(args),
         Command::Guest(args) => guest::run(args),
+        Command::LibvirtHook(args) => libvirt_hook::run(args),
         Command::Man(args) => manual::man(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Starter { sandbox, arguments } => {

@@ -36,7 +36,7 @@ begin() {
     setsid sh -euc "$1" >"$log" 2>&1 &
     case "$1" in *qemu*) sleep 2; kill -0 $!; return;; esac
     for try in $(seq 300); do
-        ! grep -qE 'serving|waiting for disks' "$log" || return 0
+        ! grep -qE 'serving|waiting for disks|the API is at' "$log" || return 0
         kill -0 $! 2>/dev/null || break
         sleep 0.1
     done
@@ -97,6 +97,7 @@ pub fn all_of(page: &Page) -> Option<String> {
     let logs = dir.path().join("logs");
     fs::create_dir(&logs).unwrap();
     let output = command.arg("bash").arg(&file).env("PATH", path);
+    let output = output.env("ROOT", super::root());
     let output = output.env("LOGS", &logs).stdin(Stdio::null());
     let output = output.output().unwrap();
     let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));

@@ -1,0 +1,216 @@
+//! libvirt's hook: adds the disks of a domain to a server before the guest starts, and removes them when it has ended.
+//!
+//! libvirt calls /etc/libvirt/hooks/qemu.d/fathom with the domain's XML on standard input
+//! (<https://libvirt.org/hooks.html>). If the hook fails before the guest starts, the guest does not start, and
+//! libvirt's error has what the hook has printed on standard error. A hook must not call libvirt.
+
+mod domain;
+mod record;
+
+use crate::servers::{Shown, named_or_only};
+use anyhow::{Context, bail};
+use clap::Args;
+use domain::Domain;
+use fathom_client::{Client, ClientError};
+use fathom_daemon::{DiskTable, Info, Owner};
+use fathom_formats::Format;
+use record::Record;
+use serde_json::{Value, json};
+use std::io::{self, Read};
+
+/// Maximum size of a domain's XML.
+const MAX_XML_BYTES: u64 = 16 << 20;
+const NOT_FOUND: u16 = 404;
+
+/// Add or remove the disks of a libvirt domain
+///
+/// libvirt's hook /etc/libvirt/hooks/qemu.d/fathom runs this command, with the domain's XML on standard input.
+#[derive(Args, Debug)]
+pub struct LibvirtHookArgs {
+    /// Name of the domain
+    domain: String,
+    /// What happens to the domain: prepare, migrate, release, ...
+    operation: String,
+    /// begin, end or -
+    stage: String,
+    /// Unused
+    #[arg(hide = true)]
+    extra: Option<String>,
+}
+
+pub fn run(args: LibvirtHookArgs) -> anyhow::Result<()> {
+    let event = (args.operation.as_str(), args.stage.as_str());
+    if !matches!(event, ("prepare" | "migrate", "begin") | ("release", "end")) {
+        return Ok(());
+    }
+    let mut xml = String::new();
+    io::stdin()
+        .take(MAX_XML_BYTES)
+        .read_to_string(&mut xml)
+        .context("the domain's XML")?;
+    let domain = Domain::parse(&xml).with_context(|| format!("domain '{}'", args.domain))?;
+    match event.0 {
+        "release" => remove(&domain),
+        operation => add(domain, operation == "migrate"),
+    }
+    .with_context(|| format!("domain '{}'", args.domain))
+}
+
+/// Adds the disks of a domain. Removes those that it has added if one cannot be added.
+fn add(domain: Domain, is_incoming: bool) -> anyhow::Result<()> {
+    let disks = domain.disks?;
+    if disks.is_empty() {
+        return Ok(());
+    }
+    let server = named_or_only(domain.server.as_deref())?;
+    let mut record = Record::load(&domain.uuid)?;
+    // libvirt announces an incoming migration first, and then prepares the domain as for any start.
+    let is_incoming = is_incoming || record.is_incoming;
+    record.is_incoming = is_incoming;
+    let mut added = Vec::new();
+    for table in &disks {
+        let outcome = add_one(&server, &mut record, table, is_incoming);
+        match outcome.with_context(|| format!("disk '{}'", table.name)) {
+            Ok(true) => added.push(table.name.as_str()),
+            Ok(false) => {}
+            Err(error) => {
+                undo(&server, &mut record, &added);
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds a disk. Returns false if the server has the same disk already.
+fn add_one(
+    server: &Client,
+    record: &mut Record,
+    table: &DiskTable,
+    is_incoming: bool,
+) -> anyhow::Result<bool> {
+    let place = ["v1", "disks", &table.name];
+    if let Some(there) = existing(server, &table.name)? {
+        if is_same(&there.table, table) {
+            if there.owner != Some(Owner::Static) {
+                record.insert(&table.name)?;
+            }
+            return Ok(false);
+        }
+        if !record.contains(&table.name) {
+            bail!(
+                "the server has a disk of this name with other options; choose another name in the domain's metadata, \
+                 or remove that disk (fathom disk remove {})",
+                table.name
+            );
+        }
+        delete(server, &table.name)?;
+    }
+    record.insert(&table.name)?;
+    let put = server.put(&place).header("if-none-match", "*").json(table);
+    let shown: Shown = match put.patiently().send() {
+        Ok(shown) => shown,
+        Err(error) => {
+            record.remove(&table.name)?;
+            return Err(error.into());
+        }
+    };
+    let Info { held_by, disk, .. } = shown.info();
+    if let (Some(holder), false) = (held_by, is_incoming) {
+        undo(server, record, &[&table.name]);
+        bail!("{disk} is in use by {holder}; stop that before the domain starts");
+    }
+    Ok(true)
+}
+
+/// A disk that a server has.
+struct Existing {
+    table: DiskTable,
+    owner: Option<Owner>,
+}
+
+fn existing(server: &Client, name: &str) -> anyhow::Result<Option<Existing>> {
+    let shown: Value = match server.get(&["v1", "disks", name]).send() {
+        Err(ClientError::Refused { status, .. }) if status == NOT_FOUND => return Ok(None),
+        outcome => outcome?,
+    };
+    Ok(Some(Existing {
+        table: serde_json::from_value(shown["options"].clone()).context("its options")?,
+        owner: serde_json::from_value(shown["owner"].clone()).ok(),
+    }))
+}
+
+/// Whether both are the same disk. The file of a persistent disk names the format raw, which is also what a disk without
+/// a format has.
+fn is_same(there: &DiskTable, wanted: &DiskTable) -> bool {
+    let mut wanted = wanted.clone();
+    if wanted.format.is_none() && there.format == Some(Format::Raw) {
+        wanted.format = there.format;
+    }
+    // Set by the server where the hook leaves it out.
+    wanted.nbd = wanted.nbd.or(there.nbd);
+    *there == wanted
+}
+
+fn delete(server: &Client, name: &str) -> Result<(), ClientError> {
+    let delete = server.delete(&["v1", "disks", name]).patiently();
+    match delete.send::<Value>() {
+        Err(ClientError::Refused { status, .. }) if status == NOT_FOUND => Ok(()),
+        outcome => outcome.map(drop),
+    }
+}
+
+/// Removes disks after an error. The error counts, so one in here is only printed.
+fn undo(server: &Client, record: &mut Record, names: &[&str]) {
+    for name in names {
+        let outcome = delete(server, name).map_err(anyhow::Error::from);
+        if let Err(error) = outcome.and_then(|()| record.remove(name)) {
+            eprintln!("fathom: disk '{name}' stays in the server: {error:#}");
+        }
+    }
+}
+
+/// Removes the disks that the hook has added for a domain.
+fn remove(domain: &Domain) -> anyhow::Result<()> {
+    let mut record = Record::load(&domain.uuid)?;
+    if record.names().is_empty() {
+        return record.end();
+    }
+    let server = named_or_only(domain.server.as_deref())?;
+    for name in record.names() {
+        delete(&server, &name).with_context(|| format!("disk '{name}'"))?;
+        record.remove(&name)?;
+    }
+    record.end()
+}
+
+/// Options of a disk from names and texts, as in the server's configuration.
+fn table(options: &[(&str, &str)]) -> anyhow::Result<DiskTable> {
+    let mut table = json!({});
+    for (option, text) in options {
+        table[option] = typed(option, text);
+    }
+    serde_json::from_value(table).map_err(anyhow::Error::from)
+}
+
+/// A text as the type that the option has: a number or boolean if that is valid, else a text or a list of one.
+fn typed(option: &str, text: &str) -> Value {
+    let boolean = match text {
+        "yes" | "on" => Some(true),
+        "no" | "off" => Some(false),
+        _ => None,
+    };
+    let candidates = [
+        Some(json!(text)),
+        boolean.map(Value::from),
+        serde_json::from_str(text).ok(),
+        Some(json!([text])),
+    ];
+    let is_valid = |value: &Value| {
+        let mut tried = json!({ "image": "null:1M" });
+        tried[option] = value.clone();
+        serde_json::from_value::<DiskTable>(tried).is_ok()
+    };
+    let mut valid = candidates.into_iter().flatten().filter(is_valid);
+    valid.next().unwrap_or_else(|| json!(text))
+}
