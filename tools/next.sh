@@ -14,7 +14,7 @@ That was the demo. From here:
   $fathom top                                                  # what it does
   $fathom lab list                                             # questions that other experiments answer
 
-  make test        nearly everything that is tested, in 22 minutes once built; it installs more (see tools/setup.sh)
+  make test        nearly everything that is tested, in 18 minutes once built; it installs more (see tools/setup.sh)
   make install     the program, its manual pages, the service
   docs/README.md   the book
 END

@@ -3,6 +3,7 @@
 
 mod links;
 mod pages;
+mod prose;
 mod run;
 
 use pages::Page;
