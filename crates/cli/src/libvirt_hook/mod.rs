@@ -48,6 +48,10 @@ pub fn run(args: LibvirtHookArgs) -> anyhow::Result<()> {
         .take(MAX_XML_BYTES)
         .read_to_string(&mut xml)
         .context("the domain's XML")?;
+    // Guests of other disks start whatever happens here.
+    if event.0 != "release" && !xml.contains(domain::NAMESPACE) {
+        return Ok(());
+    }
     let domain = Domain::parse(&xml).with_context(|| format!("domain '{}'", args.domain))?;
     match event.0 {
         "release" => remove(&domain),
