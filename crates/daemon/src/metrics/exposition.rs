@@ -103,7 +103,7 @@ impl Collector for Shared {
 }
 
 fn build(mut to: DescriptorEncoder<'_>) -> fmt::Result {
-    let help = "What serves the disks";
+    let help = "The server's version";
     let mut to = to.encode_descriptor("fathom_build", help, None, MetricType::Info)?;
     to.encode_info(&[("version", env!("CARGO_PKG_VERSION"))])
 }

@@ -19,51 +19,51 @@ pub const DISKS: &[Family] = &[
         name: "disk",
         unit: None,
         kind: Info,
-        help: "What a disk is",
+        help: "A disk's image and settings",
         samples: disk_info,
     },
     Family {
         name: "disk_size",
         unit: Some(Unit::Bytes),
         kind: Gauge,
-        help: "How large a disk is",
+        help: "Size of the disk",
         samples: |disk, to| to.gauge(&[], disk.info.size),
     },
     Family {
         name: "requests",
         unit: None,
         kind: Counter,
-        help: "Requests that were answered, by operation",
+        help: "Completed requests, by operation",
         samples: |disk, to| each_op(disk, |op, all| to.counter(&[op], all.requests())),
     },
     Family {
         name: "request_data",
         unit: Some(Unit::Bytes),
         kind: Counter,
-        help: "What requests were about that were answered without an error: data, or what was discarded \
-               or zeroed",
+        help: "Bytes read, written, discarded or zeroed by requests that succeeded",
         samples: |disk, to| each_op(disk, |op, all| to.counter(&[op], all.bytes())),
     },
     Family {
         name: "request_errors",
         unit: None,
         kind: Counter,
-        help: "Requests that were answered with an error, by operation and error",
+        help: "Requests that failed, by operation and error",
         samples: request_errors,
     },
     Family {
         name: "requests_refused",
         unit: None,
         kind: Counter,
-        help: "Requests that broke a rule of their protocol, or asked for what the disk cannot do; they are \
-               in no other count",
+        help: "Requests that violated their protocol or that the disk does not support; no other \
+            metric counts them",
         samples: |disk, to| to.counter(&[], disk.counts.refused),
     },
     Family {
         name: DURATION,
         unit: Some(Unit::Seconds),
         kind: Histogram,
-        help: "How long requests took, from when they were noticed until their interrupt or reply was sent",
+        help: "Duration of requests, from the moment when the server notices them until their \
+             interrupt or reply is sent",
         samples: |disk, to| {
             each_op(disk, |op, all| {
                 to.latency(&[op], all.histograms(Stage::COUNT), true)
@@ -74,50 +74,50 @@ pub const DISKS: &[Family] = &[
         name: "stage_duration",
         unit: Some(Unit::Seconds),
         kind: Histogram,
-        help: "How much of that they were in each stage: wake (noticed, not taken yet), queue (in filters), \
-               map (in the image's tables), device (in the storage), finish, notify",
+        help: "Time of requests in each stage: wake (noticed, not taken yet), queue (in \
+            filters), map (in the image's tables), device (in the storage), finish, notify",
         samples: stage_duration,
     },
     Family {
         name: "requests_in_flight",
         unit: None,
         kind: Gauge,
-        help: "Requests that were taken and not answered yet",
+        help: "Requests that were taken and are not completed",
         samples: |disk, to| to.gauge(&[], disk.in_flight),
     },
     Family {
         name: "queue_size",
         unit: None,
         kind: Gauge,
-        help: "How many requests a virtqueue that runs can have in flight",
+        help: "Size of a running virtqueue",
         samples: |disk, to| each_queue(disk, |label, queue| to.gauge(&[label], queue.size)),
     },
     Family {
         name: "queue_requests_in_flight",
         unit: None,
         kind: Gauge,
-        help: "How many it has",
+        help: "Requests in flight of a virtqueue",
         samples: |disk, to| each_queue(disk, |label, queue| to.gauge(&[label], queue.in_flight)),
     },
     Family {
         name: "queue_requests",
         unit: None,
         kind: Counter,
-        help: "Requests taken from a virtqueue since it runs",
+        help: "Requests taken from a virtqueue since it was started",
         samples: |disk, to| each_queue(disk, |label, queue| to.counter(&[label], queue.requests)),
     },
     Family {
         name: "queue_kicks",
         unit: None,
         kind: Counter,
-        help: "How often the guest has woken its worker",
+        help: "Notifications from the guest for a virtqueue",
         samples: |disk, to| each_queue(disk, |label, queue| to.counter(&[label], queue.kicks)),
     },
     Family {
         name: "queue_interrupts",
         unit: None,
         kind: Counter,
-        help: "How often the guest was interrupted",
+        help: "Interrupts sent to the guest for a virtqueue",
         samples: |disk, to| {
             each_queue(disk, |label, queue| {
                 to.counter(&[label], queue.notifications)
@@ -128,7 +128,7 @@ pub const DISKS: &[Family] = &[
         name: "worker_requests",
         unit: None,
         kind: Counter,
-        help: "Requests that a worker has answered",
+        help: "Requests that a worker has completed",
         samples: |disk, to| {
             each_worker(disk, |label, worker| to.counter(&[label], worker.requests))
         },
@@ -137,7 +137,7 @@ pub const DISKS: &[Family] = &[
         name: "worker_batch_requests",
         unit: None,
         kind: Histogram,
-        help: "Requests that a worker has taken together",
+        help: "Requests that a worker took at once",
         samples: |disk, to| {
             each_worker(disk, |label, worker| {
                 to.sizes(&[label], &worker.batches, worker.requests)
@@ -148,14 +148,14 @@ pub const DISKS: &[Family] = &[
         name: "worker_kicks",
         unit: None,
         kind: Counter,
-        help: "How often guests have woken a worker",
+        help: "Notifications from guests to a worker",
         samples: |disk, to| each_worker(disk, |label, worker| to.counter(&[label], worker.kicks)),
     },
     Family {
         name: "worker_interrupts",
         unit: None,
         kind: Counter,
-        help: "How often a worker has interrupted guests",
+        help: "Interrupts that a worker has sent to guests",
         samples: |disk, to| {
             each_worker(disk, |label, worker| {
                 to.counter(&[label], worker.notifications)
@@ -166,14 +166,14 @@ pub const DISKS: &[Family] = &[
         name: "worker_sleeps",
         unit: None,
         kind: Counter,
-        help: "How often a worker had nothing to do and went to sleep",
+        help: "Times that a worker went to sleep because it had no work",
         samples: |disk, to| each_worker(disk, |label, worker| to.counter(&[label], worker.sleeps)),
     },
     Family {
         name: "worker_polls",
         unit: None,
         kind: Counter,
-        help: "How often a worker looked for work instead of sleeping: found=\"yes\", it paid",
+        help: "Times that a worker polled instead of sleeping; found=\"yes\": it found work",
         samples: |disk, to| {
             each_worker(disk, |label, worker| {
                 to.counter(&[label, ("found", "yes")], worker.polls_paid)?;
@@ -185,7 +185,7 @@ pub const DISKS: &[Family] = &[
         name: "worker_polling",
         unit: Some(Unit::Seconds),
         kind: Counter,
-        help: "For how long it did so",
+        help: "Time that a worker has polled",
         samples: |disk, to| {
             each_worker(disk, |label, worker| to.seconds(&[label], worker.polled_ns))
         },
@@ -194,7 +194,7 @@ pub const DISKS: &[Family] = &[
         name: "worker_cpu",
         unit: Some(Unit::Seconds),
         kind: Counter,
-        help: "What a worker's thread has used of a CPU, unless it is a pool's",
+        help: "CPU time of a worker's thread, except threads of pools",
         samples: |disk, to| {
             each_worker(disk, |label, worker| match worker.cpu_ns {
                 Some(ns) => to.seconds(&[label], ns),
@@ -206,7 +206,7 @@ pub const DISKS: &[Family] = &[
         name: "front_end_connected",
         unit: None,
         kind: Gauge,
-        help: "Whether a virtual machine uses the disk",
+        help: "Whether a front-end is connected to the disk",
         samples: |disk, to| match &disk.info.vhost_user {
             Some(_) => to.gauge(&[], disk.info.front_end.is_some().into()),
             None => Ok(()),
@@ -216,7 +216,7 @@ pub const DISKS: &[Family] = &[
         name: "front_end_connects",
         unit: None,
         kind: Counter,
-        help: "How often one has connected",
+        help: "Connections of front-ends to the disk",
         samples: |disk, to| match &disk.info.vhost_user {
             Some(_) => to.counter(&[], disk.front_ends),
             None => Ok(()),
@@ -226,14 +226,14 @@ pub const DISKS: &[Family] = &[
         name: "queues_running",
         unit: None,
         kind: Gauge,
-        help: "Virtqueues that are served",
+        help: "Virtqueues that are running",
         samples: |disk, to| to.gauge(&[], disk.info.queues_running as u64),
     },
     Family {
         name: "nbd_clients",
         unit: None,
         kind: Gauge,
-        help: "NBD connections that use the disk",
+        help: "NBD connections to the disk",
         samples: |disk, to| match &disk.info.nbd {
             Some(nbd) => to.gauge(&[], nbd.connections.len() as u64),
             None => Ok(()),
@@ -243,7 +243,7 @@ pub const DISKS: &[Family] = &[
         name: "nbd_client_connects",
         unit: None,
         kind: Counter,
-        help: "How many there have been",
+        help: "NBD connections to the disk since it was added",
         samples: |disk, to| match &disk.info.nbd {
             Some(_) => to.counter(&[], disk.clients),
             None => Ok(()),
@@ -253,14 +253,14 @@ pub const DISKS: &[Family] = &[
         name: "filter_held",
         unit: Some(Unit::Seconds),
         kind: Counter,
-        help: "For how long workers have held requests back because of a filter's limits, all together",
+        help: "Time that all workers together have delayed requests because of a filter's limits",
         samples: filter_held,
     },
     Family {
         name: "alarm_raised",
         unit: None,
         kind: Gauge,
-        help: "Whether an alarm is raised, for requests take too long",
+        help: "Whether an alarm is raised because requests take too long",
         samples: |disk, to| {
             each_alarm(disk, |label, alarm| to.gauge(&[label], alarm.raised.into()))
         },
@@ -269,21 +269,21 @@ pub const DISKS: &[Family] = &[
         name: "alarms",
         unit: None,
         kind: Counter,
-        help: "How often it was",
+        help: "Times that an alarm was raised",
         samples: |disk, to| each_alarm(disk, |label, alarm| to.counter(&[label], alarm.times)),
     },
     Family {
         name: "disk_frozen",
         unit: None,
         kind: Gauge,
-        help: "Whether the disk stands still, as `fathom disk freeze` has it",
+        help: "Whether the disk is frozen (fathom disk freeze)",
         samples: |disk, to| to.gauge(&[], disk.info.frozen.into()),
     },
     Family {
         name: "pull_left",
         unit: Some(Unit::Bytes),
         kind: Gauge,
-        help: "Bytes of a disk that comes from another server that are still to be copied, as far as is known",
+        help: "Bytes that are still to be copied from the other server, as far as known",
         samples: |disk, to| match &disk.info.pull {
             Some(pull) => to.gauge(&[], pull.left),
             None => Ok(()),
@@ -293,7 +293,7 @@ pub const DISKS: &[Family] = &[
         name: "pull_copied",
         unit: Some(Unit::Bytes),
         kind: Counter,
-        help: "Bytes of it that have been copied, some of them several times",
+        help: "Bytes that were copied from the other server, including repeated copies",
         samples: |disk, to| match &disk.info.pull {
             Some(pull) => to.counter(&[], pull.copied),
             None => Ok(()),
@@ -310,7 +310,7 @@ pub const DISKS: &[Family] = &[
         name: "requests_bounced",
         unit: None,
         kind: Counter,
-        help: "Requests whose data was copied, for O_DIRECT could not take it as it lay",
+        help: "Requests whose data was copied because its alignment does not suit O_DIRECT",
         samples: |disk, to| match disk.info.bounced {
             Some(count) => to.counter(&[], count),
             None => Ok(()),
@@ -320,21 +320,21 @@ pub const DISKS: &[Family] = &[
         name: "image_table_reads",
         unit: None,
         kind: Counter,
-        help: "Parts of an image's tables (4 KiB) that were not in memory",
+        help: "Reads of 4 KiB of an image's tables that were not in memory",
         samples: |disk, to| of_image(disk, to, |image| image.table_reads),
     },
     Family {
         name: "image_clusters_allocated",
         unit: None,
         kind: Counter,
-        help: "Clusters that an image has taken into use",
+        help: "Clusters that were allocated in an image",
         samples: |disk, to| of_image(disk, to, |image| image.clusters_allocated),
     },
     Family {
         name: "image_clusters_freed",
         unit: None,
         kind: Counter,
-        help: "Clusters of an image that can be taken again",
+        help: "Clusters that were freed in an image",
         samples: |disk, to| of_image(disk, to, |image| image.clusters_freed),
     },
 ];

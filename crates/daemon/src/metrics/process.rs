@@ -33,14 +33,14 @@ pub fn expose(
         "fathom_process_memory",
         Unit::Bytes,
         MetricType::Gauge,
-        "What a process of the server has in memory, guests' memory that it has touched included",
+        "Resident memory of a process of the server, including guest memory that it has touched",
         &|process, to| to.gauge(&[], process.resident),
     )?;
     tell(
         "fathom_process_cpu",
         Unit::Seconds,
         MetricType::Counter,
-        "What all of its threads have used of CPUs",
+        "CPU time of all threads of a process",
         &|process, to| to.seconds(&[], process.cpu_ns),
     )?;
     pools(disks, style, to)
@@ -58,7 +58,7 @@ fn pools(disks: &[Measured], style: Style<'_>, to: &mut DescriptorEncoder<'_>) -
     }
     let mut to = to.encode_descriptor(
         "fathom_pool_cpu",
-        "What the thread of a pool has used of a CPU",
+        "CPU time of a pool's thread",
         Some(&Unit::Seconds),
         MetricType::Counter,
     )?;

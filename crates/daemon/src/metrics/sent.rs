@@ -40,7 +40,8 @@ impl Measures {
             Err(problem) => {
                 let name = &sent.name;
                 tracing::warn!(
-                    "disk '{name}': no metrics: its process sent unusable ones: {problem}"
+                    "disk '{name}': the disk's process sent malformed metrics, so the disk has \
+                     none: {problem}"
                 );
                 None
             }
@@ -68,7 +69,7 @@ impl Sent {
                 answer: Ok(measured),
                 ..
             } => measured,
-            _ => return Err("they are no measurements".into()),
+            _ => return Err("not a message with measurements".into()),
         };
         check_lengths(&measured)?;
         check_counts(&measured)?;
@@ -105,7 +106,7 @@ fn check_lengths(measured: &Measured) -> Result<(), String> {
         ("slow requests", counts.slow.len(), MAX_THREADS),
     ] {
         if len > most {
-            return Err(format!("there are {len} {what}"));
+            return Err(format!("{len} {what} exceed the limit"));
         }
     }
     Ok(())
@@ -122,7 +123,7 @@ fn check_counts(measured: &Measured) -> Result<(), String> {
     let sum = more.try_fold(0u64, |sum, n| sum.checked_add(n));
     match sum.is_some_and(|sum| sum <= MAX_COUNT) {
         true => Ok(()),
-        false => Err("there are more requests or bytes than a disk can have had".into()),
+        false => Err("more requests or bytes than a disk can have had".into()),
     }
 }
 
@@ -144,7 +145,7 @@ fn check_slow(slow: &SlowRequest) -> Result<(), String> {
     let are_stages = slow.stages.keys().all(|name| is_stage(name)) && is_stage(&slow.longest);
     match is_id && is_op && are_stages {
         true => Ok(()),
-        false => Err("a slow request is none".into()),
+        false => Err("a malformed slow request".into()),
     }
 }
 
