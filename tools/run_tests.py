@@ -35,7 +35,7 @@ ALONE = {
     for package, names in {
         "cli": "breakdown ffsb lab_settings syscalls",
         "lab": "attributes path technologies tracing",
-        "tests": "limiter",
+        "tests": "boot limiter",
     }.items()
     for name in names.split()
 } | {"lab (unit tests)"}

@@ -2,7 +2,6 @@
 //! most of them wait for a guest most of the time, leaves its processor to another one.
 
 mod bases;
-mod boot;
 mod changes;
 mod configured;
 mod crash;

@@ -29,6 +29,8 @@ const PRINTED: &str = "printed";
 const MEMORY: u64 = 256 << 20;
 /// Its last words: nothing is left to be done.
 const HALTED: &str = "reboot: System halted";
+/// Time for the console's last lines to be read after the process has ended.
+const LAST_LINES: Duration = Duration::from_secs(5);
 /// Its words when the host's CPU has more registers than it knows of.
 const REGISTERS: &str = "ptrace set fp regs failed";
 const AMX: &str = "user-mode Linux cannot run here: it knows nothing of the AMX registers that this \
@@ -138,8 +140,8 @@ impl Uml {
         match self.hosted.end() {
             // It may be gone before it has answered.
             Ok(()) => Ok(()),
-            // Now and then its process aborts after that.
-            Err(Error::Program { .. }) if console.text().contains(HALTED) => Ok(()),
+            // Its process has ended already, or aborts after that now and then. The console's last lines may come later.
+            Err(Error::Program { .. }) if console.wait_for(HALTED, 0, LAST_LINES).is_ok() => Ok(()),
             Err(error) => asked.and(Err(error)),
         }
     }

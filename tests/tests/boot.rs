@@ -42,7 +42,8 @@ fn a_slow_disk_shows_where_a_boot_waits_for_it() {
     let told = run(&slow, &against);
     assert!(told.contains("boot of B is "), "{told}");
     // SeaBIOS reads the disk, and then user space, which loads its driver. The kernel does not. On a busy machine SeaBIOS
-    // may run before the lab has connected to QEMU's monitor, which is when its part begins.
+    // may run before the lab has connected to QEMU's monitor, which is when its part begins. (It ends when the kernel's
+    // clock starts, which is wrong on a very busy one.)
     assert!(least(&slow, &["vmm", "firmware"]) > DELAY);
     assert!(least(&slow, &["user-space"]) > DELAY);
 
