@@ -103,15 +103,18 @@ fn a_guests_read_goes_through_two_kernels() {
 
 #[test]
 fn a_packet_goes_to_the_bridges_other_port() {
-    let (path, _) = follow(&[("technology", "container"), ("of", "packet")]);
-    let told: Vec<_> = path.devices.iter().map(|one| one.device.as_str()).collect();
-    assert_eq!(told, ["eth0", "port2"]);
-    // A packet that is seen twice, or by nobody, is what would be wrong.
-    let sent = path.devices[0].requests;
-    assert!((REQUESTS / 2 + 1..2 * REQUESTS).contains(&sent), "{sent}");
-    comes_by(
-        &path.devices[0],
-        &["entry_SYSCALL_64", "udp_sendmsg", "__dev_queue_xmit"],
-    );
-    comes_by(&path.devices[1], &["br_handle_frame", "__dev_queue_xmit"]);
+    // (Seen once on a busy machine: half of the packets.)
+    decide(|| {
+        let (path, _) = follow(&[("technology", "container"), ("of", "packet")]);
+        let told: Vec<_> = path.devices.iter().map(|one| one.device.as_str()).collect();
+        assert_eq!(told, ["eth0", "port2"]);
+        // A packet that is seen twice, or by nobody, is what would be wrong.
+        let sent = path.devices[0].requests;
+        assert!((REQUESTS / 2 + 1..2 * REQUESTS).contains(&sent), "{sent}");
+        comes_by(
+            &path.devices[0],
+            &["entry_SYSCALL_64", "udp_sendmsg", "__dev_queue_xmit"],
+        );
+        comes_by(&path.devices[1], &["br_handle_frame", "__dev_queue_xmit"]);
+    });
 }
