@@ -1,8 +1,14 @@
 #!/usr/bin/env python3
 """Checks the language of documentation: tools/prose.py [FILE ...]
 
-Without files it checks README.md, CONTRIBUTING.md, ARCHITECTURE.md and all pages of docs. A file is Markdown, or plain text if its
-name ends in .txt. Code blocks and code within a line are not checked, except for the length of lines.
+Without files it checks README.md, CONTRIBUTING.md, ARCHITECTURE.md, all pages of docs, and the descriptions in docs/openapi.json. A
+file is Markdown, or by the end of its name
+
+.txt   plain text
+.json  a description of an API: its summaries and descriptions are checked
+.tsv   lines of a name, a tab, and a text, such as an option and its help
+
+Code blocks and code within a line are not checked, except for the length of lines in Markdown and plain text.
 
 Prints FILE:LINE: and what to change, for
 
@@ -14,6 +20,7 @@ Prints FILE:LINE: and what to change, for
 The exit status is 1 if there is any.
 """
 
+import json
 import pathlib
 import re
 import sys
@@ -160,8 +167,43 @@ def problems(text, is_markdown):
                 yield number, f"'{sentence[:30]}...' begins with '{begin[1]}': {OPENINGS[begin[1]]}"
 
 
+def in_json(value, place=""):
+    """Yields the place and the text of each summary and description."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        return
+    for key, inner in value.items():
+        if key in ("summary", "description") and isinstance(inner, str):
+            yield f"{place}/{key}", inner
+        else:
+            yield from in_json(inner, f"{place}/{key}")
+
+
+def texts(file):
+    """Yields the texts of a file, each with its name."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".json":
+        yield from in_json(json.loads(text))
+    else:
+        yield from (line.split("\t", 1) for line in text.splitlines())
+
+
+def problems_of(file):
+    """Yields where something is wrong in a file, and what."""
+    if file.suffix in (".json", ".tsv"):
+        for name, text in texts(file):
+            for paragraph in text.split("\n\n"):
+                # Each text is one line: its author does not break it.
+                for _, what in problems(" ".join(paragraph.split()), False):
+                    if "columns" not in what:
+                        yield name, what
+        return
+    yield from problems(file.read_text(encoding="utf-8"), file.suffix == ".md")
+
+
 def pages():
-    found = [*PAGES, *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md")))]
+    found = [*PAGES, *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md"))), "docs/openapi.json"]
     return [ROOT / page for page in found if page not in EXCLUDED]
 
 
@@ -169,10 +211,9 @@ def main():
     files = [pathlib.Path(name) for name in sys.argv[1:]] or pages()
     count = 0
     for file in files:
-        text = file.read_text(encoding="utf-8")
-        for number, what in problems(text, file.suffix == ".md"):
+        for place, what in problems_of(file):
             count += 1
-            print(f"{file}:{number}: {what}")
+            print(f"{file}:{place}: {what}")
     sys.exit(1 if count else 0)
 
 

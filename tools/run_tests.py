@@ -19,6 +19,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,8 @@ WITH_ROOT = {"storage devices", "cli serve", "cli img", "cli libvirt"}
 LIMIT_S = 900
 # How long what the tests have started may take to end.
 GRACE_S = 20
+# Free space in target/ without which tests fail at odd places, in bytes. (The tests use less than 1 GiB at a time.)
+NEEDED_SPACE = 4 << 30
 # In the environment of whatever the tests start.
 MARK = f"FATHOM_TEST_RUN={os.getpid()}"
 
@@ -257,6 +260,9 @@ def main():
     if not wanted:
         sys.exit(f"no test program is called {' or '.join(args.program)}")
     LOGS.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(LOGS).free
+    if free < NEEDED_SPACE:
+        sys.exit(f"{LOGS.parent}: {free / 2**30:.1f} GiB are free, and the tests need {NEEDED_SPACE / 2**30:.0f}; free some space")
     before, begin = (mounts(), loops()), time.monotonic()
     hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.hogs)]
     try:

@@ -319,7 +319,7 @@ def upgrade(system, package, version):
     assert set(before) == {"exported", "added"}, before
     said = system.install(package)
     after = system.servers()
-    goes_on = re.findall(r"process (\d+) goes on; requests waited for ([\d.]+) ms", said)
+    goes_on = re.findall(r"process (\d+) continues; requests waited for ([\d.]+) ms", said)
     assert {int(pid) for pid, _ in goes_on} == set(after.values()), f"{said}\n{after}"
     assert not set(before.values()) & set(after.values()), (before, after)
     for pid in after.values():

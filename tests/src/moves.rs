@@ -120,7 +120,7 @@ impl Moves {
     pub fn prepare_follower(&self, n: usize) -> Stay {
         let image = Image::create(self.place.path("follower"), Kind::RAW, SIZE);
         let mut server = self.serve_follower(n, &image);
-        wait_for_log(&mut server, "follows its guest");
+        wait_for_log(&mut server, "the guest can move here");
         self.stay(n, server, image)
     }
 
@@ -169,7 +169,7 @@ impl Moves {
         let image = self.image(n);
         let mut server = self.serve(n, &image);
         if !self.shared {
-            wait_for_log(&mut server, "its guest may come");
+            wait_for_log(&mut server, "the guest can move here");
         }
         self.stay(n, server, image)
     }

@@ -12,11 +12,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("fathom-units", &[]),
     ("fathom-sigbus", &[]),
     ("fathom-testing", &[]),
-    ("fathom-tls", &[]),
-    ("fathom-nbd", &["fathom-tls"]),
-    ("fathom-files", &[]),
+    ("fathom-tls", &["fathom-units"]),
+    ("fathom-nbd", &["fathom-tls", "fathom-units"]),
+    ("fathom-files", &["fathom-units"]),
     ("fathom-sandbox", &[]),
-    ("fathom-trace", &["fathom-sigbus"]),
+    ("fathom-trace", &["fathom-sigbus", "fathom-units"]),
     ("fathom-core", &["fathom-trace", "fathom-units"]),
     (
         "fathom-storage",
@@ -30,8 +30,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-units",
         ],
     ),
-    ("fathom-luks", &[]),
-    ("fathom-foreign", &[]),
+    ("fathom-luks", &["fathom-units"]),
+    ("fathom-foreign", &["fathom-units"]),
     (
         "fathom-formats",
         &[
@@ -40,6 +40,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-files",
             "fathom-luks",
             "fathom-foreign",
+            "fathom-units",
         ],
     ),
     (
@@ -61,6 +62,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-nbd",
             "fathom-tls",
             "fathom-sigbus",
+            "fathom-units",
         ],
     ),
     (
@@ -90,7 +92,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-units",
         ],
     ),
-    ("fathom-archive", &[]),
+    ("fathom-archive", &["fathom-units"]),
     (
         "fathom-base",
         &[
@@ -103,7 +105,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-units",
         ],
     ),
-    ("fathom-client", &["fathom-tls"]),
+    ("fathom-client", &["fathom-tls", "fathom-units"]),
     (
         "fathom-daemon",
         &[
@@ -141,9 +143,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     (
         "fathom-load",
-        &["fathom-nbd", "fathom-files", "fathom-trace"],
+        &["fathom-nbd", "fathom-files", "fathom-trace", "fathom-units"],
     ),
-    ("fathom-run", &[]),
+    ("fathom-run", &["fathom-units"]),
     ("fathom-limiter", &["fathom-run"]),
     (
         "fathom-lab",

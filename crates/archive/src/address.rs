@@ -25,9 +25,9 @@ impl Address {
             Some(("http" | "https", _)) => web(text),
             Some((scheme, _)) if is_scheme(scheme) => Err(Error::unusable(
                 text,
-                "is no address that is known: s3://, https://, http:// or a path",
+                "not an address; write s3://..., https://..., http://... or a path",
             )),
-            _ if text.is_empty() => Err(Error::unusable("''", "is no path")),
+            _ if text.is_empty() => Err(Error::unusable("''", "not a path")),
             _ => Ok(Address::File(text.into())),
         }
     }
@@ -54,7 +54,7 @@ fn is_scheme(text: &str) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
 }
 
-const SECRETS: &str = "credentials do not belong into an address, which others see";
+const SECRETS: &str = "credentials must not be in an address, which other users can see";
 
 fn s3(text: &str, rest: &str) -> Result<Address, Error> {
     let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
@@ -64,7 +64,7 @@ fn s3(text: &str, rest: &str) -> Result<Address, Error> {
     }
     let is_known = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
     if bucket.is_empty() || !bucket.chars().all(is_known) {
-        return Err(Error::unusable(text, "has no bucket: s3://BUCKET/KEY"));
+        return Err(Error::unusable(text, "no bucket; write s3://BUCKET/KEY"));
     }
     Ok(Address::S3 {
         bucket: bucket.into(),

@@ -76,8 +76,8 @@ impl Image {
         let start = u64::from(index) * u64::from(self.manifest.stripe_size());
         let end = start + self.manifest.len_of(index) as u64;
         let problem = format!(
-            "{problem}; it is stripe {index} of {}, bytes {start} to {end} of the disk: archive a good copy of the \
-             disk with --verify-known to replace it",
+            "{problem}; it is stripe {index} of {}, bytes {start} to {end} of the disk; archive \
+             a good copy of the disk with --verify-known to replace it",
             self.shown
         );
         Error::corrupt(object, problem)
@@ -97,7 +97,7 @@ async fn read_manifest(place: &Place, name: &str) -> Result<Manifest, Error> {
     body.read_to(HEADER as u64).await.map_err(failed)?;
     let wanted = Header::parse(&body.bytes).map_err(corrupt)?.len();
     if size != wanted {
-        let problem = format!("it has {size} bytes, and says that it has {wanted}");
+        let problem = format!("the object has {size} bytes, but its header says {wanted}");
         return Err(corrupt(problem));
     }
     body.read_to(wanted).await.map_err(failed)?;
@@ -107,7 +107,7 @@ async fn read_manifest(place: &Place, name: &str) -> Result<Manifest, Error> {
 /// The archive of a manifest.
 fn above(manifest: &Address) -> Result<Address, Error> {
     let lost = || {
-        let problem = "is not in a directory of an archive: ARCHIVE/images/NAME.manifest";
+        let problem = "not in a directory of an archive; write ARCHIVE/images/NAME.manifest";
         Error::unusable(manifest.shown(), problem)
     };
     Ok(match manifest {
@@ -182,7 +182,7 @@ const MOST_LISTED: usize = 100_000;
 pub async fn list(address: &str) -> Result<Vec<ListedImage>, Error> {
     let place = Place::of_directory(&Address::parse(address)?)?;
     if place.kind() == Kind::Web {
-        let problem = "cannot be listed: web servers do not tell what they have";
+        let problem = "cannot be listed, because web servers do not list their files";
         return Err(Error::unusable(place.shown(""), problem));
     }
     let prefix = place.path(IMAGES)?;
@@ -196,7 +196,7 @@ pub async fn list(address: &str) -> Result<Vec<ListedImage>, Error> {
         let name = name.and_then(|name| name.strip_suffix(SUFFIX).map(str::to_owned));
         names.extend(name);
         if names.len() > MOST_LISTED {
-            let problem = format!("has more than {MOST_LISTED} images");
+            let problem = format!("more than {MOST_LISTED} images");
             return Err(Error::unusable(place.shown(""), problem));
         }
     }

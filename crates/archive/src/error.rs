@@ -1,32 +1,33 @@
 //! What goes wrong, for users.
 
+use fathom_units::cause;
 use std::io;
 
 /// Why something of an archive or a server cannot be had; one line for the user. `what` is its address.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{what}: is not there: check the name")]
+    #[error("{what}: not found; check the name")]
     NotFound { what: String },
     /// It is another one than when it was opened.
     #[error(
-        "{what}: has changed since it was opened: open it again, or use a copy that nobody changes"
+        "{what}: changed since it was opened; open it again, or use a copy that does not change"
     )]
     Changed { what: String },
-    #[error("{what}: is damaged, and not used: {problem}")]
+    #[error("{what}: damaged, so not used: {problem}")]
     Corrupt { what: String, problem: String },
     /// It may be there a moment later.
-    #[error("{what}: cannot be reached: {problem}: try again later")]
+    #[error("{what}: unreachable: {problem}; retry later")]
     Unreachable { what: String, problem: String },
     /// Not with these credentials.
-    #[error("{what}: access is refused: {problem}")]
+    #[error("{what}: access denied: {problem}")]
     Refused { what: String, problem: String },
     /// The address, or what is there, is none that can be used.
     #[error("{what}: {problem}")]
     Unusable { what: String, problem: String },
-    #[error("{what}: is there already")]
+    #[error("{what}: already exists")]
     Exists { what: String },
     /// The machine's own file system.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", cause(source))]
     Io { what: String, source: io::Error },
 }
 

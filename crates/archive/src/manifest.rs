@@ -133,11 +133,13 @@ impl Manifest {
         let header = Header::parse(bytes)?;
         if bytes.len() as u64 != header.len() {
             let (has, wanted) = (bytes.len(), header.len());
-            return Err(format!("it has {has} bytes, and says that it has {wanted}"));
+            return Err(format!(
+                "the manifest has {has} bytes, but its header says {wanted}"
+            ));
         }
         let (said, hash) = bytes.split_at(bytes.len() - Hash::LEN);
         if Hash::of(said).0 != hash {
-            return Err("its parts do not fit its checksum".into());
+            return Err("the checksum is wrong".into());
         }
         let [stripes, _] = header.counts;
         let (hashes, profile) = said[HEADER..].split_at(stripes as usize * Hash::LEN);
@@ -180,19 +182,20 @@ impl Header {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Header, String> {
         let Some(header) = bytes.first_chunk::<HEADER>() else {
             return Err(format!(
-                "it has {} bytes: it is cut short, or no manifest",
+                "{} bytes long: truncated, or not a manifest",
                 bytes.len()
             ));
         };
         if !header.starts_with(MAGIC) {
-            return Err("it is no manifest".into());
+            return Err("not a manifest".into());
         }
         let word = |at: usize| u32::from_le_bytes(*header[at..].first_chunk().expect("a word"));
         let long = |at: usize| u64::from_le_bytes(*header[at..].first_chunk().expect("a word"));
         if word(8) != VERSION {
             let version = word(8);
             return Err(format!(
-                "its version is {version}, and this program knows {VERSION}: use a newer fathom"
+                "the manifest's version is {version}, and this program knows {VERSION}; use a \
+                 newer fathom"
             ));
         }
         let header = Header {
@@ -204,11 +207,11 @@ impl Header {
         let [stripes, profile] = header.counts;
         let count = count_of(header.size, header.stripe_size)?;
         if u64::from(stripes) != count || profile > stripes {
-            return Err("its numbers contradict each other".into());
+            return Err("the manifest's numbers contradict each other".into());
         }
         match bytes[40..HEADER].iter().all(|byte| *byte == 0) {
             true => Ok(header),
-            false => Err("it has something where there should be zeroes".into()),
+            false => Err("reserved bytes are not 0".into()),
         }
     }
 
@@ -222,15 +225,15 @@ impl Header {
 fn count_of(size: u64, stripe_size: u32) -> Result<u64, String> {
     if !stripe_size.is_power_of_two() || !STRIPE_SIZES.contains(&stripe_size) {
         return Err(format!(
-            "stripes of {stripe_size} bytes: a power of two from 64 KiB to 16 MiB is needed"
+            "stripes of {stripe_size} bytes: not a power of two from 64 KiB to 16 MiB"
         ));
     }
     let count = size.div_ceil(stripe_size.into());
     match count <= MOST_STRIPES {
         true => Ok(count),
         false => Err(format!(
-            "a disk of {size} bytes has {count} stripes of {stripe_size}, and {MOST_STRIPES} are allowed: \
-             take larger ones"
+            "a disk of {size} bytes has {count} stripes of {stripe_size} bytes, and the limit is \
+             {MOST_STRIPES}; use larger stripes"
         )),
     }
 }
@@ -241,7 +244,7 @@ fn check_profile(profile: &[u32], stripes: usize) -> Result<(), String> {
     for index in profile {
         match seen.get_mut(*index as usize) {
             None => return Err(format!("stripe {index} of its profile does not exist")),
-            Some(true) => return Err(format!("stripe {index} is in its profile twice")),
+            Some(true) => return Err(format!("stripe {index} is twice in its profile")),
             Some(seen) => *seen = true,
         }
     }
@@ -315,10 +318,10 @@ mod tests {
         refused(&|b| b[14] = 0, "power of two");
         refused(&|b| b[12] = 1, "power of two");
         refused(&|b| b[15] = 4, "power of two");
-        refused(&|b| b[22] = 1, "larger ones");
+        refused(&|b| b[22] = 1, "larger stripes");
         refused(&|b| b[18] = 3, "contradict");
         refused(&|b| b[36] = 4, "contradict");
-        refused(&|b| b[63] = 1, "zeroes");
+        refused(&|b| b[63] = 1, "reserved");
         refused(&|b| b[160] = 3, "does not exist");
         refused(&|b| b[160] = 0, "twice");
         refused(&|b| b.truncate(164), "bytes");

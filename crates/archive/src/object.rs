@@ -26,8 +26,8 @@ impl Object {
             _ => head(&place, &name).await?,
         };
         let Some(version) = version_of(&meta) else {
-            let problem = "its server sends neither a strong ETag nor Last-Modified, so that nobody could \
-                           tell when it changes";
+            let problem = "its server sends neither a strong ETag nor Last-Modified, so changes of the \
+                 object could not be noticed";
             return Err(Error::unusable(place.shown(&name), problem));
         };
         Ok(Object {
@@ -58,7 +58,7 @@ impl Object {
     pub async fn read(&self, offset: u64, len: usize) -> Result<Bytes, Error> {
         let end = offset.checked_add(len as u64);
         let Some(end) = end.filter(|end| *end <= self.size()) else {
-            let problem = format!("{len} bytes at {offset} are not all in it");
+            let problem = format!("{len} bytes at {offset} are beyond the object's end");
             return Err(Error::unusable(self.shown(), problem));
         };
         if len == 0 {
@@ -79,11 +79,10 @@ impl Object {
             read if read == len => Ok(body.bytes.into()),
             read if read < len => Err(Error::Unreachable {
                 what,
-                problem: format!("{read} bytes came of {len}"),
+                problem: format!("received {read} of {len} bytes"),
             }),
             read => {
-                let problem =
-                    format!("its server sends {read} bytes or more, and was asked for {len}");
+                let problem = format!("its server sent {read} bytes or more instead of {len}");
                 Err(Error::unusable(what, problem))
             }
         }
@@ -155,7 +154,10 @@ fn refuse_encoding(what: &str, attributes: &Attributes) -> Result<(), Error> {
         // What some clients of S3 leave behind.
         None | Some("" | "identity" | "aws-chunked") => Ok(()),
         Some(other) => {
-            let problem = format!("is sent compressed ({other}): have its server send it as it is");
+            let problem = format!(
+                "its server sends it compressed ({other}); configure the server to send it \
+                 unchanged"
+            );
             Err(Error::unusable(what, problem))
         }
     }

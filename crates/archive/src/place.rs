@@ -58,7 +58,7 @@ impl Place {
             Address::File(path) => {
                 let name = path.file_name().and_then(|name| name.to_str());
                 let Some(name) = name else {
-                    return Err(Error::unusable(address.shown(), "is no name of a file"));
+                    return Err(Error::unusable(address.shown(), "not the name of a file"));
                 };
                 let place = Place::file(parent(path)).map_err(|error| match error {
                     Error::NotFound { .. } => Error::NotFound {
@@ -70,7 +70,7 @@ impl Place {
             }
             Address::S3 { key, .. } if key.is_empty() => Err(Error::unusable(
                 address.shown(),
-                "names no object: s3://BUCKET/KEY",
+                "names no object; write s3://BUCKET/KEY",
             )),
             Address::S3 { bucket, key } => {
                 let (above, name) = key.rsplit_once('/').unwrap_or(("", key));
@@ -194,7 +194,7 @@ impl Place {
     ) -> Result<GetResult, object_store::Error> {
         let path = self.path(name).map_err(|_| object_store::Error::NotFound {
             path: name.into(),
-            source: "no name of an object".into(),
+            source: "not an object's name".into(),
         })?;
         self.store.get_opts(&path, options).await
     }
@@ -212,7 +212,7 @@ impl Place {
             true => Ok(body.bytes),
             false => Err(Error::corrupt(
                 self.shown(name),
-                format!("it has more than {most} bytes"),
+                format!("more than {most} bytes"),
             )),
         }
     }
@@ -306,7 +306,7 @@ fn refuse_open_endpoint(builder: &AmazonS3Builder) -> Result<(), Error> {
         Some(endpoint) if endpoint.starts_with("http://") && allowed != "true" => {
             Err(Error::unusable(
                 endpoint,
-                "is not encrypted: set AWS_ALLOW_HTTP=true if the network may be trusted",
+                "unencrypted; set AWS_ALLOW_HTTP=true if the network is trusted",
             ))
         }
         _ => Ok(()),

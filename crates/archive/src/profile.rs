@@ -14,7 +14,7 @@ pub fn parse(text: &str, stripe: u64) -> Result<Vec<u32>, String> {
     let mut known = HashSet::new();
     for (line, at) in text.lines().zip(1..) {
         let mut stripes = stripes_of(line, stripe).ok_or_else(|| {
-            format!("{at}: '{line}' is no range of an image: OFFSET LENGTH, in bytes")
+            format!("{at}: '{line}' is not a range of an image; write OFFSET LENGTH, in bytes")
         })?;
         while order.len() < MOST
             && let Some(stripe) = stripes.next()

@@ -67,38 +67,39 @@ pub fn decode(object: &[u8], len: usize, hash: &Hash) -> Result<Vec<u8>, String>
     let bytes = unpack(object, len)?;
     match Hash::of(&bytes) == *hash {
         true => Ok(bytes),
-        false => Err("its bytes are not those that its name says".into()),
+        false => Err("the data does not match the name".into()),
     }
 }
 
 /// The bytes that an object says it has. Takes no more memory than that.
 pub(crate) fn unpack(object: &[u8], len: usize) -> Result<Vec<u8>, String> {
     let Some((header, data)) = object.split_first_chunk::<HEADER>() else {
-        return Err("it is cut short".into());
+        return Err("truncated".into());
     };
     if !header.starts_with(MAGIC) {
-        return Err("it is no stripe".into());
+        return Err("not a stripe".into());
     }
     if header[4] != VERSION {
         let version = header[4];
         return Err(format!(
-            "its version is {version}, and this program knows {VERSION}: use a newer fathom"
+            "the stripe's version is {version}, and this program knows {VERSION}; use a newer \
+             fathom"
         ));
     }
     let said = u32::from_le_bytes(*header[8..].first_chunk().expect("a word"));
     if said as usize != len {
-        return Err(format!("it is one of {said} bytes, and {len} are expected"));
+        return Err(format!(
+            "the stripe has {said} bytes, and {len} are expected"
+        ));
     }
     if header[6..8] != [0; 2] || header[12..] != [0; 4] {
-        return Err("it has something where there should be zeroes".into());
+        return Err("reserved bytes are not 0".into());
     }
     match header[5] {
         PLAIN if data.len() == len => Ok(data.to_vec()),
-        PLAIN => Err(format!("it has {} bytes of {len}", data.len())),
+        PLAIN => Err(format!("{} of {len} bytes", data.len())),
         ZSTD => decompress(data, len),
-        other => Err(format!(
-            "it is encoded in a way that is not known ({other})"
-        )),
+        other => Err(format!("unknown encoding ({other})")),
     }
 }
 
@@ -107,10 +108,10 @@ fn decompress(data: &[u8], len: usize) -> Result<Vec<u8>, String> {
     let done = DECOMPRESSOR.with_borrow_mut(|d| d.decompress(&mut bytes[..], data));
     match done {
         Ok(done) if done == len => Ok(bytes),
-        Ok(done) => Err(format!("{done} bytes come out of it, and {len} should")),
+        Ok(done) => Err(format!("decompresses to {done} bytes instead of {len}")),
         Err(code) => {
             let problem = zstd_safe::get_error_name(code);
-            Err(format!("it cannot be decompressed: {problem}"))
+            Err(format!("cannot be decompressed: {problem}"))
         }
     }
 }

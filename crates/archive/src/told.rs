@@ -19,7 +19,7 @@ pub(crate) fn told(kind: Kind, what: &str, error: StoreError) -> Error {
     let what = what.to_owned();
     let text = error.to_string();
     if text.contains("<Code>NoSuchBucket</Code>") {
-        return Error::unusable(what, "there is no such bucket: make it, or check the name");
+        return Error::unusable(what, "no such bucket; create it, or check the name");
     }
     match &error {
         StoreError::NotFound { .. } => return Error::NotFound { what },
@@ -38,7 +38,7 @@ pub(crate) fn told(kind: Kind, what: &str, error: StoreError) -> Error {
     }
     // Without credentials the machine is asked for some, which only clouds know how to answer.
     if kind == Kind::S3 && text.contains("169.254.1") {
-        let problem = format!("no credentials were found: {CREDENTIALS}");
+        let problem = format!("no credentials; {CREDENTIALS}");
         return Error::Refused { what, problem };
     }
     if let Some(http) = cause::<HttpError>(&error) {
@@ -72,18 +72,18 @@ pub(crate) fn told(kind: Kind, what: &str, error: StoreError) -> Error {
 }
 
 pub(crate) const NO_RANGES: &str =
-    "its server sends no parts of files (HTTP range requests): use one that does";
+    "its server does not support range requests, which fathom needs; use another server";
 
-const CREDENTIALS: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for \
-                           what everybody may read";
+const CREDENTIALS: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for public \
+     objects";
 
 fn refusal(kind: Kind, text: &str) -> String {
     match (kind, between(text, "<Code>", "</Code>")) {
         (Kind::S3, Some(code)) => {
-            format!("{code}: check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+            format!("{code}; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
         }
         (Kind::S3, None) => "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".into(),
-        _ => "its server wants to know who asks".into(),
+        _ => "its server requires authentication".into(),
     }
 }
 
@@ -93,13 +93,13 @@ fn unanswered(what: String, error: &HttpError) -> Error {
     match error.kind() {
         HttpErrorKind::Timeout => Error::Unreachable {
             what,
-            problem: "no answer in time".into(),
+            problem: "no reply in time".into(),
         },
         _ if problem.contains("peer certificate") => {
-            let hint = "SSL_CERT_FILE names a file of authorities that are trusted instead of the system's";
+            let hint = "SSL_CERT_FILE names a file of authorities to trust instead of the system's";
             Error::unusable(
                 what,
-                format!("its server is not trusted: {problem}: {hint}"),
+                format!("its server's certificate is not trusted: {problem}; {hint}"),
             )
         }
         HttpErrorKind::Connect | HttpErrorKind::Request | HttpErrorKind::Interrupted => {
@@ -122,8 +122,8 @@ fn answered(status: u16, text: &str) -> String {
         .collect::<Vec<_>>()
         .join(": ");
     match said.is_empty() {
-        true => format!("its server answers {status}"),
-        false => one_line(&format!("its server answers {status} ({said})")),
+        true => format!("its server replied {status}"),
+        false => one_line(&format!("its server replied {status} ({said})")),
     }
 }
 

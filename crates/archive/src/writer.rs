@@ -51,7 +51,7 @@ impl Writer {
         }
         let archive = Place::of_directory(&address)?;
         if archive.kind() == Kind::Web {
-            let problem = "cannot be written to: name a directory or s3://BUCKET/PREFIX";
+            let problem = "cannot be written to; name a directory or s3://BUCKET/PREFIX";
             return Err(Error::unusable(archive.shown(""), problem));
         }
         Ok(Writer {
@@ -201,8 +201,10 @@ pub fn check_name(name: &str) -> Result<(), String> {
     let is_good = name.chars().all(is_plain) && !name.starts_with('.') && !name.is_empty();
     match is_good && name.len() <= 200 {
         true => Ok(()),
-        false => {
-            Err("a name has letters, digits and - . _ + @, 200 at most, and no dot first".into())
-        }
+        false => Err(
+            "not a name, which has 1 to 200 letters, digits and - . _ + @, not beginning \
+                 with a dot"
+                .into(),
+        ),
     }
 }

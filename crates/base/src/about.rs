@@ -59,7 +59,7 @@ impl About {
         match serde_json::from_slice::<About>(&text) {
             Ok(about) if about.format == FORMAT => Ok(Some(about)),
             Ok(about) => {
-                let problem = format!("it was made by a newer program (format {})", about.format);
+                let problem = format!("made by a newer program (format {})", about.format);
                 Err(io::Error::other(problem))
             }
             // It is only a cache.

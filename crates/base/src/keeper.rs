@@ -14,7 +14,7 @@ use crate::remote::Remote;
 use crate::users::{Event, Users};
 use fathom_storage::cached::Terms;
 use fathom_storage::cached::wire::{FromKeeper, Geometry, Identity, Run, ToKeeper, VERSION};
-use fathom_units::redacted;
+use fathom_units::{cause, redacted};
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
@@ -83,7 +83,13 @@ impl Keeper {
     /// The cache as it is, or a new one of an image that can be reached.
     pub async fn open(terms: Terms, boot: &str, events: Sender<Event>) -> Result<Keeper, String> {
         let place = terms.place();
-        let failed = |error: io::Error| format!("its cache at {}: {error}", place.display());
+        let failed = |error: io::Error| {
+            format!(
+                "cannot read its cache at {}: {}",
+                place.display(),
+                cause(error)
+            )
+        };
         let about = About::read(&place).map_err(failed)?;
         if let Some(about) = &about {
             check_known(about, &terms)?;
@@ -171,7 +177,7 @@ impl Keeper {
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
-        self.report(synced, "cannot be made durable");
+        self.report(synced, "cannot flush");
     }
 
     fn is_over(&self) -> bool {
@@ -209,11 +215,11 @@ impl Keeper {
             Event::Synced(synced) => {
                 self.is_syncing = false;
                 let synced = self.cache.synced(synced);
-                self.report(synced, "cannot be made durable");
+                self.report(synced, "cannot flush");
             }
             Event::Others(others) => match others {
                 Ok(others) => self.have_others(others),
-                failed => self.report(failed.map(drop), "has neighbours that cannot be looked at"),
+                failed => self.report(failed.map(drop), "cannot read its neighbours"),
             },
         }
     }
@@ -258,7 +264,7 @@ impl Keeper {
         };
         self.profile = profile::merge(recorded, &self.profile);
         let written = profile::write(&self.place, &self.profile, self.origin.stripe);
-        self.report(written, "cannot keep what boots read");
+        self.report(written, "cannot record the blocks that boots read");
     }
 
     /// Begins to fetch what is next.
@@ -332,8 +338,9 @@ impl Keeper {
         match outcome {
             Ok(remote) if *remote.origin() == self.origin => self.remote = Link::Open(remote),
             Ok(_) => self.fails(format!(
-                "it is another image than the one that its cache at {} is of: disks that were made on that one \
-                 must not be used with it (if there are none, `fathom base remove` makes room for it)",
+                "the image was replaced since its cache at {} was made; disks made on the old \
+                 image must not be used with the new one (if there are none, 'fathom base \
+                 remove' removes the cache)",
                 self.place.display()
             )),
             Err(problem) => self.fails(problem.text().to_owned()),
@@ -369,7 +376,7 @@ impl Keeper {
             Ok(()) if failures != self.cache.failures() => {
                 // Its data may be what could not be made durable.
                 let cleared = self.cache.clear(stripe);
-                self.report(cleared, "cannot be cleared");
+                self.report(cleared, "cannot be emptied");
                 self.queue.failed(stripe);
             }
             Ok(()) => {
@@ -380,7 +387,7 @@ impl Keeper {
             }
             Err(problem) => {
                 let cleared = self.cache.clear(stripe);
-                self.report(cleared, "cannot be cleared");
+                self.report(cleared, "cannot be emptied");
                 self.has_not_come(stripe, problem);
             }
         }
@@ -443,7 +450,7 @@ impl Keeper {
         let evicted = self.cache.evict((present / 8).max(1));
         if !matches!(evicted, Ok(1..)) {
             let place = self.place.display();
-            let text = format!("its cache at {place} has no space left on its file system");
+            let text = format!("no space is left on the file system of its cache at {place}");
             self.fails(text);
         }
     }
@@ -489,7 +496,7 @@ impl Keeper {
         let evicted = self
             .cache
             .evict(bytes.div_ceil(self.origin.stripe) as usize);
-        self.report(evicted.map(drop), "cannot be made smaller");
+        self.report(evicted.map(drop), "cannot shrink");
     }
 
     /// What is done from time to time.
@@ -510,14 +517,14 @@ impl Keeper {
                     });
                 }
                 Ok(None) => {}
-                failed => self.report(failed.map(drop), "cannot be made durable"),
+                failed => self.report(failed.map(drop), "cannot flush"),
             }
         }
         if self.times.looked.elapsed() >= LOOK {
             self.look_at_others();
         }
         if self.away.is_none() && self.users.wait() && self.times.landed.elapsed() > SLOW {
-            self.fails("it does not answer".into());
+            self.fails("its server does not respond".into());
         }
         if !self.users.wait() {
             self.times.landed = Instant::now();
@@ -545,9 +552,10 @@ impl Keeper {
     fn report(&self, outcome: io::Result<()>, what: &str) {
         if let Err(error) = outcome {
             tracing::error!(
-                "{}: the cache at {} {what}: {error}",
+                "{}: cache at {} {what}: {}",
                 redacted(&self.terms.remote),
-                self.place.display()
+                self.place.display(),
+                cause(error)
             );
         }
     }

@@ -10,17 +10,18 @@ use std::path::Path;
 
 /// Refuses a cache of something else. (It may be complete, and nobody ever asked for the rest.)
 pub fn check_known(about: &About, terms: &Terms) -> Result<(), String> {
-    let remedy =
-        "if no disk is above that one any more, `fathom base remove` makes room for this one";
+    let remedy = "if no disk uses that image any more, 'fathom base remove' removes the cache";
     if !about.is_of(&terms.remote) {
         let of = redacted(about.endpoint.as_deref().unwrap_or(&about.remote));
-        return Err(format!("its cache is of another image, of {of}: {remedy}"));
+        return Err(format!(
+            "the cache belongs to another image, {of}; {remedy}"
+        ));
     }
     let origin = &about.origin;
     match is_checked(terms, (origin.size, origin.stripe, &origin.version))? {
         true => Ok(()),
         false => Err(format!(
-            "what is cached of it was not checked by this --base-manifest: {remedy}"
+            "the cache was not checked by this --base-manifest; {remedy}"
         )),
     }
 }
@@ -36,8 +37,9 @@ pub fn check_greeting(
     match is_checked(terms, said)? {
         true => Ok(()),
         false => Err(
-            "its keeper does not check what it fetches by this --base-manifest, since it was started for a disk \
-             that names another one, or none: give all disks on this base image the same --base-manifest"
+            "the cache's keeper does not use this --base-manifest, because it was started for a \
+             disk with another one, or with none; give all disks on this base image the same \
+             --base-manifest"
                 .into(),
         ),
     }
@@ -64,7 +66,7 @@ pub fn first_profile(
     let read = |path: &Path| match profile::read(path, origin.stripe) {
         Ok(profile) => profile,
         Err(error) => {
-            tracing::warn!("{}: {error}: boots are not foreseen", path.display());
+            tracing::warn!("{}: {error}; boots are not prefetched", path.display());
             Vec::new()
         }
     };

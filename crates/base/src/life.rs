@@ -8,6 +8,7 @@ use crate::users::{Event, accept, watched};
 use fathom_storage::cached::Terms;
 use fathom_storage::cached::finder::{dial, open_place, socket_in};
 use fathom_storage::cached::wire::{self, FromKeeper};
+use fathom_units::cause;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -40,7 +41,13 @@ struct Post {
 /// The error is one line.
 pub fn keep(terms: Terms) -> Result<(), String> {
     let place = terms.place();
-    let failed = |error: io::Error| format!("the cache at {}: {error}", place.display());
+    let failed = |error: io::Error| {
+        format!(
+            "cannot use the cache at {}: {}",
+            place.display(),
+            cause(error)
+        )
+    };
     let Some(post) = take(&place).map_err(failed)? else {
         return Ok(());
     };
@@ -99,7 +106,7 @@ async fn serve(terms: Terms, post: Post) -> Result<(), String> {
     let socket = terms.place().join("socket");
     let (events, mut happened) = channel(EVENTS);
     let listener = watched(post.listener);
-    let listener = listener.map_err(|error| error.to_string())?;
+    let listener = listener.map_err(cause)?;
     let accepting = spawn_local(accept(listener, events.clone()));
     let keeper = Keeper::open(terms, &post.boot, events).await;
     let mut keeper = match keeper {

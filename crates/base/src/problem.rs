@@ -16,7 +16,7 @@ pub enum Problem {
 impl Problem {
     pub fn text(&self) -> &str {
         match self {
-            Problem::Full => "there is no space left",
+            Problem::Full => "no space is left",
             Problem::Away(text) | Problem::Wrong(text) | Problem::Never(text) => text,
         }
     }

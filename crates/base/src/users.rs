@@ -93,11 +93,7 @@ impl Users {
         away: Option<&str>,
     ) -> io::Result<()> {
         if self.all.len() >= MOST {
-            let _ = wire::send(
-                &socket,
-                &FromKeeper::Refused("it has too many users".into()),
-                &[],
-            );
+            let _ = wire::send(&socket, &FromKeeper::Refused("too many users".into()), &[]);
             return Ok(());
         }
         rustix::fs::fcntl_setfl(&socket, OFlags::NONBLOCK)?;

@@ -1,11 +1,12 @@
-//! The option that all who do I/O have.
+//! The option that selects how I/O is done.
 
+use crate::values;
 use clap::Args;
 use fathom_storage::EngineKind;
 
 #[derive(Args, Debug)]
 pub struct AioArg {
-    /// How I/O is done: io_uring, native (Linux AIO) or threads
-    #[arg(long, value_name = "ENGINE", default_value = "io_uring")]
+    /// Kind of I/O on files and devices
+    #[arg(long, value_name = "ENGINE", default_value = "io_uring", value_parser = values::engine())]
     pub aio: EngineKind,
 }

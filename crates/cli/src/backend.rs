@@ -12,33 +12,33 @@ use std::process::ExitCode;
 const NAME: &str = "fathom-vhost-user-blk";
 const CAPABILITIES: &str = r#"{"type": "block", "features": ["read-only", "blk-file"]}"#;
 
-/// Serve a disk to a virtual machine, with the options of QEMU's conventions for back-ends
+/// Serve a disk to a virtual machine, with the options of QEMU's back-end conventions
 ///
-/// What stands behind -- are options of `fathom serve`.
+/// Options after -- are those of `fathom serve`.
 #[derive(Debug, Parser)]
 #[command(name = NAME, version, max_term_width = 100)]
 struct Backend {
-    /// Where the virtual machine connects
+    /// Socket for the virtual machine
     #[arg(long, value_name = "PATH", required_unless_present = "fd")]
     socket_path: Option<PathBuf>,
 
-    /// A listening socket that is inherited
+    /// Inherited listening socket, by its file descriptor
     #[arg(long, value_name = "FDNUM", conflicts_with = "socket_path")]
     fd: Option<u32>,
 
-    /// Print what this back-end can do, and end
+    /// Print the capabilities of this back-end and exit
     #[arg(long)]
     print_capabilities: bool,
 
-    /// The image or block device
+    /// Image file or block device
     #[arg(long, value_name = "PATH", required = true)]
     blk_file: PathBuf,
 
-    /// The guest cannot write
+    /// Let the guest only read
     #[arg(long)]
     read_only: bool,
 
-    /// Options of `fathom serve`
+    /// More options of `fathom serve`
     #[arg(last = true, value_name = "OPTIONS")]
     more: Vec<OsString>,
 }
@@ -69,7 +69,7 @@ pub fn understand(args: &[OsString]) -> Meant {
     }
     match Backend::try_parse_from(args) {
         Ok(backend) => Meant::Serve(backend.into_args()),
-        Err(error) => Meant::Done(usage::report(&error)),
+        Err(error) => Meant::Done(usage::report(&error, NAME)),
     }
 }
 

@@ -14,7 +14,7 @@ use fathom_units::parse_size;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Keep disks as they are now, to be read while they are used, or copy them so
+/// Back up a disk while it is in use
 #[derive(Args, Debug)]
 pub struct BackupCommand {
     #[command(subcommand)]
@@ -38,28 +38,33 @@ pub fn run(args: BackupCommand) -> anyhow::Result<()> {
     }
 }
 
-/// How it is kept.
+/// How the old data is preserved while the disk changes.
 #[derive(Args, Debug)]
 struct KeepArgs {
-    /// The Unix socket at which NBD clients read it, or a directory, for a socket with the disk's name and .backup behind
-    /// [default: the socket of front-ends with .backup behind]
-    #[arg(long, value_name = "unix:PATH", value_parser = parse_socket)]
+    /// Socket of QEMU's guest agent, to freeze the guest's file systems when the backup starts
+    ///
+    /// The guest writes its caches to the disk, and pauses writes until the backup has started.
+    #[arg(long, value_name = "unix:PATH", value_parser = parse_socket, help_heading = "Guest")]
+    guest_agent: Option<PathBuf>,
+
+    /// Unix socket at which NBD clients read the backup, or a directory for it
+    ///
+    /// In a directory the socket is DISK.backup. [default: the path of the --vhost-user socket with .backup
+    /// appended]
+    #[arg(long, value_name = "unix:PATH", value_parser = parse_socket, help_heading = "Copy-before-write")]
     nbd: Option<PathBuf>,
 
-    /// Directory of the file, without a name, that keeps what is changed meanwhile [default: where the
-    /// image is]
-    #[arg(long, value_name = "DIR")]
+    /// Directory for the scratch file, which keeps overwritten data during the backup
+    ///
+    /// [default: the directory of the image]
+    #[arg(long, value_name = "DIR", help_heading = "Copy-before-write")]
     scratch: Option<PathBuf>,
 
-    /// So much that file may take: when more has been changed, the backup has failed [default: half of
-    /// what is left there at the beginning]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    /// Size limit of the scratch file, such as 20G [default: half of the free space]
+    ///
+    /// If more data is overwritten during the backup, the backup fails. The guest is not affected.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Copy-before-write")]
     scratch_size: Option<u64>,
-
-    /// Have the guest write out what it has in its caches, and write nothing until the backup has begun: the socket of
-    /// QEMU's guest agent in it
-    #[arg(long, value_name = "unix:PATH", value_parser = parse_socket)]
-    guest_agent: Option<PathBuf>,
 }
 
 fn parse_socket(text: &str) -> Result<PathBuf, String> {
@@ -114,17 +119,20 @@ fn end(disk: &Disk, id: &str) -> anyhow::Result<BackupInfo> {
     }
 }
 
-/// Keep a disk as it is now, for NBD clients
+/// Export a disk as it is now to NBD clients, for backup programs
 ///
-/// Its users go on changing it. What they are about to change is kept before, until `fathom backup stop`.
-/// What a guest has in its own caches is not on the disk, unless it is asked to write it out (--guest-agent).
+/// The guest continues to write. The server copies old data to a scratch file before it is overwritten, until
+/// `fathom backup stop`. The command prints the NBD URI of the backup. Data in the guest's caches is not in
+/// the backup without --guest-agent.
 #[derive(Args, Debug)]
 struct StartArgs {
     #[command(flatten)]
     target: Target,
 
-    /// Tell what has been changed before, too, as this dirty bitmap says (qemu:dirty-bitmap:NAME). When what was read
-    /// is safe, have it advance (`fathom bitmap advance`). If it is not there, it begins with this backup
+    /// Dirty bitmap to export as qemu:dirty-bitmap:NAME, for an incremental backup
+    ///
+    /// A bitmap that does not exist is added and starts with this backup. When the backup is durable, run
+    /// `fathom bitmap advance`.
     #[arg(long, value_name = "NAME")]
     bitmap: Option<String>,
 
@@ -134,8 +142,8 @@ struct StartArgs {
     #[command(flatten)]
     keep: KeepArgs,
 
-    /// Print JSON, a line for each disk
-    #[arg(long)]
+    /// Print JSON, one line for each disk
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
@@ -156,7 +164,7 @@ fn start(args: StartArgs) -> anyhow::Result<()> {
 /// Other disks.
 #[derive(Args, Debug)]
 struct WithArgs {
-    /// Another disk, of this server or another one here, at the same instant: may be repeated
+    /// Another disk on this host to back up at the same moment; repeatable
     #[arg(long, value_name = "NAME")]
     with: Vec<String>,
 }
@@ -179,10 +187,10 @@ fn disk_of(target: &Target, name: &str) -> anyhow::Result<Disk> {
     Disk::new(server, named)
 }
 
-/// Keep it no more
+/// Stop the export of a disk's backup
 ///
-/// Clients that still read it are disconnected. It fails if the backup has failed, before or after the last byte
-/// was read: then what was read is of no use.
+/// NBD clients of the backup are disconnected. If the command fails, the backup has failed, and the data that
+/// was read must not be used.
 #[derive(Args, Debug)]
 struct StopArgs {
     #[command(flatten)]
@@ -191,7 +199,9 @@ struct StopArgs {
     #[command(flatten)]
     with: WithArgs,
 
-    /// End this backup only, and fail if another one has begun since: the name in its URI [default: whichever there is]
+    /// Id of the backup to stop: the name in its URI [default: the present one]
+    ///
+    /// The command fails if another backup has started since.
     #[arg(long, value_name = "ID", conflicts_with = "with")]
     id: Option<String>,
 

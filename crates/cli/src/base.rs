@@ -10,10 +10,10 @@ use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Base images that are kept on this host
+/// Manage cached base images
 ///
-/// Images that come from afar as they are needed (`fathom serve --base`) are kept, so that they come once. An
-/// image that disks use has a process of its own, which ends when they do.
+/// `fathom serve --base` fetches a remote base image as needed and caches it on this host. Each image in use
+/// has a process, which ends some seconds after its last disk.
 #[derive(Debug, Args)]
 pub struct BaseCommand {
     #[command(subcommand)]
@@ -23,26 +23,32 @@ pub struct BaseCommand {
 #[derive(Debug, Subcommand)]
 enum What {
     List(ListArgs),
+    /// Remove an image from the cache
+    ///
+    /// The image must not be in use by a disk.
     Remove(ImageArgs),
+    /// Print the boot profile of an image
+    ///
+    /// The profile lists the parts of the image that boots read first, for `fathom serve --base-profile` on
+    /// other hosts.
     Profile(ImageArgs),
 }
 
-/// List them, with what they take
+/// List cached base images and their size in the cache
 #[derive(Debug, Args)]
 struct ListArgs {
     #[command(flatten)]
     dir: DirArg,
 
-    /// In JSON, one object
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Remove what is kept of an image that no disk uses (`remove`), or print which of its stripes boots read
-/// first (`profile`), for --base-profile on other hosts
+/// Arguments of commands for one image.
 #[derive(Debug, Args)]
 struct ImageArgs {
-    /// Where it comes from, as it was given to --base
+    /// Remote location of the image, as for `fathom serve --base`
     #[arg(value_name = "IMAGE")]
     image: String,
 
@@ -52,7 +58,7 @@ struct ImageArgs {
 
 #[derive(Debug, Args)]
 struct DirArg {
-    /// Where they are kept [default: /var/cache/fathom, or a user's own]
+    /// Directory of the cache [default: /var/cache/fathom for root]
     #[arg(long, value_name = "DIR")]
     base_cache: Option<PathBuf>,
 }
@@ -90,7 +96,7 @@ pub fn run(command: BaseCommand) -> anyhow::Result<()> {
 /// A keeper's whole life.
 pub fn keep() -> anyhow::Result<()> {
     let terms = serde_json::from_reader::<_, Terms>(std::io::stdin().lock());
-    let terms = terms.context("its terms are not understood")?;
+    let terms = terms.context("invalid terms on standard input")?;
     let remote = fathom_img::shown(&terms.remote);
     let remote = redacted(&remote);
     fathom_base::keep(terms).map_err(|problem| anyhow::anyhow!("{remote}: {problem}"))
@@ -140,12 +146,12 @@ fn remove_one(args: ImageArgs) -> anyhow::Result<()> {
     let image = args.image.clone();
     let place = args.place();
     if !place.exists() {
-        bail!("{image}: nothing of it is kept at {}", place.display());
+        bail!("{image}: not in the cache at {}", place.display());
     }
     match remove(&place).with_context(|| place.display().to_string())? {
         true => Ok(()),
         false => bail!(
-            "{image}: disks use it: end them first (its keeper ends some seconds after the last)"
+            "{image}: in use by disks; remove them first (the image is released some seconds later)"
         ),
     }
 }
@@ -154,7 +160,10 @@ fn print_profile(args: ImageArgs) -> anyhow::Result<()> {
     let image = args.image.clone();
     let place = args.place();
     let Some(profile) = profile_of(&place).with_context(|| place.display().to_string())? else {
-        bail!("{image}: no boot was recorded at {}", place.display());
+        bail!(
+            "{image}: no boot profile is recorded at {}",
+            place.display()
+        );
     };
     std::io::stdout().lock().write_all(profile.as_bytes())?;
     Ok(())

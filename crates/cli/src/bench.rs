@@ -25,151 +25,187 @@ use fathom_load::{
 use fathom_units::{parse_seconds, parse_size};
 use serde::Serialize;
 
-/// Measure a vhost-user-blk or NBD server, a file for comparison, or a file system
+/// Measure a server, a file or a file system
 ///
-/// Ctrl-C ends it early, and prints what was measured until then.
+/// The options have the names of fio. Ctrl-C stops the load and prints the result until then.
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("target").required(true).args(["path", "vhost_user", "nbd", "client"]))]
 pub struct BenchArgs {
-    /// File or block device of this host to measure, or with --workload a
-    /// directory
+    /// File or block device of this host, or with --workload a directory
     path: Option<PathBuf>,
 
-    /// Be the front-end of the vhost-user-blk server on this socket
-    #[arg(long, value_name = "SOCKET")]
+    /// Socket of a vhost-user-blk server to measure, such as /run/vm1.sock
+    #[arg(long, value_name = "SOCKET", help_heading = "Target")]
     vhost_user: Option<PathBuf>,
 
-    /// Be the client of an NBD server: nbd://HOST[:PORT]/EXPORT or
-    /// nbd+unix:///EXPORT?socket=PATH
-    #[arg(long, value_name = "URI")]
+    /// URI of an NBD server to measure: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH
+    #[arg(long, value_name = "URI", help_heading = "Target")]
     nbd: Option<NbdUri>,
 
-    /// Print what the server offers and leave
-    #[arg(long, conflicts_with = "path")]
+    /// Print the features of the server and exit
+    #[arg(long, conflicts_with = "path", help_heading = "Target")]
     info: bool,
 
+    /// Allow writes to a file with data, to a device, or to an NBD export with other clients
+    #[arg(long, help_heading = "Target")]
+    overwrite: bool,
+
+    /// Refuse loads that change the disk
+    #[arg(long, help_heading = "Target")]
+    readonly: bool,
+
     /// Kind of load
-    #[arg(long, default_value = "randread", value_parser = rw())]
+    #[arg(long, default_value = "randread", value_parser = rw(), help_heading = "Load")]
     rw: Rw,
 
-    /// Percentage of reads in rw and randrw
-    #[arg(long, value_name = "PERCENT", default_value_t = 50)]
-    rwmixread: u8,
-
-    /// Percentage of all requests that discard
-    #[arg(long, value_name = "PERCENT", default_value_t = 0)]
-    rwmixtrim: u8,
-
-    /// Percentage of all requests that write zeroes
-    #[arg(long, value_name = "PERCENT", default_value_t = 0)]
-    rwmixzero: u8,
-
-    /// Bytes per request; with --workload 8k if not given
+    /// Bytes per request, such as 64k; the default with --workload is 8k
     #[arg(
         long,
         value_name = "SIZE",
         value_parser = parse_size,
         default_value = "4k",
-        default_value_if("workload", ArgPredicate::IsPresent, "8k")
+        default_value_if("workload", ArgPredicate::IsPresent, "8k"),
+        help_heading = "Load"
     )]
     bs: u64,
 
     /// Requests in flight per queue
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load")]
     iodepth: u16,
 
-    /// Virtqueues, connections, workers on a file, or threads (--threads)
+    /// Number of virtqueues, NBD connections, or threads on a file
     #[arg(
         long,
         aliases = ["numjobs", "connections", "threads"],
         value_name = "N",
-        default_value_t = 1
+        default_value_t = 1,
+        help_heading = "Load"
     )]
     queues: u16,
 
-    /// Entries of a virtqueue [default: what iodepth needs, at least 128]
-    #[arg(long, value_name = "N", help_heading = "vhost-user")]
-    queue_size: Option<u16>,
-
-    /// Time to measure [default: 10s, without limit with --number-ios]
-    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
+    /// Time to measure, such as 30s [default: 10s, without limit with --number-ios]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds, help_heading = "Load")]
     runtime: Option<Duration>,
 
-    /// Load before the measurement [default: 1s, none with --number-ios]
-    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
+    /// Time of load before the measurement [default: 1s, none with --number-ios]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds, help_heading = "Load")]
     ramp_time: Option<Duration>,
 
-    /// Bytes of the disk to use [default: all from --offset]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    /// Bytes of the disk to use, such as 1G [default: all after --offset]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Load")]
     size: Option<u64>,
 
-    /// First byte to use
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    /// First byte of the disk to use, such as 1G
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0", help_heading = "Load")]
     offset: u64,
 
-    /// Stop after so many requests per queue
-    #[arg(long, value_name = "N")]
+    /// Number of requests per queue after which the load ends [default: none]
+    #[arg(long, value_name = "N", help_heading = "Load")]
     number_ios: Option<u64>,
 
-    /// Flush after so many writes per queue, or creates and appends per thread
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// Percentage of reads in the loads rw and randrw
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value_t = 50,
+        help_heading = "Load"
+    )]
+    rwmixread: u8,
+
+    /// Percentage of discards among all requests
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value_t = 0,
+        help_heading = "Load"
+    )]
+    rwmixtrim: u8,
+
+    /// Percentage of write-zeroes requests among all requests
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value_t = 0,
+        help_heading = "Load"
+    )]
+    rwmixzero: u8,
+
+    /// Number of writes per queue after which to flush, 0 for never
+    ///
+    /// With --workload: number of creates and appends per thread.
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Load")]
     fsync: u32,
 
-    /// Write patterns, check every read, and read everything back at the end
-    #[arg(long)]
-    verify: bool,
-
-    /// Keep what each block should contain in this file, and go on from it
-    #[arg(long, value_name = "FILE", requires = "verify")]
-    verify_state: Option<PathBuf>,
-
-    /// Send no load, only check what --verify-state says
-    #[arg(long, requires = "verify_state")]
-    verify_only: bool,
-
-    /// Seed of the offsets
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    /// Seed of the random offsets
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load")]
     randseed: u64,
 
     /// How to wait for completions
-    #[arg(long, value_enum, default_value = "interrupt")]
+    #[arg(long, value_enum, default_value = "interrupt", help_heading = "Load")]
     wait: WaitArg,
 
-    /// Report this process's CPU time instead of the socket owner's; needed over TCP
+    /// CPUs to pin the threads to, such as 0,2-3
+    #[arg(long, value_name = "LIST", help_heading = "Load")]
+    cpus: Option<String>,
+
+    /// Count failed requests instead of stopping
+    #[arg(long, help_heading = "Load")]
+    continue_on_error: bool,
+
+    /// Time without a completed request after which the command fails
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds, default_value = "30s",
+          help_heading = "Load")]
+    timeout: Duration,
+
+    /// Write patterns, verify every read, and read all data back at the end
+    #[arg(long, help_heading = "Verification")]
+    verify: bool,
+
+    /// File with the expected contents of each block, to continue in a later run
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "verify",
+        help_heading = "Verification"
+    )]
+    verify_state: Option<PathBuf>,
+
+    /// Verify the contents of --verify-state without a load
+    #[arg(long, requires = "verify_state", help_heading = "Verification")]
+    verify_only: bool,
+
+    /// Print the result as JSON
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+
+    /// Run directory to add the result to; it is created if it does not exist
+    ///
+    /// `fathom report RUN` compares all results in it.
+    #[arg(
+        long,
+        value_name = "RUN",
+        conflicts_with = "info",
+        help_heading = "Output"
+    )]
+    output: Option<PathBuf>,
+
+    /// Process whose CPU time to report [default: the owner of the socket]
+    ///
+    /// Needed for NBD servers on TCP.
     #[arg(
         long,
         alias = "server-pid",
         value_name = "PID",
-        conflicts_with = "path"
+        conflicts_with = "path",
+        help_heading = "Output"
     )]
     backend_pid: Option<u32>,
 
-    /// Pin the workers to these CPUs, as taskset writes them (0,2-3)
-    #[arg(long, value_name = "LIST")]
-    cpus: Option<String>,
+    /// Number of entries of a virtqueue [default: as --iodepth needs, at least 128]
+    #[arg(long, value_name = "N", help_heading = "vhost-user")]
+    queue_size: Option<u16>,
 
-    /// Count requests that fail instead of stopping
-    #[arg(long)]
-    continue_on_error: bool,
-
-    /// Refuse any load that would change the disk
-    #[arg(long)]
-    readonly: bool,
-
-    /// Give up when no request completes for so long
-    #[arg(long, value_name = "TIME", value_parser = parse_seconds, default_value = "30s")]
-    timeout: Duration,
-
-    /// Print the result as JSON
-    #[arg(long)]
-    json: bool,
-
-    /// Add what was measured to a run directory, which is made if need be:
-    /// `fathom report RUN` compares all that it holds
-    #[arg(long, value_name = "RUN", conflicts_with = "info")]
-    output: Option<PathBuf>,
-
-    /// Put descriptor chains into the ring itself
+    /// Do not use indirect descriptors
     #[arg(long, help_heading = "vhost-user")]
     no_indirect: bool,
 
@@ -177,7 +213,7 @@ pub struct BenchArgs {
     #[arg(long, help_heading = "vhost-user")]
     no_event_idx: bool,
 
-    /// Largest data descriptor [default: one for the whole buffer]
+    /// Largest data descriptor in bytes, such as 4k [default: the whole buffer]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "vhost-user")]
     segment_size: Option<u64>,
 
@@ -185,11 +221,13 @@ pub struct BenchArgs {
     #[arg(long, help_heading = "vhost-user")]
     inflight: bool,
 
-    /// Switch the dirty log on and check that it is complete
+    /// Enable the dirty log and verify that it is complete
     #[arg(long, help_heading = "vhost-user")]
     log: bool,
 
-    /// When the server dies, wait for it for so long; implies --inflight
+    /// Reconnect if the server restarts within this time [default without =TIME: 30s]
+    ///
+    /// Implies --inflight.
     #[arg(
         long,
         value_name = "TIME",
@@ -201,7 +239,7 @@ pub struct BenchArgs {
     )]
     reconnect: Option<Duration>,
 
-    /// Form of NBD's requests and replies [default: the best that the server has]
+    /// Form of requests and replies [default: the best that the server offers]
     #[arg(
         long,
         value_enum,
@@ -210,17 +248,13 @@ pub struct BenchArgs {
     )]
     replies: Option<RepliesArg>,
 
-    /// raw: load the bytes of an image's file as they are. The disk in an
-    /// image is loaded through a server
+    /// Use the bytes of an image file as they are
+    ///
+    /// To measure the disk in an image, measure a server of the image.
     #[arg(long, value_name = "FORMAT", value_parser = ["raw"], help_heading = "File")]
     format: Option<String>,
 
-    /// Write although a file holds data, to a device, or to an NBD export that
-    /// has other users
-    #[arg(long)]
-    overwrite: bool,
-
-    /// How to reach the file
+    /// Kind of I/O on the file
     #[arg(
         long,
         alias = "ioengine",
@@ -230,7 +264,7 @@ pub struct BenchArgs {
     )]
     engine: EngineArg,
 
-    /// Go through the page cache instead of O_DIRECT
+    /// Use the page cache instead of O_DIRECT
     #[arg(long, help_heading = "File")]
     buffered: bool,
 
@@ -252,33 +286,58 @@ pub struct BenchArgs {
     noise: Noise,
 }
 
-/// fio's words for a kind of load.
+/// Describes a kind of load.
+fn about(rw: Rw) -> &'static str {
+    match rw {
+        Rw::Read => "Sequential reads",
+        Rw::Write => "Sequential writes",
+        Rw::Trim => "Sequential discards",
+        Rw::RandRead => "Random reads",
+        Rw::RandWrite => "Random writes",
+        Rw::RandTrim => "Random discards",
+        Rw::ReadWrite => "Sequential reads and writes",
+        Rw::RandRw => "Random reads and writes",
+    }
+}
+
+/// Kinds of load, by fio's names.
 fn rw() -> impl TypedValueParser<Value = Rw> {
-    let words = Rw::ALL.map(|rw| match rw {
-        Rw::ReadWrite => PossibleValue::new(rw.name()).alias("readwrite"),
-        _ => PossibleValue::new(rw.name()),
+    let words = Rw::ALL.map(|rw| {
+        let word = PossibleValue::new(rw.name()).help(about(rw));
+        match rw {
+            Rw::ReadWrite => word.alias("readwrite"),
+            _ => word,
+        }
     });
     PossibleValuesParser::new(words).try_map(|word| word.parse::<Rw>())
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum WaitArg {
+    /// Sleep until an interrupt or a reply
     Interrupt,
+    /// Poll without sleeping
     Poll,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum RepliesArg {
+    /// Simple replies
     Simple,
+    /// Structured replies
     Structured,
+    /// Extended headers
     Extended,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum EngineArg {
+    /// io_uring
     #[value(name = "io_uring")]
     IoUring,
+    /// Linux AIO
     Libaio,
+    /// pread and pwrite
     Psync,
 }
 
@@ -391,7 +450,9 @@ impl BenchArgs {
                 overwrite: self.overwrite,
                 ..File::new(path)
             })),
-            (None, None, None) => bail!("give a PATH, --vhost-user SOCKET or --nbd URI"),
+            (None, None, None) => {
+                bail!("no target given; name PATH, --vhost-user SOCKET or --nbd URI")
+            }
         }
     }
 }

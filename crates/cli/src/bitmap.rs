@@ -7,7 +7,9 @@ use fathom_daemon::{Advance, BitmapInfo, Bitmaps, Merged, NewBitmap, NewName};
 use fathom_units::{Size, parse_size};
 use std::io::Write;
 
-/// See to a disk's dirty bitmaps, which say what has been changed since a backup
+/// Manage dirty bitmaps
+///
+/// A dirty bitmap records which blocks of a disk have changed, for incremental backups.
 #[derive(Args, Debug)]
 pub struct BitmapCommand {
     #[command(subcommand)]
@@ -18,13 +20,14 @@ pub struct BitmapCommand {
 enum Command {
     List(ListArgs),
     Add(AddArgs),
+    /// Remove a bitmap
     Remove(OneArgs),
-    /// Have a bitmap advance to the last backup that was begun with it
+    /// Advance a bitmap to the last backup that used it
     ///
-    /// That backup has ended, and what was read of it is safe: what had been changed before is no longer told. (`backup
-    /// full` and `backup incremental` do this by themselves.)
+    /// After a backup with `fathom backup start` whose data is durable, the bitmap only has changes since that
+    /// backup. `fathom backup full` and `fathom backup incremental` advance the bitmap themselves.
     Advance(AdvanceArgs),
-    /// Begin a bitmap anew: nothing counts as changed
+    /// Clear a bitmap: mark all blocks as unchanged
     Clear(OneArgs),
     Rename(RenameArgs),
     Merge(MergeArgs),
@@ -98,29 +101,33 @@ struct AdvanceArgs {
     #[command(flatten)]
     one: OneArgs,
 
-    /// The backup, by the `successor` that was told in JSON when it began [default: the last one]
+    /// Backup to advance to [default: the last one]
+    ///
+    /// The number is `successor` in the output of `fathom backup start --json`.
     #[arg(long, value_name = "NUMBER")]
     to: Option<u64>,
 }
 
-/// Give a bitmap another name
+/// Rename a bitmap
 #[derive(Args, Debug)]
 struct RenameArgs {
     #[command(flatten)]
     one: OneArgs,
 
-    /// Its new name
+    /// New name of the bitmap
     #[arg(value_name = "NAME")]
     to: String,
 }
 
-/// Add to a bitmap what others of the disk say, which stay as they are
+/// Merge other bitmaps of the disk into a bitmap
+///
+/// The other bitmaps are not changed.
 #[derive(Args, Debug)]
 struct MergeArgs {
     #[command(flatten)]
     one: OneArgs,
 
-    /// The others
+    /// Names of the other bitmaps
     #[arg(value_name = "FROM", required = true)]
     from: Vec<String>,
 }
@@ -130,12 +137,12 @@ struct OneArgs {
     #[command(flatten)]
     target: Target,
 
-    /// The bitmap
+    /// Name of the bitmap
     #[arg(value_name = "BITMAP")]
     name: String,
 }
 
-/// List a disk's bitmaps: how much has been changed, and whether that is known
+/// List a disk's bitmaps and how much data has changed
 #[derive(Args, Debug)]
 struct ListArgs {
     #[command(flatten)]
@@ -173,15 +180,15 @@ fn list(args: ListArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Mark what is changed from now on
+/// Add a bitmap that records changes from now on
 ///
-/// (`backup full --bitmap NAME` does so from the backup's own instant.)
+/// `fathom backup full --bitmap NAME` adds a bitmap that starts at the moment of the backup.
 #[derive(Args, Debug)]
 struct AddArgs {
     #[command(flatten)]
     one: OneArgs,
 
-    /// What one bit stands for, a power of two [default: 64k, and more of very large disks]
+    /// Bytes per bit, a power of two [default: 64k, more for very large disks]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     granularity: Option<u64>,
 }

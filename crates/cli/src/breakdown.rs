@@ -17,66 +17,67 @@ use crate::servers::find;
 use crate::target::Disk;
 use fathom_units::parse_seconds;
 
-/// Show where a running guest's disk requests spend their time
+/// Trace a running guest's disk requests through all layers
 ///
-/// Attaches to a running QEMU from the host alone and changes nothing: it
-/// records KVM's kicks and interrupts, the host's block layer and Fathom's own
-/// trace for a while, then for as long the system calls of the threads. What
-/// was recorded stays in the run directory, for `fathom report` and --join.
+/// With --pid the command attaches to a running QEMU from the host and changes nothing. The command records KVM's
+/// kicks and interrupts, the host's block layer and Fathom's own trace, and then for the same time the system
+/// calls of the threads. The run directory keeps the recording for `fathom report` and --join.
 ///
-/// With --server it records a disk of a server of Fathom's, whoever uses it. Where that
-/// disk lies on another server (`nbd://`), the same on that one's host, and --join, show the
-/// network, that server and its I/O as layers.
+/// With --server it records a disk of a Fathom server. If that disk is on another server (`nbd://`), record
+/// the same time on that host and use --join, to show the network, that server and its I/O as layers.
 ///
-/// With --qemu-trace it reads a trace that some QEMU has written, by its log
-/// or by its simple backend, and shows how long each step within QEMU took.
+/// With --qemu-trace it reads a trace file of QEMU, and shows the time of each step within QEMU.
 #[derive(Debug, Args)]
 #[group(skip)]
 #[command(group(ArgGroup::new("source").required(true).args(["pid", "server", "join", "qemu_trace"])))]
 pub struct BreakdownArgs {
     /// Process id of the QEMU to attach to
-    #[arg(long)]
+    #[arg(long, value_name = "PID", help_heading = "Source")]
     pid: Option<u32>,
 
-    /// A disk of a server of Fathom's: its name, or the process id or the API's socket of the server
-    #[arg(long, value_name = "NAME|PID|SOCKET")]
+    /// Disk of a Fathom server: its name, or the process id or API socket of the server
+    #[arg(long, value_name = "NAME|PID|SOCKET", help_heading = "Source")]
     server: Option<String>,
 
-    /// The disk, where there are several: QEMU's id for it, with --server its name
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["join", "qemu_trace"])]
+    /// Disk to record, if there are several: QEMU's id of the disk, with --server its name
+    #[arg(long, value_name = "NAME", help_heading = "Source", conflicts_with_all = ["join", "qemu_trace"])]
     disk: Option<String>,
 
-    /// A QMP socket of QEMU's that nobody else uses: tells disks apart by their
-    /// addresses, and finds those that were plugged in
-    #[arg(long, value_name = "SOCKET", requires = "pid")]
+    /// QMP socket of QEMU without another client, to identify disks, also hot-plugged ones
+    #[arg(long, value_name = "SOCKET", requires = "pid", help_heading = "Source")]
     qmp: Option<PathBuf>,
 
-    /// How long each recording takes; with --pid there are two
-    #[arg(long, value_name = "SECONDS", default_value = "5s", value_parser = parse_window, conflicts_with_all = ["join", "qemu_trace"])]
+    /// Time of each recording, such as 500ms; --pid makes two recordings
+    #[arg(long, visible_alias = "runtime", value_name = "SECONDS", default_value = "5s", value_parser = parse_window, conflicts_with_all = ["join", "qemu_trace"])]
     seconds: Duration,
 
-    /// Put runs together that were recorded at the same time: a host's, and its guest's (of
-    /// `fathom guest record`), that of the server to which its requests go on (of --server, there),
-    /// or both
-    #[arg(long, num_args = 2..=3, value_names = ["HOST.RUN", "OTHER.RUN"])]
+    /// Run directories to join, which were recorded at the same time: the host's first
+    ///
+    /// The others are of the guest (`fathom guest record`), of the server that the requests go to (`fathom
+    /// breakdown --server` there), or of both.
+    #[arg(long, num_args = 2..=3, value_names = ["HOST.RUN", "OTHER.RUN"], help_heading = "Source")]
     join: Vec<PathBuf>,
 
-    /// A file of QEMU's own trace events: of its log (with -msg timestamp=on)
-    /// or of its simple backend, formats 2 to 4
-    #[arg(long, value_name = "FILE")]
+    /// File with QEMU's trace events
+    ///
+    /// A log of QEMU (with -msg timestamp=on), or a trace of its simple backend in format 2 to 4.
+    #[arg(long, value_name = "FILE", help_heading = "Source")]
     qemu_trace: Option<PathBuf>,
 
-    /// That QEMU's trace-events-all, which a file of the simple backend cannot
-    /// be read without; a log needs none
-    #[arg(long, value_name = "FILE", requires = "qemu_trace")]
+    /// The file trace-events-all of that QEMU, which traces of the simple backend require
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "qemu_trace",
+        help_heading = "Source"
+    )]
     qemu_events: Option<PathBuf>,
 
-    /// The run directory to make (default: fathom-PID.run, fathom-DISK.run, joined.run, or
-    /// the trace's name with .run)
+    /// Run directory to create [default: fathom-PID.run, fathom-DISK.run, joined.run or TRACE.run]
     #[arg(long, short, value_name = "DIR")]
     output: Option<PathBuf>,
 
-    /// Print JSON (docs/report.md)
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -86,7 +87,7 @@ pub fn parse_window(text: &str) -> Result<Duration, String> {
     let duration = parse_seconds(text)?;
     let sane = Duration::from_millis(10)..=Duration::from_secs(3600);
     if !sane.contains(&duration) {
-        return Err("it is not between 10 ms and an hour".into());
+        return Err("must be 10ms to 1h".into());
     }
     Ok(duration)
 }
@@ -110,7 +111,7 @@ pub fn run(args: BreakdownArgs) -> anyhow::Result<()> {
         let run = qemu::import(trace, args.qemu_events.as_deref(), &dir)?;
         (dir, run)
     } else {
-        bail!("--pid, --server, --join or --qemu-trace is needed")
+        bail!("no source given; use --pid, --server, --join or --qemu-trace")
     };
     list_disks(&run);
     match args.json {
@@ -198,7 +199,7 @@ fn line_of(disk: &fathom_run::Disk) -> String {
         line.push_str(&format!(", served by process {pid}"));
     }
     match &disk.identified_by {
-        Some(by) => line.push_str(&format!(", told by {by}")),
+        Some(by) => line.push_str(&format!(", identified by {by}")),
         None if disk.under_test => line.push_str(", unidentified"),
         None => {}
     }
@@ -232,7 +233,7 @@ mod tests {
         disk.server_pid = Some(7);
         assert_eq!(
             line_of(&disk),
-            "* d0  virtio-blk, served by process 7, told by qmp"
+            "* d0  virtio-blk, served by process 7, identified by qmp"
         );
     }
 }

@@ -10,45 +10,51 @@ use fathom_daemon::{CommitOrder, Completion, MirrorInfo, StreamInfo, StreamOrder
 use fathom_units::parse_size;
 use std::path::{Path, PathBuf};
 
-/// Bring what a disk has into the image below its own while it is used, and have it go on with that
+/// Merge a disk's top image into its backing image
 ///
-/// It is a mirror whose target is that image, which changes only where the ones above hide it: until the end, and whatever
-/// goes wrong, the disk is the same. Then its users wait for some milliseconds, and it has one image less, or several, which
-/// are nobody's: remove them. Nothing else may be above the image that is written to.
+/// The data of the top image is copied to BASE while the disk is in use. Then the disk switches to BASE, and
+/// requests wait for some milliseconds. The images above BASE are not needed any more and can be removed. If
+/// the commit fails, the disk is unchanged. No other image may have BASE as its backing image.
 #[derive(Args, Debug)]
 pub struct CommitArgs {
     #[command(flatten)]
     target: Target,
 
-    /// The image of the chain to write to: the one right below, or one further down
+    /// Backing image to write to: an image of the disk's backing chain
     #[arg(value_name = "BASE")]
     base: PathBuf,
 
-    /// Bring only this image of the chain into the base, and those between the two; the disk keeps its own, and others above
-    /// it. `fathom stream show` tells how far it is, and `fathom stream stop` ends it
+    /// Image of the chain to merge, with all images between it and BASE
+    ///
+    /// [default: the disk's top image] The disk keeps its top image and the others above IMAGE. `fathom stream
+    /// show` shows the progress, and `fathom stream stop` cancels the commit.
     #[arg(long, value_name = "IMAGE", conflicts_with_all = ["active", "until_ready"])]
     top: Option<PathBuf>,
 
-    /// Bytes a second [default: as many as there can be]
+    /// Limit of the copy in bytes per second, such as 100M [default: none]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     speed: Option<u64>,
 
-    /// Once all has been copied, let users change no more than is copied meanwhile: for disks that are changed faster
-    /// than that
+    /// Slow down writes of the guest if the copy cannot keep up with them
     #[arg(long)]
     active: bool,
 
-    /// Return when it is ready: `fathom mirror complete` has the disk go on with the image below, `fathom mirror stop`
-    /// with the one that it has
+    /// Return when the data is copied, without switching to BASE
+    ///
+    /// `fathom mirror complete` then switches to BASE, and `fathom mirror stop` keeps the top image.
     #[arg(long)]
     until_ready: bool,
 
-    /// Even if the image is said on the server's command line or in its configuration: see to it that, whenever it starts
-    /// again, it has the disk's image and none of those that are written to or go
-    #[arg(long)]
+    /// Allow a commit of a disk that would have its old image again after a restart
+    ///
+    /// The image of such a disk is named on the server's command line or in its configuration. Change it to
+    /// BASE there before the server restarts.
+    #[arg(long = "transient", alias = "unkept")]
     unkept: bool,
 
-    /// Even if the disk has dirty bitmaps: they stay with its old image, and the next backup is a full one
+    /// Allow a commit of a disk with dirty bitmaps
+    ///
+    /// The bitmaps stay with the old image, and the next backup must be a full backup.
     #[arg(long, conflicts_with_all = ["top", "until_ready"])]
     leave_bitmaps: bool,
 

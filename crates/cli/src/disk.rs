@@ -1,8 +1,10 @@
 //! `fathom disk` and `fathom list`: disks that come and go while a server runs.
 
-use crate::disk_args::{DiskArgs, location_help, location_parser};
+use crate::disk_args::{DiskArgs, LOCATION_HELP, location_help, location_parser};
 use crate::filters::{self, in_this_directory};
-use crate::servers::{Shown, absolute, disks, named_or_only, note_owner, note_reply, running};
+use crate::servers::{
+    Shown, absolute, disks, named_or_only, note_not_shown, note_owner, note_reply, running,
+};
 use crate::show::{self, ShowArgs};
 use crate::stats;
 use crate::target::Target;
@@ -16,7 +18,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::Write;
 
-/// Add disks to a running server, show, change and remove them
+/// Add, change and remove disks of a running server
 #[derive(Args, Debug)]
 pub struct DiskCommand {
     #[command(subcommand)]
@@ -50,47 +52,53 @@ pub fn run(args: DiskCommand) -> anyhow::Result<()> {
     }
 }
 
-/// Serve one more disk
+/// Add a disk to a running server
 ///
-/// Others are served on meanwhile. A server whose configuration has a disks-dir keeps the disk there,
-/// and serves it when it starts again; for others it is gone when the server ends.
+/// Other disks of the server are not interrupted. If the server's configuration has a disks-dir, the disk
+/// is written there and added again when the server restarts. Otherwise the disk is removed when the server
+/// stops.
 #[derive(Args, Debug)]
 struct AddArgs {
-    /// What to call it: letters, digits, -, _ and ., at most 64, the first of them no dot
+    /// Name of the new disk: at most 64 letters, digits, -, _ and ., not starting with a dot
     #[arg(value_name = "NAME")]
     name: String,
 
-    #[arg(value_name = "DISK", value_parser = location_parser(), help = location_help())]
+    #[arg(value_name = "DISK", value_parser = location_parser(), help = LOCATION_HELP,
+          long_help = location_help())]
     disk: Location,
-
-    /// The server's process id, or the path of its API's socket [default: the only one that runs here]
-    #[arg(long, value_name = "PID|SOCKET")]
-    server: Option<String>,
 
     #[command(flatten)]
     of_disk: DiskArgs,
 
-    /// Serve it by the threads of this pool of the server's [default: by threads of its own]
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["aio", "iothreads", "cpus", "poll"])]
+    /// Pool of threads of the server that serves the disk [default: threads of its own]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["aio", "iothreads", "cpus", "poll"],
+          help_heading = "Threads and I/O")]
     pool: Option<String>,
-    /// Serve it by the process of this tenant, where tenants have their own [default: one of its own]
-    #[arg(long, value_name = "NAME")]
+    /// Tenant whose process serves the disk [default: a new tenant]
+    ///
+    /// Only for servers with a process for each tenant.
+    #[arg(long, value_name = "NAME", help_heading = "Security")]
     tenant: Option<String>,
 
-    /// Export it to NBD clients, also if a listener of the server authenticates nobody (TCP without
-    /// --tls-verify-peer) [default: only if none does]
-    #[arg(long, conflicts_with = "no_nbd")]
+    /// Export the disk to NBD clients, even if some are not authenticated
+    ///
+    /// [default: export, unless a listener accepts TCP clients without --tls-verify-peer]
+    #[arg(long, conflicts_with = "no_nbd", help_heading = "NBD")]
     nbd: bool,
-    /// Keep it from NBD clients, if the server has any
-    #[arg(long)]
+    /// Do not export the disk to NBD clients
+    #[arg(long, help_heading = "NBD")]
     no_nbd: bool,
 
-    /// For this server only: not to be kept
-    #[arg(long)]
+    /// Process id or API socket of the server [default: the only server on this host]
+    #[arg(long, value_name = "PID|SOCKET", help_heading = "Server")]
+    server: Option<String>,
+
+    /// Do not add the disk again when the server restarts
+    #[arg(long = "transient", alias = "temporary", help_heading = "Server")]
     temporary: bool,
 
     /// Print JSON
-    #[arg(long)]
+    #[arg(long, help_heading = "Server")]
     json: bool,
 }
 
@@ -120,7 +128,7 @@ fn add(args: AddArgs) -> anyhow::Result<()> {
     let info = added.info();
     if let Some(holder) = &info.held_by {
         eprintln!(
-            "fathom: {} is in use by {holder}: until that lets go of it, nobody can use it here",
+            "fathom: {} is in use by {holder}; the disk can be used here when {holder} has closed it",
             info.disk
         );
     }
@@ -132,24 +140,25 @@ fn add(args: AddArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Serve a disk by other options, to the same virtual machine and the same clients
+/// Change options of a disk while it is in use
 ///
-/// They wait for some milliseconds. What they have been told of the disk stays: a disk that becomes
-/// read-only fails their writes, one without discard their discards. Where the disk cannot be served
-/// by the new options, it is served as before.
+/// Requests wait for some milliseconds, and guests and clients stay connected. A guest does not learn of
+/// the change: if the disk becomes read-only, the guest's writes fail. If the new options do not work, the
+/// disk keeps its old options.
 #[derive(Args, Debug)]
 struct ChangeArgs {
     #[command(flatten)]
     target: Target,
 
-    /// Options with their new values, by the names that they have in files: readonly=true,
-    /// cache=writethrough, discard=false, poll=50us, iothreads=2, cpus=0-1, aio=threads, pool=NAME;
-    /// nothing behind = stands for the usual value
+    /// Options with their new values, such as readonly=true or cache=writethrough
+    ///
+    /// The names are those of fathom.toml(5): readonly, cache, discard, poll, iothreads, cpus, aio, pool and
+    /// others. An option without a value (cache=) is reset to its default.
     #[arg(value_name = "OPTION=VALUE", required = true, value_parser = filters::parse_option)]
     options: Vec<(String, String)>,
 
-    /// Until the server starts again only, if it keeps the disk
-    #[arg(long)]
+    /// Undo the change when the server restarts
+    #[arg(long = "transient", alias = "temporary")]
     temporary: bool,
 
     /// Print JSON
@@ -197,18 +206,18 @@ fn change(args: ChangeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Have a disk stand still, so that its image can be copied
+/// Pause a disk and close its image
 ///
-/// What is in flight ends, and the image is closed and unlocked. Virtual machines and clients wait until
-/// `fathom disk thaw`. What a guest has in its own caches is not in the image: freeze its file systems
-/// before, if they are to be clean.
+/// Requests in flight complete first. Then the image is closed and unlocked, and can be copied or changed
+/// by other programs. New requests of guests and clients wait until `fathom disk thaw`. Data in the guest's
+/// own caches is not in the image; freeze the guest's file systems first for a consistent copy.
 #[derive(Args, Debug)]
 struct FreezeArgs {
     #[command(flatten)]
     target: Target,
 
-    /// It goes on by itself after so long [default: when it is thawed]
-    #[arg(long = "for", value_name = "DURATION")]
+    /// Time after which the disk resumes without `thaw`, such as 30s [default: none]
+    #[arg(long = "for", value_name = "TIME")]
     timeout: Option<Timeout>,
 
     /// Print JSON
@@ -225,7 +234,7 @@ fn freeze(args: FreezeArgs) -> anyhow::Result<()> {
     print_if(args.json, &freeze.patiently().send()?)
 }
 
-/// Let a disk that stands still go on
+/// Resume a disk after `fathom disk freeze`
 #[derive(Args, Debug)]
 struct ThawArgs {
     #[command(flatten)]
@@ -280,21 +289,21 @@ fn as_seen_elsewhere(mut table: DiskTable) -> anyhow::Result<DiskTable> {
     Ok(table)
 }
 
-/// Serve a disk no more
+/// Stop serving a disk
 ///
-/// What is in flight is finished first. A disk that is in use stays, unless --force disconnects
-/// whoever uses it.
+/// Requests in flight complete first. The image is not deleted. A disk in use is not removed without
+/// --force.
 #[derive(Args, Debug)]
 struct RemoveArgs {
     #[command(flatten)]
     target: Target,
 
-    /// Disconnect its virtual machine and NBD clients
+    /// Remove the disk even if it is in use, and disconnect its guest and NBD clients
     #[arg(long)]
     force: bool,
 
-    /// Until the server starts again only, if it keeps the disk
-    #[arg(long)]
+    /// Add the disk again when the server restarts
+    #[arg(long = "transient", alias = "temporary")]
     temporary: bool,
 
     /// Print JSON
@@ -304,6 +313,8 @@ struct RemoveArgs {
 
 fn remove(args: RemoveArgs) -> anyhow::Result<()> {
     let disk = args.target.disk()?;
+    // The reply to the removal has no image.
+    let info = disk.info().ok();
     let removed = disk.server.delete(&disk.place()).patiently();
     let removed = removed.flag("force", args.force);
     let reply: Value = removed.flag("temporary", args.temporary).send()?;
@@ -312,12 +323,21 @@ fn remove(args: RemoveArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match args.json {
         true => writeln!(out, "{}", serde_json::to_string(&summary)?)?,
-        false => write!(out, "{summary}")?,
+        false => {
+            let image = info.map_or(String::new(), |info| {
+                format!(" ({}, {})", info.disk, Size(info.size))
+            });
+            let line = format!("{}: removed{image}", disk.name);
+            writeln!(out, "{}", fathom_img::shown(&line))?;
+            write!(out, "{summary}")?;
+        }
     }
     Ok(())
 }
 
-/// List the disks of all servers that run here
+/// List the disks of all servers on this host
+///
+/// The list has the servers of the user who runs the command. Use `sudo fathom list` for those of root.
 #[derive(Args, Debug)]
 pub struct ListArgs {
     /// Print JSON
@@ -342,9 +362,12 @@ pub fn list(args: ListArgs) -> anyhow::Result<()> {
         writeln!(out, "{}", serde_json::to_string(&infos)?)?;
         return Ok(());
     }
+    let is_empty = infos.is_empty() && empty.is_empty();
     let rows = infos.iter().map(|info| (info.pid.to_string(), Some(info)));
     let empty = empty.into_iter().map(|pid| (pid.to_string(), None));
-    print_list(&mut out, "SERVER", rows.chain(empty))
+    print_list(&mut out, "SERVER", rows.chain(empty))?;
+    note_not_shown(is_empty);
+    Ok(())
 }
 
 /// A table of disks, of which each row begins with where the disk is; None: there is no disk.

@@ -1,5 +1,5 @@
 //! `fathom filters` and `fathom set`: what filters there are, and changing
-//! those of a running daemon.
+//! those of a running server.
 
 use crate::servers::{absolute, note_reply};
 use crate::target::Target;
@@ -12,10 +12,12 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
-/// List the filters that `fathom serve --filter` takes, with their options
+/// List the filters and their options
+///
+/// `fathom serve --filter` and `fathom disk add --filter` add a filter to a disk.
 #[derive(Args, Debug)]
 pub struct FiltersArgs {
-    /// Only this one
+    /// Show only this filter, such as throttle
     #[arg(value_name = "NAME")]
     name: Option<String>,
 
@@ -74,26 +76,25 @@ fn to_json(filter: &About) -> Value {
     })
 }
 
-/// Change options of a filter while its disk is served
+/// Change options of a disk's filter
 ///
-/// All of them at once: no request sees some of the changes only. An option
-/// without a value (read=) is set to its default. See `fathom filters` for the
-/// options and `fathom info` for their present values.
+/// All options change at once, while the disk is in use. An option without a value (read=) is reset to its
+/// default. `fathom filters` lists the options, and `fathom info` shows the present values.
 #[derive(Args, Debug)]
 pub struct SetArgs {
     #[command(flatten)]
     target: Target,
 
-    /// The filter: its name, or NAME#2 for the second one of that name
+    /// Name of the filter, such as throttle, or throttle#2 for the second filter of that name
     #[arg(value_name = "FILTER[#N]")]
     filter: String,
 
-    /// Options with their new values
+    /// Options with their new values, such as iops-total=500
     #[arg(value_name = "OPTION=VALUE", required = true, value_parser = parse_option)]
     options: Vec<(String, String)>,
 
-    /// Until the server starts again only, if it keeps the disk
-    #[arg(long)]
+    /// Undo the change when the server restarts
+    #[arg(long = "transient", alias = "temporary")]
     temporary: bool,
 
     /// Print JSON
@@ -103,7 +104,7 @@ pub struct SetArgs {
 
 pub fn parse_option(text: &str) -> Result<(String, String), String> {
     let option = text.split_once('=').filter(|(name, _)| !name.is_empty());
-    let (name, value) = option.ok_or("it is not OPTION=VALUE")?;
+    let (name, value) = option.ok_or("not OPTION=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
 }
 
@@ -140,7 +141,7 @@ pub fn changes(
     Ok(options)
 }
 
-/// A file as it is seen from here: the daemon may have another working
+/// A file as it is seen from here: the server may have another working
 /// directory. What cannot be known here is left for it to refuse.
 pub fn in_this_directory(filter: &str, option: &str, value: String) -> anyhow::Result<String> {
     let name = filter.split('#').next().unwrap_or_default();

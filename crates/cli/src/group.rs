@@ -8,9 +8,9 @@ use fathom_stack::FilterInfo;
 use serde::Deserialize;
 use std::io::Write;
 
-/// List throttle groups, and change their limits
+/// List and change throttle groups
 ///
-/// A group is all disks of a server whose filter throttle has the same group=NAME.
+/// The disks of a server whose throttle filters have the same group=NAME form a group and share its limits.
 #[derive(Args, Debug)]
 pub struct GroupCommand {
     #[command(subcommand)]
@@ -32,7 +32,7 @@ pub fn run(args: GroupCommand) -> anyhow::Result<()> {
 
 #[derive(Args, Debug)]
 struct Common {
-    /// The server's process id, or the path of its API's socket [default: the only one that runs here]
+    /// Process id or API socket of the server [default: the only server on this host]
     #[arg(long, value_name = "PID|SOCKET")]
     server: Option<String>,
 
@@ -41,7 +41,7 @@ struct Common {
     json: bool,
 }
 
-/// List a server's throttle groups: limits and disks
+/// List the throttle groups of a server with their limits and disks
 #[derive(Args, Debug)]
 struct ListArgs {
     #[command(flatten)]
@@ -54,23 +54,23 @@ fn list(args: ListArgs) -> anyhow::Result<()> {
     print(&groups, args.common.json)
 }
 
-/// Change limits for all disks of a group at once
+/// Change the limits of a throttle group
 ///
-/// In the files of disks that are kept, too. An option without a value (iops-total=) is set to its
-/// default; `fathom filters throttle` lists them. Where tenants have processes of their own, each of
-/// those that have a group of that name counts for itself, and all of them have these limits then.
+/// The change also applies to the stored definitions of the disks. An option without a value (iops-total=)
+/// is reset to its default; `fathom filters throttle` lists the options. If tenants have processes of their
+/// own, each of them has its own group of this name, and the limits apply to each group separately.
 #[derive(Args, Debug)]
 struct SetArgs {
-    /// What group=NAME says in the disks' filters
+    /// Name of the group, as in group=NAME of the filters
     #[arg(value_name = "GROUP")]
     group: String,
 
-    /// Options with their new values
+    /// Limits with their new values, such as iops-total=1000
     #[arg(value_name = "OPTION=VALUE", required = true, value_parser = parse_option)]
     options: Vec<(String, String)>,
 
-    /// Until the server starts again only, for disks that it keeps
-    #[arg(long)]
+    /// Undo the change when the server restarts
+    #[arg(long = "transient", alias = "temporary")]
     temporary: bool,
 
     #[command(flatten)]

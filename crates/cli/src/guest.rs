@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::breakdown::{parse_window, stop_on_signal};
 use crate::guest_run;
 
-/// Record a guest's layers, from inside
+/// Record disk requests inside a guest
 #[derive(Debug, Args)]
 pub struct GuestArgs {
     #[command(subcommand)]
@@ -27,33 +27,32 @@ enum GuestCommand {
     /// A round's half in the guest, started by `fathom lab run wiki`
     #[command(hide = true)]
     Run(guest_run::RunArgs),
-    /// One call for each of many small files, started by `fathom lab run sharing`
+    /// Make one call for each of many small files; `fathom lab run sharing` starts this command
     #[command(hide = true)]
     Names(NamesArgs),
     Record(RecordArgs),
-    /// What the CPU and the memory do here, for `fathom lab run attributes`
+    /// Measure the CPU and the memory; `fathom lab run attributes` starts this command
     #[command(hide = true)]
     Probe,
 }
 
-/// Record this machine's virtio disk, as a guest's share of a breakdown
+/// Record a virtio disk of this guest for `fathom breakdown --join`
 ///
-/// Records the block layer, virtio-blk and its interrupts into memory, then
-/// writes a run directory, which `fathom breakdown --join` puts together with
-/// one that was recorded on the host at the same time.
+/// Run this command in the guest. The command records the block layer, virtio-blk and its interrupts into memory, and
+/// then writes a run directory. `fathom breakdown --join` joins it with a run that was recorded on the host at
+/// the same time.
 #[derive(Debug, Args)]
 struct RecordArgs {
-    /// The disk, where there are several: vda, vdb, ...
+    /// Disk to record, if there are several, such as vda
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
-    /// How long to record
-    #[arg(long, value_name = "SECONDS", default_value = "5s", value_parser = parse_window)]
+    /// Time to record, such as 500ms
+    #[arg(long, visible_alias = "runtime", value_name = "SECONDS", default_value = "5s", value_parser = parse_window)]
     seconds: Duration,
-    /// Memory for the trace in MiB, all CPUs together (default: an eighth of
-    /// what is free, at most 256)
+    /// Memory for the trace of all CPUs in MiB, 1 to 65536 [default: 1/8 of free memory, at most 256]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=65536))]
     buffer: Option<u32>,
-    /// The run directory to make
+    /// Run directory to create
     #[arg(long, short, value_name = "DIR", default_value = "guest.run")]
     output: PathBuf,
     /// Print JSON
@@ -63,12 +62,12 @@ struct RecordArgs {
 
 #[derive(Debug, Args)]
 struct NamesArgs {
-    /// The directory, which is made if it is not there
+    /// Directory, which is created if it does not exist
     dir: PathBuf,
-    /// create, stat, rename or delete
+    /// Call: create, stat, rename or delete
     #[arg(long)]
     call: Call,
-    /// How many files
+    /// Number of files
     #[arg(long)]
     count: u64,
 }

@@ -10,12 +10,12 @@ use fathom_units::{parse_seconds, parse_size};
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// The disk
+    /// Disk
     device: PathBuf,
-    /// The run directory to make
+    /// Run directory to create
     #[arg(long, value_name = "DIR")]
     record: PathBuf,
-    /// read, write, randread or randwrite
+    /// Load: read, write, randread or randwrite
     #[arg(long, default_value = "read")]
     rw: Rw,
     /// Bytes of a request
@@ -24,16 +24,16 @@ pub struct RunArgs {
     /// Requests in flight
     #[arg(long, default_value_t = 1)]
     iodepth: u32,
-    /// Requests in all
+    /// Number of requests
     #[arg(long, default_value_t = 10_000)]
     count: u64,
-    /// Seconds, instead of a number of requests
+    /// Seconds, instead of --count
     #[arg(long, conflicts_with = "count")]
     seconds: Option<u64>,
     /// Delay every other request by this time before its call
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     inject: Option<Duration>,
-    /// Record the guest's layers as well
+    /// Also record the guest's layers
     #[arg(long)]
     trace: bool,
 }

@@ -6,9 +6,10 @@ use fathom_daemon::{JobInfo, Jobs};
 use fathom_units::Size;
 use std::io::Write;
 
-/// List what is done with the disks of all servers: moves, backups, mirrors, streams, commits
+/// List backups, mirrors, commits, streams and moves
 ///
-/// What has ended is told until it is forgotten: by `stop`, or when something else begins.
+/// The list has the jobs of all servers on this host. A completed job is listed until `stop` removes it or
+/// another job of the disk starts.
 #[derive(Args, Debug)]
 pub struct JobsArgs {
     /// Print JSON

@@ -15,7 +15,10 @@ use serde_json::{Value, json};
 
 use crate::report::ReportArgs;
 
-/// Boot guests and measure in them
+/// Run experiments in guests
+///
+/// An experiment boots virtual machines on this host, measures in them, and writes a run directory for
+/// `fathom report`.
 #[derive(Debug, Args)]
 pub struct LabArgs {
     #[command(subcommand)]
@@ -30,25 +33,25 @@ enum LabCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Tell what an experiment asks, its parameters, and how to read what comes out
+    /// Describe an experiment: its question, its parameters and its results
     Describe {
-        /// Its name
+        /// Name of the experiment, such as seqread
         experiment: String,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Run an experiment, or go on with one that was interrupted
+    /// Run an experiment, or continue an interrupted run
     #[command(args_conflicts_with_subcommands = true)]
     Run(RunArgs),
-    /// One cell, in the KVM host that an outer run has booted
+    /// Run one cell; `fathom lab run --kvm-host` starts this command in its KVM host
     #[command(hide = true)]
     Cell(CellArgs),
 }
 
 #[derive(Debug, Args)]
 struct RunArgs {
-    /// Run what an interrupted run has not run yet
+    /// Run directory of an interrupted run to continue
     #[arg(long = "continue", value_name = "RUN")]
     unfinished: Option<PathBuf>,
     #[command(flatten)]
@@ -62,37 +65,39 @@ struct RunArgs {
 // What is printed. (A doc comment would become the commands' description.)
 #[derive(Debug, Clone, Args)]
 struct Show {
-    /// Print the cells and how long they will take, and run nothing
-    #[arg(long)]
+    /// Print the cells of the experiment and their expected time, without running them
+    #[arg(long, help_heading = "Run")]
     dry_run: bool,
-    /// Compare with this run of the same experiment, and say what is faster, slower or noise
-    #[arg(long, value_name = "RUN")]
+    /// Compare the result with this earlier run of the same experiment
+    #[arg(long, value_name = "RUN", help_heading = "Run")]
     against: Option<PathBuf>,
     /// Print JSON
-    #[arg(long)]
+    #[arg(long, help_heading = "Run")]
     json: bool,
 }
 
 // How cells are run. (A doc comment would become the commands' description.)
 #[derive(Debug, Clone, Copy, Args)]
 struct How {
-    /// Try each suspected limiter: run the cell once more with more of it, such as one more thread or
-    /// twice the depth
-    #[arg(long)]
+    /// Verify each suspected limit by another run of the cell
+    ///
+    /// The other run has more of the limited resource, such as one more thread or twice the queue depth.
+    #[arg(long, help_heading = "Run")]
     confirm: bool,
-    /// Run all of it in an emulated machine that has KVM: every layer is real there, times are
-    /// stretched
-    #[arg(long)]
+    /// Run the experiment in an emulated machine with KVM, for hosts without KVM
+    ///
+    /// All layers are real there, but times are longer than on hardware.
+    #[arg(long, help_heading = "Run")]
     kvm_host: bool,
 }
 
 #[derive(Debug, Args)]
 struct CellArgs {
     experiment: String,
-    /// Every parameter's value, as a JSON object
+    /// Values of all parameters, as a JSON object
     #[arg(long, value_name = "JSON")]
     settings: String,
-    /// The cell's folder, to be made
+    /// Folder of the cell to create
     folder: PathBuf,
 }
 
@@ -143,7 +148,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<()> {
 fn find(name: &str) -> anyhow::Result<&'static dyn Experiment> {
     experiment::find(name).with_context(|| {
         let names: Vec<&str> = experiment::ALL.iter().map(|one| one.name()).collect();
-        format!("there is no experiment '{name}', but {}", names.join(", "))
+        fathom_units::unknown_name("experiment", name, &names, "'fathom lab list' lists all")
     })
 }
 
@@ -181,7 +186,7 @@ fn describe(one: &dyn Experiment, json: bool) -> anyhow::Result<()> {
     for parameter in one.parameters() {
         writeln!(out, "  --{}: {}", parameter.name, parameter.about)?;
         let default = match parameter.default {
-            "" => "none, or chosen by the machine".to_owned(),
+            "" => "none, or depends on the machine".to_owned(),
             _ => parameter.defaults().join(", "),
         };
         let values = format!("{} [default: {default}]", parameter.kind.range());
@@ -221,7 +226,7 @@ fn dry_run(runner: &Runner, how: How) -> anyhow::Result<()> {
         total += time;
     }
     let trials = match how.confirm {
-        true => ", and up to as much for the trials of what limits them",
+        true => ", and up to as long again for the trials of suspected limiters",
         false => "",
     };
     writeln!(out, "about {} in all{trials}", rough(total))?;
@@ -265,12 +270,10 @@ fn measure(runner: Runner, output: &Output, show: &Show) -> anyhow::Result<()> {
             }
             There::Part(part) => {
                 let part = part.display();
-                bail!(
-                    "{line}; what was measured before is in {part}: fathom report {part}\n{tail}"
-                );
+                bail!("{line}; the earlier results are in {part}: fathom report {part}\n{tail}");
             }
             There::Cells => bail!(
-                "{line}; the cells before it are in {shown}: fathom lab run --continue {shown} \
+                "{line}; the complete cells are in {shown}: fathom lab run --continue {shown} \
                  runs the rest\n{tail}"
             ),
         }
@@ -292,7 +295,7 @@ fn print_server(dir: &Path) -> anyhow::Result<()> {
     if let Ok(text) = fs::read_to_string(folder.join("server.txt")) {
         write!(
             std::io::stdout(),
-            "\nWhat the server said at its end\n{text}"
+            "\nOutput of the server at its end\n{text}"
         )?;
     }
     Ok(())

@@ -20,6 +20,7 @@ mod fleet;
 mod group;
 mod guest;
 mod guest_run;
+mod help;
 mod img;
 mod jobs;
 mod lab;
@@ -40,10 +41,11 @@ mod top;
 mod trace;
 mod upgrade;
 mod usage;
+mod values;
 
 use anyhow::{Context, bail};
 use backend::Meant;
-use clap::{Parser, Subcommand};
+use clap::{FromArgMatches as _, Parser, Subcommand};
 use fathom_daemon::{
     Events, Repeats, Stderr, begin_tenant, serve_tenant, start_successors, survive_size_limit,
 };
@@ -57,7 +59,7 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Disks for virtual machines, and where their requests' time goes
+/// Serve disks to virtual machines and show where their requests spend time
 #[derive(Debug, Parser)]
 #[command(name = "fathom", version, max_term_width = 100)]
 struct Cli {
@@ -101,17 +103,17 @@ enum Command {
     Completions(manual::CompletionsArgs),
     #[command(hide = true)]
     LibvirtHook(libvirt_hook::LibvirtHookArgs),
-    /// One tenant's disks, for `fathom serve`, which starts it
+    /// Serve the disks of one tenant; `fathom serve` starts this process
     #[command(hide = true)]
     Tenant {
         name: String,
     },
-    /// Keeps a base image, for those who use it, of whom the first starts it
+    /// Keep a base image in the cache; the first server that uses the image starts this process
     #[command(hide = true)]
     BaseKeeper {
         place: std::path::PathBuf,
     },
-    /// Starts successors of a server, which starts it
+    /// Start the successors of a server; the server starts this process
     #[command(hide = true)]
     Starter {
         sandbox: fathom_daemon::SandboxMode,
@@ -127,9 +129,12 @@ fn main() -> ExitCode {
         Meant::Serve(meant) => args = meant,
         Meant::Done(code) => return code,
     }
-    let cli = match Cli::try_parse_from(&args) {
+    let cli = match parse(&args) {
         Ok(cli) => cli,
-        Err(error) => return usage::report(&error),
+        Err(error) => {
+            let command = help::path_of(&help::command(), &args);
+            return usage::report(&error, &command);
+        }
     };
     survive_size_limit();
     finder::install_check(fathom_base::check_greeting);
@@ -211,6 +216,13 @@ fn main() -> ExitCode {
     }
 }
 
+fn parse(args: &[OsString]) -> Result<Cli, clap::Error> {
+    let mut command = help::command();
+    let mut matches = command.try_get_matches_from_mut(args)?;
+    let cli = Cli::from_arg_matches_mut(&mut matches);
+    cli.map_err(|error| error.format(&mut command))
+}
+
 /// Log to standard error, which may be a terminal or a journal. A server has
 /// work to do that its reader must not hold up.
 fn start_logging(
@@ -290,7 +302,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// themselves.)
 fn one_line(error: &anyhow::Error) -> String {
     let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
+    for cause in error.chain().map(fathom_units::cause) {
         if text.is_empty() {
             text = cause;
         } else if !text.contains(&cause) {

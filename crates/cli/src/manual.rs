@@ -1,58 +1,129 @@
-//! `fathom man` and `fathom completions`: what a package installs beside the program, made from the
-//! same words as `--help`.
+//! `fathom man` and `fathom completions`: manual pages and completions, from the definitions of the
+//! commands.
 
+mod sections;
+
+use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::Path;
+use std::process::{Command as Process, Stdio};
 
-use anyhow::Context;
-use clap::{Args, CommandFactory};
+use anyhow::{Context, bail};
+use clap::{Args, Command, CommandFactory};
 use clap_complete::Shell;
+use sections::Page;
 
 use crate::Cli;
 
-/// Write a manual page for every command
+/// Print a manual page, or write all pages to a directory
+///
+/// On a terminal the page is shown by man(1). Otherwise the command prints its source for groff.
 #[derive(Args, Debug)]
 pub struct ManArgs {
-    /// Where to: a directory that is there
-    #[arg(value_name = "DIR")]
-    directory: PathBuf,
+    /// Command of the page, such as serve or disk add, or an existing directory for all pages
+    #[arg(value_name = "COMMAND|DIR", required = true)]
+    words: Vec<OsString>,
 }
 
-/// Print what makes a shell complete commands and options
+/// Print a completion script for a shell
 #[derive(Args, Debug)]
 pub struct CompletionsArgs {
+    /// Shell that the script is for
     #[arg(value_name = "SHELL", value_enum)]
     shell: Shell,
 }
 
 pub fn man(args: &ManArgs) -> anyhow::Result<()> {
-    // Not by its own `generate_to`: that has pages of hidden commands, too.
-    let mut command = Cli::command().disable_help_subcommand(true);
-    command.build();
-    page(&command, &args.directory)
+    let command = all_commands();
+    if let Some(found) = find(&command, &args.words) {
+        return show(&source(found)?);
+    }
+    match &args.words[..] {
+        [directory] if is_directory(directory) => write_all(&command, Path::new(directory)),
+        words => {
+            let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+            let words = words.join(" ");
+            bail!(
+                "'{words}' is neither a command nor a directory; `fathom --help` lists the commands"
+            )
+        }
+    }
 }
 
-/// The page of a command, and those of the commands below it.
-fn page(command: &clap::Command, directory: &Path) -> anyhow::Result<()> {
+/// All commands with all their options.
+fn all_commands() -> Command {
+    let mut command = with_all_options(Cli::command()).disable_help_subcommand(true);
+    command.build();
+    command
+}
+
+/// A page lacks the description of an option that `-h` hides.
+fn with_all_options(command: Command) -> Command {
+    let command = command.mut_args(|arg| arg.hide_short_help(false));
+    command.mut_subcommands(with_all_options)
+}
+
+/// The command that the words name: `disk add`, `fathom disk add` or `fathom-disk-add`.
+fn find<'a>(command: &'a Command, words: &[OsString]) -> Option<&'a Command> {
+    let words: Option<Vec<&str>> = words.iter().map(|word| word.to_str()).collect();
+    let words = words?;
+    let words: Vec<&str> = match words[..] {
+        [name] if name.starts_with("fathom-") => name.split('-').collect(),
+        _ => words,
+    };
+    let words = words.strip_prefix(&["fathom"]).unwrap_or(&words);
+    words.iter().try_fold(command, |one, word| {
+        let found = one.find_subcommand(word);
+        found.filter(|found| !found.is_hide_set())
+    })
+}
+
+/// A path is a directory to be, and the error says if there is none.
+fn is_directory(word: &OsString) -> bool {
+    Path::new(word).is_dir() || word.to_string_lossy().contains('/')
+}
+
+fn source(command: &Command) -> io::Result<Vec<u8>> {
+    Page::new(command).source()
+}
+
+/// Writes the page of a command, and those of the commands below it.
+fn write_all(command: &Command, directory: &Path) -> anyhow::Result<()> {
     let name = command.get_display_name().unwrap_or(command.get_name());
     let path = directory.join(format!("{name}.1"));
-    let mut text = Vec::new();
-    clap_mangen::Man::new(command.clone())
-        .title(name.to_uppercase())
-        .source(concat!("fathom ", env!("CARGO_PKG_VERSION")))
-        .manual("Fathom")
-        .render(&mut text)?;
-    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    let written = fs::write(&path, source(command)?);
+    written.with_context(|| format!("cannot write {}", path.display()))?;
     let below = command.get_subcommands();
-    { below.filter(|below| !below.is_hide_set()) }.try_for_each(|below| page(below, directory))
+    { below.filter(|below| !below.is_hide_set()) }.try_for_each(|below| write_all(below, directory))
+}
+
+/// Shows a page by man(1) on a terminal. Prints its source otherwise, or if there is no man(1).
+fn show(source: &[u8]) -> anyhow::Result<()> {
+    if io::stdout().is_terminal() && show_by_man(source).is_ok() {
+        return Ok(());
+    }
+    Ok(io::stdout().lock().write_all(source)?)
+}
+
+fn show_by_man(source: &[u8]) -> io::Result<()> {
+    let mut man = Process::new("man");
+    let mut man = man.args(["-l", "-"]).stdin(Stdio::piped()).spawn()?;
+    if let Some(mut input) = man.stdin.take() {
+        // The reader may close the page before its end.
+        let _ = input.write_all(source);
+    }
+    match man.wait()?.success() {
+        true => Ok(()),
+        false => Err(io::Error::other("man failed")),
+    }
 }
 
 pub fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
     let mut command = Cli::command();
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut command, "fathom", &mut text);
-    // A pipe that is closed early is no panic.
+    // A pipe that is closed early must not cause a panic.
     io::stdout().lock().write_all(&text)?;
     Ok(())
 }

@@ -24,7 +24,7 @@ use std::time::Duration;
 /// Between looks how far it is.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Copy disks to other places or formats while they are used, and have them go on there
+/// Copy a disk to another image and switch to it
 #[derive(Args, Debug)]
 pub struct MirrorCommand {
     #[command(subcommand)]
@@ -48,48 +48,54 @@ pub fn run(args: MirrorCommand) -> anyhow::Result<()> {
     }
 }
 
-/// Copy a disk to another place while it is used
+/// Start a mirror: copy a disk while it is in use
 ///
-/// What its users change meanwhile is copied again, until both are the same but for what has been changed just now. Then
-/// the mirror is ready, and follows the disk: until `fathom mirror complete`, which has the disk go on there, or `fathom
-/// mirror stop`, which leaves a copy as of then. When anything goes wrong the mirror has failed, and the disk is as
-/// before.
+/// Data that changes during the copy is copied again. The mirror is ready when the target has all data except
+/// the latest writes. The mirror then copies each write, until `fathom mirror complete` switches the disk to the
+/// target, or `fathom mirror stop` leaves the target as a copy of the disk at that moment. If the mirror
+/// fails, the disk is unchanged.
 #[derive(Args, Debug)]
 struct StartArgs {
     #[command(flatten)]
     target: Target,
 
-    /// Where to: a file, which is made if it is not there; a device, nbd://HOST/NAME or rbd:POOL/IMAGE, of the disk's
-    /// size, whose contents are lost
+    /// Target: a new or existing file, a device, nbd://HOST/EXPORT or rbd:POOL/IMAGE
+    ///
+    /// A file that does not exist is created. An existing target must have the disk's size, and its contents
+    /// are lost.
     #[arg(value_name = "TARGET", value_parser = location())]
     to: Location,
 
-    /// The target's format [default: raw, but refuse what looks like another]
-    #[arg(short = 'O', long, value_parser = parse_format, value_name = "FORMAT")]
+    /// Format of the target, such as qcow2 [default: raw, if it does not look like another format]
+    #[arg(short = 'O', long, value_parser = parse_format, value_name = "FORMAT", help_heading = "Target")]
     target_format: Option<Format>,
 
-    /// Options of that format, for a file that is made, or `help`
-    #[arg(short = 'o', long = "target-options", value_name = "NAME=VALUE,...")]
+    /// Options of the format of a new file, such as cluster_size=1M; `-o help` lists them
+    #[arg(
+        short = 'o',
+        long = "target-options",
+        value_name = "NAME=VALUE,...",
+        help_heading = "Target"
+    )]
     options: Vec<String>,
 
-    /// What unlocks the target, and encrypts a new one, in place of the disk's own keys
-    #[command(flatten)]
+    // Without --key the target has the disk's own keys.
+    #[command(flatten, next_help_heading = "Target")]
     keys: KeysArg,
 
-    /// Bytes a second [default: as many as there can be]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    /// Limit of the copy in bytes per second, such as 100M [default: none]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Copy")]
     speed: Option<u64>,
 
-    /// Once all has been copied, let users change no more than is copied meanwhile: for disks that are changed faster
-    /// than that
-    #[arg(long)]
+    /// Slow down writes of the guest if the copy cannot keep up with them
+    #[arg(long, help_heading = "Copy")]
     active: bool,
 
-    /// Return when it is ready
-    #[arg(long)]
+    /// Return when the mirror is ready [default: return when it has started]
+    #[arg(long, help_heading = "Copy")]
     wait: bool,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Output")]
     watch: WatchArgs,
 }
 
@@ -110,7 +116,7 @@ fn start(args: StartArgs) -> anyhow::Result<()> {
     let made = match to.path().filter(|path| !path.exists()) {
         Some(path) => Some(make(path, options, disk.info()?.size, &args.keys)?),
         None if args.options.is_empty() => None,
-        None => bail!("{to}: is there already, and -o is for files that are made"),
+        None => bail!("{to}: exists already; omit -o, which is for new files"),
     };
     let order = MirrorOrder {
         target: to,
@@ -172,7 +178,7 @@ pub fn wait(disk: &Disk, watch: &WatchArgs) -> anyhow::Result<MirrorInfo> {
         match (&*mirror.phase, &mirror.problem) {
             ("ready", _) => break Ok(mirror),
             ("failed", problem) => {
-                let problem = problem.as_deref().unwrap_or("it says no more");
+                let problem = problem.as_deref().unwrap_or("unknown reason");
                 break Err(anyhow::anyhow!("the mirror has failed: {problem}"));
             }
             ("done", _) => break Err(anyhow::anyhow!("the mirror has ended")),
@@ -188,7 +194,7 @@ fn mirror_of(disk: &Disk) -> anyhow::Result<MirrorInfo> {
     mirror.with_context(|| format!("there is no mirror of disk '{}'", disk.name))
 }
 
-/// Show how far a mirror is
+/// Show the progress of a mirror
 #[derive(Args, Debug)]
 struct ShowArgs {
     #[command(flatten)]
@@ -226,21 +232,26 @@ fn tell(mirror: &MirrorInfo, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Have a disk go on with the target of its mirror
+/// Switch a disk to the target of its mirror
 ///
-/// If the mirror is not ready yet, this waits until it is. Users wait for some milliseconds. From then on the target is
-/// the disk's image, also when the server starts again; the old one stays as it was at that instant, and is nobody's.
+/// The command waits until the mirror is ready. Requests wait for some milliseconds. Then the target is the
+/// disk's image, also after a restart of the server. The old image stays as it was at that moment, and is
+/// not used any more.
 #[derive(Args, Debug)]
 struct CompleteArgs {
     #[command(flatten)]
     target: Target,
 
-    /// Even if the server would have the old image again when it starts again, since that is said on its command line or
-    /// in its configuration: change it there before that
-    #[arg(long)]
+    /// Allow the switch for a disk that would have its old image again after a restart
+    ///
+    /// The image of such a disk is named on the server's command line or in its configuration. Change it to
+    /// the target there before the server restarts.
+    #[arg(long = "transient", alias = "unkept")]
     unkept: bool,
 
-    /// Even if the disk has dirty bitmaps: they stay with its old image, and the next backup is a full one
+    /// Allow the switch for a disk with dirty bitmaps
+    ///
+    /// The bitmaps stay with the old image, and the next backup must be a full backup.
     #[arg(long)]
     leave_bitmaps: bool,
 
@@ -270,16 +281,17 @@ pub fn wait_and_complete(disk: &Disk, how: &Completion, watch: &WatchArgs) -> an
     Ok(())
 }
 
-/// End a mirror
+/// Stop a mirror
 ///
-/// If it is ready, the target is left as a copy of the disk as it is now (its phase is `done`). Otherwise it is of no use.
+/// If the mirror is ready, the target is a copy of the disk as of now. Otherwise the target is incomplete.
 #[derive(Args, Debug)]
 struct StopArgs {
     #[command(flatten)]
     target: Target,
 
-    /// End the mirror at once, even if the target is of no use then or does not answer. A commit whose images do not answer
-    /// is `stopping`, and ends when they do
+    /// Stop the mirror immediately, even if the target is incomplete or does not respond
+    ///
+    /// A commit whose images do not respond is in phase `stopping` until they do.
     #[arg(long)]
     force: bool,
 
@@ -293,14 +305,14 @@ fn stop(args: StopArgs) -> anyhow::Result<()> {
     let phase = mirror_of(&disk)?.phase;
     if !args.force && !["ready", "failed", "done"].contains(&&*phase) {
         bail!(
-            "the mirror is {phase}, not ready: with --force it ends, and the target is of no use"
+            "the mirror is {phase}, not ready; with --force it stops, and the target is incomplete"
         );
     }
     let delete = disk.server.delete(&disk.below("mirror"));
     let delete = delete.flag("force", args.force);
     let ended: MirrorInfo = delete.patiently().send()?;
     match (&ended.problem, args.force) {
-        (Some(problem), false) => bail!("the target is of no use: {problem}"),
+        (Some(problem), false) => bail!("the target must not be used: {problem}"),
         _ => tell(&ended, args.json),
     }
 }

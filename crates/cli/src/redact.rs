@@ -1,10 +1,10 @@
-//! A log without the secrets of addresses.
+//! A log without the secrets of addresses, and without the numbers of errors.
 
-use fathom_units::redacted;
+use fathom_units::{cause, redacted};
 use std::io::{self, Write};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Hides the secrets of addresses in what is written to `M`. What is written at once is a line.
+/// Removes the secrets of addresses and `(os error N)` from what is written to `M`. Each write must be a line.
 pub struct Redacting<M>(pub M);
 
 pub struct Writer<W>(W);
@@ -20,7 +20,7 @@ impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for Redacting<M> {
 impl<W: Write> Write for Writer<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         match std::str::from_utf8(line) {
-            Ok(text) => self.0.write_all(redacted(text).as_bytes())?,
+            Ok(text) => self.0.write_all(cause(redacted(text)).as_bytes())?,
             Err(_) => self.0.write_all(line)?,
         }
         Ok(line.len())

@@ -18,27 +18,29 @@ use fathom_units::parse_seconds;
 
 pub mod experiment;
 
-/// Print a run, or compare several
+/// Print the result of a run, or compare runs
 ///
-/// A report is made from the run directory alone: an old run can be reported
-/// again, and runs of different machines can be compared anywhere.
+/// A report only needs the run directories, so it can be made later and on another machine.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// Run directories, of `fathom lab run`, `breakdown` or `guest record`; two of an experiment's
-    /// are compared point by point
+    /// Run directories of `fathom lab run`, `breakdown`, `bench` or `guest record`
+    ///
+    /// Two runs of an experiment are compared point by point.
     #[arg(value_name = "RUN", required = true)]
     runs: Vec<PathBuf>,
 
-    /// Write a page with pictures, which needs no network, to this file
+    /// Write an HTML page with pictures to this file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Print JSON (docs/report.md)
+    /// Print JSON
     #[arg(long)]
     json: bool,
 
-    /// Write the tables as CSV files into this directory, or the first alone (a run's layers, an
-    /// experiment's points) into FILE.csv or, with -, to standard output
+    /// Write the tables as CSV to this directory, or the first table to FILE.csv
+    ///
+    /// The first table has the layers of a run or the points of an experiment. `--csv -` writes it to standard
+    /// output.
     #[arg(long, value_name = "DIR|FILE.csv")]
     csv: Option<PathBuf>,
 
@@ -46,15 +48,15 @@ pub struct ReportArgs {
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
 
-    /// How many requests the trace for Perfetto shows, the earliest
+    /// Maximum number of requests in the trace for Perfetto, starting with the earliest
     #[arg(long, value_name = "N", default_value_t = Limits::default().requests, requires = "perfetto")]
     perfetto_requests: usize,
 
-    /// Of each round, show only requests that began this long after its first
+    /// Limit the trace for Perfetto to the start of each round, such as 100ms [default: all]
     #[arg(long, value_name = "TIME", value_parser = parse_seconds, requires = "perfetto")]
     perfetto_window: Option<Duration>,
 
-    /// How many of the slowest requests are kept one by one [default: 50]
+    /// Number of slowest requests to list [default: 50]
     #[arg(long, value_name = "N")]
     slowest: Option<usize>,
 }

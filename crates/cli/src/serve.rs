@@ -1,8 +1,9 @@
 //! `fathom serve`: disks for virtual machines and for NBD clients.
 
-use crate::disk_args::{DiskArgs, location_help, location_parser, socket_parser};
+use crate::disk_args::{DiskArgs, LOCATION_HELP, location_help, location_parser, socket_parser};
+use crate::values;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{Args, ValueEnum};
+use clap::{Arg, Args, ValueEnum};
 use fathom_daemon::{
     ApiOptions, Daemon, DiskOptions, Events, Group, NbdOptions, Outcome, RemoteOptions,
     SandboxMode, ServeOptions, SocketSpec, StopTimeout, Tenancy, TlsOptions, access, groups,
@@ -18,7 +19,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
-/// What a configuration says by itself.
+/// Options that --config excludes: the configuration file has its own.
 const ONE_DISK: [&str; 60] = [
     "disk",
     "vhost_user",
@@ -82,129 +83,167 @@ const ONE_DISK: [&str; 60] = [
     "no_discard",
 ];
 
-/// Serve a disk to a virtual machine by vhost-user-blk, to others by NBD
+/// Serve a disk to virtual machines and NBD clients
 ///
-/// Runs until SIGTERM or SIGINT; then it finishes what is in flight, if that
-/// takes no longer than --stop-timeout, and prints where the requests spent their time.
+/// The server runs until SIGTERM or SIGINT, or until `fathom quit`. The server then completes the
+/// requests in flight, within --stop-timeout, and prints where the requests spent their time.
 #[derive(Args, Debug)]
-#[command(mut_arg("export_name", |arg| arg.requires("nbd")))]
-#[command(mut_arg("export_description", |arg| arg.requires("nbd")))]
-#[command(mut_arg("nbd_move", |arg| arg.requires("nbd")))]
+#[command(mut_args(with_requirements))]
 pub struct ServeArgs {
-    #[arg(value_name = "DISK", value_parser = location_parser(), help = location_help(),
-          required_unless_present = "config")]
+    #[arg(value_name = "DISK", value_parser = location_parser(), help = LOCATION_HELP,
+          long_help = location_help(), required_unless_present = "config")]
     disk: Option<Location>,
-
-    /// Serve the disks that this file lists (see fathom.toml(5)); of the other
-    /// options only --json and --log go with it
-    #[arg(long, value_name = "FILE", conflicts_with_all = ONE_DISK)]
-    config: Option<PathBuf>,
 
     #[command(flatten)]
     of_disk: DiskArgs,
 
-    /// Where NBD clients connect: unix:PATH, tcp:HOST:PORT, vsock:CID:PORT,
-    /// fd:N for a listening socket that is inherited, or systemd; repeatable
-    #[arg(long, value_name = "ADDRESS", value_parser = address_parser())]
+    /// Address for NBD clients, such as tcp:0.0.0.0:10809; repeatable
+    ///
+    /// unix:PATH, tcp:HOST:PORT, vsock:CID:PORT, fd:N for an inherited listening socket, or systemd for the
+    /// sockets that systemd passes.
+    #[arg(long, value_name = "ADDRESS", value_parser = address_parser(), help_heading = "NBD")]
     nbd: Vec<Address>,
 
-    /// TLS for NBD clients: off, on (for those who want it) or require
-    /// [default: off, with --tls-certificates require]
-    #[arg(long, value_name = "MODE", requires = "nbd")]
+    /// TLS for NBD clients [default: off, with --tls-certificates require]
+    #[arg(long, value_name = "MODE", requires = "nbd", help_heading = "NBD")]
     tls: Option<Tls>,
 
-    /// Directory with server-cert.pem and server-key.pem, and ca-cert.pem for
-    /// --tls-verify-peer
-    #[arg(long, value_name = "DIR", requires = "nbd")]
+    /// Directory with server-cert.pem and server-key.pem
+    ///
+    /// --tls-verify-peer also needs ca-cert.pem there.
+    #[arg(long, value_name = "DIR", requires = "nbd", help_heading = "NBD")]
     tls_certificates: Option<PathBuf>,
 
-    /// Demand a certificate of NBD clients that ca-cert.pem has signed
-    #[arg(long, requires = "tls_certificates")]
+    /// Require NBD clients to have a certificate signed by ca-cert.pem
+    #[arg(long, requires = "tls_certificates", help_heading = "NBD")]
     tls_verify_peer: bool,
 
-    /// Most NBD connections at once [default: 256]
-    #[arg(long, value_name = "N", requires = "nbd",
+    /// Maximum number of NBD connections, 1 to 65536 [default: 256]
+    #[arg(long, value_name = "N", requires = "nbd", help_heading = "NBD",
           value_parser = clap::value_parser!(u32).range(1..=65536))]
     nbd_connections: Option<u32>,
 
-    /// Most of these for one client: a user (of a Unix socket), an address or a
-    /// virtual machine [default: half of all, but 16 at least]
-    #[arg(long, value_name = "N", requires = "nbd",
+    /// Maximum number of NBD connections of one client [default: half of all, at least 16]
+    ///
+    /// A client is a user of a Unix socket, an IP address, or a virtual machine.
+    #[arg(long, value_name = "N", requires = "nbd", help_heading = "NBD",
           value_parser = clap::value_parser!(u32).range(1..=65536))]
     nbd_connections_per_client: Option<u32>,
 
-    /// End an NBD connection that had no request for so long, such as 30s, or
-    /// off (machines that are gone are noticed in any case)
-    #[arg(long, value_name = "TIME", requires = "nbd", default_value = "off")]
+    /// Time without requests after which an NBD connection is closed, such as 30s
+    ///
+    /// Connections to hosts that are down are closed in any case.
+    #[arg(
+        long,
+        value_name = "TIME",
+        requires = "nbd",
+        default_value = "off",
+        help_heading = "NBD"
+    )]
     nbd_idle_timeout: Timeout,
 
-    /// Delay every other request, to check what measures where time goes:
-    /// storage=TIME, queue=TIME or notify=TIME
-    #[arg(long, value_name = "PLACE=TIME", hide_short_help = true)]
+    /// Delay every other request, to test tools that measure latency
+    ///
+    /// storage=TIME, queue=TIME or notify=TIME, such as storage=5ms.
+    #[arg(long, value_name = "STAGE=TIME", help_heading = "Alarms and tracing")]
     inject: Option<Injection>,
 
-    /// Socket of the API: HTTP and JSON, as /openapi.json there describes it; `fathom stats` and
-    /// the like use it, too [default: $XDG_RUNTIME_DIR/fathom/control/PID.sock, for root
-    /// /run/fathom/control/PID.sock]; fd:N: a listening socket that is inherited
-    #[arg(long, value_name = "SOCKET", value_parser = socket_parser())]
-    api: Option<SocketSpec>,
-
-    /// Group whose members may use the API beside root and this user
-    #[arg(long, value_name = "GROUP", requires = "api")]
-    api_group: Option<Group>,
-
-    /// Group whose members may look at everything by the API, and change nothing
-    #[arg(long, value_name = "GROUP", requires = "api")]
-    api_read_group: Option<Group>,
-
-    /// Address (host:port) where anybody who can reach it may see what is counted, and change
-    /// nothing: /metrics for Prometheus, and / for a browser, a page of what goes on right now
-    #[arg(long, value_name = "ADDRESS")]
-    http: Option<String>,
-
-    /// Address (host:port) where clients from other hosts may look at everything by the API, and change
-    /// nothing: `fathom fleet`, Prometheus; by TLS, with certificates
-    #[arg(long, value_name = "ADDRESS", requires = "api_certificates")]
-    api_listen: Option<String>,
-
-    /// Directory with server-cert.pem and server-key.pem for that, and ca-cert.pem, by which clients'
-    /// certificates have to be signed
-    #[arg(long, value_name = "DIR", requires = "api_listen")]
-    api_certificates: Option<PathBuf>,
-
-    /// What holds back a thread that a guest, a client or an image has taken over: off; log (the
-    /// kernel logs system calls that it has no need of); on (they end the server)
-    #[arg(long, value_name = "MODE", default_value_t)]
+    /// Restrictions on the server's threads if a guest, a client or an image takes them over
+    #[arg(long, value_name = "MODE", default_value_t, value_parser = values::sandbox(),
+          help_heading = "Security")]
     sandbox: SandboxMode,
 
-    /// Once asked to end, wait this long for what is in flight; then abandon it
-    /// and exit with status 1
-    #[arg(long, value_name = "DURATION", default_value_t)]
+    /// Configuration file, such as /etc/fathom/fathom.toml
+    ///
+    /// The file has the disks to serve and all other options; see fathom.toml(5). Only --json and --log can be
+    /// used with it.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ONE_DISK, help_heading = "Server")]
+    config: Option<PathBuf>,
+
+    /// Socket of the HTTP API, which `fathom list` and other commands use
+    ///
+    /// A path, or fd:N for an inherited listening socket. The API serves its description as /openapi.json.
+    /// [default: $XDG_RUNTIME_DIR/fathom/control/PID.sock, for root /run/fathom/control/PID.sock]
+    #[arg(long, value_name = "SOCKET", value_parser = socket_parser(), help_heading = "Server")]
+    api: Option<SocketSpec>,
+
+    /// Group whose members can use the API, besides root and the user of the server
+    #[arg(long, value_name = "GROUP", requires = "api", help_heading = "Server")]
+    api_group: Option<Group>,
+
+    /// Group whose members can read everything through the API, but change nothing
+    #[arg(long, value_name = "GROUP", requires = "api", help_heading = "Server")]
+    api_read_group: Option<Group>,
+
+    /// Address for metrics without authentication, such as 127.0.0.1:9825
+    ///
+    /// /metrics is for Prometheus, and / is a page for browsers. Both only show data, and change nothing.
+    #[arg(long, value_name = "HOST:PORT", help_heading = "Server")]
+    http: Option<String>,
+
+    /// Address for `fathom fleet` and Prometheus on other hosts, such as 0.0.0.0:9826
+    ///
+    /// Clients connect by TLS with certificates, can read everything through the API, and change nothing.
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        requires = "api_certificates",
+        help_heading = "Server"
+    )]
+    api_listen: Option<String>,
+
+    /// Directory with server-cert.pem, server-key.pem and ca-cert.pem for --api-listen
+    ///
+    /// Certificates of clients must be signed by ca-cert.pem.
+    #[arg(
+        long,
+        value_name = "DIR",
+        requires = "api_listen",
+        help_heading = "Server"
+    )]
+    api_certificates: Option<PathBuf>,
+
+    /// Time for requests in flight when the server stops
+    ///
+    /// After this time the server abandons the requests and exits with status 1.
+    #[arg(long, value_name = "TIME", default_value_t, help_heading = "Server")]
     stop_timeout: StopTimeout,
 
     /// Take over from the server at the other end of standard input
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, help_heading = "Server")]
     take_over: bool,
 
-    /// Print the times at the end as JSON
-    #[arg(long)]
+    /// Print the times of the requests at the end as JSON
+    #[arg(long, help_heading = "Server")]
     json: bool,
 
-    /// What to log: error, warn, info, debug, trace, or MODULE=LEVEL,...
-    /// [default: $FATHOM_LOG, or info]
-    #[arg(long, value_name = "FILTER")]
+    /// Log level, such as debug [default: $FATHOM_LOG, or info]
+    ///
+    /// error, warn, info, debug, trace or off, or a list with levels of modules, such as info,fathom_nbd=trace.
+    #[arg(long, value_name = "LEVEL", help_heading = "Server")]
     pub log: Option<String>,
+}
+
+/// Options of a disk that have no effect without NBD clients.
+fn with_requirements(arg: Arg) -> Arg {
+    match arg.get_id().as_str() {
+        "export_name" | "export_description" | "nbd_move" => arg.requires("nbd"),
+        _ => arg,
+    }
 }
 
 fn address_parser() -> impl TypedValueParser<Value = Address> {
     OsStringValueParser::new().try_map(|text: OsString| Address::parse(&text))
 }
 
-/// nbdkit's words.
+/// TLS modes, by nbdkit's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Tls {
+    /// No TLS
     Off,
+    /// TLS for clients that ask for it
     On,
+    /// Refuse clients without TLS
     Require,
 }
 

@@ -3,8 +3,11 @@
 use anyhow::{Context, anyhow, bail};
 use fathom_client::{Client, ClientError, place};
 use fathom_daemon::{Info, Owner};
+use fathom_units::did_you_mean;
+use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -72,6 +75,47 @@ pub fn running() -> impl Iterator<Item = (u32, Client)> {
     all.filter_map(|(pid, path)| Some((pid, Client::connect(&path).ok()?)))
 }
 
+/// The directory of root's servers, which all users can list.
+const OF_ROOT: &str = "/run/fathom/control";
+
+/// Tells the user which servers a list lacks. `is_empty`: the list has no server.
+pub fn note_not_shown(is_empty: bool) {
+    if let Some(note) = not_shown(is_empty) {
+        eprintln!("fathom: {note}");
+    }
+}
+
+fn not_shown(is_empty: bool) -> Option<&'static str> {
+    if geteuid().is_root() {
+        let note = "no server of root is running; servers of other users are not shown (list them as \
+                    that user)";
+        return is_empty.then_some(note);
+    }
+    if place::runtime_dir().is_none() {
+        return Some(
+            "XDG_RUNTIME_DIR is not set, so servers of this user cannot be listed; use `sudo fathom list` \
+             for servers of root",
+        );
+    }
+    match (is_empty, is_served_by_root()) {
+        (true, _) => Some(
+            "no server of this user is running; servers of other users are not shown (use `sudo fathom \
+             list` for those of root)",
+        ),
+        (false, true) => {
+            Some("servers of other users are not shown (use `sudo fathom list` for those of root)")
+        }
+        (false, false) => None,
+    }
+}
+
+/// Whether a server of root runs. A killed server may have left its socket.
+fn is_served_by_root() -> bool {
+    let entries = fs::read_dir(OF_ROOT).into_iter().flatten().flatten();
+    let mut pids = entries.filter_map(|entry| place::pid_of(&entry.path()));
+    pids.any(|pid| Path::new("/proc").join(pid.to_string()).exists())
+}
+
 /// The server that is meant, and the disk, if that was named: `text` is a
 /// process id, the path of a server's socket, or a disk's name. A name comes before the socket of that
 /// name in this directory, which may be the disk's own.
@@ -94,15 +138,41 @@ pub fn find(text: &str) -> anyhow::Result<(Client, Option<String>)> {
         1 => Ok((servers.remove(0).1, Some(text.to_owned()))),
         0 if is_socket(text) => Ok((Client::connect(Path::new(text))?, None)),
         0 if text.contains('/') => Err(ClientError::NotRunning(text.into()).into()),
-        0 => Err(anyhow!(
-            "'{text}' is neither a server's process id or socket nor a disk that one serves \
-             here (see `fathom list`)"
-        )),
+        0 => Err(anyhow!(unknown(text))),
         _ => bail!(
-            "several servers have a disk '{text}': say which, by process id: {}",
+            "several servers have a disk '{text}'; name the server by its process id: {}",
             pids(&servers)
         ),
     }
+}
+
+/// Number of names that a message lists.
+const LISTED: usize = 5;
+
+/// Why `text` names neither a disk nor a server, and what there is instead.
+fn unknown(text: &str) -> String {
+    let servers: Vec<_> = running().collect();
+    if servers.is_empty() {
+        return format!(
+            "no disk or server '{text}': no server runs here; start one with 'fathom serve'"
+        );
+    }
+    let names = servers.iter().filter_map(|(_, server)| disks(server).ok());
+    let names: BTreeSet<String> = names.flatten().map(|disk| disk.name).collect();
+    let hint = did_you_mean(text, names.iter().map(String::as_str));
+    let few = |all: Vec<String>| match all.len() {
+        0 => "none".to_owned(),
+        1..=LISTED => all.join(", "),
+        more => format!("{} and {} others", all[..LISTED].join(", "), more - LISTED),
+    };
+    let pids = servers.iter().map(|(pid, _)| pid.to_string()).collect();
+    let names = names.into_iter().collect();
+    let separator = if hint.is_empty() { ";" } else { "" };
+    format!(
+        "no disk or server '{text}'{hint}{separator} disks are {}; servers are {} ('fathom list' shows all)",
+        few(names),
+        few(pids)
+    )
 }
 
 fn is_socket(path: &str) -> bool {
@@ -122,10 +192,10 @@ fn only() -> anyhow::Result<Client> {
     match servers.len() {
         1 => Ok(servers.remove(0).1),
         0 => bail!(
-            "no server runs here: start one (`fathom serve --config FILE`), or name it by --server"
+            "no server is running; start one with `fathom serve --config FILE`, or name one with --server"
         ),
         _ => bail!(
-            "several servers run here: name one by --server: {}",
+            "several servers are running; name one with --server: {}",
             pids(&servers)
         ),
     }

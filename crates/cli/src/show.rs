@@ -7,7 +7,11 @@ use clap::Args;
 use std::io::Write;
 use std::path::absolute;
 
-/// Show a disk, or print what attaches it to a virtual machine
+/// Show a disk, or how to attach it to a virtual machine
+///
+/// Without an option the output is that of `fathom info`: the state of the disk, or of all disks of a
+/// server. With --qemu, --libvirt, --cloud-hypervisor or --firecracker the output attaches one disk to a
+/// virtual machine.
 #[derive(Args, Debug)]
 pub struct ShowArgs {
     #[command(flatten)]
@@ -24,19 +28,19 @@ pub struct ShowArgs {
 #[derive(Args, Debug)]
 #[group(id = "vmm", multiple = false)]
 struct Form {
-    /// Print arguments for QEMU
+    /// Print options for QEMU
     #[arg(long)]
     qemu: bool,
 
-    /// Print XML for a domain of libvirt
+    /// Print XML for a libvirt domain
     #[arg(long)]
     libvirt: bool,
 
-    /// Print arguments for cloud-hypervisor
+    /// Print options for cloud-hypervisor
     #[arg(long)]
     cloud_hypervisor: bool,
 
-    /// Print what curl sends to Firecracker
+    /// Print arguments of curl for Firecracker's API
     #[arg(long)]
     firecracker: bool,
 }
@@ -73,10 +77,10 @@ pub fn run(args: ShowArgs) -> anyhow::Result<()> {
     writeln!(out, "{}", form(&id_of(name), socket))?;
     // For people: what is printed may go to a program.
     if args.form.libvirt {
-        eprintln!("(vdb: or whatever name the domain has not taken)");
+        eprintln!("(vdb: or another name that the domain does not use)");
     }
     if !memory.is_empty() {
-        eprintln!("(the guest's memory has to be shared: {memory})");
+        eprintln!("(the guest's memory must be shared: {memory})");
     }
     Ok(())
 }

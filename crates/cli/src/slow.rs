@@ -7,21 +7,21 @@ use fathom_units::Utc;
 use serde::Deserialize;
 use std::io::{self, Write};
 
-/// Show the slowest requests of a running daemon's disk, and where each spent its time
+/// Show a disk's slowest requests
 ///
-/// Of each second in which there were requests, the four slowest are kept for the last 64 of these
-/// seconds, and likewise of each minute; always, and whatever is traced. Times are in microseconds; what
-/// the stages are, `fathom stats` says.
+/// The server keeps the four slowest requests of each of the last 64 seconds and of each of the last 64
+/// minutes in which there were requests, without tracing. Times are in microseconds; `fathom stats`
+/// explains the stages.
 #[derive(Args, Debug)]
 pub struct SlowArgs {
     #[command(flatten)]
     target: Target,
 
-    /// How many to show at most
+    /// Maximum number of requests to show
     #[arg(short = 'n', long, value_name = "NUMBER", default_value_t = 20)]
     number: usize,
 
-    /// The last ones, rather than the slowest
+    /// Show the latest requests instead of the slowest
     #[arg(long)]
     last: bool,
 
@@ -75,7 +75,7 @@ fn print(out: &mut impl Write, requests: &[SlowRequest]) -> io::Result<()> {
         )?;
         match one.error {
             0 => writeln!(out)?,
-            errno => writeln!(out, ": {}", io::Error::from_raw_os_error(errno))?,
+            errno => writeln!(out, ": {}", fathom_units::cause(io::Error::from_raw_os_error(errno)))?,
         }
     }
     Ok(())

@@ -8,14 +8,15 @@ use fathom_units::{Size, Utc};
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Keep a disk as it is now, and have it go on: with a new image on top, or in its own
+/// Take a snapshot of a disk while it is in use
 ///
-/// Its users wait for some milliseconds. FILE is made: a qcow2 image that has what is changed from now on. The image that
-/// the disk has had stays as it is, and can be copied at leisure; nothing may be written to it as long as there is
-/// something on top of it. `fathom commit` makes one image of them again.
+/// The command creates FILE, a qcow2 image on top of the disk's image. From then on the disk writes to FILE,
+/// and the old image stays as it was and can be copied. Do not write to the old image while FILE exists.
+/// `fathom commit` merges both images again. Requests wait for some milliseconds.
 ///
-/// With --internal a qcow2 image keeps the disk in itself. Users wait until its tables have been written: longer for images
-/// of many clusters. `fathom img snapshot --apply` goes back to it, when nobody uses the image.
+/// With --internal the snapshot is stored in the disk's own qcow2 image. Requests wait until the tables of
+/// the image are written, which takes longer for large images. `fathom img snapshot --apply` restores the
+/// snapshot while the image is not in use.
 #[derive(Args, Debug)]
 pub struct SnapshotArgs {
     #[command(flatten)]
@@ -24,16 +25,20 @@ pub struct SnapshotArgs {
     #[command(flatten)]
     action: Action,
 
-    /// Even if the server would have the old image again when it starts again, since that is said on its command line or
-    /// in its configuration: change it there before that
-    #[arg(long, conflicts_with_all = ["internal", "list", "delete"])]
+    /// Allow a snapshot of a disk that would have its old image again after a restart
+    ///
+    /// The image of such a disk is named on the server's command line or in its configuration. Change it to
+    /// FILE there before the server restarts.
+    #[arg(long = "transient", alias = "unkept", conflicts_with_all = ["internal", "list", "delete"])]
     unkept: bool,
 
-    /// Even if the disk has dirty bitmaps: they stay with the image that it has now, and the next backup is a full one
+    /// Allow a snapshot of a disk with dirty bitmaps
+    ///
+    /// The bitmaps stay with the old image, and the next backup must be a full backup.
     #[arg(long, conflicts_with_all = ["internal", "list", "delete"])]
     leave_bitmaps: bool,
 
-    /// With --list: print JSON
+    /// Print the list of --list as JSON
     #[arg(long, conflicts_with = "file")]
     json: bool,
 }
@@ -41,19 +46,21 @@ pub struct SnapshotArgs {
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 struct Action {
-    /// The image to make; it finds the other one by its name if they are in one directory, else by its path
+    /// New qcow2 image on top of the disk's image
+    ///
+    /// The new image names the old one by its file name if both are in the same directory, otherwise by its path.
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// Keep the disk in its own image, under that name
+    /// Store a snapshot of this name in the disk's own image
     #[arg(long, value_name = "NAME")]
     internal: Option<String>,
 
-    /// List what its image has kept so
+    /// List the snapshots in the disk's own image
     #[arg(short, long)]
     list: bool,
 
-    /// Delete that one
+    /// Delete a snapshot in the disk's own image
     #[arg(short, long, value_name = "NAME|ID")]
     delete: Option<String>,
 }
@@ -92,8 +99,8 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<()> {
 pub fn warn_if_unmarked(disk: &serde_json::Value) {
     if let Some(problem) = disk["state"]["unmarked"].as_str() {
         eprintln!(
-            "warning: the image that the disk had is not marked as superseded: {problem}; make sure that nobody writes \
-             to it"
+            "warning: the old image of the disk is not marked as superseded: {problem}; make sure that no program \
+             writes to it"
         );
     }
 }

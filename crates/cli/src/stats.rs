@@ -1,4 +1,4 @@
-//! `fathom stats` and its like: asking a running daemon.
+//! `fathom stats`, `info`, `resize` and `quit`: requests to a running server.
 
 use crate::servers::{disks, find, note_reply};
 use crate::target::Target;
@@ -24,9 +24,10 @@ fn to_json<T: Serialize>(answers: &[(String, T)]) -> serde_json::Result<String> 
     }
 }
 
-/// Show where a running daemon's requests spend their time
+/// Show where a disk's requests spend their time
 ///
-/// Since the disk came, or with --watch in each interval. What a stage is stands below the table.
+/// The table covers the time since the disk was added, or with --watch each interval. The stages are
+/// explained below the table.
 #[derive(Args, Debug)]
 pub struct StatsArgs {
     #[command(flatten)]
@@ -36,14 +37,14 @@ pub struct StatsArgs {
     #[arg(long)]
     json: bool,
 
-    /// Print what has come every so many seconds, until the daemon ends
+    /// Print the requests of each interval of this many seconds, until the server stops
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     watch: Option<Duration>,
 }
 
 pub fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|s| (0.01..=86400.0).contains(s));
-    let seconds = seconds.ok_or("it is not a number of seconds from 0.01 to 86400")?;
+    let seconds = seconds.ok_or("not a number of seconds from 0.01 to 86400")?;
     Ok(Duration::from_secs_f64(seconds))
 }
 
@@ -77,14 +78,14 @@ pub fn run(args: StatsArgs) -> anyhow::Result<()> {
     }
 }
 
-/// What the rows are.
+/// Explains the rows of the table.
 fn explain() -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out)?;
     for stage in Stage::ALL {
         writeln!(out, "{:<8}{}", stage.name(), stage.meaning())?;
     }
-    writeln!(out, "{:<8}all of these together", "total")?;
+    writeln!(out, "{:<8}sum of all stages", "total")?;
     Ok(out.flush()?)
 }
 
@@ -111,7 +112,7 @@ fn print(summaries: &Summaries, json: bool, is_interval: bool) -> anyhow::Result
         match (summary.operations.is_empty(), summary.seconds) {
             (true, Some(seconds)) if is_interval => {
                 let n = summary.in_flight;
-                writeln!(out, "no request answered in {seconds:.1} s; {n} in flight")?;
+                writeln!(out, "no request completed in {seconds:.1} s; {n} in flight")?;
             }
             _ => write!(out, "{summary}")?,
         }
@@ -119,7 +120,10 @@ fn print(summaries: &Summaries, json: bool, is_interval: bool) -> anyhow::Result
     Ok(out.flush()?)
 }
 
-/// Show what a running daemon serves, and how
+/// Show the state of a server's disks
+///
+/// The output is that of `fathom show` without options. `show` can also print how to attach the disk to a
+/// virtual machine.
 #[derive(Args, Debug)]
 pub struct InfoArgs {
     #[command(flatten)]
@@ -203,7 +207,7 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
         let kept = Size(backup.kept);
         write!(
             out,
-            "backup:     as it was {} s ago, {kept} kept",
+            "backup:     of the disk {} s ago, {kept} preserved",
             backup.seconds
         )?;
         let problem = backup.problem.as_deref();
@@ -211,7 +215,7 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
         writeln!(out)?;
     }
     if info.frozen {
-        writeln!(out, "frozen:     who uses it waits (fathom disk thaw)")?;
+        writeln!(out, "frozen:     requests wait (fathom disk thaw)")?;
     }
     if let Some(holder) = &info.held_by {
         writeln!(out, "held by:    {holder}")?;
@@ -246,7 +250,7 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
     writeln!(out, "trace:      {trace}")?;
     writeln!(
         out,
-        "daemon:     process {}, version {}, up {} s",
+        "server:     process {}, version {}, up {} s",
         info.pid, info.version, info.uptime_seconds
     )
 }
@@ -304,20 +308,22 @@ fn print_clients(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Give a disk another size while it is served, and tell the guest
+/// Resize a disk while it is in use
 ///
-/// What is new reads as zeroes. NBD clients see it when they connect again.
+/// The guest sees the new size immediately, NBD clients when they connect again. New space reads as zeroes.
 #[derive(Args, Debug)]
 pub struct ResizeArgs {
     #[command(flatten)]
     target: Target,
 
-    /// Bytes that it is to have; k, M, G, T are powers of 1024 [default: take in the size that its
-    /// file has by now]
+    /// New size, such as 20G [default: the present size of the image file]
+    ///
+    /// In bytes; k, M, G and T are powers of 1024. Without a size the server adopts the size to which another
+    /// program has changed the file or device.
     #[arg(value_name = "SIZE", value_parser = fathom_units::parse_size)]
     size: Option<u64>,
 
-    /// It may become smaller: what is behind its new end is lost
+    /// Allow a smaller size; data behind the new end is lost
     #[arg(long)]
     shrink: bool,
 
@@ -334,7 +340,7 @@ pub fn resize(args: ResizeArgs) -> anyhow::Result<()> {
     note_reply(&disk.name, &answer);
     let size = answer["size"]
         .as_u64()
-        .context("the daemon named no size")?;
+        .context("the server returned no size")?;
     let mut out = std::io::stdout().lock();
     if args.json {
         writeln!(out, "{answer}")?;
@@ -344,17 +350,18 @@ pub fn resize(args: ResizeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// End a server and all of its disks, as SIGTERM does
+/// Stop a server
 ///
-/// To stop serving one disk of a server, use `fathom disk remove`.
+/// All disks of the server stop, as after SIGTERM. To stop serving one disk, use `fathom disk remove`.
 #[derive(Args, Debug)]
 pub struct QuitArgs {
-    /// The server's process id (see `fathom list`), the path of its API's socket, or the name of its only disk while
-    /// nobody uses that
+    /// Process id or API socket of the server (see `fathom list`)
+    ///
+    /// The name of a disk is accepted if it is the server's only disk and not in use.
     #[arg(value_name = "PID|SOCKET|NAME")]
     server: String,
 
-    /// Take a disk's name even if the server has other disks, or somebody uses the disk
+    /// Accept a disk name even if the server has other disks or the disk is in use
     #[arg(long)]
     force: bool,
 }

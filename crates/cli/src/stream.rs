@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Between looks how far it is.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Have the images of disks make their own what is below them, or put something else below them, while they are used
+/// Copy data from backing images into a disk's image
 #[derive(Args, Debug)]
 pub struct StreamCommand {
     #[command(subcommand)]
@@ -39,29 +39,33 @@ pub fn run(args: StreamCommand) -> anyhow::Result<()> {
     }
 }
 
-/// Have a disk's image make its own what is below it
+/// Start a stream: make a disk's image independent of its backing images
 ///
-/// In the end it has all of its disk, and nothing below it; or the base. Whatever happens, the disk reads the same all the
-/// time. Images that are not below it any more are nobody's: remove them.
+/// In the end the image has all data of the disk and no backing image, or has BASE as its backing image. The
+/// contents of the disk do not change, even if the stream fails. Backing images that are not needed any more
+/// can then be removed.
 #[derive(Args, Debug)]
 struct StartArgs {
     #[command(flatten)]
     target: Target,
 
-    /// The file that is to be right below it [default: nothing]: an image that is further below now; or another one, for
-    /// which it makes its own all that differs
+    /// New backing image [default: none]
+    ///
+    /// An image further down in the backing chain, or any other image. All data that differs from it is copied.
     #[arg(short, long, value_name = "PATH")]
     base: Option<PathBuf>,
 
-    /// The base's format, if it is not below it yet [default: raw, but refuse what looks like another]
+    /// Format of a base that is not in the backing chain, such as qcow2
+    ///
+    /// [default: raw, if the base does not look like another format]
     #[arg(short = 'F', long, value_parser = parse_format, value_name = "FORMAT", requires = "base")]
     base_format: Option<Format>,
 
-    /// Bytes a second [default: as many as there can be]
+    /// Limit of the copy in bytes per second, such as 100M [default: none]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     speed: Option<u64>,
 
-    /// Return when it is done
+    /// Return when the stream is done [default: return when it has started]
     #[arg(long)]
     wait: bool,
 
@@ -104,12 +108,12 @@ pub fn wait(disk: &Disk, watch: &WatchArgs) -> anyhow::Result<StreamInfo> {
         match (&*stream.phase, &stream.problem) {
             ("done", _) => break Ok(stream),
             ("failed", problem) => {
-                let problem = problem.as_deref().unwrap_or("it says no more");
-                break Err(anyhow::anyhow!("it has failed: {problem}"));
+                let problem = problem.as_deref().unwrap_or("unknown reason");
+                break Err(anyhow::anyhow!("the copy has failed: {problem}"));
             }
             ("finishing", Some(problem)) => {
                 break Err(anyhow::anyhow!(
-                    "it is done, but the server still holds the images that the disk does not need any more: {problem}"
+                    "the stream is done, but the server still holds the images that the disk does not need any more: {problem}"
                 ));
             }
             _ => sleep(LOOK),
@@ -124,7 +128,7 @@ fn stream_of(disk: &Disk) -> anyhow::Result<StreamInfo> {
     stream.with_context(|| format!("there is no stream of disk '{}'", disk.name))
 }
 
-/// Show how far it is
+/// Show the progress of a stream
 #[derive(Args, Debug)]
 struct ShowArgs {
     #[command(flatten)]
@@ -170,9 +174,10 @@ fn tell(stream: &StreamInfo, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// End it: what has become the image's own stays so, and the rest is below it as before
+/// Stop a stream
 ///
-/// If the disk's images do not answer, this fails after two seconds: the stream is `stopping`, and ends when they do.
+/// Copied data stays in the image, and the backing images are the same as before. If the images do not
+/// respond, the command fails after two seconds; the stream is in phase `stopping` until they do.
 #[derive(Args, Debug)]
 struct StopArgs {
     #[command(flatten)]

@@ -6,19 +6,19 @@ use clap::Args;
 use fathom_client::Client;
 use fathom_daemon::Info;
 
-/// The daemon that is meant.
+/// Arguments that select a server and a disk.
 #[derive(Args, Debug)]
 pub struct Target {
-    /// A disk's name, the process id of its server, or the path of its API's socket
+    /// Disk name, or the process id or API socket of a server (see `fathom list`)
     #[arg(value_name = "NAME|PID|SOCKET")]
     server: String,
 
-    /// The disk that is meant, where the server has several
+    /// Disk of the server, if the server has several
     #[arg(long, value_name = "NAME")]
     disk: Option<String>,
 }
 
-/// A disk at its server.
+/// A disk of a server.
 pub struct Disk {
     pub server: Client,
     pub name: String,

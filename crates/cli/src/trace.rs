@@ -9,14 +9,13 @@ use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Print the trace of each request, or switch tracing on and off
+/// Print a request trace, or turn tracing on and off
 ///
-/// A daemon writes a trace when it was started with --trace, or once tracing
-/// was switched on. The last 32768 requests of each of its threads are kept;
-/// --follow prints requests as they are done.
+/// A server writes a trace if it was started with --trace, or after `fathom trace --pid PID --on FILE`. The
+/// trace keeps the last 32768 requests of each thread. --follow prints requests as they complete.
 #[derive(Args, Debug)]
 pub struct TraceArgs {
-    /// The trace to print
+    /// Trace file to print
     #[arg(
         value_name = "FILE",
         required_unless_present = "pid",
@@ -24,24 +23,23 @@ pub struct TraceArgs {
     )]
     file: Option<PathBuf>,
 
-    /// Print JSON, one object a line
+    /// Print JSON, one object per line
     #[arg(long, conflicts_with = "pid")]
     json: bool,
 
-    /// Go on with new requests until the daemon ends the trace
+    /// Print new requests until the server stops the trace
     #[arg(long, conflicts_with = "pid")]
     follow: bool,
 
-    /// Whose trace to switch: the process id of a server, the path of its API's socket, or a
-    /// disk's name
+    /// Server or disk to turn tracing on or off for: process id, API socket, or disk name
     #[arg(long, value_name = "PID|SOCKET|NAME", requires = "switch")]
     pid: Option<String>,
 
-    /// The disk that is meant, where the server has several
+    /// Disk of the server, if the server has several
     #[arg(long, value_name = "NAME", requires = "pid")]
     disk: Option<String>,
 
-    /// Trace to this file from now on
+    /// Start tracing to this file, such as /dev/shm/vm1.trace
     #[arg(long, value_name = "FILE", group = "switch", requires = "pid")]
     on: Option<PathBuf>,
 
@@ -62,7 +60,7 @@ pub fn run(args: TraceArgs) -> anyhow::Result<()> {
 }
 
 fn switch(server: &str, disk: Option<&str>, file: Option<PathBuf>) -> anyhow::Result<()> {
-    // The daemon may have another working directory.
+    // The server may have another working directory.
     let file = file.map(std::path::absolute).transpose()?;
     let (server, named) = find(server)?;
     let disk = Disk::new(server, disk.map(str::to_owned).or(named))?;
@@ -161,7 +159,7 @@ fn print_line(out: &mut impl Write, header: &Header, entry: &Entry) -> std::io::
         errno => writeln!(
             out,
             "      {by}   {}",
-            std::io::Error::from_raw_os_error(errno)
+            fathom_units::cause(std::io::Error::from_raw_os_error(errno))
         ),
     }
 }

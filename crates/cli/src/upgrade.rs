@@ -11,27 +11,28 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Have a new process go on with everything that a server does, by another version of the program
+/// Replace a server's program without stopping its disks
 ///
-/// Virtual machines stay connected: their requests wait for some milliseconds. Where the new process
-/// cannot go on, the server does. Of a server with tenants, each gets a new process, too; one that
-/// cannot keeps its old one, and the exit status is 1.
+/// A new process takes over the disks. Virtual machines stay connected, and their requests wait for some
+/// milliseconds. If the new process fails, the old one continues. With tenants, each tenant's process is
+/// replaced too. If a process is not replaced, the exit status is 1.
 #[derive(Args, Debug)]
 pub struct UpgradeArgs {
-    /// Its process id, the path of its API's socket, or the name of a disk that it serves
+    /// Process id or API socket of the server, or the name of one of its disks
     #[arg(value_name = "PID|SOCKET|NAME", required_unless_present = "all")]
     server: Option<String>,
 
-    /// All servers of this user that were started by this file, or by one that was in its place; the
-    /// exit status is 1 if one of them stays as it is
+    /// Upgrade all servers of this user that were started from this program file
+    ///
+    /// The exit status is 1 if a server is not upgraded.
     #[arg(long, conflicts_with_all = ["server", "binary"])]
     all: bool,
 
-    /// The program that is to go on [default: the file that is now where the server's came from]
+    /// New program [default: the file that is now at the path of the server's program]
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
 
-    /// End NBD clients by TLS, which cannot go along; they have to connect again
+    /// Disconnect NBD clients that use TLS, which cannot be handed over
     #[arg(long)]
     disconnect: bool,
 
@@ -57,7 +58,7 @@ fn all(args: &UpgradeArgs) -> anyhow::Result<()> {
             _ => continue,
         }
         if let Err(error) = one(&server, args) {
-            stay.push(format!("server {pid} stays as it is: {error:#}"));
+            stay.push(format!("server {pid} was not upgraded: {error:#}"));
         }
     }
     match stay.is_empty() {
@@ -85,7 +86,7 @@ fn one(server: &Client, args: &UpgradeArgs) -> anyhow::Result<()> {
         true => writeln!(out, "{answer}")?,
         false => writeln!(
             out,
-            "process {} goes on; requests waited for {:.1} ms",
+            "process {} continues; requests waited for {:.1} ms",
             answer["pid"],
             answer["pause_ms"].as_f64().unwrap_or_default()
         )?,
@@ -94,7 +95,7 @@ fn one(server: &Client, args: &UpgradeArgs) -> anyhow::Result<()> {
     let stay: Vec<_> = tenants.into_iter().flatten().filter_map(stays).collect();
     match stay.is_empty() {
         true => Ok(()),
-        false => bail!("not every tenant has handed over: {}", stay.join("; ")),
+        false => bail!("not all tenants were replaced: {}", stay.join("; ")),
     }
 }
 

@@ -296,7 +296,7 @@ fn what_cannot_be_recorded_is_said_in_one_line() {
     one_line(&["breakdown"], "--pid");
     one_line(
         &["breakdown", "--pid", "1", "--seconds", "0"],
-        "between 10 ms",
+        "must be 10ms to 1h",
     );
     let here = dir.path().to_str().unwrap();
     one_line(&["breakdown", "--join", here, here], "not a run directory");

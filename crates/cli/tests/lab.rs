@@ -97,7 +97,7 @@ fn a_qemu_that_will_not_do_is_named() {
             "echo 'QEMU emulator version 5.2.0 (Debian 1:5.2)'",
             ["QEMU 5.2 is too old: 6.0", "make setup"],
         ),
-        ("echo a; echo b", ["tells no version", "'a'"]),
+        ("echo a; echo b", ["prints no version", "'a'"]),
         ("echo broken >&2; exit 3", ["--version failed", "3"]),
     ] {
         let dir = tempfile::tempdir().unwrap();
@@ -217,7 +217,7 @@ fn what_cannot_be_run_is_said_in_one_line() {
         (
             &["run", "seqread", "--output", "there"],
             1,
-            ["there already", "--continue"],
+            ["exists already", "--continue"],
         ),
         (
             &["run", "seqread", "--size", "1"],

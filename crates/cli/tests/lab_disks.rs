@@ -159,11 +159,7 @@ fn what_storages_would_destroy_or_cannot_use_is_refused() {
         (&["--place=/nowhere/at,all"], 1, ["/nowhere/at", "\\,"]),
         (&["--place=http://x"], 2, ["--place", "nbd+unix://"]),
         (&["--size=1T"], 1, ["needs 4T", "smaller --size"]),
-        (
-            &["--disk=socket:/s"],
-            1,
-            ["socket:/s", "not be in the place"],
-        ),
+        (&["--disk=socket:/s"], 1, ["socket:/s", "not in the place"]),
     ] {
         let all = [&["lab", "run", "storages", "--output", &out][..], args].concat();
         refused(code, &all, &words);

@@ -166,7 +166,7 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
     let dir = tempfile::tempdir().unwrap();
     for (args, words) in [
         (&["--work=inspect"][..], "needs a disk"),
-        (&["--step=5", "--appliances=1,2"], "--step is one number"),
+        (&["--step=5", "--appliances=1,2"], "--step: needs one value"),
         (&["--memory=16M"], "is not within 64M"),
         (
             &["--disk=qsd"],

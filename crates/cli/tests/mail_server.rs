@@ -59,7 +59,7 @@ fn wrong_arguments_are_one_clear_error() {
         refused(status, &bench(&path, args), &[words]);
     }
     let missing = as_arg(&dir.path().join("missing"));
-    refused(1, &bench(&missing, ""), &["missing", "No such file"]);
+    refused(1, &bench(&missing, ""), &["missing", "no such file"]);
     refused(1, &["bench", &path], &["--workload mail-server"]);
     assert!(is_empty(&dir));
 }

@@ -174,7 +174,7 @@ fn only_files_are_read() {
     let dir = tempfile::tempdir().unwrap();
     for (name, succeeds, says) in [
         // As if it were missing.
-        ("requests-1/fathom.events", true, "What to know"),
+        ("requests-1/fathom.events", true, "Problems"),
         ("run.json", false, "not a regular file"),
     ] {
         make_run(dir.path());
@@ -278,7 +278,7 @@ fn a_runs_files_are_its_own() {
     change(host, |run| run.rounds[0].streams[0].name = "guest".into());
     let folder = host.join("requests-1");
     fs::rename(folder.join("fathom.events"), folder.join("guest.events")).unwrap();
-    refused(1, &join, &["guest.events", "File exists"]);
+    refused(1, &join, &["guest.events", "file exists"]);
     again();
     let stream = |n| StreamInfo {
         name: format!("{n}"),
@@ -323,7 +323,7 @@ fn a_file_of_events_that_is_missing_is_a_problem_and_no_end() {
     let output = run(&["report", text(dir.path())]);
     assert!(output.status.success());
     let table = String::from_utf8(output.stdout).unwrap();
-    assert!(table.contains("What to know"), "{table}");
+    assert!(table.contains("Problems"), "{table}");
 }
 
 /// script(1) makes a terminal of its output.

@@ -132,7 +132,7 @@ fn a_run_that_was_interrupted_is_reported_as_far_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
     make_run(dir.path(), "disks", 3);
     let table = stdout_of(&["report", text(dir.path())]);
-    let told = "3 of 4 cells are there (fathom lab run --continue RUN goes on";
+    let told = "3 of 4 cells are complete (fathom lab run --continue RUN runs";
     assert!(table.contains(told), "{table}");
 }
 
@@ -331,7 +331,7 @@ fn loads_are_collected_in_one_run() {
     // What is something else is not added to, and nothing is measured for it.
     let other = dir.path().join("other");
     make_run(&other, "seqread", 1);
-    for (output, words) in [(&other, "another command's run"), (&file, "cannot read")] {
+    for (output, words) in [(&other, "a run of another command"), (&file, "cannot read")] {
         refused(1, &bench(text(&file), text(output), "4k"), &[words]);
     }
     let foreign = dir.path().join("foreign");

@@ -225,7 +225,7 @@ impl<'a> Call<'a> {
     fn into_request(self) -> Result<Request<Full<Bytes>>, ClientError> {
         let refused = |error: String| ClientError::Refused {
             status: StatusCode::BAD_REQUEST.as_u16(),
-            text: format!("cannot be said in JSON: {error}"),
+            text: format!("cannot express the request in JSON: {error}"),
         };
         let body = self.body.transpose().map_err(|e| refused(e.to_string()))?;
         let request = Request::builder()

@@ -1,5 +1,6 @@
 //! Why a server did not do what it was asked.
 
+use fathom_units::cause;
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -7,19 +8,19 @@ use std::time::Duration;
 /// One line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    #[error("{0}: no server is listening there")]
+    #[error("{0}: no server listens there; start one with 'fathom serve', or name another socket")]
     NotRunning(String),
-    #[error("{server}: {what}: {source}")]
+    #[error("{server}: {what}: {}", cause(source))]
     Io {
         server: String,
         what: &'static str,
         source: io::Error,
     },
-    #[error("{0}: the server has closed the connection")]
+    #[error("{0}: the server closed the connection; see its log")]
     Closed(String),
-    #[error("{server}: no answer within {after:?}")]
+    #[error("{server}: no reply within {after:?}; the server may be busy or stopped")]
     Late { server: String, after: Duration },
-    #[error("{0}: it does not speak fathom's API")]
+    #[error("{0}: not a fathom server")]
     NotFathom(String),
     /// The server's own words, and its HTTP status.
     #[error("{text}")]

@@ -74,7 +74,7 @@ impl Remote {
         let at =
             split_host(host, PORT).ok_or_else(|| format!("'{host}' is not HOST or HOST:PORT"))?;
         let name = credentials.server.clone().unwrap_or_else(|| at.0.clone());
-        let bad = |_| format!("'{name}' is no name that a server's certificate could have");
+        let bad = |_| format!("'{name}' is not a name that a server's certificate can have");
         Ok(Remote {
             host: host.to_owned(),
             name: ServerName::try_from(name.clone()).map_err(bad)?,

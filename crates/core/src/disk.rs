@@ -3,6 +3,7 @@
 use crate::cx::Cx;
 use crate::keepsake::Keepsake;
 use crate::request::{Request, RequestId};
+use fathom_units::cause;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -41,7 +42,7 @@ pub struct RangeLimits {
 /// Why a disk could not be opened or activated; one line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    #[error("{}: {what}: {source}", path.display())]
+    #[error("{}: {what}: {}", path.display(), cause(source))]
     Io {
         path: PathBuf,
         what: &'static str,
@@ -70,14 +71,16 @@ impl Resize<'_> {
     /// can have, and a loss that was not agreed to.
     pub fn wanted(&self, now: u64) -> Result<Option<u64>, DiskError> {
         let problem = match self.size {
-            Some(0) => "a disk needs 512 bytes at least".into(),
-            Some(size) if size > i64::MAX as u64 => format!("{size} bytes are too many for a disk"),
+            Some(0) => "a disk needs at least 512 bytes".into(),
+            Some(size) if size > i64::MAX as u64 => {
+                format!("{size} bytes exceed the largest size of a disk")
+            }
             Some(size) if !size.is_multiple_of(512) => {
-                format!("{size} bytes are not whole sectors: a disk's size is a multiple of 512")
+                format!("{size} bytes are not a multiple of 512")
             }
             Some(size) if size < now && !self.shrink => format!(
-                "the disk would shrink from {now} to {size} bytes, and what is behind that would \
-                 be lost: allow it (--shrink) if nothing there is needed"
+                "the disk would shrink from {now} to {size} bytes, and lose the data beyond; add \
+                 --shrink if that data is not needed"
             ),
             size => return Ok(size),
         };
@@ -86,7 +89,7 @@ impl Resize<'_> {
 
     /// Likewise, for disks that are in no file.
     pub fn named(&self, now: u64) -> Result<u64, DiskError> {
-        let problem = "only disks in files have a size to take in: say which this one is to have";
+        let problem = "no size given, which only disks in files can do without";
         let wanted = self.wanted(now)?;
         wanted.ok_or_else(|| DiskError::Refused(problem.into()))
     }

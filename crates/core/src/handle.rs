@@ -43,7 +43,7 @@ pub struct WorkerHandle {
 /// The worker has not looked into its mailbox for so long that it seems to be
 /// stuck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("its worker does not answer")]
+#[error("worker did not respond within 3 s")]
 pub struct Unheard;
 
 impl WorkerHandle {

@@ -9,6 +9,7 @@
 //! What is lent is open on both sides until one of them ends. What is left is how it was at an instant
 //! at which nothing was in flight. Whatever fails, the old one goes on, so neither may change it.
 
+use fathom_units::cause;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io;
@@ -29,13 +30,13 @@ impl Left {
     /// The file of that number. The error is one line.
     pub fn take_file(&mut self) -> Result<OwnedFd, String> {
         let file = (!self.files.is_empty()).then(|| self.files.remove(0));
-        file.ok_or_else(|| "a file is missing that its predecessor should have left".into())
+        file.ok_or_else(|| "the predecessor's saved state lacks a file".into())
     }
 
     /// A value of that name.
     pub fn number(&self, name: &str) -> Result<u64, String> {
         let number = self.values[name].as_u64();
-        number.ok_or_else(|| format!("'{name}' is missing of what its predecessor has left"))
+        number.ok_or_else(|| format!("the predecessor's saved state lacks '{name}'"))
     }
 }
 
@@ -98,7 +99,7 @@ impl Legacy {
             .find(|(_, left)| left.is_needed)
             .map(|(name, _)| name.clone());
         match needed {
-            Some(part) => Err(format!("what its {part} has kept would be lost")),
+            Some(part) => Err(format!("the saved state of {part} would be lost")),
             None => Ok(()),
         }
     }
@@ -135,7 +136,12 @@ impl Parts {
         let legacy = Legacy::default();
         for (name, part) in &self.0 {
             let left = what(&**part);
-            let left = left.map_err(|error| format!("what its {name} has cannot go: {error}"))?;
+            let left = left.map_err(|error| {
+                format!(
+                    "the state of {name} cannot be handed over: {}",
+                    cause(error)
+                )
+            })?;
             left.into_iter().for_each(|left| legacy.put(name, left));
         }
         Ok(legacy)

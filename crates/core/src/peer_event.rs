@@ -42,7 +42,7 @@ const SIGNAL: i32 = libc::SIGURG;
 /// The eventfd's counter was full, and writing to it waited. It was replaced:
 /// the peer does not hear of anything any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the peer has filled up an eventfd that is there to tell it something")]
+#[error("the peer filled up the eventfd that notifies it")]
 pub struct Full;
 
 /// A thread that signals.

@@ -56,7 +56,9 @@ impl FromStr for Polling {
                 Some(limit) => parse_duration(limit).map(Polling::AutoWithin),
                 None => parse_duration(text).map(Polling::Fixed),
             }
-            .map_err(|_| format!("'{text}' is not auto, auto:500ms, off or a duration like 20us")),
+            .map_err(|_| {
+                format!("'{text}' is not auto, auto:500ms, off or a duration such as 20us")
+            }),
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::shared_engine::{InFlight, Share, SharedEngine, cancel_all};
 use crate::token::{MEMBERS, Target, Token};
 use crate::worker::Worker;
 use fathom_trace::Clock;
+use fathom_units::cause;
 use probe::probe;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -172,7 +173,7 @@ impl Pooled {
 
     fn enter(&mut self, wait: Wait) {
         if let Err(error) = self.engine.enter(wait) {
-            tracing::error!("submitting I/O failed: {error}");
+            tracing::error!("submitting I/O failed: {}", cause(error));
         }
     }
 
@@ -388,7 +389,10 @@ impl Pooled {
         let free = self.members.iter().position(Option::is_none);
         let number = free.unwrap_or(self.members.len());
         if number >= MEMBERS {
-            let problem = format!("a thread of its pool has {MEMBERS} disks already");
+            let problem = format!(
+                "a thread of the pool has {MEMBERS} disks, which is the limit; add threads to \
+                 the pool"
+            );
             let path = PathBuf::from("pool");
             return Err(DiskError::Unusable { path, problem });
         }

@@ -109,7 +109,7 @@ pub(crate) fn start<Run: FnOnce()>(
         }
     };
     let thread = std::thread::Builder::new().name(name.clone()).spawn(body);
-    let thread = thread.map_err(failed("cannot start its thread"))?;
+    let thread = thread.map_err(failed("cannot start the worker's thread"))?;
     let id = started.recv().expect("the thread reports its start")?;
     Ok(Started { outbox, thread, id })
 }
@@ -128,9 +128,9 @@ fn prepare(
     }
     // What is timed is timed exactly: the default adds up to 50 us to a wait.
     set_current_timer_slack(NonZeroU64::new(1))
-        .map_err(|e| failed("cannot set its timer slack")(e.into()))?;
+        .map_err(|e| failed("cannot set the worker's timer slack")(e.into()))?;
     Ok(Parts {
-        engine: engine().map_err(failed("cannot start its engine"))?,
+        engine: engine().map_err(failed("cannot start the worker's I/O engine"))?,
         inbox,
         poller: Poller::new(options.polling, Clock::get()),
     })

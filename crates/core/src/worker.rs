@@ -19,6 +19,7 @@ use crate::slot::Slot;
 use crate::source::{Source, SourceId};
 use crate::token::{GENERATIONS, Target, Token};
 use fathom_trace::{Op, Recorder, RingWriter, Stage, Stamps, TraceRecord};
+use fathom_units::cause;
 use probe::probe;
 use std::io;
 use std::sync::Arc;
@@ -137,7 +138,7 @@ impl Worker {
         match slot.source.pop(&mut self.cx, room, &mut self.batch) {
             Ok(malformed) => slot.dirty |= malformed > 0,
             Err(broken) => {
-                tracing::error!("queue stopped: {broken}");
+                tracing::error!("a queue is stopped, because its driver broke a rule: {broken}");
                 slot.closed = true;
                 slot.dirty = true; // by what it answered before
             }
@@ -563,7 +564,7 @@ impl Worker {
 
 fn submit_queued(engine: &mut dyn Engine, wait: Wait, completions: &mut Vec<Completion>) {
     if let Err(error) = engine.submit(wait, completions) {
-        tracing::error!("submitting I/O failed: {error}");
+        tracing::error!("submitting I/O failed: {}", cause(error));
     }
 }
 

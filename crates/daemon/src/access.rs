@@ -66,7 +66,8 @@ pub fn groups(all: Option<Group>, read: Option<Group>) -> Groups {
 
 /// The number of the group of that name.
 fn number_of(text: &str) -> Result<u32, String> {
-    let unknown = || format!("there is no group '{text}'");
+    let unknown =
+        || format!("no group '{text}' on this machine; name an existing group, or give its number");
     let name = CString::new(text).map_err(|_| unknown())?;
     // Large enough for a group with thousands of members.
     let mut buffer = vec![0; 1 << 20];

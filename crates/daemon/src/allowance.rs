@@ -85,7 +85,7 @@ impl FromStr for Memory {
         match parse_size(text)? {
             bytes if bytes >= LEAST_MEMORY => Ok(Memory(bytes)),
             _ => Err(format!(
-                "{text} of memory is too little for a tenant: give {} at least, or \"off\"",
+                "'{text}' is too little memory for a tenant: give at least {}, or \"off\"",
                 Size(LEAST_MEMORY)
             )),
         }
@@ -100,7 +100,8 @@ impl FromStr for Cpu {
         match percent {
             Some(percent @ 1..=1_000_000) => Ok(Cpu(percent)),
             _ => Err(format!(
-                "'{text}' is not a share of CPU time like \"150%\", where 100% are one CPU, nor \"off\""
+                "'{text}' is not a share of CPU time such as \"150%\", where 100% is one CPU, or \
+                 \"off\""
             )),
         }
     }
@@ -113,7 +114,7 @@ impl FromStr for Tasks {
         match text.parse() {
             Ok(tasks) if tasks >= LEAST_TASKS => Ok(Tasks(tasks)),
             _ => Err(format!(
-                "'{text}' is not a number of tasks, of which a tenant needs {LEAST_TASKS} at least, nor \"off\""
+                "'{text}' is not a number of tasks of at least {LEAST_TASKS}, or \"off\""
             )),
         }
     }
@@ -183,8 +184,8 @@ mod tests {
             ("cpu-max = '0%'", "150%"),
             ("cpu-max = '1.5%'", "150%"),
             ("cpu-max = '9999999%'", "150%"),
-            ("tasks-max = 1", "16 at least"),
-            ("tasks-max = 'few'", "16 at least"),
+            ("tasks-max = 1", "at least 16"),
+            ("tasks-max = 'few'", "at least 16"),
             ("memory = '1G'", "unknown field"),
         ] {
             let error = toml::from_str::<AllowanceTable>(text).unwrap_err();

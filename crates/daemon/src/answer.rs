@@ -1,5 +1,6 @@
 //! What comes of a command.
 
+use fathom_units::nearest;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
@@ -62,8 +63,8 @@ impl fmt::Display for Refusal {
 /// Takes the answer to who wants it.
 pub type Asker = Box<dyn FnOnce(Answer) + Send>;
 
-/// So many names are told to who has asked for one that is not there.
-const MAX_NAMED: usize = 20;
+/// Number of names that a message about an unknown one lists.
+const MAX_NAMED: usize = 5;
 
 /// There is no disk of that name, only of these.
 pub fn unknown_disk(name: &str, names: &[String]) -> Refusal {
@@ -72,19 +73,25 @@ pub fn unknown_disk(name: &str, names: &[String]) -> Refusal {
 
 /// There is no such thing of that name, only of these.
 pub fn unknown(what: &str, name: &str, names: &[String]) -> Refusal {
+    let near = nearest(name, names.iter().map(String::as_str));
+    let hint = near.map_or(String::new(), |near| format!("; did you mean '{near}'?"));
     let told = &names[..names.len().min(MAX_NAMED)];
+    let list = told.join(", ");
+    let them = match near {
+        Some(_) => format!(" {what}s are"),
+        None => format!("; {what}s are"),
+    };
     Kind::Unknown.because(match (told, names.len() - told.len()) {
-        ([], _) => format!("there is no {what} '{name}'"),
-        (told, 0) => format!("there is no {what} '{name}', only {}", told.join(", ")),
-        (told, more) => format!(
-            "there is no {what} '{name}', only {} and {more} others",
-            told.join(", ")
-        ),
+        ([], _) => format!("no {what} '{name}': the server has none"),
+        (_, 0) => format!("no {what} '{name}'{hint}{them} {list}"),
+        (_, more) => format!("no {what} '{name}'{hint}{them} {list} and {more} others"),
     })
 }
 
 /// There is nothing to be done with that disk now: it comes, or goes.
 pub fn changing_disk(name: &str, is_coming: bool) -> Refusal {
     let what = if is_coming { "added" } else { "removed" };
-    Kind::Conflict.because(format!("disk '{name}' is just being {what}"))
+    Kind::Conflict.because(format!(
+        "disk '{name}': being {what} by another request; retry when that request has completed"
+    ))
 }

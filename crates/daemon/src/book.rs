@@ -19,6 +19,7 @@ mod keeping;
 mod origin;
 mod ownership;
 mod pending_writes;
+mod places;
 mod reload;
 mod switching;
 mod waiting;
@@ -30,15 +31,18 @@ use crate::events::Events;
 use crate::files::Keeper;
 use crate::host::Host;
 use crate::mailbox::{Mailbox, Post};
-use crate::options::{ApiOptions, NbdOptions, ServeOptions, StopTimeout};
+use crate::options::{ApiOptions, NbdOptions, ServeOptions};
 use crate::owner::Owner;
+use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
 pub use definitions::{Definitions, Removal};
+use fathom_sandbox::Mode;
 use fathom_stack::PoolOptions;
 pub use groups::ThrottleGroup;
 pub use handover::Upgrade;
 pub use origin::Origin;
 use pending_writes::PendingWrites;
+use places::places;
 pub use reload::one_definition_each;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -63,6 +67,8 @@ pub struct Book {
     /// Why each disk is there, by name.
     origins: BTreeMap<String, Origin>,
     definitions: Definitions,
+    /// `FILE:LINE` of each disk's entry in the configuration.
+    places: BTreeMap<String, String>,
     /// Files of persistent disks that are being written, by disk.
     writing: BTreeMap<String, PendingWrites<Step>>,
     /// Had by whatever was begun and goes on in a later step.
@@ -84,7 +90,7 @@ pub struct Book {
     settings: Settings,
 }
 
-/// What stays as it is while a server runs.
+/// Options that a reload cannot change.
 #[derive(PartialEq, Eq)]
 struct Settings {
     pools: Vec<PoolOptions>,
@@ -92,6 +98,7 @@ struct Settings {
     api: ApiOptions,
     kept: Option<PathBuf>,
     tenants: (bool, Tenancy),
+    sandbox: Mode,
 }
 
 impl Settings {
@@ -102,6 +109,7 @@ impl Settings {
             api: options.api.clone(),
             kept: options.kept.clone(),
             tenants: (options.tenants, options.tenancy.clone()),
+            sandbox: options.sandbox,
         }
     }
 }
@@ -114,6 +122,7 @@ impl Book {
         let declared = declared.filter_map(|disk| disk.table.as_deref().cloned());
         Ok(Book {
             definitions: Definitions::of(declared),
+            places: places(&options.disks),
             writing: BTreeMap::new(),
             origins: names.map(|name| (name, Origin::Configuration)).collect(),
             host,
@@ -276,7 +285,10 @@ impl Book {
 
     /// For what may take long, and goes on then.
     fn slowly(&mut self, name: String, command: Command, asker: Asker) {
-        let text = format!("disk '{name}': it takes long, and goes on");
+        let text = format!(
+            "disk '{name}': the operation takes longer than 60 s and continues in the \
+            background"
+        );
         let asker = self.waiting.until(Instant::now() + LONG, text, asker);
         let disk = Some(name);
         self.host.ask(Ask { disk, command }, asker);
@@ -311,7 +323,9 @@ impl Book {
     /// For what takes no time, unless a disk's process says nothing.
     fn briefly(&mut self, disk: Option<&str>, asker: Asker) -> Asker {
         let name = disk.unwrap_or_default();
-        let text = format!("disk '{name}' does not answer: its process is stuck, or very busy");
+        let text = format!(
+            "disk '{name}': the disk's process did not respond within 5 s; retry, or see the log"
+        );
         self.waiting.until(Instant::now() + BRIEF, text, asker)
     }
 

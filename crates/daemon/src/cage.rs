@@ -17,7 +17,7 @@ pub fn enter(mode: Mode) {
     }
     for part in report.parts.iter().filter(|part| !part.in_force) {
         tracing::warn!(
-            "--sandbox {mode}: not in force: {}: {}",
+            "--sandbox {mode}: cannot apply {}: {}; the server runs without it",
             part.name,
             part.why
         );

@@ -40,62 +40,67 @@ impl Ask {
     }
 }
 
-/// How a backup is to be made.
+/// Options of a new backup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct BackupOrder {
-    /// The Unix socket at which NBD clients read the disk as it was [default: beside that of front-ends]
+    /// Path of the Unix socket at which NBD clients read the backup [default: the path of the disk's vhost-user socket
+    /// with `.backup` appended]
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,
-    /// The directory of the file that keeps what users change meanwhile, until the backup ends
-    /// [default: where the image is]
+    /// Directory of the scratch file, which keeps overwritten data until the backup ends [default: the directory of the
+    /// image]
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub scratch: Option<PathBuf>,
-    /// So much that file may take: the backup has failed when users have changed more
-    /// [default: half of what is left there at the beginning]
+    /// Maximum size of the scratch file in bytes, or such as "20G". If more data is overwritten during the backup, the
+    /// backup fails [default: half of the space that is free when the backup begins]
     #[serde(default, deserialize_with = "text::size")]
     #[schema(value_type = Option<String>)]
     pub scratch_size: Option<u64>,
-    /// The dirty bitmap that says what has been changed before, as `qemu:dirty-bitmap:NAME`. It advances to this
-    /// backup when that is asked for; if it is not there, it begins with this one
+    /// Name of the dirty bitmap that NBD clients read as `qemu:dirty-bitmap:NAME`. A bitmap that does not exist is
+    /// added, and begins with this backup. An existing bitmap advances to this backup only by a later request [default:
+    /// no bitmap]
     #[serde(default)]
     pub bitmap: Option<String>,
-    /// Users change nothing until the backup is told to go on, so that several begin at one instant: they wait for some seconds
-    /// at most, and then the backup has failed
+    /// Stop changes of the disk until POST of `/v1/disks/{name}/backup/go`, so that backups of several disks begin at
+    /// the same instant. If that request does not arrive within five seconds, the backup fails and the disk continues
+    /// [default: false]
     #[serde(default)]
     pub held: bool,
 }
 
-/// What a bitmap is to be like.
+/// Options of a new dirty bitmap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct NewBitmap {
-    /// Bytes that a bit stands for [default: 64k, and more of very large disks]
+    /// Number of bytes that a bit covers, or such as "64k": a power of two from 512 to 2G [default: 64k, and more for
+    /// very large disks]
     #[serde(default, deserialize_with = "text::size")]
     #[schema(value_type = Option<String>)]
     pub granularity: Option<u64>,
 }
 
-/// What a bitmap is to advance to.
+/// The backup to which a dirty bitmap advances.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Advance {
-    /// The `successor` of the backup that is safe [default: the last one that has begun]
+    /// `successor` of the backup, whose data must be durable [default: the last backup with the bitmap]
     #[serde(default)]
     pub to: Option<u64>,
 }
 
-/// Where a disk is to be copied to while it is used, and how.
+/// Options of a new mirror, which copies a disk to a target while the disk is in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct MirrorOrder {
-    /// What becomes the same disk: of the same size, and used by nobody else. What it has is overwritten
+    /// Image to copy to: a path, or the URI of an NBD export or an image on Ceph. The target must exist, have the size
+    /// of the disk, and not be in use. The previous contents of the target are lost.
     #[serde(with = "text")]
     #[schema(value_type = String, examples("/srv/disk.qcow2", "nbd://host/disk"))]
     pub target: Location,
-    /// The target's format [default: raw]
+    /// Format of the target [default: raw]
     #[serde(
         default,
         deserialize_with = "format",
@@ -104,14 +109,15 @@ pub struct MirrorOrder {
     )]
     #[schema(value_type = Option<String>)]
     pub format: Option<Format>,
-    /// Bytes a second [default: as many as there can be]
+    /// Maximum number of bytes copied per second, or such as "100M" [default: no limit]
     #[serde(default, deserialize_with = "text::size")]
     #[schema(value_type = Option<String>)]
     pub speed: Option<u64>,
-    /// Once all has been copied, users change no more than is copied meanwhile: so that the target comes up with them
+    /// After the first complete copy, slow guests and clients down to the speed of the copying. Without this option,
+    /// the mirror of a disk that changes faster than it can be copied never becomes ready [default: false]
     #[serde(default)]
     pub active: bool,
-    /// What unlocks the target [default: what unlocks the disk]
+    /// Places of the keys that unlock the target, such as `file:/etc/fathom/vm1.key` [default: the keys of the disk]
     #[serde(default, with = "text::list", skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub keys: Vec<KeySource>,
@@ -121,36 +127,41 @@ fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error
     text::optional::parse(from, parse_format)
 }
 
-/// Into which image below a disk's own what it has is to be brought, and how.
+/// Options of a commit, which merges a disk's top image into one of its backing images.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CommitOrder {
-    /// One of the chain's files. (It is written to because it is named here, not because an image names it.)
+    /// Path of the backing image to write to: an image of the disk's backing chain. The request must name this image,
+    /// so that no image is written only because another image names it.
     #[schema(value_type = String)]
     pub base: PathBuf,
-    /// Bytes a second [default: as many as there can be]
+    /// Maximum number of bytes copied per second, or such as "100M" [default: no limit]
     #[serde(default, deserialize_with = "text::size")]
     #[schema(value_type = Option<String>)]
     pub speed: Option<u64>,
-    /// See [`MirrorOrder::active`]
+    /// After the first complete copy, slow guests and clients down to the speed of the copying. Without this option,
+    /// the commit of a disk that changes faster than it can be copied never becomes ready [default: false]
     #[serde(default)]
     pub active: bool,
-    /// Even if the server's configuration or command line says which image the disk has: when it is started again, it must
-    /// not have one of those that are written to, or go, but the one that the disk has then
+    /// Allow the commit for a disk that the server's command line or configuration defines. At a restart of the server,
+    /// the image there must be `base` if the commit is complete, and the disk's present image otherwise [default:
+    /// false]
     #[serde(default)]
     pub unkept: bool,
 }
 
-/// What a disk's image is to have below it, once all else is its own; or another image of its chain, once all else is in that
-/// below.
+/// Options of a stream. A stream copies data from backing images into the disk's top image, or with `top` from images
+/// in the middle of the backing chain into the image `base`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct StreamOrder {
-    /// A file: one of those that are below it, or another one, which need not have the same in it [default: nothing]
+    /// Path of the backing image after the stream. Without `top`: an image of the disk's backing chain, or any other
+    /// image, from which all differing data is copied [default: no backing image]. With `top`: the image of the chain
+    /// to write to, which is required.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub base: Option<PathBuf>,
-    /// Its format; only of one that is not below it yet [default: raw]
+    /// Format of a `base` that is not in the disk's backing chain [default: raw]
     #[serde(
         default,
         deserialize_with = "format",
@@ -159,29 +170,31 @@ pub struct StreamOrder {
     )]
     #[schema(value_type = Option<String>)]
     pub format: Option<Format>,
-    /// A file between the disk's own image and the base: what it and those between it and the base have is brought down into
-    /// the base. (That one is written to because it is named here; of the image above the top the header is, to name the base.)
-    /// [default: what is above the base comes up, and becomes the image's own]
+    /// Path of an image between the disk's top image and `base`. The data of that image, and of all images between it
+    /// and `base`, is merged into `base`. The image above `top` then has `base` as its backing image [default: data is
+    /// copied into the disk's top image]
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub top: Option<PathBuf>,
-    /// Bytes a second [default: as many as there can be]
+    /// Maximum number of bytes copied per second, or such as "100M" [default: no limit]
     #[serde(default, deserialize_with = "text::size")]
     #[schema(value_type = Option<String>)]
     pub speed: Option<u64>,
 }
 
-/// What is to be put on top of a disk's image.
+/// Options of an external snapshot, which adds an overlay to a disk's image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct SnapshotOrder {
-    /// The qcow2 image to make, which has what is changed from then on: a file that is not there
+    /// Path of the new qcow2 image, to which all later changes of the disk go. The file must not exist.
     #[schema(value_type = String)]
     pub overlay: PathBuf,
-    /// See [`Completion`]
+    /// Allow the snapshot for a disk that the server's command line or configuration defines. Before the server
+    /// restarts, change the disk's image there to the overlay [default: false]
     #[serde(default)]
     pub unkept: bool,
-    /// Even if the disk has dirty bitmaps, which stay with the image that it has now
+    /// Allow the snapshot for a disk with dirty bitmaps. The bitmaps stay with the old image, and the next backup must
+    /// be a full backup [default: false]
     #[serde(default)]
     pub leave_bitmaps: bool,
 }
@@ -195,31 +208,33 @@ pub enum SwitchTo {
     Layer(PathBuf),
 }
 
-/// How a disk is to go on with the target of its mirror.
+/// Options of the switch of a disk to the target of its mirror.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Completion {
-    /// Even if the server would have the old image again when it is started again, since that is said in its
-    /// configuration or on its command line: that will be changed before
+    /// Allow the switch for a disk that the server's command line or configuration defines. Before the server restarts,
+    /// change the disk's image there to the target [default: false]
     #[serde(default)]
     pub unkept: bool,
-    /// Even if the disk has dirty bitmaps, which stay with its old image
+    /// Allow the switch for a disk with dirty bitmaps. The bitmaps stay with the old image, and the next backup must be
+    /// a full backup [default: false]
     #[serde(default)]
     pub leave_bitmaps: bool,
 }
 
-/// What a bitmap is to be called.
+/// New name of a dirty bitmap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewName {
+    /// The new name: 1 to 64 letters, digits, `-`, `_` and `.`, not beginning with `.`.
     pub to: String,
 }
 
-/// What is to be dirty in a bitmap, too.
+/// The bitmaps to merge into a dirty bitmap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Merged {
-    /// Other bitmaps of the disk
+    /// Names of other bitmaps of the disk, which remain unchanged.
     pub from: Vec<String>,
 }
 

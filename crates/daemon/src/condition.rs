@@ -37,17 +37,17 @@ impl Condition {
         if !self.wanted.is_empty() && !self.wanted.iter().any(|tag| is_it(tag)) {
             return Err(Kind::Changed.because(match present {
                 Some(_) => format!(
-                    "disk '{disk}' is not as the request expects it (If-Match): read it again, and repeat \
-                     the request"
+                    "disk '{disk}': changed since the client read it (If-Match); read the disk \
+                     again, and repeat the request"
                 ),
-                None => format!("there is no disk '{disk}' (If-Match)"),
+                None => format!("no disk '{disk}' (If-Match)"),
             }));
         }
         // (Weak comparison: section 13.1.2.)
         let strong = |tag: &String| is_it(tag.strip_prefix("W/").unwrap_or(tag));
         match self.unwanted.iter().any(strong) {
             true => Err(Kind::Exists.because(format!(
-                "a disk named '{disk}' already exists (If-None-Match): use `fathom disk change`, or choose \
+                "a disk named '{disk}' already exists; use 'fathom disk change', or choose \
                  another name"
             ))),
             false => Ok(()),
@@ -57,7 +57,8 @@ impl Condition {
     /// The refusal while another request changes the disk.
     pub fn overtaken(disk: &str) -> Refusal {
         Kind::Changed.because(format!(
-            "another request is changing disk '{disk}' (If-Match): read it again, and repeat the request"
+            "disk '{disk}': being changed by another request (If-Match); read the disk again, \
+             and repeat the request"
         ))
     }
 }

@@ -18,6 +18,7 @@ use fathom_files::superseded;
 use fathom_sandbox::Mode;
 use fathom_storage::cached::finder;
 use fathom_trace::Clock;
+use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use sd_notify::NotifyState;
@@ -118,7 +119,7 @@ impl Daemon {
             .map(|(door, scale)| Api::start(door, scale, groups, post, events));
         // Guests run: it is too late to give up.
         let api = api.transpose().unwrap_or_else(|error| {
-            tracing::error!("the API cannot be served: {error}");
+            tracing::error!("API: cannot serve clients: {error}");
             None
         });
         drop(signals);
@@ -140,16 +141,16 @@ impl Daemon {
             tracing::info!("{line}");
         }
         if self.book.host().names().is_empty() {
-            tracing::info!("no disk is served yet: `fathom disk add` adds some");
+            tracing::info!("no disk is served yet; add one with 'fathom disk add'");
         }
         if let Some(api) = &self.api {
             tracing::info!("the API is at {}", api.path().display());
             if let Some(address) = api.remote_address() {
-                tracing::info!("other hosts may look by TLS at {address}");
+                tracing::info!("clients of other hosts can connect by TLS at {address}");
             }
             if let Some(address) = api.web_address() {
                 tracing::info!(
-                    "metrics are at http://{address}/metrics, a live page at http://{address}/"
+                    "metrics are at http://{address}/metrics, a live page is at http://{address}/"
                 );
             }
         }
@@ -208,11 +209,11 @@ impl Daemon {
 
     /// Have another process go on, if it can.
     fn upgrade(&mut self, Upgrade { binary, asker, .. }: Upgrade) {
-        tracing::info!("handing over to another process");
+        tracing::info!("upgrade: handing over to a new process");
         let api = self.api.as_ref();
         match handover::hand_over(&mut self.book, api, &self.starter, binary) {
             Err(refusal) => {
-                tracing::error!("no upgrade: {refusal}");
+                tracing::error!("upgrade failed: {refusal}");
                 asker(Err(refusal));
             }
             Ok(done) => {
@@ -244,7 +245,9 @@ fn tell(mut done: HandedOver) -> Value {
     let pid = done.pid;
     let pause_ms = done.pause.as_secs_f64() * 1e3;
     let Some(mut tenants) = done.tenants() else {
-        tracing::info!("process {pid} goes on; queues stood still for {pause_ms:.1} ms");
+        tracing::info!(
+            "upgrade: process {pid} has taken over; queues stood still for {pause_ms:.1} ms"
+        );
         return json!({ "pid": pid, "pause_ms": pause_ms });
     };
     tenants.sort_by(|a, b| a.tenant.cmp(&b.tenant));
@@ -280,7 +283,7 @@ fn open_here(options: &ServeOptions, disks: &[DiskOptions]) -> Result<(Book, Opt
 }
 
 fn book(host: Box<dyn Host>, options: &ServeOptions) -> Result<Book, Error> {
-    Book::new(host, options).map_err(Error::io("cannot make a mailbox"))
+    Book::new(host, options).map_err(Error::io("cannot create a command queue"))
 }
 
 /// What a daemon has around it, before it has threads.
@@ -336,6 +339,6 @@ fn notify_manager(state: NotifyState<'static>) {
         states.extend(NotifyState::monotonic_usec_now().ok());
     }
     if let Err(error) = sd_notify::notify(&states) {
-        tracing::warn!("cannot notify the service manager: {error}");
+        tracing::warn!("cannot notify the service manager: {}", cause(error));
     }
 }

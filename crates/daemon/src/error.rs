@@ -1,9 +1,10 @@
 //! Why there is no daemon.
 
-use crate::options::StopTimeout;
+use crate::stop_timeout::StopTimeout;
 use fathom_exports::ListenError;
 use fathom_tls::TlsError;
 use fathom_trace::TraceError;
+use fathom_units::cause;
 use std::io;
 
 /// Why the daemon did not start, or why it ended before it was asked to; one
@@ -28,11 +29,11 @@ pub enum Error {
     #[error("--trace: {0}")]
     Trace(#[from] TraceError),
     #[error(
-        "stopping took longer than {timeout} (--stop-timeout): what was in flight of {whose} is \
+        "stopping took longer than {timeout} (--stop-timeout); requests in flight of {whose} are \
          abandoned"
     )]
     Abandoned { timeout: StopTimeout, whose: String },
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", cause(source))]
     Io {
         what: &'static str,
         source: io::Error,

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 /// Who has not taken in so many loses the oldest, and is told how many.
 const KEPT: usize = 1024;
 
-/// How a disk is used.
+/// Type of a connection to a disk: `vhost-user` for a virtual machine, `nbd` for an NBD client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum By {
@@ -22,52 +22,68 @@ pub enum By {
     Nbd,
 }
 
-/// Something has happened: one line of `/v1/events`.
+/// An event: one line of `/v1/events`. The field `disk` is the name of the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Happened {
-    /// A disk is served.
+    /// The disk was added and is served.
     Added { disk: String },
-    /// It is served no more.
+    /// The disk was removed.
     Removed { disk: String },
-    /// Options of it are others.
+    /// Options of the disk have changed, or the disk was frozen or thawed.
     Changed { disk: String },
-    /// It has another size, in bytes.
+    /// The disk has a new `size`, in bytes.
     Resized { disk: String, size: u64 },
-    /// It is on its way here from another server: `copying` (again), `ready` (its guest may come), `switching`,
-    /// `arriving` (its guest is here already), `done`.
+    /// The move of the disk from another server has a new `phase`:
+    ///
+    /// - `copying`: data is copied, and copied again when it changes.
+    /// - `ready`: the guest can migrate.
+    /// - `switching`: the disk has been taken over, and the guest waits until the rest is copied.
+    /// - `arriving`: the disk has been taken over, and the guest runs here while the rest is copied.
+    /// - `done`: all data is here.
     Pulled { disk: String, phase: String },
-    /// It is kept as it is, for a backup.
+    /// A backup of the disk has begun.
     BackupBegun { disk: String },
-    /// It was not possible to keep it: what was read of it is not to be used.
+    /// The backup of the disk has failed because of `problem`. Data that was read from it must not be used.
     BackupFailed { disk: String, problem: String },
-    /// It is copied to another one while it is used: `copying` (again), `ready` (to be switched over), `waiting` (for its
-    /// virtual machine), `done`, or `failed`, by which problem.
+    /// The disk's mirror or commit has a new `phase`:
+    ///
+    /// - `copying`: data is copied, and copied again when it changes.
+    /// - `ready`: the disk can be switched to the target.
+    /// - `waiting`: the virtual machine has released the disk.
+    /// - `done`: the mirror was ended, and the target is complete.
+    /// - `failed`: the target is unusable because of `problem`.
     Mirrored {
         disk: String,
         phase: String,
         problem: Option<String>,
     },
-    /// Its image makes its own what is below it: `copying`, `waiting` (for its virtual machine), `done`, or `failed`, by which
-    /// problem.
+    /// The disk's stream, or commit of images in the middle of the backing chain, has a new `phase`:
+    ///
+    /// - `copying`: data is copied.
+    /// - `waiting`: the virtual machine has released the disk.
+    /// - `done`: the job has copied all data.
+    /// - `failed`: the job has failed because of `problem`.
     Streamed {
         disk: String,
         phase: String,
         problem: Option<String>,
     },
-    /// Somebody uses it: a virtual machine (`vhost-user`) or an NBD client (`nbd`).
+    /// A virtual machine (`by` is `vhost-user`) or an NBD client (`nbd`) has connected to the disk. `client` describes
+    /// its process or address.
     Attached {
         disk: String,
         by: By,
         client: String,
     },
-    /// Somebody does no more.
+    /// A virtual machine or an NBD client has disconnected from the disk.
     Detached {
         disk: String,
         by: By,
         client: String,
     },
-    /// Requests of it take too long: why, and the stage that is to blame with the slowest of them.
+    /// The alarm was raised because requests take too long. `text` describes the reason. `stage` is the stage that took
+    /// most of the time, and `requests` are the slowest requests.
     Alarm {
         disk: String,
         alarm: String,
@@ -76,15 +92,15 @@ pub enum Happened {
         #[schema(value_type = Vec<Object>)]
         requests: Vec<SlowRequest>,
     },
-    /// They do no more.
+    /// The alarm is no longer raised.
     AlarmOver { disk: String, alarm: String },
-    /// The process of a tenant has ended by itself, and is started again.
+    /// The process of a tenant has ended unexpectedly, and the server starts it again.
     Restarted { tenant: String },
-    /// An error, as the log tells it.
+    /// An error that the server has logged. `text` is the log's message.
     Error { text: String },
-    /// The configuration was read again.
+    /// The server has read its configuration again.
     Reloaded,
-    /// So many lines were not taken in in time.
+    /// The client read too slowly, and missed `count` events.
     Lost { count: u64 },
 }
 
@@ -113,10 +129,10 @@ impl Happened {
     }
 }
 
-/// One line.
+/// An event with its time: one line of `/v1/events`.
 #[derive(Serialize, ToSchema)]
 pub struct Line {
-    /// Milliseconds since 1970.
+    /// Time of the event, in milliseconds since 1970.
     time_ms: u64,
     #[serde(flatten)]
     happened: Happened,

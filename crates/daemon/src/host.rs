@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::handover::Estate;
 use crate::metrics::Measures;
 use crate::objects::Outcome;
-use crate::options::StopTimeout;
+use crate::stop_timeout::StopTimeout;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 

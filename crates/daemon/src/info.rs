@@ -13,103 +13,117 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use utoipa::ToSchema;
 
-/// A disk and its daemon.
+/// State of a disk, and the process that serves it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Info {
+    /// Version of the server.
     pub version: String,
+    /// Process ID of the process that serves the disk.
     pub pid: u32,
-    /// What the disk is asked for by.
+    /// Name of the disk.
     pub name: String,
     /// Who owns that name; the command line copies it here from the API's reply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(ignore)]
     pub owner: Option<Owner>,
-    /// Where its bytes are.
+    /// Location of the image: a path or a URI, without passwords.
     pub disk: String,
+    /// Format of the image.
     pub format: String,
-    /// Bytes.
+    /// Size of the disk in bytes.
     pub size: u64,
-    /// Bytes.
+    /// Size of a logical block in bytes.
     pub block_size: u32,
+    /// Guests and clients can only read.
     pub read_only: bool,
+    /// I/O engine, such as `io_uring`.
     pub engine: String,
-    /// Whose threads serve it; None: its own.
+    /// Name of the pool whose threads serve the disk. Null if the disk has threads of its own.
     #[serde(default)]
     pub pool: Option<String>,
-    /// None for disks that have no files.
+    /// Cache mode: `none`, `writeback` or `writethrough`. Null if the image is not a file or device.
     pub cache: Option<String>,
-    /// Requests whose data was copied because O_DIRECT could not take it as
-    /// it lay in memory or on the disk; None for disks that have no files.
+    /// Number of requests whose data was copied because its alignment does not suit O_DIRECT. Null if the image is not
+    /// a file or device.
     pub bounced: Option<u64>,
-    /// What is counted and known of an image that has tables.
+    /// Counters and known problems of the image. Null if the format has no tables, such as raw.
     #[serde(default)]
     pub image: Option<ImageInfo>,
-    /// Who else has the image, for people: until it lets go, nobody can use
-    /// the disk here.
+    /// Process that has locked the image, as text for display. The disk cannot be used until that process releases the
+    /// image. Null if no other process has locked it.
     pub held_by: Option<String>,
-    /// Where front-ends connect; None: nowhere.
+    /// Socket for vhost-user front-ends: a path, or `fd:N` for an inherited socket. Null if the disk has no such
+    /// socket.
     pub vhost_user: Option<String>,
-    /// Who is connected.
+    /// The connected front-end. Null if no front-end is connected.
     pub front_end: Option<FrontEnd>,
-    /// The most virtqueues that a front-end may use.
+    /// Maximum number of virtqueues of a front-end.
     pub max_queues: u16,
+    /// Number of virtqueues that are running.
     pub queues_running: usize,
-    /// None: it is not served by NBD.
+    /// The disk's NBD export. Null if the disk is not exported.
     pub nbd: Option<NbdInfo>,
-    /// In the order in which requests meet them.
+    /// Filters of the disk, from the one closest to the guest to the one closest to the image.
     #[schema(value_type = Vec<Object>)]
     pub filters: Vec<FilterInfo>,
+    /// Counters of each worker of the disk.
     pub workers: Vec<WorkerInfo>,
-    /// The file being traced to.
+    /// Path of the file to which requests are traced. Null if no trace is in progress.
     #[schema(value_type = Option<String>)]
     pub trace: Option<PathBuf>,
-    /// What its alarms are, and whether they are raised.
+    /// Alarms of the disk.
     #[serde(default)]
     pub alarms: Vec<AlarmInfo>,
-    /// How far it is on its way here from another server; None: it is not on its way.
+    /// Progress of the move of this disk from another server to this server. Null if the disk has no such move.
     #[serde(default)]
     pub pull: Option<PullInfo>,
-    /// Another server has taken it over: no guest can have it here.
+    /// Another server has taken the disk over, and no guest can use the disk here.
     #[serde(default)]
     pub moved: bool,
-    /// It is kept as it was when a backup of it began; None: it is not.
+    /// The disk's backup, which is in progress or has failed. Null if the disk has none.
     #[serde(default)]
     pub backup: Option<BackupInfo>,
-    /// It is copied to another one, which may take its place; None: it is not.
+    /// The disk's mirror or commit. Null if the disk has none.
     #[serde(default)]
     pub mirror: Option<MirrorInfo>,
-    /// What is below its image becomes its own.
+    /// The disk's stream, or commit of images in the middle of the backing chain. Null if the disk has none.
     #[serde(default)]
     pub stream: Option<StreamInfo>,
-    /// Why the image that the disk had before it was switched to this one is not marked as superseded: nothing keeps
-    /// another server from writing to that image. None: it is marked, or there was none.
+    /// Why the disk's previous image could not be marked as superseded. Without the mark, another server may write to
+    /// that image. Null if the image is marked, or if the disk has not been switched to another image.
     #[serde(default)]
     pub unmarked: Option<String>,
-    /// It stands still, and who uses it waits.
+    /// The disk is frozen: requests wait until it is thawed.
     #[serde(default)]
     pub frozen: bool,
+    /// Time since the server was started, in seconds. An upgrade of the server does not reset this time.
     pub uptime_seconds: u64,
-    /// What holds back a thread of this process that somebody has taken over.
+    /// Restrictions of the process that serves the disk, which confine an attacker who controls one of its threads.
+    /// Null without a sandbox.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     pub sandbox: Option<Report>,
-    /// What the tenant that has the disk may use of the machine, with all of its disks; None: there
-    /// is no limit.
+    /// Limits and usage of the disk's tenant, for all of the tenant's disks together. Null if the tenant has no limits.
     #[serde(default)]
     pub limits: Option<TenantLimits>,
 }
 
-/// A disk on its way here.
+/// Progress of the move of a disk from another server to this server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PullInfo {
-    /// `copying`; `ready`: its guest may come; `switching`: it has been taken over, and the rest comes;
-    /// `arriving`: its guest is here already; `done`.
+    /// Phase of the move:
+    ///
+    /// - `copying`: the guest runs on the source server, and data is copied.
+    /// - `ready`: the guest can migrate. The rest can be copied in a moment, or follows the guest (post-copy).
+    /// - `switching`: the disk has been taken over, and the guest waits until the rest is copied.
+    /// - `arriving`: the disk has been taken over, and the guest runs here while the rest is copied.
+    /// - `done`: all data is here.
     pub phase: String,
-    /// Bytes that have been copied, some of them several times.
+    /// Number of bytes copied, including repeated copies.
     pub copied: u64,
-    /// Bytes that are still to be copied, as far as is known.
+    /// Number of bytes still to be copied, as far as known.
     pub left: u64,
-    /// Why it does not go on; it is tried again.
+    /// Why the move makes no progress at present: the server retries. Null if it has no problem.
     #[serde(default)]
     pub problem: Option<String>,
 }
@@ -125,23 +139,26 @@ impl From<Status> for PullInfo {
     }
 }
 
-/// Internal snapshots of a disk's image, in the order in which they were taken.
+/// Internal snapshots of a disk's image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Snapshots {
+    /// The snapshots, in the order in which they were taken.
     pub snapshots: Vec<SnapshotInfo>,
 }
 
-/// The disk as it was at an instant, kept in its image.
+/// An internal snapshot: the contents of the disk at an instant, stored in the disk's image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SnapshotInfo {
-    /// Unique in its image.
+    /// ID of the snapshot, which is unique in the image.
     pub id: String,
+    /// Name of the snapshot.
     pub name: String,
-    /// When it was taken (nanoseconds since 1970).
+    /// Time of the snapshot, in nanoseconds since 1970.
     pub taken: u64,
-    /// Bytes of the disk then; null: as many as it has now.
+    /// Size of the disk at that time, in bytes. Null if the snapshot has no size of its own: then the disk had its
+    /// present size.
     pub size: Option<u64>,
-    /// Bytes of the state of its virtual machine, which QEMU has kept with it.
+    /// Size of the virtual machine's state that QEMU has saved with the snapshot, in bytes. 0 without such a state.
     pub vm_state: u64,
 }
 
@@ -159,26 +176,29 @@ impl From<&Snapshot> for SnapshotInfo {
     }
 }
 
-/// A disk's dirty bitmaps.
+/// Dirty bitmaps of a disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Bitmaps {
+    /// The bitmaps, by name.
     pub bitmaps: Vec<BitmapInfo>,
 }
 
-/// What has been changed since.
+/// A dirty bitmap, which records the blocks of a disk that have changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BitmapInfo {
+    /// Name of the bitmap.
     pub name: String,
-    /// Bytes that a bit stands for.
+    /// Number of bytes that a bit covers.
     pub granularity: u64,
-    /// Bytes that count as changed.
+    /// Number of bytes that count as changed.
     pub dirty: u64,
-    /// When it was begun (nanoseconds since 1970); null where only the image had it meanwhile.
+    /// Time when the bitmap began, in nanoseconds since 1970. Null if unknown, because the bitmap comes from the image.
     pub since: Option<u64>,
-    /// A backup with it has begun and not failed, to which it may advance: when (nanoseconds since 1970).
+    /// `successor` of the backup to which the bitmap can advance: the time of that backup, in nanoseconds since 1970.
+    /// Null without such a backup.
     #[serde(default)]
     pub advances_to: Option<u64>,
-    /// Why all counts as changed.
+    /// Why the whole disk counts as changed. Null if the bitmap is complete.
     #[serde(default)]
     pub problem: Option<String>,
 }
@@ -196,85 +216,102 @@ impl From<BitmapStatus> for BitmapInfo {
     }
 }
 
-/// A disk that is copied to another one while it is used.
+/// A mirror: a disk is copied to a target while the disk is in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MirrorInfo {
-    /// Where that is.
+    /// Location of the target: a path or a URI, without passwords.
     pub target: String,
+    /// Format of the target.
     pub format: String,
-    /// `copying` (again), `ready` (to be switched over), `waiting` (for its virtual machine), `stopping` (ended, and
-    /// waiting for requests in flight), `done`, or `failed`.
+    /// Phase of the mirror:
+    ///
+    /// - `copying`: data is copied, and copied again when it changes.
+    /// - `ready`: the disk can be switched to the target.
+    /// - `waiting`: the virtual machine has released the disk. The mirror continues when the machine is back.
+    /// - `stopping`: the mirror was ended, and waits for requests in flight.
+    /// - `done`: the mirror was ended, and the target is complete.
+    /// - `failed`: the target is unusable.
     pub phase: String,
-    /// Bytes that have been copied, some of them several times.
+    /// Number of bytes copied, including repeated copies.
     pub copied: u64,
-    /// Bytes that are still to be copied, as far as is known.
+    /// Number of bytes still to be copied, as far as known.
     pub left: u64,
-    /// Users change no more than is copied meanwhile.
+    /// After the first complete copy, guests and clients are slowed down to the speed of the copying.
     pub active: bool,
-    /// For so long.
+    /// Time since the mirror began, in seconds.
     pub seconds: u64,
-    /// Why the target is of no use.
+    /// Why the mirror has failed. Null if it has not failed.
     #[serde(default)]
     pub problem: Option<String>,
 }
 
-/// A disk whose image makes its own what is below it, or of which some images go into one below.
+/// A stream, or a commit of images in the middle of the backing chain. A stream copies data from backing images into
+/// the disk's top image. A commit copies data from `top` and the images below it into `base`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StreamInfo {
-    /// What it will have below it.
+    /// Path of the backing image after the stream, or of the image that the commit writes to. Null if the disk's image
+    /// will have no backing image.
     pub base: Option<String>,
-    /// What comes down into the base, with what is between, and will not be of the disk any more; none: what is above the base
-    /// comes up.
+    /// Path of the topmost image that the commit merges. After the commit, the chain has neither the image `top` nor
+    /// the images between `top` and `base`. Null for a stream.
     #[serde(default)]
     pub top: Option<String>,
-    /// `copying`, `waiting` (for its virtual machine), `finishing` (letting go of what is not below it any more), `stopping`
-    /// (ended, and waiting for requests in flight), `done`, or `failed`.
+    /// Phase of the job:
+    ///
+    /// - `copying`: data is copied.
+    /// - `waiting`: the virtual machine has released the disk. The job continues when the machine is back.
+    /// - `finishing`: all data is copied, and the disk closes the images that it no longer needs.
+    /// - `stopping`: the job was ended, and waits for requests in flight.
+    /// - `done`: the disk has its new backing chain.
+    /// - `failed`: the job ended before that.
     pub phase: String,
-    /// Bytes that have come up or down.
+    /// Number of bytes copied.
     pub copied: u64,
-    /// Bytes of the disk that are still to be looked at, or to come down.
+    /// Number of bytes of the disk still to be examined, or for a commit still to be copied.
     pub left: u64,
-    /// For so long.
+    /// Time since the job began, in seconds.
     pub seconds: u64,
-    /// Why it has failed.
+    /// Why the job has failed, or why a `finishing` job does not end. Null if it has no problem.
     #[serde(default)]
     pub problem: Option<String>,
 }
 
-/// A disk that is kept as it was.
+/// A backup: NBD clients can read the contents that the disk had when the backup began.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BackupInfo {
-    /// The backup's identity, which no other backup has: whoever ends the backup names it.
+    /// Identity of the backup, which no other backup has. The request that ends the backup names it.
     #[serde(default)]
     pub id: String,
-    /// Where NBD clients read it. The export's name is the backup's identity, so that a client which connects again
-    /// never gets another backup.
+    /// NBD URI at which clients read the backup. The export's name is the backup's identity, so that a client that
+    /// connects again never reads another backup.
     pub uri: String,
-    /// For so long.
+    /// Time since the backup began, in seconds.
     pub seconds: u64,
-    /// Bytes that users have changed since, and that are kept somewhere else.
+    /// Number of bytes in the scratch file: data that guests and clients have overwritten since the backup began.
     pub kept: u64,
-    /// The bitmap that may advance to it when it has ended.
+    /// Name of the dirty bitmap that can advance to this backup when it has ended. Null if the backup has no bitmap.
     #[serde(default)]
     pub bitmap: Option<String>,
-    /// What that is known by.
+    /// Number that identifies this backup when the bitmap advances to it (`to`). Null if the backup has no bitmap.
     #[serde(default)]
     pub successor: Option<u64>,
-    /// Why it has failed: what was read is not to be used.
+    /// Why the backup has failed: data that was read from it must not be used. Null if it has not failed.
     #[serde(default)]
     pub problem: Option<String>,
 }
 
-/// Of an image, since its disk was opened here; the counts only grow.
+/// Counters and known problems of an image with tables, such as qcow2. The counters begin at 0 when the image is
+/// opened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ImageInfo {
-    /// How often 4 KiB of its tables were not in memory; of backing files, too.
+    /// Number of reads of 4 KiB of the tables that were not in memory, including the tables of backing images.
     pub table_reads: u64,
-    /// Clusters that were taken into use, and that can be taken again.
+    /// Number of clusters that were allocated.
     pub clusters_allocated: u64,
+    /// Number of clusters that were freed.
     pub clusters_freed: u64,
-    /// What is wrong with the image and those below it, as far as that is known without a check. Learnt when the disk
-    /// is opened, each time that it is taken into use, and while it is used.
+    /// Known problems of the image and its backing images. The server detects problems when it opens the image, when a
+    /// guest or client begins to use the disk, and during requests. For a complete check, use `fathom img check`.
     #[serde(default)]
     pub problems: BTreeSet<ImageProblem>,
 }
@@ -292,7 +329,11 @@ impl ImageInfo {
     }
 }
 
-/// A problem of a disk's image.
+/// A problem of a disk's image:
+///
+/// - `leaks`: the image was not closed after a write, so clusters may be leaked.
+/// - `damage`: the image is damaged.
+/// - `backing-damage`: a backing image is damaged. The server's log names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageProblem {
@@ -310,15 +351,16 @@ impl ImageProblem {
     pub fn describe(self) -> &'static str {
         match self {
             ImageProblem::Leaks => {
-                "the image was not closed after it was written to, and clusters may be leaked (fathom img check \
-                 --repair leaks, while nobody uses the image)"
+                "the image was not closed after a write, so clusters may be leaked; run 'fathom \
+                 img check --repair leaks' when the disk is not in use"
             }
             ImageProblem::Damage => {
-                "the image is damaged: stop using it and repair it (fathom img check --repair all)"
+                "the image is damaged; stop using the disk, and run 'fathom img check --repair \
+                 all'"
             }
             ImageProblem::BackingDamage => {
-                "an image below the disk's own is damaged, which the log names: repair that image (fathom img check \
-                 --repair all)"
+                "a backing image of the disk, named in the log, is damaged; run 'fathom img \
+                 check --repair all' on that image"
             }
         }
     }
@@ -334,18 +376,21 @@ impl From<Found> for ImageProblem {
     }
 }
 
-/// As the kernel says it. None: there is no such limit.
+/// Limits and usage of a tenant's processes, as the kernel reports them. A limit that is not set is null. A usage is
+/// null if the kernel does not report it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TenantLimits {
-    /// Bytes.
+    /// Maximum memory in bytes.
     pub memory_max: Option<u64>,
+    /// Memory in use, in bytes.
     pub memory: Option<u64>,
-    /// Of one CPU's time.
+    /// Maximum CPU time, in percent of one CPU.
     pub cpu_max_percent: Option<u64>,
-    /// For so long it has waited because of that.
+    /// Time that the processes were throttled because of the CPU limit, in milliseconds.
     pub cpu_held_back_ms: Option<u64>,
-    /// Processes and threads.
+    /// Maximum number of processes and threads.
     pub tasks_max: Option<u64>,
+    /// Number of processes and threads.
     pub tasks: Option<u64>,
 }
 
@@ -376,59 +421,65 @@ impl Info {
     }
 }
 
+/// A vhost-user front-end that is connected to a disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FrontEnd {
-    /// Its process; 0 when it is in a PID namespace that is not visible.
+    /// Process ID of the front-end. 0 if the process is in a PID namespace that is not visible to the server.
     pub pid: i32,
 }
 
-/// NBD, as far as it concerns one disk.
+/// The NBD export of a disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NbdInfo {
-    /// Where clients connect.
+    /// Addresses at which the server accepts NBD clients.
     pub addresses: Vec<String>,
-    /// Whether clients can use TLS.
+    /// Clients can use TLS.
     pub tls: bool,
-    /// The disk's name for clients.
+    /// Name of the export.
     pub export: String,
+    /// Connections of clients to the export.
     pub connections: Vec<ConnectionInfo>,
 }
 
+/// A connection of an NBD client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ConnectionInfo {
-    /// An address, or a process.
+    /// The client, such as `process 17`, `192.0.2.1:4000` or `vsock 3:1025`.
     pub client: String,
-    /// Which of the disk's workers serves it.
+    /// Index of the worker that serves the connection.
     pub worker: usize,
+    /// The connection uses TLS.
     pub encrypted: bool,
-    /// Since it was accepted.
+    /// Time since the server accepted the connection, in seconds.
     pub seconds: u64,
 }
 
-/// Counted since the daemon started.
+/// Counters of a worker. An upgrade of the server does not reset them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WorkerInfo {
-    /// Requests that were answered.
+    /// Number of requests that the worker has completed.
     pub requests: u64,
-    /// Interrupts sent.
+    /// Number of interrupts that the worker has sent to guests.
     pub notifications: u64,
-    /// Times that it went to sleep.
+    /// Number of times that the worker went to sleep because it had no work.
     pub sleeps: u64,
-    /// Ns in which it looked for work instead of sleeping.
+    /// Time that the worker has polled, in nanoseconds.
     #[serde(default)]
     pub polled_ns: u64,
-    /// Times that it did so and found some, and that it did not.
+    /// Number of times that the worker polled instead of sleeping, and found work.
     #[serde(default)]
     pub polls_paid: u64,
+    /// Number of times that the worker polled instead of sleeping, and found no work.
     #[serde(default)]
     pub polls_vain: u64,
-    /// Wake-ups by guests that had work.
+    /// Number of notifications from guests to the worker.
     #[serde(default)]
     pub kicks: u64,
-    /// Requests that were taken together: how often at most 1, 2, 4 and so on, the last any number.
+    /// Number of times that the worker took a batch of requests, by size of the batch: 1, 2, 3 to 4, 5 to 8 and so on.
+    /// The last element counts all larger batches.
     #[serde(default)]
     pub batches: Vec<u64>,
-    /// Ns of a CPU that its thread has used; None: others' workers are on that thread, too.
+    /// CPU time of the worker's thread, in nanoseconds. Null if the thread belongs to a pool.
     #[serde(default)]
     pub cpu_ns: Option<u64>,
 }

@@ -4,30 +4,40 @@ use crate::info::{BackupInfo, Info, MirrorInfo, PullInfo, StreamInfo};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Jobs, in the order of their disks.
+/// Jobs of all disks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Jobs {
+    /// The jobs, in the order of their disks.
     pub jobs: Vec<JobInfo>,
 }
 
-/// One of them; the disk itself tells more.
+/// A job of a disk. The state of the disk has further details.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobInfo {
-    /// Whose it is. One that can be ended is at `/v1/disks/DISK/KIND`; `commit` is a `stream` there.
+    /// Name of the disk. A job other than a pull is ended by DELETE of `/v1/disks/DISK/KIND`, where the kind `commit`
+    /// is `stream`.
     pub disk: String,
-    /// `pull`, `backup`, `mirror`, `stream`, or `commit` (of what is in the middle of a chain).
+    /// Kind of the job:
+    ///
+    /// - `pull`: the disk moves from another server to this server.
+    /// - `backup`: a backup.
+    /// - `mirror`: a mirror, or a commit of the top image.
+    /// - `stream`: a stream.
+    /// - `commit`: a commit of images in the middle of the backing chain.
     pub kind: String,
-    /// As the disk tells it; of a backup `keeping` or `failed`.
+    /// Phase of the job: `keeping` or `failed` for a backup, otherwise `phase` of the pull, mirror or stream.
     pub phase: String,
-    /// Bytes; of a backup those that are kept.
+    /// Number of bytes copied. For a backup: number of bytes in the scratch file.
     pub copied: u64,
-    /// Bytes that are still to be copied or looked at, as far as is known; null: it goes on until it is ended.
+    /// Number of bytes still to be copied or examined, as far as known. Null for a backup, which continues until it is
+    /// ended.
     pub left: Option<u64>,
-    /// For so long; null: that is not known.
+    /// Time since the job began, in seconds. Null for a pull.
     pub seconds: Option<u64>,
-    /// Where to, or from where it is read.
+    /// Target of a mirror, new backing image of a stream, image that a commit writes to, or URI of a backup. Null for a
+    /// pull, and for a stream without a new backing image.
     pub target: Option<String>,
-    /// Why it has failed, or does not go on.
+    /// Why the job has failed or makes no progress. Null if it has no problem.
     pub problem: Option<String>,
 }
 

@@ -33,6 +33,7 @@ mod signals;
 mod socket;
 mod socket_spec;
 mod stderr;
+mod stop_timeout;
 mod supervisor;
 mod table;
 mod tenancy;
@@ -67,13 +68,13 @@ pub use live::{
 };
 pub use objects::Outcome;
 pub use options::{
-    ApiOptions, DiskOptions, ExportOptions, NbdOptions, RemoteOptions, ServeOptions, StopTimeout,
-    TlsOptions,
+    ApiOptions, DiskOptions, ExportOptions, NbdOptions, RemoteOptions, ServeOptions, TlsOptions,
 };
 pub use owner::Owner;
 pub use repeats::Repeats;
 pub use socket_spec::SocketSpec;
 pub use stderr::Stderr;
+pub use stop_timeout::StopTimeout;
 pub use table::{DiskTable, check_name};
 pub use tenancy::Tenancy;
 pub use tenant::{NewTenant, begin_tenant, serve_tenant};

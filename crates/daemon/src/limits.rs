@@ -1,5 +1,6 @@
 //! Resource limits.
 
+use fathom_units::cause;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Have a write beyond the limit of a file's size fail (EFBIG), like one to a
@@ -23,7 +24,7 @@ pub fn raise() {
             maximum: limit.maximum,
         };
         if let Err(error) = setrlimit(resource, raised) {
-            tracing::debug!("cannot raise the limit of {name}: {error}");
+            tracing::debug!("cannot raise the limit of {name}: {}", cause(error));
         }
     }
 }

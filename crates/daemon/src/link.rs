@@ -153,7 +153,10 @@ impl Link {
         if bytes.len() > most {
             return Err(io::Error::new(
                 io::ErrorKind::FileTooLarge,
-                format!("a message has {} bytes, and may have {most}", bytes.len()),
+                format!(
+                    "a message of {} bytes exceeds the limit of {most} bytes",
+                    bytes.len()
+                ),
             ));
         }
         let _sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
@@ -222,23 +225,23 @@ impl Link {
             let kind = match bytes.first() {
                 Some(kind @ (&FIRST_PIECE | &NEXT_PIECE | &LAST_PIECE)) => *kind,
                 _ if pieces.bytes.is_empty() => return Ok(Some((bytes, with))),
-                _ => return Err(io::Error::other("a piece of a message is missing")),
+                _ => return Err(io::Error::other("a part of a message is missing")),
             };
             match (kind == FIRST_PIECE, pieces.bytes.is_empty()) {
                 // A predecessor of this process has received the first pieces.
                 (false, true) if wait => continue,
                 (false, true) => return Ok(None),
                 (true, false) => {
-                    return Err(io::Error::other("a piece of a message is missing"));
+                    return Err(io::Error::other("a part of a message is missing"));
                 }
                 (true, true) | (false, false) => {}
             }
             // Pieces before the last one are full, so a message has few of them.
             if kind != LAST_PIECE && bytes.len() < MAX_PACKET {
-                return Err(io::Error::other("a piece of a message is too short"));
+                return Err(io::Error::other("a part of a message is too short"));
             }
             if pieces.bytes.len() + bytes.len() > MAX_MESSAGE + 1 {
-                return Err(io::Error::other("a message is too long"));
+                return Err(io::Error::other("the message is too long"));
             }
             pieces.bytes.extend(bytes.drain(1..));
             pieces.with = with.or(pieces.with.take());
@@ -276,7 +279,7 @@ impl Link {
             .flags
             .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
         {
-            return Err(io::Error::other("a message is too long"));
+            return Err(io::Error::other("the message is too long"));
         }
         bytes.truncate(received.bytes);
         Ok(Some((bytes, with)))

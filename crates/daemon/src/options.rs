@@ -3,8 +3,10 @@
 use crate::access::access;
 use crate::alarm::Alarm;
 use crate::api::Groups;
+use crate::error::Error;
 use crate::events::Events;
 use crate::socket_spec::SocketSpec;
+use crate::stop_timeout::StopTimeout;
 use crate::table::{DEFAULT_QUEUES, DiskTable};
 use crate::tenancy::Tenancy;
 use fathom_exports::Access;
@@ -13,11 +15,8 @@ use fathom_jobs::pull;
 use fathom_sandbox::Mode;
 use fathom_stack::{Description, KeyRing, PoolOptions};
 use fathom_storage::OnSuperseded;
-use fathom_units::parse_duration;
 use std::ffi::OsString;
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 /// One daemon.
@@ -46,34 +45,6 @@ pub struct ServeOptions {
     pub stop_timeout: StopTimeout,
     /// Those of this process, by which a successor is started.
     pub arguments: Vec<OsString>,
-}
-
-/// When what is still in flight after a request to stop is abandoned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StopTimeout(pub Duration);
-
-impl Default for StopTimeout {
-    fn default() -> StopTimeout {
-        StopTimeout(Duration::from_secs(10))
-    }
-}
-
-impl FromStr for StopTimeout {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<StopTimeout, String> {
-        // Added to a point in time later.
-        let is_short = |time: &Duration| *time <= Duration::from_secs(24 * 60 * 60);
-        let time = parse_duration(text).ok().filter(is_short);
-        let bad = || format!("'{text}' is not a time such as 10s, a day at most");
-        time.map(StopTimeout).ok_or_else(bad)
-    }
-}
-
-impl fmt::Display for StopTimeout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.0)
-    }
 }
 
 impl ServeOptions {
@@ -110,7 +81,10 @@ impl ServeOptions {
         }
         for (i, disk) in self.disks.iter().enumerate() {
             if self.disks[..i].iter().any(|other| other.name == disk.name) {
-                return Err(format!("two disks have the name '{}'", disk.name));
+                return Err(format!(
+                    "two disks are named '{}'; rename one of them",
+                    disk.name
+                ));
             }
             let checked = disk.validate(self.nbd.is_some());
             checked.map_err(|problem| match several {
@@ -157,8 +131,12 @@ impl RemoteOptions {
                 certificates,
             })),
             (None, None) => Ok(None),
-            (Some(_), None) => Err("an address for other hosts needs certificates".into()),
-            (None, Some(_)) => Err("certificates need an address for other hosts".into()),
+            (Some(_), None) => Err("an address for other hosts needs certificates; add \
+                --api-certificates (tls-certificates of [api])"
+                .into()),
+            (None, Some(_)) => Err("certificates for other hosts need an address; add \
+                --api-listen (listen of [api])"
+                .into()),
         }
     }
 }
@@ -241,8 +219,8 @@ impl ExportOptions {
     pub fn check(text: &str) -> Result<(), String> {
         match text.len() {
             0..=4096 if !text.contains('\0') => Ok(()),
-            0..=4096 => Err("it has a NUL byte in it".into()),
-            n => Err(format!("it has {n} bytes; 4096 are the most")),
+            0..=4096 => Err("contains a NUL byte".into()),
+            n => Err(format!("{n} bytes exceed the limit of 4096")),
         }
     }
 }
@@ -270,6 +248,8 @@ pub struct DiskOptions {
     pub pull: Option<pull::Terms>,
     /// As it was written, if it was.
     pub table: Option<Box<DiskTable>>,
+    /// `FILE:LINE` of its definition, if a configuration defines it.
+    pub defined_at: Option<String>,
 }
 
 impl DiskOptions {
@@ -287,6 +267,7 @@ impl DiskOptions {
             alarms: Vec::new(),
             pull: None,
             table: None,
+            defined_at: None,
         }
     }
 
@@ -349,10 +330,18 @@ impl DiskOptions {
         Ok(options)
     }
 
+    /// Adds the disk's name and the place of its definition to an error, if a configuration defines the disk.
+    pub(crate) fn blame(&self, error: Error) -> Error {
+        match &self.defined_at {
+            Some(place) => Error::Options(format!("{place}: disk '{}': {error}", self.name)),
+            None => error,
+        }
+    }
+
     /// Refuses what does not go together.
     pub(crate) fn validate(&self, has_nbd: bool) -> Result<(), String> {
         if self.vhost_user.is_none() && !(has_nbd && self.nbd.is_some()) {
-            return Err("nobody could connect to it: it needs --vhost-user or --nbd".into());
+            return Err("no client could connect to the disk; add --vhost-user or --nbd".into());
         }
         let is_path = matches!(self.vhost_user, Some(SocketSpec::Path(_)));
         check_access(self.access, is_path)?;
@@ -364,9 +353,9 @@ impl DiskOptions {
 fn check_access(access: Access, is_made_here: bool) -> Result<(), String> {
     match access == Access::default() || is_made_here {
         true => Ok(()),
-        false => {
-            Err("--socket-mode and --socket-group are for Unix sockets given by a path".into())
-        }
+        false => Err(
+            "--socket-mode and --socket-group apply only to Unix sockets given by a path".into(),
+        ),
     }
 }
 

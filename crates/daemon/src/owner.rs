@@ -3,7 +3,11 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The owner of a disk's name, which decides what the disk is after a restart.
+/// The owner of a disk's name, which decides what the disk is after a restart:
+///
+/// - `static`: the configuration or the command line. Changes last until the server restarts.
+/// - `persistent`: a file in `disks-dir`. Changes are written to it.
+/// - `transient`: the API. The disk is gone when the server ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Owner {
@@ -20,7 +24,7 @@ impl Owner {
     pub fn describe(self) -> &'static str {
         match self {
             Owner::Static => "static: changes last until the server restarts",
-            Owner::Persistent => "persistent: changes are kept in disks-dir",
+            Owner::Persistent => "persistent: changes are written to the disk's file in disks-dir",
             Owner::Transient => "transient: the disk is gone when the server ends",
         }
     }

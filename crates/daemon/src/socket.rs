@@ -5,6 +5,7 @@ use crate::runtime;
 use crate::socket_spec::SocketSpec;
 use fathom_exports::nbd::{Address, listen_at};
 use fathom_exports::{Access, Listener};
+use fathom_units::cause;
 use listenfd::ListenFd;
 use rustix::fs::FileType;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, sockopt};
@@ -29,7 +30,7 @@ pub fn listen_for_front_ends(spec: &SocketSpec, access: Access) -> Result<Listen
             match (sockets.pop(), sockets.len()) {
                 (Some(socket), 0) => Ok(socket),
                 (_, n) => Err(VHOST_USER.problem(format!(
-                    "{} sockets were passed by the service manager; one disk needs one",
+                    "the service manager passed {} sockets, and the disk needs exactly one",
                     n + 1
                 ))),
             }
@@ -45,10 +46,12 @@ pub fn listen_for_api(spec: &SocketSpec, access: Access) -> Result<(Listener, Pa
             return Ok((Listener::bind(path, access)?, path.clone()));
         }
         SocketSpec::Fd(fd) => inherited(*fd, API)?,
-        SocketSpec::Activated => return Err(API.problem("it needs a path or fd:N")),
+        SocketSpec::Activated => {
+            return Err(API.problem("an inherited API socket must be given as a path or fd:N"));
+        }
     };
     let path = path_of(listener.as_fd());
-    let path = path.ok_or_else(|| API.problem(format!("{spec} has no path")))?;
+    let path = path.ok_or_else(|| API.problem(format!("{spec}: the socket has no path")))?;
     Ok((listener, path))
 }
 
@@ -82,7 +85,7 @@ pub fn listen_for_nbd<'a>(
 }
 
 fn make_parent_of(socket: &Path) -> Result<(), Error> {
-    runtime::make_parent_of(socket).map_err(Error::io("the sockets' directory cannot be made"))
+    runtime::make_parent_of(socket).map_err(Error::io("cannot create the directory of a socket"))
 }
 
 /// What an inherited socket is for.
@@ -144,13 +147,14 @@ fn activated(wanted: Wanted) -> Result<Vec<Listener>, Error> {
     if sockets.len() == 0 {
         let option = wanted.option;
         return Err(wanted.problem(format!(
-            "no socket was passed by the service manager; give one by {option}"
+            "the service manager passed no socket; give one by {option}"
         )));
     }
     let mut listeners = Vec::new();
     for i in 0..sockets.len() {
         let fd = sockets.take_raw_fd(i).ok().flatten();
-        let fd = fd.ok_or_else(|| wanted.problem("the service manager's socket is gone"))?;
+        let fd =
+            fd.ok_or_else(|| wanted.problem("the service manager's socket was already used"))?;
         // SAFETY: listenfd hands out each descriptor that was passed once.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         listeners.push(wanted.check(socket, "the service manager's socket")?);
@@ -163,8 +167,12 @@ fn inherited(fd: i32, wanted: Wanted) -> Result<Listener, Error> {
     // SAFETY: used for one fcntl(2), which fails if it is not open; the
     // process owns what it inherited.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    let fd: OwnedFd = rustix::io::fcntl_dupfd_cloexec(fd, 0)
-        .map_err(|error| wanted.problem(format!("{name} cannot be used: {error}")))?;
+    let fd: OwnedFd = rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(|error| {
+        wanted.problem(format!(
+            "{name}: cannot duplicate the file descriptor: {}",
+            cause(error)
+        ))
+    })?;
     wanted.check(fd, &name)
 }
 

@@ -140,7 +140,7 @@ impl Shared {
             if lost > 0 {
                 let _ = writeln!(
                     out,
-                    "({lost} lines of log are lost: they were not read in time)"
+                    "({lost} lines of the log are lost because its reader was too slow)"
                 );
             }
             state = self.lock();

@@ -37,7 +37,8 @@ use crate::host::Host;
 use crate::link::FromTenant;
 use crate::metrics::Measures;
 use crate::objects::Outcome;
-use crate::options::{ServeOptions, StopTimeout};
+use crate::options::ServeOptions;
+use crate::stop_timeout::StopTimeout;
 use crate::table::PoolTable;
 use crate::tenancy::Tenancy;
 use crate::users::User;
@@ -402,7 +403,7 @@ impl Host for Tenants {
         let deadline = Instant::now() + handle::DIE;
         for (name, process) in processes {
             let how = process.end_by(deadline);
-            tracing::debug!("the process of tenant '{name}' {how}");
+            tracing::debug!("tenant '{name}': its process {how}");
         }
         self.groups = Groups::default();
         match late.is_empty() {

@@ -23,18 +23,21 @@ use utoipa::ToSchema;
 
 pub use pool::PoolTable;
 
-/// Options that say "no" on the command line are told by `false` here. What is left out has the
-/// command line's default.
+/// Options of a disk: the keys of a `[[disk]]` in a configuration. An absent option has its default. The option
+/// `--no-discard` of the command line is `discard` with the value `false` here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DiskTable {
     // (The API has it in the path, too, and a file that is kept is named after it.)
+    /// Name of the disk. The body of a request may omit it, because the path names the disk.
     #[serde(default)]
     #[schema(pattern = "^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$", required = false)]
     pub name: String,
+    /// Location of the image: a path, `memory:SIZE`, `null:SIZE`, the URI of an NBD export, or `rbd:POOL/IMAGE`.
     #[serde(with = "text")]
     #[schema(value_type = String, examples("/srv/disk.qcow2", "memory:4G"))]
     pub image: Location,
+    /// Socket for a virtual machine: a path, or `fd:N` for an inherited socket [default: none]
     #[serde(
         default,
         with = "text::optional",
@@ -42,6 +45,7 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Option<String>)]
     pub vhost_user: Option<SocketSpec>,
+    /// Mode of the disk's sockets, such as "660" [default: 660 less the umask]
     #[serde(
         default,
         with = "text::optional",
@@ -49,6 +53,7 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Option<String>)]
     pub socket_mode: Option<Mode>,
+    /// Group of the disk's sockets [default: the server's group]
     #[serde(
         default,
         with = "text::optional",
@@ -56,18 +61,20 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Option<String>)]
     pub socket_group: Option<Group>,
-    /// Whether NBD clients may use the disk [default: yes, if the server listens for them; no for a disk
-    /// that the API adds while one of the server's listeners authenticates nobody]
+    /// Export the disk to NBD clients. A disk that the API adds while one of the listeners authenticates no client is
+    /// exported only with `true` [default: true, if the server listens for NBD clients]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nbd: Option<bool>,
-    /// None: the disk's name.
+    /// Name of the NBD export [default: the disk's name]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub export_name: Option<String>,
-    /// Another server may take the disk over; its NBD clients only read.
+    /// Allow another server to take the disk over. NBD clients can only read [default: false]
     #[serde(default, skip_serializing_if = "is_false")]
     pub nbd_move: bool,
+    /// Description of the NBD export that clients can list [default: none]
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub export_description: String,
+    /// Format of the image [default: raw, if the image does not look like another format]
     #[serde(
         default,
         deserialize_with = "format",
@@ -76,41 +83,52 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Option<String>)]
     pub format: Option<Format>,
+    /// Start of the disk in a raw image, in bytes: a multiple of 512 [default: 0]
     #[serde(
         default,
         deserialize_with = "text::size",
         skip_serializing_if = "Option::is_none"
     )]
     pub offset: Option<u64>,
+    /// Size of the disk in a raw image, in bytes [default: up to the end of the image]
     #[serde(
         default,
         deserialize_with = "text::size",
         skip_serializing_if = "Option::is_none"
     )]
     pub size: Option<u64>,
+    /// Maximum memory for the tables of a qcow2 or QED image, in bytes: at least 64k [default: 32M]
     #[serde(
         default,
         deserialize_with = "text::size",
         skip_serializing_if = "Option::is_none"
     )]
     pub metadata_cache: Option<u64>,
+    /// Read zeroes from clusters behind the end of a truncated image file. Without this option, such reads fail
+    /// [default: false]
     #[serde(default, skip_serializing_if = "is_false")]
     pub zero_missing_clusters: bool,
+    /// Directories in which the image may name files, besides the image's own directory [default: none]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub allow_dirs: Vec<PathBuf>,
+    /// Path of the external data file of a qcow2 image, which is then written. Without this option, an image that has
+    /// an external data file can only be read [default: none]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub data_file: Option<PathBuf>,
+    /// Directory of the disk's dirty bitmaps [default: the path of the image with `.bitmaps` appended]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub bitmaps: Option<PathBuf>,
-    /// What unlocks encrypted images.
+    /// Places of the keys that unlock encrypted images, such as `file:/etc/fathom/vm1.key` [default: none]
     #[serde(default, with = "text::list", skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub keys: Vec<KeySource>,
+    /// Let guests and clients only read [default: false]
     #[serde(default, skip_serializing_if = "is_false")]
     pub readonly: bool,
+    /// I/O engine: `io_uring`, `native` or `threads` [default: io_uring]
     #[serde(
         default,
         with = "text::optional",
@@ -118,8 +136,10 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Option<String>)]
     pub aio: Option<EngineKind>,
+    /// Register the guest's memory with io_uring, which pins all of that memory [default: false]
     #[serde(default, skip_serializing_if = "is_false")]
     pub register_memory: bool,
+    /// Cache mode: `none`, `writeback` or `writethrough` [default: none]
     #[serde(
         default,
         with = "text::optional",
@@ -127,6 +147,8 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Option<String>)]
     pub cache: Option<Cache>,
+    /// For an image on an NBD server: time without a reply after which the NBD server counts as failed, or `off`
+    /// [default: 60s]
     #[serde(
         default,
         with = "text::optional",
@@ -134,6 +156,7 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Option<String>)]
     pub server_timeout: Option<Timeout>,
+    /// For an image on an NBD server: time that requests wait for an unreachable NBD server, or `off` [default: 60s]
     #[serde(
         default,
         with = "text::optional",
@@ -141,21 +164,27 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Option<String>)]
     pub server_reconnect: Option<Timeout>,
+    /// For an image on an NBD server: number of connections of each I/O thread [default: 1]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 16)]
     pub server_connections: Option<u8>,
-    /// Where the image below comes from.
+    /// Location of a remote base image, which becomes the backing image of the disk's image. The server fetches data
+    /// from it as needed, and caches the data on this host [default: none]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
+    /// Directory of the cache of base images [default: `/var/cache/fathom` for root, `fathom` in the user's cache
+    /// directory otherwise]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub base_cache: Option<PathBuf>,
+    /// Maximum size of the cache of base images, in bytes [default: 64G]
     #[serde(
         default,
         deserialize_with = "text::size",
         skip_serializing_if = "Option::is_none"
     )]
     pub base_cache_size: Option<u64>,
+    /// Number of bytes of the base image to fetch in advance per second, or `off` [default: 64M]
     #[serde(
         default,
         with = "text::optional",
@@ -163,42 +192,51 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Option<String>)]
     pub base_fetch: Option<FetchRate>,
+    /// Path of a manifest with checksums of the base image [default: none]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub base_manifest: Option<PathBuf>,
+    /// Path of a boot profile: the list of the parts of the base image to fetch first [default: none]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub base_profile: Option<PathBuf>,
-    /// The server from which the disk is to come: an NBD URI.
+    /// NBD URI of the server from which the disk moves to this server [default: none]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pull: Option<String>,
-    /// Where it is noted how far it is. None: beside the image, with .pull behind its name.
+    /// Path of the file that records the progress of the move [default: the path of the image with `.pull` appended]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub pull_record: Option<PathBuf>,
-    /// Bytes a second.
+    /// Maximum number of bytes copied per second during the move [default: no limit]
     #[serde(
         default,
         deserialize_with = "text::size",
         skip_serializing_if = "Option::is_none"
     )]
     pub pull_speed: Option<u64>,
-    /// The guest goes on here at once, and the disk follows: what it touches first.
+    /// Take the disk over at once, and copy its data while the guest runs here. Data that the guest accesses is copied
+    /// first [default: false]
     #[serde(default, skip_serializing_if = "is_false")]
     pub pull_post_copy: bool,
+    /// Open a read-only image even if another process writes to it [default: false]
     #[serde(default, skip_serializing_if = "is_false")]
     pub force_share: bool,
-    /// Write to the image although a newer one has superseded it: what was written to that one since is lost.
+    /// Write to the image although a newer image has superseded it. All writes to the newer image are lost [default:
+    /// false]
     #[serde(default, skip_serializing_if = "is_false")]
     pub allow_superseded: bool,
+    /// Offer discard to guests and clients [default: true]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub discard: Option<bool>,
+    /// Maximum number of virtqueues [default: 64]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 256)]
     pub queues: Option<u16>,
+    /// Number of the disk's own threads [default: 1]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 256)]
     pub iothreads: Option<u16>,
+    /// CPUs to which the disk's threads are pinned, such as "2-3,8" [default: no pinning]
     #[serde(
         default,
         with = "text::optional",
@@ -206,6 +244,8 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Option<String>)]
     pub cpus: Option<CpuList>,
+    /// Time that a thread polls for requests before it sleeps, such as "20us", or `auto`, `auto:TIME` or `off`
+    /// [default: auto]
     #[serde(
         default,
         with = "text::optional",
@@ -213,22 +253,27 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Option<String>)]
     pub poll: Option<Polling>,
-    /// The pool whose threads serve it.
+    /// Name of the pool whose threads serve the disk [default: the disk has threads of its own]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// Whose process serves it, where tenants have processes of their own. None: the disk's own.
+    /// Name of the tenant whose process serves the disk, in a server with tenants [default: the disk's name]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$")]
     pub tenant: Option<String>,
+    /// Serial number that the guest sees, at most 20 bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// When who watches is told that requests take too long: `p99=5ms`, `read:p50=1ms`, `older=10s`.
+    /// Limits for the durations of requests, which raise an alarm: such as `p99=5ms`, `read:p50=1ms`, `older=10s`
+    /// [default: none]
     #[serde(default, with = "text::list", skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub alarms: Vec<Alarm>,
+    /// Path of the file to which requests are traced [default: none]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub trace: Option<PathBuf>,
+    /// Filters for all requests, such as `throttle:iops-total=3000`, from the one closest to the guest to the one
+    /// closest to the image [default: none]
     #[serde(
         default,
         deserialize_with = "specs::read",
@@ -412,7 +457,7 @@ impl DiskTable {
         match self.keys.iter().find(|key| !key.is_anywhere()) {
             None => Ok(()),
             Some(key) => Err(format!(
-                "{key}: a server is told of such keys on its own command line only: use file:PATH or \
+                "{key}: only the server's command line accepts such a key; use file:PATH or \
                  credential:NAME"
             )),
         }
@@ -421,23 +466,26 @@ impl DiskTable {
     /// Refuses what does not go together.
     pub(crate) fn check(&self, has_nbd: bool) -> Result<(), String> {
         if self.nbd == Some(true) && !has_nbd {
-            return Err("nbd = true needs a table [nbd]".into());
+            return Err("nbd = true: needs a table [nbd]".into());
         }
         if self.force_share && !self.readonly {
-            return Err("force-share needs readonly = true".into());
+            return Err("force-share: needs readonly = true".into());
         }
         for (option, value) in [("queues", self.queues), ("iothreads", self.iothreads)] {
             if value.is_some_and(|n| !(1..=256).contains(&n)) {
-                return Err(format!("{option} is not a number from 1 to 256"));
+                return Err(format!("{option}: not a number from 1 to 256"));
             }
         }
         self.check_pool()?;
         if let Some(tenant) = &self.tenant {
-            check_name(tenant).map_err(|_| "a tenant's name is like that of a disk".to_owned())?;
+            check_name(tenant).map_err(|_| {
+                "tenant: not 1 to 64 letters, digits, -, _ and ., not beginning with a dot"
+                    .to_owned()
+            })?;
         }
         match &self.serial {
             Some(serial) if serial.len() > MAX_SERIAL => {
-                Err(format!("serial has more than {MAX_SERIAL} bytes"))
+                Err(format!("serial: longer than {MAX_SERIAL} bytes"))
             }
             _ => Ok(()),
         }
@@ -456,7 +504,8 @@ impl DiskTable {
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             Some((option, _)) => Err(format!(
-                "{option} does not go with pool = {pool:?}: the pool's threads are as its own table says"
+                "{option}: excluded by pool = {pool:?}, whose table sets it for all disks of the \
+                 pool; remove one of the two"
             )),
             None => Ok(()),
         }
@@ -470,7 +519,7 @@ pub fn check_name(name: &str) -> Result<(), String> {
     match (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_plain) {
         true => check_first(name),
         false => Err(format!(
-            "a disk's name has 1 to {MAX_NAME} letters, digits, -, _ and ."
+            "'{name}' is not a disk's name, which has 1 to {MAX_NAME} letters, digits, -, _ and ."
         )),
     }
 }
@@ -479,7 +528,7 @@ pub fn check_name(name: &str) -> Result<(), String> {
 pub fn check_first(name: &str) -> Result<(), String> {
     match name.starts_with('.') {
         true => Err(format!(
-            "a disk's name does not begin with a dot: call it '{}', for example",
+            "not a disk's name, which does not begin with a dot; call it '{}', for example",
             name.trim_start_matches('.')
         )),
         false => Ok(()),
@@ -490,7 +539,7 @@ pub fn check_first(name: &str) -> Result<(), String> {
 pub fn check_path(path: &Path) -> Result<(), String> {
     match path.is_absolute() {
         true => Ok(()),
-        false => Err(format!("{}: the path has to be absolute", path.display())),
+        false => Err(format!("{}: not an absolute path", path.display())),
     }
 }
 

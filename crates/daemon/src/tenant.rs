@@ -11,13 +11,15 @@ use crate::host::Host;
 use crate::limits;
 use crate::link::{AtGate, FromGate, FromTenant, Link, ToTenant};
 use crate::objects::Objects;
-use crate::options::{ApiOptions, ServeOptions, StopTimeout};
+use crate::options::{ApiOptions, ServeOptions};
 use crate::signals::LeftToThisThread;
+use crate::stop_timeout::StopTimeout;
 use crate::table::PoolTable;
 use crate::tenancy::Tenancy;
 use crate::users::User;
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_files::gate::{self, Gate, Got, Refused, Wanted};
+use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::io;
@@ -47,7 +49,7 @@ pub fn begin_tenant(events: Events) -> Result<NewTenant, Error> {
     // Started by way of /proc, it has a name of that. (This one is for people only.)
     let _ = rustix::thread::set_name(c"fathom-tenant");
     limits::raise();
-    let (link, gate) = sockets().map_err(Error::io("cannot reach the supervisor"))?;
+    let (link, gate) = sockets().map_err(Error::io("cannot connect to the supervisor"))?;
     let Begun {
         options,
         user,
@@ -61,7 +63,7 @@ pub fn begin_tenant(events: Events) -> Result<NewTenant, Error> {
         tracing::warn!("{problem}");
     }
     cage::lock_up(options.sandbox, user, connects.as_deref())
-        .map_err(Error::io("cannot be shut in"))?;
+        .map_err(Error::io("cannot enter the sandbox"))?;
     Ok(NewTenant {
         link,
         gate,
@@ -151,7 +153,7 @@ struct Begun {
 fn begin(link: &Link, events: Events) -> Result<Begun, Error> {
     let first = link
         .receive(true)
-        .map_err(Error::io("the supervisor says nothing"))?;
+        .map_err(Error::io("no message from the supervisor"))?;
     let Some((
         ToTenant::Begin {
             pools,
@@ -163,7 +165,9 @@ fn begin(link: &Link, events: Events) -> Result<Begun, Error> {
         predecessor,
     )) = first
     else {
-        return Err(Error::Options("the supervisor does not begin".into()));
+        return Err(Error::Options(
+            "the supervisor sent an unexpected first message".into(),
+        ));
     };
     let sandbox = sandbox.parse().map_err(Error::Options)?;
     let pools = pools.into_iter();
@@ -268,7 +272,7 @@ impl Tenant {
         let message = FromTenant::Answer { number, answer };
         match self.link.send(&message, None, true) {
             Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
-                let text = format!("the reply is too long: {error}");
+                let text = format!("the reply is too long: {}", cause(error));
                 let answer = Err(Kind::Failed.because(text));
                 self.tell(&FromTenant::Answer { number, answer });
             }
@@ -289,7 +293,7 @@ const KILL: Duration = Duration::from_secs(10);
 
 /// Have the supervisor kill the process that was to take over.
 fn end_successor(link: &Link) -> Result<(), String> {
-    let failed = |error: io::Error| format!("the supervisor: {error}");
+    let failed = |error: io::Error| format!("the supervisor: {}", cause(error));
     let message: FromTenant = FromTenant::EndSuccessor;
     let asked = link.send(&message, None, true);
     asked.map_err(failed)?;
@@ -298,13 +302,16 @@ fn end_successor(link: &Link) -> Result<(), String> {
     }
     match link.receive(false).map_err(failed)? {
         Some((ToTenant::GoOn, _)) => Ok(()),
-        _ => Err("the supervisor says something else".into()),
+        _ => Err("the supervisor sent an unexpected message".into()),
     }
 }
 
 /// The supervisor is no more, and its successor wants what this process has.
 fn gone(error: &io::Error) -> ! {
-    tracing::debug!("the supervisor is gone: {error}");
+    tracing::debug!(
+        "the connection to the supervisor is closed: {}",
+        cause(error)
+    );
     exit(1)
 }
 
@@ -321,9 +328,10 @@ impl Gate for AtSupervisor {
             .send(&AtGate::Want(wanted.clone()), with, true)?;
         let answer = self.socket.receive::<FromGate>(true)?;
         let (answer, file) =
-            answer.ok_or_else(|| io::Error::other("the supervisor says nothing"))?;
+            answer.ok_or_else(|| io::Error::other("no message from the supervisor"))?;
         let path = answer?;
-        let file = file.ok_or_else(|| io::Error::other("the supervisor has sent no file"))?;
+        let file =
+            file.ok_or_else(|| io::Error::other("the supervisor sent no file descriptor"))?;
         Ok(Got { file, path })
     }
 }

@@ -70,7 +70,7 @@ pub mod list {
 /// `"4G"`, or a number of bytes.
 pub fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged, expecting = "it is not a size like \"4G\" or 512")]
+    #[serde(untagged, expecting = "not a size such as \"4G\" or 512")]
     enum Size {
         Bytes(u64),
         Text(String),

@@ -50,13 +50,14 @@ impl FromStr for Users {
         let user = match is_number {
             Some(uid) => by_number(uid).unwrap_or(User { uid, gid: uid }),
             None => by_name(text).ok_or_else(|| {
-                format!("there is no user '{text}': name one, or a range such as 100000-165535")
+                format!("no user '{text}'; name a user, or a range such as 100000-165535")
             })?,
         };
         match user.uid {
             // -1 is nobody for the kernel.
             0 | u32::MAX => Err(format!(
-                "{text} cannot be tenants' user: take one without rights"
+                "{text} cannot be a tenant's user, because it has privileges; name an \
+                 unprivileged user"
             )),
             _ => Ok(Users::One(user)),
         }
@@ -77,8 +78,8 @@ impl Users {
     pub(crate) fn check(&self) -> Result<(), String> {
         if !fathom_sandbox::may_change_users() {
             return Err(
-                "users: processes of other users are root's to start (CAP_SETUID, CAP_SETGID and \
-                 CAP_KILL): have root start the server, or leave users out"
+                "users: the server cannot start processes as other users without CAP_SETUID, \
+                 CAP_SETGID and CAP_KILL; start it as root, or remove users"
                     .into(),
             );
         }
@@ -91,7 +92,8 @@ impl Users {
             let known = fs::read_to_string(format!("/proc/self/{map}"));
             if known.is_ok_and(|known| !has_all(&known, &ids)) {
                 return Err(format!(
-                    "users: {self} are not all known in this user namespace (/proc/self/{map}): take others"
+                    "users: {self}: not all are mapped in this user namespace \
+                     (/proc/self/{map}); name others"
                 ));
             }
         }
@@ -103,7 +105,7 @@ impl Users {
 fn range(text: &str, first: u32, last: u32) -> Result<Users, String> {
     let range = first..=last;
     if range.is_empty() {
-        return Err(format!("{text} has nobody in it: write FIRST-LAST"));
+        return Err(format!("{text}: an empty range; write FIRST-LAST"));
     }
     let taken = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let mut taken = taken.lines().filter_map(|line| {
@@ -111,12 +113,13 @@ fn range(text: &str, first: u32, last: u32) -> Result<Users, String> {
         Some((fields.next()?, fields.nth(1)?.parse::<u32>().ok()?))
     });
     if range.contains(&0) || range.contains(&u32::MAX) {
-        return Err(format!("{text} has root or -1 in it: take other numbers"));
+        return Err(format!("{text}: contains root or -1; name other numbers"));
     }
     match taken.find(|(_, uid)| range.contains(uid)) {
         None => Ok(Users::Range(range)),
         Some((name, uid)) => Err(format!(
-            "{text} has the user '{name}' ({uid}) in it: take numbers that nobody has, as one does for /etc/subuid"
+            "{text}: contains user '{name}' ({uid}); name numbers that no user has, as in \
+             /etc/subuid"
         )),
     }
 }
@@ -180,9 +183,9 @@ mod tests {
         for (bad, wanted) in [
             ("", "no user ''"),
             ("no such", "no user 'no such'"),
-            ("0", "without rights"),
-            ("root", "without rights"),
-            ("4294967295", "without rights"),
+            ("0", "has privileges"),
+            ("root", "has privileges"),
+            ("4294967295", "has privileges"),
             ("9-8", "FIRST-LAST"),
             ("100000-100000-1", "no user"),
             ("0-65535", "root"),

@@ -23,7 +23,7 @@ impl Descriptors {
     /// The one of that number.
     pub fn take(&mut self, number: usize) -> Result<OwnedFd, String> {
         let taken = self.0.get_mut(number).and_then(Option::take);
-        taken.ok_or_else(|| format!("there is no descriptor {number}, or it was used already"))
+        taken.ok_or_else(|| format!("no file descriptor {number}, or it was already used"))
     }
 
     /// The first `count`, as a list of their own.

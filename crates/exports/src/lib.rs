@@ -3,6 +3,7 @@
 mod descriptors;
 mod listen;
 pub mod nbd;
+pub mod occupant;
 mod signal;
 pub mod vhost_user;
 mod watch;

@@ -1,6 +1,8 @@
 //! Sockets at which clients connect.
 
 use crate::descriptors::Descriptors;
+use crate::occupant;
+use fathom_units::cause;
 use rustix::fs::{FileType, Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{
@@ -52,22 +54,28 @@ impl Access {
 /// Why there is no listening socket.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    #[error("{}: another process is listening there already", .0.display())]
-    InUse(PathBuf),
-    #[error("{}: exists and is not a socket; remove it or choose another path", .0.display())]
+    #[error("{}: in use by {by}; {}", path.display(), occupant::remedy(by, "path"))]
+    InUse { path: PathBuf, by: String },
+    #[error("{address}: in use by {by}; {}", occupant::remedy(by, "port"))]
+    AddressInUse { address: String, by: String },
+    #[error("{}: exists and is not a socket; remove it, or choose another path", .0.display())]
     NotASocket(PathBuf),
-    #[error("{}: its directory does not exist: make it, or choose another path", .0.display())]
+    #[error(
+        "{}: no such directory: {}; create it, or choose another path",
+        .0.display(),
+        .0.parent().unwrap_or(Path::new("")).display()
+    )]
     NoDirectory(PathBuf),
-    #[error("{}: longer than a socket's path can be (107 bytes)", .0.display())]
+    #[error("{}: longer than 107 bytes, the limit of a socket's path", .0.display())]
     TooLong(PathBuf),
-    #[error("{}: {what}: {source}", path.display())]
+    #[error("{}: {what}: {}", path.display(), cause(source))]
     Io {
         path: PathBuf,
         what: &'static str,
         source: io::Error,
     },
     /// At an address that is no path.
-    #[error("{address}: {what}: {source}")]
+    #[error("{address}: {what}: {}", cause(source))]
     Address {
         address: String,
         what: &'static str,
@@ -114,7 +122,7 @@ impl Listener {
             let path = path.to_owned();
             move |source| ListenError::Io { path, what, source }
         };
-        let meta = symlink_metadata(path).map_err(io_failed("cannot find the socket"))?;
+        let meta = symlink_metadata(path).map_err(io_failed("cannot look at the new socket"))?;
         let listener = Listener {
             socket,
             bound: Some((path.to_owned(), meta.dev(), meta.ino())).into(),
@@ -122,7 +130,7 @@ impl Listener {
         // Nobody can connect before it listens.
         if let Some(group) = access.group {
             lchown(path, None, Some(group))
-                .map_err(io_failed("cannot give the socket to its group"))?;
+                .map_err(io_failed("cannot change the socket's group"))?;
         }
         if let Some(mode) = mode {
             std::fs::set_permissions(path, Permissions::from_mode(mode))
@@ -175,7 +183,7 @@ impl Listener {
         let socket = descriptors.take(state.socket)?;
         match rustix::net::sockopt::socket_acceptconn(&socket) {
             Ok(true) => Ok((Listener::from(socket), Bound(state.bound))),
-            _ => Err("a listening socket was expected".into()),
+            _ => Err("not a listening socket".into()),
         }
     }
 
@@ -270,7 +278,7 @@ fn remove_stale(path: &Path, addr: &SocketAddrUnix) -> Result<(), ListenError> {
     let meta = match symlink_metadata(path) {
         Ok(meta) => meta,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(failed("cannot be examined")(e)),
+        Err(e) => return Err(failed("cannot look at the existing file")(e)),
     };
     if FileType::from_raw_mode(meta.mode()) != FileType::Socket {
         return Err(ListenError::NotASocket(path.to_owned()));
@@ -282,8 +290,11 @@ fn remove_stale(path: &Path, addr: &SocketAddrUnix) -> Result<(), ListenError> {
             std::fs::remove_file(path).map_err(failed("cannot remove the stale socket"))
         }
         // AGAIN: alive, with a full backlog.
-        Ok(()) | Err(Errno::AGAIN) => Err(ListenError::InUse(path.to_owned())),
-        Err(e) => Err(failed("cannot tell whether somebody listens there")(
+        Ok(()) | Err(Errno::AGAIN) => Err(ListenError::InUse {
+            path: path.to_owned(),
+            by: occupant::at_unix(&probe),
+        }),
+        Err(e) => Err(failed("cannot find out whether a process listens there")(
             e.into(),
         )),
     }
@@ -318,7 +329,11 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         let live = Listener::bind(&path, Access::default()).unwrap();
         let error = Listener::bind(&path, Access::default()).unwrap_err();
-        assert!(matches!(error, ListenError::InUse(_)), "{error}");
+        assert!(matches!(error, ListenError::InUse { .. }), "{error}");
+        assert!(
+            error.to_string().contains("in use by this server itself"),
+            "{error}"
+        );
         drop(live);
         std::fs::write(&path, "precious").unwrap();
         let error = Listener::bind(&path, Access::default()).unwrap_err();

@@ -72,8 +72,8 @@ pub fn check_same(before: &[UsedFile], now: &[UsedFile], by_depth: usize) -> Res
     match now.iter().find(is_replaced) {
         None => Ok(()),
         Some(file) => Err(format!(
-            "{}: this file has replaced the one that the disk has open: put the open file back under this name, or \
-             copy the disk to a new image (`fathom mirror`)",
+            "{}: replaced by another file since the disk opened it; restore the open file under \
+             this name, or copy the disk to a new image ('fathom mirror')",
             file.path.display()
         )),
     }

@@ -2,7 +2,9 @@
 //! somebody with more rights do it, who looks at what is wanted first ([`install`]).
 
 use crate::trusted;
+use fathom_units::cause;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::fs::{File, OpenOptions, metadata, read_link};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -50,6 +52,30 @@ pub enum Wanted {
     FrontEnds { disk: String },
 }
 
+/// For messages.
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wanted::Image { path, write: true } => write!(f, "image {}, to write", path.display()),
+            Wanted::Image { path, .. } => write!(f, "image {}", path.display()),
+            Wanted::Place { path } | Wanted::Append { path } | Wanted::Record { path } => {
+                write!(f, "file {}", path.display())
+            }
+            Wanted::Again { .. } => f.write_str("an open file"),
+            Wanted::Unnamed { dir } => write!(f, "a file in {}", dir.display()),
+            Wanted::Named { layer, name, .. } => {
+                let name = String::from_utf8_lossy(name);
+                write!(f, "file '{name}', which {} names", layer.display())
+            }
+            Wanted::Server { uri, .. } => write!(f, "NBD server {uri}"),
+            Wanted::Certificates { path, .. } => write!(f, "certificates {}", path.display()),
+            Wanted::Base { remote } => write!(f, "base image {remote}"),
+            Wanted::Trace { path, .. } => write!(f, "trace {}", path.display()),
+            Wanted::FrontEnds { disk } => write!(f, "the socket of disk '{disk}'"),
+        }
+    }
+}
+
 /// What was wanted.
 #[derive(Debug)]
 pub struct Got {
@@ -71,7 +97,7 @@ impl From<io::Error> for Refused {
     fn from(error: io::Error) -> Refused {
         Refused {
             errno: error.raw_os_error(),
-            text: error.to_string(),
+            text: cause(error),
         }
     }
 }
@@ -223,7 +249,7 @@ fn open_regular(path: &Path) -> io::Result<File> {
     let path = own_path(&found);
     match metadata(&path)?.is_file() {
         true => read_options(false).open(path),
-        false => Err(io::Error::other("is not a regular file")),
+        false => Err(io::Error::other("not a regular file")),
     }
 }
 
@@ -236,7 +262,7 @@ fn append_to_regular(path: &Path) -> io::Result<File> {
         Ok(found) => {
             let path = own_path(&found);
             if !metadata(&path)?.is_file() {
-                return Err(io::Error::other("is not a regular file"));
+                return Err(io::Error::other("not a regular file"));
             }
             options.open(path)
         }
@@ -270,7 +296,7 @@ fn open_record(path: &Path) -> io::Result<File> {
         found => found?,
     };
     if !file.metadata()?.is_file() {
-        return Err(io::Error::other("is not a file"));
+        return Err(io::Error::other("not a file"));
     }
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
     File::open(dir.unwrap_or(Path::new(".")))?.sync_all()?;
@@ -367,7 +393,7 @@ mod tests {
         // (Opening a FIFO would wait for somebody who reads from it.)
         for name in ["fifo", "dir"] {
             let error = append(name).unwrap_err().to_string();
-            assert_eq!(error, "is not a regular file", "{name}");
+            assert_eq!(error, "not a regular file", "{name}");
         }
         let device = Wanted::Append {
             path: "/dev/null".into(),
@@ -421,7 +447,7 @@ mod tests {
     fn strange_files_are_not_opened() {
         let dir = tempfile::tempdir().unwrap();
         let problem = |path: &Path| open_image(path, false).unwrap_err().to_string();
-        assert!(problem(dir.path()).contains("is a directory"));
+        assert!(problem(dir.path()).contains("a directory"));
         assert!(problem(Path::new("/dev/null")).contains("a character device"));
         let gone = open_image(&dir.path().join("gone"), false).unwrap_err();
         assert_eq!(gone.raw_os_error(), Some(libc::ENOENT));

@@ -12,6 +12,8 @@ pub mod trusted;
 mod file_id;
 mod holder;
 mod image_file;
+mod missing;
 
 pub use file_id::{FileId, UsedFile, check_same};
 pub use image_file::{ImageFile, read_up_to};
+pub use missing::{explain_create, missing_directory};

@@ -7,6 +7,7 @@
 //! a process tests the opposite bytes for locks of others.
 
 use crate::holder;
+use fathom_units::cause;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -48,9 +49,9 @@ impl Use {
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// By whom, if that can be known.
-    #[error("is in use by {0}")]
+    #[error("in use by {0}")]
     InUse(String),
-    #[error("cannot be locked: {0}")]
+    #[error("cannot lock the file: {}", cause(.0))]
     Os(io::Error),
 }
 
@@ -143,7 +144,7 @@ fn conflict(path: &Path, file: &File, how: Use) -> Result<Option<i64>, LockError
 pub fn release(path: &Path, file: &File) {
     for base in [USED, UNSHARED] {
         if let Err(error) = set(file, libc::F_UNLCK, base, PERMISSIONS) {
-            tracing::warn!("{}: cannot be unlocked: {error}", path.display());
+            tracing::warn!("{}: cannot unlock: {}", path.display(), cause(error));
         }
     }
 }
@@ -153,8 +154,9 @@ fn without_locks(path: &Path, error: io::Error) -> Result<(), LockError> {
     match error.raw_os_error() {
         Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => {
             tracing::warn!(
-                "{}: cannot be locked ({error}): make sure that nobody else writes to it",
-                path.display()
+                "{}: cannot lock ({}); make sure that no other program writes to it",
+                path.display(),
+                cause(error)
             );
             Ok(())
         }
@@ -219,7 +221,7 @@ mod tests {
             loop {
                 let error = attempt(image.path(), &second, how).unwrap_err();
                 let error = error.to_string();
-                if error == "is in use by this process itself" {
+                if error == "in use by this process itself" {
                     break;
                 }
                 // Programs that other tests start have the image open, too, until they exec.

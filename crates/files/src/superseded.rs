@@ -25,6 +25,7 @@ mod mark;
 mod records;
 
 use crate::lasting::lasting_id;
+use fathom_units::cause;
 use mark::MAX_MARK;
 pub use mark::Superseded;
 pub use records::set_directory;
@@ -64,7 +65,10 @@ impl Image<'_> {
         };
         let id = self.lasting_id();
         records::keep(self.location, id.as_deref(), mark).map_err(|problem| match self.file {
-            Some(_) => format!("it cannot have an extended attribute ({error}), and {problem}"),
+            Some(_) => format!(
+                "cannot set an extended attribute ({}), and {problem}",
+                cause(error)
+            ),
             None => problem,
         })
     }
@@ -72,7 +76,7 @@ impl Image<'_> {
     /// Removes the image's mark, durably.
     pub fn clear_mark(&self) -> Result<(), String> {
         if let Some(file) = self.file {
-            remove(file).map_err(|error| format!("its mark cannot be removed: {error}"))?;
+            remove(file).map_err(|error| format!("cannot remove its mark: {}", cause(error)))?;
         }
         records::forget(self.location, self.lasting_id().as_deref())
     }

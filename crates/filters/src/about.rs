@@ -1,5 +1,7 @@
 //! What users are told of a filter.
 
+use fathom_units::unknown_name;
+
 /// A filter as `fathom filters` lists it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct About {
@@ -51,13 +53,15 @@ impl About {
     pub(crate) fn option(&self, name: &str) -> Result<&'static Opt, String> {
         let known = self.options.iter().find(|option| option.name == name);
         known.ok_or_else(|| match self.options {
-            [] => format!("{} has no options", self.name),
+            [] => format!("filter '{}' has no options", self.name),
             _ => {
                 let names: Vec<_> = self.options.iter().map(|option| option.name).collect();
-                format!(
-                    "{} has no option '{name}', but {}",
-                    self.name,
-                    names.join(", ")
+                let list = format!("'fathom filters {}' lists all", self.name);
+                unknown_name(
+                    &format!("option of filter '{}':", self.name),
+                    name,
+                    &names,
+                    &list,
                 )
             }
         })

@@ -143,7 +143,7 @@ pub(crate) fn parse<K: Kind>(written: &[(String, String)]) -> Result<(Raw, K::Se
     for (name, value) in written {
         if K::ABOUT.option(name)?.default.is_none() {
             return Err(format!(
-                "{name} is for `fathom set`, while the disk is served"
+                "{name}: only 'fathom set' can set it, while the disk is served"
             ));
         }
         apply(K::ABOUT, &mut raw, name, value)?;

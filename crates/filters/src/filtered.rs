@@ -126,7 +126,7 @@ impl Disk for Filtered {
         let layer = self.filter.layer(cx, &self.below.info());
         let layer = layer.map_err(|source| DiskError::Io {
             path: self.filter.about().name.into(),
-            what: "a worker cannot have this filter",
+            what: "cannot start the filter on a worker",
             source,
         })?;
         Ok(Box::new(Layered {

@@ -12,6 +12,7 @@ use crate::readonly::Readonly;
 use crate::spec::Spec;
 use crate::throttle::{Groups, Throttle};
 use fathom_core::Left;
+use fathom_units::unknown_name;
 use std::sync::Arc;
 
 /// One line a filter.
@@ -56,7 +57,7 @@ pub fn find(name: &str) -> Result<&'static Registered, String> {
     let known = FILTERS.iter().find(|filter| filter.about.name == name);
     known.ok_or_else(|| {
         let names: Vec<_> = FILTERS.iter().map(|filter| filter.about.name).collect();
-        format!("there is no filter '{name}', but {}", names.join(", "))
+        unknown_name("filter", name, &names, "'fathom filters' lists all")
     })
 }
 

@@ -38,7 +38,7 @@ fn parse_options(text: &str) -> Result<Vec<(String, String)>, String> {
 pub(crate) fn parse_option(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err(format!("'{text}' is not an option like KEY=VALUE")),
+        _ => Err(format!("'{text}' is not an option such as KEY=VALUE")),
     }
 }
 

@@ -78,7 +78,7 @@ pub(crate) fn yes_or_no(text: &str) -> Result<bool, String> {
     match text {
         "yes" => Ok(true),
         "no" => Ok(false),
-        _ => Err(format!("'{text}' is neither yes nor no")),
+        _ => Err(format!("'{text}' is not yes or no")),
     }
 }
 
@@ -91,12 +91,12 @@ pub(crate) fn probability(text: &str) -> Result<f64, String> {
     let value = number.parse::<f64>().ok().map(|value| value / scale);
     value
         .filter(|value| (0.0..=1.0).contains(value))
-        .ok_or_else(|| format!("'{text}' is not a probability like 0.01 or 1%"))
+        .ok_or_else(|| format!("'{text}' is not a probability such as 0.01 or 1%"))
 }
 
 /// `OFFSET+LEN`.
 pub(crate) fn range(text: &str) -> Result<Range<u64>, String> {
-    let bad = || format!("'{text}' is not a range OFFSET+LEN like 1M+4k");
+    let bad = || format!("'{text}' is not a range OFFSET+LEN such as 1M+4k");
     let (offset, len) = text.split_once('+').ok_or_else(bad)?;
     let (offset, len) = (parse_size(offset)?, parse_size(len)?);
     let end = offset.checked_add(len).ok_or_else(bad)?;

@@ -1,6 +1,7 @@
 //! Errors: one line each, for the person who gave the image.
 
 use crate::kind::Kind;
+use fathom_units::cause;
 use std::io;
 
 /// Why an image cannot be read.
@@ -38,7 +39,7 @@ pub enum Error {
         given: usize,
     },
     /// A file of it could not be read.
-    #[error("cannot read the image: {0}")]
+    #[error("cannot read the image: {}", cause(.0))]
     Io(#[from] io::Error),
 }
 

@@ -1,6 +1,7 @@
 //! What can be wrong with an image or with what was asked for.
 
 use crate::Format;
+use fathom_units::cause;
 use std::io;
 
 /// Why an image is not opened, created or checked. Each is one line, without
@@ -8,7 +9,7 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file or device under the image failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", cause(source))]
     Io {
         /// What was tried, such as "cannot read the L1 table".
         what: &'static str,
@@ -39,7 +40,8 @@ impl Error {
     /// Of an image of another program that was to be made or changed.
     pub(crate) fn only_read(format: Format) -> Error {
         Error::Unsupported(format!(
-            "{format} images are only read here: convert it to another format (fathom img convert)"
+            "{format} images can only be read; the formats that can be written are raw, qcow2, qed and luks \
+             ('fathom img convert -O qcow2' converts an image)"
         ))
     }
     /// For `map_err`: the system refused `what`.

@@ -28,7 +28,7 @@ pub(crate) fn describe(file: &dyn ImageFile, kind: Kind) -> Result<Description> 
     match start.names() {
         [] => describe_with(&start, file, &[]),
         names => Err(Error::unsupported(format!(
-            "is in {} other files, which are not looked at here",
+            "the image consists of {} more files, which are not read here",
             names.len()
         ))),
     }
@@ -51,7 +51,7 @@ pub(crate) fn refused(error: fathom_foreign::Error) -> Error {
             format: kind.qemu_name(),
         },
         fathom_foreign::Error::Io(source) => Error::Io {
-            what: "its tables cannot be read",
+            what: "cannot read its tables",
             source,
         },
         fathom_foreign::Error::Damaged(problem) => Error::Invalid(problem),

@@ -3,6 +3,7 @@
 use crate::{Error, Result};
 use fathom_files::{ImageFile, magic};
 use fathom_foreign::{Kind, VhdSize};
+use fathom_units::unknown_name;
 use std::fmt;
 
 /// The formats there are.
@@ -61,9 +62,10 @@ impl Format {
     pub fn from_name(name: &str) -> Result<Format> {
         let found = Format::ALL.into_iter().find(|f| f.name() == name);
         found.ok_or_else(|| {
-            Error::unsupported(format!(
-                "format '{name}' is not supported, only raw, qcow2, qed and luks, and for reading vmdk, vhdx, vdi and vpc"
-            ))
+            let names = Format::ALL.map(Format::name);
+            let list =
+                "formats are raw, qcow2, qed and luks, and for reading vmdk, vhdx, vdi and vpc";
+            Error::unsupported(unknown_name("format", name, &names, list))
         })
     }
 
@@ -74,7 +76,7 @@ impl Format {
             "chs" => VhdSize::Geometry,
             _ => {
                 return Err(Error::usage(format!(
-                    "force_size_calc is current_size or chs, not '{size}'"
+                    "force_size_calc: '{size}' is not current_size or chs"
                 )));
             }
         };
@@ -87,14 +89,14 @@ impl Format {
     pub fn probe(file: &dyn ImageFile) -> Result<Format> {
         let mut start = [0; magic::START];
         file.read_at(&mut start, 0)
-            .map_err(Error::io("cannot be read"))?;
+            .map_err(Error::io("cannot read the image"))?;
         let Some(name) = magic::detect_in(&start) else {
             return Ok(Format::Raw);
         };
         Format::from_name(name).map_err(|_| {
             Error::unsupported(format!(
-                "looks like {name}, which is not supported; convert it (qemu-img convert -O qcow2), \
-                 or name the format raw to use the file's own bytes"
+                "looks like a {name} image, which is not supported; convert it (qemu-img convert \
+                 -O qcow2), or name the format raw to use the file's own bytes"
             ))
         })
     }

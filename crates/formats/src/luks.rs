@@ -56,7 +56,8 @@ pub(crate) fn qcow2_header(part: &Part) -> Result<Header, fathom_luks::Error> {
     match header.version() {
         1 => Ok(header),
         _ => {
-            let problem = "is encrypted by LUKS of another version than 1, which qcow2 has not";
+            let problem =
+                "encrypted by LUKS of a version other than 1, which qcow2 does not support";
             Err(fathom_luks::Error::Unsupported(problem.into()))
         }
     }
@@ -67,7 +68,7 @@ pub(crate) fn refused(error: fathom_luks::Error) -> Error {
     match error {
         fathom_luks::Error::NotLuks => Error::NotThisFormat { format: "luks" },
         fathom_luks::Error::Io(source) => Error::Io {
-            what: "its encryption header cannot be read",
+            what: "cannot read its encryption header",
             source,
         },
         fathom_luks::Error::Unsupported(problem) => Error::Unsupported(problem),

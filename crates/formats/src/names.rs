@@ -16,15 +16,15 @@ pub fn file_name_of(name: &[u8]) -> Result<&Path> {
         Some(b"file") => &name[b"file:".len()..],
         Some(other) => {
             return Err(Error::unsupported(format!(
-                "'{}' is a name with the protocol '{}'; only files are opened by what images call \
-                 them (fathom serve --base serves an image above one that comes from afar)",
+                "'{}' has the protocol '{}', and images can name only files; use 'fathom serve \
+                 --base' for an image with a remote backing image",
                 String::from_utf8_lossy(name).escape_debug(),
                 String::from_utf8_lossy(other).escape_debug()
             )));
         }
     };
     if path.is_empty() {
-        return Err(Error::invalid("an image's name for another file is empty"));
+        return Err(Error::invalid("the image names a file with an empty name"));
     }
     Ok(Path::new(OsStr::from_bytes(path)))
 }

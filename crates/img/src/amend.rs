@@ -28,18 +28,20 @@ pub fn amend(
     let path = image.path();
     let format = format_of(&image, format)?;
     if format != Format::Qcow2 {
-        let problem = format!("is a {format} image: only qcow2 has options that can be changed");
+        let problem =
+            format!("a {format} image, and only qcow2 images have options that can be changed");
         return Err(usage(path, problem));
     }
     for name in options.given() {
         if !AMENDABLE.contains(&name) {
             let problem = match name {
-                "size" => "its size is changed by `fathom img resize`".to_owned(),
+                "size" => "change the size with 'fathom img resize'".to_owned(),
                 "backing_file" | "backing_fmt" => {
-                    "its backing file is changed by `fathom img rebase`".to_owned()
+                    "change the backing file with 'fathom img rebase'".to_owned()
                 }
                 name => format!(
-                    "{name} cannot be changed: `fathom img convert` makes an image that has it"
+                    "option '{name}' cannot be changed; 'fathom img convert' creates an image \
+                     with another value"
                 ),
             };
             return Err(usage(path, problem));

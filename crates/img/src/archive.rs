@@ -128,6 +128,6 @@ pub(crate) fn with_hashes(frame: &Manifest, hashes: Vec<Option<fathom_archive::H
 }
 
 fn taken(manifest: &str) -> Error {
-    let problem = "is there already: choose another name, or replace it with --force";
+    let problem = "already exists; choose another name, or replace it with --force";
     usage(Path::new(manifest), problem)
 }

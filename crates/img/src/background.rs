@@ -20,7 +20,7 @@ impl<T: Send + 'static> Background<T> {
             .thread_name("background")
             .enable_all()
             .build();
-        let failed = io_error(Path::new("threads"), "cannot be made");
+        let failed = io_error(Path::new("threads"), "cannot start");
         let (sender, done) = channel();
         Ok(Background {
             runtime: Some(runtime.map_err(failed)?),

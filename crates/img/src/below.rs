@@ -44,8 +44,8 @@ impl Backing {
             // QED's header says raw or nothing.
             (None, Image::Qed(..)) => format_of(&file, None)?,
             (None, _) => {
-                let problem = "does not say what format its backing file has; set it (fathom img \
-                               rebase -u -b FILE -F FORMAT)";
+                let problem = "the image does not record the format of its backing file; set it with \
+                     'fathom img rebase -u -b FILE -F FORMAT'";
                 return Err(usage(path, problem));
             }
         };
@@ -98,7 +98,7 @@ impl Below for Backing {
         for (n, piece) in pieces {
             self.read(piece, offset + (n * PIECE) as u64)
                 .map_err(|source| FormatError::Io {
-                    what: "its backing file cannot be read",
+                    what: "cannot read its backing file",
                     source,
                 })?;
         }

@@ -167,10 +167,7 @@ pub fn bitmaps(
         // (An image on Ceph, say.)
         Err(_) if found.has_own => {}
         Err(problem) => {
-            return Err(usage(
-                &location.name(),
-                format!("has no bitmaps: {problem}"),
-            ));
+            return Err(usage(&location.name(), format!("no bitmaps: {problem}")));
         }
     }
     Ok(all)
@@ -208,8 +205,8 @@ impl Found {
         let (all, _) = looked.map_err(|problem| usage(&location.name(), problem))?;
         // Servers take it for a raw disk, perhaps, with what its guest has written to it.
         if !all.is_empty() && options.format.is_none() {
-            let problem =
-                "looks like a qcow2 image, but has bitmaps beside it: say -f raw or -f qcow2";
+            let problem = "looks like a qcow2 image, but its bitmaps are in files next to it; pass -f raw \
+                 or -f qcow2";
             return Err(usage(&location.name(), problem));
         }
         Ok(all.iter().any(|bitmap| bitmap.name == name))
@@ -230,7 +227,7 @@ impl Found {
             let what = foreign.kind;
             return Err(usage(
                 image.path(),
-                format!("is a {what} image, which is only read: it has no bitmaps"),
+                format!("a {what} image, which can only be read; it has no bitmaps"),
             ));
         }
         Ok(Found {
@@ -253,13 +250,14 @@ fn change_beside(
     let told = |problem: String| usage(&location.name(), problem);
     if options.source.is_some() {
         return Err(told(
-            "its bitmaps are beside it, and take in only each other: leave out the source file"
+            "the bitmaps in files next to an image merge only with each other; omit the source \
+             file"
                 .into(),
         ));
     }
     let bitmaps = found
         .beside(location, options.dir.as_deref())
-        .map_err(|problem| told(format!("has no bitmaps: {problem}")))?;
+        .map_err(|problem| told(format!("no bitmaps: {problem}")))?;
     let size = found.size;
     // (Nobody serves the disk: no request is in flight.)
     let mut unused = || Ok(());
@@ -267,9 +265,9 @@ fn change_beside(
         [BitmapChange::Add] => bitmaps.add(name, size, options.granularity, &mut unused),
         [BitmapChange::Remove] => bitmaps.remove(name, size),
         [BitmapChange::Clear] => bitmaps.clear(name, size, &mut unused),
-        [BitmapChange::Enable | BitmapChange::Disable] => Err(
-            "bitmaps beside an image record all that is written: remove one that is not to".into(),
-        ),
+        [BitmapChange::Enable | BitmapChange::Disable] => {
+            Err("a bitmap in a file next to an image cannot be disabled; remove it instead".into())
+        }
         changes => merged(changes).and_then(|from| bitmaps.merge(name, &from, size)),
     });
     done.map_err(told)
@@ -279,7 +277,10 @@ fn change_beside(
 fn merged(changes: &[BitmapChange]) -> Result<Vec<String>, String> {
     let merged = changes.iter().map(|change| match change {
         BitmapChange::Merge(from) => Ok(from.clone()),
-        _ => Err("only one thing at a time is done to bitmaps beside an image".to_owned()),
+        _ => Err(
+            "only one action at a time is possible for bitmaps in files next to an image"
+                .to_owned(),
+        ),
     });
     merged.collect()
 }
@@ -309,7 +310,7 @@ impl Source {
     fn bits(&self, name: &str) -> Result<Bits<'_>, Error> {
         let found = self.info.bitmaps.iter().find(|b| b.name == name.as_bytes());
         let (Some(bitmap), Image::Qcow2(header)) = (found, &self.info.image) else {
-            return Err(usage(self.image.path(), format!("has no bitmap '{name}'")));
+            return Err(usage(self.image.path(), format!("no bitmap '{name}'")));
         };
         Bits::read(self.image.bytes(), header, bitmap).map_err(of(self.image.path()))
     }
@@ -320,7 +321,7 @@ fn check_format(image: &StoredImage, format: Option<Format>) -> Result<(), Error
         Format::Qcow2 => Ok(()),
         other => Err(usage(
             image.path(),
-            format!("is a {other} image: only qcow2 images have bitmaps"),
+            format!("a {other} image, and only qcow2 images have bitmaps"),
         )),
     }
 }

@@ -16,6 +16,7 @@ use fathom_formats::offline::bitmap::{self, Bitmaps, Listed};
 use fathom_formats::served::Storage;
 use fathom_stack::{Job, KeyRing, StoredImage, seen_from};
 use fathom_storage::{Cache, Location};
+use fathom_units::NewSize;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -99,7 +100,7 @@ pub fn commit(
         if error.is_midway() {
             let (path, base) = (path.display(), &base.location);
             progress.warn(&format!(
-                "{path} reads as before; {base} has a part of it: give the command again"
+                "{path} is unchanged; {base} has a part of its data; repeat the command"
             ));
         }
         return Err(error);
@@ -109,7 +110,10 @@ pub fn commit(
     clear_mark(&written)?;
     let empties = !options.keep && options.base.is_none();
     if empties && !make_empty(own.bytes(), format).map_err(of(path))? {
-        let what = format!("{}: {format} images stay as they are", path.display());
+        let what = format!(
+            "{}: not emptied, because {format} images cannot be",
+            path.display()
+        );
         progress.warn(&what);
     }
     progress.end();
@@ -150,8 +154,8 @@ fn find_base(
     });
     found.ok_or_else(|| {
         let problem = match &options.base {
-            None => "has no backing file to commit to".to_owned(),
-            Some(base) => format!("{} is not among its backing files", base.display()),
+            None => "no backing file to commit to".to_owned(),
+            Some(base) => format!("{} is not one of its backing files", base.display()),
         };
         usage(image.path(), problem)
     })
@@ -180,8 +184,8 @@ fn lengthen(base: &Base, size: u64, options: &CommitOptions) -> Result<(), Error
         return Ok(());
     }
     if base.format == Format::Luks {
-        let problem = "is shorter than the image, and luks images become longer by what reads as anything: \
-                       resize it, and write zeroes there";
+        let problem = "smaller than the image, and the new part of a luks image reads as random bytes; \
+             resize it, and write zeroes there";
         return Err(usage(&base.location.name(), problem));
     }
     let larger = ResizeOptions {

@@ -54,7 +54,7 @@ pub fn convert(
     }
     let is_stream = options.to_stream || target == stream::NAME;
     if options.target.has_backing() && sources.len() > 1 {
-        let problem = "cannot have a backing file (-B), which is made for one source: give one source, or leave out -B";
+        let problem = "a backing file (-B) needs exactly one source; name one source, or omit -B";
         return Err(usage(Path::new(target), problem));
     }
     if is_stream {
@@ -102,19 +102,24 @@ fn copy_bitmaps(
     let [source] = sources else {
         return Err(usage(
             path,
-            "bitmaps of several images cannot be put together",
+            "bitmaps of several images cannot be merged; name one source, or omit --bitmaps",
         ));
     };
     let from = match source.image() {
         Some((from, Format::Qcow2)) if options.target.create.format == Format::Qcow2 => from,
-        _ => return Err(usage(path, "bitmaps are copied from qcow2 to qcow2 only")),
+        _ => {
+            return Err(usage(
+                path,
+                "bitmaps can be copied only from qcow2 to qcow2",
+            ));
+        }
     };
     let to = match target {
         Some(target) => target.image().clone(),
         None => open_locked(location, &OpenOptions::writing(None))?,
     };
     for name in copy(from.bytes(), to.bytes(), broken).map_err(of(path))? {
-        progress.warn(&format!("bitmap '{name}' is broken, and left out"));
+        progress.warn(&format!("bitmap '{name}' is broken, and was not copied"));
     }
     Ok(())
 }
@@ -173,7 +178,7 @@ fn move_data(
 }
 
 fn cannot_compress(path: &Path) -> Error {
-    let problem = "cannot be written compressed: only qcow2 without a data file can (-O qcow2)";
+    let problem = "cannot be compressed; only qcow2 images without a data file can (-O qcow2)";
     usage(path, problem)
 }
 
@@ -188,12 +193,13 @@ fn depth(options: &ConvertOptions, unit: Option<u64>) -> usize {
 fn refuse_what_seeks(options: &ConvertOptions, sources: usize) -> Result<(), Error> {
     let target = &options.target;
     let problem = match target.create.format {
-        _ if target.no_create => "is written from its first byte to its last: no -n",
+        _ if target.no_create => "written from its beginning to its end; omit -n",
         _ if target.compress => {
-            "has its tables first, and what is compressed has no place yet: no -c; a program behind it can compress"
+            "begins with the image's tables, so data cannot be compressed; omit -c, and pipe the \
+             stream into a compressor"
         }
         _ if options.bitmaps.is_some() || options.salvage => {
-            "is written from its first byte to its last: no --bitmaps and no --salvage"
+            "written from its beginning to its end; omit --bitmaps and --salvage"
         }
         Format::Qcow2
             if target
@@ -202,15 +208,17 @@ fn refuse_what_seeks(options: &ConvertOptions, sources: usize) -> Result<(), Err
                 .as_ref()
                 .is_some_and(|b| b.format.is_none()) =>
         {
-            "cannot look at its backing file: say its format, too (-F)"
+            "its backing file is not examined; name its format with -F"
         }
         Format::Raw if target.create.given().next().is_some() => {
-            "has the disk's bytes and nothing else as raw: no -o"
+            "contains only the disk's bytes as raw; omit -o"
         }
         Format::Qed | Format::Luks | Format::Foreign(_) => {
-            "takes a raw disk or qcow2: -O raw or -O qcow2"
+            "only raw disks and qcow2 images can be streamed; pass -O raw or -O qcow2"
         }
-        Format::Qcow2 if sources != 1 => "takes several disks as raw only: -O raw",
+        Format::Qcow2 if sources != 1 => {
+            "needs exactly one source as qcow2; pass -O raw for several"
+        }
         Format::Raw | Format::Qcow2 => return Ok(()),
     };
     Err(usage(Path::new(stream::ANY), problem))

@@ -61,7 +61,10 @@ pub(crate) fn create_in(
         false => Keys::default(),
     };
     if options.encryption.is_wanted && keys.is_empty() {
-        return Err(usage(&path, "is to be encrypted: say by which key (--key)"));
+        return Err(usage(
+            &path,
+            "an encrypted image needs a key; name one with --key",
+        ));
     }
     let below = match &options.backing {
         Some(backing) => {
@@ -73,7 +76,7 @@ pub(crate) fn create_in(
     };
     let image = target.image();
     if below == Some(image.identity()) {
-        let problem = "is the new image's backing file, too: choose another name";
+        let problem = "the new image would be its own backing file; choose another name";
         return Err(usage(image.path(), problem));
     }
     image.disk().activate()?;
@@ -96,7 +99,7 @@ pub(crate) fn size_of(
         Some(backing) if !unsafe_backing => Some(backing_size(location, backing)?),
         Some(backing) if backing.format.is_none() => {
             let problem = format!(
-                "the format of backing file {} is needed, too: -F",
+                "the format of backing file {} is not given; add -F",
                 backing.name
             );
             return Err(usage(&path, problem));
@@ -104,7 +107,7 @@ pub(crate) fn size_of(
         _ => None,
     };
     let size = options.size.or(backing);
-    size.ok_or_else(|| usage(&path, "a new image needs a size, such as 10G"))
+    size.ok_or_else(|| usage(&path, "no size given; add one, such as 10G"))
 }
 
 /// The size of the disk in the backing file of a new image at `location`.
@@ -131,13 +134,17 @@ fn open_data_file(
     };
     let place = seen_from(location, name.as_bytes())?;
     if place.path().is_none() {
-        let problem = "its data cannot be in another image there: leave out data_file";
+        let problem = "a data file cannot be in another image; omit data_file";
         return Err(usage(&location.name(), problem));
     }
     let there = identity_of(&place);
     let same = match there {
-        Some(_) if there == Some(image.identity()) => Some("is the new image itself, too"),
-        Some(_) if there == below => Some("is the new image's backing file, too"),
+        Some(_) if there == Some(image.identity()) => {
+            Some("the new image would be its own data file; choose another name")
+        }
+        Some(_) if there == below => {
+            Some("the new image's data file is also its backing file; choose another name")
+        }
         _ => None,
     };
     if let Some(problem) = same {

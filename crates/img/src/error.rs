@@ -2,6 +2,7 @@
 
 use fathom_core::DiskError;
 use fathom_formats::Error as FormatError;
+use fathom_units::cause;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -26,7 +27,7 @@ pub enum Error {
     #[error(transparent)]
     Locked(#[from] DiskError),
     /// Data of a disk cannot be moved.
-    #[error("{}: {len} bytes at offset {offset} of its disk cannot be {what}: {source}", path.display())]
+    #[error("{}: cannot {what} {len} bytes at offset {offset} of its disk: {}", path.display(), cause(source))]
     Data {
         path: PathBuf,
         what: &'static str,
@@ -34,15 +35,15 @@ pub enum Error {
         len: u64,
         source: io::Error,
     },
-    #[error("{}: cannot be made durable: {source}", path.display())]
+    #[error("{}: cannot flush: {}", path.display(), cause(source))]
     Flush { path: PathBuf, source: io::Error },
     /// The target's disk is full.
-    #[error("{}: no space is left on its device: up to {missing} bytes more are needed", path.display())]
+    #[error("{}: no space left on its device: up to {missing} more bytes are needed", path.display())]
     NoSpace { path: PathBuf, missing: u64 },
     /// Something of an archive cannot be had, or is not as it should be.
     #[error(transparent)]
     Archive(#[from] fathom_archive::Error),
-    #[error("there is no memory for a buffer: {0}")]
+    #[error("no memory for a buffer: {}", cause(.0))]
     Memory(io::Error),
     /// The user has ended it.
     #[error("interrupted")]
@@ -79,7 +80,7 @@ impl Moving<'_> {
     }
 
     pub(crate) fn write_error(&self, offset: u64, len: u64, errno: i32) -> Error {
-        Error::data(self.target, "written", offset, len, errno)
+        Error::data(self.target, "write", offset, len, errno)
     }
 }
 

@@ -82,19 +82,17 @@ fn refuse(location: &Location, options: &IncrementalOptions) -> Result<(), Error
     let create = &options.create;
     let problem = match create.format {
         Format::Raw | Format::Qed | Format::Luks | Format::Foreign(_) => {
-            "is to have a backing file, in any format: only qcow2 can"
+            "a backup with a backing file must be a qcow2 image (-O qcow2)"
         }
         // Space that is there for data hides the backup before.
         Format::Qcow2 if create.preallocation != Preallocation::Off => {
-            "is to have what has changed and nothing else: no preallocation"
+            "a backup with a backing file contains only changes; omit preallocation"
         }
         // It would be left behind, or written over, when something fails.
-        Format::Qcow2 if create.qcow2.data_file.is_some() => {
-            "is to be a backup in one file: no data_file"
-        }
+        Format::Qcow2 if create.qcow2.data_file.is_some() => "a backup is one file; omit data_file",
         // It may be an older backup, or the disk.
         Format::Qcow2 if !location.kind().images || identity_of(location).is_some() => {
-            "is there already: choose another name for the new backup"
+            "already exists; choose another name for the new backup"
         }
         Format::Qcow2 => return Ok(()),
     };
@@ -133,7 +131,7 @@ impl Marked {
         let parsed = uri.to_string_lossy().parse::<NbdUri>();
         let parsed = parsed.map_err(|problem| usage(&path, problem))?;
         if !(1..=MAX_NAME).contains(&bitmap.len()) {
-            let problem = format!("a bitmap's name has 1 to {MAX_NAME} bytes");
+            let problem = format!("not a bitmap's name, which has 1 to {MAX_NAME} bytes");
             return Err(usage(&path, problem));
         }
         let disk = NbdDisk::connect(

@@ -82,7 +82,8 @@ pub(crate) fn below(
         let own = found.identity();
         if seen.contains(&own) || seen.len() == MAX_CHAIN {
             let problem = format!(
-                "the chain of backing files comes back to {}, or has more than {MAX_CHAIN} images",
+                "the chain of backing files contains {} twice, or has more than {MAX_CHAIN} \
+                 images",
                 found.path().display()
             );
             return Err(usage(&top.path, problem));

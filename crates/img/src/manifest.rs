@@ -34,7 +34,7 @@ pub fn manifest(
     let written = write(file, &manifest.to_bytes(), options.force);
     written.map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => taken(file),
-        _ => io_error(file, "cannot be written")(error),
+        _ => io_error(file, "cannot write the file")(error),
     })?;
     Ok(manifest)
 }
@@ -45,7 +45,7 @@ fn size_of(source: &Opened) -> Result<u64, Error> {
         return Ok(source.size());
     };
     let len = image.bytes().len();
-    let len = len.map_err(io_error(image.path(), "cannot be read"))?;
+    let len = len.map_err(io_error(image.path(), "cannot read the image"))?;
     Ok(len.min(source.size()))
 }
 
@@ -57,7 +57,7 @@ fn refuse_taken(file: &Path, force: bool) -> Result<(), Error> {
 }
 
 fn taken(file: &Path) -> Error {
-    let problem = "is there already: choose another name, or replace it with --force";
+    let problem = "already exists; choose another name, or replace it with --force";
     usage(file, problem)
 }
 

@@ -207,7 +207,7 @@ pub(crate) fn open_bare(
             let what = location.kind().what;
             Err(usage(
                 &location.name(),
-                format!("{what} is a raw disk: say that its format is raw, or nothing"),
+                format!("{what} is a raw disk; pass the format raw, or none"),
             ))
         }
     }

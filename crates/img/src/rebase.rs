@@ -65,7 +65,7 @@ pub fn rebase(
             if error.is_midway() {
                 let path = path.display();
                 progress.warn(&format!(
-                    "{path} has its old backing file, and reads as before"
+                    "{path} is unchanged, and keeps its old backing file"
                 ));
             }
             return Err(error);
@@ -93,12 +93,15 @@ fn backing_format(
     may_be_away: bool,
 ) -> Result<Format, Error> {
     let Some(format) = format else {
-        let problem = format!("which format does the backing file {name} have? Say it with -F");
+        let problem = format!("the format of backing file {name} is not given; add -F");
         return Err(usage(image.path(), problem));
     };
     let below = seen_from(image.location(), name.as_bytes())?;
     if !may_be_away && identity_of(&below) == Some(image.identity()) {
-        return Err(usage(image.path(), "cannot be its own backing file"));
+        return Err(usage(
+            image.path(),
+            "an image cannot be its own backing file",
+        ));
     }
     Ok(format)
 }
@@ -119,7 +122,7 @@ fn open_new(image: &StoredImage, options: &RebaseOptions) -> Result<Option<Chain
     };
     let chain = Chain::open(&below, &open)?;
     if chain.disk().files().contains(&image.identity()) {
-        let problem = format!("is in the chain of {below}: that would be a loop");
+        let problem = format!("in the backing chain of {below}, so this would be a loop");
         return Err(usage(image.path(), problem));
     }
     Ok(Some(chain))
@@ -148,13 +151,15 @@ fn copy(
     let mut job = Job::default();
     let path = own.path();
     let chain = Chain::of(own.clone(), &open)?;
-    let unit =
-        match options.compress {
-            false => None,
-            true => Some(chain.disk().compress_unit().ok_or_else(|| {
-                usage(path, "cannot be written compressed: only qcow2 images can")
-            })?),
-        };
+    let unit = match options.compress {
+        false => None,
+        true => Some(
+            chain
+                .disk()
+                .compress_unit()
+                .ok_or_else(|| usage(path, "cannot be compressed; only qcow2 images can"))?,
+        ),
+    };
     let allocated = chain.disk().allocation_unit();
     let image = Opened::of(chain, open.engine, &mut job)?;
     let new = new.map(|new| Opened::of(new, open.engine, &mut job));

@@ -69,7 +69,7 @@ pub fn resize(
     let old = header.size();
     let new = new_size(path, old, options)?;
     if !format.has_tables() && !image.is_file() && new != old {
-        let problem = "is a device, which has the size it has";
+        let problem = "the size of a device cannot be changed here";
         return Err(usage(path, problem));
     }
     let data = open_data_file(path, &header, options.data_file.as_deref())?;
@@ -114,18 +114,19 @@ fn new_size(path: &Path, old: u64, options: &ResizeOptions) -> Result<u64, Error
     };
     let new = new.filter(|new| (1..=i64::MAX as u64).contains(new));
     let Some(new) = new else {
-        let problem = format!("the new size is not 1 byte to 8 EiB; the disk has {old} bytes now");
+        let problem =
+            format!("the new size is not from 1 byte to 8 EiB; the disk has {old} bytes now");
         return Err(usage(path, problem));
     };
     if new < old && !options.shrink {
         let problem = format!(
-            "would shrink from {old} to {new} bytes, and what is behind that would be lost: use \
-             --shrink if nothing there is needed"
+            "the disk would shrink from {old} to {new} bytes, and lose the data beyond; add \
+             --shrink if that data is not needed"
         );
         return Err(usage(path, problem));
     }
     if new <= old && options.preallocation != Preallocation::Off {
-        let problem = "preallocation is for a disk that becomes larger";
+        let problem = "preallocation applies only to a disk that grows";
         return Err(usage(path, problem));
     }
     Ok(new)

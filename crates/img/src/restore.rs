@@ -34,7 +34,7 @@ pub fn restore(
     progress: &mut Progress<'_>,
 ) -> Result<(), Error> {
     if target == stream::NAME {
-        let problem = "cannot be the target: restore to a file";
+        let problem = "cannot be a target; name a file";
         return Err(usage(Path::new("standard output"), problem));
     }
     let background = Background::new()?;

@@ -102,7 +102,7 @@ impl Sink {
     ) -> Result<Sink, Error> {
         let path = &*location.name();
         if !location.kind().images && !options.no_create {
-            let problem = "is a disk that is there already: add --no-create (-n)";
+            let problem = "an existing disk; add --no-create (-n)";
             return Err(usage(path, problem));
         }
         let Some(disk) = open_bare(location, &options.open())? else {
@@ -196,11 +196,11 @@ impl Sink {
                 drop(chain);
                 let is_new = target.as_ref().is_some_and(|target| !target.overwrites());
                 if is_new && matches!(error, Error::Interrupted) {
-                    progress.warn(&format!("{} was not made", path.display()));
+                    progress.warn(&format!("{} was not created", path.display()));
                 } else if !is_new {
                     let path = path.display();
                     progress.warn(&format!(
-                        "{path} is written to in part: its old disk is lost"
+                        "{path} is incomplete, and its old contents are lost"
                     ));
                 }
                 Err(error)
@@ -241,7 +241,7 @@ fn write_zeroes(
         };
         let answer = job.answer_to(target, ask);
         if answer.errno != 0 {
-            return Err(Error::data(path, "written", at, len, answer.errno));
+            return Err(Error::data(path, "write", at, len, answer.errno));
         }
         pages = answer.ask.pages;
         at += len;
@@ -277,7 +277,7 @@ fn refuse_smaller(path: &Path, is: u64, needed: u64) -> Result<(), Error> {
     if is >= needed {
         return Ok(());
     }
-    let problem = format!("is a disk of {is} bytes, and {needed} are needed: make it larger");
+    let problem = format!("has {is} bytes, and {needed} are needed; enlarge it");
     Err(usage(path, problem))
 }
 
@@ -289,7 +289,8 @@ fn refuse_odd(path: &Path, block: u32, origins: &[Origin<'_>]) -> Result<(), Err
     };
     let (name, size) = (origin.path.display(), origin.size);
     let problem = format!(
-        "is written in blocks of {block} bytes, and {name} has {size}: resize it to a multiple"
+        "has blocks of {block} bytes, of which the {size} bytes of {name} are not a multiple; \
+         resize {name}"
     );
     Err(usage(path, problem))
 }
@@ -298,7 +299,8 @@ fn refuse_odd(path: &Path, block: u32, origins: &[Origin<'_>]) -> Result<(), Err
 pub(crate) fn size_for(create: &CreateOptions, size: u64, path: &Path) -> Result<u64, Error> {
     match create.size {
         Some(given) if given < size => {
-            let problem = format!("-o size is too small: the disk to be copied has {size} bytes");
+            let problem =
+                format!("-o size is smaller than the {size} bytes of the disk to be copied");
             Err(usage(path, problem))
         }
         given => Ok(given.unwrap_or(size)),
@@ -363,7 +365,7 @@ fn refuse_origins(location: &Location, origins: &[Origin<'_>]) -> Result<(), Err
     match own.is_some() && origins.iter().any(is_read) {
         true => Err(usage(
             &location.name(),
-            "is read from, too: choose another name",
+            "also a source; choose another name",
         )),
         false => Ok(()),
     }

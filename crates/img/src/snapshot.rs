@@ -47,7 +47,7 @@ pub fn change_snapshots(
     let image = open_locked(location, &OpenOptions::writing(None))?;
     let format = format_of(&image, format)?;
     if format != Format::Qcow2 {
-        let problem = format!("{format} images have no internal snapshots, only qcow2 has");
+        let problem = format!("{format} images have no internal snapshots; only qcow2 images have");
         return Err(usage(image.path(), problem));
     }
     let file = image.bytes();

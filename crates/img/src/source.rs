@@ -81,7 +81,7 @@ impl Source {
         let sources = Vec::from_iter(sources);
         let inputs = sources.iter().filter(|s| matches!(s, Source::Input { .. }));
         if inputs.count() > 1 {
-            let problem = "can be read only once: name it (-) once";
+            let problem = "can be read only once; name it (-) once";
             return Err(usage(Path::new(stream::INPUT), problem));
         }
         sources.iter().map(|source| source.open(job)).collect()
@@ -129,13 +129,14 @@ impl Opened {
     pub(crate) fn take(&mut self, part: &Range<u64>) -> Result<(), Error> {
         let (start, size) = (part.start, self.part.end);
         if start > size {
-            let problem = format!("has {size} bytes: {start} cannot be skipped");
+            let problem = format!("has {size} bytes, so {start} bytes cannot be skipped");
             return Err(usage(&self.path, problem));
         }
         let end = part.end.min(size);
         let block = u64::from(self.client.info().block_size);
         if !start.is_multiple_of(block) || !end.is_multiple_of(block) {
-            let problem = format!("has blocks of {block} bytes: only whole ones are copied");
+            let problem =
+                format!("has blocks of {block} bytes, and only whole blocks can be copied");
             return Err(usage(&self.path, problem));
         }
         self.part = start..end;
@@ -331,7 +332,7 @@ impl<'a> Asked<'a> {
             (_, None) => Vec::new(),
             (errno, Some(path)) => {
                 let start = std::mem::replace(&mut self.left.start, self.left.end);
-                return Err(Error::data(path, "looked up", start, len, errno));
+                return Err(Error::data(path, "map", start, len, errno));
             }
         };
         for (status, len) in told {

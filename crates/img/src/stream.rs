@@ -26,7 +26,7 @@ const SPOOL: &str = "/var/tmp";
 pub(crate) fn standard_input() -> Result<File, Error> {
     let path = Path::new(INPUT);
     let input = io::stdin();
-    let own = File::open("/proc/self/fd/0").map_err(io_error(path, "cannot be opened"))?;
+    let own = File::open("/proc/self/fd/0").map_err(io_error(path, "cannot open the file"))?;
     let is_file = own.metadata().is_ok_and(|m| m.is_file());
     if is_file {
         return Ok(own);
@@ -34,14 +34,20 @@ pub(crate) fn standard_input() -> Result<File, Error> {
     drop(own);
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let spool = open(SPOOL, flags, Mode::RUSR | Mode::WUSR);
-    let spool = spool.map_err(|e| io_error(Path::new(SPOOL), "cannot keep a copy")(e.into()))?;
-    spooled(&mut input.lock(), spool.into()).map_err(io_error(path, "cannot be kept"))
+    let spool = spool.map_err(|e| {
+        io_error(Path::new(SPOOL), "cannot store a copy of standard input")(e.into())
+    })?;
+    spooled(&mut input.lock(), spool.into())
+        .map_err(io_error(path, "cannot store a copy of the input"))
 }
 
 /// Standard output, whose own buffer looks for the ends of lines.
 pub(crate) fn standard_output() -> Result<File, Error> {
     let output = io::stdout().as_fd().try_clone_to_owned();
-    let output = output.map_err(io_error(Path::new(OUTPUT), "cannot be used"))?;
+    let output = output.map_err(io_error(
+        Path::new(OUTPUT),
+        "cannot duplicate the file descriptor",
+    ))?;
     Ok(output.into())
 }
 
@@ -49,12 +55,13 @@ pub(crate) fn standard_output() -> Result<File, Error> {
 pub(crate) fn open_target(target: &OsStr) -> Result<File, Error> {
     let path = Path::new(target);
     let file = File::options().write(true).open(path);
-    let file = file.map_err(io_error(path, "cannot be opened"))?;
+    let file = file.map_err(io_error(path, "cannot open the file"))?;
     let kind = file
         .metadata()
-        .map_err(io_error(path, "cannot be looked at"))?;
+        .map_err(io_error(path, "cannot read the file's attributes"))?;
     if kind.is_file() || kind.file_type().is_block_device() {
-        let problem = "can be written anywhere: leave out --to-stream, or give - and send standard output there";
+        let problem = "a file or device, which needs no --to-stream; omit it, or write '-' and redirect \
+             standard output";
         return Err(usage(path, problem));
     }
     Ok(file)

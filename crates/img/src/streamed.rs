@@ -64,7 +64,7 @@ fn qcow2(
     let told = of(Path::new(stream::ANY));
     let size = size_for(create, source.size(), Path::new(stream::ANY))?;
     if options.has_backing() && size > source.size() {
-        let problem = "cannot be larger than the source on a backing file: no -o size with -B";
+        let problem = "has the source's size if it has a backing file; omit -o size or -B";
         return Err(usage(Path::new(stream::ANY), problem));
     }
     let mut contents = Contents::new(create, size).map_err(&told)?;
@@ -170,7 +170,7 @@ impl Output {
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let put = self.put_bytes(bytes);
-        put.map_err(io_error(&self.path, "cannot be written"))
+        put.map_err(io_error(&self.path, "cannot write"))
     }
 
     /// What the segments of a source have, all but what is in between.
@@ -275,7 +275,7 @@ impl Output {
     }
 
     fn end(mut self) -> Result<(), Error> {
-        let told = io_error(&self.path, "cannot be written");
+        let told = io_error(&self.path, "cannot write");
         self.to.flush().map_err(told)
     }
 }

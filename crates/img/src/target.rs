@@ -3,6 +3,7 @@
 
 use crate::error::{Error, io_error};
 use crate::open::{OpenOptions, clear_mark};
+use fathom_files::explain_create;
 use fathom_stack::StoredImage;
 use fathom_storage::Location;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
@@ -59,11 +60,16 @@ impl Target {
         }
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o666);
-        let failed = |error: Errno| io_error(path, "cannot be made")(error.into());
+        let failed = |error: Errno| {
+            let error = explain_create(path, error.into());
+            io_error(path, "cannot create the file")(error)
+        };
         match open(parent(path), flags, mode) {
             Ok(file) if !named => {
                 let file = File::from(file);
-                let again = file.try_clone().map_err(io_error(path, "cannot be made"))?;
+                let again = file
+                    .try_clone()
+                    .map_err(io_error(path, "cannot duplicate its file descriptor"))?;
                 let image = StoredImage::from_file(path, again, (&options.storage()).into())?;
                 Ok(Target {
                     image: Arc::new(image),
@@ -109,7 +115,8 @@ impl Made {
         let Some(path) = self.location.path() else {
             return Ok(());
         };
-        let failed = |error: Errno| io_error(path, "cannot get its name")(error.into());
+        let failed =
+            |error: Errno| io_error(path, "cannot give the new file its name")(error.into());
         if let State::Nameless(file) = &state {
             let file = format!("/proc/self/fd/{}", file.as_raw_fd());
             linkat(CWD, file, CWD, path, AtFlags::SYMLINK_FOLLOW).map_err(failed)?;

@@ -365,12 +365,7 @@ fn a_backup_that_ends_early_leaves_nothing() {
         match (end, made.unwrap_err()) {
             (End::Stopped, Error::Interrupted)
             | (End::Reading, Error::Data { what: "read", .. })
-            | (
-                End::Asking,
-                Error::Data {
-                    what: "looked up", ..
-                },
-            ) => {}
+            | (End::Asking, Error::Data { what: "map", .. }) => {}
             other => panic!("{other:?}"),
         }
         assert_eq!(place.names(), before);
@@ -391,19 +386,19 @@ fn what_is_no_backup_is_refused() {
         let mut other = options(64 * KIB);
         let set = other.create.set(name, value, |_| unreachable!("no size"));
         set.unwrap();
-        refused(&other, &format!("no {name}"));
+        refused(&other, &format!("omit {name}"));
     }
     let raw = IncrementalOptions {
         create: CreateOptions::new(Format::Raw),
         ..options(64 * KIB)
     };
-    refused(&raw, "only qcow2 can");
+    refused(&raw, "must be a qcow2 image");
     let mut away = options(64 * KIB);
     away.backing.name = "away".into();
     refused(&away, "away");
     // An older backup is not written over.
     fs::copy(place.path("base"), place.path("new")).unwrap();
     let before = fs::read(place.path("new")).unwrap();
-    refused(&options(64 * KIB), "is there already");
+    refused(&options(64 * KIB), "already exists");
     assert!(fs::read(place.path("new")).unwrap() == before);
 }

@@ -2,6 +2,7 @@
 
 use fathom_core::Changes;
 use fathom_formats::served::Mapper;
+use fathom_units::cause;
 
 /// So many bytes are looked up in tables at once.
 const MAPPED: usize = 16 << 30;
@@ -23,7 +24,8 @@ pub(crate) fn mark(
             if n % LOOK == 0 && stops() {
                 return Ok(());
             }
-            let extent = extent.map_err(|error| format!("the disk cannot be read: {error}"))?;
+            let extent =
+                extent.map_err(|error| format!("cannot read the disk: {}", cause(error)))?;
             // (Behind the end of a short image there are zeroes, whatever is below it.)
             if !extent.is_below() {
                 todo.mark(extent.start, extent.len);

@@ -3,6 +3,7 @@
 use fathom_core::extents::extents;
 use fathom_core::{Changes, Op, RangeLimits, is_zero};
 use fathom_stack::{Answer, Ask, Client, Job, Pages};
+use fathom_units::cause;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
@@ -191,7 +192,7 @@ impl Copy<'_> {
         }
         let len = end - range.start;
         let pages = slice.memory(len);
-        let pages = pages.map_err(|error| format!("no memory to copy with: {error}"))?;
+        let pages = pages.map_err(|error| format!("no memory to copy data: {}", cause(error)))?;
         self.source
             .ask(Ask::new(Op::Read, range.start, len, Some(pages)));
         slice.in_flight += 1;
@@ -206,11 +207,11 @@ impl Copy<'_> {
         if end < range.end {
             slice.runs.push_front((end..range.end, true));
         }
-        let pages = Pages::new(ANSWER).map_err(|error| format!("no memory: {error}"))?;
+        let pages = Pages::new(ANSWER).map_err(|error| format!("no memory: {}", cause(error)))?;
         let ask = Ask::new(Op::BlockStatus, range.start, end - range.start, Some(pages));
         let Answer { ask, errno, .. } = self.job.answer_to(self.source, ask);
         if errno != 0 {
-            return Err(failed("source cannot be read", errno));
+            return Err(failed("cannot read the source", errno));
         }
         let pages = ask.pages.expect("it had some");
         let (mut at, mut data, mut parts) = (range.start, range.start, Vec::new());
@@ -276,8 +277,8 @@ impl Copy<'_> {
         let is_source = client == self.source.number();
         if errno != 0 {
             let what = match is_source {
-                true => "the source cannot be read",
-                false => "the disk cannot be written",
+                true => "cannot read the source",
+                false => "cannot write the disk",
             };
             let problem = Failure::Problem(failed(what, errno));
             slice.failure.get_or_insert(problem);
@@ -368,5 +369,5 @@ fn zeroes(offset: u64, len: u64) -> Ask {
 }
 
 fn failed(what: &str, errno: i32) -> String {
-    format!("{what}: {}", io::Error::from_raw_os_error(errno))
+    format!("{what}: {}", cause(io::Error::from_raw_os_error(errno)))
 }

@@ -160,17 +160,17 @@ pub(crate) struct Shared {
 }
 
 /// Why it has failed then.
-const LATE: &str = "its target did not answer while its virtual machine let go of the disk";
+const LATE: &str = "the target did not respond when the virtual machine disconnected";
 
 /// Why a job that writes to its target has failed when its thread was left behind.
 pub(crate) const ABANDONED: &str =
-    "it was ended while its target did not answer: what was being written there may still arrive";
+    "ended while the target did not respond; writes to the target may still complete";
 
 /// Time that a job has to end by itself, again once the requests of its target fail, and again for each further answer.
 const ORDERLY_END: Duration = Duration::from_secs(1);
 
 /// What is said of one that somebody has ended.
-pub(crate) const STOPPED: &str = "it was ended before all was copied";
+pub(crate) const STOPPED: &str = "ended before all data was copied";
 
 /// Between attempts to have the disk again.
 const AWAY: Duration = Duration::from_millis(200);

@@ -1,5 +1,6 @@
 //! What can go wrong in the lab, said so that the reader knows what to do about it.
 
+use fathom_units::cause;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -40,7 +41,7 @@ pub enum Error {
         hint: &'static str,
     },
     /// A system call of the lab failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", cause(source))]
     Io {
         /// What was being done, with the path.
         what: String,

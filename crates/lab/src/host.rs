@@ -114,7 +114,7 @@ pub fn available_memory() -> Result<u64> {
     let text = fs::read_to_string(path).context(|| format!("cannot read {path}"))?;
     let line = { text.lines() }.find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    let kib = kib.ok_or_else(|| Error::Protocol(format!("{path} tells no MemAvailable")))?;
+    let kib = kib.ok_or_else(|| Error::Protocol(format!("{path} has no MemAvailable")))?;
     Ok(kib.saturating_mul(1024))
 }
 
@@ -203,7 +203,7 @@ pub fn qemu_version() -> Result<(u32, u32)> {
 fn ask_qemu() -> Result<(u32, u32)> {
     let text = run("qemu-system-x86_64", &["--version"])?;
     let first = text.lines().next().unwrap_or_default();
-    let unknown = || format!("qemu-system-x86_64 --version tells no version: '{first}'");
+    let unknown = || format!("qemu-system-x86_64 --version prints no version: '{first}'");
     parse_qemu_version(&text).ok_or_else(|| Error::Protocol(unknown()))
 }
 

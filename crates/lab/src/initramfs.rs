@@ -140,7 +140,7 @@ pub fn stripped(program: &Path) -> Result<Vec<u8>> {
 pub fn busybox() -> Result<PathBuf> {
     let path = host::program("busybox")?;
     if libraries::loader(&path)?.is_some() {
-        let reason = "it is not static: install busybox-static (`make setup`)".into();
+        let reason = "not statically linked; install busybox-static (`make setup`)".into();
         return Err(Error::Unusable { path, reason });
     }
     Ok(path)

@@ -72,7 +72,7 @@ impl Kernel {
     pub fn named(path: &Path) -> Result<Self> {
         Self::at(path).ok_or_else(|| Error::Unusable {
             path: path.to_owned(),
-            reason: "this is no readable vmlinuz-RELEASE whose modules are in \
+            reason: "not a readable vmlinuz-RELEASE with modules in \
                      /lib/modules/RELEASE"
                 .into(),
         })

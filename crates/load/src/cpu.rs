@@ -18,11 +18,14 @@ pub fn thread_ns() -> u64 {
 pub fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     if cpu >= CpuSet::MAX_CPU {
-        return Err(Error::Options(format!("--cpus: there is no CPU {cpu}")));
+        return Err(Error::Options(format!("--cpus: CPU {cpu} does not exist")));
     }
     set.set(cpu);
-    sched_setaffinity(None, &set)
-        .map_err(|_| Error::Options(format!("--cpus: CPU {cpu} is not there, or not allowed")))
+    sched_setaffinity(None, &set).map_err(|_| {
+        Error::Options(format!(
+            "--cpus: CPU {cpu} does not exist, or is not allowed"
+        ))
+    })
 }
 
 /// Parses `0,2-5` as taskset does.

@@ -15,7 +15,7 @@ pub enum Error {
     #[error("{0}")]
     Options(String),
     /// Nobody listens on the socket, or it may not be opened.
-    #[error("cannot connect to {}: {cause}", path.display())]
+    #[error("cannot connect to {}: {}", path.display(), fathom_units::cause(cause))]
     Connect { path: PathBuf, cause: io::Error },
     /// The server lacks a feature that the options ask for.
     #[error("the server does not offer {feature}: {hint}")]
@@ -24,16 +24,16 @@ pub enum Error {
         hint: &'static str,
     },
     /// A vhost-user message failed; `what` is its name in the specification.
-    #[error("{what} failed: {cause}")]
+    #[error("{what} failed: {}", fathom_units::cause(cause))]
     Message {
         what: &'static str,
         cause: vhost::Error,
     },
-    /// The server hung up when it was to answer a message.
-    #[error("{what} was not answered: the server hung up, and its log says why")]
+    /// The server closed the connection instead of a reply.
+    #[error("{what}: the server closed the connection without a reply; see its log")]
     HungUp { what: &'static str },
     /// The server did not answer in time.
-    #[error("{what} was not answered within {} s: the server waits for something, its storage perhaps", limit.as_secs())]
+    #[error("{what}: no reply within {} s; the server may be waiting for its storage", limit.as_secs())]
     Late { what: &'static str, limit: Duration },
     /// The server broke the virtqueue's or the protocol's rules.
     #[error("queue {queue}: {what}")]
@@ -90,7 +90,7 @@ pub enum Error {
     #[error("verify state {}: {what}", path.display())]
     State { path: PathBuf, what: String },
     /// A system call failed.
-    #[error("{what}: {cause}")]
+    #[error("{what}: {}", fathom_units::cause(cause))]
     Os { what: String, cause: io::Error },
     /// Another worker failed; its own error is the one to show.
     #[error("stopped because another queue failed")]

@@ -304,7 +304,7 @@ impl Boss {
         }
         if self.reconnect.is_none() {
             return Err(Error::Gone(format!(
-                "the server hung up after {} requests",
+                "the server closed the connection after {} requests",
                 control.completed()
             )));
         }

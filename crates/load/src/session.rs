@@ -124,8 +124,8 @@ impl Session {
         let offer = within(&stream, ANSWER, || learn(&mut frontend));
         let offer = offer.map_err(|error| match error {
             Error::HungUp { .. } => Error::Gone(
-                "the server hung up at once: another front-end, a virtual machine perhaps, may \
-                 have its disk"
+                "the server closed the connection at once; another front-end, such as a virtual \
+                 machine, may use its disk"
                     .into(),
             ),
             other => other,
@@ -208,7 +208,7 @@ impl Session {
             };
             if Instant::now() > end || give_up() {
                 return Err(Error::Gone(format!(
-                    "the server hung up and did not come back: {last}"
+                    "the server closed the connection and did not accept another one: {last}"
                 )));
             }
             std::thread::sleep(RETRY);
@@ -219,7 +219,7 @@ impl Session {
         let mut session = Session::connect(&self.path)?;
         if session.offer.features & plan.features != plan.features {
             return Err(Error::Refused {
-                feature: "what it offered before it hung up",
+                feature: "what it offered before it closed the connection",
                 hint: "a driver cannot give a feature back",
             });
         }

@@ -214,7 +214,7 @@ fn what_qemu_has_is_left_alone() {
     );
     let overwrite = |file: &mut File, _: &mut Load| file.overwrite = true;
     let refused = write_to(image.path(), overwrite).unwrap_err();
-    let holder = format!("is in use by qemu-io (process {})", qemu.id());
+    let holder = format!("in use by qemu-io (process {})", qemu.id());
     assert!(refused.contains(&holder), "{refused}");
     // It disturbs nobody.
     write_to(image.path(), reads).unwrap();

@@ -306,7 +306,7 @@ fn a_request_that_fails_is_an_error_with_the_servers_text_or_counted() {
         error.starts_with("read of 4096 bytes at offset "),
         "{error}"
     );
-    assert!(error.contains("Input/output error"), "{error}");
+    assert!(error.contains("input/output error"), "{error}");
     let server = start();
     for replies in [Replies::Simple, Replies::Structured] {
         let load = Load {
@@ -372,7 +372,7 @@ fn complaint(form: Form, fault: impl FnOnce(&mut Fake) + Send + 'static) -> Stri
 fn servers_that_are_none_are_told() {
     for (greeting, words) in [
         (&b""[..], "closed the connection"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no NBD server"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not an NBD server"),
         (b"NBDMAGIC\x00\x00\x42\x02\x81\x86\x12\x53", "oldstyle"),
         (b"NBDMAGICIHAVEOPT\x00\x00", "fixed newstyle"),
         (b"NBDMAGICIHAVE", "closed the connection"),
@@ -485,7 +485,7 @@ fn replies_that_break_the_protocol_are_told() {
         (
             Structured,
             |s, c, o| s.chunk(1, 0x8001, c, o, &[&[0, 0, 0, 28, 0, 3], b"f\x1bl"]),
-            "No space left on device (os error 28): fl",
+            "no space left on device: fl",
         ),
         (
             Extended,

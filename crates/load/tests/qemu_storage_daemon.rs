@@ -165,5 +165,8 @@ fn a_server_that_is_killed_is_missed() {
     answers.recv().expect("it is answered");
     daemon.child.kill().unwrap();
     let error = run.join().unwrap().unwrap_err().to_string();
-    assert!(error.contains("the server hung up after"), "{error}");
+    assert!(
+        error.contains("the server closed the connection after"),
+        "{error}"
+    );
 }

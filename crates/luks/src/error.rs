@@ -1,5 +1,6 @@
 //! Errors: one line each, for the person who gave the disk and the key.
 
+use fathom_units::cause;
 use std::io;
 
 /// Why something of LUKS was not done.
@@ -51,10 +52,10 @@ pub enum Error {
     #[error("key slot {0} is the last one that opens the disk: add another one before removing it")]
     LastKey(u32),
     /// The header could not be read.
-    #[error("cannot read the LUKS header: {0}")]
+    #[error("cannot read the LUKS header: {}", cause(.0))]
     Io(#[from] io::Error),
     /// The kernel gave no random bytes.
-    #[error("the kernel gave no random bytes: {0}")]
+    #[error("the kernel gave no random bytes: {}", cause(.0))]
     Random(getrandom::Error),
 }
 

@@ -12,6 +12,7 @@ use crate::protocol::{
     export_flag, handshake_flag, info, opt, readable, rep, u32_at,
 };
 use crate::transport::Transport;
+use fathom_units::cause;
 use rustls::ClientConnection;
 use std::io::{self, Read, Write};
 
@@ -111,13 +112,15 @@ pub fn handshake_by_tls(
     match answer.kind {
         rep::ACK if answer.data.is_empty() => {}
         kind if kind & rep::ERROR_BIT != 0 => {
-            return Err(broken("has no TLS: write nbd, not nbds, to do without"));
+            return Err(broken(
+                "does not support TLS; write nbd instead of nbds to connect without it",
+            ));
         }
         _ => return Err(answer.unexpected()),
     }
     let encrypted = transport.encrypt(session);
     encrypted.map_err(|error| match error.get_ref() {
-        Some(inner) if inner.is::<rustls::Error>() => Refusal(format!("TLS: {inner}")),
+        Some(inner) if inner.is::<rustls::Error>() => Refusal(format!("TLS: {}", cause(inner))),
         _ => lost(error),
     })?;
     agree(transport, flags, wishes)
@@ -129,13 +132,13 @@ fn agree(stream: &mut (impl Read + Write), flags: u16, wishes: &Wishes<'_>) -> R
     let context = match wishes.context {
         Some(context) if replies != Replies::Simple => choose_context(stream, name, context)?,
         Some(BASE_ALLOCATION) | None => None,
-        Some(_) => return Err(broken("has no structured replies")),
+        Some(_) => return Err(broken("does not support structured replies")),
     };
     let export = match go(stream, name)? {
         Some(export) => export,
         // A server that has no GO may yet have the option that GO replaced.
         None if replies == Replies::Simple => export_name(stream, name, flags)?,
-        None => return Err(broken("has structured replies, but not NBD_OPT_GO")),
+        None => return Err(broken("supports structured replies, but not NBD_OPT_GO")),
     };
     Ok(Export {
         replies,
@@ -146,16 +149,16 @@ fn agree(stream: &mut (impl Read + Write), flags: u16, wishes: &Wishes<'_>) -> R
 
 fn greet(stream: &mut (impl Read + Write)) -> Result<u16> {
     if read_u64(stream)? != INIT_MAGIC {
-        return Err(broken("is no NBD server"));
+        return Err(broken("is not an NBD server"));
     }
     match read_u64(stream)? {
         OPTION_MAGIC => {}
-        OLDSTYLE_MAGIC => return Err(broken("has only the oldstyle handshake")),
-        _ => return Err(broken("is no NBD server")),
+        OLDSTYLE_MAGIC => return Err(broken("supports only the oldstyle handshake")),
+        _ => return Err(broken("is not an NBD server")),
     }
     let flags = u16::from_be_bytes(read(stream)?);
     if flags & handshake_flag::FIXED_NEWSTYLE == 0 {
-        return Err(broken("has not the fixed newstyle handshake"));
+        return Err(broken("does not support the fixed newstyle handshake"));
     }
     let ours = flags & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
     write(stream, &u32::from(ours).to_be_bytes())?;
@@ -209,14 +212,14 @@ fn choose_context(
             _ => return Err(answer.unexpected()),
         }
     }
-    Err(broken("answers one option again and again"))
+    Err(broken("repeats the reply to an option"))
 }
 
 /// What to say of a context that the server has not.
 fn missing(name: &str, context: &str) -> Refusal {
     broken(&match context.strip_prefix(DIRTY_BITMAP) {
         Some(bitmap) => format!("has no dirty bitmap '{bitmap}' of export '{name}'"),
-        None => format!("does not let '{name}' be taken over"),
+        None => format!("does not allow export '{name}' to be taken over"),
     })
 }
 
@@ -232,7 +235,7 @@ fn go(stream: &mut (impl Read + Write), name: &str) -> Result<Option<Export>> {
         let answer = Answer::read(stream, opt::GO)?;
         match answer.kind {
             rep::ACK => {
-                let found = found.ok_or_else(|| broken("did not tell the export's size"))?;
+                let found = found.ok_or_else(|| broken("did not send the export's size"))?;
                 return export(found, blocks).map(Some);
             }
             rep::ERR_UNSUP => return Ok(None),
@@ -246,7 +249,7 @@ fn go(stream: &mut (impl Read + Write), name: &str) -> Result<Option<Export>> {
             None => return Err(broken("sent an NBD_REP_INFO of a wrong length")),
         }
     }
-    Err(broken("answers one option again and again"))
+    Err(broken("repeats the reply to an option"))
 }
 
 fn export_name(stream: &mut (impl Read + Write), name: &str, greeted: u16) -> Result<Export> {
@@ -323,13 +326,13 @@ impl Answer {
 
     fn unexpected(&self) -> Refusal {
         let (option, kind) = (self.option, self.kind);
-        broken(&format!("answered option {option} by {kind:#x}"))
+        broken(&format!("replied {kind:#x} to option {option}"))
     }
 
     fn refusal(&self, name: &str) -> Refusal {
         let why = match self.kind {
             rep::ERR_UNKNOWN => format!("has no export '{name}'"),
-            rep::ERR_TLS_REQD => "requires TLS: write nbds, not nbd".into(),
+            rep::ERR_TLS_REQD => "requires TLS; write nbds instead of nbd".into(),
             rep::ERR_POLICY => format!("does not allow export '{name}'"),
             kind if kind & rep::ERROR_BIT != 0 => format!("refuses export '{name}' ({kind:#x})"),
             _ => return self.unexpected(),
@@ -377,8 +380,8 @@ fn lost(error: io::Error) -> Refusal {
         | io::ErrorKind::ConnectionReset
         | io::ErrorKind::BrokenPipe => broken("closed the connection in the handshake"),
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            broken("did not answer in time; it may not allow one more connection")
+            broken("did not respond in time; it may have reached its limit of connections")
         }
-        _ => Refusal(format!("the handshake failed: {error}")),
+        _ => Refusal(format!("the handshake failed: {}", cause(error))),
     }
 }

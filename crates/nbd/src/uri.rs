@@ -93,7 +93,7 @@ impl FromStr for NbdUri {
         let tls = match scheme.starts_with("nbds") {
             true => Some(TlsTerms::new(address.host(), query)?),
             false if query_of(query).any(|(key, _)| key.starts_with("tls-")) => {
-                return Err(format!("{scheme} is without TLS: write nbds"));
+                return Err(format!("{scheme}: without TLS; write nbds"));
             }
             false => None,
         };

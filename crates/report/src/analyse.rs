@@ -181,14 +181,14 @@ impl<'a> Work<'a> {
         }
         if survey.guest_dev_guessed {
             self.say(
-                "the guest's disk was not named: the one with the most requests is taken for it",
+                "the guest's disk was not named: the report uses the disk with the most requests",
             );
         }
         self.say_what_was_not_watched(survey);
         if self.counts.gone > 0 && !survey.any(Side::Remote) {
             self.say(
-                "its requests went on to another server: the same recorded there (fathom breakdown \
-                 --server), and --join, tell the network, that server and its I/O apart",
+                "the disk's requests were sent to another server: record that server at the same time (fathom \
+                 breakdown --server) and use --join, to show the network, that server and its I/O",
             );
         }
     }
@@ -200,8 +200,8 @@ impl<'a> Work<'a> {
             disk.is_some_and(|disk| !disk.doorbells.is_empty() || !disk.kick_eventfds.is_empty());
         if survey.doorbells() && !identified {
             self.say(
-                "the disk's doorbells are not known: its kicks cannot be told from other devices', \
-                 and are left out",
+                "the disk's doorbells are not known: its kicks cannot be distinguished from those of \
+                 other devices, and are left out",
             );
         }
         let is_port = |disk: &fathom_run::Disk| disk.doorbells.iter().any(|&at| at <= LAST_PORT);
@@ -213,8 +213,8 @@ impl<'a> Work<'a> {
             && let Some(pin) = pins.first()
         {
             self.say(format!(
-                "the disk's interrupt is legacy (INTx, pin {pin} of the IO-APIC): those of devices \
-                 that share the pin cannot be told from its own"
+                "the disk's interrupt is legacy (INTx, pin {pin} of the IO-APIC): interrupts of devices \
+                 that share the pin cannot be distinguished"
             ));
         }
         let is_vcpu = |thread: &fathom_run::Thread| thread.role == fathom_run::Role::Vcpu;
@@ -283,8 +283,8 @@ impl<'a> Work<'a> {
         }
         if self.counts.others > 0 {
             lines.push(format!(
-                "{} requests to the remote disk were of other clients, before or after what was recorded \
-                 here, flushes of this server's own, or parts of requests that went as several commands",
+                "{} requests to the remote disk have no counterpart here: requests of other clients or of \
+                 another time, flushes of this server, or parts of requests that were sent as several commands",
                 self.counts.others
             ));
         }

@@ -37,7 +37,7 @@ pub(crate) fn choose(dir: &Path, round: &Round) -> Vec<Moment> {
         Ok(slow) => vec![
             slow.moment(LENGTH, picture("")),
             slow.moment(1, picture("")),
-            middle("its slowest request holds too many calls, or none"),
+            middle("the slowest request contains too many calls, or none"),
         ],
         Err(why) => vec![middle(&why)],
     }
@@ -117,7 +117,7 @@ fn slowest(dir: &Path, round: &Round) -> Result<Slow, String> {
             number += 1;
         }
     }
-    slowest.ok_or_else(|| "no benchmark told of its requests".into())
+    slowest.ok_or_else(|| "no benchmark reported its requests".into())
 }
 
 fn key(event: &Event) -> Key {

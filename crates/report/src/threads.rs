@@ -258,9 +258,7 @@ impl Work<'_> {
                 self.say(
                     round,
                     info,
-                    &format!(
-                        "it ends after {seen} of {wanted} events: so do the tables of threads"
-                    ),
+                    &format!("ends after {seen} of {wanted} events, as do the tables of threads"),
                 );
             }
             Ok(_) => {}

@@ -1,12 +1,13 @@
 //! Why a run directory cannot be written or read.
 
+use fathom_units::cause;
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// A failure, in one line that names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {}", path.display(), cause(source))]
     Io { path: PathBuf, source: io::Error },
     #[error("{}: {problem}", path.display())]
     Unusable { path: PathBuf, problem: String },

@@ -163,7 +163,7 @@ impl Job {
         let worker = WorkerHandle::spawn(disk, move || fathom_storage::engine(engine), options)?;
         let failed = |source: io::Error| DiskError::Io {
             path: format!("disk {number}").into(),
-            what: "cannot be used",
+            what: "cannot start a worker's channel",
             source,
         };
         let asked = Arc::new(Asked::new().map_err(failed)?);

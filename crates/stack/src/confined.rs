@@ -12,6 +12,7 @@ use fathom_core::DiskError;
 use fathom_files::gate::{self, Wanted};
 use fathom_files::trusted;
 use fathom_formats::{file_name_of, resolve};
+use fathom_units::cause;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2, readlinkat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -119,15 +120,14 @@ impl AllowedDirs {
             move |source| DiskError::Io { path, what, source }
         };
         let own = directory_of(image);
-        let own_opened =
-            open(own).map_err(unusable(own, "the image's directory cannot be used"))?;
+        let own_opened = open(own).map_err(unusable(own, "cannot use the image's directory"))?;
         let mut dirs = Vec::new();
         if own_opened.real != Path::new("/") {
             dirs.push(own_opened);
         }
         for dir in more {
             let opened = open(dir);
-            dirs.push(opened.map_err(unusable(dir, "--allow-dir cannot be used"))?);
+            dirs.push(opened.map_err(unusable(dir, "cannot use --allow-dir"))?);
         }
         Ok(AllowedDirs(Way::Own(dirs)))
     }
@@ -141,7 +141,7 @@ impl AllowedDirs {
     /// Likewise, for writing, too: since the user wants that, not the image.
     pub fn open_writable(&self, image: &Path, name: &[u8]) -> Result<(PathBuf, File), DiskError> {
         if let Way::Gate(..) = self.0 {
-            let problem = "what it names can only be read by a process of another user";
+            let problem = "it names a file that only another user's process can read";
             return Err(unusable(image, problem.into()));
         }
         self.open_for(image, name, true)
@@ -167,7 +167,8 @@ impl AllowedDirs {
         let shown = shown(name);
         let failed = |error: io::Error| {
             refused(format!(
-                "the file that it names, {shown}, cannot be opened: {error}"
+                "cannot open the file that it names, {shown}: {}",
+                cause(error)
             ))
         };
         let path = file_name_of(name).map_err(|error| refused(error.to_string()))?;
@@ -176,8 +177,8 @@ impl AllowedDirs {
             Err(Errno::XDEV) => {
                 let dir = directory_of(&path).display();
                 return Err(refused(format!(
-                    "the file that it names, {shown}, is not below a directory that images may \
-                     use; --allow-dir {dir} would let them"
+                    "it names {shown}, which is outside of the directories that images may use; \
+                     add --allow-dir {dir} to allow it"
                 )));
             }
             Err(error) => return Err(failed(error.into())),
@@ -234,7 +235,7 @@ pub fn data_file<'a>(
         let path = resolve(image, name).ok();
         let path = path.map_or(shown(name), |path| shown(path.as_os_str().as_bytes()));
         let problem = format!(
-            "its data is in another file, which is written to only if you name it, too: \
+            "its data is in another file, which is written only if you name the file; add \
              --data-file {path}"
         );
         unusable(image, problem)
@@ -243,7 +244,7 @@ pub fn data_file<'a>(
 
 /// The user has named this file as the image's external data file.
 pub fn no_data_file(image: &Path) -> DiskError {
-    let problem = "has no external data file: --data-file is for images that have one";
+    let problem = "no external data file; --data-file applies to images that have one";
     unusable(image, problem.into())
 }
 

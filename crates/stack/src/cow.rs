@@ -28,16 +28,17 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
         problem,
     };
     if description.offset.or(description.size).is_some() {
-        let problem = "--filter cow is for all of an image, not with --offset and --size";
+        let problem =
+            "--filter cow: excludes --offset and --size, because it covers the whole image";
         return Err(unusable(problem.into()));
     }
     let backing = gate::real_path(path).map_err(|source| DiskError::Io {
         path: path.to_owned(),
-        what: "cannot be found",
+        what: "cannot find the image",
         source,
     })?;
     let Some(name) = backing.to_str() else {
-        let problem = "--filter cow: the image's path is not valid UTF-8";
+        let problem = "--filter cow: the image's path is not UTF-8";
         return Err(unusable(problem.into()));
     };
     let keys = description.keys.keys().map_err(unusable)?;
@@ -47,7 +48,7 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
     };
     let overlay = Overlay(file.try_clone().map_err(|source| DiskError::Io {
         path: dir.to_owned(),
-        what: "the overlay's descriptor cannot be duplicated",
+        what: "cannot duplicate the overlay's file descriptor",
         source,
     })?);
     let file_options = FileOptions::from(&description.open_options());
@@ -93,7 +94,7 @@ fn make(
 ) -> Result<File, DiskError> {
     let file = gate::unnamed(dir).map_err(|source| DiskError::Io {
         path: dir.to_owned(),
-        what: "--filter cow: cannot keep an overlay there",
+        what: "--filter cow: cannot create an overlay there",
         source,
     })?;
     let mut create_options = CreateOptions::new(Format::Qcow2);
@@ -150,8 +151,8 @@ impl Disk for Passing {
     }
 
     fn resize(&self, _: &Resize) -> Result<u64, DiskError> {
-        let problem =
-            "a disk with an overlay (--filter cow) cannot be resized: serve it without first";
+        let problem = "a disk with an overlay (--filter cow) cannot be resized; serve it without the \
+             filter first";
         Err(DiskError::Refused(problem.into()))
     }
 

@@ -30,7 +30,9 @@ impl CpuList {
         };
         match self.first_not_in(&online) {
             None => Ok(()),
-            Some(cpu) => Err(format!("--cpus: there is no CPU {cpu} here, but {text}")),
+            Some(cpu) => Err(format!(
+                "--cpus: CPU {cpu} does not exist; this machine has CPUs {text}"
+            )),
         }
     }
 
@@ -45,7 +47,7 @@ impl FromStr for CpuList {
     type Err = String;
 
     fn from_str(text: &str) -> Result<CpuList, String> {
-        let bad = || format!("'{text}' is not a list of CPUs like 0,2-3");
+        let bad = || format!("'{text}' is not a list of CPUs such as 0,2-3");
         // What sched_setaffinity(2) takes in a cpu_set_t.
         let cpu = |number: &str| number.parse().ok().filter(|cpu: &usize| *cpu < 1024);
         let mut cpus = Vec::new();

@@ -140,28 +140,34 @@ impl Description {
         let format = self.format.unwrap_or(Format::Raw);
         let has_tables = format.has_tables();
         if !has_tables && self.metadata_cache.is_some() {
-            return Err("--metadata-cache is for qcow2 and qed images (--format)".into());
+            return Err("--metadata-cache: applies only to qcow2 and qed images (--format)".into());
         }
         if !has_tables && self.zero_missing_clusters {
-            return Err("--zero-missing-clusters is for qcow2 and qed images (--format)".into());
+            return Err(
+                "--zero-missing-clusters: applies only to qcow2 and qed images (--format)".into(),
+            );
         }
         if self
             .metadata_cache
             .is_some_and(|size| size < MIN_METADATA_CACHE)
         {
-            return Err("--metadata-cache needs 64k at least".into());
+            return Err("--metadata-cache: less than the minimum of 64k".into());
         }
         if !has_tables && !self.allow_dirs.is_empty() {
-            return Err("--allow-dir is for qcow2 and qed images (--format)".into());
+            return Err("--allow-dir: applies only to qcow2 and qed images (--format)".into());
         }
         if self.base_cache.size < MIN_SIZE {
-            return Err("--base-cache-size needs 64M at least".into());
+            return Err("--base-cache-size: less than the minimum of 64M".into());
         }
         if !has_tables && self.base.is_some() {
-            return Err("--base is for qcow2 and qed images (--format), which are above it".into());
+            return Err(
+                "--base: applies only to qcow2 and qed images (--format), which have backing \
+                 files"
+                    .into(),
+            );
         }
         if self.data_file.is_some() && format != Format::Qcow2 {
-            return Err("--data-file is for qcow2 images (--format)".into());
+            return Err("--data-file: applies only to qcow2 images (--format)".into());
         }
         Ok(())
     }
@@ -191,8 +197,10 @@ impl Description {
                 let forms = KINDS.iter().filter(|kind| kind.takes(option));
                 let forms: Vec<_> = forms.map(|kind| kind.form).collect();
                 return Err(match *option {
-                    BASE => "--base-cache and the like are for --base and cached:IMAGE".into(),
-                    option => format!("--{option} is for {}", forms.join(", ")),
+                    BASE => {
+                        "--base-cache and its like: apply only to --base and cached:IMAGE".into()
+                    }
+                    option => format!("--{option}: applies only to {}", forms.join(", ")),
                 });
             }
         }
@@ -201,11 +209,11 @@ impl Description {
         }
         if let Some(format) = self.format.filter(|format| *format != Format::Raw) {
             return Err(format!(
-                "--format {format} is for images in files and on Ceph"
+                "--format {format}: applies only to images in files and on Ceph"
             ));
         }
         match self.offset.or(self.size) {
-            Some(_) => Err("--offset and --size are for images in files and on Ceph".into()),
+            Some(_) => Err("--offset and --size: apply only to images in files and on Ceph".into()),
             None => Ok(()),
         }
     }
@@ -216,16 +224,16 @@ impl Description {
             && format != Format::Raw
         {
             return Err(format!(
-                "--offset and --size are for raw images: a {format} image has a size of its own"
+                "--offset and --size: apply only to raw images; a {format} image has its own size"
             ));
         }
         for (option, value) in [("--offset", self.offset), ("--size", self.size)] {
             if value.is_some_and(|value| !value.is_multiple_of(512)) {
-                return Err(format!("{option} is not a multiple of 512"));
+                return Err(format!("{option}: not a multiple of 512"));
             }
         }
         match self.size {
-            Some(0) => Err("--size 0: a disk needs 512 bytes at least".into()),
+            Some(0) => Err("--size 0: a disk needs at least 512 bytes".into()),
             _ => Ok(()),
         }
     }

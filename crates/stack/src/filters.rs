@@ -15,7 +15,7 @@ impl DiskFilters {
         let cows = filters.iter().filter(|filter| is_cow(filter)).count();
         match cows {
             0 | 1 => Ok(DiskFilters(filters)),
-            _ => Err("--filter cow: one overlay is enough".into()),
+            _ => Err("--filter cow: given twice; a disk has at most one overlay".into()),
         }
     }
 
@@ -95,15 +95,18 @@ pub fn position_of_filter(names: &[&str], name: &str) -> Result<usize, String> {
         None => match (of_kind.next(), of_kind.next()) {
             (Some(_), Some(_)) => {
                 return Err(format!(
-                    "there are several filters {kind}: say {kind}#1, {kind}#2 and so on"
+                    "the disk has several filters '{kind}'; name one of them: {kind}#1, {kind}#2 and so on"
                 ));
             }
             (found, _) => found,
         },
     };
     found.map(|(index, _)| index).ok_or_else(|| match names {
-        [] => "the disk has no filters: they are given to `fathom serve`".into(),
-        names => format!("the disk has no filter '{name}', but {}", names.join(", ")),
+        [] => format!(
+            "the disk has no filters, so none is called '{name}'; add it with `fathom disk change DISK \
+             'filters=[\"{kind}\"]'`, or start the server with --filter {kind}"
+        ),
+        names => format!("the disk has no filter '{name}'; its filters are {}", names.join(", ")),
     })
 }
 

@@ -92,8 +92,8 @@ impl Disk for Held {
             cx.close();
         }
         let failed = |source| DiskError::Io {
-            path: PathBuf::from("a disk that comes"),
-            what: "cannot be waited for",
+            path: PathBuf::from("a disk that is being copied here"),
+            what: "cannot wait for its data",
             source,
         };
         let bell = self.missing.listen().map_err(failed)?;

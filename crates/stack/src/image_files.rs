@@ -41,7 +41,7 @@ impl StoredImage {
         let opened = location.open(&options)?;
         let path = location.name();
         let (Some(bytes), Some(identity)) = (opened.bytes, opened.identity) else {
-            let problem = "images of formats cannot be there".into();
+            let problem = "this kind of storage holds only raw images".into();
             return Err(DiskError::Unusable { path, problem });
         };
         let mut hasher = DefaultHasher::new();
@@ -84,7 +84,7 @@ impl StoredImage {
         let file_id = disk.id().clone();
         let metadata = file.metadata().map_err(|source| DiskError::Io {
             path: path.to_owned(),
-            what: "cannot be examined",
+            what: "cannot read the file's attributes",
             source,
         })?;
         let disk = Arc::new(disk);
@@ -112,7 +112,8 @@ impl StoredImage {
     pub fn warn_if_superseded(&self) {
         if let Some(mark) = self.file.as_ref().and_then(|file| file.mark()) {
             tracing::warn!(
-                "{}: was superseded by {} (disk '{}'): what is written here is not in that image",
+                "{}: superseded by {} (disk '{}'); that image will not contain what is written \
+                 here",
                 self.path.display(),
                 mark.image,
                 mark.disk
@@ -139,7 +140,7 @@ pub fn seen_from(location: &Location, name: &[u8]) -> Result<Location, DiskError
     let shown = String::from_utf8_lossy(name);
     location.beside(&shown).ok_or_else(|| {
         unusable(format!(
-            "it names {}, and may only name what is beside it: {}",
+            "it names {}, and may only name a file in the same place: {}",
             shown.escape_debug(),
             location.kind().form
         ))
@@ -294,8 +295,8 @@ impl ImageOpener {
             return Err(DiskError::Unusable {
                 path: base.image.clone(),
                 problem: format!(
-                    "has no backing file: --base is for images that are above one (`fathom img create -b {}` makes \
-                     one)",
+                    "no backing file; --base applies to images that have one ('fathom img create \
+                     -b {}' creates one)",
                     base.location.remote().unwrap_or_default()
                 ),
             });
@@ -319,8 +320,8 @@ impl ImageOpener {
                 return StoredImage::open(&base.location, &base.options);
             }
             if image == base.location.name() {
-                let problem =
-                    "names a file below it: a base image is to be whole (`fathom img convert`)";
+                let problem = "it names a backing file, and a base image must have none; flatten it with \
+                     'fathom img convert'";
                 return Err(DiskError::Unusable {
                     path: image.to_owned(),
                     problem: problem.into(),

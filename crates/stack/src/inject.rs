@@ -44,7 +44,9 @@ impl FromStr for Injection {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Injection, String> {
-        let bad = || format!("'{text}' is not storage, queue or notify with a time: storage=100ms");
+        let bad = || {
+            format!("'{text}' is not storage, queue or notify with a time, such as storage=100ms")
+        };
         let (place, delay) = text.split_once('=').ok_or_else(bad)?;
         let place = match place {
             "queue" => Place::Queue,
@@ -54,7 +56,7 @@ impl FromStr for Injection {
         };
         match parse_duration(delay) {
             Ok(delay) if delay <= Duration::from_secs(10) => Ok(Injection { place, delay }),
-            Ok(_) => Err("a delay of more than 10s is not injected".into()),
+            Ok(_) => Err("a delay of more than 10s cannot be injected".into()),
             Err(_) => Err(bad()),
         }
     }

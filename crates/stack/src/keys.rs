@@ -4,6 +4,7 @@
 use fathom_files::gate;
 use fathom_formats::served::Keys;
 use fathom_luks::{MAX_PASSPHRASE, Passphrase};
+use fathom_units::cause;
 use std::env;
 use std::fmt;
 use std::fs::File;
@@ -37,23 +38,21 @@ impl FromStr for KeySource {
         let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
         match (kind, rest) {
             // (It may be the key.)
-            _ if rest.is_empty() => Err(format!("says where a key is, not which: {kinds}")),
+            _ if rest.is_empty() => Err(format!("not a key's source; write {kinds}")),
             ("file", path) => Ok(KeySource::File(path.into())),
             ("fd", number) => match number.parse() {
                 Ok(fd) if fd >= 0 => Ok(KeySource::Descriptor(fd)),
-                _ => Err("fd:N needs the number of a descriptor".into()),
+                _ => Err("fd:N needs the number of a file descriptor".into()),
             },
             ("credential", name) if name.contains('/') => {
-                Err("credential:NAME needs a name, without slashes".into())
+                Err("credential:NAME needs a name without slashes".into())
             }
             ("credential", name) => Ok(KeySource::Credential(name.into())),
             ("command", command) => match shlex::split(command) {
                 Some(words) if !words.is_empty() => Ok(KeySource::Command(command.into())),
-                _ => {
-                    Err("command:PROGRAM cannot be split into words: a quote is not closed".into())
-                }
+                _ => Err("command:PROGRAM: a quote is not closed".into()),
             },
-            _ => Err(format!("says where a key is, not which: {kinds}")),
+            _ => Err(format!("not a key's source; write {kinds}")),
         }
     }
 }
@@ -92,17 +91,17 @@ impl KeySource {
 
     /// May wait for the program. The error is one line for the user.
     pub fn read(&self) -> Result<Passphrase, String> {
-        Passphrase::new(self.bytes()?).map_err(|error| format!("the key at {self}: {error}"))
+        Passphrase::new(self.bytes()?).map_err(|error| format!("key {self}: {}", cause(error)))
     }
 
     fn bytes(&self) -> Result<Vec<u8>, String> {
-        let told = |error: io::Error| format!("the key at {self} cannot be read: {error}");
+        let told = |error: io::Error| format!("cannot read the key {self}: {}", cause(error));
         match self {
             KeySource::File(path) => read_file(path.clone()),
             KeySource::Credential(name) => {
                 let dir = env::var_os("CREDENTIALS_DIRECTORY").ok_or_else(|| {
                     format!(
-                        "{self}: this process has no credentials: systemd gives them to services"
+                        "{self}: this process has no credentials, which systemd gives to services"
                     )
                 })?;
                 read_file(PathBuf::from(dir).join(name))
@@ -125,7 +124,7 @@ fn read_file(path: PathBuf) -> io::Result<Vec<u8>> {
         .open(path)?;
     match file.metadata()?.is_file() {
         true => read_all(file),
-        false => Err(io::Error::other("it is no regular file: pass it as fd:N")),
+        false => Err(io::Error::other("not a regular file; pass it as fd:N")),
     }
 }
 
@@ -153,7 +152,7 @@ fn run(command: &str) -> io::Result<Vec<u8>> {
     }
     match status.success() {
         true => Ok(std::mem::take(&mut *bytes)),
-        false => Err(io::Error::other(format!("it ended with {status}"))),
+        false => Err(io::Error::other(format!("the program ended with {status}"))),
     }
 }
 
@@ -195,7 +194,7 @@ impl KeyRing {
             return Ok(Keys::default());
         }
         if gate::other().is_some() {
-            return Err("tenants' disks cannot be encrypted here".into());
+            return Err("a tenant's disk cannot be encrypted".into());
         }
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(keys) = &*keys {

@@ -1,8 +1,10 @@
 //! A new image on top of one that there is.
 
 use crate::keys::KeyRing;
+use fathom_files::explain_create;
 use fathom_formats::Format;
 use fathom_formats::offline::create::{Backing, Options, create};
+use fathom_units::cause;
 use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -17,7 +19,14 @@ pub fn make_layer(
     size: u64,
     keys: &KeyRing,
 ) -> Result<(), String> {
-    let failed = |error: io::Error| format!("{}: cannot be made: {error}", path.display());
+    let failed = |error: io::Error| {
+        let error = explain_create(path, error);
+        format!(
+            "{}: cannot create the image: {}",
+            path.display(),
+            cause(error)
+        )
+    };
     let mut options = Options::new(Format::Qcow2);
     options.backing = Some(Backing {
         name: name_from(path, below)?,
@@ -51,7 +60,7 @@ pub fn name_from(path: &Path, below: &Path) -> Result<String, String> {
         true if !name.starts_with('/') => format!("./{name}"),
         _ => name.to_owned(),
     });
-    name.ok_or_else(|| format!("{}: an image can name only what is UTF-8", below.display()))
+    name.ok_or_else(|| format!("{}: not UTF-8, so an image cannot name it", below.display()))
 }
 
 /// Whoever may use the one below may use this.

@@ -76,8 +76,8 @@ impl Pools {
         found.ok_or_else(|| {
             let names: Vec<_> = self.0.iter().map(|pool| &*pool.options.name).collect();
             match &names[..] {
-                [] => format!("pool '{name}' is not there: no table [pool.{name}] says so"),
-                _ => format!("there is no pool '{name}', only {}", names.join(", ")),
+                [] => format!("no pool '{name}'; add a table [pool.{name}] to the configuration"),
+                _ => format!("no pool '{name}'; pools are {}", names.join(", ")),
             }
         })
     }
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(pools.check("fast"), Ok(()));
         assert_eq!(pools.find("slow").unwrap().pool.threads(), 2);
         let other = pools.check("x").unwrap_err();
-        assert!(other.contains("only fast, slow"), "{other}");
+        assert!(other.contains("pools are fast, slow"), "{other}");
     }
 
     #[test]

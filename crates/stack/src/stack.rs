@@ -183,15 +183,15 @@ fn used_files(
 
 /// Where the disk's bitmaps are. The error says why there are none.
 fn place_of_bitmaps(description: &Description, has_overlay: bool) -> Result<Place, String> {
-    let refused = |why: &str| Err(format!("it has no bitmaps: {why}"));
+    let refused = |why: &str| Err(format!("no bitmaps: {why}"));
     if description.read_only {
-        return refused("it is served for reading only");
+        return refused("the disk is read-only");
     }
     if has_overlay {
-        return refused("its changes go with the server");
+        return refused("its changes are discarded when the server ends");
     }
     if gate::other().is_some() {
-        return refused("tenants' disks have none");
+        return refused("tenants' disks have no bitmaps");
     }
     let place = Place::of(&description.location, description.bitmaps.as_deref());
     let data = description.data_file.clone();
@@ -234,7 +234,7 @@ pub fn open_below(
     let refused = |problem: String| Err(Error::Description(problem));
     let (location, options) = (&description.location, description.open_options());
     let Some(own) = location.path() else {
-        return refused(format!("{location}: is not a file"));
+        return refused(format!("{location}: not a file"));
     };
     let opener = ImageOpener::of(location, &options, &description.allow_dirs)?;
     let below = opener.open_named(own, name, false)?;
@@ -253,13 +253,13 @@ pub fn open_below(
     if size < 512 || disk.images().len() >= MAX_CHAIN {
         let (path, count) = (path.display(), disk.images().len());
         return refused(format!(
-            "{path}: cannot be below an image: it has {size} bytes, in {count} images"
+            "{path}: has {size} bytes in {count} images, and so cannot be a backing image"
         ));
     }
     let files = disk.used_files(0);
     if FileId::at(own).is_ok_and(|own| files.iter().any(|file| file.id == own)) {
         return refused(format!(
-            "{}: has {} below it",
+            "{}: has {} in its backing chain, which would be a loop",
             path.display(),
             own.display()
         ));
@@ -280,7 +280,7 @@ fn open_disk(
     match (path, overlay) {
         (Some(path), Some(dir)) => Ok(cow::open(path, dir, description)?),
         (None, Some(_)) => {
-            let problem = "--filter cow is for images in files";
+            let problem = "--filter cow: applies only to images in files";
             Err(Error::Description(problem.into()))
         }
         (_, None) if !description.is_whole() => open_image(description, own_bitmaps),
@@ -423,7 +423,7 @@ fn join(
 }
 
 fn warn_of_memory(engine: &str) {
-    tracing::warn!("--register-memory has no effect: {engine} cannot register memory");
+    tracing::warn!("--register-memory: no effect, because {engine} cannot register memory");
 }
 
 fn start_workers(disk: &Arc<dyn Disk>, description: &Description) -> Result<Workers, DiskError> {

@@ -10,6 +10,7 @@ use fathom_core::{
     SizeWatch, Token, WorkerHandle,
 };
 use fathom_storage::FileDisk;
+use fathom_units::cause;
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::Metadata;
 use std::io;
@@ -118,7 +119,7 @@ impl Tap {
         {
             let mut wanted = lock(&self.wanted);
             if wanted.past.is_some() {
-                return Err("it is kept as it was at another instant already".into());
+                return Err("another backup or mirror already follows the disk".into());
             }
             wanted.past = Some(past.clone());
         }
@@ -141,7 +142,7 @@ impl Tap {
         {
             let mut wanted = lock(&self.wanted);
             if wanted.brake.is_some() {
-                return Err("its users are held back by something else already".into());
+                return Err("another operation already holds the disk's requests".into());
             }
             wanted.brake = Some(brake.clone());
         }
@@ -187,7 +188,7 @@ fn hear(workers: &[WorkerHandle]) -> Result<(), String> {
     let unheard = looks.into_iter().filter_map(|look| look.wait().err());
     match unheard.count() {
         0 => Ok(()),
-        _ => Err("it has a worker that does not answer".into()),
+        _ => Err("a worker does not respond".into()),
     }
 }
 
@@ -196,7 +197,7 @@ fn settle(workers: &[WorkerHandle]) -> Result<(), String> {
     let settling: Vec<_> = workers.iter().map(WorkerHandle::begin_settle).collect();
     match settling.into_iter().all(|settling| settling.wait(deadline)) {
         true => Ok(()),
-        false => Err("requests that are in flight do not end".into()),
+        false => Err("requests in flight do not end".into()),
     }
 }
 
@@ -391,7 +392,7 @@ impl TapChannel {
 
     fn listen(&mut self, cx: &mut Cx, has_past: bool, has_brake: bool) -> Result<(), String> {
         let bell = self.bell(cx);
-        let bell = bell.map_err(|error| format!("a worker cannot wait: {error}"))?;
+        let bell = bell.map_err(|error| format!("a worker cannot wait: {}", cause(error)))?;
         let Wanted { past, brake } = &self.goes_by;
         { past.iter().filter(|_| !has_past) }.for_each(|past| past.listen(&bell));
         { brake.iter().filter(|_| !has_brake) }.for_each(|brake| brake.listen(&bell));
@@ -482,7 +483,7 @@ impl TapChannel {
             false => for_longer(*since, LEAVING),
         };
         if for_longer(self.seen.1, patience) || self.waiting.iter().any(is_enough) {
-            self.give_up("what was to be changed could not be kept, or followed, in time");
+            self.give_up("the data to be overwritten could not be saved or followed in time");
             return self.go_on(cx);
         }
         self.look_later(cx);

@@ -18,6 +18,7 @@ pub use threads::Threads;
 pub use uring::IoUring;
 
 use fathom_core::Engine;
+use fathom_units::cause;
 use std::fmt;
 use std::io;
 use std::str::FromStr;
@@ -88,7 +89,10 @@ pub fn engine_for(kind: EngineKind, users: Users) -> io::Result<Box<dyn Engine>>
             Err(error) if is_forbidden(&error) => {
                 static WARNED: Once = Once::new();
                 WARNED.call_once(|| {
-                    tracing::warn!("io_uring is not permitted here ({error}): using threads");
+                    tracing::warn!(
+                        "io_uring is not permitted here, so the disk uses threads: {}",
+                        cause(error)
+                    );
                 });
                 Ok(Box::new(Threads::new()?))
             }

@@ -248,7 +248,7 @@ impl FileDisk {
     pub fn reopen(&self) -> Result<File, DiskError> {
         let shared = &*self.shared;
         gate::open_again(&shared.file, !shared.options.read_only)
-            .map_err(|error| shared.error("cannot be opened again", error))
+            .map_err(|error| shared.error("cannot open the file again", error))
     }
 
     /// Identity of the file, for as long as it is open.
@@ -363,8 +363,10 @@ impl Disk for FileDisk {
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
-        let channel = FileChannel::new(self.shared.clone(), &mut *cx.engine)
-            .map_err(|error| self.shared.error("cannot be served by the engine", error))?;
+        let channel = FileChannel::new(self.shared.clone(), &mut *cx.engine).map_err(|error| {
+            self.shared
+                .error("the I/O engine cannot use the file", error)
+        })?;
         Ok(Box::new(channel))
     }
 }
@@ -396,12 +398,12 @@ impl Shared {
         }
         let path = self.path.display();
         let what = match self.path.exists() {
-            true => "was replaced by another file",
-            false => "was deleted or renamed",
+            true => "the file was replaced by another file",
+            false => "the file was deleted or renamed",
         };
         tracing::warn!(
-            "{path}: {what} since it was opened; the one that was opened is served on: start the \
-             server anew to serve what is there now"
+            "{path}: {what} since it was opened; the open file is still served; restart the \
+             server to serve the file that has this name now"
         );
     }
 
@@ -429,14 +431,14 @@ impl Shared {
             return Ok(());
         }
         self.trim()
-            .map_err(|error| self.error("cannot be cut to its size", error))?;
+            .map_err(|error| self.error("cannot truncate the file to its size", error))?;
         self.flush()
     }
 
     /// Makes durable what has been written; blocks.
     fn flush(&self) -> Result<(), DiskError> {
         self.sync(File::sync_data)
-            .map_err(|error| self.error("cannot be flushed", error))
+            .map_err(|error| self.error("cannot flush", error))
     }
 
     /// Calls fsync(2) or fdatasync(2). Fails if writes were lost, whomever the kernel has told so.

@@ -59,7 +59,7 @@ pub(crate) trait Place: fmt::Display + Send + Sync {
     fn cannot_be_made(&self) -> DiskError {
         DiskError::Unusable {
             path: self.to_string().into(),
-            problem: "disks of its kind are not made or removed here".into(),
+            problem: "images of this kind cannot be created or removed here".into(),
         }
     }
 
@@ -180,7 +180,7 @@ impl OfSize {
     ) -> Result<Arc<dyn Place>, String> {
         let text = text.to_str().and_then(|text| text.strip_prefix(prefix));
         match parse_size(text.unwrap_or_default())? {
-            0..512 => Err("a disk needs 512 bytes at least".into()),
+            0..512 => Err("a disk needs at least 512 bytes".into()),
             size if size > i64::MAX as u64 => Err(format!("'{size}' is too large for a disk")),
             size => Ok(Arc::new(OfSize { prefix, size, open })),
         }

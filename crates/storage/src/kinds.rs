@@ -37,8 +37,8 @@ impl Location {
             (Some(kind), _) => kind,
             (None, Some((scheme, _))) if !scheme.contains(['/', ':']) => {
                 return Err(format!(
-                    "disks are not served from {scheme}://, but from {} (a file of that name is \
-                     written ./{scheme}:...)",
+                    "unsupported scheme {scheme}://; supported are {} (write ./{scheme}:... for \
+                     a file of that name)",
                     uris()
                 ));
             }

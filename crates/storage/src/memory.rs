@@ -17,7 +17,7 @@ const PREFIX: &str = "memory:";
 pub(crate) const KIND: Kind = Kind {
     name: "memory",
     form: "memory:SIZE",
-    what: "Zeroes in memory, which can be written and are gone with the server",
+    what: "Memory of the server: begins as zeroes, and is lost when the server ends",
     prefixes: &[PREFIX],
     images: false,
     network: false,
@@ -85,7 +85,7 @@ impl MemoryDisk {
         if size == 0 {
             return Err(DiskError::Unusable {
                 path: name(size),
-                problem: "a disk needs 512 bytes at least".into(),
+                problem: "a disk needs at least 512 bytes".into(),
             });
         }
         let map = Map::new(size).map_err(unmapped(size))?;
@@ -109,7 +109,7 @@ fn name(size: u64) -> PathBuf {
 fn unmapped(size: u64) -> impl FnOnce(std::io::Error) -> DiskError {
     move |source| DiskError::Io {
         path: name(size),
-        what: "cannot map so much memory",
+        what: "cannot map enough memory",
         source,
     }
 }

@@ -12,7 +12,7 @@ const PREFIX: &str = "null:";
 pub(crate) const KIND: Kind = Kind {
     name: "null",
     form: "null:SIZE",
-    what: "No data at all: what Fathom costs by itself",
+    what: "No storage: reads return anything, and writes are dropped; measures Fathom alone",
     prefixes: &[PREFIX],
     images: false,
     network: false,

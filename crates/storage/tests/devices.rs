@@ -263,7 +263,7 @@ fn a_full_file_system_fails_writes_and_serves_on() {
 fn are_losses_reported(path: &Path) -> Vec<bool> {
     let file = OpenOptions::new().read(true).write(true).open(path);
     let file = file.expect("opened");
-    let more = (0..2).map(|_| gate::open_again(&file, false).expect("opened again"));
+    let more = (0..2).map(|_| gate::open_again(&file, false).expect("open the file again"));
     let all: Vec<_> = more.chain([file.try_clone().expect("the same")]).collect();
     for piece in 0..20 {
         file.write_all_at(&[1; 1 << 20], piece << 20)

@@ -1,5 +1,6 @@
 //! Certificates and keys, as PEM.
 
+use fathom_units::cause;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::fs::File;
@@ -50,21 +51,23 @@ impl ClientFiles {
 /// Why there is no TLS; one line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("{}: cannot be read: {source}", path.display())]
+    #[error("{}: cannot read the file: {}", path.display(), cause(source))]
     Unreadable { path: PathBuf, source: pem::Error },
     #[error(
-        "no certificates of this system's are found: name a directory with ca-cert.pem by tls-certificates=DIR"
+        "no certificates of this system's authorities found; name a directory with ca-cert.pem \
+         by tls-certificates=DIR"
     )]
     NoAuthorities,
     #[error(
-        "'{0}' is no name that a server's certificate could have: say which by tls-hostname=NAME"
+        "'{0}' is not a name that a server's certificate can have; name the server by \
+         tls-hostname=NAME"
     )]
     BadName(String),
-    #[error("{}: has no certificate in it", .0.display())]
+    #[error("{}: contains no certificate", .0.display())]
     NoCertificate(PathBuf),
-    #[error("{}: a certificate in it cannot be used: {problem}", path.display())]
+    #[error("{}: unusable certificate: {problem}", path.display())]
     BadCertificate { path: PathBuf, problem: String },
-    #[error("the certificate in {} and the key in {} cannot be used: {problem}", cert.display(), key.display())]
+    #[error("certificate {} and key {} are unusable: {problem}", cert.display(), key.display())]
     BadPair {
         cert: PathBuf,
         key: PathBuf,

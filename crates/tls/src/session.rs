@@ -1,5 +1,6 @@
 //! A connection's TLS session: bytes to bytes; the socket's I/O is not here.
 
+use fathom_units::cause;
 use rustls::Connection;
 use std::io::{ErrorKind, Read, Write};
 
@@ -58,16 +59,16 @@ impl Session {
                 Ok(0) => return Ok(Opened::End),
                 Ok(len) => return Ok(Opened::Bytes(len)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => return Err(format!("TLS: {error}")),
+                Err(error) => return Err(format!("TLS: {}", cause(error))),
             }
             let mut rest = &self.received[self.start..self.end];
             if rest.is_empty() {
                 return Ok(Opened::Nothing);
             }
             let read = self.tls.read_tls(&mut rest);
-            self.start += read.map_err(|error| format!("TLS: {error}"))?;
+            self.start += read.map_err(|error| format!("TLS: {}", cause(error)))?;
             let processed = self.tls.process_new_packets();
-            processed.map_err(|error| format!("TLS: {error}"))?;
+            processed.map_err(|error| format!("TLS: {}", cause(error)))?;
         }
     }
 
@@ -89,7 +90,7 @@ impl Session {
     pub fn seal(&mut self, plain: &[u8]) -> Result<usize, String> {
         let some = &plain[..plain.len().min(CHUNK / 2)];
         let written = self.tls.writer().write(some);
-        let written = written.map_err(|error| format!("TLS: {error}"))?;
+        let written = written.map_err(|error| format!("TLS: {}", cause(error)))?;
         self.flush()?;
         Ok(written)
     }
@@ -98,7 +99,7 @@ impl Session {
     pub fn flush(&mut self) -> Result<(), String> {
         while self.tls.wants_write() {
             let written = self.tls.write_tls(&mut self.sealed);
-            written.map_err(|error| format!("TLS: {error}"))?;
+            written.map_err(|error| format!("TLS: {}", cause(error)))?;
         }
         Ok(())
     }

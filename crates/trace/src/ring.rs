@@ -16,6 +16,7 @@ mod wire;
 mod writer;
 
 use crate::stage::{Op, Stage};
+use fathom_units::cause;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -44,7 +45,7 @@ pub struct TraceRecord {
 /// Why a file cannot be used as a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {}", path.display(), cause(source))]
     Io { path: PathBuf, source: io::Error },
     #[error("{}: {problem}", path.display())]
     Unusable { path: PathBuf, problem: String },

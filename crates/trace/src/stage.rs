@@ -1,6 +1,6 @@
-//! The operations and stages that Fathom tells apart, and a request's stamps.
+//! Operations and stages of requests, and a request's time stamps.
 
-/// What a request asks of its disk.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {
@@ -9,7 +9,7 @@ pub enum Op {
     Flush,
     Discard,
     WriteZeroes,
-    /// Which parts hold data (NBD's base:allocation).
+    /// Returns which parts hold data (NBD's base:allocation).
     BlockStatus,
 }
 
@@ -42,22 +42,22 @@ impl Op {
     }
 }
 
-/// Where a request's time goes inside Fathom. A request is in exactly one
-/// stage at any instant, so its stages add up to its total.
+/// Stage of a request inside Fathom. A request is in exactly one stage at any
+/// instant, so the times of its stages add up to its total time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Stage {
-    /// Work for the queue was noticed (by kick or by poll) -> popped.
+    /// From the detection of work in the queue (by kick or poll) until the request is popped.
     Wake,
-    /// Popped -> admitted past the filters.
+    /// From popping the request until the filters have admitted it.
     Queue,
-    /// The image looks up where the bytes live.
+    /// Lookup of the request's data in the image.
     Map,
-    /// Handed to the storage -> completed.
+    /// From submission to the storage until completion.
     Device,
-    /// Completed -> published in the used ring.
+    /// From completion until the reply is in the used ring.
     Finish,
-    /// Published -> interrupt sent, or known to be unwanted.
+    /// From publishing the reply until the interrupt is sent, or known to be unnecessary.
     Notify,
 }
 
@@ -84,17 +84,15 @@ impl Stage {
         }
     }
 
-    /// From when to when, for who reads a table.
+    /// Returns the beginning and the end of the stage, for the reader of a table.
     pub fn meaning(self) -> &'static str {
         match self {
-            Stage::Wake => {
-                "from when work was noticed, by a kick or by looking, until it was taken"
-            }
-            Stage::Queue => "until the filters have let it pass",
-            Stage::Map => "looking up where the image has the bytes",
-            Stage::Device => "from when it was handed to the storage until that is done",
-            Stage::Finish => "until the answer is where the guest or client finds it",
-            Stage::Notify => "until the interrupt or the reply was sent, or known not to be wanted",
+            Stage::Wake => "from a kick or a poll that finds work until a worker takes the request",
+            Stage::Queue => "until the filters pass the request on",
+            Stage::Map => "lookup of the request's data in the image",
+            Stage::Device => "from submission to the storage until completion",
+            Stage::Finish => "from completion until the reply is ready for the guest or client",
+            Stage::Notify => "until the interrupt or the reply is sent, or found unnecessary",
         }
     }
 }
@@ -115,7 +113,7 @@ impl Default for Stamps {
 }
 
 impl Stamps {
-    /// A request whose work was noticed at `now`; it is in [`Stage::Wake`].
+    /// Returns the stamps of a request that was detected at `now`, in [`Stage::Wake`].
     #[inline]
     pub fn start(now: u64) -> Stamps {
         Stamps {
@@ -138,7 +136,7 @@ impl Stamps {
         self.stage = stage;
     }
 
-    /// The stage that it is in.
+    /// Returns the current stage.
     pub fn stage(&self) -> Stage {
         self.stage
     }

@@ -1,14 +1,21 @@
 //! Sizes, durations and dates as people write and read them: one spelling for every option, file
-//! and report; and addresses as people may read them.
+//! and report; and the parts that messages have in common: causes of errors, suggestions for misspelt names, and
+//! addresses without their secrets.
 
+mod cause;
 mod date;
 mod duration;
+mod nearest;
 mod redact;
 mod size;
 mod timeout;
+mod unknown;
 
+pub use cause::cause;
 pub use date::Utc;
 pub use duration::{parse_duration, parse_seconds, short_duration};
+pub use nearest::{did_you_mean, nearest};
 pub use redact::redacted;
 pub use size::{Size, parse_size, short_size};
 pub use timeout::Timeout;
+pub use unknown::{serde_text, unknown_name};

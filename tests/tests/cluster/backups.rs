@@ -164,7 +164,7 @@ fn an_image_is_backed_up_again_and_again() {
         let copy = cluster.image(&format!("{format}-copy"));
         series.backup(&disk, "full", &copy, &["-O", format]);
         let again = ["backup", "full", disk.api(), &copy, "-O", format];
-        run(&again, STEP).refused_with(&["is there already"]);
+        run(&again, STEP).refused_with(&["exists already"]);
         disk.stop();
         let qemus = cluster.for_qemu(&format!("{format}-copy"));
         qemu_img(&["compare", "-f", "qcow2", "-F", format, &second, &qemus]);

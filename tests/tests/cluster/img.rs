@@ -210,12 +210,12 @@ fn chains_are_followed_in_their_pool_and_locks_respected() {
     let elsewhere = ["-b", "/etc/hostname", "-F", "raw"];
     refused(&[&create[..], &elsewhere].concat(), &["beside it"]);
     let data = ["-o", "data_file=rbd:rbd/d"];
-    refused(&[&create[..], &data].concat(), &["leave out data_file"]);
+    refused(&[&create[..], &data].concat(), &["omit data_file"]);
     let snapshot = new.replace('?', "@s?");
-    refused(&["create", &snapshot, "1M"], &["is a snapshot"]);
-    refused(&["info", &new], &["cannot be opened", "No such file"]);
+    refused(&["create", &snapshot, "1M"], &["a snapshot"]);
+    refused(&["info", &new], &["cannot open the image", "no such file"]);
     let again = format!("{base}&user=admin");
-    refused(&["convert", &base, &again], &["is read from, too"]);
+    refused(&["convert", &base, &again], &["also a source"]);
     let all = ["-o", "preallocation=falloc"];
     refused(&[&["create"], &all[..], &[&new, "1M"]].concat(), &["full"]);
     let images = cluster.rbd(&["ls"]);
@@ -229,9 +229,12 @@ fn chains_are_followed_in_their_pool_and_locks_respected() {
     wait("the server's lock", || {
         cluster.rbd(&["lock", "ls", "rbd/other"]).contains("auto")
     });
-    refused(&["resize", &other, "+1M"], &["has it locked"]);
-    refused(&["create", &other, "1M"], &["has it locked"]);
-    refused(&["info", &other], &["has it locked", "--force-share"]);
+    refused(&["resize", &other, "+1M"], &["has locked the image"]);
+    refused(&["create", &other, "1M"], &["has locked the image"]);
+    refused(
+        &["info", &other],
+        &["has locked the image", "--force-share"],
+    );
     img(&["info", "-U", &other]);
     done(load);
     server.stop().unwrap();

@@ -64,7 +64,7 @@ fn an_image_in_use_is_not_removed() {
     check(&server, &state);
     server.stop().unwrap();
     wait("the removal of the image", removed);
-    refused(&cluster.image("a"), &[]).refused_with(&["the image cannot be opened", "No such file"]);
+    refused(&cluster.image("a"), &[]).refused_with(&["cannot open the image", "no such file"]);
 }
 
 /// A user who may do with one pool what disks need.

@@ -140,7 +140,7 @@ fn tenants_have_groups_in_the_one_that_is_delegated() {
     );
     let said = host.sh(&format!("mkdir -p $G/x/y; serve $G/x/y; {refused}"));
     assert!(
-        said.contains("memory-max: the kernel's control groups have no"),
+        said.contains("memory-max: control group controller 'memory' is not available"),
         "{said}"
     );
     host.0.power_off().unwrap();

@@ -75,7 +75,7 @@ fn disks_of_one_server_come_and_go_under_load() {
         let write = format!("yes 'round {round}' | dd of={device} bs=4k count=256 conv=fsync");
         guest.check(&write, STEP).unwrap();
         // As long as the guest has it, it stays.
-        disk(&control, "remove", &["comes"]).refused_with(&["'comes' is in use by process"]);
+        disk(&control, "remove", &["comes"]).refused_with(&["'comes': in use by process"]);
         guest.check(&read, STEP).unwrap();
         unplug(&mut guest, "comes", SLOT);
         done(disk(&control, "remove", &["comes"]));

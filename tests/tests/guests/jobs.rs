@@ -16,7 +16,7 @@ const STEP: Duration = Duration::from_secs(120);
 /// Blocks that its load writes each second.
 const RATE: u32 = 200;
 
-const CHANGED: &str = "may have been changed by others";
+const CHANGED: &str = "other programs may have changed the disk";
 
 /// Its disks, each by what is done to it meanwhile.
 const DISKS: [(&str, Kind); 4] = [
@@ -74,7 +74,7 @@ impl Host {
         let pid = self.servers[3].process().pid().to_string();
         let commit = thread::spawn(move || {
             run(
-                &[&["commit", &pid, &below, "--unkept"], &slowly[..]].concat(),
+                &[&["commit", &pid, &below, "--transient"], &slowly[..]].concat(),
                 STEP,
             )
         });
@@ -107,7 +107,7 @@ fn a_guest_migrates_while_its_disks_are_copied_and_comes_back() {
     let load = Load::start(&mut guest, &names, 24 * MIB, RATE);
     load.wait_for_writes(&mut guest);
     let top = place.path("top");
-    here.ask(3, &["snapshot"], &[top.to_str().unwrap(), "--unkept"]);
+    here.ask(3, &["snapshot"], &[top.to_str().unwrap(), "--transient"]);
     let below = std::mem::replace(&mut images[3], Image::at(top, Kind::QCOW2_BACKED));
     load.wait_for_more_writes(&mut guest);
 
@@ -127,7 +127,7 @@ fn a_guest_migrates_while_its_disks_are_copied_and_comes_back() {
         shown.starts_with("waiting: ") || shown.starts_with("done: "),
         "{shown}"
     );
-    let of = "its virtual machine has let go of the disk";
+    let of = "the virtual machine disconnected from the disk";
     assert!(here.ask(1, &["info"], &[]).contains(of));
 
     let mut back = Guest::start(&here.machine(true)).unwrap();

@@ -34,7 +34,7 @@ fn text(path: &Path) -> String {
 fn images_that_cannot_be_served_are_refused() {
     let place = Place::new();
     let missing = text(&place.path("missing.img"));
-    serve(&place, &missing, &[]).refused_with(&["missing.img", "No such file"]);
+    serve(&place, &missing, &[]).refused_with(&["missing.img", "no such file"]);
 
     let short = text(&place.image("short.img", 511));
     serve(&place, &short, &[]).refused_with(&["short.img", "512"]);
@@ -59,7 +59,11 @@ fn images_that_cannot_be_served_are_refused() {
 fn image_that_ends_within_a_sector_is_served_read_only() {
     let place = Place::new();
     let image = place.image("odd.img", MIB + 100);
-    serve(&place, &text(&image), &[]).refused_with(&["odd.img", "whole sectors", "truncate"]);
+    serve(&place, &text(&image), &[]).refused_with(&[
+        "odd.img",
+        "not a multiple of 512",
+        "truncate",
+    ]);
     place.serve("odd", &image, &["--readonly"]).stop().unwrap();
 }
 
@@ -94,7 +98,7 @@ fn an_image_without_permission_is_refused() {
         .arg(&image)
         .arg("--vhost-user")
         .arg(&socket);
-    run_command(command, SOON).refused_with(&["secret.img", "ermission denied"]);
+    run_command(command, SOON).refused_with(&["secret.img", "no permission to read"]);
 }
 
 fn is_root() -> bool {
@@ -156,7 +160,7 @@ fn a_socket_of_a_living_server_is_not_taken() {
     let server = place.serve("first", &image, &["--readonly"]);
     let socket = text(server.socket());
     let second = run(&["serve", "null:1M", "--vhost-user", &socket], SOON);
-    second.refused_with(&["first.sock", "already"]);
+    second.refused_with(&["first.sock", "in use by fathom"]);
     // The first one still has it.
     assert!(Path::new(&socket).exists());
     server.stop().unwrap();
@@ -395,7 +399,7 @@ impl Tight {
                 "{}: {output:?}",
                 self.name
             );
-            wait_log(&mut self.server, self.name, "No space left");
+            wait_log(&mut self.server, self.name, "no space left");
             self.image.check_consistent();
             assert_eq!(guest.check(&kept, STEP).unwrap(), expected, "{}", self.name);
             if round == 0 {
@@ -458,7 +462,7 @@ fn a_guest_survives_what_happens_to_its_images() {
     wait_log(
         &mut servers[0],
         "truncated.img",
-        "ends at 8388608 bytes, the disk at 16777216",
+        "the file ends at 8388608 bytes, the disk at 16777216",
     );
     guest.check(&read(&device, 4), STEP).unwrap();
 

@@ -35,11 +35,11 @@ fn a_guest_and_its_disk_move_between_hosts_under_verified_load() {
         let mut there = moves.prepare(n);
         // Its guest goes on with what it keeps, and the other host copies all of it once more.
         moves.replace_server(&mut here, n - 1);
-        wait_for_nth(&mut there.server, "its guest may come", 2);
+        wait_for_nth(&mut there.server, "the guest can move here", 2);
         moves.migrate(&mut here, &mut there, n);
         wait_migrated(&mut here.guest);
         there.guest.wait_event("RESUME", STEP).unwrap();
-        wait_for_log(&mut there.server, "all of it is here");
+        wait_for_log(&mut there.server, "copied completely");
         // What was left there is of no use any more.
         here.guest.quit().unwrap();
         here.server.stop().unwrap();
@@ -74,14 +74,14 @@ fn a_guest_goes_on_at_once_and_its_disk_follows_under_verified_load() {
     moves.migrate(&mut here, &mut there, 1);
     wait_migrated(&mut here.guest);
     there.guest.wait_event("RESUME", STEP).unwrap();
-    wait_for_log(&mut there.server, "and the rest follows");
+    wait_for_log(&mut there.server, "and the remaining data is copied");
     here.guest.quit().unwrap();
     load.wait_for_more_writes(&mut there.guest);
     moves.replace_follower(&mut there, 1);
     load.wait_for_more_writes(&mut there.guest);
     moves.replace_server(&mut here, 0);
     load.wait_for_more_writes(&mut there.guest);
-    wait_for_log(&mut there.server, "all of it is here");
+    wait_for_log(&mut there.server, "copied completely");
     here.server.stop().unwrap();
     load.wait_for_more_writes(&mut there.guest);
     let written = load.finish(&mut there.guest);

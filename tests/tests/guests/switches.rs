@@ -69,13 +69,13 @@ impl Served {
             &["mirror", "start"],
             &[&path, "-O", target.format(), "--active"],
         );
-        self.ask(&["mirror", "complete"], &["--unkept"]);
+        self.ask(&["mirror", "complete"], &["--transient"]);
         self.image = target;
     }
 
     fn put_on_top(&mut self, place: &Place) {
         let path = place.path(&format!("{}-top", self.name));
-        self.ask(&["snapshot"], &[path.to_str().unwrap(), "--unkept"]);
+        self.ask(&["snapshot"], &[path.to_str().unwrap(), "--transient"]);
         let top = Image::at(path, Kind::QCOW2_BACKED);
         self.below = Some(std::mem::replace(&mut self.image, top));
     }
@@ -90,7 +90,7 @@ impl Served {
             .to_str()
             .unwrap()
             .to_owned();
-        self.ask(&["commit"], &[&[&*below, "--unkept"], more].concat());
+        self.ask(&["commit"], &[&[&*below, "--transient"], more].concat());
         if more.is_empty() {
             self.image = self.below.take().unwrap();
         }
@@ -169,7 +169,7 @@ fn a_guest_goes_on_with_other_images_whoever_is_killed() {
     guest.reboot().unwrap();
     until("the stream's end", || all[2].is_whole());
     for served in &mut all[..2] {
-        served.ask(&["mirror", "complete"], &["--unkept"]);
+        served.ask(&["mirror", "complete"], &["--transient"]);
         served.image = Image::at(place.path(&format!("{}-end", served.name)), Kind::RAW);
     }
     guest.power_off().unwrap();

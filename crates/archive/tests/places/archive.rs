@@ -154,7 +154,7 @@ fn a_stripe_that_is_another_is_not_used() {
     let text = &disk()[0];
     let changes: [(Change, &str); 6] = [
         (|_, path| fs::remove_file(path).unwrap(), "lost"),
-        (|_, path| fs::write(path, []).unwrap(), "cut short"),
+        (|_, path| fs::write(path, []).unwrap(), "truncated"),
         (
             |_, path| {
                 let mut bytes = fs::read(path).unwrap();
@@ -165,7 +165,7 @@ fn a_stripe_that_is_another_is_not_used() {
         ),
         (
             |place, path| fs::write(path, fs::read(place.stripe(&disk()[1])).unwrap()).unwrap(),
-            "not those that its name says",
+            "the data does not match the name",
         ),
         (
             |_, path| fs::write(path, encode(&vec![0; 32 << 20]).object).unwrap(),

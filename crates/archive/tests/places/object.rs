@@ -193,9 +193,9 @@ fn a_server_that_cannot_be_used_is_told_at_once() {
         ),
         (
             |_| answer("400 Bad", &[], b"<Code>Odd</Code>"),
-            "answers 400 (Odd)",
+            "replied 400 (Odd)",
         ),
-        (|_| answer("404 Not Found", &[], b""), "is not there"),
+        (|_| answer("404 Not Found", &[], b""), "not found"),
     ];
     for (answers, word) in cannot {
         let error = open(&Server::start(answers)).unwrap_err();

@@ -5,7 +5,7 @@ use fathom_core::{Disk, Op};
 use fathom_stack::{Answer, Ask, Client, Job, Pages};
 use fathom_storage::cached::CacheTerms;
 use fathom_storage::{Cache, EngineKind, Location, OpenOptions};
-use fathom_units::Timeout;
+use fathom_units::{Timeout, cause};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -52,7 +52,7 @@ impl RemoteDisk {
         let (sender, opened) = oneshot::channel();
         let job = move || drop(sender.send(open(&remote)));
         let started = Builder::new().name("remote".into()).spawn(job);
-        started.map_err(|error| Problem::Away(error.to_string()))?;
+        started.map_err(|error| Problem::Away(cause(error)))?;
         let gone = |_| Err(Problem::Away("its thread has ended".into()));
         opened.await.unwrap_or_else(gone)
     }
@@ -66,7 +66,7 @@ impl RemoteDisk {
         let away = |text: String| Problem::Away(text);
         // Whole sectors are read, and what is behind an image's end is zeroes.
         let whole = len.next_multiple_of(512);
-        let pages = Pages::new(whole as usize).map_err(|error| away(error.to_string()))?;
+        let pages = Pages::new(whole as usize).map_err(|error| away(cause(error)))?;
         let tag = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();
         waiting(&self.waiting).insert(tag, sender);
@@ -83,7 +83,10 @@ impl RemoteDisk {
             (0, Some(pages)) => Ok(pages.bytes()[..len as usize].to_vec()),
             (errno, _) => {
                 let error = std::io::Error::from_raw_os_error(errno);
-                Err(away(format!("reading at byte {at} failed: {error}")))
+                Err(away(format!(
+                    "reading at byte {at} failed: {}",
+                    cause(error)
+                )))
             }
         }
     }
@@ -106,7 +109,7 @@ fn waiting(all: &Waiting) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<Answer>
 fn open(remote: &str) -> Result<RemoteDisk, Problem> {
     let location: Location = remote.parse().map_err(Problem::Never)?;
     if ["cached", "memory", "null"].contains(&location.kind().name) {
-        return Err(Problem::Never("a base image comes from elsewhere".into()));
+        return Err(Problem::Never("a base image must be remote".into()));
     }
     let away = |error: fathom_core::DiskError| Problem::Away(error.to_string());
     // A file's last sector need not be whole.
@@ -140,7 +143,7 @@ fn open(remote: &str) -> Result<RemoteDisk, Problem> {
         }
     };
     let started = Builder::new().name("remote".into()).spawn(listen);
-    started.map_err(|error| Problem::Away(error.to_string()))?;
+    started.map_err(|error| Problem::Away(cause(error)))?;
     Ok(RemoteDisk {
         client: Some(client),
         waiting,

@@ -8,6 +8,7 @@ use crate::problem::Problem;
 use disk::RemoteDisk;
 use fathom_archive::{Hash, Image, Manifest, Object};
 use fathom_storage::cached::Terms;
+use fathom_units::cause;
 use std::path::Path;
 
 /// The unit that is fetched of images that do not say.
@@ -42,7 +43,8 @@ impl Remote {
             _ => None,
         };
         if of_its_own.is_some() && manifest.is_some() {
-            let problem = "it is in an archive, and has a manifest: --base-manifest is for others";
+            let problem =
+                "--base-manifest: excluded for an image in an archive, which has its own manifest";
             return Err(Problem::Never(problem.into()));
         }
         let stripe = of_its_own
@@ -57,7 +59,8 @@ impl Remote {
             if manifest.size() != size {
                 let of = manifest.size();
                 return Err(Problem::Never(format!(
-                    "it has {size} bytes, and --base-manifest is of an image that has {of}"
+                    "the image has {size} bytes, and --base-manifest describes an image of {of} \
+                     bytes"
                 )));
             }
             // What it contains is known, whatever its place says of it.
@@ -94,7 +97,7 @@ impl Remote {
         };
         match &self.manifest {
             Some(manifest) if !manifest.verify(stripe, &bytes) => Err(Problem::Wrong(
-                "its bytes are not those of --base-manifest".into(),
+                "the image's data does not match --base-manifest".into(),
             )),
             _ => Ok(bytes),
         }
@@ -127,6 +130,6 @@ pub fn version_of(manifest: &Manifest) -> String {
 
 pub fn read_manifest(path: &Path) -> Result<Manifest, String> {
     let told = |problem: String| format!("--base-manifest {}: {problem}", path.display());
-    let bytes = std::fs::read(path).map_err(|error| told(error.to_string()))?;
+    let bytes = std::fs::read(path).map_err(|error| told(cause(error)))?;
     Manifest::parse(&bytes).map_err(told)
 }

@@ -80,16 +80,16 @@ impl Agent {
                 return Ok(line);
             }
             if self.unread.len() > MAX_ANSWER {
-                bail!("its answer is too long");
+                bail!("the reply is too long");
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                bail!("it does not answer");
+                bail!("no reply");
             }
             self.stream.set_read_timeout(Some(left))?;
             let mut buf = [0; 4096];
             match self.stream.read(&mut buf) {
-                Ok(0) => bail!("it has hung up"),
+                Ok(0) => bail!("the connection was closed"),
                 Ok(n) => self.unread.extend(&buf[..n]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -101,7 +101,7 @@ impl Agent {
     fn execute(&mut self, command: &str, patience: Duration) -> anyhow::Result<Value> {
         self.send(&json!({ "execute": command }))?;
         let line = self.line(Instant::now() + patience)?;
-        let answer: Value = serde_json::from_slice(&line).context("it answers no JSON")?;
+        let answer: Value = serde_json::from_slice(&line).context("the reply is not JSON")?;
         match &answer["error"] {
             Value::Null => Ok(answer["return"].clone()),
             error => bail!(

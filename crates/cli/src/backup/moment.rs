@@ -36,7 +36,7 @@ pub fn begin(
         (Ok(begun), Ok(())) if !interrupted.load(Ordering::Relaxed) => Ok(begun),
         (Ok(begun), thawed) => {
             end_all(disks, &begun);
-            thawed.and_then(|()| bail!("it was interrupted: there is no backup"))
+            thawed.and_then(|()| bail!("interrupted; no backup exists"))
         }
         (Err(error), Ok(())) => Err(error),
         (Err(error), Err(frozen)) => Err(error.context(format!("{frozen:#}"))),
@@ -86,7 +86,7 @@ fn begin_one(disk: &Disk, order: &BackupOrder) -> anyhow::Result<BackupInfo> {
         if is_unknown {
             let stop = format!("`fathom backup stop {} --id {id}`", disk.name);
             return Err(anyhow!(error).context(format!(
-                "the backup of disk '{}' may yet begin: end it by {stop}",
+                "the backup of disk '{}' may still start; stop it with {stop}",
                 disk.name
             )));
         }
@@ -113,7 +113,7 @@ fn go_on(disks: &[&Disk], begun: &[BackupInfo]) -> anyhow::Result<()> {
         let info: BackupInfo = go.send()?;
         match info.problem {
             Some(problem) => bail!(
-                "disk '{}' could not be held for so long: {problem}",
+                "disk '{}': cannot pause its writes until all backups have started: {problem}",
                 disk.name
             ),
             None => Ok(()),

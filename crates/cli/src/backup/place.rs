@@ -34,8 +34,8 @@ impl Place {
         match location.kind().name {
             "rbd" => Ok(Place::New(text.to_owned())),
             "nbd" if format == Format::Raw => Ok(Place::Over(text.to_owned())),
-            "nbd" => bail!("{location}: {what} is a raw disk: say -O raw"),
-            _ => bail!("{location}: {what} is no place for a backup"),
+            "nbd" => bail!("{location}: {what} is a raw disk; use -O raw"),
+            _ => bail!("{location}: {what} cannot hold a backup"),
         }
     }
 
@@ -43,10 +43,10 @@ impl Place {
     pub(super) fn file(path: &Path) -> anyhow::Result<Place> {
         let file = real(path);
         let Some(name) = file.file_name() else {
-            bail!("{}: is not the name of a file", file.display());
+            bail!("{}: not the name of a file", file.display());
         };
         if fs::metadata(&file).is_ok_and(|now| !now.is_file()) {
-            bail!("{}: is there, and not a file", file.display());
+            bail!("{}: exists, and is not a regular file", file.display());
         }
         let mut name = name.to_owned();
         name.push(format!(".{}.part", std::process::id()));
@@ -58,7 +58,7 @@ impl Place {
     pub(super) fn archive(archive: &str, name: &OsStr) -> anyhow::Result<Place> {
         let name = name.to_str();
         let name = name
-            .context("names of an archive's images are UTF-8")?
+            .context("the name of an image in an archive must be UTF-8")?
             .to_owned();
         let archive = archive.to_owned();
         Ok(Place::Archive { archive, name })
@@ -108,7 +108,7 @@ impl Place {
             Place::New(_) => match self.location()?.create()? {
                 true => Ok(()),
                 false => bail!(
-                    "{}: is there already: choose another name",
+                    "{}: exists already; choose another name",
                     self.target().display()
                 ),
             },

@@ -20,35 +20,41 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What both kinds have.
+/// Arguments of full and incremental backups.
 #[derive(Args, Debug)]
 struct SaveArgs {
     #[command(flatten)]
     target: Target,
 
-    /// The file to make; of a full backup also rbd:POOL/IMAGE, which is made, an NBD URI, whose disk is written over, or
-    /// the image's name in an archive
+    /// File to create, such as monday.qcow2
+    ///
+    /// A full backup can also go to rbd:POOL/IMAGE, which is created, to an NBD URI, whose disk is overwritten,
+    /// or with --archive to the image of this name in the archive.
     #[arg(value_name = "FILE")]
     file: OsString,
 
-    /// Options of its format, or `help`
-    #[arg(short = 'o', long = "target-options", value_name = "NAME=VALUE,...")]
+    /// Options of the format, such as cluster_size=1M; `-o help` lists them
+    #[arg(
+        short = 'o',
+        long = "target-options",
+        value_name = "NAME=VALUE,...",
+        help_heading = "Target"
+    )]
     options: Vec<String>,
-    /// Compress (qcow2 only)
-    #[arg(short, long)]
+    /// Compress the backup (qcow2 only)
+    #[arg(short, long, help_heading = "Target")]
     compress: bool,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Target")]
+    keys: KeysArg,
+    #[command(flatten, next_help_heading = "Target")]
     rate: RateArg,
-    /// Compare what was made with the disk as it was, before that is let go
-    #[arg(long)]
+    /// Compare the backup with the disk before the backup ends
+    #[arg(long, help_heading = "Target")]
     verify: bool,
 
     #[command(flatten)]
-    keys: KeysArg,
-
-    #[command(flatten)]
     keep: KeepArgs,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Output")]
     watch: WatchArgs,
 }
 
@@ -58,33 +64,39 @@ struct Item {
     place: Place,
 }
 
-/// Copy a disk as it is now, while it is used
+/// Make a full backup of a disk
 ///
-/// There is no file of the target's name until all of it is there and durable; one from before stays as long. An image on
-/// Ceph is removed again if it does not become a backup; an NBD server's disk is nothing while it is written over.
+/// FILE appears when the backup is complete and durable; until then an older file of this name stays. If the
+/// backup fails, an image on Ceph is removed again. A disk on an NBD server is incomplete until the backup
+/// is done.
 #[derive(Args, Debug)]
 pub struct FullArgs {
-    #[command(flatten)]
-    save: SaveArgs,
-
-    /// The file's format
-    #[arg(short = 'O', long, value_parser = parse_format, default_value = "qcow2", value_name = "FORMAT")]
+    /// Format of the backup: qcow2, raw, qed or luks
+    #[arg(short = 'O', long, value_parser = parse_format, default_value = "qcow2", value_name = "FORMAT",
+          help_heading = "Target")]
     target_format: Format,
 
-    /// Another disk, of this server or another one here, as it is at the same instant, and its file: may be repeated.
-    /// There is none of the files until all are there
-    #[arg(long, value_name = "NAME=FILE", value_parser = parse_item)]
+    /// Another disk on this host to back up at the same moment, and its file; repeatable
+    ///
+    /// The files appear when all backups are complete.
+    #[arg(long, value_name = "NAME=FILE", value_parser = parse_item, help_heading = "Target")]
     with: Vec<(String, OsString)>,
 
-    /// Write to this archive (a directory or s3://BUCKET/PREFIX), as `fathom img archive` does: of what it has already
-    /// nothing is stored again. FILE is what the image is called there
-    #[arg(long, conflicts_with_all = ["target_format", "options", "compress", "verify", "keys"])]
+    /// Archive to write to: a directory or s3://BUCKET/PREFIX
+    ///
+    /// Data that is already in the archive is not stored again (see `fathom img archive`). FILE is the name of
+    /// the image in the archive.
+    #[arg(long, help_heading = "Target", conflicts_with_all = ["target_format", "options", "compress", "verify", "keys"])]
     archive: Option<String>,
 
-    /// Begin a series of incremental backups: what is changed from its instant on is marked in this dirty bitmap. If
-    /// it is there, it begins anew
-    #[arg(long, value_name = "NAME")]
+    /// Dirty bitmap for later incremental backups
+    ///
+    /// The bitmap records changes from the moment of this backup. An existing bitmap is cleared.
+    #[arg(long, value_name = "NAME", help_heading = "Series")]
     bitmap: Option<String>,
+
+    #[command(flatten)]
+    save: SaveArgs,
 }
 
 fn parse_item(text: &str) -> Result<(String, OsString), String> {
@@ -119,7 +131,10 @@ impl FullArgs {
         let mut places: Vec<_> = items.iter().map(|item| &item.place).collect();
         places.sort();
         match places.windows(2).find(|two| two[0] == two[1]) {
-            Some(two) => bail!("{}: is to be the copy of two disks", two[0].shown()),
+            Some(two) => bail!(
+                "{}: is the target of two disks; choose another name for one of them",
+                two[0].shown()
+            ),
             None => Ok(items),
         }
     }
@@ -173,27 +188,28 @@ pub fn full(args: FullArgs) -> anyhow::Result<()> {
     })
 }
 
-/// Save what has been changed since the last backup, while the disk is used
+/// Make an incremental backup: save what has changed since the last backup
 ///
-/// FILE is a qcow2 image on top of that backup: together they are the disk as it is now. The dirty bitmap says what has
-/// been changed; it advances to this backup when that is durable. What has failed has changed nothing. If the bitmap
-/// is not known to be right (`fathom bitmap list` says why), all of the disk counts as changed.
+/// FILE is a qcow2 image whose backing image is the last backup; both together are the disk as of now. The
+/// dirty bitmap records the changes and advances to this backup when it is durable. A failed backup changes
+/// nothing. If the bitmap is not reliable (`fathom bitmap list` shows why), the backup has all data.
 #[derive(Args, Debug)]
 pub struct IncrementalArgs {
-    #[command(flatten)]
-    save: SaveArgs,
-
-    /// The dirty bitmap that began with the first backup of the series
-    #[arg(long, value_name = "NAME")]
+    /// Dirty bitmap of the series, as for `fathom backup full --bitmap`
+    #[arg(long, value_name = "NAME", help_heading = "Series")]
     bitmap: String,
 
-    /// The backup before this one
-    #[arg(long, value_name = "FILE")]
+    /// Last backup of the series, which becomes the backing image
+    #[arg(long, value_name = "FILE", help_heading = "Series")]
     base: PathBuf,
 
-    /// Its format
-    #[arg(long, value_parser = parse_format, default_value = "qcow2", value_name = "FORMAT")]
+    /// Format of the last backup
+    #[arg(long, value_parser = parse_format, default_value = "qcow2", value_name = "FORMAT",
+          help_heading = "Series")]
     base_format: Format,
+
+    #[command(flatten)]
+    save: SaveArgs,
 }
 
 pub fn incremental(args: IncrementalArgs) -> anyhow::Result<()> {
@@ -204,7 +220,7 @@ pub fn incremental(args: IncrementalArgs) -> anyhow::Result<()> {
     let place = Place::file(&file)?;
     if file.exists() {
         bail!(
-            "{}: is there already, and may be a part of the series",
+            "{}: exists already, and may be a part of the series; choose another name",
             file.display()
         );
     }
@@ -248,7 +264,7 @@ pub fn incremental(args: IncrementalArgs) -> anyhow::Result<()> {
 /// How the image is to call its base: a series can be moved to another directory as a whole.
 fn backing(args: &IncrementalArgs, file: &Path) -> anyhow::Result<String> {
     let base = fs::canonicalize(&args.base);
-    let base = base.with_context(|| format!("{}: is no backup", args.base.display()))?;
+    let base = base.with_context(|| format!("{}: not a backup", args.base.display()))?;
     let dir = file.parent().map(|dir| fs::canonicalize(or_here(dir)));
     let dir = dir
         .transpose()
@@ -260,7 +276,7 @@ fn backing(args: &IncrementalArgs, file: &Path) -> anyhow::Result<String> {
     let name = name.and_then(|name| name.into_os_string().into_string().ok());
     name.ok_or_else(|| {
         anyhow!(
-            "{}: an image can name only what is UTF-8",
+            "{}: the name is not UTF-8, so that an image cannot refer to it",
             args.base.display()
         )
     })
@@ -359,15 +375,15 @@ fn begin_all(items: &[Item]) -> anyhow::Result<()> {
 fn one_of(items: &[Item]) -> String {
     match items {
         [_] => "the backup is lost".into(),
-        _ => "those before it are there, of another instant than the others'".into(),
+        _ => "the backups before it are complete, but of another moment than the lost ones".into(),
     }
 }
 
 fn advance(disk: &Disk, bitmap: &str, to: Option<u64>) -> anyhow::Result<()> {
     bitmap::advance(disk, bitmap, to).with_context(|| {
         format!(
-            "the backup is there, but bitmap '{bitmap}' of disk '{}' has not advanced to it, so that the next one saves \
-             what this one has saved, too",
+            "the backup is complete, but bitmap '{bitmap}' of disk '{}' has not advanced to it; the next backup also \
+             saves the changes of this one",
             disk.name
         )
     })
@@ -410,16 +426,19 @@ fn check(found: Option<Comparison>, place: &Place) -> anyhow::Result<()> {
             is_behind: true,
             ..
         }) => format!(
-            "has data behind the end of the disk, at byte {offset}: use a target of the disk's size"
+            "has data behind the end of the disk, at byte {offset}; use a target of the disk's size"
         ),
         Some(Comparison::Content { offset, .. }) => format!(
-            "differs from the disk at byte {offset}: check the storage of both, and make the backup again"
+            "differs from the disk at byte {offset}; check the storage of both, and make the backup again"
         ),
         Some(
             Comparison::Identical { sizes_differ: true }
             | Comparison::Sizes
             | Comparison::Allocation { .. },
-        ) => "has another size than the disk: use a target of the disk's size".into(),
+        ) => "has another size than the disk; use a target of the disk's size".into(),
     };
-    bail!("{}: is no backup, since the copy {problem}", place.shown())
+    bail!(
+        "{}: not a backup, because the copy {problem}",
+        place.shown()
+    )
 }

@@ -8,8 +8,10 @@ use fathom_load::files::{Options, Part, Weights};
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Files in a directory")]
 pub struct FilesArgs {
-    /// Load a mounted file system: create, open, read, append to and delete
-    /// files in a new directory below PATH, which is removed at the end
+    /// Load on a mounted file system
+    ///
+    /// The load creates, opens, reads, appends to and deletes files in a new directory in PATH, and removes the
+    /// directory at the end.
     #[arg(
         long,
         value_enum,
@@ -23,41 +25,43 @@ pub struct FilesArgs {
     )]
     workload: Option<Workload>,
 
-    /// Shrink the number of files and the size of the largest, 1 MiB, to this
-    /// share [default: 1]
+    /// Factor for the number of files and the largest size, such as 0.1 [default: 1]
+    ///
+    /// The largest size is 1 MiB with a factor of 1.
     #[arg(long, value_name = "SHARE", requires = "workload")]
     scale: Option<f64>,
 
-    /// Files made before the load [default: 100000, shrunk by --scale]
+    /// Number of files before the load [default: 100000, multiplied by --scale]
     #[arg(long, value_name = "N", requires = "workload")]
     files: Option<u32>,
 
-    /// Directories that they are in, each used by one thread [default: 100]
+    /// Number of directories, each used by one thread [default: 100]
     #[arg(long, value_name = "N", requires = "workload")]
     dirs: Option<u16>,
 
-    /// How often each operation comes
-    /// [default: create=10,delete=10,open=10,read=50,append=20]
+    /// Frequency of each operation [default: create=10,delete=10,open=10,read=50,append=20]
     #[arg(long, value_name = "OP=N,...", requires = "workload")]
     weights: Option<Weights>,
 
-    /// Make the files and leave them there, for a run with --prepared
+    /// Create the files without a load, for a later run with --prepared
     #[arg(long, requires = "workload", conflicts_with = "prepared")]
     prepare_only: bool,
 
-    /// PATH is the directory that a run with --prepare-only and the same other
-    /// options has left
+    /// Use the files of an earlier run with --prepare-only in PATH
+    ///
+    /// The other options must be the same.
     #[arg(long, requires = "workload")]
     prepared: bool,
 
-    /// Leave the files there
+    /// Do not delete the files at the end
     #[arg(long, requires = "workload")]
     keep: bool,
 }
 
-/// There is one so far that other tools cannot say.
+/// Loads on file systems.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Workload {
+    /// Many threads, many small files, as FFSB's mail server
     MailServer,
 }
 

@@ -69,7 +69,7 @@ fn load(dir: &Path) -> anyhow::Result<Option<Run>> {
     let run = Run::load(dir)?;
     match &run.experiment {
         Some(experiment) if experiment.name == NAME => Ok(Some(run)),
-        _ => bail!("{shown} is another command's run: name another --output"),
+        _ => bail!("{shown} is a run of another command; choose another --output"),
     }
 }
 

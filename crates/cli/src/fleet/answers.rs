@@ -32,7 +32,7 @@ pub fn ask<T>(
     match failed.first() {
         Some(first) if failed.len() == servers.len() => match servers.len() {
             1 => bail!("{}", first.problem),
-            n => bail!("none of {n} hosts has answered: {}", first.problem),
+            n => bail!("none of {n} hosts has responded: {}", first.problem),
         },
         _ => Ok(failed),
     }
@@ -49,7 +49,7 @@ pub fn tell(failed: &[Failed], all: usize) {
             false => String::new(),
         };
         eprintln!(
-            "fathom: {} of {all} hosts have not answered{more}",
+            "fathom: {} of {all} hosts have not responded{more}",
             failed.len()
         );
     }

@@ -19,21 +19,24 @@ const MAX_FILE: u64 = 16 << 20;
 
 #[derive(Args, Debug)]
 pub struct Hosts {
-    /// The hosts: a file with a line HOST or HOST:PORT for each (# begins a comment), a name in the DNS
-    /// with an address for each, or HOST,HOST,... [the port is 9826 unless it is said]
+    /// Hosts: a file, a DNS name, or a list such as host1,host2:9000
+    ///
+    /// A file has one HOST or HOST:PORT per line, and comments start with #. A DNS name stands for all its
+    /// addresses. [default port: 9826]
     #[arg(long, value_name = "FILE|DNS|HOST,...")]
     hosts: String,
 
-    /// Directory with ca-cert.pem, by which the servers' certificates have to be signed, and
-    /// client-cert.pem and client-key.pem, by which they know this client
+    /// Directory with ca-cert.pem, client-cert.pem and client-key.pem
+    ///
+    /// Certificates of the servers must be signed by ca-cert.pem.
     #[arg(long, value_name = "DIR", default_value = "/etc/fathom/fleet")]
     certificates: PathBuf,
 
-    /// What the servers' certificates are for [default: each for its host, as it is named in --hosts]
+    /// Name in the certificates of the servers [default: the host's name in --hosts]
     #[arg(long, value_name = "NAME")]
     tls_hostname: Option<String>,
 
-    /// How long each host may take to answer
+    /// Timeout for each host, 1ms to 5min
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_timeout)]
     pub timeout: Duration,
 }
@@ -42,7 +45,7 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
     let time = parse_duration(text)?;
     match (Duration::from_millis(1)..=LONGEST).contains(&time) {
         true => Ok(time),
-        false => Err("it is from 1ms to 5min".to_owned()),
+        false => Err("must be 1ms to 5min".to_owned()),
     }
 }
 

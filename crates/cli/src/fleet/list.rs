@@ -10,14 +10,19 @@ use fathom_daemon::Info;
 use serde::Serialize;
 use std::io::Write;
 
-/// List the disks of all hosts, and who uses them
+/// List the disks of all hosts with their guests and clients
 #[derive(Args, Debug)]
 pub struct ListArgs {
     #[command(flatten)]
     hosts: Hosts,
 
-    /// Only disks with this in their name
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    /// Show only disks with this text in their name
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
     filter: String,
 
     /// Print JSON

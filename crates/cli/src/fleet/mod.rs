@@ -13,10 +13,10 @@ use crate::top::{self, View, Which};
 use clap::{Args, Subcommand};
 use hosts::Hosts;
 
-/// Look at the disks of many hosts at once
+/// Show the disks of many hosts
 ///
-/// Their servers are asked by TLS at `fathom serve --api-listen`. Hosts that do not answer are named,
-/// and the others are shown.
+/// The command connects by TLS to the address of `fathom serve --api-listen` on each host. Hosts that do not
+/// respond are named, and the others are shown.
 #[derive(Args, Debug)]
 pub struct FleetCommand {
     #[command(subcommand)]
@@ -30,10 +30,10 @@ enum Command {
     Top(TopArgs),
 }
 
-/// Show what the disks of all hosts do right now
+/// Show the load and latency of the disks of all hosts, live
 ///
-/// As `fathom top` does for one. The first line has percentiles of all requests together; --sort p99
-/// shows the worst disks first.
+/// The screen is that of `fathom top`. The first line has percentiles of all requests together. --sort p99
+/// shows the slowest disks first.
 #[derive(Args, Debug)]
 struct TopArgs {
     #[command(flatten)]

@@ -14,24 +14,29 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::time::Duration;
 
-/// Show where the requests of all hosts' disks spent their time, and which disks are the worst
+/// Show where the requests of all hosts spent their time, and the slowest disks
 ///
-/// Histograms are merged: a percentile is that of all requests together. Since the disks came, or
-/// with --watch in each interval.
+/// Histograms are merged: a percentile is that of all requests together. The figures cover the time since
+/// each disk was added, or with --watch each interval.
 #[derive(Args, Debug)]
 pub struct StatsArgs {
     #[command(flatten)]
     hosts: Hosts,
 
-    /// Only disks with this in their name
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    /// Include only disks with this text in their name
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
     filter: String,
 
-    /// How many of the worst disks to show
+    /// Number of slowest disks to show
     #[arg(long, value_name = "COUNT", default_value_t = 10)]
     worst: u16,
 
-    /// Print what has come every so many seconds
+    /// Print the requests of each interval of this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     watch: Option<Duration>,
 
@@ -152,7 +157,7 @@ fn print(args: &StatsArgs, servers: &[Server], told: Told) -> anyhow::Result<()>
     writeln!(out, "{} disks of {} hosts:", told.disks, told.hosts)?;
     write!(out, "{}", told.summary)?;
     if !told.worst.is_empty() {
-        writeln!(out, "\nThe worst, by p99 (or what is known of it):")?;
+        writeln!(out, "\nSlowest disks, by p99:")?;
         worst::print(&mut out, &told.worst)?;
     }
     if args.watch.is_some() {

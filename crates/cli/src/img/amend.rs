@@ -11,33 +11,37 @@ use fathom_storage::{Cache, Location};
 use fathom_units::parse_size;
 use std::time::Duration;
 
-/// Change options of a qcow2 image: its version, the width of its refcounts; and the keys of encrypted images
+/// Change format options of a qcow2 image, or the keys of an encrypted image
 #[derive(Debug, Args)]
 pub(super) struct AmendArgs {
-    /// The options, or `help`: compat, lazy_refcounts, refcount_bits
+    /// Options to change: compat, lazy_refcounts, refcount_bits; `-o help` lists them
     #[arg(short, long, value_name = "NAME=VALUE,...", required_unless_present_any = ["add_keys", "remove_keys", "remove_slots"])]
     options: Vec<String>,
-    /// Let this key unlock the image, too (see --key, which one that does already is given by)
+    /// Key to add, such as file:new.key; repeatable
+    ///
+    /// --key must name a key that already unlocks the image. Both options take the same sources.
     #[arg(long = "add-key", value_name = "SOURCE")]
     add_keys: Vec<KeySource>,
-    /// Let this key unlock it no more: after others have been added
+    /// Key to remove, after keys have been added; repeatable
     #[arg(long = "remove-key", value_name = "SOURCE")]
     remove_keys: Vec<KeySource>,
-    /// Likewise, by the number of its slot (see `fathom img info`)
+    /// Key to remove, by the number of its slot in `fathom img info`; repeatable
     #[arg(long = "remove-slot", value_name = "N")]
     remove_slots: Vec<u32>,
-    /// How long a new key is to take to unlock the image, in milliseconds: as long as a guess at it
+    /// Time to unlock the image with a new key, in milliseconds, 1 to 30000
+    ///
+    /// An attacker needs this time for each guess.
     #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=30_000))]
     iter_time: u32,
     #[command(flatten)]
     keys: KeysArg,
-    /// Only tables are written, durably (for scripts written for qemu-img)
+    /// Ignored, for scripts of qemu-img
     #[arg(short = 't', long, hide = true, value_parser = parse_cache)]
     cache: Option<Cache>,
     /// Print nothing
     #[arg(short, long)]
     quiet: bool,
-    /// It does not take long (likewise)
+    /// Ignored, for scripts of qemu-img
     #[arg(short, long, hide = true)]
     progress: bool,
     #[command(flatten)]
@@ -56,11 +60,11 @@ pub(super) fn run(mut args: AmendArgs) -> anyhow::Result<()> {
         options.set(&name, &value, parse_size)?;
     }
     let file = args.image.file.as_ref();
-    let file = file.context("which image? Give its FILE")?;
+    let file = file.context("no image given; name its FILE")?;
     // (Nothing is changed before all keys are there.)
     let changes = key_changes(args)?;
     if !changes.add.is_empty() && changes.keys.is_empty() {
-        bail!("a key is added by one that unlocks the image already: --key");
+        bail!("--key is missing: the image must be unlocked with a present key to add another one");
     }
     if !args.options.is_empty() {
         img::amend(file, args.image.format, &options)?;
@@ -89,7 +93,7 @@ fn change_keys(args: &AmendArgs, file: &Location, changes: &KeyChanges) -> anyho
     }
     img::change_keys(file, args.image.format, changes, |what, slot| {
         if !args.quiet {
-            // (Whoever does not listen has it done all the same.)
+            // The change is complete even if this line cannot be printed.
             let _ = print(format_args!("Key slot {slot} {what}.\n"));
         }
     })?;

@@ -1,4 +1,4 @@
-//! `fathom img archive`, and the options of what puts disks into stripes.
+//! `fathom img archive`, and the options for stripes.
 
 use super::common::ReadArgs;
 use super::watch::watched_telling;
@@ -15,16 +15,18 @@ use serde_json::{Value, json};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-/// How a disk is put into stripes.
+/// Options for stripes.
 #[derive(Debug, Args)]
 pub(super) struct StripeArgs {
-    /// Bytes of a stripe: a power of two from 64k to 16M
+    /// Size of a stripe, a power of two from 64k to 16M
     #[arg(long, value_parser = parse_stripe_size, default_value = "1M", value_name = "SIZE")]
     stripe_size: u32,
-    /// Which stripes are wanted first, in their order: a file with the number of one in each line
+    /// File with the ranges that a boot reads first, in their order
+    ///
+    /// A line of the file is a range of the disk in bytes, `OFFSET LENGTH`. `fathom base profile` prints such a file.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Replace what is there under that name
+    /// Replace an existing image or manifest of this name
     #[arg(long)]
     force: bool,
 }
@@ -49,7 +51,7 @@ fn parse_stripe_size(text: &str) -> Result<u32, String> {
     let size = u32::try_from(parse_size(text)?).ok();
     let is_good = |size: &u32| size.is_power_of_two() && (64 << 10..=16 << 20).contains(size);
     size.filter(is_good)
-        .ok_or_else(|| "a power of two from 64k to 16M is needed".into())
+        .ok_or_else(|| "not a power of two from 64k to 16M".into())
 }
 
 fn read_profile(path: &PathBuf, stripe_size: u32) -> anyhow::Result<Vec<u32>> {
@@ -59,32 +61,34 @@ fn read_profile(path: &PathBuf, stripe_size: u32) -> anyhow::Result<Vec<u32>> {
     stripes.map_err(|problem| anyhow::anyhow!("{shown}:{problem}"))
 }
 
-/// Keep a disk in an archive, in stripes that its images share
+/// Store a disk in an archive, whose images share equal data
 #[derive(Debug, Args)]
 pub(super) struct ArchiveArgs {
-    /// Format of the image; by default what it looks like
+    /// Format of the image, such as qcow2 [default: detected]
     #[arg(short, long, value_parser = parse_format)]
     format: Option<Format>,
-    /// Keep the disk as an internal snapshot has kept it
+    /// Internal snapshot to store [default: the disk]
     #[arg(short = 'l', long, value_name = "ID|NAME")]
     source_snapshot: Option<String>,
     #[command(flatten)]
     stripes: StripeArgs,
-    /// Read the stripes that the archive has already, and replace damaged ones
+    /// Verify stripes that are already in the archive, and replace damaged ones
     #[arg(long)]
     verify_known: bool,
-    /// How the image is read: none, writeback or writethrough
+    /// Page cache for the image: none, writeback or writethrough
     #[arg(short = 'T', long, default_value = "writeback", value_parser = parse_cache)]
     cache: Cache,
     #[command(flatten)]
     aio: AioArg,
     #[command(flatten)]
     read: ReadArgs,
-    /// Tell which images an archive has; with --json, as one document
+    /// List the images of an archive; with --json as one JSON array
     #[arg(long, conflicts_with_all = ["force", "profile", "source_snapshot", "verify_known"])]
     list: bool,
-    /// An image (a file, rbd:POOL/IMAGE, an NBD URI or - for standard input), the archive (a directory or
-    /// s3://BUCKET/PREFIX), and what the image is called there; with --list the archive alone
+    /// Image, archive, and the image's name in the archive; with --list only the archive
+    ///
+    /// The image is a file, a device, rbd:POOL/IMAGE, an NBD URI, or - for standard input. The archive is a
+    /// directory or s3://BUCKET/PREFIX.
     #[arg(value_name = "IMAGE ARCHIVE NAME", required = true)]
     words: Vec<OsString>,
 }
@@ -93,15 +97,15 @@ pub(super) fn run(args: &ArchiveArgs) -> anyhow::Result<()> {
     match (&args.words[..], args.list) {
         ([archive], true) => list(text(archive)?, args.read.watch.json()),
         ([image, archive, name], false) => keep(args, image, text(archive)?, text(name)?),
-        (_, true) => bail!("--list takes the archive alone"),
-        (_, false) => bail!("give an image, an archive, and what the image is to be called there"),
+        (_, true) => bail!("--list: name only the archive"),
+        (_, false) => bail!("name an image, an archive, and the image's name in the archive"),
     }
 }
 
-/// Names of objects have letters, not bytes.
+/// Returns an argument as text. Names of objects are UTF-8.
 fn text(word: &OsStr) -> anyhow::Result<&str> {
     let text = word.to_str();
-    text.with_context(|| format!("{}: is no UTF-8", word.display()))
+    text.with_context(|| format!("{}: not UTF-8", word.display()))
 }
 
 fn keep(args: &ArchiveArgs, image: &OsStr, archive: &str, name: &str) -> anyhow::Result<()> {

@@ -11,9 +11,10 @@ use fathom_units::{Size, parse_size};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Change or list the bitmaps of an image, which record what is written to it
+/// Change or list the dirty bitmaps of an image
 ///
-/// qcow2 images have them themselves; those of others are files beside them, as servers keep them.
+/// A dirty bitmap records which parts of the disk are written. qcow2 images contain their bitmaps. The bitmaps
+/// of other images are separate files, for which a command has only one action.
 #[derive(Debug, Args)]
 pub(super) struct BitmapArgs {
     #[command(flatten)]
@@ -21,25 +22,28 @@ pub(super) struct BitmapArgs {
     /// List the bitmaps of the image
     #[arg(long, conflicts_with_all = CHANGES)]
     list: bool,
-    /// Bytes that each bit of the new bitmap stands for [default: a cluster, but 4k to 64k; beside an image 64k, and more of very large disks]
+    /// With --add: bytes per bit, a power of two from 512 to 2G
+    ///
+    /// [default: the size of a cluster, but at least 4k and at most 64k; in separate files 64k, and more for very
+    /// large disks]
     #[arg(short, long, value_parser = parse_size, requires = "add", value_name = "SIZE")]
     granularity: Option<u64>,
-    /// Merge from this image
+    /// With --merge: image with the bitmap SOURCE [default: FILE]
     #[arg(short = 'b', long, requires = "merge", value_name = "FILE", value_parser = location_parser())]
     source_file: Option<Location>,
-    /// Its format; by default what it looks like
+    /// Format of that image [default: detected]
     #[arg(short = 'F', long, value_parser = parse_format, requires = "source_file", value_name = "FORMAT")]
     source_format: Option<Format>,
-    /// Where bitmaps are that the image does not have itself, as the server was told [default: beside it]
+    /// Directory of bitmaps in separate files, as for `fathom serve` [default: IMAGE.bitmaps]
     #[arg(long, value_name = "DIR")]
     bitmaps: Option<PathBuf>,
-    /// With --list: read the image even though another process writes to it
+    /// With --list: read the image even if another process writes to it
     #[arg(short = 'U', long, conflicts_with_all = CHANGES)]
     force_share: bool,
     /// With --list: print JSON
     #[arg(long, conflicts_with_all = CHANGES)]
     json: bool,
-    /// The same
+    /// With --list: form of the output, as for qemu-img
     #[arg(
         long,
         value_enum,
@@ -50,7 +54,7 @@ pub(super) struct BitmapArgs {
     output: Output,
     #[command(flatten)]
     image: ImageArg,
-    /// The bitmap's name
+    /// Name of the bitmap
     #[arg(
         value_name = "BITMAP",
         required_unless_present = "list",
@@ -62,7 +66,7 @@ pub(super) struct BitmapArgs {
 /// The options that change a bitmap.
 const CHANGES: [&str; 6] = ["add", "remove", "clear", "enable", "disable", "merge"];
 
-/// What is done to the bitmap, in the order of the command line.
+/// The actions, in the order of the command line.
 #[derive(Debug)]
 struct Changes(Vec<BitmapChange>);
 
@@ -75,20 +79,18 @@ impl Args for Changes {
                 .default_missing_value("")
         };
         command
-            .next_help_heading(
-                "What to do, in this order (all or nothing is done; beside an image, one thing)",
-            )
-            .arg(flag("add", "Make the bitmap, empty and enabled"))
-            .arg(flag("remove", "Delete it"))
-            .arg(flag("clear", "Let nothing be dirty"))
-            .arg(flag("enable", "Record writes from now on"))
-            .arg(flag("disable", "Record no more writes"))
+            .next_help_heading("Actions, in the given order (all or none are done)")
+            .arg(flag("add", "Add an empty, enabled bitmap"))
+            .arg(flag("remove", "Remove the bitmap"))
+            .arg(flag("clear", "Mark the whole disk as clean"))
+            .arg(flag("enable", "Record writes in the bitmap"))
+            .arg(flag("disable", "Stop recording writes"))
             .arg(
                 Arg::new("merge")
                     .long("merge")
                     .value_name("SOURCE")
                     .action(ArgAction::Append)
-                    .help("Let be dirty what is dirty in this bitmap, too; repeatable"),
+                    .help("Also mark what the bitmap SOURCE has marked; repeatable"),
             )
             .next_help_heading(None)
     }
@@ -133,7 +135,7 @@ pub(super) fn run(args: BitmapArgs) -> anyhow::Result<()> {
     };
     if args.changes.0.is_empty() {
         let all = CHANGES.map(|name| format!("--{name}")).join(", ");
-        bail!("nothing to do: one of {all} or --list is needed");
+        bail!("no action given; add one of {all} or --list");
     }
     let options = BitmapOptions {
         format: args.image.format,
@@ -183,11 +185,11 @@ fn list(args: &BitmapArgs) -> anyhow::Result<()> {
 fn all_told(problems: &[String]) -> anyhow::Result<()> {
     match problems {
         [] => Ok(()),
-        problems => bail!("of some it cannot be told: {}", problems.join("; ")),
+        problems => bail!("some bitmaps cannot be read: {}", problems.join("; ")),
     }
 }
 
-/// By QEMU's names, whether the image has it or not.
+/// Returns a bitmap with QEMU's names for its fields.
 fn to_json(listed: &Listed) -> Value {
     match listed {
         Listed::Own(own) => own.to_json(),

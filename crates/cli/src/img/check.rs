@@ -20,17 +20,21 @@ const CACHES: [&str; 6] = [
     "off",
 ];
 
-/// Check an image's metadata (exit status 0: consistent; 1: not checked; 2: corrupt;
-/// 3: space is lost; 63: raw)
+/// Check and repair an image's metadata
+///
+/// Exit status: 0 no problem; 1 not checked; 2 corrupt; 3 leaked clusters, which do no harm; 63 the format has
+/// nothing to check.
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
-    /// Repair lost space only, or all there is to repair
+    /// Free leaked clusters, or repair all problems
     #[arg(short, long, value_enum, conflicts_with = "force_share")]
     repair: Option<RepairWhat>,
     /// Print nothing
     #[arg(short, long)]
     quiet: bool,
-    /// Taken for qemu-img's sake: a check goes through the page cache, and flushes what it repairs
+    /// Ignored, for scripts of qemu-img
+    ///
+    /// A check uses the page cache, and flushes its repairs.
     #[arg(short = 'T', long = "cache", value_parser = CACHES, value_name = "MODE")]
     _cache: Option<String>,
     #[command(flatten)]

@@ -9,22 +9,23 @@ use fathom_img::{self as img, CommitOptions};
 use fathom_storage::Cache;
 use std::path::PathBuf;
 
-/// Write what an image holds into its backing file
+/// Copy the data of an image into its backing image
 #[derive(Debug, Args)]
 pub(super) struct CommitArgs {
-    /// The image of the chain to write to, instead of the one right below (implies --drop); a
-    /// relative name is seen from the image above it
+    /// Image of the backing chain to write to [default: the backing image]
+    ///
+    /// Implies --drop. A relative path is relative to the directory of the image above.
     #[arg(short, long, value_name = "PATH")]
     base: Option<PathBuf>,
-    /// Leave in the image what is in it: it is going to be dropped
+    /// Do not empty the image, because it will be deleted
     #[arg(short, long)]
     drop: bool,
     #[command(flatten)]
     rate: RateArg,
-    /// How the images are read and written: none, writeback or writethrough
+    /// Page cache for the images: none, writeback or writethrough
     #[arg(short = 't', long, default_value = "writeback", value_parser = parse_cache)]
     cache: Cache,
-    /// Directory in which an image may name its files, besides its own
+    /// Directory with files that an image may name, in addition to its own; repeatable
     #[arg(long, value_name = "DIR")]
     allow_dir: Vec<PathBuf>,
     #[command(flatten)]

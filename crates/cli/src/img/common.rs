@@ -1,4 +1,4 @@
-//! Options that several commands have.
+//! Options of several commands for images.
 
 use super::Output;
 use super::watch::WatchArgs;
@@ -15,32 +15,36 @@ use std::sync::OnceLock;
 
 fn parse_rate(text: &str) -> Result<u64, String> {
     match parse_size(text)? {
-        0 => Err("nothing moves at 0 bytes a second".into()),
+        0 => Err("a rate of 0 bytes a second copies nothing; give a positive rate".into()),
         rate => Ok(rate),
     }
 }
 
-/// Of a command that moves data.
+/// Option of commands that copy data.
 #[derive(Debug, Args)]
 pub(crate) struct RateArg {
-    /// Bytes a second, at most
+    /// Limit in bytes per second, such as 100M [default: none]
     #[arg(short, long, value_parser = parse_rate, value_name = "SIZE", alias = "rate-limit")]
     pub(crate) rate: Option<u64>,
 }
 
-/// Of a command that writes to an image which may have an external data file.
+/// Option of commands that write to an image with an external data file.
 #[derive(Debug, Args)]
 pub(super) struct DataFileArg {
-    /// The external data file of the image that is written to; an image alone cannot choose one
+    /// External data file of the image, to be written
+    ///
+    /// The command writes to an external data file only if this option names it.
     #[arg(long, value_name = "FILE")]
     pub(super) data_file: Option<PathBuf>,
 }
 
-/// Of a command that reads or writes what may be encrypted.
+/// Option of commands that read or write encrypted images.
 #[derive(Debug, Args)]
 pub(crate) struct KeysArg {
-    /// What unlocks encrypted images, and encrypts new ones: file:PATH, credential:NAME (systemd's), fd:N or
-    /// command:PROGRAM, which prints it; may be given several times: the first encrypts
+    /// Key of encrypted images, such as file:disk.key; repeatable
+    ///
+    /// file:PATH, credential:NAME (a credential of systemd), fd:N, or command:PROGRAM, which prints the key. The
+    /// keys unlock existing images. The first key encrypts new images.
     #[arg(long = "key", value_name = "SOURCE")]
     keys: Vec<KeySource>,
     #[arg(skip)]
@@ -48,20 +52,20 @@ pub(crate) struct KeysArg {
 }
 
 impl KeysArg {
-    /// What options say of an image, too.
+    /// Adds keys that an image's own options name.
     pub(super) fn and(mut self, more: Vec<KeySource>) -> KeysArg {
         self.keys.extend(more);
         self.ring = OnceLock::new();
         self
     }
 
-    /// Each is read once, whatever needs it.
+    /// Returns the keys. Each key is read once.
     pub(crate) fn ring(&self) -> KeyRing {
         let ring = self.ring.get_or_init(|| KeyRing::new(self.keys.clone()));
         ring.clone()
     }
 
-    /// As a server sees them, which is in another directory.
+    /// Returns the sources with absolute paths, for a server in another directory.
     pub(crate) fn absolute(&self) -> anyhow::Result<Vec<KeySource>> {
         let mut keys = self.keys.clone();
         for path in keys.iter_mut().filter_map(KeySource::path_mut) {
@@ -71,16 +75,16 @@ impl KeysArg {
     }
 }
 
-/// Of a command that looks at an image and says what it has found.
+/// Options of commands that inspect an image.
 #[derive(Debug, Args)]
 pub(super) struct LookArgs {
-    /// Read the image even though another process writes to it
+    /// Read the image even if another process writes to it
     #[arg(short = 'U', long)]
     pub(super) force_share: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// The same, as qemu-img has it
+    /// Form of the output, as for qemu-img
     #[arg(long, value_enum, value_name = "FORM", default_value = "human")]
     output: Output,
 }
@@ -91,18 +95,17 @@ impl LookArgs {
     }
 }
 
-/// Likewise, at all of its chain.
+/// Options of commands that inspect a backing chain.
 #[derive(Debug, Args)]
 pub(super) struct LookDeepArgs {
-    /// Let images use files in this directory as backing files; repeatable [default: the image's
-    /// own directory]
+    /// Directory with backing files that images may name; repeatable [default: the directory of the image]
     #[arg(long = "allow-dir", value_name = "DIR")]
     pub(super) allow_dirs: Vec<PathBuf>,
     #[command(flatten)]
     pub(super) look: LookArgs,
 }
 
-/// Likewise, at what is in it.
+/// Options of commands that inspect the data of a backing chain.
 #[derive(Debug, Args)]
 pub(super) struct LookIntoArgs {
     #[command(flatten)]
@@ -111,13 +114,15 @@ pub(super) struct LookIntoArgs {
     pub(super) keys: KeysArg,
 }
 
-/// Of a command that reads disks from beginning to end.
+/// Options of commands that read whole disks.
 #[derive(Debug, Args)]
 pub(super) struct ReadArgs {
-    /// Read images even though other processes write to them
+    /// Read images even if other processes write to them
     #[arg(short = 'U', long)]
     force_share: bool,
-    /// Directory in which an image may name files to be read, besides its own
+    /// Directory with files that an image may name, in addition to its own; repeatable
+    ///
+    /// The files are backing files and external data files. The command only reads them.
     #[arg(long, value_name = "DIR")]
     pub(super) allow_dir: Vec<PathBuf>,
     #[command(flatten)]
@@ -127,17 +132,20 @@ pub(super) struct ReadArgs {
 }
 
 impl ReadArgs {
-    /// Events and an image do not both fit into standard output.
+    /// Fails if standard output is the target of the image and of JSON events.
     pub(super) fn refuse_json_to(&self, target: &OsStr) -> anyhow::Result<()> {
         match target == "-" && self.watch.json() {
             true => {
-                bail!("--json prints events to standard output, where the image goes: leave it out")
+                bail!(
+                    "--json prints events to standard output, to which the image is written; \
+                     omit --json"
+                )
             }
             false => Ok(()),
         }
     }
 
-    /// How to open an image of this format.
+    /// Returns the options to open an image of this format.
     pub(super) fn open(
         &self,
         format: Option<Format>,

@@ -11,19 +11,21 @@ use fathom_storage::Cache;
 use serde_json::json;
 use std::ffi::{OsStr, OsString};
 
-/// Compare two disks (exit status 0: identical; 1: different; 2: not opened; 4: not read)
+/// Compare two disks
+///
+/// Exit status: 0 identical; 1 different; 2 an image cannot be opened; 4 an image cannot be read.
 #[derive(Debug, Args)]
 pub(super) struct CompareArgs {
-    /// Format of the first image; by default what it looks like
+    /// Format of the first image, such as qcow2 [default: detected]
     #[arg(short = 'f', long, value_parser = parse_format, value_name = "FORMAT")]
     a_format: Option<Format>,
-    /// Format of the second image
+    /// Format of the second image [default: detected]
     #[arg(short = 'F', long, value_parser = parse_format, value_name = "FORMAT")]
     b_format: Option<Format>,
-    /// Sizes, and what is allocated, must be the same, too
+    /// Also compare sizes and allocation
     #[arg(short, long)]
     strict: bool,
-    /// How the images are read: none, writeback or writethrough
+    /// Page cache for the images: none, writeback or writethrough
     #[arg(short = 'T', long, default_value = "writeback", value_parser = parse_cache)]
     cache: Cache,
     #[command(flatten)]
@@ -32,10 +34,10 @@ pub(super) struct CompareArgs {
     read: ReadArgs,
     #[command(flatten)]
     opts: ImageOptsArg,
-    /// An image (a file, rbd:POOL/IMAGE) or an NBD URI
+    /// First image: a file, a device, rbd:POOL/IMAGE or an NBD URI
     #[arg(value_name = "FILE1")]
     a: OsString,
-    /// The other one
+    /// Second image
     #[arg(value_name = "FILE2")]
     b: OsString,
 }

@@ -16,86 +16,120 @@ use fathom_units::parse_size;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-/// Copy an image into another one, of any format
+/// Copy an image to a new image, in any format
 #[derive(Debug, Args)]
 pub(super) struct ConvertArgs {
-    /// Format of the sources; by default what each looks like
-    #[arg(short = 'f', long, value_parser = parse_format, value_name = "FORMAT")]
-    source_format: Option<Format>,
-    /// Format of the target
-    #[arg(short = 'O', long, value_parser = parse_format, default_value = "raw", value_name = "FORMAT")]
-    target_format: Format,
-    /// Options of the target's format, or `help`
-    #[arg(short = 'o', long = "target-options", value_name = "NAME=VALUE,...")]
-    options: Vec<String>,
-    /// Read the disk as an internal snapshot has kept it
-    #[arg(short = 'l', long, value_name = "ID|NAME")]
-    source_snapshot: Option<String>,
-    /// Compress (qcow2 only)
-    #[arg(short, long)]
-    compress: bool,
-    /// Backing file of the target, which holds what the source's backing files do: only what the
-    /// source itself has is copied
-    #[arg(short = 'B', long, value_name = "PATH")]
-    backing: Option<String>,
-    /// Format of the backing file
-    #[arg(short = 'F', long, value_parser = parse_format, value_name = "FORMAT")]
-    backing_format: Option<Format>,
-    /// The target is there: write to it
-    #[arg(short = 'n', long)]
-    no_create: bool,
-    /// With -n: the target reads as zeroes
-    #[arg(long, requires = "no_create")]
-    target_is_zero: bool,
-    /// So many zero bytes in a row are not written; 0: write all of them
-    #[arg(short = 'S', long, value_parser = parse_size, default_value = "4k", value_name = "SIZE")]
-    sparse_size: u64,
-    /// How the sources are read: none, writeback or writethrough
-    #[arg(short = 'T', long, default_value = "writeback", value_parser = parse_cache, value_name = "CACHE")]
-    source_cache: Cache,
-    /// How the target is written: none, writeback or writethrough
-    #[arg(short = 't', long, default_value = "writeback", value_parser = parse_cache, value_name = "CACHE")]
-    target_cache: Cache,
-    #[command(flatten)]
-    aio: AioArg,
-    #[command(flatten)]
-    rate: RateArg,
-    /// Requests at once
-    #[arg(short = 'm', long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=64))]
-    parallel: u16,
-    /// Writing out of order is what is always done (for scripts written for qemu-img)
-    #[arg(short = 'W', long, hide = true)]
-    oob_writes: bool,
-    /// Copying within the kernel is only faster (likewise)
-    #[arg(short = 'C', long, hide = true)]
-    copy_offloading: bool,
-    /// Take zeroes for what cannot be read
-    #[arg(long)]
-    salvage: bool,
-    /// The target is a named pipe or something else that is written from its first byte to its last only, as
-    /// standard output always is (raw and qcow2)
-    #[arg(long)]
-    to_stream: bool,
-    /// Copy persistent bitmaps, too (qcow2 only)
-    #[arg(long)]
-    bitmaps: bool,
-    /// Leave out bitmaps that are broken
-    #[arg(long, requires = "bitmaps")]
-    skip_broken_bitmaps: bool,
-    #[command(flatten)]
-    read: ReadArgs,
-    #[command(flatten)]
-    opts: ImageOptsArg,
-    /// With -n: the target is told of by such options, too
-    #[arg(long, requires = "no_create", conflicts_with = "target_format")]
-    target_image_opts: bool,
-    /// With -n: the target's external data file; an image alone cannot choose one
-    #[arg(long, value_name = "FILE", requires = "no_create")]
-    data_file: Option<PathBuf>,
-    /// Images (files, rbd:POOL/IMAGE), NBD URIs or - for standard input (several are put one behind the
-    /// other), then the target: a file, rbd:POOL/IMAGE, an NBD URI, or - for standard output
+    /// Sources, then the target: files, devices, rbd:POOL/IMAGE, NBD URIs or -
+    ///
+    /// The name - means standard input or standard output. The target gets the concatenated data of several
+    /// sources. A target on an NBD server needs --no-create.
     #[arg(value_name = "SOURCE TARGET")]
     files: Vec<OsString>,
+
+    /// Format of the sources, such as qcow2 [default: detected]
+    #[arg(short = 'f', long, value_parser = parse_format, value_name = "FORMAT", help_heading = "Source")]
+    source_format: Option<Format>,
+    /// Internal snapshot to copy [default: the disk]
+    #[arg(short = 'l', long, value_name = "ID|NAME", help_heading = "Source")]
+    source_snapshot: Option<String>,
+    /// Write zeroes for data that cannot be read
+    ///
+    /// The command prints a line for each unreadable range.
+    #[arg(long, help_heading = "Source")]
+    salvage: bool,
+
+    /// Format of the target, such as qcow2
+    #[arg(short = 'O', long, value_parser = parse_format, default_value = "raw", value_name = "FORMAT",
+          help_heading = "Target")]
+    target_format: Format,
+    /// Options of the target's format; `-o help` lists them
+    #[arg(
+        short = 'o',
+        long = "target-options",
+        value_name = "NAME=VALUE,...",
+        help_heading = "Target"
+    )]
+    options: Vec<String>,
+    /// Compress the target (qcow2 only)
+    #[arg(short, long, help_heading = "Target")]
+    compress: bool,
+    /// Backing image of the target
+    ///
+    /// Only the data of the source itself is copied. The data of the source's backing images must be in this
+    /// image.
+    #[arg(short = 'B', long, value_name = "PATH", help_heading = "Target")]
+    backing: Option<String>,
+    /// Format of the backing image
+    #[arg(short = 'F', long, value_parser = parse_format, value_name = "FORMAT", help_heading = "Target")]
+    backing_format: Option<Format>,
+    /// Also copy persistent bitmaps (qcow2 only)
+    #[arg(long, help_heading = "Target")]
+    bitmaps: bool,
+    /// Omit broken bitmaps
+    #[arg(long, requires = "bitmaps", help_heading = "Target")]
+    skip_broken_bitmaps: bool,
+    /// Number of zero bytes in a row that are not written; 0 writes all zeroes
+    #[arg(short = 'S', long, value_parser = parse_size, default_value = "4k", value_name = "SIZE",
+          help_heading = "Target")]
+    sparse_size: u64,
+    /// Write the target from its first byte to its last (raw and qcow2)
+    ///
+    /// For named pipes and other files that cannot seek. Standard output is always written in this way.
+    #[arg(long, help_heading = "Target")]
+    to_stream: bool,
+    /// Write to an existing target
+    #[arg(short = 'n', long, help_heading = "Target")]
+    no_create: bool,
+    /// With --no-create: do not write zeroes, because the target reads as zeroes
+    #[arg(long, requires = "no_create", help_heading = "Target")]
+    target_is_zero: bool,
+    /// With --no-create: the target is options of QEMU, as with --image-opts
+    #[arg(
+        long,
+        requires = "no_create",
+        conflicts_with = "target_format",
+        help_heading = "Target"
+    )]
+    target_image_opts: bool,
+    /// With --no-create: external data file of the target, to be written
+    ///
+    /// The command writes to an external data file only if this option names it.
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "no_create",
+        help_heading = "Target"
+    )]
+    data_file: Option<PathBuf>,
+
+    #[command(flatten, next_help_heading = "Images")]
+    opts: ImageOptsArg,
+    #[command(flatten, next_help_heading = "Images")]
+    read: ReadArgs,
+
+    /// Page cache for the sources: none, writeback or writethrough
+    #[arg(short = 'T', long, default_value = "writeback", value_parser = parse_cache, value_name = "CACHE",
+          help_heading = "I/O")]
+    source_cache: Cache,
+    /// Page cache for the target: none, writeback or writethrough
+    #[arg(short = 't', long, default_value = "writeback", value_parser = parse_cache, value_name = "CACHE",
+          help_heading = "I/O")]
+    target_cache: Cache,
+    #[command(flatten, next_help_heading = "I/O")]
+    aio: AioArg,
+    #[command(flatten, next_help_heading = "I/O")]
+    rate: RateArg,
+    /// Maximum number of requests in flight, 1 to 64
+    #[arg(short = 'm', long, value_name = "N", default_value_t = 16,
+          value_parser = clap::value_parser!(u16).range(1..=64), help_heading = "I/O")]
+    parallel: u16,
+
+    /// Ignored, for scripts of qemu-img
+    #[arg(short = 'W', long, hide = true)]
+    oob_writes: bool,
+    /// Ignored, for scripts of qemu-img
+    #[arg(short = 'C', long, hide = true)]
+    copy_offloading: bool,
 }
 
 pub(super) fn run(mut args: ConvertArgs) -> anyhow::Result<()> {
@@ -107,11 +141,11 @@ pub(super) fn run(mut args: ConvertArgs) -> anyhow::Result<()> {
     };
     let Some((target, sources)) = args.files.split_last().filter(|(_, rest)| !rest.is_empty())
     else {
-        bail!("which file is to be made? Give a source and a target");
+        bail!("no target given; name a source and a target");
     };
     args.read.refuse_json_to(target)?;
     if args.no_create && (args.backing.is_some() || !args.options.is_empty()) {
-        bail!("-n writes to a target as it is: no -o and no -B with it");
+        bail!("-n writes to an existing target; omit -o and -B");
     }
     let options = ConvertOptions {
         target: TargetOptions {
@@ -151,7 +185,7 @@ fn source(args: &ConvertArgs, text: &OsStr) -> anyhow::Result<Source> {
         })
 }
 
-/// None: the user has asked what options there are.
+/// Returns None for `-o help`, after printing the options.
 fn create_options(args: &ConvertArgs) -> anyhow::Result<Option<CreateOptions>> {
     let Some(mut create) = format_options(args.target_format, &args.options)? else {
         return Ok(None);

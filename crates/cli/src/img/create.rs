@@ -9,19 +9,23 @@ use fathom_img::{self as img, Format, InfoOptions};
 use fathom_storage::Location;
 use fathom_units::parse_size;
 
-/// Make an image (what the file had in it is lost)
+/// Create an image
+///
+/// The contents of an existing file are lost.
 #[derive(Debug, Args)]
 pub(super) struct CreateArgs {
-    /// Format of the image
+    /// Format of the image, such as qcow2
     #[arg(short, long, default_value = "raw", value_parser = parse_format)]
     format: Format,
-    /// Backing file, as it is to be written in the image: absolute or seen from the image
+    /// Backing image, such as base.qcow2
+    ///
+    /// The image contains the path as given: an absolute path, or relative to the directory of the image.
     #[arg(short, long, value_name = "PATH")]
     backing: Option<String>,
-    /// Format of the backing file
+    /// Format of the backing image
     #[arg(short = 'F', long, value_parser = parse_format, value_name = "FORMAT")]
     backing_format: Option<Format>,
-    /// Options of the format, or `help`
+    /// Options of the format, such as cluster_size=1M; `-o help` lists them
     #[arg(
         short,
         long = "option",
@@ -29,7 +33,7 @@ pub(super) struct CreateArgs {
         value_name = "NAME=VALUE,..."
     )]
     options: Vec<String>,
-    /// Do not look at the backing file, which may not even be there
+    /// Do not open the backing image, which need not exist
     #[arg(short, long, visible_alias = "backing-unsafe")]
     unsafe_backing: bool,
     #[command(flatten)]
@@ -37,13 +41,13 @@ pub(super) struct CreateArgs {
     /// Print nothing
     #[arg(short, long)]
     quiet: bool,
-    /// Print JSON: the description of the image made
+    /// Print the description of the image as JSON
     #[arg(long)]
     json: bool,
-    /// The image: a file or rbd:POOL/IMAGE
+    /// Image to create: a file, a device or rbd:POOL/IMAGE
     #[arg(value_name = "FILE", value_parser = location_parser())]
     file: Option<Location>,
-    /// Size of the disk; by default that of the backing file
+    /// Size of the disk, such as 20G [default: the size of the backing image]
     #[arg(value_parser = parse_size)]
     size: Option<u64>,
 }
@@ -53,10 +57,10 @@ pub(super) fn run(args: CreateArgs) -> anyhow::Result<()> {
         return Ok(());
     };
     let Some(file) = args.file else {
-        bail!("a new image needs a name: FILE, behind the options");
+        bail!("no name given for the new image; name its FILE after the options");
     };
     if args.size.is_some() && options.size.is_some() {
-        bail!("the size is given twice: as SIZE and by -o size");
+        bail!("the size is given twice, as SIZE and by -o size; omit one of the two");
     }
     options.size = args.size.or(options.size);
     set_backing(&mut options, args.backing, args.backing_format)?;
@@ -65,7 +69,7 @@ pub(super) fn run(args: CreateArgs) -> anyhow::Result<()> {
     // (A new raw or LUKS image on a device is expected to read as anything.)
     if !created.reads_as_zeroes && args.format == Format::Qcow2 && !args.quiet {
         eprintln!(
-            "fathom: {}: its disk reads as what the device held before, not as zeroes; \
+            "fathom: {}: the disk reads as the device's old contents, not as zeroes; \
              preallocation=full writes zeroes",
             img::shown(&options.qcow2.data_file.clone().unwrap_or(file.to_string()))
         );

@@ -15,24 +15,26 @@ use std::os::unix::ffi::OsStrExt;
 /// Copy a part of a disk into a new image
 #[derive(Debug, Args)]
 pub(super) struct DdArgs {
-    /// Format of the source; by default what it looks like
+    /// Format of the source, such as qcow2 [default: detected]
     #[arg(short = 'f', long, value_parser = parse_format, value_name = "FORMAT")]
     source_format: Option<Format>,
-    /// Format of the target
+    /// Format of the target, such as qcow2
     #[arg(short = 'O', long, value_parser = parse_format, default_value = "raw", value_name = "FORMAT")]
     target_format: Format,
     #[command(flatten)]
     read: ReadArgs,
     #[command(flatten)]
     opts: ImageOptsArg,
-    /// if=SOURCE and of=TARGET, as convert takes them (- for standard input and output); bs=SIZE, the bytes of a
-    /// block (512 by default); skip=BLOCKS at the beginning of the source; count=BLOCKS, as many as are copied at
-    /// most
+    /// if=SOURCE of=TARGET, and bs=SIZE, skip=BLOCKS or count=BLOCKS
+    ///
+    /// SOURCE and TARGET are as for convert; - is standard input or standard output. bs is the size of a block in
+    /// bytes [default: 512]. skip is the number of blocks to skip at the beginning of the source. count is the
+    /// maximum number of blocks to copy.
     #[arg(value_name = "NAME=VALUE", required = true)]
     operands: Vec<OsString>,
 }
 
-/// As they are written.
+/// The operands of the command line.
 #[derive(Default)]
 struct Operands<'a> {
     source: Option<&'a OsStr>,
@@ -52,7 +54,7 @@ impl<'a> Operands<'a> {
             let bytes = text.as_bytes();
             let at = bytes.iter().position(|byte| *byte == b'=');
             let at = at.with_context(|| {
-                format!("'{shown}' is no operand: if=, of=, bs=, skip= and count= are")
+                format!("'{shown}' is not an operand; operands are if=, of=, bs=, skip= and count=")
             })?;
             let value = OsStr::from_bytes(&bytes[at + 1..]);
             let number = || {
@@ -65,26 +67,29 @@ impl<'a> Operands<'a> {
                 b"bs" => operands.block = number()?,
                 b"skip" => operands.skip = number()?,
                 b"count" => operands.count = number()?,
-                _ => bail!("'{shown}': the operands are if=, of=, bs=, skip= and count="),
+                _ => bail!(
+                    "'{shown}': unknown operand; operands are if=, of=, bs=, skip= and count="
+                ),
             }
         }
         Ok(operands)
     }
 
-    /// What of the source is copied (bytes).
+    /// Returns the part of the source to copy, in bytes.
     fn part(&self) -> anyhow::Result<Range<u64>> {
         let block = self.block.unwrap_or(SECTOR);
         if block == 0 {
-            bail!("bs=0: a block has a byte at least");
+            bail!("bs=0: less than the minimum of 1 byte");
         }
         let bytes = |blocks: u64, name| {
             let bytes = blocks.checked_mul(block);
             let bytes = bytes
-                .with_context(|| format!("{name}={blocks} blocks of {block} bytes are too many"))?;
+                .with_context(|| format!("{name}={blocks}: too many blocks of {block} bytes"))?;
             match bytes.is_multiple_of(SECTOR) {
                 true => Ok(bytes),
                 false => bail!(
-                    "{name}={blocks} blocks of {block} bytes are not whole sectors of {SECTOR} bytes"
+                    "{name}={blocks}: with blocks of {block} bytes, not a multiple of {SECTOR} \
+                     bytes"
                 ),
             }
         };
@@ -97,7 +102,7 @@ impl<'a> Operands<'a> {
 pub(super) fn run(args: &DdArgs) -> anyhow::Result<()> {
     let operands = Operands::parse(&args.operands)?;
     let (Some(source), Some(target)) = (operands.source, operands.target) else {
-        bail!("from where, and to where? if=SOURCE of=TARGET");
+        bail!("no source or no target given; write if=SOURCE of=TARGET");
     };
     args.read.refuse_json_to(target)?;
     let Some(create) = format_options(args.target_format, &[])? else {

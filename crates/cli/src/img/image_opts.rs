@@ -1,7 +1,7 @@
-//! `--image-opts`: images as QEMU's other programs are told of them: `driver=qcow2,file.filename=disk.qcow2`.
+//! `--image-opts`: images in QEMU's notation: `driver=qcow2,file.filename=disk.qcow2`.
 //!
-//! What there is of QEMU's options is where an image is, what format it has, and what unlocks it. Others would have a
-//! command do something else than it says; they are refused.
+//! The supported options name an image's storage, its format and its keys. Other options of QEMU are errors, because
+//! they would change what a command does.
 
 use super::{pairs, parse_format};
 use anyhow::anyhow;
@@ -15,19 +15,21 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::str::FromStr;
 
-/// Of a command on images that may be told of like this.
+/// Options of commands that accept images in QEMU's notation.
 #[derive(Clone, Debug, Args)]
 pub(super) struct ImageOptsArg {
-    /// What stands for an image are QEMU's options: driver=FORMAT,file.filename=FILE, or of an NBD server or Ceph
+    /// Images are options of QEMU, such as driver=qcow2,file.filename=vm1.qcow2
+    ///
+    /// The options can also name a disk on an NBD server or an image on Ceph.
     #[arg(long)]
     image_opts: bool,
-    /// What such options call a key: secret,id=NAME,file=PATH
+    /// Key that --image-opts refers to, such as secret,id=NAME,file=PATH
     #[arg(long = "object", value_name = "OBJECT", requires = "image_opts")]
     objects: Vec<Secret>,
 }
 
 impl ImageOptsArg {
-    /// What is meant, by its options if it is told of like this.
+    /// Parses the location, the format and the keys of an image.
     fn find(&self, text: &OsStr, format: Option<Format>) -> Result<Found, String> {
         if !self.image_opts {
             let file = Location::parse(text)?;
@@ -38,13 +40,16 @@ impl ImageOptsArg {
             });
         }
         if format.is_some() {
-            return Err("the format is told by --image-opts, too: driver=FORMAT".into());
+            return Err("--image-opts names the format, too (driver=FORMAT); omit -f".into());
         }
         let said = Said::parse(text.to_str().ok_or(UTF_8)?)?;
         let mut ids = Vec::from_iter(self.objects.iter().map(|secret| &secret.id));
         ids.sort();
         if let Some(two) = ids.windows(2).find(|two| two[0] == two[1]) {
-            return Err(format!("two objects are called '{}'", two[0]));
+            return Err(format!(
+                "two objects are named '{}'; rename one of them",
+                two[0]
+            ));
         }
         let keys = said.keys.iter().map(|id| self.key(id));
         Ok(Found {
@@ -54,7 +59,7 @@ impl ImageOptsArg {
         })
     }
 
-    /// What is to be read, which `open` says how to.
+    /// Returns the image as a source, which is opened with the options of `open`.
     pub(super) fn source(
         &self,
         text: &OsStr,
@@ -74,26 +79,23 @@ impl ImageOptsArg {
         Ok(Source::at(file, open)?)
     }
 
-    /// What that object is.
+    /// Returns the key of an object.
     fn key(&self, id: &str) -> Result<KeySource, String> {
         let found = self.objects.iter().find(|secret| secret.id == id);
         let key = found.map(|secret| secret.key.clone());
-        key.ok_or_else(|| {
-            format!("'{id}' is no key that is told of: --object secret,id={id},file=PATH")
-        })
+        key.ok_or_else(|| format!("no object '{id}'; add --object secret,id={id},file=PATH"))
     }
 }
 
-/// What is meant.
+/// An image on the command line.
 struct Found {
     file: Location,
     format: Option<Format>,
-    /// Those that it is unlocked by, if they are told of.
+    /// Keys in the image's options.
     keys: Vec<KeySource>,
 }
 
-/// Where a target is that options tell of, as a text that is nothing else, and its format: it is there already, and is
-/// to become nothing that it does not say.
+/// Returns the location and the format of an existing target in QEMU's notation.
 pub(super) fn target(text: &OsStr) -> anyhow::Result<(OsString, Format)> {
     let told = |why: String| anyhow!("{}: {why}", text.display());
     let said = text.to_str().ok_or_else(|| told(UTF_8.into()))?;
@@ -103,9 +105,9 @@ pub(super) fn target(text: &OsStr) -> anyhow::Result<(OsString, Format)> {
         keys,
     } = Said::parse(said).map_err(told)?;
     if !keys.is_empty() {
-        return Err(told("keys are told of by --key".into()));
+        return Err(told("name a key with --key".into()));
     }
-    let format = format.ok_or_else(|| told("say its format: driver=FORMAT".into()))?;
+    let format = format.ok_or_else(|| told("name its format with driver=FORMAT".into()))?;
     let text = match location.path() {
         Some(path) => std::path::absolute(path)?.into(),
         None => location.to_string().into(),
@@ -113,35 +115,35 @@ pub(super) fn target(text: &OsStr) -> anyhow::Result<(OsString, Format)> {
     Ok((text, format))
 }
 
-const UTF_8: &str = "options are UTF-8";
+const UTF_8: &str = "options must be UTF-8";
 
-/// The image that a command is about.
+/// The image of a command.
 #[derive(Debug)]
 pub(super) struct ImageArg {
     pub(super) file: Location,
     pub(super) format: Option<Format>,
-    /// That it is unlocked by, if they are told of.
+    /// Keys in the image's options.
     pub(super) keys: Vec<KeySource>,
 }
 
-/// The image that a command may be about.
+/// The optional image of a command.
 #[derive(Debug)]
 pub(super) struct MaybeImageArg {
     pub(super) file: Option<Location>,
     pub(super) format: Option<Format>,
-    /// That it is unlocked by, if they are told of.
+    /// Keys in the image's options.
     pub(super) keys: Vec<KeySource>,
 }
 
-/// Both of them, on the command line.
+/// The arguments of both.
 #[derive(Debug, Args)]
 struct Written {
-    /// Format of the image; by default what it looks like
+    /// Format of the image, such as qcow2 [default: detected]
     #[arg(short, long, value_parser = parse_format)]
     format: Option<Format>,
     #[command(flatten)]
     opts: ImageOptsArg,
-    /// The image: a file, a device, rbd:POOL/IMAGE, or, if nothing is written to it, an NBD URI
+    /// Image: a file, a device or rbd:POOL/IMAGE; an NBD URI if the command only reads
     #[arg(value_name = "FILE")]
     file: Option<OsString>,
 }
@@ -208,7 +210,7 @@ impl Args for ImageArg {
     }
 }
 
-/// QEMU's object that has a key.
+/// A QEMU object with a key.
 #[derive(Clone, Debug)]
 struct Secret {
     id: String,
@@ -222,7 +224,7 @@ impl FromStr for Secret {
         let mut options = pairs(text).into_iter();
         let kind = options.next().map(|(kind, _)| kind);
         if kind.as_deref() != Some("secret") {
-            return Err("there are keys only: secret,id=NAME,file=PATH".into());
+            return Err("only keys are supported: secret,id=NAME,file=PATH".into());
         }
         let (mut id, mut key) = (None, None);
         for (name, value) in options {
@@ -232,32 +234,34 @@ impl FromStr for Secret {
                 ("format", "raw") => {}
                 ("data", _) => {
                     return Err(
-                        "what is in arguments is seen by all: put it into a file, file=PATH".into(),
+                        "other users can see arguments; write the secret into a file, and name \
+                         it with file=PATH"
+                            .into(),
                     );
                 }
                 _ => {
                     return Err(format!(
-                        "there are id, file and format=raw, not {name}={value}"
+                        "unknown option {name}={value}; options are id, file and format=raw"
                     ));
                 }
             }
         }
         let whole = id.zip(key).map(|(id, key)| Secret { id, key });
-        whole.ok_or_else(|| "it needs both id=NAME and file=PATH".into())
+        whole.ok_or_else(|| "id=NAME or file=PATH is missing".into())
     }
 }
 
-/// What options say of an image.
+/// An image's options.
 #[derive(Debug)]
 struct Said {
     location: Location,
-    /// None: what it looks like.
+    /// None: detected.
     format: Option<Format>,
-    /// What they call keys that unlock it.
+    /// Names of the objects with its keys.
     keys: Vec<String>,
 }
 
-/// What QEMU calls what an image is in.
+/// QEMU's names for kinds of storage.
 const PROTOCOLS: [&str; 5] = ["file", "host_device", "host_cdrom", "nbd", "rbd"];
 
 /// Options, by their names.
@@ -270,7 +274,7 @@ impl Options {
 
     fn need(&mut self, name: &str) -> Result<String, String> {
         let value = self.take(name);
-        value.ok_or_else(|| format!("the option '{name}' is missing"))
+        value.ok_or_else(|| format!("option '{name}' is missing"))
     }
 }
 
@@ -319,7 +323,7 @@ impl Said {
             // (QEMU would look for an image in it.)
             None if !location.kind().images && format != Some(Format::Raw) => {
                 let what = location.kind().what;
-                Err(format!("{what} is a raw disk here: driver=raw"))
+                Err(format!("{what} is a raw disk; write driver=raw"))
             }
             None => Ok(Said {
                 location,
@@ -334,24 +338,25 @@ impl Said {
 fn refused(name: &str) -> String {
     let last = name.rsplit('.').next().unwrap_or(name);
     let instead = match (name, last) {
-        ("file", _) => "say what it is in by file.driver and file.filename",
-        (_, "force-share") => "say -U",
-        (_, "direct" | "no-flush") => "say -t or -T, where the command has them",
-        (_, "offset" | "size") => "a part of an image is copied by 'fathom img dd'",
-        (_, "read-only") => "a command writes to what it is to change, and to nothing else",
-        (name, _) if name.starts_with("backing") => "what is below an image is what it says",
+        ("file", _) => "write file.driver and file.filename instead",
+        (_, "force-share") => "write -U instead",
+        (_, "direct" | "no-flush") => "write -t or -T instead, where the command has it",
+        (_, "offset" | "size") => "use 'fathom img dd' to copy a part of an image",
+        (_, "read-only") => "a command writes only to the image that it changes",
+        (name, _) if name.starts_with("backing") => "an image names its own backing file",
         _ => {
-            "there are driver, file.driver, file.filename, key-secret, encrypt.key-secret, and what says where a server is"
+            "options are driver, file.driver, file.filename, key-secret, encrypt.key-secret, and \
+             those of a server"
         }
     };
-    format!("the option '{name}' is not for here: {instead}")
+    format!("option '{name}' is not supported: {instead}")
 }
 
 fn located(protocol: Option<&str>, options: &mut Options) -> Result<Location, String> {
     match protocol {
         None => match options.take("filename") {
             Some(name) => Ok(Location::file(name)),
-            None => Err("it is not said what the image is in: file.filename=FILE".into()),
+            None => Err("no file given; write file.filename=FILE".into()),
         },
         Some("file" | "host_device" | "host_cdrom") => {
             Ok(Location::file(options.need("filename")?))
@@ -359,7 +364,7 @@ fn located(protocol: Option<&str>, options: &mut Options) -> Result<Location, St
         Some("nbd") => nbd(options),
         Some("rbd") => rbd(options),
         Some(other) => Err(format!(
-            "'{other}' is not among what images can be in: {}",
+            "unknown driver '{other}'; drivers are {}",
             PROTOCOLS.join(", ")
         )),
     }
@@ -387,7 +392,7 @@ fn nbd(options: &mut Options) -> Result<Location, String> {
             };
             format!("nbd://{host}:{port}/{export}")
         }
-        _ => return Err("server.type of an NBD server is unix or inet".into()),
+        _ => return Err("server.type of an NBD server must be unix or inet".into()),
     };
     Location::parse(OsStr::new(&uri))
 }
@@ -396,14 +401,14 @@ fn rbd(options: &mut Options) -> Result<Location, String> {
     let plain = |value: String| match value.contains(['?', '@', '&']) {
         false => Ok(value),
         true => Err(format!(
-            "'{value}' has a '?', '@' or '&', which names on Ceph do not have here"
+            "'{value}' has a '?', '@' or '&', which names on Ceph must not have here"
         )),
     };
     let mut names = vec![options.need("pool")?];
     names.extend(options.take("namespace"));
     names.push(options.need("image")?);
     if names.iter().any(|name| name.contains('/')) {
-        return Err("names on Ceph have no '/' here".into());
+        return Err("names on Ceph must not have '/' here".into());
     }
     let mut text = format!("rbd:{}", plain(names.join("/"))?);
     if let Some(snapshot) = options.take("snapshot") {
@@ -475,7 +480,7 @@ mod tests {
     fn what_would_be_something_else_is_refused() {
         let cases = [
             ("", "file.filename"),
-            ("driver=qcow2,filename=a", "'filename' is not for here"),
+            ("driver=qcow2,filename=a", "'filename' is not supported"),
             ("driver=qcow2,file=node", "file.filename"),
             (
                 "driver=vpc,force_size_calc=x,file.filename=a",
@@ -492,7 +497,7 @@ mod tests {
             ("driver=raw,offset=512,file.filename=a", "img dd"),
             (
                 "driver=qcow2,file.filename=a,backing.driver=raw",
-                "below an image",
+                "backing file",
             ),
             (
                 "driver=qcow2,file.filename=a,file.locking=off",
@@ -523,7 +528,7 @@ mod tests {
             ),
             (
                 "driver=qcow2,backing.xkey-secret=s,file.filename=a",
-                "below an image",
+                "backing file",
             ),
             ("driver=rbd,pool=p,image=i,snapshot=s?user=a", "'?'"),
             ("driver=rbd,pool=p,image=i,conf=/a&user=x", "'&'"),
@@ -552,11 +557,11 @@ mod tests {
             ("a", KeySource::File("b,c".into()))
         );
         for (text, why) in [
-            ("secret,id=a,data=b", "seen by all"),
+            ("secret,id=a,data=b", "other users can see"),
             ("secret,id=a", "file=PATH"),
             ("secret,file=a", "id=NAME"),
             ("secret,id=a,file=b,format=base64", "format=base64"),
-            ("tls-creds-x509,id=a", "keys only"),
+            ("tls-creds-x509,id=a", "only keys"),
         ] {
             assert!(parse(text).unwrap_err().contains(why), "{text}");
         }

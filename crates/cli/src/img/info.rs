@@ -9,7 +9,7 @@ use fathom_img::{self as img, InfoOptions};
 /// Describe an image
 #[derive(Debug, Args)]
 pub(super) struct InfoArgs {
-    /// Describe all images below it, too
+    /// Describe all images of the backing chain
     #[arg(short, long)]
     backing_chain: bool,
     #[command(flatten)]

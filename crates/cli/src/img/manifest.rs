@@ -12,25 +12,29 @@ use serde_json::json;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Write down the hashes of an image's bytes, for who reads it from a server
+/// Write the hashes of an image to a manifest
+///
+/// A manifest lets `fathom serve --base-manifest` verify data from an untrusted server.
 #[derive(Debug, Args)]
 pub(super) struct ManifestArgs {
-    /// Format of the image, whose disk is meant then; raw: its bytes, whatever they are
+    /// Format of the image: raw, qcow2 or qed
+    ///
+    /// raw hashes the bytes of the file. The other formats hash the disk in the image.
     #[arg(short, long, value_parser = parse_format, default_value = "raw")]
     format: Format,
     #[command(flatten)]
     stripes: StripeArgs,
-    /// How the image is read: none, writeback or writethrough
+    /// Page cache for the image: none, writeback or writethrough
     #[arg(short = 'T', long, default_value = "writeback", value_parser = parse_cache)]
     cache: Cache,
     #[command(flatten)]
     aio: AioArg,
     #[command(flatten)]
     read: ReadArgs,
-    /// A file, rbd:POOL/IMAGE, an NBD URI or - for standard input
+    /// Image: a file, a device, rbd:POOL/IMAGE, an NBD URI, or - for standard input
     #[arg(value_name = "IMAGE")]
     image: OsString,
-    /// Where the manifest goes
+    /// Manifest to create
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }

@@ -9,13 +9,13 @@ use fathom_units::parse_size;
 use std::io::Write;
 use std::path::Path;
 
-/// Say where in the chain, and where in which file, each part of an image's disk is
+/// Show which file and offset contain each part of a disk
 #[derive(Debug, Args)]
 pub(super) struct MapArgs {
-    /// Where on the disk to begin
+    /// Start of the part of the disk to show, such as 1G
     #[arg(short, long, default_value = "0", value_parser = parse_size, value_name = "OFFSET")]
     start_offset: u64,
-    /// How much of it to look at
+    /// Length of the part of the disk to show [default: up to the end]
     #[arg(short = 'l', long, value_parser = parse_size, value_name = "LENGTH")]
     max_length: Option<u64>,
     #[command(flatten)]
@@ -72,7 +72,7 @@ pub(super) fn run(args: MapArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As one line of qemu-img's array.
+/// Formats an extent as a line of the array that qemu-img prints.
 struct JsonLine<'a>(&'a MapExtent);
 
 impl std::fmt::Display for JsonLine<'_> {
@@ -91,12 +91,13 @@ impl std::fmt::Display for JsonLine<'_> {
     }
 }
 
-/// A line of the table for people: data only, whatever makes the rest zeroes.
+/// Prints a line of the table. The table has only data, no zeroes.
 fn row(out: &mut impl Write, extent: &MapExtent, path: Option<&Path>) -> anyhow::Result<()> {
     let host = match (extent.data, extent.host) {
         (false, _) => return Ok(()),
         (true, None) => bail!(
-            "{:#x}: is compressed, encrypted or in an image of another program, and has no place where it could be read: use --output json",
+            "{:#x}: compressed, encrypted, or in an image of another program, so no offset in a \
+             file exists; use --output json",
             extent.start
         ),
         (true, Some(host)) => host,
@@ -109,7 +110,7 @@ fn row(out: &mut impl Write, extent: &MapExtent, path: Option<&Path>) -> anyhow:
     Ok(())
 }
 
-/// As C's `%#x`.
+/// Formats a number like `%#x` of C.
 fn hex(n: u64) -> String {
     match n {
         0 => "0".to_owned(),

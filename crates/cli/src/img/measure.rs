@@ -8,13 +8,13 @@ use clap::Args;
 use fathom_img::{self as img, Format, MapOptions, SnapshotName};
 use fathom_units::parse_size;
 
-/// Say how large the file of a new image would be
+/// Compute the size of a new image's file
 #[derive(Debug, Args)]
 pub(super) struct MeasureArgs {
-    /// Format of the new image
+    /// Format of the new image, such as qcow2
     #[arg(short = 'O', long, visible_alias = "target-format", default_value = "raw", value_parser = parse_format, value_name = "FORMAT")]
     output_format: Format,
-    /// Options of that format, as for `create`
+    /// Options of the format, as for `fathom img create`; `-o help` lists them
     #[arg(
         short,
         long = "option",
@@ -22,10 +22,10 @@ pub(super) struct MeasureArgs {
         value_name = "NAME=VALUE,..."
     )]
     options: Vec<String>,
-    /// Of an empty disk of this size
+    /// Measure an empty disk of this size instead of an image
     #[arg(short, long, value_parser = parse_size)]
     size: Option<u64>,
-    /// Of the disk as this snapshot has kept it: its ID or its name
+    /// Measure the disk of this internal snapshot, by its ID or name
     #[arg(short = 'l', long, value_name = "SNAPSHOT", requires = "file")]
     snapshot: Option<String>,
     #[command(flatten)]
@@ -40,7 +40,9 @@ pub(super) fn run(args: MeasureArgs) -> anyhow::Result<()> {
     };
     let json = args.into.deep.look.json();
     let measure = match (args.image.file, args.size.or(target.size)) {
-        (Some(_), Some(_)) if args.size.is_some() => bail!("either an image or --size is measured"),
+        (Some(_), Some(_)) if args.size.is_some() => {
+            bail!("an image and --size are both given; give one of the two")
+        }
         (Some(file), _) => {
             let source = MapOptions {
                 format: args.image.format,
@@ -53,7 +55,7 @@ pub(super) fn run(args: MeasureArgs) -> anyhow::Result<()> {
             img::measure(&file, &source, &target)?
         }
         (None, Some(size)) => img::measure_empty(size, &target)?,
-        (None, None) => bail!("an image or --size is needed"),
+        (None, None) => bail!("no image given; name one, or give --size"),
     };
     match json {
         true => print_json(&measure.to_json()),

@@ -29,9 +29,9 @@ use fathom_storage::Cache;
 use fathom_units::parse_size;
 use std::io::Write;
 
-/// Make, describe, check, copy, compare and change images
+/// Create, describe, check, copy, compare and change images
 #[derive(Debug, Args)]
-// Of an option that is given twice, the last counts, as with qemu-img.
+// If an option is given twice, the last value counts, as with qemu-img.
 #[command(args_override_self = true)]
 pub struct ImgArgs {
     #[command(subcommand)]
@@ -91,8 +91,8 @@ pub fn parse_format(name: &str) -> Result<Format, String> {
     Format::from_name(name).map_err(|e| e.to_string())
 }
 
-/// QEMU's other two modes are taken for those whose data goes the same way: everything is durable at
-/// the end of a job anyway.
+/// Parses a cache mode. Accepts QEMU's other two modes as their nearest equivalents, because all data is durable at
+/// the end of a job.
 fn parse_cache(mode: &str) -> Result<Cache, String> {
     match mode {
         "unsafe" => Ok(Cache::Writeback),
@@ -112,8 +112,7 @@ fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
     print(format_args!("{value:#}\n"))
 }
 
-/// The options of a new image as `-o` gives them. None: the user has asked which there are, and was
-/// told.
+/// Parses the options of a new image from `-o`. Returns None for `-o help`, after printing the options.
 pub fn format_options(format: Format, texts: &[String]) -> anyhow::Result<Option<CreateOptions>> {
     let mut options = CreateOptions::new(format);
     for (name, value) in texts.iter().flat_map(|text| pairs(text)) {
@@ -153,7 +152,7 @@ fn set_backing(
         }),
     };
     if options.format == Format::Raw && options.backing.is_some() {
-        bail!("raw images have no backing file");
+        bail!("raw images have no backing file; omit -b");
     }
     Ok(())
 }

@@ -9,32 +9,36 @@ use fathom_img::{self as img, Format, RebaseOptions};
 use fathom_storage::Cache;
 use std::path::PathBuf;
 
-/// Give an image another backing file; its disk stays what it is, unless -u
+/// Change or remove the backing image of an image
+///
+/// The command copies data into the image where the backing images differ, so that the disk stays the same.
+/// With --backing-unsafe it changes only the name.
 #[derive(Debug, Args)]
 pub(super) struct RebaseArgs {
-    /// The backing file, as it is to be written in the image: absolute or seen from the image;
-    /// "" for none
+    /// New backing image, or "" for none
+    ///
+    /// The image contains the path as given: an absolute path, or relative to the directory of the image.
     #[arg(short, long, value_name = "PATH")]
     backing: String,
-    /// Format of the backing file
+    /// Format of the new backing image
     #[arg(short = 'F', long, value_parser = parse_format, value_name = "FORMAT")]
     backing_format: Option<Format>,
-    /// Change the name only: the disk is as the new backing file makes it
+    /// Change only the name of the backing image, and copy nothing
     #[arg(short = 'u', long)]
     backing_unsafe: bool,
-    /// Compress what is copied (qcow2 only)
+    /// Compress copied data (qcow2 only)
     #[arg(short, long)]
     compress: bool,
-    /// How the image is written: none, writeback or writethrough
+    /// Page cache for the image: none, writeback or writethrough
     #[arg(short = 't', long, default_value = "writeback", value_parser = parse_cache)]
     cache: Cache,
-    /// How the new backing file is read
+    /// Page cache for the new backing image: none, writeback or writethrough
     #[arg(short = 'T', long, default_value = "writeback", value_parser = parse_cache, value_name = "CACHE")]
     backing_cache: Cache,
-    /// Read backing files even though other processes write to them
+    /// Read backing images even if other processes write to them
     #[arg(short = 'U', long)]
     force_share: bool,
-    /// Directory in which images may name their files now, besides their own
+    /// Directory with files that images may name, in addition to their own; repeatable
     #[arg(long, value_name = "DIR")]
     allow_dir: Vec<PathBuf>,
     #[command(flatten)]

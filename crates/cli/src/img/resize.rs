@@ -9,16 +9,16 @@ use fathom_units::parse_size;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Make the disk of an image larger or (with --shrink) smaller
+/// Change the size of an image's disk
 #[derive(Debug, Args)]
 pub(super) struct ResizeArgs {
-    /// How what is new is allocated
+    /// Allocation of the new part of the disk
     #[arg(long, value_enum, default_value = "off", value_name = "MODE")]
     preallocation: Mode,
-    /// Make the disk smaller: what is behind its new end is lost
+    /// Allow a smaller size; data behind the new end is lost
     #[arg(long)]
     shrink: bool,
-    /// Directory in which the image may name its backing files, besides its own
+    /// Directory with backing files that the image may name, in addition to its own; repeatable
     #[arg(long, value_name = "DIR")]
     allow_dir: Vec<PathBuf>,
     #[command(flatten)]
@@ -28,25 +28,25 @@ pub(super) struct ResizeArgs {
     /// Print nothing
     #[arg(short, long)]
     quiet: bool,
-    /// Print JSON: the sizes before and after
+    /// Print the old and the new size as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     image: ImageArg,
-    /// Size of the disk, or how much more (+1G) or less (-1G) than now
+    /// New size, such as 20G, or a difference, such as +1G or -1G
     #[arg(value_parser = parse_new_size, allow_hyphen_values = true, value_name = "[+|-]SIZE")]
     size: NewSize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Mode {
-    /// Nothing
+    /// No allocation
     Off,
-    /// Tables
+    /// Allocate tables
     Metadata,
-    /// Space, by fallocate(2)
+    /// Allocate space with fallocate(2)
     Falloc,
-    /// Space, by writing zeroes
+    /// Allocate space by writing zeroes
     Full,
 }
 

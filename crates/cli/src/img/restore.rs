@@ -10,25 +10,25 @@ use fathom_storage::Cache;
 use fathom_units::parse_size;
 use std::ffi::OsString;
 
-/// Make an image of one in an archive
+/// Restore an image from an archive
 #[derive(Debug, Args)]
 pub(super) struct RestoreArgs {
-    /// Format of the target
+    /// Format of the target, such as qcow2
     #[arg(short = 'O', long, value_parser = parse_format, default_value = "raw", value_name = "FORMAT")]
     target_format: Format,
-    /// Options of the target's format, or `help`
+    /// Options of the target's format; `-o help` lists them
     #[arg(short = 'o', long = "target-options", value_name = "NAME=VALUE,...")]
     options: Vec<String>,
-    /// The target is there: write to it
+    /// Write to an existing target
     #[arg(short = 'n', long, conflicts_with = "options")]
     no_create: bool,
-    /// With -n: the target reads as zeroes
+    /// With --no-create: do not write zeroes, because the target reads as zeroes
     #[arg(long, requires = "no_create")]
     target_is_zero: bool,
-    /// So many zero bytes in a row are not written; 0: write all of them
+    /// Number of zero bytes in a row that are not written; 0 writes all zeroes
     #[arg(short = 'S', long, value_parser = parse_size, default_value = "4k", value_name = "SIZE")]
     sparse_size: u64,
-    /// How the target is written: none, writeback or writethrough
+    /// Page cache for the target: none, writeback or writethrough
     #[arg(short = 't', long, default_value = "writeback", value_parser = parse_cache, value_name = "CACHE")]
     target_cache: Cache,
     #[command(flatten)]
@@ -37,11 +37,12 @@ pub(super) struct RestoreArgs {
     keys: KeysArg,
     #[command(flatten)]
     watch: WatchArgs,
-    /// The image's manifest: ARCHIVE/images/NAME.manifest, where ARCHIVE is a directory, s3://BUCKET/PREFIX or
-    /// the URL of a web server
+    /// Manifest of the image: ARCHIVE/images/NAME.manifest
+    ///
+    /// ARCHIVE is a directory, s3://BUCKET/PREFIX, or a URL of a web server.
     #[arg(value_name = "MANIFEST")]
     manifest: String,
-    /// A file, rbd:POOL/IMAGE, or (with -n) an NBD URI
+    /// Target: a file, a device, rbd:POOL/IMAGE, or with --no-create an NBD URI
     #[arg(value_name = "TARGET")]
     target: OsString,
 }

@@ -10,13 +10,13 @@ use fathom_img::{self as img, SnapshotChange};
 pub(super) struct SnapshotArgs {
     #[command(flatten)]
     action: Action,
-    /// With --list: read the image even though another process writes to it
+    /// With --list: read the image even if another process writes to it
     #[arg(short = 'U', long, conflicts_with_all = ["create", "apply", "delete"])]
     force_share: bool,
-    /// Print nothing about a change
+    /// Print nothing about changes
     #[arg(short, long)]
     quiet: bool,
-    /// Print JSON: the snapshots, or the one that was meant
+    /// Print the snapshots, or the selected snapshot, as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -29,13 +29,13 @@ struct Action {
     /// List the snapshots (the default)
     #[arg(short, long)]
     list: bool,
-    /// Take a snapshot of that name
+    /// Take a snapshot with this name
     #[arg(short, long, value_name = "NAME")]
     create: Option<String>,
-    /// Make the disk what it was when that snapshot was taken
+    /// Return the disk to this snapshot; later writes are lost
     #[arg(short, long, value_name = "NAME|ID")]
     apply: Option<String>,
-    /// Delete that snapshot
+    /// Delete this snapshot
     #[arg(short, long, value_name = "NAME|ID")]
     delete: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! What a user sees of a job under way, and how it is ended early.
+//! Shows the progress of a job, and stops the job at a signal.
 
 use clap::Args;
 use fathom_img::Event;
@@ -7,17 +7,19 @@ use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// How a job tells how far it is.
+/// Options for the output of a job.
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
-    /// Show how far it is, in lines if standard error is no terminal
-    #[arg(short, long)]
+    /// Show progress even if standard error is not a terminal
+    ///
+    /// Progress is a bar on a terminal, and lines elsewhere.
+    #[arg(short, long, help_heading = "Output")]
     progress: bool,
-    /// Print nothing but errors, even with -p
-    #[arg(short, long)]
+    /// Print only errors, even with --progress
+    #[arg(short, long, help_heading = "Output")]
     quiet: bool,
-    /// Print events as JSON, one a line
-    #[arg(long, conflicts_with_all = ["progress", "quiet"])]
+    /// Print events as JSON, one object per line
+    #[arg(long, conflicts_with_all = ["progress", "quiet"], help_heading = "Output")]
     json: bool,
 }
 
@@ -29,17 +31,17 @@ enum Form {
     Json,
 }
 
-/// Writes down events.
+/// Prints the events of a job.
 pub(crate) struct Watch {
     form: Form,
     quiet: bool,
-    /// The last percentage shown.
+    /// The last percentage that was printed.
     shown: Option<u64>,
-    /// The cursor is in the bar.
+    /// Whether the cursor is on the line of the bar.
     in_bar: bool,
 }
 
-/// Columns of the bar.
+/// Width of the bar in columns.
 const WIDTH: usize = 40;
 
 impl WatchArgs {
@@ -108,7 +110,7 @@ impl Watch {
         }
     }
 
-    /// The job has ended.
+    /// Ends the line of the bar at the end of the job.
     pub(crate) fn end(&mut self) {
         self.leave_bar();
     }
@@ -120,12 +122,12 @@ impl Watch {
     }
 }
 
-/// A reader that has gone does not end the job.
+/// Prints a line of JSON. The job continues if the reader has closed standard output.
 pub(crate) fn json_line(value: &serde_json::Value) {
     let _ = writeln!(std::io::stdout(), "{value}");
 }
 
-/// Set by the first SIGINT or SIGTERM; the second ends the process at once.
+/// Returns a flag that the first SIGINT or SIGTERM sets. A second signal ends the process immediately.
 pub(crate) fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -135,7 +137,7 @@ pub(crate) fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Does a job while the user watches; the outcome is told as the form says.
+/// Runs a job, and prints its progress and its outcome.
 pub(crate) fn watched<T>(
     args: &WatchArgs,
     job: impl FnOnce(&mut fathom_img::Progress<'_>) -> Result<T, fathom_img::Error>,
@@ -143,7 +145,7 @@ pub(crate) fn watched<T>(
     watched_telling(args, job, |_| json!({}))
 }
 
-/// Likewise; `told` is what the last event has to say of it.
+/// Runs a job like [`watched`]. `told` returns the fields of the last event.
 pub(crate) fn watched_telling<T>(
     args: &WatchArgs,
     job: impl FnOnce(&mut fathom_img::Progress<'_>) -> Result<T, fathom_img::Error>,
@@ -164,7 +166,7 @@ pub(crate) fn interrupted(error: &dyn std::fmt::Display) -> ! {
     std::process::exit(130);
 }
 
-/// Does a job while the user watches, until `stop` is set. What has become of it is not told.
+/// Runs a job until `stop` is set, and prints its progress, but not its outcome.
 pub(crate) fn watched_until<T>(
     args: &WatchArgs,
     stop: &AtomicBool,
@@ -177,7 +179,7 @@ pub(crate) fn watched_until<T>(
     done
 }
 
-/// What has become of a job, and what there is to say of it: the last event.
+/// Prints the last event of a job: its outcome.
 pub(crate) fn tell_outcome(
     args: &WatchArgs,
     outcome: Result<serde_json::Value, impl std::fmt::Display>,

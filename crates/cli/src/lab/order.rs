@@ -20,14 +20,17 @@ pub struct Ordered {
 // What all experiments take. (A doc comment would become the command's description.)
 #[derive(Debug, Args)]
 struct Common {
-    /// Set a parameter; several values make an axis, and one cell is run for each combination
-    #[arg(long = "set", value_name = "NAME=VALUE,...", value_parser = parse_setting)]
+    /// Set a parameter by its name; repeatable
+    ///
+    /// Several values make an axis, and each combination of all axes is run as a cell.
+    #[arg(long = "set", value_name = "NAME=VALUE,...", value_parser = parse_setting, help_heading = "Run",
+          hide_short_help = true)]
     settings: Vec<(String, String)>,
-    /// Of the order in which cells are run [default: chosen by the clock]
-    #[arg(long)]
+    /// Seed for the order of the cells [default: from the clock]
+    #[arg(long, value_name = "N", help_heading = "Run", hide_short_help = true)]
     seed: Option<u64>,
-    /// The run directory to make [default: fathom-EXPERIMENT-TIME.run here]
-    #[arg(long, value_name = "DIR")]
+    /// Run directory to create [default: fathom-EXPERIMENT-TIME.run]
+    #[arg(long, value_name = "DIR", help_heading = "Run")]
     output: Option<PathBuf>,
     #[command(flatten)]
     show: Show,
@@ -107,10 +110,13 @@ fn command(one: &'static dyn Experiment) -> Command {
     let command = match has_rounds(one) {
         true => command,
         false => {
-            let rounds = Arg::new(ROUNDS).long(ROUNDS).value_name("N");
+            let rounds = Arg::new(ROUNDS)
+                .long(ROUNDS)
+                .value_name("N")
+                .help_heading("Run");
             let rounds = rounds.value_parser(clap::value_parser!(u32).range(1..=1000));
             let default = one.rounds();
-            command.arg(rounds.help(format!("How often each cell is run [default: {default}]")))
+            command.arg(rounds.help(format!("Number of runs of each cell [default: {default}]")))
         }
     };
     Common::augment_args(command)
@@ -124,12 +130,18 @@ fn argument(parameter: &Parameter) -> Arg {
     let argument = Arg::new(parameter.name)
         .long(parameter.name)
         .action(ArgAction::Append)
+        .help_heading("Parameters")
         .hide_short_help(parameter.rare)
-        .help(format!(
-            "{}: {}{default}",
+        .help(format!("{}{default}", parameter.about))
+        .long_help(format!(
+            "{}\n\nValues: {}{default}",
             parameter.about,
             parameter.kind.range()
         ));
+    let argument = match parameter.name {
+        "seconds" => argument.visible_alias("runtime"),
+        _ => argument,
+    };
     match parameter.kind {
         // `--poll` alone is on.
         Kind::Switch => argument
@@ -254,7 +266,7 @@ mod tests {
                 &["seqread", "--size", "lots"][..],
                 "--size: 'lots' is not a size",
             ),
-            (&["seqread", "--set", "colour=red"], "no parameter 'colour'"),
+            (&["seqread", "--set", "colour=red"], "'colour'"),
             (&["seqread", "--set", "disk"], "not NAME=VALUE"),
             (&["seqread", "--rounds", "0"], "1..=1000"),
             (&["wiki", "--rounds", "0"], "not within 1 to 100"),

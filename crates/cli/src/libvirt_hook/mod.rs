@@ -29,11 +29,11 @@ const NOT_FOUND: u16 = 404;
 pub struct LibvirtHookArgs {
     /// Name of the domain
     domain: String,
-    /// What happens to the domain: prepare, migrate, release, ...
+    /// Operation of libvirt: prepare, migrate, release or another one
     operation: String,
-    /// begin, end or -
+    /// Stage of the operation: begin, end or -
     stage: String,
-    /// Unused
+    /// Ignored; libvirt passes it
     #[arg(hide = true)]
     extra: Option<String>,
 }

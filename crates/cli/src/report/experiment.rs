@@ -15,7 +15,7 @@ pub(super) fn run(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
     ] {
         if given {
             bail!(
-                "{name} is for runs that follow requests; an experiment's run is a table of cells"
+                "{name}: only for runs that follow requests; the run of an experiment is a table of cells"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! What a table shows of each disk.
+//! The columns of the table of disks.
 
 use super::model::Row;
 use super::words::{megabytes, p99, percent, rate, time_or_dash};
@@ -7,24 +7,43 @@ use std::cmp::Ordering;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Column {
+    /// Host of the server
     Host,
+    /// Process id of the server
     Server,
+    /// Name of the disk
     Disk,
+    /// Guest that uses the disk
     Guest,
+    /// Requests per second
     Iops,
+    /// Reads per second
     Reads,
+    /// Writes per second
     Writes,
+    /// Megabytes read per second
     ReadMb,
+    /// Megabytes written per second
     WriteMb,
+    /// Requests in flight
     InFlight,
+    /// Median latency
     P50,
+    /// 99th percentile of the latency
     P99,
+    /// Largest latency
     Max,
+    /// Time in each stage; sorts by the mean latency
     Stages,
+    /// Failed requests per second
     Errors,
+    /// CPU time of the threads
     Cpu,
+    /// CPU time spent polling
     Polling,
+    /// Path of the image
     Image,
+    /// Resource that limits the disk
     Hint,
 }
 
@@ -51,7 +70,7 @@ impl Column {
         Column::Hint,
     ];
 
-    /// Those that are shown at first.
+    /// Returns the columns that are visible by default.
     pub fn usual() -> Vec<Column> {
         use Column::{Host, Image, Iops, Max, Polling, Server};
         let more = [Host, Server, Iops, Max, Polling, Image];
@@ -59,7 +78,7 @@ impl Column {
         all.filter(|column| !more.contains(column)).collect()
     }
 
-    /// Above its figures.
+    /// Returns the heading of the column.
     pub fn head(self) -> &'static str {
         match self {
             Column::Host => "HOST",
@@ -84,34 +103,32 @@ impl Column {
         }
     }
 
-    /// For who chooses.
+    /// Returns a description for the list of columns.
     pub fn meaning(self) -> &'static str {
         match self {
-            Column::Host => "the host, or its server's socket",
-            Column::Server => "the server's process",
-            Column::Disk => "the disk's name",
-            Column::Guest => "who uses it: a virtual machine, NBD clients",
-            Column::Iops => "requests a second, of all kinds",
-            Column::Reads => "reads a second",
-            Column::Writes => "writes a second",
-            Column::ReadMb => "megabytes read a second",
-            Column::WriteMb => "megabytes written a second",
-            Column::InFlight => "requests that are not answered yet",
-            Column::P50 => "half of the requests took no longer",
-            Column::P99 => {
-                "99 of 100 took no longer (<: fewer than 1000 requests, none took longer)"
-            }
-            Column::Max => "the longest",
-            Column::Stages => "where requests spend their time",
-            Column::Errors => "errors a second",
-            Column::Cpu => "what its threads use of CPUs",
-            Column::Polling => "how much of the time they look for work instead of sleeping",
-            Column::Image => "where its bytes are",
-            Column::Hint => "what holds it back",
+            Column::Host => "host, or socket of the server",
+            Column::Server => "process id of the server",
+            Column::Disk => "name of the disk",
+            Column::Guest => "guest or NBD clients that use the disk",
+            Column::Iops => "requests per second, of all kinds",
+            Column::Reads => "reads per second",
+            Column::Writes => "writes per second",
+            Column::ReadMb => "megabytes read per second",
+            Column::WriteMb => "megabytes written per second",
+            Column::InFlight => "requests in flight",
+            Column::P50 => "median latency: half of the requests took no longer",
+            Column::P99 => "99 of 100 requests took no longer (<: the maximum of fewer than 1000)",
+            Column::Max => "largest latency",
+            Column::Stages => "time of requests in each stage",
+            Column::Errors => "failed requests per second",
+            Column::Cpu => "CPU time of the disk's threads",
+            Column::Polling => "part of the time in which the threads poll instead of sleeping",
+            Column::Image => "path of the image",
+            Column::Hint => "resource that limits the disk",
         }
     }
 
-    /// How wide it has to be, and how wide it is good for.
+    /// Returns the minimum and the maximum width.
     pub fn widths(self) -> (usize, usize) {
         match self {
             Column::Host => (8, 30),
@@ -134,7 +151,7 @@ impl Column {
         }
     }
 
-    /// Which go first where there is no room: those of higher numbers.
+    /// Returns the rank. On a narrow terminal, columns of the highest rank are omitted first.
     pub fn rank(self) -> u8 {
         match self {
             Column::Disk | Column::Host => 0,
@@ -154,7 +171,7 @@ impl Column {
         matches!(self, Host | Disk | Guest | Hint | Image | Stages)
     }
 
-    /// What it shows of a disk. (Stages are a bar.)
+    /// Returns the text for a disk. The stages are a bar instead.
     pub fn cell(self, row: &Row<'_>) -> String {
         let disk = row.disk;
         let all = &disk.all;
@@ -177,7 +194,7 @@ impl Column {
             Column::Cpu => percent(disk.cpu_percent),
             Column::Polling => percent(Some(disk.polling_percent)),
             Column::Image => disk.image.clone(),
-            Column::Hint if row.is_gone => "(its server has gone)".to_owned(),
+            Column::Hint if row.is_gone => "(server has ended)".to_owned(),
             Column::Hint => disk.limiter.text.clone(),
         }
     }

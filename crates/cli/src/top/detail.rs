@@ -21,7 +21,7 @@ const MARGIN: usize = 8;
 
 pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, key: &Key) {
     let Some(row) = state.model.row(key) else {
-        let text = format!("disk {} is not there any more (Esc: back)", key.disk);
+        let text = format!("disk {} does not exist any more (Esc: back)", key.disk);
         frame.render_widget(Line::raw(state.look.clean(&text)), area);
         return;
     };
@@ -54,7 +54,7 @@ fn above(state: &State, row: &Row<'_>) -> Vec<Line<'static>> {
         row.pid
     );
     let users = match &*row.guest() {
-        "" => "nobody uses it".to_owned(),
+        "" => "not in use".to_owned(),
         guest => format!("used by {guest}"),
     };
     let filters = match &disk.filters[..] {
@@ -88,7 +88,7 @@ fn above(state: &State, row: &Row<'_>) -> Vec<Line<'static>> {
     let ops = disk.operations.iter();
     lines.extend(ops.map(|op| Line::raw(figures(&op.op, &op.figures))));
     if disk.operations.is_empty() {
-        lines.push(Line::styled("no request was answered", look.quiet()));
+        lines.push(Line::styled("no request was completed", look.quiet()));
     }
     lines
 }
@@ -114,7 +114,7 @@ fn heat_map(state: &State, key: &Key, width: usize, height: usize) -> Vec<Line<'
     let Some(map) = history.and_then(|ticks| HeatMap::of(ticks.iter(), columns, rows)) else {
         let mut lines = vec![Line::raw(""); rows];
         if let Some(first) = lines.first_mut() {
-            *first = Line::styled("no requests yet: their heat map comes here", look.quiet());
+            *first = Line::styled("no requests yet; their heat map appears here", look.quiet());
         }
         return lines;
     };

@@ -1,4 +1,4 @@
-//! What is in front: keys, and columns to choose from.
+//! The boxes in front of the table: keys, and columns to choose from.
 
 use super::columns::Column;
 use super::keys::letter_of;
@@ -11,23 +11,23 @@ use ratatui::widgets::{Block, Clear};
 
 const KEYS: [&str; 19] = [
     "Up Down PgUp PgDn Home End   select a disk (also j, k)",
-    "Enter   look at it: heat map of latencies, stages, workers; Esc: back",
-    "Left Right   sort by the column beside (also <, >)",
-    "r w   sort by reads, writes a second; again: the other way round",
+    "Enter   details: heat map of latencies, stages, workers; Esc: back",
+    "Left Right   sort by the previous or next column (also <, >)",
+    "r w   sort by reads, writes per second; again: reverse the order",
     "R T   sort by megabytes read, written",
     "I L E U N   sort by IOPS, p99, errors, CPU, name",
-    "o   choose what disks are sorted by",
+    "o   choose the column to sort by",
     "f   choose the columns",
     "s   choose the interval",
-    "/   only disks with this in their name, guest or image; Esc: all",
-    "V   only disks that somebody uses",
-    "space   draw it anew",
+    "/   filter by a part of the name, guest or image; Esc: all disks",
+    "V   only disks with a guest or client",
+    "space   redraw the screen",
     "q   quit (also Ctrl-C)",
     "",
-    "wake: until a request is taken; queue: until filters let it pass",
-    "map: looking up where the image has it; device: in the storage",
-    "finish, notify: until the answer is there, and that is told",
-    "p99 with <: there were too few requests; none took longer",
+    "wake: until a worker takes the request; queue: held by filters",
+    "map: lookup of the request in the image; device: in the storage",
+    "finish, notify: until the reply is ready; until it is sent",
+    "p99 with <: too few requests for a percentile; the maximum",
     "",
 ];
 
@@ -42,11 +42,11 @@ pub fn keys(frame: &mut Frame<'_>, area: Rect, state: &State) {
     );
 }
 
-/// To be shown or not, or to sort by.
+/// Draws the columns to choose from: the visible ones, or the one to sort by.
 pub fn columns(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let is_order = state.overlay == Overlay::Order;
     let title = match is_order {
-        true => " sort by (a letter; again: the other way round) ",
+        true => " sort by (a letter; again: reverse the order) ",
         false => " columns (a letter: on or off; Enter: back) ",
     };
     let lines = Column::ALL.into_iter().map(|column| {

@@ -44,13 +44,14 @@ const INTERVALS: std::ops::RangeInclusive<Duration> =
 /// For each answer of a server here.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Show what all disks do right now: how fast, how long requests take and where, what holds them back
+/// Show the load and latency of all disks, live
 ///
-/// All servers of this machine, or one. On a terminal it is a table that changes: h tells the keys,
-/// Enter shows one disk with a heat map of its latencies. Elsewhere it is text, interval by interval.
+/// The table shows throughput, latency, the time in each stage, and what limits each disk. On a terminal, h
+/// shows the keys, and Enter shows one disk with a heat map of its latencies. Otherwise the command prints
+/// each interval as text.
 #[derive(Args, Debug)]
 pub struct TopArgs {
-    /// Only this server, by its process id or its API's socket, or only this disk [default: all]
+    /// Show only this disk, or the server with this process id or API socket [default: all]
     #[arg(value_name = "NAME|PID|SOCKET")]
     server: Option<String>,
 
@@ -61,28 +62,33 @@ pub struct TopArgs {
 /// How it is shown.
 #[derive(Args, Debug)]
 pub struct View {
-    /// How long an interval is: 500ms to 60s, a number alone is seconds
+    /// Length of an interval, 500ms to 60s; a number without a unit is in seconds
     #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = parse_interval)]
     interval: Duration,
 
-    /// End after so many intervals
+    /// Number of intervals to show [default: no limit]
     #[arg(short = 'n', long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 
-    /// Print one interval as text, and end
+    /// Print one interval as text and exit
     #[arg(long, conflicts_with = "count")]
     once: bool,
 
-    /// Print JSON, one line each interval
+    /// Print JSON, one line per interval
     #[arg(long)]
     json: bool,
 
-    /// What disks are sorted by
+    /// Column to sort by
     #[arg(long, value_name = "COLUMN", default_value = "iops")]
     sort: Column,
 
-    /// Only disks with this in their name, guest or image
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    /// Show only disks with this text in their name, guest or image
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
     filter: String,
 }
 
@@ -90,7 +96,7 @@ pub fn parse_interval(text: &str) -> Result<Duration, String> {
     let interval = fathom_units::parse_seconds(text)?;
     match INTERVALS.contains(&interval) {
         true => Ok(interval),
-        false => Err("an interval is from 500ms to 60s".to_owned()),
+        false => Err("must be from 500ms to 60s".to_owned()),
     }
 }
 
@@ -107,7 +113,9 @@ pub fn run(args: TopArgs) -> anyhow::Result<()> {
     };
     let is_there = matches!(which, Which::One { .. }) || crate::servers::running().next().is_some();
     if args.view.once && !is_there {
-        bail!("no server runs here: start one (`fathom serve --config FILE`), or name its socket");
+        bail!(
+            "no server is running; start one with `fathom serve --config FILE`, or name its socket"
+        );
     }
     show(args.view, which, PATIENCE)
 }

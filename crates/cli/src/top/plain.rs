@@ -99,7 +99,7 @@ fn tell(state: &State) {
         eprintln!("fathom: {}", state.look.clean(&one.problem));
     }
     if failed.len() > NAMED {
-        eprintln!("fathom: {} servers have not answered", failed.len());
+        eprintln!("fathom: {} servers have not responded", failed.len());
     }
 }
 
@@ -114,8 +114,8 @@ fn failed(state: &State) -> Vec<Failed> {
 
 fn nobody(state: &State) -> String {
     let problem = state.model.problems().next();
-    let problem = problem.map_or("it may be too soon", |(_, problem)| problem);
-    format!("no host has answered: {problem}")
+    let problem = problem.map_or("no reply yet", |(_, problem)| problem);
+    format!("no host has responded: {problem}")
 }
 
 /// What servers have told, with the disks that are wanted, in order.

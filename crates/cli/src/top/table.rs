@@ -42,7 +42,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
 
 fn nothing(state: &State) -> &'static str {
     match (state.model.rows().is_empty(), state.model.samples().next()) {
-        (false, _) => "no disk is like that (Esc: all)",
+        (false, _) => "no disk matches (Esc: all)",
         (true, Some(_)) => "no disk is served",
         (true, None) => "waiting for a server",
     }

@@ -1,6 +1,6 @@
-//! How figures are written: in as few letters as a column has.
+//! Formats figures for narrow columns.
 
-/// A rate: `7.5`, `850`, `12.3k`, `1.2M`.
+/// Formats a rate: `7.5`, `850`, `12.3k`, `1.2M`.
 pub fn rate(value: f64) -> String {
     match value {
         v if v <= 0.0 => "0".to_owned(),
@@ -14,12 +14,12 @@ pub fn rate(value: f64) -> String {
     }
 }
 
-/// Megabytes a second.
+/// Formats a rate in megabytes per second.
 pub fn megabytes(bytes: f64) -> String {
     rate(bytes / 1e6)
 }
 
-/// A time of so many microseconds: `850us`, `1.2ms`, `30ms`, `1.5s`.
+/// Formats a time in microseconds: `850us`, `1.2ms`, `30ms`, `1.5s`.
 pub fn time(us: f64) -> String {
     match us {
         v if v < 9.95 => format!("{v:.1}us"),
@@ -31,12 +31,12 @@ pub fn time(us: f64) -> String {
     }
 }
 
-/// The same, or a dash.
+/// Formats a time, or returns a dash.
 pub fn time_or_dash(us: Option<f64>) -> String {
     us.map_or_else(|| "-".to_owned(), time)
 }
 
-/// The 99th percentile; where there are too few requests for one, what none of them was longer than.
+/// Formats the 99th percentile. With too few requests for a percentile, returns `<` and the maximum.
 pub fn p99(p99: Option<f64>, max: Option<f64>) -> String {
     match (p99, max) {
         (Some(us), _) => time(us),
@@ -49,7 +49,7 @@ pub fn percent(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.0}"))
 }
 
-/// In so many letters at most, the last of which says that there are more.
+/// Cuts a text to `width` characters, the last of which is then `more`.
 pub fn cut(text: &str, width: usize, more: char) -> String {
     match text.chars().count() > width {
         false => text.to_owned(),

@@ -18,7 +18,7 @@ fn what_is_cached_is_served_while_the_source_is_away() {
     // What is not there waits, and fails.
     assert!(!qemu_io(&disk.uri(), "read 40M 4k"));
     let log = disk.log();
-    assert!(log.contains("what is cached is served on"), "{log}");
+    assert!(log.contains("cached data is served"), "{log}");
     assert!(qemu_io(&disk.uri(), "read 0 1M"));
     // A server that begins meanwhile has what there is.
     let other = host.serve(&host.overlay("other", &uri, "raw"), &uri, &more);
@@ -50,12 +50,12 @@ fn requests_wait_for_a_source_that_comes_back() {
     std::thread::scope(|scope| {
         let compared = scope.spawn(|| same(&disk.uri(), &host.arg("base.raw")));
         eventually("it is told", || {
-            disk.log().contains("tried again").then_some(())
+            disk.log().contains("the server retries").then_some(())
         });
         let _source = Source::start(&host, &host.path("base.raw"), 1);
         compared.join().unwrap();
     });
-    assert!(disk.log().contains("is back"));
+    assert!(disk.log().contains("reachable again"));
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn another_image_in_its_place_is_refused() {
     assert!(!qemu_io(&disk.uri(), "read 40M 4k"));
     let log = disk.log();
     assert!(
-        log.contains("another image") && log.contains("fathom base remove"),
+        log.contains("the image was replaced") && log.contains("fathom base remove"),
         "{log}"
     );
 }
@@ -107,7 +107,7 @@ fn what_comes_is_checked_by_a_manifest() {
     assert!(qemu_io(&disk.uri(), "read 6M 1M"));
     assert!(!qemu_io(&disk.uri(), "read 7M 4k"));
     assert!(
-        disk.log().contains("are not those of --base-manifest"),
+        disk.log().contains("does not match --base-manifest"),
         "{}",
         disk.log()
     );
@@ -158,7 +158,14 @@ fn keeper_without_a_manifest_is_refused_by_a_disk_with_one() {
     let args = ["serve", &second, "--format", "qcow2", "--base", &base];
     let more = ["--base-cache", &cache, "--base-manifest", &manifest];
     let args = [&args, &more[..], &["--nbd", &nbd]].concat();
-    refused(1, &args, &["does not check", "the same --base-manifest"]);
+    refused(
+        1,
+        &args,
+        &[
+            "does not use this --base-manifest",
+            "the same --base-manifest",
+        ],
+    );
     assert!(qemu_io(&first.uri(), "read 1M 1M"));
     drop(first);
     host.kill_keepers();
@@ -250,7 +257,7 @@ fn what_cannot_be_had_is_told_at_once() {
     refuse("http://127.0.0.1:9/x", &[], &["http://127.0.0.1:9/x"]);
     refuse("/nonexistent/image", &[], &["/nonexistent/image"]);
     refuse("ftp://x/y", &[], &["ftp"]);
-    refuse("memory:1M", &[], &["comes from elsewhere"]);
+    refuse("memory:1M", &[], &["must be remote"]);
     refuse(
         "/nonexistent/images/x.manifest",
         &[],

@@ -60,14 +60,14 @@ fn two_disks_fetch_an_image_once_and_each_has_its_own_changes() {
     assert!(source.reads().len() <= (SIZE / STRIPE) as usize);
     assert_eq!(host.listed()["in_use"], true);
     let remove = ["base", "remove", &uri, "--base-cache", &host.arg("cache")];
-    refused(1, &remove, &["disks use it"]);
+    refused(1, &remove, &["in use by disks"]);
     drop(disk);
     eventually("the keeper's end", || {
         host.keepers().is_empty().then_some(())
     });
     stdout_of(&remove);
     assert!(host.listed().is_null());
-    refused(1, &remove, &["nothing of it is kept"]);
+    refused(1, &remove, &["not in the cache"]);
 }
 
 /// Whatever reads it: engines, cache modes, threads; an image of a format in its place; a disk of nothing else.

@@ -12,11 +12,11 @@ fn options_that_do_not_go_together_are_told() {
     stdout_of(&["img", "create", "-q", "-f", "qcow2", &whole, "1M"]);
     let nbd = format!("unix:{}", host.arg("n"));
     let cases: [(&str, &[&str], &str); 5] = [
-        (&image, &["--base", "/x"], "--base is for qcow2"),
+        (&image, &["--base", "/x"], "--base: applies only to qcow2"),
         (
             &image,
             &["--format", "qcow2", "--base-fetch", "1M"],
-            "are for --base",
+            "apply only to --base",
         ),
         (
             &image,
@@ -28,7 +28,7 @@ fn options_that_do_not_go_together_are_told() {
                 "--base-cache-size",
                 "1M",
             ],
-            "64M at least",
+            "minimum of 64M",
         ),
         (
             &image,
@@ -38,7 +38,7 @@ fn options_that_do_not_go_together_are_told() {
         (
             &whole,
             &["--format", "qcow2", "--base", "/x"],
-            "has no backing file",
+            "no backing file",
         ),
     ];
     for (image, more, words) in cases {

@@ -166,7 +166,7 @@ fn options_that_make_no_sense_are_refused() {
         "--api-listen",
     ];
     for (listen, certificates, words) in [
-        ("127.0.0.1:0", &empty, "ca-cert.pem: cannot be read"),
+        ("127.0.0.1:0", &empty, "ca-cert.pem: cannot read the file"),
         ("nowhere", &server, "--api-listen nowhere"),
     ] {
         refused(
@@ -187,7 +187,7 @@ fn options_that_make_no_sense_are_refused() {
     for (args, words) in [
         (
             vec!["--hosts", "a.example,b", "--certificates", &empty],
-            "client-cert.pem: cannot be read",
+            "client-cert.pem: cannot read the file",
         ),
         (
             vec!["--hosts", "/no/such", "--certificates", &client],

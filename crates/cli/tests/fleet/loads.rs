@@ -137,8 +137,8 @@ fn a_load_that_one_host_cannot_have_begins_nowhere() {
         &ask,
         &[
             &other.address,
-            "another load runs here",
-            "no load was begun",
+            "another load is running on this host",
+            "no load was started",
         ],
     );
     assert_eq!(one.reads(), 0);
@@ -155,17 +155,20 @@ fn a_load_that_one_host_cannot_have_begins_nowhere() {
     refused(
         1,
         &[&ask[..], &wrong].concat(),
-        &["--bs must be", "no load was begun"],
+        &["--bs must be", "no load was started"],
     );
     for (args, words) in [
-        (vec!["--cpus", "0"], "by --serve"),
-        (vec!["--verify", "--verify-state", "/tmp/no"], "by --serve"),
+        (vec!["--cpus", "0"], "with --serve"),
+        (
+            vec!["--verify", "--verify-state", "/tmp/no"],
+            "with --serve",
+        ),
     ] {
         refused(1, &[&ask[..], &args].concat(), &[words]);
     }
     // Nobody is there, or nobody who is known.
     drop(other.agent);
-    refused(1, &ask, &[&other.address, "no load was begun"]);
+    refused(1, &ask, &[&other.address, "no load was started"]);
     let stranger = certificates.path("stranger");
     refused(
         1,
@@ -350,11 +353,8 @@ fn a_neighbour_that_is_noisy_is_seen() {
         "{told}"
     );
     for (args, words) in [
-        (
-            ["--noise", &*agents[0].1],
-            "both in --client and in --noise",
-        ),
-        (["--noise", "127.0.0.1:1"], "no load was begun"),
+        (["--noise", &*agents[0].1], "in both --client and --noise"),
+        (["--noise", "127.0.0.1:1"], "no load was started"),
     ] {
         refused(1, &[&bench[..], &args].concat(), &[words]);
     }

@@ -24,7 +24,7 @@ fn host(certificates: &Certificates, disks: &str) -> (Served, String) {
 }
 
 fn address(served: &mut Served) -> String {
-    const WORDS: &str = "other hosts may look by TLS at ";
+    const WORDS: &str = "clients of other hosts can connect by TLS at ";
     served.wait_for(WORDS);
     let log = served.log();
     let at = log.split(WORDS).nth(1).unwrap();

@@ -152,13 +152,13 @@ fn fifty_servers_are_one_view_also_when_some_are_down() {
     let output = run(&[&list[..], &patience].concat());
     assert!(output.status.success());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("3 of 53 hosts have not answered"), "{said}");
+    assert!(said.contains("3 of 53 hosts have not responded"), "{said}");
     assert!(
-        said.contains(&format!("{nobody}: no server is listening there")),
+        said.contains(&format!("{nobody}: no server listens there")),
         "{said}"
     );
     assert!(
-        said.contains(&format!("{hangs}: no answer within 8s")),
+        said.contains(&format!("{hangs}: no reply within 8s")),
         "{said}"
     );
     assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 101);
@@ -174,7 +174,7 @@ fn fifty_servers_are_one_view_also_when_some_are_down() {
         "--certificates",
         &client,
     ];
-    crate::support::refused(1, &top, &["no host has answered", &nobody]);
+    crate::support::refused(1, &top, &["no host has responded", &nobody]);
     crate::support::refused(
         1,
         &[

@@ -123,23 +123,27 @@ fn what_cannot_be_is_told_and_changes_nothing() {
             "compat=0.10",
             &["image: ", "16 clusters", "convert"],
         ),
-        (&image, "refcount_bits=1", &["image: ", "3 times", "1 bits"]),
+        (
+            &image,
+            "refcount_bits=1",
+            &["image: ", "3 references", "1 bits"],
+        ),
         (&image, "refcount_bits=3", &["power of two"]),
         (
             &image,
             "compat=0.10,lazy_refcounts=on",
             &["needs compat=1.1"],
         ),
-        (&image, "compat=2", &["compat: '2' is none of"]),
+        (&image, "compat=2", &["compat: '2' is not one of"]),
         (&image, "size=1G", &["fathom img resize"]),
         (
             &image,
             "cluster_size=4k",
-            &["cluster_size cannot be changed"],
+            &["'cluster_size' cannot be changed"],
         ),
-        (&image, "data_file=x", &["data_file cannot be changed"]),
+        (&image, "data_file=x", &["'data_file' cannot be changed"]),
         (&image, "backing_file=below", &["fathom img rebase"]),
-        (&raw, "compat=1.1", &["raw: is a raw image"]),
+        (&raw, "compat=1.1", &["raw: a raw image, and only qcow2"]),
     ];
     for (path, options, words) in cases {
         refused(1, &["img", "amend", "-o", options, path], words);

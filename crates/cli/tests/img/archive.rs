@@ -122,7 +122,7 @@ fn images_share_what_is_the_same() {
     refused(
         1,
         &["img", "archive", &disk, &archive, "two"],
-        &["two.manifest", "is there already", "--force"],
+        &["two.manifest", "already exists", "--force"],
     );
     archived(&["--force", "--stripe-size", "1M", &disk, &archive, "two"]);
     in_all_formats(&place, &manifest(&archive, "two"), &disk);
@@ -205,7 +205,7 @@ fn what_was_killed_goes_on() {
     );
     let back = place.path("back");
     let restore = ["img", "restore", &manifest(&archive, "image"), &back];
-    refused(1, &restore, &["image.manifest", "is not there"]);
+    refused(1, &restore, &["image.manifest", "not found"]);
     let told = archived(&args);
     let known = told["known-stripes"].as_u64().unwrap();
     let new = told["new-stripes"].as_u64().unwrap();
@@ -250,7 +250,7 @@ fn a_damaged_archive_is_not_restored() {
     for (content, word) in [
         (changed, "damaged"),
         (before[..before.len() - 1].to_vec(), "damaged"),
-        (Vec::new(), "cut short"),
+        (Vec::new(), "truncated"),
         (fs::read(other).unwrap(), "damaged"),
         (bomb, "cannot be decompressed"),
         (vec![0; 3 << 20], "more than"),
@@ -332,21 +332,18 @@ fn what_cannot_be_is_told_in_one_line() {
     refuse(&[&disk, &archive], &["an image, an archive"]);
     refuse(
         &[&place.path("none"), &archive, "x"],
-        &["none", "No such file"],
+        &["none", "no such file"],
     );
     for name in ["../x", "", ".x", "a b", "a/b", "a#1"] {
-        refuse(&[&disk, &archive, name], &["a name has letters"]);
+        refuse(&[&disk, &archive, name], &["not a name, which has"]);
     }
     refuse(
         &[&disk, "https://127.0.0.1/x", "x"],
         &["cannot be written to"],
     );
-    refuse(
-        &[&disk, "gs://bucket/x", "x"],
-        &["no address that is known"],
-    );
-    refuse(&["--list", &place.path("none")], &["is not there"]);
-    refuse(&["--list", &archive, "x"], &["archive alone"]);
+    refuse(&[&disk, "gs://bucket/x", "x"], &["not an address"]);
+    refuse(&["--list", &place.path("none")], &["not found"]);
+    refuse(&["--list", &archive, "x"], &["name only the archive"]);
     fs::write(place.path("profile"), "0 1\n5 1\nfive\n").unwrap();
     let profile = ["--profile", &place.path("profile"), &disk, &archive, "x"];
     refuse(&profile, &["profile:3", "'five'"]);
@@ -364,9 +361,9 @@ fn what_cannot_be_is_told_in_one_line() {
     let restore = |args: &[&str], words: &[&str]| {
         refused(1, &[&["img", "restore", &manifest], args].concat(), words);
     };
-    restore(&[&manifest], &["is read from, too"]);
+    restore(&[&manifest], &["also a source"]);
     restore(&["-"], &["standard output"]);
-    restore(&["-n", &place.path("new")], &["No such file"]);
+    restore(&["-n", &place.path("new")], &["no such file"]);
     assert_eq!(fs::read(&manifest).unwrap(), before);
 }
 
@@ -384,11 +381,11 @@ fn a_full_disk_is_told() {
     for (args, words) in [
         (
             &["img", "restore", &manifest(&archive, "image"), "back"][..],
-            &["back: no space is left", "bytes more are needed"][..],
+            &["back: no space left", "more bytes are needed"][..],
         ),
         (
             &["img", "archive", "-f", "raw", &disk, "a", "image"],
-            &["a/stripes/", "No space left"],
+            &["a/stripes/", "no space left"],
         ),
     ] {
         let mut command = Command::new("unshare");
@@ -431,7 +428,7 @@ fn a_manifest_is_of_the_bytes_as_they_are() {
     refused(
         1,
         &["img", "manifest", &image, &file],
-        &["is there already", "--force"],
+        &["already exists", "--force"],
     );
     stdout_of(&["img", "manifest", "--force", "-f", "qcow2", &image, &file]);
     archived(&["--force", &image, &archive, "image"]);
@@ -439,7 +436,7 @@ fn a_manifest_is_of_the_bytes_as_they_are() {
     refused(
         1,
         &["img", "manifest", "--force", &place.path("none"), &file],
-        &["none", "No such file"],
+        &["none", "no such file"],
     );
     fs::write(place.path("profile"), "3145728 1\n0 1\n").unwrap();
     let profile = ["--force", "--profile", &place.path("profile")];
@@ -499,7 +496,7 @@ fn an_archive_is_restored_from_a_web_server() {
     refused(
         1,
         &["img", "restore", &manifest(&base, "other"), &back],
-        &["other.manifest", "is not there"],
+        &["other.manifest", "not found"],
     );
     fs::remove_file(&stripes(&place.path("archive"))[2]).unwrap();
     fs::remove_file(&back).unwrap();
@@ -586,7 +583,7 @@ fn file_systems_without_links_have_archives() {
         let trace = fs::read_to_string(place.path("trace")).unwrap();
         assert!(trace.contains("INJECTED"), "{trace}");
         let (status, said) = without_links(args);
-        crate::support::check_refusal(status, &said, 1, &["is there already"]);
+        crate::support::check_refusal(status, &said, 1, &["already exists"]);
     }
     in_all_formats(&place, &manifest(&archive, "image"), &disk);
     assert_eq!(place.names(), ["archive", "disk", "file", "trace"]);

@@ -272,8 +272,8 @@ fn what_cannot_be_done_changes_nothing() {
         (&["--add", "-g", "4G", &image, "b"], &["2G"]),
         (&["--add", &image, ""], &["1 to 1023"]),
         (&["--add", &image, &long], &["1 to 1023"]),
-        (&["--disable", &old, "b"], &["beside"]),
-        (&["--disable", &raw, "b"], &["beside"]),
+        (&["--disable", &old, "b"], &["next to"]),
+        (&["--disable", &raw, "b"], &["next to"]),
         (&["--add", "-f", "qcow2", &raw, "b"], &["not a qcow2 image"]),
         (
             &["--merge", "s", "-b", &small, &image, "a"],

@@ -401,7 +401,7 @@ fn what_grows_holds_what_it_held() {
     refused(
         1,
         &[&["img", "commit", "-q"], &key[..], &[&top]].concat(),
-        &["shorter"],
+        &["smaller"],
     );
     locked.same("luks", &base, &plain);
     let map = ["img", "map", "--output", "json", "--key", &locked.key];

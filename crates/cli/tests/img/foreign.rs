@@ -120,7 +120,7 @@ fn nothing_is_written_to_them() {
     let place = Place::new();
     let (disk, image) = pair(&place, "vdi", "static=off");
     let before = fs::read(&image).unwrap();
-    let only_read = ["vdi images are only read", "convert"];
+    let only_read = ["vdi images can only be read", "convert"];
     let new = place.path("new");
     refused(1, &["img", "create", "-f", "vdi", &new, "1M"], &only_read);
     refused(1, &["img", "convert", "-O", "vdi", &disk, &new], &only_read);
@@ -204,12 +204,12 @@ fn a_part_of_a_source_is_no_target() {
         for more in [&[][..], &["-U"], &["-n", "-U"]] {
             let convert = ["img", "convert", "-f", "vmdk", "-O", "raw"];
             let args = [&convert[..], more, &[&image, &part]].concat();
-            refused(1, &args, &["is read from, too"]);
+            refused(1, &args, &["also a source"]);
         }
         let data_file = format!("data_file={part}");
         let convert = ["img", "convert", "-U", "-f", "vmdk", "-O", "qcow2"];
         let args = ["-o", &data_file, &image, &place.path("new")];
-        refused(1, &[&convert[..], &args].concat(), &["is read from, too"]);
+        refused(1, &[&convert[..], &args].concat(), &["also a source"]);
         assert!(fs::read(&part).unwrap() == before);
     }
 }

@@ -100,7 +100,7 @@ fn what_changes_an_image_finds_it_so_too() {
     for (more, why) in [
         ("force-share=on", "-U"),
         ("read-only=on", "read-only"),
-        ("backing.driver=raw", "below an image"),
+        ("backing.driver=raw", "backing file"),
         ("file.locking=off", "file.locking"),
     ] {
         let opts = format!("{opts},{more}");

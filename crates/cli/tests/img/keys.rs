@@ -195,15 +195,15 @@ fn a_key_comes_from_where_it_is_and_is_never_shown() {
     let wrong = locked.key("wrong", "a wrong one");
     stdout_of(&[&read[..], &["--key", &wrong, "--key", &locked.key]].concat());
     for (key, words) in [
-        (&*wrong, &["none of the keys"][..]),
-        ("file:/nowhere", &["/nowhere", "No such file"]),
+        (&*wrong, &["no given key"][..]),
+        ("file:/nowhere", &["/nowhere", "no such file"]),
         ("credential:key", &["no credentials"]),
         ("command:false", &["exit status: 1"]),
         ("fd:99", &["fd:99"]),
     ] {
         refused(1, &[&read[..], &["--key", key]].concat(), words);
     }
-    refused(1, &read, &["is encrypted", "--key"]);
+    refused(1, &read, &["encrypted", "--key"]);
 }
 
 /// The documentation's way to make a key makes one that QEMU takes.

@@ -269,8 +269,8 @@ fn what_is_wrong_is_told_in_one_line() {
     let (raw, image) = (path("raw"), path("i"));
     create(&raw, &["-q", "-o", "size=1M"]);
     for (args, words) in [
-        (vec!["-f", "qcow2"], "needs a size"),
-        (vec!["-f", "qcow2", "-o", "foo=1"], "no option 'foo'"),
+        (vec!["-f", "qcow2"], "no size given"),
+        (vec!["-f", "qcow2", "-o", "foo=1"], "unknown option of qcow2 images: 'foo'"),
         (
             vec!["-f", "qcow2", "-o", "size=1M,cluster_size=3k"],
             "power of two",
@@ -281,10 +281,7 @@ fn what_is_wrong_is_told_in_one_line() {
             "not a qed image",
         ),
         (vec!["-f", "qcow2", "-b", "gone", "-F", "raw"], "gone"),
-        (
-            vec!["-f", "qcow2", "-b", "i", "-F", "raw"],
-            "cannot be opened",
-        ),
+        (vec!["-f", "qcow2", "-b", "i", "-F", "raw"], "no such file"),
         (
             vec!["-f", "qcow2", "-b", "nbd:h:1", "-F", "raw"],
             "protocol 'nbd'",
@@ -292,7 +289,7 @@ fn what_is_wrong_is_told_in_one_line() {
         (vec!["-f", "raw", "-b", &raw], "no backing file"),
         (
             vec!["-f", "qcow2", "-o", "size=1M,data_file=i"],
-            "new image itself",
+            "its own data file",
         ),
         (vec!["-f", "qcow2", "-o", "size=1E"], "L1 table"),
     ] {
@@ -304,10 +301,10 @@ fn what_is_wrong_is_told_in_one_line() {
     let args = [
         "img", "create", "-f", "qcow2", "-b", &raw, "-F", "raw", &raw,
     ];
-    refused(1, &args, &["backing file, too"]);
+    refused(1, &args, &["its own backing file"]);
     assert_eq!(std::fs::metadata(&raw).expect("still there").len(), 1 << 20);
     refused(1, &["img", "info", "/dev/null"], &["is a character device"]);
-    refused(1, &["img", "info", &path("gone")], &["cannot be opened"]);
+    refused(1, &["img", "info", &path("gone")], &["no such file"]);
     refused(1, &["img", "info", "-f", "vmdk", &raw], &["not a vmdk"]);
     refused(2, &["img", "info", "-f", "parallels", &raw], &["parallels"]);
     refused(2, &["img", "check", "-U", "-r", "all", &raw], &["--repair"]);

@@ -152,15 +152,15 @@ fn what_is_measured_is_told_once() {
     let image = as_arg(&dir.path().join("i"));
     create(&image, &["-q", "-osize=1M"]);
     refused(1, &["img", "measure"], &["--size"]);
-    refused(1, &["img", "measure", "--size=1M", &image], &["either"]);
+    refused(1, &["img", "measure", "--size=1M", &image], &["both given"]);
     refused(
         1,
         &["img", "measure", "-O", "qed", &image],
-        &["not measured"],
+        &["cannot be measured"],
     );
     refused(1, &["img", "measure", "-l", "s", &image], &["snapshots"]);
     let args = ["img", "measure", "-O", "qcow2", "--size"];
-    refused(1, &[&args[..], &["7E"]].concat(), &["too large"]);
+    refused(1, &[&args[..], &["7E"]].concat(), &["exceeds the limit"]);
     let names = stdout_of(&["img", "measure", "-O", "qcow2", "-o", "help"]);
     assert!(names.lines().any(|name| name == "cluster_size"));
 }

@@ -390,21 +390,25 @@ fn what_cannot_be_is_told() {
     for (name, args, words) in [
         ("i", &["500k"][..], "--shrink"),
         ("i", &["-1"], "--shrink"),
-        ("i", &["0"], "not 1 byte"),
-        ("i", &["-2M"], "not 1 byte"),
+        ("i", &["0"], "not from 1 byte"),
+        ("i", &["-2M"], "not from 1 byte"),
         ("i", &["1000001", "--shrink"], "multiple of 512"),
         ("i", &["1T"], "L1 table"),
-        ("i", &["--preallocation=full", "1M"], "becomes larger"),
+        ("i", &["--preallocation=full", "1M"], "that grows"),
         ("old", &["2M"], "version 2 that has snapshots"),
         ("old-above", &["2M"], "compat=1.1"),
-        ("bits", &["2M"], "was in use"),
-        ("qed", &["500k", "--shrink"], "cannot be made smaller"),
+        ("bits", &["2M"], "not closed cleanly"),
+        ("qed", &["500k", "--shrink"], "cannot shrink"),
         ("qed", &["2G"], "its tables reach"),
-        ("qed", &["2M", "--preallocation=falloc"], "no preallocation"),
+        (
+            "qed",
+            &["2M", "--preallocation=falloc"],
+            "preallocation: not possible",
+        ),
         ("qed", &["2000001"], "multiple of 512"),
         ("above", &["2M"], "backing file"),
         ("raw", &["9M", "--preallocation=metadata"], "no metadata"),
-        ("gone", &["9M"], "cannot be opened"),
+        ("gone", &["9M"], "no such file"),
     ] {
         let before = std::fs::read(path(name)).ok();
         refused(

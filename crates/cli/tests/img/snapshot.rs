@@ -159,7 +159,7 @@ fn what_cannot_be_is_told() {
         ("one", &["-c", "s"], "refcounts of 1 bits"),
         ("bits", &["-a", "s"], "bitmaps"),
         ("bits", &["-d", "t"], "no snapshot 't'"),
-        ("gone", &["-d", "t"], "cannot be opened"),
+        ("gone", &["-d", "t"], "no such file"),
     ] {
         let before = std::fs::read(path(name)).ok();
         refused(

@@ -179,7 +179,7 @@ fn create_says_whether_a_new_disk_has_old_data() {
         assert!(made.status.success(), "{options}: {made:?}");
         let said = String::from_utf8(made.stderr).unwrap();
         let is_old = disk(place, format, &image).contains(&0xee);
-        assert_eq!(said.contains("held before"), is_old, "{options}: {said}");
+        assert_eq!(said.contains("old contents"), is_old, "{options}: {said}");
         assert_eq!(said.contains(device), is_old, "{options}: {said}");
         let _ = fs::remove_file(place.path("image"));
     }

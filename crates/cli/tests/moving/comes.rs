@@ -50,7 +50,9 @@ fn a_guest_waits_until_it_has_left_where_it_was() {
     let early = guest(&target);
     eventually("it says why", || {
         let problem = pull(&target)["problem"].to_string();
-        problem.contains("its guest is running here").then_some(())
+        problem
+            .contains("the disk's guest is running here")
+            .then_some(())
     });
     std::thread::sleep(Duration::from_millis(300));
     let stats = stdout_of(&["stats", &target.api(), "--json"]);
@@ -107,7 +109,8 @@ fn a_disk_that_has_gone_is_for_no_guest_there_nor_after_an_upgrade() {
     refused(1, &bench, &["failed"]);
     eventually("it says why", || {
         let log = source.log();
-        log.contains("it has moved to another server").then_some(())
+        log.contains("the disk has moved to another server")
+            .then_some(())
     });
     eventually("the other one has left", || {
         let connections = listed(&source)["nbd"]["connections"].clone();

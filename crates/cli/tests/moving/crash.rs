@@ -101,7 +101,7 @@ fn a_full_disk_here_costs_the_guest_there_nothing() {
     let target = Served::start(image.to_str().unwrap(), &args);
     eventually("it says why", || {
         let problem = pull(&target)["problem"].to_string();
-        problem.contains("No space left").then_some(())
+        problem.contains("no space left").then_some(())
     });
     source.load(1000, &["--rw", "randrw"]);
     mount(&["-o", "remount,size=200M"]);

@@ -148,7 +148,7 @@ fn the_server_here_may_be_killed_while_the_disk_follows() {
     }
     ends_well(guest);
     // (A server with nothing more to bring says nothing of it.)
-    eventually("all is here", || match phase()?.as_str() {
+    eventually("incomplete", || match phase()?.as_str() {
         "\"done\"" | "null" => Some(()),
         _ => None,
     });
@@ -206,7 +206,7 @@ fn source_is_upgraded_while_its_disk_follows_the_guest() {
     let target = follower(&pair, &["--pull-post-copy", "--pull-speed", "4M"]);
     wait_for_phase(&target, "ready");
     // A move that has only begun is not interrupted.
-    refused(1, &["upgrade", &source.api()], &["taking it over"]);
+    refused(1, &["upgrade", &source.api()], &["taking the disk over"]);
     let args = [&BOTH[..], &["--runtime", "4s", "--timeout", "60s"]].concat();
     let guest = knowing(&target, &state, &args);
     wait_for_phase(&target, "arriving");
@@ -271,7 +271,7 @@ fn a_guest_may_leave_while_the_other_server_is_away() {
     // What is not all here is not served by itself.
     let socket = target.arg("s");
     let alone = ["serve", &pair.arg("to"), "--vhost-user", &socket];
-    refused(1, &alone, &["not all of it is here", "--pull"]);
+    refused(1, &alone, &["incomplete", "--pull"]);
     // Nor from elsewhere.
     let other = [&alone[..], &["--pull", "nbd://localhost:1/x"]].concat();
     refused(1, &other, &["its guest has run here"]);
@@ -288,7 +288,11 @@ fn what_cannot_follow_is_refused() {
     refused(2, &serve, &["--pull"]);
     let pulled = [&serve[..], &["--pull", &uri]].concat();
     let tables = [&pulled[..], &["--format", "qcow2"]].concat();
-    refused(1, &tables, &["--pull-post-copy is for raw images"]);
+    refused(
+        1,
+        &tables,
+        &["--pull-post-copy: applies only to raw images"],
+    );
     let raw = pair.arg("raw");
     qemu_img(&["create", &raw, &SIZE.to_string()]);
     let nbd = format!("unix:{}", as_arg(&dir.path().join("n")));

@@ -30,10 +30,10 @@ fn what_cannot_come_is_refused() {
     let large = pair.arg("large");
     qemu_img(&["create", &large, &(2 * SIZE).to_string()]);
     let wrong = ["serve", &large, "--vhost-user", &socket, "--pull", &uri];
-    refused(1, &wrong, &["must be as long"]);
+    refused(1, &wrong, &["must have the same size"]);
     // A record that is something else.
     fs::write(pair.path("to.pull"), "my thesis").unwrap();
-    refused(1, &pulled, &["to.pull", "is no record"]);
+    refused(1, &pulled, &["to.pull", "not a record"]);
     assert_eq!(fs::read(pair.path("to.pull")).unwrap(), b"my thesis");
     fs::remove_file(pair.path("to.pull")).unwrap();
     // Where to note it is not known.
@@ -45,7 +45,7 @@ fn what_cannot_come_is_refused() {
     let nbd = format!("unix:{}", uri.split_once("socket=").unwrap().1);
     let _ = fs::remove_file(uri.split_once("socket=").unwrap().1);
     let _still = Served::start(&pair.arg("from"), &["--nbd", &nbd, "--export-name", "d"]);
-    refused(1, &pulled, &["does not let 'd' be taken over"]);
+    refused(1, &pulled, &["does not allow export 'd' to be taken over"]);
 }
 
 #[test]
@@ -65,14 +65,14 @@ fn one_server_at_a_time_takes_a_disk_over() {
     refused(
         1,
         &[&again[..], &[&uri]].concat(),
-        &["another server is at it"],
+        &["another server is copying the disk"],
     );
     crate::pair::ends_well(crate::pair::guest(&target));
     crate::pair::wait_for_phase(&target, "done");
     refused(
         1,
         &[&again[..], &[&uri]].concat(),
-        &["another server has taken it over"],
+        &["another server has taken the disk over"],
     );
     drop(source);
 }

@@ -53,7 +53,9 @@ fn a_disk_goes_by_tls_from_one_cage_to_another() {
     eventually("it is ready", || (phase(&target) == "ready").then_some(()));
     drop(load);
     ends_well(guest(&target));
-    eventually("it is here", || (phase(&target) == "done").then_some(()));
+    eventually("copied completely", || {
+        (phase(&target) == "done").then_some(())
+    });
     drop((source, target));
     pair.check_same();
 }

@@ -176,7 +176,7 @@ fn a_server_that_is_gone_costs_a_pause_or_what_the_user_says() {
         prints(dir.path(), "qemu-io", &write);
         drop(origin);
         std::fs::remove_file(&socket).expect("it was left behind");
-        fathom.wait_for("looking for it again");
+        fathom.wait_for("connecting again");
         let read = ["-f", "raw", "-r", &uri, "-c", "read -P 7 0 64k"];
         let _origin = std::thread::scope(|scope| {
             let reads = scope.spawn(|| tool(dir.path(), "qemu-io", &read));
@@ -218,7 +218,7 @@ fn servers_that_cannot_be_used_are_told_in_one_line() {
     serve(
         &missing,
         &[],
-        &["missing", "cannot connect", "No such file"],
+        &["missing", "cannot connect", "no such file"],
     );
     let socket = dir.path().join("one");
     let path = as_arg(&socket);

@@ -180,6 +180,6 @@ fn a_disk_of_a_tenant_is_reached_by_tls_again_and_again() {
     load.signal("INT");
     assert!(load.0.wait().unwrap().success());
     let log = served.log();
-    assert!(!log.contains("Input/output error"), "{log}");
+    assert!(!log.contains("input/output error"), "{log}");
     drop(origin);
 }

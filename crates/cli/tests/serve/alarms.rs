@@ -72,7 +72,7 @@ fn a_percentile_that_is_too_high_is_told_with_the_stage_to_blame() {
     assert!(
         served
             .log()
-            .contains("alarm read:p90=10ms: p90 of read is ")
+            .contains("alarm read:p90=10ms raised: p90 of read is ")
     );
     // Without what held them it is over.
     drop(load);
@@ -96,7 +96,7 @@ fn a_request_that_does_not_end_is_told_while_it_has_not() {
         raised["text"]
             .as_str()
             .unwrap()
-            .starts_with("a read is in flight for "),
+            .starts_with("a read request is in flight for "),
         "{raised}"
     );
     assert_eq!(raised["requests"][0]["op"], "read");
@@ -117,7 +117,7 @@ fn percentile_is_raised_by_a_disk_that_stalls() {
         assert_eq!(raised["stage"], "queue", "{raised}");
         let text = raised["text"].as_str().unwrap();
         assert!(
-            text.contains("0 of 0 took longer, and 1 at least in flight"),
+            text.contains("0 of 0 completed requests took longer; in flight for longer: 1"),
             "{text}"
         );
         assert_eq!(raised["requests"][0]["op"], "read");

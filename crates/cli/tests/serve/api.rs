@@ -353,6 +353,11 @@ fn what_happens_is_told_line_by_line() {
     assert_eq!(next(), json!({ "event": "removed", "disk": "a" }));
     served.signal("HUP");
     assert_eq!(next(), json!({ "event": "reloaded" }));
+    let conf = fs::read_to_string(served.path("conf")).unwrap();
+    fs::write(served.path("conf"), format!("sandbox = 'log'\n{conf}")).unwrap();
+    served.signal("HUP");
+    assert_eq!(next(), json!({ "event": "reloaded" }));
+    served.wait_for("disks-dir and sandbox take effect only after a restart");
     // The configuration is gone, say.
     fs::remove_file(served.path("conf")).unwrap();
     served.signal("HUP");
@@ -362,7 +367,7 @@ fn what_happens_is_told_line_by_line() {
         error["text"]
             .as_str()
             .unwrap()
-            .contains("nothing is changed"),
+            .contains("no disk was changed"),
         "{error}"
     );
     assert_eq!(served.terminate().0, Some(0));

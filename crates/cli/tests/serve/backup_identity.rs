@@ -59,7 +59,7 @@ fn copy_fails_if_its_backup_is_replaced_by_another_one() {
         let mut errors = full.0.stderr.take().unwrap();
         errors.read_to_string(&mut said).unwrap();
         assert_eq!(status.code(), Some(1), "{said}");
-        assert!(said.contains("another one"), "{said}");
+        assert!(said.contains("has begun since"), "{said}");
         assert!(!Path::new(&copy).exists());
         // The command has ended no other backup than its own.
         assert_eq!(identity(&served), Some(second));
@@ -91,13 +91,17 @@ fn uri_of_a_backup_leads_to_no_other_backup() {
             "{export}"
         );
     }
-    refused(1, &["backup", "stop", &api, "--id", &id], &["another one"]);
+    refused(
+        1,
+        &["backup", "stop", &api, "--id", &id],
+        &["has begun since"],
+    );
     assert!(read(&second));
     stdout_of(&["backup", "stop", &api]);
     refused(
         1,
         &["backup", "stop", &api, "--id", &id],
-        &["there is no backup"],
+        &["no backup with the identity"],
     );
 }
 
@@ -171,7 +175,7 @@ fn backup_that_is_ended_while_it_begins_is_not_left_behind() {
             eventually("its end is asked for", || {
                 let again = curl(&served, "DELETE", &named, &[]);
                 let text = again.body["detail"].as_str().unwrap_or_default();
-                (text.contains("is ending already") || begin.is_finished()).then_some(())
+                (text.contains("is already ending") || begin.is_finished()).then_some(())
             });
             drop(holder);
             let (begun, ended) = (begin.join().unwrap(), end.join().unwrap());
@@ -186,7 +190,7 @@ fn backup_that_is_ended_while_it_begins_is_not_left_behind() {
 fn is_busy(served: &Served, place: &str) -> bool {
     let refused = curl(served, "DELETE", &format!("{place}?id={OTHER}"), &[]);
     let text = refused.body["detail"].as_str().unwrap_or_default();
-    text.contains("just being changed")
+    text.contains("being changed")
 }
 
 /// Answers one request as a server does to which each backup takes too long; returns the request's first line.

@@ -164,11 +164,15 @@ fn what_does_not_become_a_backup_changes_nothing() {
         let args = Vec::from_iter(args.iter().map(String::as_str));
         refused(1, &[&["backup"][..], &args, more].concat(), why);
     };
-    fails(&full, &[], &["is no backup"]);
+    fails(&full, &[], &["not a backup"]);
     fs::write(&full, "").unwrap();
-    fails(&full, &[], &["has no bitmap 'b'", "backup full --bitmap b"]);
+    fails(&full, &[], &["no bitmap 'b'", "backup full --bitmap b"]);
     refused(1, &["bitmap", "advance", &api, "b"], &["no backup"]);
-    refused(1, &["bitmap", "add", &api, "../b"], &["is no name"]);
+    refused(
+        1,
+        &["bitmap", "add", &api, "../b"],
+        &["is not a bitmap's name"],
+    );
     refused(
         1,
         &["bitmap", "add", &api, "b", "--granularity", "5k"],
@@ -186,7 +190,7 @@ fn what_does_not_become_a_backup_changes_nothing() {
         stdout_of(&["backup", "stop", &api]);
         assert_eq!(dirty(&served), changed);
         fs::write(&next, "one from before").unwrap();
-        fails(&full, &[], &["is there already"]);
+        fails(&full, &[], &["exists already"]);
         fs::remove_file(&next).unwrap();
         fails(&full, &["--base-format", "qed"], &["qed"]);
         fails(&full, &["-o", "preallocation=full"], &["preallocation"]);
@@ -224,7 +228,7 @@ fn what_does_not_become_a_backup_changes_nothing() {
         all[0]["problem"]
             .as_str()
             .unwrap()
-            .contains("something else")
+            .contains("another program")
     );
     assert_eq!(all[0]["dirty"], SIZE);
     let last = file("last");
@@ -240,7 +244,7 @@ fn what_does_not_become_a_backup_changes_nothing() {
     assert!(bitmaps(&served).is_empty() && !dir.join("image.bitmaps").exists());
     // Nothing is marked of what cannot be changed.
     let served = Served::start(&image, &["--readonly"]);
-    refused(1, &["bitmap", "add", &served.api(), "b"], &["reading only"]);
+    refused(1, &["bitmap", "add", &served.api(), "b"], &["read-only"]);
 }
 
 #[test]
@@ -417,7 +421,7 @@ fn bitmaps_are_begun_anew_renamed_and_put_together() {
         refused(1, &[&["bitmap", what, &api], rest].concat(), &[why]);
     };
     fails(&["rename", "a", "z"], "'z' already");
-    fails(&["rename", "a", "../x"], "is no name");
+    fails(&["rename", "a", "../x"], "is not a bitmap's name");
     fails(&["rename", "b", "y"], "no bitmap 'b'");
     fails(&["clear", "b"], "no bitmap 'b'");
     fails(&["merge", "a", "z", "b"], "no bitmap 'b'");
@@ -466,7 +470,7 @@ fn a_disk_elsewhere_has_bitmaps_in_a_directory() {
     refused(1, &["bitmap", "add", &served.api(), "b"], &["--bitmaps"]);
     drop(served);
     let served = Served::start("memory:1M", &["--bitmaps", &bitmaps_dir]);
-    let why = ["goes with the server"];
+    let why = ["discarded when the server ends"];
     refused(1, &["bitmap", "add", &served.api(), "b"], &why);
     drop(served);
     let file = |n: usize| as_arg(&dir.join(format!("backup{n}")));

@@ -22,7 +22,7 @@ use std::time::Duration;
 fn commit(served: &Served, base: &str, more: &[&str]) {
     stdout_of(
         &[
-            &["commit", &served.api(), base, "--quiet", "--unkept"],
+            &["commit", &served.api(), base, "--quiet", "--transient"],
             more,
         ]
         .concat(),
@@ -54,10 +54,10 @@ fn layers_go_into_every_kind_of_image_while_they_are_used() {
         with_disk(&served.arg("s"), 2, |disk| {
             let round = kind.number % 3;
             let (first, second) = (layer(1), layer(2));
-            snapshot(&served, &first, &["--unkept"]);
+            snapshot(&served, &first, &["--transient"]);
             exercise(disk, &mut model, &mut random);
             if round > 0 {
-                snapshot(&served, &second, &["--unkept"]);
+                snapshot(&served, &second, &["--transient"]);
                 exercise(disk, &mut model, &mut random);
             }
             if round == 2 {
@@ -69,7 +69,7 @@ fn layers_go_into_every_kind_of_image_while_they_are_used() {
                 assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
                 commit(&served, &first, &["--until-ready", "--speed", "20M"]);
                 exercise(disk, &mut model, &mut random);
-                complete(&served, &["--unkept"]);
+                complete(&served, &["--transient"]);
                 assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
             }
             let active = if round == 1 { &["--active"][..] } else { &[] };
@@ -105,7 +105,7 @@ fn every_kind_of_image_goes_into_a_raw_one_while_it_is_used() {
         let below = as_arg(&dir.join("base"));
         qemu_img(dir, &["resize", "-q", "-f", "raw", "base", "12M"]);
         without_snapshots(kind, dir, |served| {
-            let args = ["commit", &served.api(), &below, "--unkept"];
+            let args = ["commit", &served.api(), &below, "--transient"];
             refused(1, &args, &["internal snapshots"]);
         });
         let mut model = kind.contents(dir, None);
@@ -198,27 +198,27 @@ fn what_cannot_be_committed_is_refused() {
     create(&["qcow2", "-b", &small, "-F", "raw", &path("grown"), "4M"]);
     let refuses = |disk: &str, args: &[&str], base: &str, why: &[&str]| {
         let served = Served::start(disk, args);
-        refused(1, &["commit", &served.api(), base, "--unkept"], why);
+        refused(1, &["commit", &served.api(), base, "--transient"], why);
     };
     let qcow2 = ["--format", "qcow2"];
-    refuses(&base, &[], &base, &["none below it"]);
+    refuses(&base, &[], &base, &["no backing image"]);
     refuses("memory:1M", &[], &base, &["not a file"]);
     let read_only = ["--format", "qcow2", "--readonly"];
-    refuses(&image, &read_only, &base, &["reading only"]);
+    refuses(&image, &read_only, &base, &["read-only"]);
     refuses(
         &path("grown"),
         &qcow2,
         &small,
-        &["1 MiB", "4 MiB", "one size"],
+        &["1 MiB", "4 MiB", "the same size"],
     );
-    refuses(&image, &qcow2, &small, &["not one of", &base]);
-    refuses(&image, &qcow2, &image, &["not one of", &base]);
-    refuses(&image, &qcow2, &path("no"), &["cannot be found"]);
+    refuses(&image, &qcow2, &small, &["not a backing image", &base]);
+    refuses(&image, &qcow2, &image, &["not a backing image", &base]);
+    refuses(&image, &qcow2, &path("no"), &["cannot find the image"]);
     // Somebody else has it below his.
     let mut used = Served::start(&other, &qcow2);
     let served = Served::start(&image, &qcow2);
     let api = served.api();
-    let fails = |why: &[&str]| refused(1, &["commit", &api, &base, "--unkept"], why);
+    let fails = |why: &[&str]| refused(1, &["commit", &api, &base, "--transient"], why);
     let whole = with_disk(&used.arg("s"), 1, |_| {
         with_disk(&served.arg("s"), 1, |disk| {
             fails(&["in use by"]);
@@ -240,26 +240,30 @@ fn what_cannot_be_committed_is_refused() {
     with_disk(&served.arg("s"), 1, |_| fails(&["qcow2"]));
     disguise(&[0; 512]).unwrap();
     with_disk(&served.arg("s"), 1, |_| {
-        refused(1, &["commit", &api, &base], &["command line", "--unkept"]);
+        refused(
+            1,
+            &["commit", &api, &base],
+            &["command line", "--transient"],
+        );
         commit(&served, &base, &["--until-ready"]);
         refused(
             1,
             &["mirror", "complete", &api],
-            &["command line", "--unkept"],
+            &["command line", "--transient"],
         );
         await_phase(&served, "ready");
-        fails(&["being mirrored"]);
-        let snapshot = ["snapshot", &api, &path("l"), "--unkept"];
-        refused(1, &snapshot, &["being mirrored"]);
-        complete(&served, &["--unkept"]);
-        fails(&["none below it"]);
+        fails(&["a mirror is in progress"]);
+        let snapshot = ["snapshot", &api, &path("l"), "--transient"];
+        refused(1, &snapshot, &["a mirror is in progress"]);
+        complete(&served, &["--transient"]);
+        fails(&["no backing image"]);
     });
     // Another one has come below it while nobody used it.
     let served = Served::start(&other, &qcow2);
     let rebase = ["rebase", "-u", "-b", &path("third"), "-F", "raw", &other];
     qemu_img(dir.path(), &rebase);
-    let args = ["commit", &served.api(), &base, "--unkept"];
-    refused(1, &args, &["another chain"]);
+    let args = ["commit", &served.api(), &base, "--transient"];
+    refused(1, &args, &["no longer in the same chain"]);
 }
 
 #[test]
@@ -305,7 +309,7 @@ fn a_commit_that_fails_leaves_the_disk_as_it_was() {
     let served = Served::start_by(small, &image, &["--format", "qcow2"]);
     with_disk(&served.arg("s"), 1, |disk| {
         let before = disk.contents();
-        let args = ["commit", &served.api(), &base, "--unkept", "--quiet"];
+        let args = ["commit", &served.api(), &base, "--transient", "--quiet"];
         refused(1, &args, &["the mirror has failed"]);
         await_phase(&served, "failed");
         // It has its options back, and the base is others' again.
@@ -316,7 +320,7 @@ fn a_commit_that_fails_leaves_the_disk_as_it_was() {
                 .success()
                 .then_some(())
         });
-        eventually("its options", || {
+        eventually("does not know the disk's options", || {
             (served.log().matches("changed: ").count() == 2).then_some(())
         });
         assert!(disk.contents() == before);

@@ -96,7 +96,7 @@ fn what_is_in_flight_and_what_comes_in_an_interval_is_told() {
     let mut next = || output.next().expect("a line").unwrap();
     let line = next();
     assert!(
-        line.starts_with("no request answered in 0.") && line.ends_with("; 4 in flight"),
+        line.starts_with("no request completed in 0.") && line.ends_with("; 4 in flight"),
         "{line}"
     );
     assert!(load.wait().unwrap().success());
@@ -257,7 +257,7 @@ fn without_a_control_option_it_is_found_by_its_process_id() {
         .output()
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    crate::support::check_refusal(output.status, &stderr, 1, &["no server is listening"]);
+    crate::support::check_refusal(output.status, &stderr, 1, &["no server listens"]);
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     let mut first = Served::spawn(command, dir);
     first.wait_for("serving");
     let other = as_arg(&first.path("other"));
-    crate::support::refused(1, &args, &["s: ", "another process is listening"]);
+    crate::support::refused(1, &args, &["s: ", "in use by fathom (process"]);
     let args = [
         "serve",
         "null:1G",
@@ -288,7 +288,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         "--api",
         &control,
     ];
-    crate::support::refused(1, &args, &["c: ", "another process is listening"]);
+    crate::support::refused(1, &args, &["c: ", "in use by fathom (process"]);
     assert!(!first.path("other").exists());
     stdout_of(&["stats", &control]);
     // Killed, it leaves its sockets behind; its successor takes them over.

@@ -97,7 +97,7 @@ fn disks_come_and_go_while_another_is_served() {
     assert!(status.success(), "{}", served.log());
     let summary = remove(&served, "first", &[]);
     assert!(summary.contains("total"), "{summary}");
-    assert_eq!(served.log().matches("is removed").count(), 21);
+    assert_eq!(served.log().matches(": removed").count(), 21);
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn a_disk_that_is_in_use_stays_unless_it_is_forced() {
             let text = info();
             (text.contains("connection:") || text.contains("front-end:  process")).then_some(())
         });
-        refused(1, &remove, &["'busy' is in use by", "force"]);
+        refused(1, &remove, &["'busy': in use by", "force"]);
         drop(load);
         eventually("it is gone", || {
             let text = info();
@@ -165,7 +165,7 @@ fn a_disk_that_is_in_use_stays_unless_it_is_forced() {
     for load in &mut loads {
         assert!(!load.0.wait().unwrap().success());
     }
-    refused(1, &remove, &["there is no disk 'busy'"]);
+    refused(1, &remove, &["no disk 'busy'"]);
 }
 
 #[test]
@@ -180,13 +180,8 @@ fn what_cannot_be_added_is_told_and_leaves_nothing() {
         ("", "null:1G", &[], "letters"),
         ("a/b", "null:1G", &[], "letters"),
         (&long, "null:1G", &[], "letters"),
-        ("b", "null:1G", &["--vhost-user", &taken], "listening"),
-        (
-            "b",
-            "/nonexistent",
-            &["--vhost-user", &free],
-            "cannot be opened",
-        ),
+        ("b", "null:1G", &["--vhost-user", &taken], "in use by"),
+        ("b", "/nonexistent", &["--vhost-user", &free], "no such"),
         ("b", &image, &["--vhost-user", &free], "--format qcow2"),
         (
             "b",
@@ -196,7 +191,7 @@ fn what_cannot_be_added_is_told_and_leaves_nothing() {
         ),
         ("b", "null:1G", &["--vhost-user", "fd:3"], "inherited"),
         ("b", "null:1G", &["--export-name", "a"], "two exports"),
-        ("b", "null:1G", &["--no-nbd"], "nobody could connect"),
+        ("b", "null:1G", &["--no-nbd"], "no client could connect"),
         ("b", "null:1G", &["--cpus", "1023"], "CPU"),
     ] {
         let add = ["disk", "add", "--server", &control, name, disk];
@@ -243,10 +238,10 @@ fn a_disk_that_does_not_drain_is_late_and_goes_in_the_end() {
     backend.signal("STOP");
     let control = served.api();
     let remove_it = ["disk", "remove", &control, "--disk", "silent", "--force"];
-    refused(1, &remove_it, &["still has requests in flight after 500ms"]);
-    refused(1, &remove_it, &["just being removed"]);
+    refused(1, &remove_it, &["requests are still in flight after 500ms"]);
+    refused(1, &remove_it, &["being removed"]);
     let again = ["disk", "add", "--server", &control, "silent", "null:1G"];
-    refused(1, &again, &["just being removed"]);
+    refused(1, &again, &["being removed"]);
     stdout_of(&[
         "bench",
         "--nbd",
@@ -255,7 +250,7 @@ fn a_disk_that_does_not_drain_is_late_and_goes_in_the_end() {
         "100",
     ]);
     backend.signal("CONT");
-    served.wait_for("disk 'silent' is removed");
+    served.wait_for("disk 'silent': removed");
     drop(load);
     add(&served, "silent", "null:1G", &[]);
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
@@ -278,10 +273,10 @@ fn a_disk_that_does_not_open_holds_up_nobody() {
     eventually("it is begun", || {
         let said = run(&["info", &control, "--disk", "slow"]).stderr;
         String::from_utf8_lossy(&said)
-            .contains("just being added")
+            .contains("being added")
             .then_some(())
     });
-    refused(1, &words, &["just being added"]);
+    refused(1, &words, &["being added"]);
     add(&served, "other", "null:1G", &[]);
     stdout_of(&[
         "bench",
@@ -393,17 +388,18 @@ fn servers_and_disks_are_found_by_name() {
             root,
             "TWO null:1073741824 1 GiB raw nobody null:1073741824 vhost-user two.sock",
             "disk: memory:1048576 (1 MiB, raw)",
-            "fathom: only disks in files have a size to take in: say which this one is to have",
+            "fathom: no size given, which only disks in files can do without",
             "disk: null:1073741824 (1 GiB, raw)",
-            "fathom: 'nosuch' is neither a server's process id or socket nor a disk that one \
-             serves here (see `fathom list`)",
-            "fathom: several servers run here: name one by --server: ONE, TWO",
+            "fathom: no disk or server 'nosuch'; disks are null:1073741824, root; servers are ONE, TWO ('fathom list' shows all)",
+            "fathom: several servers are running; name one with --server: ONE, TWO",
             "root: null:1048576 (1 MiB)",
-            "fathom: several servers have a disk 'root': say which, by process id: ONE, TWO",
+            "fathom: several servers have a disk 'root'; name the server by its process id: ONE, TWO",
+            "root: removed (null:1048576, 1 MiB)",
             "no requests yet",
             "more: null:1048576 (1 MiB)",
             "delay:read=2us",
             "filter: delay:read=2us",
+            "more: removed (null:1048576, 1 MiB)",
             "no requests yet",
             head,
             root,

@@ -53,7 +53,7 @@ fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
             let log = served.log();
             let told = log
                 .lines()
-                .filter_map(|line| line.split_once("top: is on "));
+                .filter_map(|line| line.split_once("top: its chain now has "));
             told.map(|(_, what)| what.to_owned()).next_back()
         };
         assert_eq!(use_it(&mut model), None);
@@ -69,7 +69,7 @@ fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
             ],
         );
         fs::remove_file(dir.join("middle")).unwrap();
-        assert_eq!(use_it(&mut model).unwrap(), "3 instead of 4 images now");
+        assert_eq!(use_it(&mut model).unwrap(), "3 instead of 4 images");
         // In the middle, the same.
         qemu_img(dir, &["commit", "-q", "-f", format, "-d", "low"]);
         qemu_img(
@@ -78,7 +78,7 @@ fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
                 "rebase", "-u", "-f", format, "-F", "raw", "-b", "base", "top",
             ],
         );
-        assert_eq!(use_it(&mut model).unwrap(), "2 instead of 3 images now");
+        assert_eq!(use_it(&mut model).unwrap(), "2 instead of 3 images");
         // Up: nothing is below it any more, and what was is somebody else's.
         qemu_img(dir, &["rebase", "-f", format, "-F", "raw", "-b", "", "top"]);
         File::options()
@@ -87,7 +87,7 @@ fn a_disk_goes_on_where_others_have_made_its_chain_shorter() {
             .unwrap()
             .write_all_at(&[0xee; 1 << 20], 0)
             .unwrap();
-        assert_eq!(use_it(&mut model).unwrap(), "1 instead of 2 images now");
+        assert_eq!(use_it(&mut model).unwrap(), "1 instead of 2 images");
         assert_eq!(served.terminate().0, Some(0), "{}", served.log());
         check(dir, format, "top");
         assert_eq!(differ(&flat(dir, format, "top"), &model), None, "{format}");
@@ -110,7 +110,7 @@ fn a_chain_on_other_files_is_refused_until_it_is_as_it_was() {
     };
     let refused = |why: &str| {
         assert!(!reads(), "{why}");
-        let count = served.log().matches("start the daemon anew").count();
+        let count = served.log().matches("restart the server").count();
         assert!(count > 0, "{}", served.log());
         count
     };
@@ -178,7 +178,7 @@ fn an_image_whose_data_is_in_another_file_is_refused_until_it_is_as_it_was() {
         assert!(reads());
         amend("other");
         assert!(!reads(), "another data file of {image}");
-        assert!(served.log().contains("start the daemon anew"));
+        assert!(served.log().contains("restart the server"));
         // By whatever name.
         amend(&data);
         assert!(reads());
@@ -212,7 +212,10 @@ fn files_below_that_others_have_taken_the_place_of_are_served_on() {
         fs::write(dir.join("new"), [7; 1 << 20]).unwrap();
         fs::rename(dir.join("new"), dir.join(file)).unwrap();
         assert!(reads(dir, &served.uri()), "{}", served.log());
-        let told = format!("{}: was replaced by another file", as_arg(&dir.join(file)));
+        let told = format!(
+            "{}: the file was replaced by another file",
+            as_arg(&dir.join(file))
+        );
         assert!(served.log().contains(&told), "{}", served.log());
     }
 }
@@ -240,7 +243,7 @@ fn an_image_in_several_files_is_refused_if_they_are_others() {
     assert!(!reads(dir, &served.uri()));
     let log = served.log();
     assert!(
-        log.contains("names other files than when it was opened"),
+        log.contains("names other files than when the image was opened"),
         "{log}"
     );
     fs::write(&image, names).unwrap();
@@ -272,7 +275,10 @@ fn an_image_that_is_cut_off_is_refused_until_it_is_as_it_was() {
         file.set_len(6 * MIB).unwrap();
         assert!(!is_let_in());
         let log = served.log();
-        assert!(log.contains("is shorter than when it was opened"), "{log}");
+        assert!(
+            log.contains("shorter than when the image was opened"),
+            "{log}"
+        );
         file.set_len(len).unwrap();
         assert!(is_let_in());
     }
@@ -367,7 +373,7 @@ fn work_on_a_chain_that_others_have_made_shorter_has_failed() {
         let shown = eventually("its end", || {
             Some(show()).filter(|shown| shown.starts_with("failed: "))
         });
-        assert!(shown.contains("meanwhile: begin anew"), "{shown}");
+        assert!(shown.contains("begin again"), "{shown}");
         assert_eq!(differ(&disk.contents(), &model), None);
         // It is begun anew, and comes to its end.
         stdout_of(&["stream", "start", &api, "--wait"]);
@@ -425,7 +431,7 @@ fn work_below_an_image_that_has_got_snapshots_has_failed() {
             let shown = eventually("its end", || {
                 Some(show()).filter(|shown| shown.starts_with("failed: "))
             });
-            assert!(shown.contains("meanwhile: begin anew"), "{shown}");
+            assert!(shown.contains("begin again"), "{shown}");
             assert_eq!(differ(&disk.contents(), &model), None);
         });
         drop(work);

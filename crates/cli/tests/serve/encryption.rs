@@ -92,14 +92,14 @@ fn disks_become_encrypted_and_stay_so_while_they_are_used() {
                 &["-O", format, "-o", options, "--key", &key, "--wait"],
             );
             exercise(disk, &mut model, &mut random);
-            complete(&served, &["--unkept"]);
+            complete(&served, &["--transient"]);
             assert_eq!(differ(&disk.contents(), &model), None, "{options}");
             exercise(disk, &mut model, &mut random);
             // What is put on top is encrypted, too.
-            snapshot(&served, &layer, &["--unkept"]);
+            snapshot(&served, &layer, &["--transient"]);
             exercise(disk, &mut model, &mut random);
             assert_eq!(differ(&disk.contents(), &model), None, "{options}");
-            stdout_of(&["commit", &served.api(), &target, "--quiet", "--unkept"]);
+            stdout_of(&["commit", &served.api(), &target, "--quiet", "--transient"]);
             exercise(disk, &mut model, &mut random);
             assert_eq!(differ(&disk.contents(), &model), None, "{options}");
         });
@@ -207,11 +207,11 @@ fn keys_are_needed_and_go_with_the_disk() {
         "--format",
         "luks",
     ];
-    refused(1, &serve, &["is encrypted", "--key"]);
+    refused(1, &serve, &["encrypted", "--key"]);
     refused(
         1,
         &[&serve[..], &["--key", &bad]].concat(),
-        &["none of the keys"],
+        &["no given key"],
     );
     // Programs are run before the cage is closed.
     let prints = format!("command:cat {}", as_arg(&dir.join("key")));
@@ -237,7 +237,7 @@ fn keys_are_needed_and_go_with_the_disk() {
     check_refusal(upgrade.status, &said, 1, &["fd:", "file:PATH"]);
     // But it stays with the disk that is made anew.
     let layer = as_arg(&dir.join("layer"));
-    snapshot(&served, &layer, &["--unkept"]);
+    snapshot(&served, &layer, &["--transient"]);
     with_disk(&served.arg("s"), 1, |disk| assert_eq!(disk.size(), 4 << 20));
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
     // A file's can. (The layer is given up.)
@@ -253,9 +253,13 @@ fn keys_are_needed_and_go_with_the_disk() {
         "disk", "add", "--server", &api, "d", &image, "--format", "luks", "--key",
     ];
     for key in ["command:cat /etc/hostname", "fd:0"] {
-        refused(1, &[&add[..], &[key]].concat(), &["command line only"]);
+        refused(
+            1,
+            &[&add[..], &[key]].concat(),
+            &["only the server's command line"],
+        );
     }
-    refused(1, &[&add[..], &[&bad]].concat(), &["none of the keys"]);
+    refused(1, &[&add[..], &[&bad]].concat(), &["no given key"]);
     stdout_of(&[&add[..], &[&good]].concat());
     // Any bytes, as NBD has it.
     let uri = served_uri(&served);

@@ -55,14 +55,17 @@ fn wrong_arguments_are_told_in_one_line() {
             "file descriptor",
         ),
         (serve(&["--format", "parallels"]), "qemu-img convert"),
-        (serve(&["--format", "ext4"]), "raw, qcow2, qed and luks"),
+        (
+            serve(&["--format", "ext4"]),
+            "known are raw, qcow2, qed, luks",
+        ),
         (serve(&["--offset", "x"]), "not a size"),
         (serve(&["--metadata-cache", "much"]), "not a size"),
         (serve(&["--aio", "posix"]), "io_uring, native or threads"),
         (serve(&["--cache", "unsafe"]), "writeback"),
-        (serve(&["--queues", "0"]), "1..=256"),
-        (serve(&["--queues", "257"]), "1..=256"),
-        (serve(&["--iothreads", "0"]), "1..=256"),
+        (serve(&["--queues", "0"]), "must be 1 to 256"),
+        (serve(&["--queues", "257"]), "must be 1 to 256"),
+        (serve(&["--iothreads", "0"]), "must be 1 to 256"),
         (serve(&["--cpus", "1-"]), "list of CPUs"),
         (serve(&["--poll", "20"]), "duration"),
         (serve(&["--serial", "a serial of 21 bytes."]), "20"),
@@ -101,7 +104,7 @@ fn wrong_arguments_are_told_in_one_line() {
         "--cpus",
         "1023",
     ];
-    refused(1, &cpu, &["--cpus", "no CPU 1023 here", "0"]);
+    refused(1, &cpu, &["--cpus", "CPU 1023 does not exist", "0"]);
 }
 
 #[test]
@@ -142,7 +145,7 @@ fn disks_that_cannot_be_served_are_told_in_one_line() {
         refused(status, &args, words);
         assert_eq!(fs::read_dir(sockets.path()).unwrap().count(), 0, "{disk}");
     };
-    served(&path("missing"), 1, &["missing", "No such file"]);
+    served(&path("missing"), 1, &["missing", "no such file"]);
     served(&path(""), 1, &["irectory"]);
     served("/dev/null", 1, &["/dev/null"]);
     fs::write(dir.path().join("empty"), "").unwrap();
@@ -156,7 +159,7 @@ fn disks_that_cannot_be_served_are_told_in_one_line() {
             .status()
             .expect("qemu-img is installed by `make setup`");
         assert!(made.success());
-        let looks = format!("looks like {format}");
+        let looks = format!("looks like a {format}");
         let advice = match format {
             "qcow2" | "qed" => format!("--format {format}"),
             _ => format!("--format {format} --readonly"),
@@ -173,7 +176,7 @@ fn disks_that_cannot_be_served_are_told_in_one_line() {
         let mut image = vec![0; 1 << 20];
         image[..magic.len()].copy_from_slice(magic);
         fs::write(dir.path().join("image"), image).unwrap();
-        let looks = format!("looks like {format};");
+        let looks = format!("looks like a {format} image;");
         served(&path("image"), 1, &[&looks, "--format raw"]);
     }
 }
@@ -213,9 +216,9 @@ fn options_that_do_not_go_together_are_told_in_one_line() {
         (&raw, "--format qcow2 --metadata-cache 0", "64k"),
         (&raw, "--allow-dir /", "qcow2"),
         (&raw, "--data-file x", "qcow2"),
-        (&raw, "--offset 4096", "raw: has 4096 bytes"),
-        (&raw, "--offset 1G", "raw: has 4096 bytes"),
-        (&raw, "--offset 2048 --size 2560", "raw: has 4096 bytes"),
+        (&raw, "--offset 4096", "raw: the file has 4096 bytes"),
+        (&raw, "--offset 1G", "raw: the file has 4096 bytes"),
+        (&raw, "--offset 2048 --size 2560", "raw: the file has 4096 bytes"),
         (&raw, "--format qcow2", "not a qcow2 image"),
         (&raw, "--format qed", "not a qed image"),
     ] {
@@ -249,13 +252,13 @@ fn images_that_cannot_be_served_are_told_in_one_line() {
     qcow2(
         "sound",
         &["--allow-dir", "/nonexistent"],
-        &["--allow-dir", "No such file"],
+        &["--allow-dir", "no such file"],
     );
 
     let secret = ["--object", "secret,id=s,data=abc", "-o"];
     let luks = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10";
     create("qcow2", "luks", &[&secret[..], &[luks]].concat());
-    qcow2("luks", &[], &["luks: ", "is encrypted", "--key"]);
+    qcow2("luks", &[], &["luks: ", "encrypted", "--key"]);
 
     create("qcow2", "corrupt", &[]);
     set_bits(&dir.path().join("corrupt"), 79, 2);
@@ -288,7 +291,7 @@ fn files_that_an_image_names_in_vain_are_told_in_one_line() {
     let fifo = Command::new("mkfifo").arg(path("fifo")).status().unwrap();
     assert!(fifo.success());
     for (name, below, words) in [
-        ("missing", "nothing", "No such file"),
+        ("missing", "nothing", "no such file"),
         ("out", "../../../../../../etc/passwd", "--allow-dir /etc"),
         ("away", &elsewhere, "--allow-dir"),
         ("nbd", "nbd:localhost:10809", "protocol 'nbd'"),
@@ -306,7 +309,7 @@ fn files_that_an_image_names_in_vain_are_told_in_one_line() {
     }
     let allow = ["--format", "qcow2", "--allow-dir", &as_arg(other.path())];
     fs::remove_file(&elsewhere).unwrap();
-    not_served(&path("away"), &allow, &["away: ", "No such file"]);
+    not_served(&path("away"), &allow, &["away: ", "no such file"]);
 
     above("wrong", "base", "qcow2");
     not_served(
@@ -319,17 +322,9 @@ fn files_that_an_image_names_in_vain_are_told_in_one_line() {
     not_served(&path("parallels"), &qcow2, &["parallels: ", "'parallels'"]);
     above("one", "two", "qcow2");
     above("two", "one", "qcow2");
-    not_served(
-        &path("one"),
-        &["--format", "qcow2"],
-        &["one: ", "comes back to"],
-    );
+    not_served(&path("one"), &["--format", "qcow2"], &["one: ", "twice"]);
     above("self", "self", "qcow2");
-    not_served(
-        &path("self"),
-        &["--format", "qcow2"],
-        &["self: ", "comes back to"],
-    );
+    not_served(&path("self"), &["--format", "qcow2"], &["self: ", "twice"]);
 
     let option = format!("data_file={}", path("data"));
     let data = ["create", "-q", "-f", "qcow2", "-o", &option];
@@ -345,9 +340,9 @@ fn files_that_an_image_names_in_vain_are_told_in_one_line() {
     above("plain", "base", "raw");
     not_served(&path("plain"), &named, &["no external data file"]);
     fs::remove_file(&of_it).unwrap();
-    not_served(&with_data, &named, &["data: ", "No such file"]);
+    not_served(&with_data, &named, &["data: ", "no such file"]);
     let read_only = [&qcow2[..], &["--readonly"]].concat();
-    not_served(&with_data, &read_only, &["data", "No such file"]);
+    not_served(&with_data, &read_only, &["data", "no such file"]);
 }
 
 #[test]
@@ -379,11 +374,11 @@ fn an_image_that_is_truncated_while_served_is_told_once() {
     assert!(error.contains("IOERR"), "{error}");
     let log = served.log();
     let line = format!(
-        "{}: was truncated while it was served: it ends at 4096 bytes, the disk at 1048576",
+        "{}: truncated while it was served: the file ends at 4096 bytes, the disk at 1048576",
         image.display()
     );
     assert_eq!(log.matches(&line).count(), 1, "{log}");
-    assert!(!log.contains("Input/output error"), "{log}");
+    assert!(!log.contains("input/output error"), "{log}");
     served.load(8, &["--rw", "read", "--bs", "512"]);
     file.set_len(1 << 20).unwrap();
     served.load(100, &["--rw", "randread"]);
@@ -406,18 +401,18 @@ fn sockets_and_traces_that_cannot_be_made_are_told_in_one_line() {
         "/nonexistent/s",
         &path("c"),
         &[],
-        &["/nonexistent/s", "its directory does not exist"],
+        &["/nonexistent/s", "no such directory"],
     );
     serve(
         &path("s"),
         "/nonexistent/c",
         &[],
-        &["/nonexistent/c", "its directory does not exist"],
+        &["/nonexistent/c", "no such directory"],
     );
     serve(&path(&long), &path("c"), &[], &["longer than"]);
     serve("fd:77", &path("c"), &[], &["file descriptor 77"]);
     let trace = ["--trace", "/nonexistent/trace"];
-    serve(&path("s"), &path("c"), &trace, &["--trace", "No such file"]);
+    serve(&path("s"), &path("c"), &trace, &["--trace", "no such file"]);
     let file = path("file");
     serve(
         &path("s"),
@@ -456,7 +451,7 @@ fn daemons_that_are_not_there_are_told_in_one_line() {
             }
         });
         for _ in 0..3 {
-            refused(1, &["stats", &as_arg(&path)], &["fathom's API"]);
+            refused(1, &["stats", &as_arg(&path)], &["not a fathom server"]);
         }
         refused(1, &["stats", &as_arg(&path)], &["closed the connection"]);
     });
@@ -464,7 +459,7 @@ fn daemons_that_are_not_there_are_told_in_one_line() {
 
 #[test]
 fn files_that_are_no_traces_are_told_in_one_line() {
-    refused(1, &["trace", "/nonexistent/trace"], &["No such file"]);
+    refused(1, &["trace", "/nonexistent/trace"], &["no such file"]);
     for path in [
         Path::new("/dev/zero"),
         Path::new("/etc/passwd"),

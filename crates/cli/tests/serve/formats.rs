@@ -486,7 +486,7 @@ fn images_of_other_programs_are_read_and_left_behind() {
                 "--nbd",
                 "unix:n",
             ],
-            &["only read"],
+            &["can only be read"],
         );
         let create = [
             "create", "-q", "-f", "qcow2", "-b", "image", "-F", format, "i",

@@ -46,7 +46,7 @@ fn a_groups_limits_are_those_of_all_its_disks_and_stay_so() {
     assert!(list(&served).starts_with(now), "{}", list(&served));
 
     // For now only.
-    let changed = set(&served, &["g", "iops-total=", "--temporary"]);
+    let changed = set(&served, &["g", "iops-total=", "--transient"]);
     assert_eq!(changed, "g: throttle:bps-read=1M: a, b\n");
     let served = again(served, "TERM", "");
     assert_eq!(disks(&served), kept);
@@ -56,7 +56,7 @@ fn a_groups_limits_are_those_of_all_its_disks_and_stay_so() {
     for (args, words) in [
         (["G", "iops-total=1"], ["throttle group 'G'", "g, other"]),
         (["g", "iops-total=many"], ["iops-total", "many"]),
-        (["g", "iops=1"], ["iops-total", "'iops'"]),
+        (["g", "iops=1"], ["did you mean 'iops-read'?", "'iops'"]),
         (["g", "group=other"], ["group", "while the disk is served"]),
     ] {
         let args = [&["group", "set", "--server", &api], &args[..]].concat();

@@ -159,7 +159,7 @@ fn damage_is_shown_when_it_is_found_and_until_it_is_repaired() {
 
     // Nobody writes to it any more, and whoever reads it is told, before the disk has been used, too.
     let path = as_arg(&image);
-    let (sockets, words) = (short_dir(), ["marked as corrupt", "--repair all"]);
+    let (sockets, words) = (short_dir(), ["marked corrupt", "--repair all"]);
     let socket = as_arg(&sockets.path().join("s"));
     let serve_writable = ["serve", &path, "--vhost-user", &socket];
     refused(1, &[&serve_writable[..], &QCOW2].concat(), &words);

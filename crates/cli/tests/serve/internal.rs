@@ -195,11 +195,7 @@ fn what_cannot_be_kept_is_refused() {
     };
     refuses(&raw, &[], &["only qcow2"]);
     refuses("memory:1M", &[], &["only qcow2"]);
-    refuses(
-        &image,
-        &["--format", "qcow2", "--readonly"],
-        &["reading only"],
-    );
+    refuses(&image, &["--format", "qcow2", "--readonly"], &["read-only"]);
     let served = Served::start(&image, &["--format", "qcow2"]);
     let api = served.api();
     let fails = |args: &[&str], why: &[&str]| {
@@ -207,19 +203,26 @@ fn what_cannot_be_kept_is_refused() {
     };
     with_disk(&served.arg("s"), 1, |disk| {
         take(&served, "a");
-        fails(&["--internal", "a"], &["there is a snapshot 'a' already"]);
+        fails(
+            &["--internal", "a"],
+            &["a snapshot named 'a' already exists"],
+        );
         fails(&["--internal", &"x".repeat(256)], &["255 bytes"]);
         fails(&["--delete", "b"], &["'b'"]);
         assert!(disk.contents().iter().all(|byte| *byte == 0));
         start(&served, &path("target"), &["--wait"]);
-        fails(&["--internal", "b"], &["being mirrored"]);
+        fails(&["--internal", "b"], &["a mirror is in progress"]);
         assert_eq!(names(&served), ["a"]);
         stdout_of(&["mirror", "stop", &api, "--force"]);
         // It needs what is below it from now on.
         refused(1, &["stream", "start", &api], &["1 internal snapshots"]);
     });
     refused(2, &["snapshot", &api], &["FILE", "--internal"]);
-    refused(2, &["snapshot", &api, "--list", "--unkept"], &["--unkept"]);
+    refused(
+        2,
+        &["snapshot", &api, "--list", "--transient"],
+        &["--transient"],
+    );
 }
 
 /// A server that was killed may have left something with a front-end that is to be in the image first.
@@ -268,7 +271,7 @@ fn snapshots_that_nobody_has_seen_come_are_kept() {
         for args in [&["stream", "start", &api][..], &["commit", &api, &base]] {
             refused(1, args, &["1 internal snapshots"]);
         }
-        eventually("its options", || {
+        eventually("does not know the disk's options", || {
             let done = fathom()
                 .args(["snapshot", &api, "--delete", "one"])
                 .output();

@@ -81,13 +81,13 @@ fn what_is_changed_is_so_again() {
     add(&served, "b", &["--filter", "delay", "--filter", "delay"]);
     add(&served, "gone", &[]);
     add(&served, "back", &[]);
-    add(&served, "now", &["--temporary"]);
+    add(&served, "now", &["--transient"]);
     disk(&served, &["set", "b", "delay#2", "read=2us", "write=3us"]);
     disk(&served, &["set", "b", "delay#2", "write="]);
-    disk(&served, &["set", "a", "delay", "read=7ms", "--temporary"]);
+    disk(&served, &["set", "a", "delay", "read=7ms", "--transient"]);
     disk(&served, &["remove", "gone"]);
     disk(&served, &["resize", "b", "3M"]);
-    disk(&served, &["remove", "back", "--temporary"]);
+    disk(&served, &["remove", "back", "--transient"]);
     let now = [
         seen("a", true, "delay:read=7ms"),
         seen("b", true, "delay delay:read=2us"),
@@ -122,7 +122,7 @@ fn what_is_changed_is_so_again() {
         "{text}"
     );
     // A temporary one is kept when that is asked for.
-    add(&served, "now", &["--temporary"]);
+    add(&served, "now", &["--transient"]);
     let put = |query: &str| {
         let output = Command::new("curl")
             .args(["--silent", "--fail", "--unix-socket", &served.api()])
@@ -152,7 +152,7 @@ fn what_cannot_be_served_again_keeps_nothing_else_from_it() {
     assert_eq!(disks(&served), [seen("good", true, "")]);
     let log = served.log();
     assert!(
-        log.contains("disk 'image': ") && log.contains("No such file"),
+        log.contains("disk 'image': ") && log.contains("no such file"),
         "{log}"
     );
     assert!(log.contains("bad.toml:1: "), "{log}");
@@ -180,9 +180,9 @@ fn what_has_changed_in_the_files_is_changed_on_demand() {
         &[one("a", ""), one("b", "filters = ['delay']\n")].concat(),
     );
     add(&served, "kept", &[]);
-    add(&served, "now", &["--temporary"]);
+    add(&served, "now", &["--transient"]);
     let reload = |served: &mut Served| {
-        let words = "the configuration was read again";
+        let words = "configuration: reloaded";
         let before = served.log().matches(words).count();
         served.signal("HUP");
         eventually("a reload", || {
@@ -209,12 +209,12 @@ fn what_has_changed_in_the_files_is_changed_on_demand() {
     // What cannot be done is told, and changes nothing.
     configure(served.dir.path(), "[[disk]\n");
     served.signal("HUP");
-    served.wait_for("nothing is changed");
+    served.wait_for("no disk was changed");
     let text = [one("b", "queues = 2\n"), one("c", "")].concat();
     configure(served.dir.path(), &text);
     fs::write(served.path("disks/hand.toml"), "image = \n").unwrap();
     reload(&mut served);
-    served.wait_for("disk 'b' is there by other options (queues)");
+    served.wait_for("disk 'b': already served with other options (queues)");
     assert_eq!(disks(&served), wanted);
     // One that is used stays until it is not.
     let uri = format!("nbd+unix:///c?socket={}", served.arg("n"));
@@ -231,7 +231,7 @@ fn what_has_changed_in_the_files_is_changed_on_demand() {
         &one("b", "filters = ['delay:read=5us']\n"),
     );
     served.signal("HUP");
-    served.wait_for("disk 'c' is in use by an NBD client");
+    served.wait_for("disk 'c': in use by an NBD client");
     bench.kill().unwrap();
     bench.wait().unwrap();
     eventually("it goes", || {
@@ -286,7 +286,11 @@ fn a_full_disk_loses_nothing() {
     let full = fs::write(served.path("disks/filler"), vec![1; 1 << 20]);
     assert!(full.is_err(), "the file system is full");
     let args = ["disk", "add", "--server", &served.api(), "b", "null:1M"];
-    refused(1, &args, &["b.toml: cannot be written", "No space left"]);
+    refused(
+        1,
+        &args,
+        &["b.toml: cannot write the file", "no space left"],
+    );
     let set = [
         "disk",
         "set",
@@ -296,9 +300,9 @@ fn a_full_disk_loses_nothing() {
         "delay",
         "read=9ms",
     ];
-    refused(1, &set, &["until the server restarts", "No space left"]);
+    refused(1, &set, &["until the server restarts", "no space left"]);
     // The same once more is not taken for done.
-    refused(1, &set, &["until the server restarts", "No space left"]);
+    refused(1, &set, &["until the server restarts", "no space left"]);
     assert_eq!(disks(&served), [seen("a", true, "delay:read=9ms")]);
     assert_eq!(fs::read(served.path("disks/a.toml")).unwrap(), before);
     // What is given up needs no room.
@@ -318,7 +322,7 @@ fn a_full_disk_loses_nothing() {
         "delay",
         "read=9ms",
     ];
-    refused(1, &set, &["No space left"]);
+    refused(1, &set, &["no space left"]);
     fs::remove_file(served.path("disks/filler")).unwrap();
     stdout_of(&set);
     served = again(served, "KILL", "");

@@ -255,7 +255,7 @@ fn who_does_not_read_costs_nobody_anything_and_there_are_few_of_them() {
     // There are as many as there may be; the rest of the API works.
     let (status, text) = get(&served, "/v1/live");
     assert!(
-        status == "503" && text.contains("16 others listen already"),
+        status == "503" && text.contains("16 other clients read live numbers"),
         "{text}"
     );
     assert_eq!(get(&served, "/v1/disks").0, "200");
@@ -307,7 +307,7 @@ fn what_is_asked_for_in_vain_is_said_so() {
         ("interval=61s", "400", "from 0.5s to 60s"),
         ("interval=often", "400", "is not a time like"),
         ("interval=", "400", "is not a time like"),
-        ("often=1", "400", "unknown field"),
+        ("often=1", "400", "unknown key 'often'"),
         ("disk=nothing", "404", "nothing"),
     ] {
         let (got, text) = get(&served, &format!("/v1/live?{query}"));

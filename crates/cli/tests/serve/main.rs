@@ -33,6 +33,7 @@ mod live;
 #[path = "../support/made.rs"]
 mod made;
 mod memory;
+mod messages;
 mod metrics;
 mod middles;
 mod mirror;

@@ -56,7 +56,7 @@ fn memory_is_pinned_for_its_front_end_and_requests_reach_the_right_bytes() {
 #[test]
 fn an_engine_that_cannot_register_memory_says_so_and_serves() {
     let mut served = Served::start("null:1G", &["--register-memory", "--aio", "threads"]);
-    served.wait_for("--register-memory has no effect");
+    served.wait_for("--register-memory: no effect");
     served.load(1000, &["--rw", "randread"]);
     assert_eq!(served.terminate().0, Some(0));
 }

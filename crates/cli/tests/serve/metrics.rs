@@ -344,7 +344,7 @@ fn slow_requests_are_kept_and_buckets_say_which() {
     );
     let table = stdout_of(&["slow", &api, "--disk", "b"]);
     assert!(
-        table.contains("write 4096 at 4096, queue 1: Input/output error"),
+        table.contains("write 4096 at 4096, queue 1: input/output error"),
         "{table}"
     );
     // Another process goes on with them.

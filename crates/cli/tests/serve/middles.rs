@@ -73,7 +73,7 @@ fn layers_go_into_every_kind_of_image_and_the_disk_keeps_its_own() {
             for n in 1..6 {
                 exercise(disk, &mut model, &mut random);
                 then = model.clone();
-                snapshot(&served, &layer(n), &["--unkept"]);
+                snapshot(&served, &layer(n), &["--transient"]);
             }
             // One into another, the one right below the disk's own into that, and all that there are.
             for (top, base) in [(3, layer(2)), (4, layer(2)), (2, image.clone())] {
@@ -225,13 +225,17 @@ fn what_cannot_be_committed_is_refused() {
         refused(1, &["commit", &api, &path(base), "--top", &path(top)], why);
     };
     with_disk(&served.arg("s"), 1, |disk| {
-        fails("i", "middle", &["not one of the images below", "middle"]);
-        fails("middle", "i", &["not one of the images below"]);
-        fails("middle", "middle", &["is not below"]);
-        fails("low", "middle", &["is not below"]);
-        fails("middle", "elsewhere", &["not one of the images below"]);
-        fails("middle", "no", &["cannot be found"]);
-        fails("middle", "small", &["2 MiB", "4 MiB", "one size"]);
+        fails(
+            "i",
+            "middle",
+            &["not a backing image of the disk", "middle"],
+        );
+        fails("middle", "i", &["not a backing image of the disk"]);
+        fails("middle", "middle", &["is not a backing image of"]);
+        fails("low", "middle", &["is not a backing image of"]);
+        fails("middle", "elsewhere", &["not a backing image of the disk"]);
+        fails("middle", "no", &["cannot find the image"]);
+        fails("middle", "small", &["2 MiB", "4 MiB", "the same size"]);
         let args = ["commit", &api, &path("low"), "--top", &path("middle")];
         refused(2, &[&args[..], &["--active"]].concat(), &["--active"]);
         refused(
@@ -287,7 +291,7 @@ fn a_commit_that_fails_leaves_the_disk_as_it_was() {
     with_disk(&served.arg("s"), 1, |disk| {
         let before = disk.contents();
         let args = ["commit", &served.api(), &base, "--top", &middle, "--quiet"];
-        refused(1, &args, &["it has failed", "cannot be written"]);
+        refused(1, &args, &["the copy has failed", "cannot write"]);
         await_end(&served);
         assert!(stop(&served).starts_with("failed"));
         assert!(disk.contents() == before);

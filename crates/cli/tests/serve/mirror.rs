@@ -90,7 +90,7 @@ fn every_kind_of_image_becomes_another_while_it_is_used() {
             });
             exercise(disk, &mut model, &mut random);
             thread::scope(|scope| {
-                let completed = scope.spawn(|| complete(&served, &["--unkept"]));
+                let completed = scope.spawn(|| complete(&served, &["--transient"]));
                 while !completed.is_finished() {
                     exercise(disk, &mut model, &mut random);
                 }
@@ -312,7 +312,7 @@ fn what_is_kept_is_the_target() {
         "d",
         "delay",
         "read=1us",
-        "--temporary",
+        "--transient",
     ]);
     with_disk(&socket, 1, |disk| {
         start(&served, &target, &["-O", "qcow2"]);
@@ -368,14 +368,10 @@ fn what_cannot_be_kept_stays_as_it_is() {
     refused(
         1,
         &["mirror", "complete", &api, "-q"],
-        &["stays as it is", "d.toml"],
+        &["not switched", "d.toml"],
     );
     refused(1, &["mirror", "complete", &api, "-q"], &["has ended"]);
-    refused(
-        1,
-        &["snapshot", &api, &layer],
-        &["stays as it is", "d.toml"],
-    );
+    refused(1, &["snapshot", &api, &layer], &["not switched", "d.toml"]);
     assert!(!Path::new(&layer).exists(), "it is not left behind");
     let now = written(&log);
     eventually("more of it", || (written(&log) > now + 20).then_some(()));
@@ -453,18 +449,21 @@ fn it_goes_on_when_its_virtual_machine_is_back() {
             with_disk(&socket, 2, |disk| {
                 if is_changed {
                     let problem = await_phase(&served, "failed")["problem"].to_string();
-                    assert!(problem.contains("changed by others"), "{problem}");
+                    assert!(
+                        problem.contains("other programs may have changed the disk"),
+                        "{problem}"
+                    );
                     refused(
                         1,
                         &["mirror", "complete", &served.api()],
-                        &["changed by others"],
+                        &["other programs may have changed the disk"],
                     );
-                    refused(1, &["mirror", "stop", &served.api()], &["of no use"]);
+                    refused(1, &["mirror", "stop", &served.api()], &["must not be used"]);
                     refused(1, &["mirror", "show", &served.api()], &["no mirror"]);
                     return;
                 }
                 exercise(disk, &mut model, &mut random);
-                complete(&served, &["--unkept"]);
+                complete(&served, &["--transient"]);
                 exercise(disk, &mut model, &mut random);
                 assert_eq!(differ(&disk.contents(), &model), None);
             });
@@ -504,7 +503,7 @@ fn users_are_held_back_if_that_is_wanted() {
         &target,
         &[&speed[..], &["--active", "--wait"]].concat(),
     );
-    complete(&served, &["--unkept"]);
+    complete(&served, &["--transient"]);
     drop(load);
     let info = stdout_of(&["info", &served.api(), "--json"]);
     assert!(info.contains(&target), "{info}");

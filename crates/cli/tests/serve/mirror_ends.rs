@@ -183,7 +183,7 @@ fn forced_stop_of_a_mirror_to_a_file_system_that_hangs_succeeds() {
         for n in 3..6 {
             write(disk, &mut model, n * MIB, 204);
         }
-        complete(&served, &["--unkept"]);
+        complete(&served, &["--transient"]);
         write(disk, &mut model, 7 * MIB, 205);
     });
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());

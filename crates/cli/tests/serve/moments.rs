@@ -101,7 +101,7 @@ fn several_disks_are_kept_as_of_one_instant() {
     refused(
         1,
         &[&full[..], &["--with", &in_the_way]].concat(),
-        &["not a file"],
+        &["not a regular file"],
     );
     let twice = format!("two={new}");
     refused(
@@ -306,7 +306,7 @@ fn a_guest_is_asked_to_write_nothing_meanwhile() {
     );
     fails(
         &[(FREEZE, done), (THAW, "")],
-        &["may still be frozen", "hung up"],
+        &["may still be frozen", "the connection was closed"],
     );
     drop(File::create(path("no")).unwrap());
     let no = format!("unix:{}", as_arg(&path("no")));

@@ -156,7 +156,7 @@ fn clients_come_by_unix_sockets_and_tcp() {
         assert_eq!(said["virtual-size"], 3 << 20);
     }
     // One line each, with the reason.
-    eventually("lines of log", || {
+    eventually("lines of the log", || {
         let lines = served.log().matches(": disconnected; ").count();
         (lines == 5).then_some(())
     });
@@ -172,7 +172,7 @@ fn a_dead_socket_is_replaced_and_a_live_one_is_not() {
     let address = format!("unix:{}", served.arg("n"));
     let control = served.arg("c2");
     let args = ["serve", "null:1M", "--nbd", &address, "--api", &control];
-    refused(1, &args, &["already", &served.arg("n")]);
+    refused(1, &args, &["in use by fathom", &served.arg("n")]);
     assert_eq!(size(&uri(&served, "")), 1 << 20);
 }
 
@@ -334,7 +334,7 @@ fn an_image_that_another_process_has_is_denied() {
     holder.size();
     let said = client_fails("qemu-img", &["info", &uri(&second, "")]);
     assert!(said.contains("in use by"), "{said}");
-    assert!(second.log().contains("is denied"), "{}", second.log());
+    assert!(second.log().contains("denied"), "{}", second.log());
     drop(holder);
     eventually("the image", || {
         let said = output_of("nbdinfo", &["--size", &uri(&second, "")]);
@@ -422,7 +422,10 @@ fn goes_with_its_machine(format: &str) {
         served.log()
     );
     let said = client_fails("qemu-img", &["info", &uri(&served, "")]);
-    assert!(said.contains("virtual machine is not running"), "{said}");
+    assert!(
+        said.contains("virtual machine of the disk is not running"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -465,7 +468,7 @@ fn wrong_options_are_told_in_one_line() {
     refused(
         1,
         &["serve", "--config", &path],
-        &[&format!("{path}:4: "), "`bs`"],
+        &[&format!("{path}:4: "), "'bs'"],
     );
     refused(
         1,

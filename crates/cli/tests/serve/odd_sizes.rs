@@ -95,7 +95,7 @@ fn writable_disk_needs_whole_sectors() {
         refused(
             1,
             &[&serve, more].concat(),
-            &["whole sectors", "truncate -s %512"],
+            &["not a multiple of 512", "truncate -s %512"],
         );
     }
     // The advice helps.

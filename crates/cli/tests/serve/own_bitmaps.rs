@@ -354,7 +354,11 @@ fn what_the_image_has_no_room_for_stays_beside_it() {
         assert!(disk.all(&all).iter().all(Result::is_ok));
     });
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
-    assert!(served.log().contains("stay beside"), "{}", served.log());
+    assert!(
+        served.log().contains("stay in files next to it"),
+        "{}",
+        served.log()
+    );
     let info = qemu_img(dir, &["info", "i"]);
     assert!(!info.contains("name: b"), "{info}");
     let mut served = Served::start(&image, &["--format", "qcow2"]);
@@ -387,7 +391,7 @@ fn bitmaps_of_all_kinds_are_told_from_one_another() {
         refused(1, &["resize", &api, "16M"], &["bitmaps"]);
     });
     assert_eq!(
-        served.log().matches("will not know").count(),
+        served.log().matches("miss writes").count(),
         1,
         "{}",
         served.log()

@@ -38,7 +38,7 @@ fn reload(served: &Served, more: &str) {
     let conf = fs::read_to_string(served.path("conf")).unwrap();
     let head = conf.split("[[disk]]").next().unwrap();
     fs::write(served.path("conf"), format!("{head}{more}")).unwrap();
-    let words = "the configuration was read again";
+    let words = "configuration: reloaded";
     let before = served.log().matches(words).count();
     let pid = shown_pid(served).to_string();
     let kill = Command::new("kill").args(["-s", "HUP", &pid]).status();
@@ -69,7 +69,7 @@ fn static_disk_is_changed_until_the_restart_only() {
         + &static_disk("other", "null:1M", "");
     let served = start(short_dir(), &listed);
     add(&served, "kept", &[]);
-    add(&served, "now", &["--temporary"]);
+    add(&served, "now", &["--transient"]);
     let owners = [
         ("listed", "static"),
         ("kept", "persistent"),
@@ -173,11 +173,11 @@ fn changed_static_disk_gets_no_other_image_that_a_restart_would_undo() {
     let served = start(short_dir(), &listed);
     let api = served.api();
     let snapshot = ["snapshot", &*api, "--disk", "a", &path("top")];
-    refused(1, &snapshot, &["--unkept"]);
+    refused(1, &snapshot, &["--transient"]);
     stderr_of(&["disk", "change", &api, "--disk", "a", "cache=writethrough"]);
-    refused(1, &snapshot, &["--unkept"]);
+    refused(1, &snapshot, &["--transient"]);
     assert_eq!(files(&served), 0);
-    stderr_of(&[&snapshot[..], &["--unkept"]].concat());
+    stderr_of(&[&snapshot[..], &["--transient"]].concat());
     assert_eq!(files(&served), 0);
     let top = json!(path("top"));
     assert_eq!(shown(&served, "a")["options"]["image"], top);
@@ -190,7 +190,7 @@ fn changed_static_disk_gets_no_other_image_that_a_restart_would_undo() {
     eventually("an error", || {
         served
             .log()
-            .contains("has left for another one")
+            .contains("has been switched away from")
             .then_some(())
     });
     assert_eq!(names(&served), [""; 0]);
@@ -217,10 +217,10 @@ fn reload_changes_only_what_has_changed_in_the_configuration() {
         "kept",
         "delay",
         "read=2us",
-        "--temporary",
+        "--transient",
     ]);
     change(&["remove", &api, "--disk", "gone"]);
-    change(&["remove", &api, "--disk", "away", "--temporary"]);
+    change(&["remove", &api, "--disk", "away", "--transient"]);
     let now = [
         seen("a", true, "delay:read=2us"),
         seen("kept", true, "delay:read=2us"),
@@ -250,7 +250,7 @@ fn name_has_one_owner() {
     let listed = |image: &str| static_disk("a", image, "");
     let served = start(short_dir(), &static_disk("b", "null:1M", ""));
     add(&served, "a", &["--filter", "delay:read=1us"]);
-    add(&served, "now", &["--temporary"]);
+    add(&served, "now", &["--transient"]);
     // At a reload, the owner of the name stays.
     let both =
         listed("null:1M") + &static_disk("b", "null:1M", "") + &static_disk("now", "null:1M", "");
@@ -262,9 +262,9 @@ fn name_has_one_owner() {
         seen("now", false, ""),
     ];
     for words in [
-        "a.toml defines it: the entry in the configuration is not used",
-        "the configuration defines it: ",
-        "the API has added it",
+        "a.toml, so the entry in the configuration is ignored",
+        "defined by the configuration, so ",
+        "added by the API",
     ] {
         assert!(served.log().contains(words), "{words}: {}", served.log());
     }
@@ -278,8 +278,8 @@ fn name_has_one_owner() {
     assert_eq!(disks(&served), [seen("a", true, ""), seen("now", true, "")]);
     let log = served.log();
     let (error, warning) = (
-        "disk 'b': the configuration and ",
-        "disk 'a': the configuration and ",
+        "disk 'b': defined by the configuration and by ",
+        "disk 'a': defined by the configuration and by ",
     );
     let line = |words: &str| {
         log.lines()
@@ -288,7 +288,7 @@ fn name_has_one_owner() {
             .to_owned()
     };
     assert!(
-        line(error).contains("ERROR") && line(error).contains("differ (image)"),
+        line(error).contains("ERROR") && line(error).contains("differ in image"),
         "{log}"
     );
     assert!(line(warning).contains("WARN"), "{log}");
@@ -372,7 +372,7 @@ fn name_with_a_leading_dot_is_refused() {
     assert!(
         served
             .log()
-            .contains(".a.toml: a disk's name does not begin"),
+            .contains(".a.toml: not a disk's name, which does not begin"),
         "{}",
         served.log()
     );
@@ -382,7 +382,7 @@ fn name_with_a_leading_dot_is_refused() {
     for (text, words) in [
         (
             static_disk(".a", "null:1M", "vhost-user = '/run/x'"),
-            "disk '.a': a disk's name does not",
+            "disk '.a': not a disk's name, which does not begin with a dot",
         ),
         ("[pool.'.p']\nthreads = 1\n".into(), "[pool..p]: "),
         (
@@ -426,12 +426,12 @@ fn added_disk_is_not_exported_where_nobody_is_authenticated() {
     refused(
         1,
         &bare,
-        &["tcp:127.0.0.1:", "authenticates nobody", "--nbd"],
+        &["tcp:127.0.0.1:", "authenticates no client", "--nbd"],
     );
     add(&open, "a", &["--vhost-user", &socket]);
     assert!(!exported(&open, "a"));
     assert!(
-        open.log().contains("disk 'a' is not exported"),
+        open.log().contains("disk 'a': not exported"),
         "{}",
         open.log()
     );

@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 
 const SIZE: u64 = 4 << 20;
-const WHY: &str = "has replaced the one that the disk has open";
+const WHY: &str = "replaced by another file since the disk opened it";
 
 /// A disk on an image, and the file of it that is replaced.
 struct Case {
@@ -95,7 +95,7 @@ fn disk_stays_on_its_open_files_when_they_are_replaced() {
         let ways: &[&[&str]] = &[
             &["disk", "change", &api, "iothreads=2"],
             &["upgrade", &api],
-            &["snapshot", &api, &path("layer"), "--unkept"],
+            &["snapshot", &api, &path("layer"), "--transient"],
         ];
         let ways = &ways[..if has_snapshots { 3 } else { 2 }];
         fs::copy(path(replaced), path("copy")).unwrap();
@@ -130,7 +130,7 @@ fn disk_whose_file_was_replaced_can_be_copied_to_a_new_image() {
     fs::write(path("new"), vec![9; 4 << 20]).unwrap();
     fs::rename(path("new"), path("i")).unwrap();
     mirror::start(&served, &path("t"), &["--wait"]);
-    mirror::complete(&served, &["--unkept"]);
+    mirror::complete(&served, &["--transient"]);
     check(&served.arg("s"), 1);
     let mut found = [0; 1];
     File::open(path("t"))
@@ -165,8 +165,8 @@ fn link_that_leads_elsewhere_is_another_image() {
     mirror::start(&served, &path("t"), &["--wait"]);
     fs::copy(path("t"), path("copy")).unwrap();
     fs::rename(path("copy"), path("t")).unwrap();
-    let complete = ["mirror", "complete", &api, "-q", "--unkept"];
-    refused(1, &complete, &["target has been replaced"]);
+    let complete = ["mirror", "complete", &api, "-q", "--transient"];
+    refused(1, &complete, &["target was replaced"]);
     check(&served.arg("s"), 1);
     let mut info = fathom();
     let info = info.args(["info", &api, "--json"]).output().unwrap();

@@ -134,8 +134,8 @@ fn what_cannot_be_resized_says_so() {
     fs::write(&image, vec![0; MIB as usize]).unwrap();
     let image = as_arg(&image);
     let cases: [(&[&str], &str); 4] = [
-        (&["--readonly"], "reading only"),
-        (&["--filter", "readonly"], "reading only"),
+        (&["--readonly"], "read-only"),
+        (&["--filter", "readonly"], "read-only"),
         (&["--size", "512k"], "--size"),
         (&["--filter", "cow"], "cow"),
     ];
@@ -188,7 +188,7 @@ fn images_of_all_kinds_are_resized_while_they_are_used() {
             let args = ["resize", &control, "5M", "--shrink"];
             match shrinks {
                 true => step(&served, &mut model, 5 * MIB + 512),
-                false => refused(1, &args, &["cannot be made smaller"]),
+                false => refused(1, &args, &["cannot shrink"]),
             }
             let end = disk.size();
             assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
@@ -201,7 +201,7 @@ fn images_of_all_kinds_are_resized_while_they_are_used() {
             assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
             exercise(disk, &mut model, &mut random);
         });
-        let word = if shrinks { "too large" } else { "at most" };
+        let word = if shrinks { "exceeds the limit" } else { "at most" };
         refused(1, &["resize", &control, "7E"], &[word]);
         refused(1, &["resize", &control, "8E"], &["too many"]);
         // Nobody is connected.

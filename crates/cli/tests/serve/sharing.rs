@@ -47,7 +47,7 @@ fn a_locked_image_is_told_at_the_start_and_taken_over_later() {
         let mut second = Nbd::start(&image, &["--format", format]);
         second.wait_for("serving");
         let log = second.log();
-        let holder = format!("{image} is in use by fathom (process {})", first.child.id());
+        let holder = format!("{image}: in use by fathom (process {})", first.child.id());
         assert!(log.contains(&holder), "{log}");
         drop(client);
         eventually("the second one has it", || {
@@ -59,7 +59,7 @@ fn a_locked_image_is_told_at_the_start_and_taken_over_later() {
         let copy = dir.path().join("copy");
         let convert = ["img", "convert", "-f", format, "-O", "raw", &image];
         let args = [&convert[..], &[copy.to_str().unwrap()]].concat();
-        refused(1, &args, &["is in use by fathom (process"]);
+        refused(1, &args, &["in use by fathom (process"]);
         drop(client);
         assert!(!second.log().contains("error"), "{}", second.log());
     }

@@ -39,14 +39,14 @@ fn a_snapshot_of_every_kind_is_the_disk_as_it_was() {
             for n in 1..4 {
                 exercise(disk, &mut model, &mut random);
                 then.push(model.clone());
-                snapshot(&served, &layer(n), &["--unkept"]);
+                snapshot(&served, &layer(n), &["--transient"]);
                 // What is below is nobody's to write to.
                 let io = ["-f", kind.format, "-c", "write 0 512", &image];
                 assert!(!tool(dir, "qemu-io", &io).status.success());
             }
             // While all is changed.
             thread::scope(|scope| {
-                let taken = scope.spawn(|| snapshot(&served, &layer(4), &["--unkept"]));
+                let taken = scope.spawn(|| snapshot(&served, &layer(4), &["--transient"]));
                 while !taken.is_finished() {
                     exercise(disk, &mut model, &mut random);
                 }
@@ -73,7 +73,7 @@ fn a_snapshot_of_every_kind_is_the_disk_as_it_was() {
         with_disk(&served.arg("s"), 2, |disk| {
             start(&served, &one, &["-O", "qcow2"]);
             exercise(disk, &mut model, &mut random);
-            complete(&served, &["--unkept"]);
+            complete(&served, &["--transient"]);
             assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
         });
         assert_eq!(served.terminate().0, Some(0), "{}", served.log());
@@ -89,11 +89,15 @@ fn what_cannot_have_a_snapshot_is_refused() {
     fs::write(&image, vec![7; 4 << 20]).unwrap();
     let fails = |disk: &str, args: &[&str], why: &[&str]| {
         let served = Served::start(disk, args);
-        refused(1, &["snapshot", &served.api(), &path("t"), "--unkept"], why);
+        refused(
+            1,
+            &["snapshot", &served.api(), &path("t"), "--transient"],
+            why,
+        );
         assert!(!Path::new(&path("t")).exists());
     };
     fails("memory:1M", &[], &["not a file"]);
-    fails(&image, &["--readonly"], &["reading only"]);
+    fails(&image, &["--readonly"], &["read-only"]);
     fails(&image, &["--size", "1M"], &["part of its file"]);
     fails(&image, &["--filter", "cow"], &["cow"]);
     let served = Served::start(&image, &[]);
@@ -101,25 +105,25 @@ fn what_cannot_have_a_snapshot_is_refused() {
     refused(
         1,
         &["snapshot", &api, &path("t")],
-        &["command line", "--unkept"],
+        &["command line", "--transient"],
     );
     refused(
         1,
-        &["snapshot", &api, &path("no/t"), "--unkept"],
-        &["cannot be made"],
+        &["snapshot", &api, &path("no/t"), "--transient"],
+        &["cannot create the image"],
     );
     fs::write(path("there"), "mine").unwrap();
     refused(
         1,
-        &["snapshot", &api, &path("there"), "--unkept"],
-        &["File exists"],
+        &["snapshot", &api, &path("there"), "--transient"],
+        &["file exists"],
     );
     assert_eq!(fs::read(path("there")).unwrap(), b"mine");
     start(&served, &path("t"), &["--wait"]);
     refused(
         1,
-        &["snapshot", &api, &path("u"), "--unkept"],
-        &["being mirrored"],
+        &["snapshot", &api, &path("u"), "--transient"],
+        &["a mirror is in progress"],
     );
     assert!(!Path::new(&path("u")).exists());
 }
@@ -134,19 +138,19 @@ fn switch_that_leaves_bitmaps_behind_is_refused_unless_told() {
     let api = served.api();
     let left = ["bitmaps (b)", "full", "--leave-bitmaps"];
     stdout_of(&["bitmap", "add", &api, "b"]);
-    refused(1, &["snapshot", &api, &layer, "--unkept"], &left);
+    refused(1, &["snapshot", &api, &layer, "--transient"], &left);
     assert!(!dir.path().join("layer").exists());
     start(&served, &target, &["-O", "raw", "--wait"]);
     refused(
         1,
-        &["mirror", "complete", &api, "--quiet", "--unkept"],
+        &["mirror", "complete", &api, "--quiet", "--transient"],
         &left,
     );
     // The disk and its bitmap are as before, and the mirror may still be completed.
     let listed = stdout_of(&["bitmap", "list", &api, "--json"]);
     assert!(listed.contains("\"b\""), "{listed}");
-    complete(&served, &["--unkept", "--leave-bitmaps"]);
+    complete(&served, &["--transient", "--leave-bitmaps"]);
     assert_eq!(stdout_of(&["bitmap", "list", &api, "--json"]).trim(), "[]");
     // Without bitmaps nothing is said.
-    snapshot(&served, &layer, &["--unkept"]);
+    snapshot(&served, &layer, &["--transient"]);
 }

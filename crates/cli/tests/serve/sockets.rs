@@ -160,7 +160,7 @@ fn a_configuration_says_it_for_each_socket() {
 fn other_directories_are_not_made() {
     let dir = short_dir();
     let socket = dir.path().join("not-made/s");
-    let words = ["not-made/s", "directory", "make it"];
+    let words = ["not-made/s", "directory", "create it"];
     refused(
         1,
         &["serve", "null:1M", "--vhost-user", &as_arg(&socket)],

@@ -324,22 +324,32 @@ fn what_cannot_be_streamed_is_refused() {
             disk.contents()
         });
     };
-    refuses(&base, &[], &[], &["a raw image has nothing below it"]);
+    refuses(&base, &[], &[], &["a raw image has no backing image"]);
     refuses("memory:1M", &[], &[], &["not a file"]);
-    refuses(&path("whole"), &qcow2, &[], &["none below it"]);
-    refuses(&image, &qcow2, &["--base", &base], &["right below it"]);
+    refuses(&path("whole"), &qcow2, &[], &["no backing image"]);
+    refuses(
+        &image,
+        &qcow2,
+        &["--base", &base],
+        &["already its backing image"],
+    );
     refuses(
         &image,
         &qcow2,
         &["--base", &path("no")],
-        &["cannot be found"],
+        &["cannot find the image"],
     );
     refuses(&image, &qcow2, &["--base", &far], &["--allow-dir"]);
     refuses(&image, &qcow2, &["--base", &path("whole")], &["qcow2"]);
     let on_itself = ["--base", &*top, "-F", "qcow2"];
-    refuses(&image, &qcow2, &on_itself, &["has", &image, "below it"]);
+    refuses(
+        &image,
+        &qcow2,
+        &on_itself,
+        &["has", &image, "in its backing chain"],
+    );
     let itself = ["--base", &*image, "-F", "qcow2"];
-    refuses(&image, &qcow2, &itself, &["below it"]);
+    refuses(&image, &qcow2, &itself, &["in its backing chain"]);
     let served = Served::start(&image, &qcow2);
     let api = served.api();
     refused(1, &["stream", "show", &api], &["no stream"]);
@@ -348,7 +358,7 @@ fn what_cannot_be_streamed_is_refused() {
         start(&served, &["--speed", "64k"]);
         refused(
             1,
-            &["commit", &api, &base, "--unkept"],
+            &["commit", &api, &base, "--transient"],
             &["is being changed"],
         );
         refused(1, &["resize", &api, "8M"], &["is being changed"]);

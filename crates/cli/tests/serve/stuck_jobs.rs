@@ -92,7 +92,7 @@ fn end_of_a_commit_whose_base_does_not_answer_is_refused_at_once() {
         let mut served = serve(&top, &[]);
         let _thaw = ThawOnDrop(&hangs);
         let api = served.api();
-        let commit = ["commit", &api, &base, "--unkept"];
+        let commit = ["commit", &api, &base, "--transient"];
         let (commit, stop) = match is_top {
             true => (
                 [&commit[..], &["--until-ready"]].concat(),
@@ -105,7 +105,7 @@ fn end_of_a_commit_whose_base_does_not_answer_is_refused_at_once() {
         };
         with_disk(&served.arg("s"), 1, |disk| {
             let begun = begin_stuck(&served, &commit, || hangs.freeze());
-            is_refused_at_once(&stop, &["stopping", &base, "does not answer"]);
+            is_refused_at_once(&stop, &["stopping", &base, "does not respond"]);
             assert_eq!(job(&served)["phase"], "stopping");
             write(disk, &mut model, MIB, 201);
             let others = [&commit[..], &["stream", "start", &api]];
@@ -124,7 +124,7 @@ fn end_of_a_commit_whose_base_does_not_answer_is_refused_at_once() {
             write(disk, &mut model, 2 * MIB, 202);
             // It is begun anew, and comes to its end.
             let again = match is_top {
-                true => vec!["commit", &api, &base, "--unkept", "--quiet"],
+                true => vec!["commit", &api, &base, "--transient", "--quiet"],
                 false => [&commit[..], &["--quiet"]].concat(),
             };
             stdout_of(&again);
@@ -207,7 +207,7 @@ fn end_of_a_stream_whose_backing_file_does_not_answer_is_refused_at_once() {
     let (start, stop) = (["stream", "start", &api], ["stream", "stop", &api]);
     with_disk(&served.arg("s"), 1, |disk| {
         let begun = begin_stuck(&served, &start, || far.halt());
-        let words = ["stopping", &far.path(), "does not answer"];
+        let words = ["stopping", &far.path(), "does not respond"];
         is_refused_at_once(&stop, &words);
         assert_eq!(job(&served)["phase"], "stopping");
         far.resume();
@@ -226,7 +226,7 @@ fn end_of_a_stream_whose_backing_file_does_not_answer_is_refused_at_once() {
         assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
         drop(begun);
     });
-    assert!(served.log().contains("is abandoned"), "{}", served.log());
+    assert!(served.log().contains("are abandoned"), "{}", served.log());
     far.resume();
     // (The image's locks last as long as the requests that were in flight. Clusters may be lost that no entry names.)
     eventually("the image is valid", || {

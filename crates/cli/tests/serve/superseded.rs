@@ -56,7 +56,7 @@ fn check_refused(image: &str, more: &[&str], newer: &str) {
     let dir = short_dir();
     let socket = as_arg(&dir.path().join("s"));
     let serve = ["serve", image, "--vhost-user", &socket];
-    let words = [image, "was superseded by", newer, "--allow-superseded"];
+    let words = [image, "superseded by", newer, "--allow-superseded"];
     refused(1, &[&serve, more].concat(), &words);
 }
 
@@ -69,7 +69,7 @@ fn image_below_a_snapshot_is_not_written_again() {
     let mut served = Served::start(&image, &[]);
     write(&served, 1);
     assert_eq!(mark(&image), Value::Null);
-    snapshot(&served, &layer, &["--unkept"]);
+    snapshot(&served, &layer, &["--transient"]);
     let found = mark(&image);
     assert_eq!(found["image"], *layer);
     assert!(found["definition"].is_null(), "{found}");
@@ -109,7 +109,7 @@ fn source_of_a_completed_mirror_is_superseded_and_its_target_is_not() {
     mirror::start(&served, &target, &["--wait"]);
     assert_eq!(mark(&image), Value::Null);
     assert_eq!(mark(&target)["image"], "elsewhere", "it may be given up");
-    mirror::complete(&served, &["--unkept"]);
+    mirror::complete(&served, &["--transient"]);
     assert_eq!(mark(&image)["image"], *target);
     assert_eq!(mark(&target), Value::Null);
     write(&served, 1);
@@ -126,12 +126,12 @@ fn base_of_a_completed_commit_is_the_disks_image_again() {
     let (base, layer) = (path("base"), path("layer"));
     raw(&base);
     let mut served = Served::start(&base, &[]);
-    snapshot(&served, &layer, &["--unkept"]);
+    snapshot(&served, &layer, &["--transient"]);
     write(&served, 2);
     assert_eq!(mark(&base)["image"], *layer);
     // (A job needs the image in use.)
     with_disk(&served.arg("s"), 1, |_| {
-        stdout_of(&["commit", &served.api(), &base, "--unkept", "--quiet"]);
+        stdout_of(&["commit", &served.api(), &base, "--transient", "--quiet"]);
     });
     assert_eq!(
         (mark(&base), &mark(&layer)["image"]),
@@ -173,7 +173,7 @@ fn persistent_disk_is_served_on_its_newer_image_and_no_other_disk_on_the_old_one
     let (api, more) = (served.api(), served.arg("more"));
     let other = ["disk", "add", "--server", &api, "e", &image];
     let other = [&other[..], &["--vhost-user", &more]].concat();
-    let words = ["was superseded by", &*layer, "allow-superseded"];
+    let words = ["superseded by", &*layer, "allow-superseded"];
     refused(1, &other, &words);
     stdout_of(&["disk", "remove", &api, "--disk", "d"]);
     // Whoever says so gets it, and it is the disk's image when the server starts again.
@@ -210,7 +210,7 @@ fn switch_that_the_server_did_not_live_to_finish_is_forgotten() {
     unfinished("/elsewhere/d.toml");
     let served = keep::again(served, "KILL", "");
     assert!(!is_served(&served));
-    assert!(served.log().contains("was superseded by newer"));
+    assert!(served.log().contains("superseded by newer"));
     assert_ne!(mark(&image), Value::Null);
     // A disk of the configuration has no such definition.
     unfinished(&definition);
@@ -233,7 +233,7 @@ fn failed_switch_leaves_no_mark() {
     refused(
         1,
         &["snapshot", &served.api(), &path("layer")],
-        &["stays as it is"],
+        &["not switched"],
     );
     assert_eq!(mark(&image), Value::Null);
     write(&served, 6);
@@ -332,7 +332,7 @@ fn tenant_does_not_get_a_superseded_image() {
     let (api, socket) = (served.api(), served.arg("s"));
     let args = ["disk", "add", "--server", &api, "d", &image];
     let args = [&args[..], &["--vhost-user", &socket]].concat();
-    refused(1, &args, &["was superseded by newer"]);
+    refused(1, &args, &["superseded by newer"]);
     assert_ne!(mark(&image), Value::Null);
     stdout_of(&[&args[..], &["--allow-superseded"]].concat());
     write(&served, 3);
@@ -368,7 +368,7 @@ fn device_is_marked_in_the_directory_of_definitions() {
     let mut served = Served::start(&device.0, &[]);
     mirror::start(&served, &path("t"), &["--wait"]);
     let mut complete = fathom();
-    complete.args(["mirror", "complete", &served.api(), "-q", "--unkept"]);
+    complete.args(["mirror", "complete", &served.api(), "-q", "--transient"]);
     let output = complete.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
@@ -386,7 +386,7 @@ fn device_is_marked_in_the_directory_of_definitions() {
     let refuse = |image: &str, name: &str| {
         let args = ["disk", "add", "--server", &api, name, image];
         let args = [&args[..], &["--vhost-user", &more]].concat();
-        refused(1, &args, &["was superseded by", &path("t")]);
+        refused(1, &args, &["superseded by", &path("t")]);
     };
     refuse(&device.0, "e");
     // It is known by what it is, not by its name.

@@ -79,7 +79,7 @@ fn what_was_cut_off_is_never_zeroes() {
         });
         assert_eq!(server.terminate().0, Some(0));
         let log = server.log();
-        let line = format!("was truncated while it was served, from {whole} bytes to {half}");
+        let line = format!("truncated while it was served, from {whole} bytes to {half}");
         assert_eq!(log.matches(&line).count(), 1, "{log}");
         assert!(!log.contains("failed: "), "{log}");
         assert_eq!(len(dir), half);
@@ -143,7 +143,7 @@ fn image_that_was_cut_off_is_not_written_to_unless_zeroes_are_wanted() {
     let bench = ["bench", "--vhost-user", &server.arg("s")];
     let bench = [&bench[..], &["--number-ios", "1"]].concat();
     assert!(!run(&bench).status.success());
-    server.wait_for("is not opened for writing: its file was cut off");
+    server.wait_for("not opened for writing: its file is truncated");
     assert!(server.log().contains("--zero-missing-clusters"));
     assert_eq!(server.terminate().0, Some(0));
     // Whoever only reads gets what is left.
@@ -158,7 +158,7 @@ fn image_that_was_cut_off_is_not_written_to_unless_zeroes_are_wanted() {
     });
     assert_eq!(server.terminate().0, Some(0));
     let log = server.log();
-    assert_eq!(log.matches("behind the file's end").count(), 1, "{log}");
+    assert_eq!(log.matches("beyond the file's end").count(), 1, "{log}");
     // Whoever wants zeroes says so, and writes.
     let options = ["--format", "qcow2", "--zero-missing-clusters"];
     let mut server = Served::start(&image, &options);

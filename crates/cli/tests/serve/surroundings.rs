@@ -143,7 +143,7 @@ fn threads_that_cannot_be_made_end_nothing() {
         stdout_of(&["set", &served.api(), "delay", "read=2us"]);
     }
     let log = served.log();
-    assert!(log.contains("cannot start a connection's thread"), "{log}");
+    assert!(log.contains("nbd: cannot start a thread"), "{log}");
     stdout_of(&["quit", &served.api()]);
     assert_eq!(served.end().0, Some(0), "{}", served.log());
     assert!(!served.log().contains("panicked"), "{}", served.log());
@@ -346,5 +346,5 @@ print(written)
     command.args(["img", "convert", "-f", "raw", "-O", "qcow2"]);
     let output = command.arg(&raw).arg(&target).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    check_refusal(output.status, &said, 1, &["File too large"]);
+    check_refusal(output.status, &said, 1, &["file too large"]);
 }

@@ -89,7 +89,7 @@ impl Disk {
         add.args(["disk", "add", "--server", &served.api(), self.owner.disk()]);
         add.args([image, "--format", self.format_of(image)]);
         if self.owner == Owner::Transient {
-            add.arg("--temporary");
+            add.arg("--transient");
         }
         let output = add.output().unwrap();
         match output.status.success() {
@@ -108,7 +108,7 @@ impl Disk {
     /// A static disk leaves its image only if that is said.
     fn for_now(&self) -> &'static [&'static str] {
         match self.owner {
-            Owner::Static => &["--unkept"],
+            Owner::Static => &["--transient"],
             Owner::Persistent | Owner::Transient => &[],
         }
     }

@@ -75,7 +75,7 @@ fn a_target_that_dies_or_hangs_keeps_nobody_from_anything() {
             await_phase(&served, "failed");
             refused(
                 1,
-                &["mirror", "complete", &served.api(), "--unkept"],
+                &["mirror", "complete", &served.api(), "--transient"],
                 &["has failed"],
             );
         }
@@ -96,20 +96,20 @@ fn what_cannot_be_a_target_is_refused() {
     let fails = |target: &str, more: &[&str], why: &[&str]| {
         refused(1, &[&["mirror", "start", &api, target], more].concat(), why);
     };
-    fails(&small, &[], &["1 MiB", "4 MiB", "one size"]);
-    fails(&image, &[], &["is in use by"]);
+    fails(&small, &[], &["1 MiB", "4 MiB", "the same size"]);
+    fails(&image, &[], &["in use by"]);
     with_disk(&used.arg("s"), 1, |_| {
-        fails(&other, &[], &["is in use by fathom"])
+        fails(&other, &[], &["in use by fathom"])
     });
     fails(&small, &["-O", "qcow2"], &["qcow2"]);
-    fails(&path("no/t"), &[], &["No such file"]);
+    fails(&path("no/t"), &[], &["no such"]);
     fails(
         &path("t"),
         &["-o", "size=1M", "-O", "qcow2"],
         &["leave size"],
     );
-    fails(&other, &["-o", "preallocation=off"], &["is there already"]);
-    fails("null:1M", &[], &["one size"]);
+    fails(&other, &["-o", "preallocation=off"], &["exists already"]);
+    fails("null:1M", &[], &["the same size"]);
     // Users have been told of blocks of 512 bytes.
     let socket = path("n");
     let mut coarse = Command::new("nbdkit");
@@ -135,26 +135,26 @@ fn what_cannot_be_a_target_is_refused() {
     // One thing at a time.
     let target = path("t");
     start(&served, &target, &["--wait"]);
-    fails(&path("u"), &[], &["being mirrored"]);
+    fails(&path("u"), &[], &["a mirror is in progress"]);
     assert!(!Path::new(&path("u")).exists(), "it is not left behind");
-    refused(1, &["backup", "start", &api], &["being mirrored"]);
-    refused(1, &["resize", &api, "8M"], &["being mirrored"]);
-    refused(1, &["upgrade", &api], &["being mirrored"]);
+    refused(1, &["backup", "start", &api], &["a mirror is in progress"]);
+    refused(1, &["resize", &api, "8M"], &["a mirror is in progress"]);
+    refused(1, &["upgrade", &api], &["a mirror is in progress"]);
     refused(1, &["disk", "remove", &api], &["in use by a mirror"]);
     refused(
         1,
         &["mirror", "complete", &api],
-        &["on the server's command line", "--unkept"],
+        &["on the server's command line", "--transient"],
     );
     assert_eq!(mirror(&served)["phase"], "ready");
     stdout_of(&["mirror", "stop", &api]);
     assert!(fs::read(&target).unwrap() == fs::read(&image).unwrap());
     stdout_of(&["backup", "start", &api]);
-    fails(&target, &[], &["a backup of it"]);
+    fails(&target, &[], &["a backup is in progress"]);
     stdout_of(&["backup", "stop", &api]);
     let shared = Served::start(&image, &["--readonly", "--force-share"]);
     let args = ["mirror", "start", &shared.api(), &target];
-    refused(1, &args, &["other processes may change it"]);
+    refused(1, &args, &["other processes may change the image"]);
     let served = Served::start(&image, &["--filter", "cow"]);
     refused(1, &["mirror", "start", &served.api(), &target], &["cow"]);
 }

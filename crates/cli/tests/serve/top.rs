@@ -122,7 +122,7 @@ fn what_cannot_be_is_said_in_a_line() {
         (&["--interval", "0.1"][..], "from 500ms to 60s"),
         (&["--interval", "2min"], "is not a time like"),
         (&["--sort", "nothing"], "invalid value 'nothing'"),
-        (&["-n", "0"], "0 is not in 1"),
+        (&["-n", "0"], "must be 1 or more"),
         (&["--once", "-n", "2"], "cannot be used with"),
     ] {
         refused(2, &[&["top", &api], args].concat(), &[words]);
@@ -130,12 +130,12 @@ fn what_cannot_be_is_said_in_a_line() {
     refused(
         1,
         &["top", "no-such-disk", "--once"],
-        &["neither a server's process id"],
+        &["no disk or server 'no-such-disk'"],
     );
     refused(
         1,
         &["top", "/nothing/here", "--once"],
-        &["no server is listening there"],
+        &["no server listens there"],
     );
 }
 
@@ -357,7 +357,7 @@ fn a_signal_leaves_the_terminal_as_it_was_and_a_server_that_goes_is_waited_for()
     terminal.run(&command);
     let screen = terminal.wait_for("idle");
     terminal.press(&["Enter"]);
-    let more = terminal.wait_for("no request was answered");
+    let more = terminal.wait_for("no request was completed");
     for screen in [&screen, &more] {
         assert!(screen.is_ascii(), "{screen}");
     }

@@ -224,7 +224,7 @@ fn a_trace_that_another_process_truncates_is_given_up_and_the_disk_served_on() {
     let file = fs::OpenOptions::new().write(true).open(&trace).unwrap();
     file.set_len(0).unwrap();
     served.load(500, &load);
-    served.wait_for("tracing is off");
+    served.wait_for("tracing has stopped");
     let log = served.log();
     let told = log.lines().filter(|line| line.contains("truncated"));
     assert_eq!(told.count(), 1, "{log}");

@@ -195,15 +195,15 @@ fn what_cannot_be_done_to_bitmaps_beside_an_image_changes_nothing() {
         refused(1, &[&["img", "bitmap"], args].concat(), &[why]);
     };
     fails(&["--add", &image, "b"], "'b' already");
-    fails(&["--add", &image, "../c"], "is no name");
+    fails(&["--add", &image, "../c"], "is not a bitmap's name");
     fails(&["--add", "-g", "3k", &image, "c"], "power of two");
     fails(&["--remove", &image, "c"], "no bitmap 'c'");
     fails(&["--clear", &image, "c"], "no bitmap 'c'");
     fails(&["--merge", "c", &image, "b"], "no bitmap 'c'");
-    fails(&["--disable", &image, "b"], "record all that is written");
+    fails(&["--disable", &image, "b"], "cannot be disabled");
     fails(
         &["--clear", "--merge", "b", &image, "b"],
-        "one thing at a time",
+        "one action at a time",
     );
     fails(&["--merge", "o", "-b", &own, &image, "b"], "source file");
     fails(&["--list", "memory:1M"], "memory");
@@ -222,7 +222,7 @@ fn what_cannot_be_done_to_bitmaps_beside_an_image_changes_nothing() {
     let args = ["-f", "raw", "-c", "write 5M 1M", &image];
     assert!(tool(dir.path(), "qemu-io", &args).status.success());
     let found = listed(&[&image]);
-    assert!(found[0].2.as_ref().unwrap().contains("something else"));
+    assert!(found[0].2.as_ref().unwrap().contains("another program"));
     assert_eq!(found[0].1, SIZE);
     // It stays so whatever else is done.
     disk.bitmap(&["--add"], "c");

@@ -226,10 +226,13 @@ fn a_server_whose_successor_fails_goes_on() {
     let speak = |name: &str, body: &str| speaks(dir.path(), name, body);
     let hello = HELLO;
     let cases = [
-        (program("gone", "#!/bin/sh\nexit 3\n"), "is gone"),
+        (
+            program("gone", "#!/bin/sh\nexit 3\n"),
+            "connection is closed",
+        ),
         (
             program("strange", "#!/bin/sh\nhead -c 100 /dev/zero >&0\n"),
-            "is no message",
+            "not a message",
         ),
         (
             speak("newer", "say({'oldest': 7, 'newest': 9})\nhear()"),
@@ -239,8 +242,11 @@ fn a_server_whose_successor_fails_goes_on() {
             speak("older", "say({'oldest': 0, 'newest': 0})\nhear()"),
             "versions 0 to 0",
         ),
-        (speak("dies", "say({'oldest': 1, 'newest': 1})"), "is gone"),
-        (speak("after", hello), "is gone"),
+        (
+            speak("dies", "say({'oldest': 1, 'newest': 1})"),
+            "connection is closed",
+        ),
+        (speak("after", hello), "connection is closed"),
         (
             speak(
                 "cannot",
@@ -250,11 +256,11 @@ fn a_server_whose_successor_fails_goes_on() {
         ),
         (
             speak("babbles", &format!("{hello}say('Bananas')\ntime.sleep(60)")),
-            "cannot be understood",
+            "malformed message",
         ),
         (
             speak("dies-late", &format!("{hello}say('Prepared')\nhear()")),
-            "is gone",
+            "connection is closed",
         ),
         (fails_late(dir.path()), "locked"),
         (as_arg(&dir.path().join("missing")), "missing"),
@@ -379,7 +385,7 @@ fn what_is_kept_is_kept_by_successors() {
         all
     };
     add("a", &["--filter", "delay:read=1ms"]);
-    add("now", &["--temporary"]);
+    add("now", &["--transient"]);
     let before = kept();
     for _ in 0..2 {
         chain.upgrade(&[]);

@@ -36,8 +36,8 @@ impl FromStr for Alarm {
     fn from_str(text: &str) -> Result<Alarm, String> {
         let bad = || {
             format!(
-                "'{text}' is no alarm: it is like p99=5ms (also p50, p90, p999), read:p99=5ms for one \
-                 operation, or older=10s"
+                "'{text}' is not an alarm such as p99=5ms (or p50, p90, p999), read:p99=5ms for \
+                 one operation, or older=10s"
             )
         };
         let (what, time) = text.split_once('=').ok_or_else(bad)?;
@@ -111,7 +111,7 @@ mod tests {
             "read:older=1s",
         ] {
             let problem = text.parse::<Alarm>().unwrap_err();
-            assert!(problem.contains("like p99=5ms"), "{problem}");
+            assert!(problem.contains("such as p99=5ms"), "{problem}");
         }
     }
 }

@@ -20,13 +20,14 @@ const REPLY: Duration = Duration::from_millis(250);
 /// How often the oldest request is looked for.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
 
-/// What has become of an alarm.
+/// State of an alarm.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AlarmInfo {
-    /// As it is written.
+    /// The alarm in the syntax of the disk's option `alarms`, such as `p99=5ms`.
     pub alarm: String,
+    /// The alarm is raised: requests exceed the limit at present.
     pub raised: bool,
-    /// How often it was, since the disk is served.
+    /// Number of times that the alarm was raised since the server opened the disk.
     pub times: u64,
 }
 
@@ -234,15 +235,20 @@ impl Watch {
             }
             let mut requests: Vec<_> = old.iter().filter_map(|one| one.request.clone()).collect();
             requests.extend(self.slow_requests(name, seen));
-            let stage = old.iter().max_by_key(|one| one.age).map(|one| one.stage.clone());
+            let stage = old
+                .iter()
+                .max_by_key(|one| one.age)
+                .map(|one| one.stage.clone());
             let stage = stage.or_else(|| longest(&requests)).unwrap_or_default();
             requests.truncate(TOLD);
             let (percentile, limit) = (name_of(thousandths), short_duration(limit));
             let text = match old.len() {
-                0 => format!("{percentile} of {name} is over {limit}: {late} of {all} took longer"),
+                0 => format!(
+                    "{percentile} of {name} is over {limit}: {late} of {all} requests took longer"
+                ),
                 waiting => format!(
-                    "{percentile} of {name} is over {limit}: {slow} of {answered} took longer, and {waiting} \
-                     at least in flight for longer"
+                    "{percentile} of {name} is over {limit}: {slow} of {answered} completed \
+                     requests took longer; in flight for longer: {waiting}"
                 ),
             };
             Some(Cause {
@@ -319,7 +325,7 @@ impl Watch {
             let is_late = now.duration_since(since) > self.alarm.time;
             return (is_late && seen.in_flight > 0).then(|| {
                 Some(Cause {
-                    text: "a worker does not answer, with requests in flight".into(),
+                    text: "a worker with requests in flight does not respond".into(),
                     stage: "worker".into(),
                     requests: Vec::new(),
                 })
@@ -345,7 +351,7 @@ impl Watch {
             return Some(None);
         }
         let age = rounded(Duration::from_nanos(request.total_ns));
-        let text = format!("a {} is in flight for {age}", request.op);
+        let text = format!("a {} request is in flight for {age}", request.op);
         Some(Some(Cause {
             text,
             stage: oldest.stage.name().to_owned(),
@@ -368,7 +374,9 @@ impl Watch {
                 requests,
             }) => {
                 self.times += 1;
-                tracing::warn!("disk '{disk}': alarm {name}: {text}; most of it in {stage}");
+                tracing::warn!(
+                    "disk '{disk}': alarm {name} raised: {text}; longest stage: {stage}"
+                );
                 events.tell(Happened::Alarm {
                     disk,
                     alarm: name,
@@ -378,7 +386,7 @@ impl Watch {
                 });
             }
             None => {
-                tracing::info!("disk '{disk}': alarm {name} is over");
+                tracing::info!("disk '{disk}': alarm {name} cleared");
                 events.tell(Happened::AlarmOver { disk, alarm: name });
             }
         }

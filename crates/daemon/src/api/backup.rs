@@ -11,28 +11,26 @@ use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use serde_json::Value;
 
-/// Keep a disk as it is now
+/// Begin a backup of a disk
 ///
-/// When this is answered, NBD clients read it at a socket of its own, as it was then, while its users go on
-/// changing it. What users are about to change is kept in a scratch file before. When that is not possible the
-/// backup has failed, and users go on. It ends when it is asked for, and when a virtual machine lets go of the
-/// disk.
+/// Freezes the present contents of a disk in use for a backup. When the request returns, NBD clients can read
+/// these contents at a socket of their own, while the disk is used and changed. The server copies data to a
+/// scratch file before the data is overwritten. If that fails, the backup fails, and the disk is still served.
+/// The backup ends by request, or when the virtual machine disconnects. Returns the backup's identity and URI.
 #[utoipa::path(put, path = "/v1/disks/{name}/backup", tag = "disks", operation_id = "beginBackup",
     params(("name" = String, Path),
-        ("id" = Option<String>, Query, description = "The backup's identity, which no other backup may have: 32 \
-            hexadecimal digits at random [default: one that the server chooses]. A client that names it can end the backup \
-            although it has not got an answer")),
+        ("id" = Option<String>, Query, description = "Identity of the backup: 32 random hexadecimal digits [default: chosen by the server]. A client that chooses the identity can end the backup even if it receives no reply")),
     request_body = Option<BackupOrder>,
     responses(
         (status = 200, body = BackupInfo),
         (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "A backup has begun already, or the disk is just being changed"),
+            description = "Another backup is in progress, or the disk is being changed"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "There is no room, or the disk cannot be used"),
+            description = "No space for the scratch file, or the disk cannot be opened"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn begin(
     State(asking): State<Asking>,
     name: Named,
@@ -45,12 +43,12 @@ pub async fn begin(
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
 
-/// Have the users of a disk go on whom its backup holds
+/// Resume requests that a backup holds
 ///
-/// A backup that began as `held` lets nobody change the disk until then, for some seconds at most: if there is a `problem`, it has
-/// failed since.
+/// Resumes the requests of a disk whose backup was begun as `held`. A held backup stops changes of the disk until
+/// this request, for some seconds at most. Returns the backup; with a `problem`, the backup has failed.
 #[utoipa::path(post, path = "/v1/disks/{name}/backup/go", tag = "disks", operation_id = "goOnWithBackup",
-    params(("name" = String, Path), ("id" = String, Query, description = "The backup's identity")),
+    params(("name" = String, Path), ("id" = String, Query, description = "Identity of the backup")),
     responses(
         (status = 200, body = BackupInfo),
         (status = 400, body = Problem, content_type = "application/problem+json"),
@@ -68,18 +66,18 @@ pub async fn go(
 
 /// End a backup
 ///
-/// Clients that still read the backup are disconnected. If there is a `problem`, the backup had failed before. A backup that
-/// has not begun yet never begins.
+/// Disconnects clients that still read the backup, and removes the scratch file. A backup that has not begun yet
+/// never begins. Returns the backup's last state; with a `problem`, the backup had failed.
 #[utoipa::path(delete, path = "/v1/disks/{name}/backup", tag = "disks", operation_id = "endBackup",
-    params(("name" = String, Path), ("id" = String, Query, description = "The backup's identity")),
+    params(("name" = String, Path), ("id" = String, Query, description = "Identity of the backup")),
     responses(
-        (status = 200, body = BackupInfo, description = "As it was at its end"),
+        (status = 200, body = BackupInfo, description = "The last state"),
         (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "That backup has ended and another one has begun, or the disk is just being changed"),
+            description = "The backup has ended and another one has begun, or the disk is being changed"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn end(
     State(asking): State<Asking>,
     name: Named,
@@ -96,17 +94,17 @@ fn identity(query: Option<String>) -> Result<Option<String>, Problem> {
         "" => return Ok(None),
         query => query.strip_prefix("id="),
     };
-    let id = id.ok_or_else(|| Problem::invalid("the parameter is id".to_owned()))?;
+    let id = id.ok_or_else(|| Problem::invalid("unknown parameter; known is id".to_owned()))?;
     match is_identity(id) {
         true => Ok(Some(id.to_owned())),
         false => Err(Problem::invalid(format!(
-            "id={id}: a backup's identity has 32 hexadecimal digits"
+            "id={id}: not a backup's identity, which has 32 hexadecimal digits"
         ))),
     }
 }
 
 fn nameless() -> Problem {
     Problem::invalid(
-        "the backup is not named: add ?id=ID, as it was given when the backup began".to_owned(),
+        "the request does not name the backup; add ?id=ID, with the identity that the server gave when the backup began".to_owned(),
     )
 }

@@ -15,9 +15,10 @@ async fn order(asking: &Asking, name: &Named, order: BitmapOrder) -> Result<Json
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
 
-/// A disk's dirty bitmaps
+/// List a disk's dirty bitmaps
 ///
-/// Each says which parts of the disk may have been changed since it was begun.
+/// Returns each bitmap and the number of bytes that are dirty: those that may have been changed since the bitmap
+/// was added or cleared.
 #[utoipa::path(get, path = "/v1/disks/{name}/bitmaps", tag = "disks", operation_id = "listBitmaps",
     params(("name" = String, Path)),
     responses(
@@ -25,17 +26,18 @@ async fn order(asking: &Asking, name: &Named, order: BitmapOrder) -> Result<Json
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The disk has none, or their files cannot be used"),
+            description = "The disk cannot have bitmaps, or their files cannot be used"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn list(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
     order(&asking, &name, BitmapOrder::List).await
 }
 
-/// Begin a bitmap
+/// Add a bitmap
 ///
-/// What is changed from now on is marked in it. (A backup that names a bitmap begins it, too, at the backup's
-/// own instant.)
+/// Adds an empty bitmap, which records all changes from now on. (A backup that names a bitmap adds or clears it
+/// at the instant of the backup.) The request fails with 422 if a bitmap of that name exists. Returns all
+/// bitmaps.
 #[utoipa::path(put, path = "/v1/disks/{name}/bitmaps/{bitmap}", tag = "disks", operation_id = "addBitmap",
     params(("name" = String, Path), ("bitmap" = String, Path)),
     request_body = Option<NewBitmap>,
@@ -46,7 +48,7 @@ pub async fn list(State(asking): State<Asking>, name: Named) -> Result<Json<Valu
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn add(
     State(asking): State<Asking>,
     name: Named,
@@ -61,6 +63,8 @@ pub async fn add(
 }
 
 /// Remove a bitmap
+///
+/// Removes the bitmap and its file. A backup in progress must have ended. Returns the remaining bitmaps.
 #[utoipa::path(delete, path = "/v1/disks/{name}/bitmaps/{bitmap}", tag = "disks", operation_id = "removeBitmap",
     params(("name" = String, Path), ("bitmap" = String, Path)),
     responses(
@@ -69,7 +73,7 @@ pub async fn add(
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn remove(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
     let remove = BitmapOrder::Remove {
         bitmap: name.get("bitmap")?.into(),
@@ -77,10 +81,11 @@ pub async fn remove(State(asking): State<Asking>, name: Named) -> Result<Json<Va
     order(&asking, &name, remove).await
 }
 
-/// Have a bitmap advance to the last backup
+/// Clear what the last backup has saved in a bitmap
 ///
-/// The backup that was begun with it last has ended, and what was read of it is safe: what was dirty at its instant
-/// is no longer. Until then the bitmap says what it would say without that backup.
+/// Use this request when the last backup with the bitmap has ended and its data is safe. Blocks that were dirty
+/// at the instant of the backup, and not changed since, become clean. Without this request, the bitmap is as if
+/// the backup had not been made. Returns all bitmaps.
 #[utoipa::path(post, path = "/v1/disks/{name}/bitmaps/{bitmap}/advance", tag = "disks",
     operation_id = "advanceBitmap",
     params(("name" = String, Path), ("bitmap" = String, Path)),
@@ -92,9 +97,9 @@ pub async fn remove(State(asking): State<Asking>, name: Named) -> Result<Json<Va
         (status = 409, body = Problem, content_type = "application/problem+json",
             description = "The backup has not ended yet"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "There was no such backup, or it has failed"),
+            description = "No such backup was made, or it failed"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn advance(
     State(asking): State<Asking>,
     name: Named,
@@ -108,9 +113,9 @@ pub async fn advance(
     order(&asking, &name, advance).await
 }
 
-/// Begin a bitmap anew
+/// Clear a bitmap
 ///
-/// Nothing is dirty in it from now on.
+/// Marks all blocks clean. A backup in progress must have ended. Returns all bitmaps.
 #[utoipa::path(post, path = "/v1/disks/{name}/bitmaps/{bitmap}/clear", tag = "disks", operation_id = "clearBitmap",
     params(("name" = String, Path), ("bitmap" = String, Path)),
     responses(
@@ -120,7 +125,7 @@ pub async fn advance(
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn clear(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
     let clear = BitmapOrder::Clear {
         bitmap: name.get("bitmap")?.into(),
@@ -128,7 +133,9 @@ pub async fn clear(State(asking): State<Asking>, name: Named) -> Result<Json<Val
     order(&asking, &name, clear).await
 }
 
-/// Give a bitmap another name
+/// Rename a bitmap
+///
+/// Renames the bitmap. A backup in progress must have ended. Returns all bitmaps.
 #[utoipa::path(post, path = "/v1/disks/{name}/bitmaps/{bitmap}/rename", tag = "disks", operation_id = "renameBitmap",
     params(("name" = String, Path), ("bitmap" = String, Path)),
     request_body = NewName,
@@ -139,7 +146,7 @@ pub async fn clear(State(asking): State<Asking>, name: Named) -> Result<Json<Val
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn rename(
     State(asking): State<Asking>,
     name: Named,
@@ -153,9 +160,10 @@ pub async fn rename(
     order(&asking, &name, rename).await
 }
 
-/// Add what others say to a bitmap
+/// Merge other bitmaps into a bitmap
 ///
-/// What is dirty in one of the others is so in this one, too, from now on. They stay as they are.
+/// Marks all blocks dirty that are dirty in one of the other bitmaps, which remain unchanged. A backup in
+/// progress must have ended. Returns all bitmaps.
 #[utoipa::path(post, path = "/v1/disks/{name}/bitmaps/{bitmap}/merge", tag = "disks", operation_id = "mergeBitmaps",
     params(("name" = String, Path), ("bitmap" = String, Path)),
     request_body = Merged,
@@ -166,7 +174,7 @@ pub async fn rename(
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn merge(
     State(asking): State<Asking>,
     name: Named,

@@ -1,6 +1,7 @@
 //! A client's connection, by whatever way it came.
 
 use axum::Router;
+use fathom_units::cause;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -30,6 +31,6 @@ pub async fn serve(client: impl AsyncRead + AsyncWrite + Send + 'static, router:
             TowerToHyperService::new(router),
         );
     if let Err(error) = served.await {
-        tracing::debug!("API: a connection has failed: {error}");
+        tracing::debug!("API: a client's connection failed: {}", cause(error));
     }
 }

@@ -1,7 +1,7 @@
 //! What can be done to disks.
 
 use super::problem::Problem;
-use super::request::{Flags, Named, parse, parse_any, read};
+use super::request::{Flags, LISTED, Named, parse, parse_any, read};
 use super::schema::{Filter, SlowRequests, Statistics};
 use super::state::Asking;
 use super::tag;
@@ -17,114 +17,133 @@ use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use fathom_units::serde_text;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use utoipa::ToSchema;
 
-/// A disk: what it was added by, and what it is doing.
+/// A disk: its options, its owner and its state.
 #[derive(Serialize, ToSchema)]
 pub struct Disk {
-    /// What it is served by, without what was left out.
+    /// Options of the disk, without options at their defaults.
     options: DiskTable,
-    /// Whether it is served again when the server starts again.
+    /// The disk is served again after a restart of the server. False for a transient disk.
     kept: bool,
-    /// Who owns the disk's name: changes of a static disk last until the server restarts.
+    /// Owner of the disk's name. Changes of a static disk last until the server restarts.
     owner: Owner,
+    /// State of the disk.
     state: Info,
 }
 
+/// All disks of a server.
 #[derive(Serialize, ToSchema)]
 pub struct Disks {
+    /// The disks, in the order in which they were added.
     disks: Vec<Disk>,
 }
 
+/// Size of a disk after a resize.
 #[derive(Serialize, Deserialize, ToSchema)]
 pub struct Size {
-    /// In bytes.
+    /// Size of the disk in bytes.
     size: u64,
-    /// `static`: the disk has that size until the server restarts.
+    /// Owner of the disk's name: `static` if the disk has this size only until the server restarts. Absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     owner: Option<Owner>,
 }
 
+/// Options of a resize.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewSize {
-    /// In bytes, or like "20G": a multiple of 512.
+    /// New size of the disk in bytes, or such as "20G": a multiple of 512 [default: the present size of the disk's
+    /// file]
     #[serde(default, deserialize_with = "text::size")]
     size: Option<u64>,
-    /// The disk may become smaller: what is behind its new end is lost.
+    /// Allow a smaller size. Data behind the new end is lost [default: false]
     #[serde(default)]
     shrink: bool,
 }
 
+/// Options of a freeze.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Freezing {
-    /// It goes on by itself after so long; if that is left out, when it is thawed.
+    /// Time after which the server thaws the disk, in milliseconds [default: the disk is frozen until it is thawed by a
+    /// request]
     #[serde(default)]
     timeout_ms: Option<u64>,
 }
 
+/// Result of a freeze or a thaw.
 #[derive(Serialize, ToSchema)]
 #[allow(dead_code, reason = "it describes an answer")]
 pub struct Frozen {
+    /// The disk is frozen.
     frozen: bool,
 }
 
+/// A trace of all requests of a disk.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Trace {
-    /// Every request is traced to this file.
+    /// Path of the file to which requests are traced.
     #[schema(value_type = String)]
     file: PathBuf,
 }
 
-/// The disks, in the order in which they came
+/// List all disks
+///
+/// Returns each disk's options, owner and state, in the order in which the disks were added.
 #[utoipa::path(get, path = "/v1/disks", tag = "disks", operation_id = "listDisks",
     responses((status = 200, body = Disks)))]
 pub async fn list(State(asking): State<Asking>) -> Result<Json<Value>, Problem> {
     asking.ask(None, Command::List).await.map(Json)
 }
 
-/// A disk
+/// Show a disk
+///
+/// Returns the disk's options, owner and state. The header `ETag` is the version of its options, for `If-Match`
+/// of a later change.
 #[utoipa::path(get, path = "/v1/disks/{name}", tag = "disks", operation_id = "showDisk",
     params(("name" = String, Path)),
     responses(
-        (status = 200, body = Disk, headers(("ETag", description = "Its version"))),
+        (status = 200, body = Disk, headers(("ETag", description = "Version of the disk's options"))),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "It is just coming or going")))]
+            description = "The disk is being added or removed")))]
 pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Response, Problem> {
     let disk = asking.ask(Some(name.name()?), Command::Show).await?;
     Ok(tagged(StatusCode::OK, disk))
 }
 
-/// Serve a disk
+/// Add or change a disk
 ///
-/// It is served when this is answered, and kept if the server keeps disks. A disk that is there is changed
-/// as far as it can be while it is used; one that would differ in more stays as it is, and is told to be there
-/// by other options. A disk that the configuration or the command line defines (`owner` is `static`) is changed
-/// until the server restarts, and keeps the options that the body does not name; other disks get their
-/// defaults. The options are those of a `[[disk]]` in a configuration: fathom.toml(5).
+/// Opens the image and serves the disk, or changes the options of a disk that is already served. The request
+/// returns when the disk is served. If the server has a `disks-dir`, the disk is persistent.
+///
+/// The options are those of a `[[disk]]` in a configuration: fathom.toml(5). Options that the body does not name
+/// get their defaults, except those of a static disk (`owner` is `static`): a static disk keeps options that the
+/// body does not name, and the change lasts until the server restarts. A disk in use is changed as far as that is
+/// possible while it is served. If another option differs, the request fails with 409, and the disk is unchanged.
 #[utoipa::path(put, path = "/v1/disks/{name}", tag = "disks", operation_id = "putDisk",
     params(
         ("name" = String, Path, description = "1 to 64 letters, digits, -, _ and ., not beginning with a dot"),
-        ("temporary" = Option<bool>, Query, description = "Not to be kept: as before when the server starts again"),
+        ("temporary" = Option<bool>, Query, description = "The change lasts until the server restarts"),
         ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header)),
-    request_body(content = DiskTable, description = "`name` may be left out"),
+    request_body(content = DiskTable, description = "The disk's options; `name` may be omitted"),
     responses(
-        (status = 200, body = Disk, description = "It was there already"),
+        (status = 200, body = Disk, description = "The disk was already served"),
         (status = 201, body = Disk),
         (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "It is there, but by other options, or is just coming or going"),
+            description = "The disk is served with options that cannot be changed now, or is being added or removed"),
         (status = 412, body = Problem, content_type = "application/problem+json",
-            description = "It is not as If-Match or If-None-Match demands, or another request is changing it"),
+            description = "The disk does not match If-Match or If-None-Match, or another request is changing it"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "It cannot be opened or kept, or its socket cannot be made")))]
+            description = "The image cannot be opened, or the disk's socket or file cannot be created")))]
 pub async fn put(
     State(asking): State<Asking>,
     name: Named,
@@ -151,25 +170,26 @@ pub async fn put(
     Ok(tagged(status, disk))
 }
 
-/// Serve a disk no more
+/// Stop serving a disk
 ///
-/// What is in flight is finished first. Its last statistics are the answer, with `owner` if the disk is
-/// `static`: it is served again when the server restarts.
+/// Completes requests in flight, closes the image and removes the disk's file from `disks-dir`. A disk in use is
+/// removed only with `force`. Returns the disk's last statistics, with `owner` if the disk is static: the server
+/// then serves it again after a restart.
 #[utoipa::path(delete, path = "/v1/disks/{name}", tag = "disks", operation_id = "removeDisk",
     params(
         ("name" = String, Path),
-        ("force" = Option<bool>, Query, description = "Disconnect whoever uses it"),
-        ("temporary" = Option<bool>, Query, description = "Not to be kept: as before when the server starts again"),
+        ("force" = Option<bool>, Query, description = "Disconnect the clients that use the disk"),
+        ("temporary" = Option<bool>, Query, description = "The change lasts until the server restarts"),
         ("If-Match" = Option<String>, Header)),
     responses(
         (status = 200, body = Statistics),
         (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "It is in use, or just coming or going"),
+            description = "The disk is in use, or is being added or removed"),
         (status = 412, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It goes as soon as what is in flight has ended, which takes long")))]
+            description = "The disk is removed as soon as its requests in flight have completed")))]
 pub async fn remove(
     State(asking): State<Asking>,
     name: Named,
@@ -194,10 +214,10 @@ pub async fn remove(
     }
 }
 
-/// The slowest requests of late, the slowest first
+/// List a disk's slowest recent requests
 ///
-/// Of each second in which there were requests, the four slowest are kept for the last 64 of these
-/// seconds, and likewise of each minute.
+/// Returns the four slowest requests of each of the last 64 seconds that had requests, and of each of the last 64
+/// such minutes, the slowest first.
 #[utoipa::path(get, path = "/v1/disks/{name}/slow", tag = "disks", operation_id = "slowRequests",
     params(("name" = String, Path)),
     responses(
@@ -209,7 +229,9 @@ pub async fn slow(State(asking): State<Asking>, name: Named) -> Result<Json<Valu
     asking.ask(Some(name), Command::Slow).await.map(Json)
 }
 
-/// Where a disk's requests spent their time
+/// Show where a disk's requests spent their time
+///
+/// Returns counts, latencies and the time in each stage, since the disk was added.
 #[utoipa::path(get, path = "/v1/disks/{name}/stats", tag = "disks", operation_id = "diskStats",
     params(("name" = String, Path)),
     responses(
@@ -223,10 +245,11 @@ pub async fn stats(State(asking): State<Asking>, name: Named) -> Result<Json<Val
         .map(Json)
 }
 
-/// Give a disk another size
+/// Resize a disk
 ///
-/// Without a size, or without a body, it takes in the size that its file has by now. What is new
-/// reads as zeroes. Its virtual machine hears of it; NBD clients see it when they connect.
+/// Resizes the image and the disk, while it may be in use. Without a size, or without a body, the disk gets the
+/// size that its file has now. New space reads as zeroes. The guest is notified; an NBD client sees the new size
+/// when it connects again. Returns the disk's new size.
 #[utoipa::path(post, path = "/v1/disks/{name}/resize", tag = "disks", operation_id = "resizeDisk",
     params(("name" = String, Path)),
     request_body = Option<NewSize>,
@@ -236,9 +259,9 @@ pub async fn stats(State(asking): State<Asking>, name: Named) -> Result<Json<Val
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "It cannot have that size, or disks of that kind cannot be resized"),
+            description = "The disk cannot have that size, or cannot be resized"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn resize(
     State(asking): State<Asking>,
     name: Named,
@@ -249,10 +272,11 @@ pub async fn resize(
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
 
-/// Have a disk stand still
+/// Freeze a disk
 ///
-/// What is in flight ends, the image is closed and its locks are free: others can copy it, or make a
-/// snapshot of it. Whoever uses the disk waits until it is thawed.
+/// Completes requests in flight, closes the image and releases its locks, so that another program can copy the
+/// image or make a snapshot of it. Further requests wait until the disk is thawed. Returns when the disk is
+/// frozen.
 #[utoipa::path(post, path = "/v1/disks/{name}/freeze", tag = "disks", operation_id = "freezeDisk",
     params(("name" = String, Path)),
     request_body = Option<Freezing>,
@@ -262,9 +286,9 @@ pub async fn resize(
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "What is in flight does not end: the disk is as it was"),
+            description = "Requests in flight do not end; the disk is unchanged"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn freeze(
     State(asking): State<Asking>,
     name: Named,
@@ -275,17 +299,20 @@ pub async fn freeze(
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
 
-/// Let a disk that stands still go on
+/// Thaw a frozen disk
+///
+/// Opens the image again and resumes the requests that wait. The request fails with 409 if the disk is not
+/// frozen.
 #[utoipa::path(post, path = "/v1/disks/{name}/thaw", tag = "disks", operation_id = "thawDisk",
     params(("name" = String, Path)),
     responses(
         (status = 200, body = Frozen),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "It is not frozen"),
+            description = "The disk is not frozen"),
         (status = 422, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn thaw(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
     asking
         .ask(Some(name.name()?), Command::Thaw)
@@ -295,13 +322,14 @@ pub async fn thaw(State(asking): State<Asking>, name: Named) -> Result<Json<Valu
 
 /// Change options of a filter
 ///
-/// All of them, or none. An empty value is the option's default.
+/// Changes all options that the body names, or none of them, while the disk may be in use. An empty value resets
+/// an option to its default. Returns the filter's name and those of its options that are not at their defaults.
 #[utoipa::path(patch, path = "/v1/disks/{name}/filters/{filter}", tag = "disks",
     operation_id = "setFilter",
     params(
         ("name" = String, Path),
-        ("filter" = String, Path, description = "Its name; with #2 for the second of that name"),
-        ("temporary" = Option<bool>, Query, description = "Not to be kept: as before when the server starts again")),
+        ("filter" = String, Path, description = "Name of the filter; NAME#2 is the second filter of that name"),
+        ("temporary" = Option<bool>, Query, description = "The change lasts until the server restarts")),
     request_body = BTreeMap<String, String>,
     responses(
         (status = 200, body = Filter),
@@ -309,7 +337,7 @@ pub async fn thaw(State(asking): State<Asking>, name: Named) -> Result<Json<Valu
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "A worker does not answer: it holds for it from when it does")))]
+            description = "A worker does not respond; the change takes effect for that worker when it responds")))]
 pub async fn set_filter(
     State(asking): State<Asking>,
     name: Named,
@@ -325,7 +353,10 @@ pub async fn set_filter(
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
 
-/// Trace every request of a disk
+/// Start to trace all requests of a disk
+///
+/// Creates the file and traces every request to it, until the trace is stopped. A trace in progress is replaced.
+/// Returns the path of the file.
 #[utoipa::path(put, path = "/v1/disks/{name}/trace", tag = "disks", operation_id = "startTrace",
     params(("name" = String, Path)),
     request_body = Trace,
@@ -335,7 +366,7 @@ pub async fn set_filter(
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The file cannot be made")))]
+            description = "The file cannot be created")))]
 pub async fn start_trace(
     State(asking): State<Asking>,
     name: Named,
@@ -349,7 +380,9 @@ pub async fn start_trace(
     Ok(Json(serde_json::json!({ "file": file })))
 }
 
-/// Trace a disk's requests no more
+/// Stop to trace a disk's requests
+///
+/// Closes the trace. The file remains. The request also succeeds if the disk is not traced.
 #[utoipa::path(delete, path = "/v1/disks/{name}/trace", tag = "disks", operation_id = "stopTrace",
     params(("name" = String, Path)),
     responses(
@@ -367,14 +400,14 @@ fn table(name: &str, body: Vec<u8>) -> Result<(DiskTable, BTreeSet<String>), Pro
     let mut members: Map<String, Value> = parse(body)?;
     match members.insert("name".into(), name.into()) {
         Some(other) if other != *name => {
-            let text = format!("the body is about {other}, the path about \"{name}\"");
+            let text = format!("the path names disk \"{name}\", the body {other}");
             return Err(Problem::invalid(text));
         }
         _ => {}
     }
     let named = members.keys().cloned().collect();
     let table = serde_json::from_value(Value::Object(members));
-    let table = table.map_err(|error| Problem::invalid(error.to_string()))?;
+    let table = table.map_err(|error| Problem::invalid(serde_text(&error.to_string(), LISTED)))?;
     Ok((table, named))
 }
 

@@ -12,41 +12,44 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
+/// Throttle groups of a server.
 #[derive(Serialize, ToSchema)]
 #[allow(dead_code, reason = "it describes an answer")]
 pub struct ThrottleGroups {
+    /// The groups, by name and tenant.
     groups: Vec<ThrottleGroup>,
 }
 
-/// The throttle groups
+/// List the throttle groups
 ///
-/// A group comes with the first disk that has a throttle with its name, and goes with the last.
+/// Returns each group's limits and disks. A group exists while at least one disk has a throttle filter that names
+/// it.
 #[utoipa::path(get, path = "/v1/throttle-groups", tag = "disks", operation_id = "listThrottleGroups",
     responses((status = 200, body = ThrottleGroups)))]
 pub async fn list(State(asking): State<Asking>) -> Result<Json<Value>, Problem> {
     asking.ask(None, Command::ListGroups).await.map(Json)
 }
 
-/// Change the limits of a group
+/// Change a throttle group's limits
 ///
-/// For all of its disks at once, in their files, too, where they are kept. An empty value is the
-/// option's default. Tenants with processes of their own have groups of their own: of those that have
-/// one of this name, each is told.
+/// Changes the limits for all disks of the group at once, and in the files of persistent disks. An empty value
+/// resets a limit to its default. Each tenant has groups of its own, and all groups of this name are changed.
+/// Returns the groups of this name.
 #[utoipa::path(patch, path = "/v1/throttle-groups/{name}", tag = "disks",
     operation_id = "setThrottleGroup",
     params(
         ("name" = String, Path),
-        ("temporary" = Option<bool>, Query, description = "Not to be kept: as before when the server starts again")),
+        ("temporary" = Option<bool>, Query, description = "The change lasts until the server restarts")),
     request_body = BTreeMap<String, String>,
     responses(
-        (status = 200, body = ThrottleGroups, description = "What is of that name"),
+        (status = 200, body = ThrottleGroups, description = "The groups of that name"),
         (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "A worker does not answer: it holds for it from when it does"),
+            description = "A worker does not respond; the change takes effect for that worker when it responds"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "A disk's process does not answer")))]
+            description = "A disk's process does not respond")))]
 pub async fn set(
     State(asking): State<Asking>,
     name: Named,

@@ -9,9 +9,10 @@ use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
 
-/// All jobs
+/// List the jobs of all disks
 ///
-/// What is under way with any disk, or has ended and is not forgotten: how far it is, and why it does not go on.
+/// Returns backups, mirrors, commits and streams that are in progress, or that have ended and are still shown:
+/// the progress of each, and the problem if there is one.
 #[utoipa::path(get, path = "/v1/jobs", tag = "disks", operation_id = "listJobs",
     responses((status = 200, body = Jobs)))]
 pub async fn list(State(asking): State<Asking>) -> Result<Json<Jobs>, Problem> {

@@ -8,13 +8,14 @@ use crate::runtime;
 use crate::socket::{listen_for_api, path_of};
 use crate::socket_spec::SocketSpec;
 use fathom_client::place;
-use fathom_exports::{Access, Bound, Descriptors, Listener};
+use fathom_exports::{Access, Bound, Descriptors, Listener, occupant};
 use fathom_tls::{TlsError, server_config};
+use fathom_units::cause;
 use rustix::process::geteuid;
 use rustls::ServerConfig;
 use std::fs::{self, DirBuilder, symlink_metadata};
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::os::unix::net::UnixStream;
@@ -42,7 +43,8 @@ impl Door {
         let remote = options.remote.as_ref().map(RemoteDoor::open).transpose()?;
         let Some(spec) = &options.socket else {
             let Some(entry) = entry else {
-                let problem = "no API: XDG_RUNTIME_DIR is not set; give a socket by --api";
+                let problem = "no API socket: XDG_RUNTIME_DIR is not set; set it, or name a socket with \
+                     --api";
                 if web.is_some() || remote.is_some() {
                     return Err(Error::Options(problem.to_owned()));
                 }
@@ -52,7 +54,9 @@ impl Door {
             let is_asked_for = web.is_some() || remote.is_some();
             return match at_entry(entry, web, remote) {
                 Err(error) if !is_asked_for => {
-                    tracing::warn!("no API: {error}");
+                    tracing::warn!(
+                        "the server has no API, so fathom's commands cannot reach it: {error}"
+                    );
                     Ok(None)
                 }
                 door => door.map(Some),
@@ -133,7 +137,10 @@ impl Door {
                 (entry, None)
             }
             (None, None) => {
-                tracing::warn!("`fathom list` will not find this server: its entry is gone");
+                tracing::warn!(
+                    "API: the entry in XDG_RUNTIME_DIR is missing, so 'fathom list' does not \
+                     find this server"
+                );
                 (bound.path().unwrap_or(Path::new("")).to_owned(), None)
             }
         };
@@ -215,7 +222,8 @@ impl Adopted {
         let remote = state.remote.map(|number| files.take(number)).transpose()?;
         if remote.is_none() && options.remote.is_some() {
             tracing::warn!(
-                "other hosts cannot look yet: --api-listen is new, which needs a restart"
+                "API: --api-listen is new in the configuration; other hosts cannot connect until \
+                 the server restarts"
             );
         }
         let remote = remote.zip(options.remote.as_ref());
@@ -234,10 +242,39 @@ impl Adopted {
 }
 
 fn listen(option: &str, address: &str) -> Result<TcpListener, Error> {
-    let failed = |error| Error::Options(format!("{option} {address}: {error}"));
-    let socket = TcpListener::bind(address).map_err(failed)?;
-    socket.set_nonblocking(true).map_err(failed)?;
+    let failed = |problem: String| Error::Options(format!("{option} {address}: {problem}"));
+    let found = addresses(address).map_err(failed)?;
+    let socket = TcpListener::bind(&found[..]).map_err(|error| {
+        failed(match error.kind() {
+            ErrorKind::AddrInUse => {
+                let by = found.first().map(|address| occupant::at_tcp(*address));
+                let by = by.unwrap_or_default();
+                format!("in use by {by}; {}", occupant::remedy(&by, "port"))
+            }
+            _ => format!("cannot listen: {}", cause(error)),
+        })
+    })?;
+    let nonblocking = socket.set_nonblocking(true);
+    nonblocking
+        .map_err(|error| failed(format!("cannot set the socket's options: {}", cause(error))))?;
     Ok(socket)
+}
+
+/// Looks up a HOST:PORT to listen at.
+fn addresses(text: &str) -> Result<Vec<SocketAddr>, String> {
+    let port = text.strip_prefix(':').unwrap_or(text);
+    if port.parse::<u16>().is_ok() {
+        return Err(format!(
+            "names no host; write '[::]:{port}' to listen at all addresses of this machine, or '127.0.0.1:{port}'"
+        ));
+    }
+    if !text.contains(':') {
+        return Err("names no port; write HOST:PORT, such as 127.0.0.1:9825".into());
+    }
+    let found = text.to_socket_addrs();
+    let found =
+        found.map_err(|error| format!("cannot look up the host's address: {}", cause(error)))?;
+    Ok(found.collect())
 }
 
 fn at_entry(
@@ -245,7 +282,9 @@ fn at_entry(
     web: Option<TcpListener>,
     remote: Option<RemoteDoor>,
 ) -> Result<Door, Error> {
-    prepare(&entry).map_err(Error::io("the directory of its socket cannot be used"))?;
+    prepare(&entry).map_err(Error::io(
+        "cannot prepare the directory of the API's socket",
+    ))?;
     Ok(Door {
         listener: Listener::bind(&entry, Access::PRIVATE)?,
         web,
@@ -278,7 +317,11 @@ impl Entry {
             Ok(()) => Some(Entry(entry)),
             Err(error) => {
                 let entry = entry.display();
-                tracing::warn!("{entry}: `fathom list` will not find this server: {error}");
+                tracing::warn!(
+                    "{entry}: cannot create the entry, so 'fathom list' does not find this \
+                     server: {}",
+                    cause(error)
+                );
                 None
             }
         }
@@ -325,7 +368,7 @@ fn make_private_dir(dir: &Path) -> io::Result<()> {
         return Ok(());
     }
     Err(io::Error::other(format!(
-        "{}: not a directory that only its owner may use",
+        "{}: not a directory that only its owner may use; run chmod 700 on it, or remove it",
         dir.display()
     )))
 }

@@ -1,6 +1,7 @@
 //! What goes on right now.
 
 use super::problem::Problem;
+use super::request::LISTED;
 use super::state::Asking;
 use super::stream::JSON_LINES;
 use crate::command::Command;
@@ -10,7 +11,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use fathom_units::parse_seconds;
+use fathom_units::{parse_seconds, serde_text};
 use futures_util::stream;
 use serde::Deserialize;
 use std::convert::Infallible;
@@ -37,34 +38,44 @@ impl Wanted {
         let interval = parse_seconds(text).map_err(Problem::invalid)?;
         match INTERVALS.contains(&interval) {
             true => Ok(interval),
-            false => Err(Problem::invalid("an interval is from 0.5s to 60s")),
+            false => Err(Problem::invalid(
+                "parameter 'interval': not from 0.5s to 60s",
+            )),
         }
     }
 }
 
-/// What all disks do, interval by interval
+/// Stream live numbers of all disks
 ///
-/// One JSON object a line, until the client closes the connection or the server ends: what all disks have
-/// done in the interval, the first one after it. A client that does not read in time loses intervals,
-/// whose numbers are missing then.
+/// Sends a JSON object a line, one for each interval, until the client closes the connection or the server ends.
+/// Each object describes what all disks did in the interval. A client that reads too slowly misses intervals; the
+/// numbers of the missed ones are skipped.
 #[utoipa::path(get, path = "/v1/live", tag = "server", operation_id = "live",
     params(
         ("interval" = Option<String>, Query,
-            description = "How long an interval is, from 0.5s to 60s; 1s if it is not said",
+            description = "Length of an interval, from 0.5s to 60s [default: 1s]",
             example = "1s", pattern = r"^(0\.[5-9]|[1-9]|[1-5][0-9]|60)s$"),
         ("disk" = Option<String>, Query, description = "Only this disk")),
     responses(
         (status = 200, body = Sample, content_type = "application/jsonl"),
         (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 404, body = Problem, content_type = "application/problem+json",
-            description = "There is no such disk"),
+            description = "No such disk"),
         (status = 503, body = Problem, content_type = "application/problem+json",
-            description = "There are as many listeners as there may be")))]
+            description = "Too many clients read live numbers")))]
 pub async fn live(
     State(asking): State<Asking>,
     query: Result<Query<Wanted>, QueryRejection>,
 ) -> Result<Response, Problem> {
-    let Query(wanted) = query.map_err(|error| Problem::invalid(error.body_text()))?;
+    let Query(wanted) = query.map_err(|error| {
+        let text = error.body_text();
+        let text = text
+            .rsplit_once("query string: ")
+            .map_or(&*text, |(_, why)| why);
+        // The path to an unknown key is the key.
+        let text = text.find("unknown field `").map_or(text, |at| &text[at..]);
+        Problem::invalid(serde_text(text, LISTED))
+    })?;
     let interval = wanted.interval()?;
     if let Some(disk) = &wanted.disk {
         asking.ask(Some(disk), Command::Show).await?;

@@ -26,15 +26,15 @@ const QUEUED: usize = 16;
 
 type Piece = Result<Bytes, fmt::Error>;
 
-/// Metrics of all disks
+/// Return the metrics of all disks
 ///
-/// In Prometheus's text (version 0.0.4), or as `Accept` says in OpenMetrics' text, or in Prometheus's protobuf with
-/// native histograms.
+/// The page is in Prometheus's text format 0.0.4. The header `Accept` can request OpenMetrics' text, or
+/// Prometheus's protobuf format with native histograms.
 #[utoipa::path(get, path = "/metrics", tag = "server", operation_id = "metrics",
     responses(
         (status = 200, body = String, content_type = "text/plain"),
         (status = 503, body = Problem, content_type = "application/problem+json",
-            description = "Others are just asking for it")))]
+            description = "Too many clients are reading metrics")))]
 pub async fn metrics(
     State(asking): State<Asking>,
     headers: HeaderMap,
@@ -61,7 +61,7 @@ pub async fn metrics(
 }
 
 fn busy() -> Problem {
-    let text = format!("{PAGES} others are taking in metrics: ask again, and take in what comes");
+    let text = format!("{PAGES} clients are reading metrics; retry when one of them has finished");
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", text)
 }
 

@@ -11,10 +11,12 @@ use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use serde_json::Value;
 
-/// Copy a disk to another one while it is used
+/// Copy a disk to another image while it is in use
 ///
-/// What users change meanwhile is copied again, until both are the same but for what has been changed just now: then it
-/// is `ready`, and goes on so. If anything goes wrong it has failed, and the disk is as before.
+/// Starts to copy the disk to the target, and returns at once. Blocks that are changed in the meantime are copied
+/// again. When disk and target are the same except for the latest changes, the mirror's phase is `ready`, and the
+/// target follows the disk until the mirror is completed or ended. If the mirror fails, the disk is unaffected.
+/// Returns the mirror.
 #[utoipa::path(put, path = "/v1/disks/{name}/mirror", tag = "disks", operation_id = "beginMirror",
     params(("name" = String, Path)),
     request_body = MirrorOrder,
@@ -23,11 +25,11 @@ use serde_json::Value;
         (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "Something else is done with the disk"),
+            description = "Another operation on the disk is in progress"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The target cannot be used, or is of another size"),
+            description = "The target cannot be used, or has another size"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn begin(
     State(asking): State<Asking>,
     name: Named,
@@ -38,21 +40,23 @@ pub async fn begin(
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
 
-/// Let a mirror be
+/// End a mirror or a commit
 ///
-/// If it is ready, users wait for a moment, and the target is the disk as it is then: its phase is `done`. Otherwise, or
-/// by force, the target is of no use. A commit whose images do not answer is `stopping`, and ends when they do.
+/// Ends a ready mirror with a complete target: requests wait for a moment, the target gets the disk's contents of
+/// that instant, and the mirror's phase is `done`. A mirror that is not ready ends only with `force`, and leaves
+/// an incomplete target. A commit whose images do not respond is `stopping`, and ends when they respond. Returns
+/// the mirror's last state.
 #[utoipa::path(delete, path = "/v1/disks/{name}/mirror", tag = "disks", operation_id = "endMirror",
     params(
         ("name" = String, Path),
-        ("force" = Option<bool>, Query, description = "Nobody waits, and the target is of no use")),
+        ("force" = Option<bool>, Query, description = "End at once, and leave an incomplete target")),
     responses(
-        (status = 200, body = MirrorInfo, description = "As it was at its end"),
+        (status = 200, body = MirrorInfo, description = "The last state"),
         (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn end(
     State(asking): State<Asking>,
     name: Named,
@@ -63,10 +67,11 @@ pub async fn end(
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
 
-/// Have the disk go on with the target of its mirror
+/// Switch a disk to the target of its mirror
 ///
-/// The mirror is ready. Users wait for a moment, until both are the same; then the target is the disk's image, and the
-/// old one is nobody's, as it was at that instant. When anything goes wrong, the disk goes on with the image that it has.
+/// The mirror must be ready. Requests wait for a moment, until disk and target are the same; then the target is
+/// the disk's image. The old image remains with the contents of that instant. If anything fails, the disk keeps
+/// its image. Returns the disk.
 #[utoipa::path(post, path = "/v1/disks/{name}/mirror/complete", tag = "disks", operation_id = "completeMirror",
     params(("name" = String, Path)),
     request_body = Option<Completion>,
@@ -75,11 +80,11 @@ pub async fn end(
         (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "It is not ready, or the server would have the old image when it starts again"),
+            description = "The mirror is not ready, or the disk's definition would name the old image after a restart"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "It has failed: the disk has its image as before"),
+            description = "The switch failed; the disk keeps its image"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn complete(
     State(asking): State<Asking>,
     name: Named,
@@ -90,25 +95,25 @@ pub async fn complete(
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
 
-/// Copy what a disk has to an image below its own while it is used
+/// Merge a disk's image into one of its backing images while it is in use
 ///
-/// A mirror whose target is that image: it is shown, completed and ended like any other. When it is completed, the disk has
-/// one image less, or several. Until then, and when it is ended or fails, the image below is changed only where the ones
-/// above it hide it: the disk is the same all the time, and the image below is of no use by itself.
+/// Starts a mirror whose target is that backing image: show, complete and end it like any other mirror. When it
+/// is completed, the disk's chain is shorter. Until then, or if it is ended or fails, the disk is unchanged, and
+/// the backing image is unusable by itself. Returns the mirror.
 #[utoipa::path(post, path = "/v1/disks/{name}/commit", tag = "disks", operation_id = "commitDisk",
     params(("name" = String, Path)),
     request_body = CommitOrder,
     responses(
         (status = 200, body = MirrorInfo),
         (status = 400, body = Problem, content_type = "application/problem+json",
-            description = "There is no such image below, or it is of another size"),
+            description = "No such backing image, or it has another size"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "Something else is done with the disk, or the server would have one of its images when it starts again"),
+            description = "Another operation on the disk is in progress, or the disk's definition would name one of the merged images after a restart"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The image below cannot be written to: somebody else may be using it"),
+            description = "The backing image cannot be written to; another program may use it"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn commit(
     State(asking): State<Asking>,
     name: Named,
@@ -119,24 +124,25 @@ pub async fn commit(
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
 
-/// Have a disk's image make its own what is below it, while it is used
+/// Copy data from a disk's backing images into its image while it is in use
 ///
-/// In the end it has nothing below it, or the `base`: one that was further below, or another one, for which it makes its own
-/// all that differs. The disk reads the same all the time, and when this is ended or fails.
+/// Starts to copy, and returns at once. At its end the image has no backing image, or `base`: one of its backing
+/// images, or another image, from which all differing data is copied. The disk's contents are the same at any
+/// time, also if the stream is ended or fails. Returns the stream.
 #[utoipa::path(put, path = "/v1/disks/{name}/stream", tag = "disks", operation_id = "beginStream",
     params(("name" = String, Path)),
     request_body = StreamOrder,
     responses(
         (status = 200, body = StreamInfo),
         (status = 400, body = Problem, content_type = "application/problem+json",
-            description = "There is nothing below it, or the base is right below it"),
+            description = "The image has no backing image, or `base` is already its backing image"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "Something else is done with the disk"),
+            description = "Another operation on the disk is in progress"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The base cannot be used"),
+            description = "`base` cannot be used"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn begin_stream(
     State(asking): State<Asking>,
     name: Named,
@@ -147,18 +153,19 @@ pub async fn begin_stream(
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
 
-/// Let a stream be
+/// End a stream
 ///
-/// What has become the image's own stays so. One that is over is shown until it is ended. If the disk's images do not answer
-/// it is `stopping`, and ends when they do.
+/// Stops to copy; copied data remains in the image. A stream that has completed or failed is shown until this
+/// request. If the disk's images do not respond, the stream is `stopping`, and ends when they respond. Returns
+/// the stream's last state.
 #[utoipa::path(delete, path = "/v1/disks/{name}/stream", tag = "disks", operation_id = "endStream",
     params(("name" = String, Path)),
     responses(
-        (status = 200, body = StreamInfo, description = "As it was at its end"),
+        (status = 200, body = StreamInfo, description = "The last state"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn end_stream(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
     asking
         .ask(Some(name.name()?), Command::EndStream)
@@ -166,10 +173,11 @@ pub async fn end_stream(State(asking): State<Asking>, name: Named) -> Result<Jso
         .map(Json)
 }
 
-/// Have the disk go on with a new image on top of its own
+/// Switch a disk to a new overlay of its image
 ///
-/// Users wait for a moment. From then on what they change is in the new image, and the one that there was stays as it is:
-/// the disk as it was at that instant. Nothing may be written to it as long as there is something on top of it.
+/// Creates an overlay and makes it the disk's image. Requests wait for a moment. From then on all changes go to
+/// the overlay, and the old image keeps the disk's contents of that instant. No program may write to the old
+/// image while it has an overlay. Returns the disk.
 #[utoipa::path(post, path = "/v1/disks/{name}/snapshot", tag = "disks", operation_id = "snapshotDisk",
     params(("name" = String, Path)),
     request_body = SnapshotOrder,
@@ -178,11 +186,11 @@ pub async fn end_stream(State(asking): State<Asking>, name: Named) -> Result<Jso
         (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "Something else is done with the disk, or the server would have the old image when it starts again"),
+            description = "Another operation on the disk is in progress, or the disk's definition would name the old image after a restart"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The image cannot be made or used: the disk has its own as before"),
+            description = "The overlay cannot be created or used; the disk keeps its image"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn snapshot(
     State(asking): State<Asking>,
     name: Named,

@@ -50,6 +50,7 @@ use clients::{Asks, Clients, guard};
 use connection::{ACCEPT_PAUSE, serve};
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_exports::Descriptors;
+use fathom_units::cause;
 use futures_util::future::{Either, select};
 pub use listen::{Adopted, Door};
 use pages::{PAGES, Pages};
@@ -83,14 +84,14 @@ const FAREWELL: Duration = Duration::from_millis(500);
 #[openapi(
     info(
         title = "fathom",
-        description = "Disks of a running `fathom serve`, over a Unix socket.",
+        description = "Controls a running `fathom serve`, over its Unix socket.",
         version = "1",
         license(name = "MIT OR Apache-2.0"),
         contact()
     ),
     tags(
-        (name = "disks", description = "Disks come and go while others are served"),
-        (name = "server", description = "What concerns all disks")
+        (name = "disks", description = "Adds, changes and removes disks, and starts jobs on them, while other disks are served"),
+        (name = "server", description = "Requests about the whole server")
     )
 )]
 struct Description;
@@ -150,7 +151,10 @@ impl Api {
                     let accepted = remote::accept(remote, is_held.clone(), router.clone());
                     tokio::spawn(async {
                         if let Err(error) = accepted.await {
-                            tracing::error!("other hosts cannot look: {error}");
+                            tracing::error!(
+                                "API: cannot serve other hosts (--api-listen): {}",
+                                cause(error)
+                            );
                         }
                     });
                 }
@@ -164,7 +168,7 @@ impl Api {
                 Ok::<_, io::Error>(())
             };
             if let Err(error) = runtime.block_on(serve) {
-                tracing::error!("the API cannot be served: {error}");
+                tracing::error!("API: cannot serve clients: {}", cause(error));
             }
             runtime.shutdown_timeout(FAREWELL);
         };
@@ -300,7 +304,7 @@ async fn accept_clients(
                 clients.add(rights, asks, task.abort_handle());
             }
             Err(error) => {
-                tracing::warn!("API: cannot accept a client: {error}");
+                tracing::warn!("API: cannot accept a client's connection: {}", cause(error));
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

@@ -3,20 +3,21 @@
 use crate::answer::{Kind, Refusal};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use fathom_units::redacted;
+use fathom_units::{cause, redacted};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// Why something was not done.
+/// Why a request failed, in the format of RFC 9457.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Problem {
-    /// What kind of problem it is, for programs: `urn:fathom:problem:` and a word.
+    /// Kind of the problem, for programs: `urn:fathom:problem:` and a word, such as `unknown` or `conflict`.
     #[serde(rename = "type")]
     kind: String,
-    /// The HTTP status.
+    /// HTTP status.
     status: u16,
+    /// Name of the HTTP status.
     title: &'static str,
-    /// One line, which says what to do.
+    /// Description of the problem in one line, with a remedy.
     detail: String,
 }
 
@@ -26,7 +27,7 @@ impl Problem {
             kind: format!("urn:fathom:problem:{word}"),
             status: status.as_u16(),
             title: status.canonical_reason().unwrap_or_default(),
-            detail: redacted(&detail.into()).into_owned(),
+            detail: cause(redacted(&detail.into())),
         }
     }
 
@@ -36,7 +37,7 @@ impl Problem {
     }
 
     pub fn ending() -> Problem {
-        let detail = "the server is ending";
+        let detail = "the server is stopping";
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "ending", detail)
     }
 }
@@ -67,11 +68,14 @@ impl IntoResponse for Problem {
 }
 
 pub async fn no_such_place(uri: Uri) -> Problem {
-    let detail = format!("there is no {}: see /openapi.json", uri.path());
+    let detail = format!("no resource {}; /openapi.json lists all", uri.path());
     Problem::new(StatusCode::NOT_FOUND, Kind::Unknown.name(), detail)
 }
 
 pub async fn no_such_method(method: Method, uri: Uri) -> Problem {
-    let detail = format!("{method} is not for {}: see /openapi.json", uri.path());
+    let detail = format!(
+        "{method} is not allowed for {}; /openapi.json lists the methods",
+        uri.path()
+    );
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method", detail)
 }

@@ -3,6 +3,7 @@
 use super::listen::RemoteDoor;
 use super::web;
 use axum::Router;
+use fathom_units::cause;
 use std::io;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -27,11 +28,13 @@ pub async fn accept(
             let greeted = timeout(PATIENCE, acceptor.accept(client)).await;
             let problem = match greeted {
                 Ok(Ok(client)) => return Some(client),
-                Ok(Err(error)) => error.to_string(),
-                Err(_) => "it took too long".to_owned(),
+                Ok(Err(error)) => cause(error),
+                Err(_) => "no handshake in time".to_owned(),
             };
             if let Ok(peer) = peer {
-                tracing::warn!("API: TLS with {peer} has failed: {problem}");
+                tracing::warn!(
+                    "API: TLS handshake with {peer} failed: {problem}; the connection is closed"
+                );
             }
             None
         }

@@ -5,10 +5,14 @@ use axum::body::{Body, to_bytes};
 use axum::extract::{FromRequestParts, RawPathParams};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
+use fathom_units::{serde_text, unknown_name};
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::time::Duration;
+
+/// Where parameters and keys are listed, for messages.
+pub const LISTED: &str = "/openapi.json lists all";
 
 /// Of a request's body, in bytes.
 const MAX_BODY: usize = 64 << 10;
@@ -29,9 +33,12 @@ impl Flags {
             match (known.contains(&name), value) {
                 (true, "" | "true") => set.push(name.to_owned()),
                 (true, "false") => {}
-                (true, _) => return Err(Problem::invalid(format!("{name} is true or false"))),
+                (true, _) => {
+                    let text = format!("parameter '{name}': '{value}' is neither true nor false");
+                    return Err(Problem::invalid(text));
+                }
                 (false, _) => {
-                    let text = format!("the parameters are {}", known.join(" and "));
+                    let text = unknown_name("parameter", name, known, LISTED);
                     return Err(Problem::invalid(text));
                 }
             }
@@ -55,7 +62,7 @@ impl Named {
 
     pub fn get(&self, what: &str) -> Result<&str, Problem> {
         let value = self.0.get(what).map(String::as_str);
-        value.ok_or_else(|| Problem::invalid(format!("the path has no {what}")))
+        value.ok_or_else(|| Problem::invalid(format!("the path names no {what}")))
     }
 }
 
@@ -80,7 +87,7 @@ pub async fn receive(body: Body) -> Result<Vec<u8>, Problem> {
         Problem::new(
             StatusCode::REQUEST_TIMEOUT,
             "slow",
-            format!("the body was not here after {BODY:?}"),
+            format!("the request's body was not received within {BODY:?}"),
         )
     })?;
     bytes.ok_or_else(too_large)
@@ -106,7 +113,7 @@ fn too_large() -> Problem {
     Problem::new(
         StatusCode::PAYLOAD_TOO_LARGE,
         "too-large",
-        format!("the body is not whole, or has more than {MAX_BODY} bytes"),
+        format!("the request's body is incomplete, or longer than {MAX_BODY} bytes"),
     )
 }
 
@@ -118,7 +125,8 @@ pub async fn read(body: Body) -> Result<Vec<u8>, Problem> {
 
 /// A body in JSON.
 pub fn parse<T: DeserializeOwned>(body: Vec<u8>) -> Result<T, Problem> {
-    serde_json::from_slice(&body).map_err(|error| Problem::invalid(error.to_string()))
+    serde_json::from_slice(&body)
+        .map_err(|error| Problem::invalid(serde_text(&error.to_string(), LISTED)))
 }
 
 /// Likewise, one that may be left out.

@@ -13,14 +13,18 @@ use serde_json::Value;
 use std::path::PathBuf;
 use utoipa::ToSchema;
 
-/// The process that serves disks.
+/// The server process.
 #[derive(Serialize, ToSchema)]
 pub struct Server {
+    /// Version of the server.
     version: &'static str,
+    /// Process ID of the server.
     pid: u32,
 }
 
-/// The process that serves the disks
+/// Show the server
+///
+/// Returns the version and the process id of the server.
 #[utoipa::path(get, path = "/v1/server", tag = "server", operation_id = "server",
     responses((status = 200, body = Server)))]
 pub async fn show() -> Json<Server> {
@@ -30,70 +34,76 @@ pub async fn show() -> Json<Server> {
     })
 }
 
-/// End the server, as SIGTERM does
+/// Stop the server
 ///
-/// What is in flight is finished first.
+/// Stops the server as SIGTERM does: it completes requests in flight, and closes all images. Returns before the
+/// server has ended.
 #[utoipa::path(post, path = "/v1/server/quit", tag = "server", operation_id = "quit",
-    responses((status = 202, description = "It is about to end")))]
+    responses((status = 202, description = "The server is stopping")))]
 pub async fn quit(State(asking): State<Asking>) -> Result<StatusCode, Problem> {
     asking.ask(None, Command::Quit).await?;
     Ok(StatusCode::ACCEPTED)
 }
 
-/// What is to go on.
+/// Options of an upgrade.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Binary {
-    /// The program; without one, the file that is now where the server's came from.
+    /// Absolute path of the new program. The program must belong to root or the server's user, and not be writable for
+    /// others [default: the file that now has the path from which the server was started]
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     binary: Option<PathBuf>,
-    /// End NBD clients by TLS, which cannot go along; they have to connect again.
+    /// Disconnect NBD clients that use TLS, which must connect again afterwards. Connections with TLS cannot be handed
+    /// over: without this option, the upgrade fails if such a client is connected [default: false]
     #[serde(default)]
     disconnect: bool,
 }
 
-/// The process that goes on.
+/// The new server process after an upgrade.
 #[derive(Serialize, ToSchema)]
 #[allow(dead_code, reason = "it describes an answer")]
 pub struct Successor {
+    /// Process ID of the new process.
     pid: u32,
-    /// For so long no queue ran; of a server with tenants, the longest of them.
+    /// Time for which virtqueues were stopped, in milliseconds. For a server with tenants: the longest of the tenants'
+    /// times.
     pause_ms: f64,
-    /// Of a server with tenants: what has become of their processes.
+    /// Results of the tenants' upgrades, by tenant. Absent if the server has no tenants.
     #[serde(skip_serializing_if = "Option::is_none")]
     tenants: Option<Vec<TenantSuccessor>>,
 }
 
-/// The process that goes on with a tenant's disks.
+/// The process of a tenant after an upgrade of the server.
 #[derive(Serialize, ToSchema)]
 #[allow(dead_code, reason = "it describes an answer")]
 pub struct TenantSuccessor {
+    /// Name of the tenant.
     tenant: String,
-    /// Null: it is just being started.
+    /// Process ID of the tenant's process. Null if the process is being started.
     pid: Option<u32>,
-    /// For so long none of its queues ran.
+    /// Time for which the tenant's virtqueues were stopped, in milliseconds. Absent if the handover failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pause_ms: Option<f64>,
-    /// Why it is no new process, or not by a handover.
+    /// Why the tenant keeps its old process, or has a new process without a handover. Absent if the handover succeeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }
 
-/// Have another process go on with everything, and end
+/// Replace the server by a new process
 ///
-/// Virtual machines stay connected: their requests wait for some milliseconds. If the other process
-/// cannot go on, this one does. Then each tenant of the server gets another process, too, or stays with
-/// the one that it has.
+/// Starts a new process, hands all disks over to it and ends. Virtual machines stay connected; their requests
+/// wait for some milliseconds. If the new process fails to take over, this one continues. Afterwards each tenant
+/// gets a new process, too, or keeps its old one if that fails. Returns the new process.
 #[utoipa::path(post, path = "/v1/server/upgrade", tag = "server", operation_id = "upgrade",
     request_body = Option<Binary>,
     responses(
         (status = 200, body = Successor),
         (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "Something there is cannot be handed over"),
+            description = "A disk or a client cannot be handed over"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The other process cannot go on: the server is as before")))]
+            description = "The new process failed to take over; the server continues")))]
 pub async fn upgrade(State(asking): State<Asking>, body: Body) -> Result<Json<Value>, Problem> {
     let Binary { binary, disconnect } = parse_any(read(body).await?)?;
     asking
@@ -102,7 +112,9 @@ pub async fn upgrade(State(asking): State<Asking>, body: Body) -> Result<Json<Va
         .map(Json)
 }
 
-/// This description
+/// Return this description
+///
+/// Returns the description of the API, in OpenAPI 3.1.
 #[utoipa::path(get, path = "/openapi.json", tag = "server", operation_id = "openapi",
     responses((status = 200, body = Object)))]
 pub async fn openapi(State(asking): State<Asking>) -> Result<Json<serde_json::Value>, Problem> {

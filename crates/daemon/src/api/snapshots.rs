@@ -18,41 +18,41 @@ async fn order(
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
 
-/// The internal snapshots of a disk's image
+/// List the internal snapshots of a disk's image
 ///
-/// Only qcow2 images have some.
+/// Only qcow2 images have internal snapshots. Returns their names, times and sizes.
 #[utoipa::path(get, path = "/v1/disks/{name}/snapshots", tag = "disks", operation_id = "listSnapshots",
     params(("name" = String, Path)),
     responses(
         (status = 200, body = Snapshots),
         (status = 400, body = Problem, content_type = "application/problem+json",
-            description = "It is no qcow2 image"),
+            description = "The image is not a qcow2 image"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn list(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
     order(&asking, &name, SnapshotsOrder::List).await
 }
 
-/// Keep a disk as it is now in its own image
+/// Take an internal snapshot of a disk's image
 ///
-/// Its users wait until that is done, the longer the larger the image's tables are: seconds, for terabytes in use. What they
-/// change from then on goes to other places in the image.
+/// Saves the disk's present contents within its image. Requests wait until that is done: seconds, if the image
+/// has terabytes in use. Later changes go to other places in the image. Returns all snapshots.
 #[utoipa::path(put, path = "/v1/disks/{name}/snapshots/{snapshot}", tag = "disks", operation_id = "takeSnapshot",
     params(("name" = String, Path), ("snapshot" = String, Path)),
     responses(
         (status = 200, body = Snapshots),
         (status = 400, body = Problem, content_type = "application/problem+json",
-            description = "It is no qcow2 image"),
+            description = "The image is not a qcow2 image"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "Something else is done with the disk"),
+            description = "Another operation on the disk is in progress"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "It cannot be taken: there is one of that name, or no room"),
+            description = "A snapshot of that name exists, or no space is left"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn take(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
     let snapshot = name.get("snapshot")?.into();
     order(&asking, &name, SnapshotsOrder::Take { snapshot }).await
@@ -60,20 +60,21 @@ pub async fn take(State(asking): State<Asking>, name: Named) -> Result<Json<Valu
 
 /// Delete an internal snapshot, by its name or ID
 ///
-/// The disk's users wait until that is done. What only the snapshot has is free afterwards.
+/// Requests wait until that is done. Space that only the snapshot uses is free afterwards. Returns the remaining
+/// snapshots.
 #[utoipa::path(delete, path = "/v1/disks/{name}/snapshots/{snapshot}", tag = "disks", operation_id = "deleteSnapshot",
     params(("name" = String, Path), ("snapshot" = String, Path)),
     responses(
         (status = 200, body = Snapshots),
         (status = 400, body = Problem, content_type = "application/problem+json",
-            description = "It is no qcow2 image"),
+            description = "The image is not a qcow2 image"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "Something else is done with the disk"),
+            description = "Another operation on the disk is in progress"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "There is no such snapshot, or it cannot be deleted"),
+            description = "No such snapshot, or it cannot be deleted"),
         (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "It takes long, and goes on")))]
+            description = "The operation takes long, and continues")))]
 pub async fn delete(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
     let snapshot = name.get("snapshot")?.into();
     order(&asking, &name, SnapshotsOrder::Delete { snapshot }).await

@@ -13,10 +13,10 @@ use tokio::sync::broadcast::error::RecvError;
 /// What it is called.
 pub const JSON_LINES: &str = "application/jsonl";
 
-/// What happens from now on
+/// Stream the server's events
 ///
-/// One JSON object a line, until the client closes the connection or the server ends. A client that does
-/// not read in time loses lines, and is told how many.
+/// Sends a JSON object a line, one for each event from now on, until the client closes the connection or the
+/// server ends. A client that reads too slowly misses events; a line then says how many.
 #[utoipa::path(get, path = "/v1/events", tag = "server", operation_id = "events",
     responses((status = 200, body = Line, content_type = "application/jsonl")))]
 pub async fn events(State(asking): State<Asking>) -> Response {

@@ -13,6 +13,7 @@ use super::state::Asking;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::get;
+use fathom_units::cause;
 use futures_util::future::{Either, select};
 use std::io;
 use std::pin::pin;
@@ -65,7 +66,10 @@ where
                 clients.add(Rights::Read, asks, task.abort_handle());
             }
             Err(error) => {
-                tracing::warn!("API: cannot accept a client by TCP: {error}");
+                tracing::warn!(
+                    "API: cannot accept a client's TCP connection: {}",
+                    cause(error)
+                );
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

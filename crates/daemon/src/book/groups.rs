@@ -15,15 +15,17 @@ use utoipa::ToSchema;
 const THROTTLE: &str = "throttle";
 const GROUP: &str = "group";
 
-/// Disks that share limits.
+/// A throttle group: disks that share limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ThrottleGroup {
+    /// Name of the group.
     pub name: String,
-    /// Whose disks these are, where tenants have processes of their own: each counts for itself.
+    /// Tenant of the disks: each tenant has groups of its own. Absent if the server has no tenants.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
+    /// Names of the disks.
     pub disks: BTreeSet<String>,
-    /// Limits that are not at their defaults.
+    /// Limits that are not at their defaults, by option of the filter `throttle`.
     pub options: BTreeMap<String, String>,
 }
 
@@ -104,7 +106,10 @@ impl Book {
             }
             Err(Refusal { kind, text }) => asker(Err(kind.because(match done.is_empty() {
                 true => format!("disk '{disk}': {text}"),
-                false => format!("disk '{disk}': {text}; it holds for {}", done.join(", ")),
+                false => format!(
+                    "disk '{disk}': {text}; the new limits are already in force for {}",
+                    done.join(", ")
+                ),
             }))),
         });
         self.set_filter(name, filter, options, temporary, next);

@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::files::KeptDisks;
 use crate::handover::{Estate, Given};
 use crate::host::Host;
+use fathom_units::cause;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -36,7 +37,9 @@ impl Book {
     ) {
         let conflict = |text| Kind::Conflict.because(text);
         let refusal = match (&self.upgrade, self.host.estate()) {
-            (Some(_), _) => Some(conflict("an upgrade is under way".to_owned())),
+            (Some(_), _) => Some(conflict(
+                "another upgrade is in progress; retry when it has ended".to_owned(),
+            )),
             (None, Ok(estate)) => {
                 estate.let_encrypted_end(disconnect);
                 estate.may_be_handed_over().map_err(conflict).err()
@@ -84,8 +87,8 @@ impl Book {
             }
         }
         if let Some(late) = self.upgrade.take_if(|upgrade| upgrade.until <= now) {
-            let text = "what was asked of a disk has not ended yet, or its process does not answer: \
-                        try it again";
+            let text = "an operation on a disk is still in progress, or a disk's process does not \
+                 respond; retry the upgrade later";
             (late.asker)(Err(Kind::Conflict.because(text)));
         }
         None
@@ -110,7 +113,8 @@ impl Book {
             Ok((path.clone(), number))
         };
         let kept = self.kept.as_ref().map(&mut add).transpose();
-        let failed = |error: io::Error| format!("cannot duplicate a descriptor: {error}");
+        let failed =
+            |error: io::Error| format!("cannot duplicate a file descriptor: {}", cause(error));
         given.state.kept = kept.map_err(failed)?;
         given.state.files = given.files.len();
         given.state.origins = self.origins.clone();

@@ -81,13 +81,14 @@ impl Book {
         };
         if table.vhost_user.is_none() {
             return Err(Kind::Invalid.because(format!(
-                "disk '{name}': nobody could connect to it: the NBD listener {listener} authenticates nobody, so \
-                 disks are exported there only if asked for (--nbd, nbd = true)"
+                "disk '{name}': no client could connect: the NBD listener {listener} \
+                 authenticates no client, so it exports only disks with --nbd (nbd = true); add \
+                 the disk with --nbd or --vhost-user"
             )));
         }
         tracing::warn!(
-            "disk '{name}' is not exported to NBD clients: the listener {listener} authenticates nobody; add \
-             the disk with nbd = true (--nbd) to export it"
+            "disk '{name}': not exported to NBD clients, because listener {listener} \
+             authenticates no client; add the disk with --nbd (nbd = true) to export it"
         );
         table.nbd = Some(false);
         Ok(())
@@ -194,8 +195,8 @@ impl Book {
         let timeout = self.stop_timeout;
         let leave = if force { Duration::ZERO } else { LEAVE };
         let text = format!(
-            "disk '{name}' still has requests in flight after {timeout}: it is removed as soon as \
-             they have ended"
+            "disk '{name}': requests are still in flight after {timeout}; the disk is removed as \
+             soon as they have completed"
         );
         let until = Instant::now() + leave + timeout.0;
         let asker = self.waiting.until(until, text, asker);
@@ -250,8 +251,8 @@ impl Book {
             Err(problem) => {
                 tracing::error!("{problem}");
                 asker(Err(Kind::Failed.because(format!(
-                    "disk '{disk}' is removed until the server restarts: {problem}; remove it again \
-                     when the file can be removed"
+                    "disk '{disk}': removed only until the server restarts: {problem}; repeat \
+                     the removal when the file can be removed"
                 ))));
             }
         });
@@ -293,7 +294,8 @@ impl Book {
     }
 
     pub(super) fn resize(&mut self, name: String, size: Option<u64>, shrink: bool, asker: Asker) {
-        let text = format!("disk '{name}' takes long to get another size, and goes on");
+        let text =
+            format!("disk '{name}': resizing takes longer than --stop-timeout and continues");
         let until = Instant::now() + self.stop_timeout.0;
         let asker = self.waiting.until(until, text, asker);
         let command = Command::Resize { size, shrink };
@@ -349,7 +351,7 @@ impl Book {
 fn not_written(problem: &str) -> Answer {
     tracing::error!("{problem}");
     Err(Kind::Failed.because(format!(
-        "the change lasts until the server restarts only: {problem}; repeat it when the file can be \
-         written"
+        "the change lasts only until the server restarts: {problem}; repeat the change when the \
+         file can be written"
     )))
 }

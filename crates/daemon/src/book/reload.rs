@@ -1,6 +1,7 @@
 //! The files that a server has its disks from: read at the start, and again when it is told to.
 
 use super::keeping::Wanted;
+use super::places::places;
 use super::{Book, Definitions, Origin, Removal, Settings};
 use crate::answer::{Answer, Asker};
 use crate::condition::Condition;
@@ -9,6 +10,7 @@ use crate::events::Happened;
 use crate::files::{Found, Keeper, KeptDisks, Reread, reread};
 use crate::options::DiskOptions;
 use crate::table::DiskTable;
+use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -77,7 +79,10 @@ impl Book {
         let post = self.mail.post();
         let done = move |read| post.send(Box::new(|book: &mut Book| book.take_in_reread(read)));
         if let Err(error) = reread(config, self.keeper.as_ref(), done) {
-            tracing::error!("the configuration is not read again: cannot start a thread: {error}");
+            tracing::error!(
+                "configuration: not read again: cannot start a thread: {}",
+                cause(error)
+            );
             self.reloaded = true;
         }
     }
@@ -98,15 +103,21 @@ impl Book {
         self.reloaded = true;
         let options = match options {
             Ok(options) => options,
-            Err(error) => return tracing::error!("{error}: nothing is changed"),
+            Err(error) => {
+                return tracing::error!(
+                    "{error}; the configuration was not reloaded, and no disk was changed"
+                );
+            }
         };
         if Settings::of(&options) != self.settings {
             tracing::warn!(
-                "changes of [pool], [nbd], [tenants], api and disks-dir are seen when the server starts again"
+                "configuration: changes of [pool], [nbd], [tenants], api, disks-dir and sandbox \
+                 take effect only after a restart"
             );
         }
         self.stop_timeout = options.stop_timeout;
         self.host.set_stop_timeout(options.stop_timeout);
+        self.places = places(&options.disks);
         let listed: Vec<_> = tables(&options.disks).cloned().collect();
         let now = Definitions::of(listed.clone()).declared;
         let before = std::mem::replace(&mut self.definitions.declared, now);
@@ -121,7 +132,7 @@ impl Book {
         for table in found.disks {
             self.reload_persistent(table);
         }
-        tracing::info!("the configuration was read again");
+        tracing::info!("configuration: reloaded");
         self.events.tell(Happened::Reloaded);
     }
 
@@ -156,18 +167,20 @@ impl Book {
         let file = || self.file_of(name);
         let problem = match self.served_or_absent(name) {
             Some(Origin::Request) => Some(
-                "the API has added it, and owns the name until the disk is removed or the server ends: the \
-                 entry in the configuration is not used"
+                "added by the API, which owns the name until the disk is removed or the server \
+                 ends; the entry in the configuration is ignored"
                     .to_owned(),
             ),
             Some(Origin::Kept(_)) if found.has(name) => Some(format!(
-                "{} defines it: the entry in the configuration is not used; remove one of the two",
+                "defined by {}, so the entry in the configuration is ignored; remove one of the \
+                 two",
                 file()
             )),
             Some(Origin::Configuration) if is_as_before => return,
             _ if self.definitions.has_left(name, &table.image.to_string()) => Some(format!(
-                "its entry in the configuration names {}, an image that the disk has left for another one: the \
-                 entry is not used; name the image that the disk has now",
+                "the entry in the configuration names {}, an image that the disk has been \
+                 switched away from, so the entry is ignored; change the entry to the disk's \
+                 present image",
                 table.image
             )),
             None => match second_definition(&table, found, &file()) {
@@ -197,14 +210,15 @@ impl Book {
             Some(Origin::Kept(before)) if **before == table => return,
             Some(Origin::Request) => {
                 return tracing::error!(
-                    "disk '{name}': the API has added it, and owns the name until the disk is removed or the \
-                     server ends: {} is not used",
+                    "disk '{name}': added by the API, which owns the name until the disk is \
+                     removed or the server ends; {} is ignored",
                     self.file_of(name)
                 );
             }
             Some(Origin::Configuration) if is_declared => {
                 return tracing::error!(
-                    "disk '{name}': the configuration defines it: {} is not used; remove one of the two",
+                    "disk '{name}': defined by the configuration, so {} is ignored; remove one \
+                     of the two",
                     self.file_of(name)
                 );
             }
@@ -214,8 +228,8 @@ impl Book {
         }
         if let Some(listener) = self.host.open_listener().filter(|_| table.nbd.is_none()) {
             tracing::warn!(
-                "disk '{name}' is exported at {listener}, which authenticates nobody: say nbd = true or \
-                 nbd = false in {}",
+                "disk '{name}': exported at {listener}, which authenticates no client; write nbd \
+                 = true or nbd = false into {} to choose",
                 self.file_of(name)
             );
         }
@@ -254,8 +268,8 @@ fn second_definition(table: &DiskTable, found: &Found, file: &str) -> Second {
     let name = &table.name;
     if found.problems.iter().any(|(stem, _)| stem == name) {
         return Second::OtherData(format!(
-            "the configuration and {file} both define it, and the file cannot be read: the disk is not \
-             served, since the file may name a newer image; remove one of the two"
+            "defined by the configuration and by {file}, which cannot be read; the disk is not \
+             served, because the file may name a newer image; remove one of the two"
         ));
     }
     let Some(other) = found.disks.iter().find(|disk| disk.name == *name) else {
@@ -264,11 +278,12 @@ fn second_definition(table: &DiskTable, found: &Found, file: &str) -> Second {
     let keys = table.other_data(&other.clone().without_defaults());
     match keys.is_empty() {
         true => Second::SameData(format!(
-            "the configuration and {file} both define it: the file is not used; remove one of the two"
+            "defined by the configuration and by {file}; the file is ignored; remove one of the \
+             two"
         )),
         false => Second::OtherData(format!(
-            "the configuration and {file} both define it, and differ ({}): the disk is not served, since \
-             either may name the older image; remove one of the two",
+            "defined by the configuration and by {file}, which differ in {}; the disk is not \
+             served, because either may name the older image; remove one of the two",
             keys.join(", ")
         )),
     }

@@ -14,9 +14,13 @@ impl Book {
     pub(super) fn said_elsewhere(&self, name: &str, unkept: bool) -> Option<Refusal> {
         let is_said = self.origins.get(name) == Some(&Origin::Configuration);
         (is_said && !unkept).then(|| {
+            let place = match self.places.get(name) {
+                Some(place) => format!("in {place}"),
+                None => "on the server's command line".to_owned(),
+            };
             Kind::Conflict.because(format!(
-                "the image of disk '{name}' is said on the server's command line or in its configuration: when it starts \
-                 again it would have that one. If that will be changed before, say so (--unkept)"
+                "disk '{name}' is defined {place}, which would still name the old image after a restart; change the \
+                 definition and repeat with --transient, or add disks with 'fathom disk add'"
             ))
         })
     }
@@ -89,7 +93,9 @@ impl Book {
     /// It is to go on as before, since it cannot be kept with the other image.
     fn go_back(&mut self, name: String, before: DiskTable, problem: String, asker: Asker) {
         tracing::error!("{problem}");
-        let refusal = Kind::Failed.because(format!("disk '{name}' stays as it is: {problem}"));
+        let refusal = Kind::Failed.because(format!(
+            "disk '{name}': not switched: {problem}; the disk keeps its image"
+        ));
         // (It may have been written, and is not known to be durable.)
         self.write_again(before, move |book, is_as_before| {
             let command = Command::EndSwitch { go: !is_as_before };

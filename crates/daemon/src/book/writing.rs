@@ -35,7 +35,11 @@ impl Book {
         });
         match &self.keeper {
             Some(keeper) => keeper.keep(table, done),
-            None => done(Err("the server has no disks-dir".into())),
+            None => done(Err(
+                "the server has no disks-dir, so it cannot store the disk's definition; start it \
+                 with --disks-dir"
+                    .into(),
+            )),
         }
     }
 

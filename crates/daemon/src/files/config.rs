@@ -6,20 +6,22 @@ use crate::allowance::AllowanceTable;
 use crate::error::Error;
 use crate::events::Events;
 use crate::options::{
-    ApiOptions, DiskOptions, NbdOptions, RemoteOptions, ServeOptions, StopTimeout, TlsOptions,
+    ApiOptions, DiskOptions, NbdOptions, RemoteOptions, ServeOptions, TlsOptions,
 };
 use crate::socket_spec::SocketSpec;
+use crate::stop_timeout::StopTimeout;
 use crate::table::{DiskTable, PoolTable, check_first, check_name};
 use crate::tenancy::{self, Tenancy};
 use crate::text;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_sandbox::Mode as SandboxMode;
 use fathom_stack::PoolOptions;
-use fathom_units::Timeout;
+use fathom_units::{Timeout, cause, serde_text};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, de};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
@@ -28,13 +30,20 @@ use toml::Spanned;
 /// is.
 pub fn read_config(path: &Path) -> Result<ServeOptions, Error> {
     let text = std::fs::read_to_string(path)
-        .map_err(|error| Error::Options(format!("{}: cannot be read: {error}", path.display())))?;
+        .map_err(|error| Error::Options(format!("{}: {}", path.display(), unreadable(&error))))?;
     let options = parse(&text);
     let mut options =
         options.map_err(|problem| Error::Options(format!("{}{problem}", path.display())))?;
     options.config = Some(path.to_owned());
     let dir = path.parent().unwrap_or(Path::new(""));
     options.kept = options.kept.map(|kept| dir.join(kept));
+    for place in options
+        .disks
+        .iter_mut()
+        .filter_map(|disk| disk.defined_at.as_mut())
+    {
+        place.insert_str(0, &path.display().to_string());
+    }
     Ok(options)
 }
 
@@ -62,21 +71,31 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         let same = disks.iter().any(|other| other.name == name);
         let has_pool = |name: &String| pools.iter().any(|pool: &PoolOptions| pool.name == *name);
         let options = match &disk.pool {
-            _ if name.is_empty() => Err("it needs a name".into()),
-            _ if same => Err("another disk has that name".into()),
-            Some(pool) if !has_pool(pool) => Err(format!("there is no table [pool.{pool}]")),
+            _ if name.is_empty() => Err("key 'name' is missing".into()),
+            _ if same => {
+                Err("another disk of this file has the same name; choose another one".into())
+            }
+            Some(pool) if !has_pool(pool) => {
+                Err(format!("no pool '{pool}'; add a table [pool.{pool}]"))
+            }
             _ => check_first(&name).and_then(|()| DiskOptions::of(disk, nbd.is_some())),
         };
-        disks.push(options.map_err(|problem| format!("{line}: disk '{name}': {problem}"))?);
+        let options = options.map_err(|problem| format!("{line}: disk '{name}': {problem}"));
+        disks.push(DiskOptions {
+            defined_at: Some(line),
+            ..options?
+        });
     }
     if file.tenants.is_some() && nbd.is_some() {
-        let problem = "tenants do not go with [nbd]: NBD clients are one process's";
+        let problem = "[nbd] and tenants exclude each other, because one process serves all NBD clients; remove one of the two";
         return Err(format!(": {problem}"));
     }
     for (name, table) in file.tenant {
         let problem = match &mut file.tenants {
-            None => "it needs tenants = true, or a table [tenants]",
-            Some(_) if check_name(&name).is_err() => "a tenant's name is like that of a disk",
+            None => "tenants are off; add tenants = true, or a table [tenants]",
+            Some(_) if check_name(&name).is_err() => {
+                "not a tenant's name: 1 to 64 letters, digits, -, _ and ., not beginning with a dot"
+            }
             Some(tenancy) => {
                 tenancy.each.insert(name, table.into_inner());
                 continue;
@@ -102,11 +121,20 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
     })
 }
 
+/// Why a file of the configuration is not read, to go behind the file's name.
+pub fn unreadable(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "no such file".into(),
+        _ => format!("cannot read the file: {}", cause(error)),
+    }
+}
+
 /// The error goes behind the file's name.
 pub fn parse_toml<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     toml::from_str(text).map_err(|error| {
         let line = error.span().map(|span| line_of(text, span));
         let message = error.message().lines().collect::<Vec<_>>().join(", ");
+        let message = serde_text(&message, "docs/configuration.md lists all");
         format!("{}: {message}", line.unwrap_or_default())
     })
 }
@@ -193,13 +221,13 @@ impl Api {
 impl Nbd {
     fn into_options(self) -> Result<NbdOptions, String> {
         if self.listen.is_empty() {
-            return Err("listen needs an address".into());
+            return Err("listen: empty; name an address".into());
         }
         if self.connections == Some(0) {
-            return Err("connections needs 1 at least".into());
+            return Err("connections: 0 is below the minimum of 1".into());
         }
         if self.connections_per_client == Some(0) {
-            return Err("connections-per-client needs 1 at least".into());
+            return Err("connections-per-client: 0 is below the minimum of 1".into());
         }
         let mode = match (self.tls, &self.tls_certificates) {
             (Some(Tls::Off), _) | (None, None) => None,
@@ -208,10 +236,10 @@ impl Nbd {
         };
         let tls = match (mode, self.tls_certificates) {
             (None, _) if self.tls_verify_peer => {
-                return Err("tls-verify-peer needs tls-certificates".into());
+                return Err("tls-verify-peer: needs tls-certificates".into());
             }
             (None, _) => None,
-            (Some(_), None) => return Err("tls needs tls-certificates".into()),
+            (Some(_), None) => return Err("tls: needs tls-certificates".into()),
             (Some(mode), Some(certificates)) => Some(TlsOptions {
                 mode,
                 certificates,
@@ -425,11 +453,14 @@ mod tests {
         let nbd = |lines: &str| format!("[nbd]\n{lines}\n{ONE}");
         for (text, wanted) in [
             (with("aio = 'libaio'"), ":5: "),
-            (with("quues = 4"), ":5: unknown field `quues`"),
+            (
+                with("quues = 4"),
+                ":5: unknown key 'quues'; did you mean 'queues'?",
+            ),
             (with("queues = 0"), ":1: disk 'a': queues"),
             (with("queues = 'x'"), ":5: "),
             (with("offset = '1X'"), ":5: '1X' is not a size"),
-            (with("offset = 1.5"), ":5: it is not a size"),
+            (with("offset = 1.5"), ":5: not a size"),
             (with("offset = 1"), "disk 'a': --offset"),
             (with("format = 'parallels'"), ":5: "),
             (with("serial = '123456789012345678901'"), "disk 'a': serial"),
@@ -442,7 +473,7 @@ mod tests {
             ("[[disk]]\nname = 'a'\nimage = 'x'\n".into(), "--vhost-user"),
             (nbd(""), ":1: missing field `listen`"),
             (with("socket-mode = '8'"), ":5: '8' is not a mode"),
-            (with("socket-group = 'no such'"), ":5: there is no group"),
+            (with("socket-group = 'no such'"), ":5: no group"),
             (nbd("listen = ['fd:3']\nsocket-mode = '660'"), ": [nbd]: "),
             (nbd("listen = []"), ":1: [nbd]: listen"),
             (nbd("listen = ['/run/x']"), ":2: '/run/x' is not unix:PATH"),
@@ -451,36 +482,45 @@ mod tests {
             (nbd("listen = ['fd:3']\nconnections = 0"), "connections"),
             (
                 format!("tenants = true\n{ONE}\n[nbd]\nlisten = ['unix:/n']"),
-                "do not go with [nbd]",
+                "[nbd] and tenants exclude each other",
             ),
             (
                 "tenants = 'yes'".into(),
                 ":1: invalid type: string \"yes\", expected true",
             ),
-            ("[tenants]\nuser = 'x'".into(), ":2: unknown field `user`"),
-            ("[tenants]\nusers = '0-9'".into(), ":2: 0-9 has root"),
-            ("[tenants]\nmemory-max = '1M'".into(), ":2: 1M of memory"),
+            (
+                "[tenants]\nuser = 'x'".into(),
+                ":2: unknown key 'user'; did you mean 'users'?",
+            ),
+            ("[tenants]\nusers = '0-9'".into(), ":2: 0-9: contains root"),
+            (
+                "[tenants]\nmemory-max = '1M'".into(),
+                ":2: '1M' is too little memory",
+            ),
             ("[tenants]\ncpu-max = '2'".into(), ":2: '2' is not a share"),
-            ("[tenant.a]\n".into(), ":1: [tenant.a]: it needs tenants"),
+            ("[tenant.a]\n".into(), ":1: [tenant.a]: tenants are off"),
             (
                 "[tenants]\n[tenant.'a/b']\n".into(),
-                ":2: [tenant.a/b]: a tenant's name",
+                ":2: [tenant.a/b]: not a tenant's name",
             ),
             (
                 "[tenants]\n[tenant.a]\nusers = '5'".into(),
-                ":3: unknown field `users`",
+                ":3: unknown key 'users'",
             ),
-            (with("pool = 'p'"), "disk 'a': there is no table [pool.p]"),
-            (
-                pooled("", "iothreads = 2"),
-                "iothreads does not go with pool",
-            ),
-            (pooled("", "cpus = '0'"), "cpus does not go with pool"),
-            (pooled("", "poll = 'off'"), "poll does not go with pool"),
-            (pooled("", "aio = 'threads'"), "aio does not go with pool"),
+            (with("pool = 'p'"), "disk 'a': no pool 'p'"),
+            (pooled("", "iothreads = 2"), "iothreads: excluded by pool"),
+            (pooled("", "cpus = '0'"), "cpus: excluded by pool"),
+            (pooled("", "poll = 'off'"), "poll: excluded by pool"),
+            (pooled("", "aio = 'threads'"), "aio: excluded by pool"),
             (pooled("threads = 0", ""), ":7: [pool.p]: threads"),
-            (pooled("thread = 1", ""), ":8: unknown field `thread`"),
-            (format!("{ONE}[pool.'a b']\n"), "[pool.a b]: a pool's name"),
+            (
+                pooled("thread = 1", ""),
+                ":8: unknown key 'thread'; did you mean 'threads'?",
+            ),
+            (
+                format!("{ONE}[pool.'a b']\n"),
+                "[pool.a b]: not a pool's name",
+            ),
         ] {
             let error = parse(&text).unwrap_err();
             assert!(error.starts_with(':'), "{error}");

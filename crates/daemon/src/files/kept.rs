@@ -5,6 +5,7 @@
 
 use super::config;
 use crate::table::{DiskTable, check_name};
+use fathom_units::cause;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -40,16 +41,17 @@ pub struct Found {
 impl KeptDisks {
     /// It is made if it is missing. The error is one line for the user.
     pub fn open(path: &Path) -> Result<KeptDisks, String> {
-        let failed = |what| move |error: io::Error| format!("{}: {what}: {error}", path.display());
+        let failed =
+            |what| move |error: io::Error| format!("{}: {what}: {}", path.display(), cause(error));
         match fs::DirBuilder::new().mode(0o755).create(path) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            made => made.map_err(failed("cannot be made"))?,
+            made => made.map_err(failed("cannot create the directory"))?,
         }
-        let dir = File::open(path).map_err(failed("cannot be opened"))?;
+        let dir = File::open(path).map_err(failed("cannot open the directory"))?;
         flock(&dir, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
             let path = path.display();
             format!(
-                "{path}: another server keeps its disks there: give each a disks-dir of its own"
+                "{path}: another server keeps its disks there; give each server its own disks-dir"
             )
         })?;
         let kept = KeptDisks {
@@ -57,7 +59,7 @@ impl KeptDisks {
             dir,
         };
         for leftover in kept.files(|name| name.starts_with(UNFINISHED)) {
-            fs::remove_file(&leftover).map_err(failed("a leftover cannot be removed"))?;
+            fs::remove_file(&leftover).map_err(failed("cannot remove an unfinished file"))?;
         }
         Ok(kept)
     }
@@ -103,9 +105,20 @@ impl KeptDisks {
     /// When this returns, it is there whatever happens, or else all is as before.
     pub fn keep(&self, disk: &DiskTable) -> Result<(), String> {
         let path = self.path_of(&disk.name);
-        let failed = |error: io::Error| format!("{}: cannot be written: {error}", path.display());
+        let failed = |error: io::Error| {
+            format!(
+                "{}: cannot write the file: {}",
+                path.display(),
+                cause(error)
+            )
+        };
         let text = toml::to_string(disk);
-        let text = text.map_err(|error| format!("cannot be said in TOML: {error}"))?;
+        let text = text.map_err(|error| {
+            format!(
+                "{}: cannot express the disk's options in TOML: {error}",
+                path.display()
+            )
+        })?;
         let file = tempfile::Builder::new()
             .prefix(UNFINISHED)
             .permissions(fs::Permissions::from_mode(0o600))
@@ -125,7 +138,13 @@ impl KeptDisks {
             other => other,
         };
         let removed = removed.and_then(|()| self.dir.sync_all());
-        removed.map_err(|error| format!("{}: cannot be removed: {error}", path.display()))
+        removed.map_err(|error| {
+            format!(
+                "{}: cannot remove the file: {}",
+                path.display(),
+                cause(error)
+            )
+        })
     }
 }
 
@@ -150,7 +169,8 @@ fn stem(path: &Path) -> &str {
 
 /// The disk that a file defines. The error goes behind the file's name.
 pub fn read(path: &Path) -> Result<DiskTable, String> {
-    let text = fs::read_to_string(path).map_err(|error| format!(": cannot be read: {error}"))?;
+    let text =
+        fs::read_to_string(path).map_err(|error| format!(": {}", config::unreadable(&error)))?;
     let mut disk: DiskTable = config::parse_toml(&text)?;
     let stem = stem(path);
     if disk.name.is_empty() {
@@ -158,7 +178,7 @@ pub fn read(path: &Path) -> Result<DiskTable, String> {
     }
     if disk.name != stem {
         return Err(format!(
-            ": the disk is named '{}': name the file after it",
+            ": defines disk '{0}'; rename the file to {0}.toml",
             disk.name
         ));
     }
@@ -220,7 +240,7 @@ mod tests {
         );
         assert!(name.contains("letters"), "{name}");
         assert_eq!(stem, "bad");
-        assert!(line.contains("bad.toml:3: unknown field"), "{line}");
-        assert!(other.contains("named 'good'"), "{other}");
+        assert!(line.contains("bad.toml:3: unknown key"), "{line}");
+        assert!(other.contains("defines disk 'good'"), "{other}");
     }
 }

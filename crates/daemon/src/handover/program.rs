@@ -1,6 +1,7 @@
 //! Which program a successor is.
 
 use fathom_files::trusted;
+use fathom_units::cause;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -19,19 +20,21 @@ pub fn own_binary() -> io::Result<PathBuf> {
 pub fn check_binary(path: &Path) -> Result<(), String> {
     let shown = path.display();
     if !path.is_absolute() {
-        return Err(format!("{shown}: give the whole path of the program"));
+        return Err(format!(
+            "{shown}: not an absolute path; give the program's absolute path"
+        ));
     }
     // A link of somebody else could lead to any program of root's.
-    let file = trusted::open_path(path).map_err(|error| format!("{shown}: {error}"))?;
+    let file = trusted::open_path(path).map_err(|error| format!("{shown}: {}", cause(error)))?;
     let meta = File::from(file).metadata();
-    let meta = meta.map_err(|error| format!("{shown}: {error}"))?;
+    let meta = meta.map_err(|error| format!("{shown}: {}", cause(error)))?;
     let own = rustix::process::geteuid().as_raw();
     let is_ours = [0, own].contains(&meta.uid()) && meta.mode() & 0o022 == 0;
     match is_ours && meta.is_file() {
         true => Ok(()),
         false => Err(format!(
-            "{shown}: the program of a successor has to be a file of root or of the server's user \
-             that neither a group nor others may write to (chmod go-w)"
+            "{shown}: not a trusted program: it must belong to root or the server's user, and \
+             not be writable for its group or others (chmod go-w)"
         )),
     }
 }

@@ -15,6 +15,7 @@ use crate::supervisor::Tenants;
 use fathom_exports::vhost_user::{Arrival, Arriving, arrival};
 use fathom_exports::{Bound, Descriptors, Listener};
 use fathom_trace::Clock;
+use fathom_units::cause;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -39,7 +40,9 @@ impl Heir {
                     estate.inherit(&counts);
                 }
             }
-            Err(error) => tracing::warn!("what was counted before is lost: {error}"),
+            Err(error) => tracing::warn!(
+                "upgrade: cannot read the predecessor's counters, so they restart at 0: {error}"
+            ),
         }
         // It may be gone.
         let _ = self.peer.send(&Word::Serving);
@@ -59,7 +62,7 @@ impl Heir {
 /// Take over from the process at the other end. On an error it goes on, and this one is to end.
 pub fn receive(options: ServeOptions, socket: OwnedFd) -> Result<Heir, Error> {
     let peer = Peer::new(UnixStream::from(socket));
-    let mut peer = peer.map_err(Error::io("cannot speak to the predecessor"))?;
+    let mut peer = peer.map_err(Error::io("cannot talk to the predecessor"))?;
     peer.send(&Hello::OURS).map_err(gone)?;
     let (state, files): (State, _) = peer.receive(None).map_err(gone)?;
     let prepared = prepare(options, state, files);
@@ -74,7 +77,10 @@ pub fn receive(options: ServeOptions, socket: OwnedFd) -> Result<Heir, Error> {
     // that it is gone says as much as its word.
     match peer.send(&Word::Active).and_then(|()| peer.receive(None)) {
         Ok((Go, _)) => {}
-        Err(error) => tracing::warn!("going on without the predecessor's word: {error}"),
+        Err(error) => tracing::warn!(
+            "upgrade: the predecessor ended without a last message; this server continues: \
+             {error}"
+        ),
     }
     Ok(prepared.run(peer))
 }
@@ -105,12 +111,16 @@ fn prepare(
 ) -> Result<Prepared, String> {
     if Hello::OURS.check(state.version).is_err() {
         return Err(format!(
-            "version {} of a handover is not known here",
+            "the handover has version {}, which this program does not know",
             state.version
         ));
     }
     if options.tenants != state.tenants.is_some() {
-        return Err("tenants has come or gone in the configuration: that needs a restart".into());
+        return Err(
+            "the configuration has added or removed tenants, which needs a restart instead of an \
+             upgrade"
+                .into(),
+        );
     }
     let mut own = files.split_off_front(state.files);
     let mut clients = Vec::new();
@@ -121,14 +131,22 @@ fn prepare(
         bounds.push(bound);
     }
     if options.nbd.is_some() == clients.is_empty() {
-        return Err("[nbd] has come or gone in the configuration: that needs a restart".into());
+        return Err(
+            "the configuration has added or removed [nbd], which needs a restart instead of an \
+             upgrade"
+                .into(),
+        );
     }
     let kept = state
         .kept
         .map(|(path, number)| Ok::<_, String>((path, own.take(number)?)));
     let kept = kept.transpose()?;
     if kept.as_ref().map(|(path, _)| path) != options.kept.as_ref() {
-        return Err("disks-dir is another one in the configuration: that needs a restart".into());
+        return Err(
+            "the configuration names another disks-dir, which needs a restart instead of an \
+             upgrade"
+                .into(),
+        );
     }
     // (What the configuration said when a predecessor without them read it is not known.)
     let listed = options.disks.iter();
@@ -154,9 +172,10 @@ fn prepare(
         }
     };
     let book = Book::new(host, &options);
-    let mut book = book.map_err(|error| format!("cannot make a mailbox: {error}"))?;
+    let mut book =
+        book.map_err(|error| format!("cannot create a command queue: {}", cause(error)))?;
     let taken = book.take(state.origins, definitions, kept);
-    taken.map_err(|error| error.to_string())?;
+    taken.map_err(cause)?;
     Ok(Prepared {
         exports,
         book,
@@ -230,7 +249,7 @@ impl Prepared {
         let estate = self.book.estate().map_err(|refusal| refusal.text)?;
         estate.take_left(left)?;
         if bases.len() != self.exports.len() {
-            return Err("there are other disks than there were".into());
+            return Err("the predecessor's disks are not those of the handover".into());
         }
         for (export, bases) in self.exports.iter().zip(bases) {
             export

@@ -11,6 +11,7 @@ use crate::api::Api;
 use crate::book::Book;
 use fathom_exports::Descriptors;
 use fathom_exports::vhost_user::{Frozen, Halting};
+use fathom_units::cause;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -50,7 +51,9 @@ impl HandedOver {
                 Ok((Progress::Tenant(renewal), _)) => all.push(renewal),
                 Ok((Progress::Done, _)) => return Some(all),
                 Err(error) => {
-                    tracing::error!("what has become of other tenants is not known: {error}");
+                    tracing::error!(
+                        "upgrade: the outcome for the remaining tenants is unknown: {error}"
+                    );
                     return Some(all);
                 }
             }
@@ -89,7 +92,7 @@ pub fn hand_over_disks(
     socket: OwnedFd,
     kill: Box<dyn FnMut() -> Result<(), String> + '_>,
 ) -> Result<HandedOver, String> {
-    let successor = Successor::elsewhere(socket, kill).map_err(|error| error.to_string())?;
+    let successor = Successor::elsewhere(socket, kill).map_err(cause)?;
     estate.may_be_handed_over()?;
     let outcome = greet(successor).and_then(|greeted| {
         let given = estate.give()?;
@@ -103,7 +106,7 @@ type Greeted<'a> = (Successor<'a>, Hello);
 
 fn greet(mut successor: Successor<'_>) -> Result<Greeted<'_>, String> {
     let started = successor.peer.receive(Some(START));
-    let (hello, _): (Hello, _) = started.map_err(told("does not start"))?;
+    let (hello, _): (Hello, _) = started.map_err(told("did not start"))?;
     Ok((successor, hello))
 }
 
@@ -121,7 +124,10 @@ fn give(
     } = given;
     if let Some(api) = api {
         let listener = api.hand_over(&mut files);
-        state.api = Some(listener.map_err(|error| format!("the API's socket: {error}"))?);
+        state.api = Some(
+            listener
+                .map_err(|error| format!("cannot hand over the API's socket: {}", cause(error)))?,
+        );
         state.files = files.len();
     }
     let mut exports = Vec::new();
@@ -137,7 +143,8 @@ fn give(
             disk.export = export.state.take();
         }
         let lent = describe(&lent, &mut own);
-        disk.lent = lent.map_err(|error| format!("cannot duplicate a descriptor: {error}"))?;
+        disk.lent =
+            lent.map_err(|error| format!("cannot duplicate a file descriptor: {}", cause(error)))?;
         disk.files = own.len();
         files.append(own);
         state.disks.push(disk);
@@ -177,11 +184,11 @@ fn commit(
 ) -> Result<Duration, String> {
     let peer = &mut successor.peer;
     peer.send_with(state, &files)
-        .map_err(told("cannot be told what there is"))?;
+        .map_err(told("did not receive the server's state"))?;
     drop(files);
     match peer
         .receive(Some(PREPARE))
-        .map_err(told("cannot take over"))?
+        .map_err(told("did not prepare"))?
     {
         (Word::Prepared, _) => {}
         other => return Err(refused(other.0)),
@@ -204,10 +211,11 @@ fn commit(
     let stopped = Stopped {
         bases,
         clients,
-        left: left.map_err(|error| format!("cannot duplicate a descriptor: {error}"))?,
+        left: left
+            .map_err(|error| format!("cannot duplicate a file descriptor: {}", cause(error)))?,
     };
     peer.send_with(&stopped, &files)
-        .map_err(told("cannot be told where the queues are"))?;
+        .map_err(told("did not receive the state of the queues"))?;
     match peer
         .receive(Some(ACTIVATE))
         .map_err(told("cannot use the disks"))?
@@ -217,21 +225,25 @@ fn commit(
     }
     // Sent or not: the successor goes on by itself when this process is gone, and it can only be
     // missing if the successor is.
-    peer.send(&Go).map_err(told("is gone at the last moment"))?;
+    peer.send(&Go)
+        .map_err(told("ended before it served the disks"))?;
     Ok(begun.elapsed())
 }
 
 fn told(what: &'static str) -> impl Fn(WireError) -> String {
     move |error| {
-        format!("the successor {what}: {error} (its own words are in the log); this server goes on")
+        format!(
+            "the new process {what}: {error} (the log has its own messages); this server \
+             continues"
+        )
     }
 }
 
 fn refused(word: Word) -> String {
     match word {
         Word::Refused(problem) => {
-            format!("the successor cannot take over: {problem}; this server goes on")
+            format!("the new process cannot take over: {problem}; this server continues")
         }
-        _ => "the successor has lost its way; this server goes on".into(),
+        _ => "the new process sent an unexpected message; this server continues".into(),
     }
 }

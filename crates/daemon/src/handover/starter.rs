@@ -7,6 +7,7 @@ use crate::link::Link;
 use fathom_sandbox::Mode;
 use fathom_storage::cached::Terms;
 use fathom_storage::cached::finder::{Find, find_or_start};
+use fathom_units::cause;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::io;
@@ -75,8 +76,9 @@ impl Starter {
                 return find_or_start(&terms, &mut reap_later);
             };
             let done = order(apart, &Order::Base(terms), None).map_err(io::Error::other)?;
-            done.1
-                .ok_or_else(|| io::Error::other("there is no connection to its keeper"))
+            done.1.ok_or_else(|| {
+                io::Error::other("no connection to the process that keeps file descriptors")
+            })
         })
     }
 
@@ -105,7 +107,7 @@ impl Started<'_> {
         let killed = match self {
             Started::Here(child) => {
                 let _ = child.kill();
-                child.wait().map(drop).map_err(|error| error.to_string())
+                child.wait().map(drop).map_err(cause)
             }
             Started::Apart(link, _) => order(link, &Order::Kill, None).map(drop),
             Started::Elsewhere(kill) => kill(),
@@ -113,7 +115,7 @@ impl Started<'_> {
         if let Err(problem) = killed {
             // It may have the disks: two that write to them would be the end of them.
             tracing::error!(
-                "a successor that has failed cannot be ended: {problem}; this server ends"
+                "upgrade: cannot end the failed new process: {problem}; this server ends"
             );
             std::process::exit(1);
         }
@@ -147,7 +149,7 @@ fn order(
     let mut apart = apart.lock().unwrap_or_else(PoisonError::into_inner);
     let (link, number) = &mut *apart;
     *number += 1;
-    let failed = |error: io::Error| format!("the process that starts successors: {error}");
+    let failed = |error: io::Error| format!("the process that starts successors: {}", cause(error));
     link.send(&(*number, order), with.as_ref().map(AsFd::as_fd), false)
         .map_err(failed)?;
     drop(with);
@@ -178,7 +180,7 @@ pub fn start_successors(sandbox: Mode, arguments: &[OsString]) -> Result<(), Err
     // SAFETY: nothing here has opened a file yet but the standard streams.
     unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
     let link = io::stdin().as_fd().try_clone_to_owned();
-    let link = Link::from(link.map_err(Error::io("there is no server"))?);
+    let link = Link::from(link.map_err(Error::io("the server has ended"))?);
     let mut child: Option<Child> = None;
     let mut keepers: Vec<Child> = Vec::new();
     // An error is the server's end.
@@ -194,19 +196,19 @@ pub fn start_successors(sandbox: Mode, arguments: &[OsString]) -> Result<(), Err
                         found = Some(connection);
                         Ok(0)
                     }
-                    Err(error) => Err(error.to_string()),
+                    Err(error) => Err(cause(error)),
                 }
             }
             (Order::Start(binary), Some(input)) => {
                 let started = launch(binary, arguments, input);
                 started.map(|started| child.insert(started).id())
             }
-            (Order::Start(_), None) => Err("there is no standard input for it".into()),
+            (Order::Start(_), None) => Err("the successor has no standard input".into()),
             (Order::Kill, _) => match child.take() {
-                None => Err("there is no successor".into()),
+                None => Err("no successor is running".into()),
                 Some(mut child) => {
                     let _ = child.kill();
-                    let killed = child.wait().map_err(|error| error.to_string());
+                    let killed = child.wait().map_err(cause);
                     killed.map(|_| child.id())
                 }
             },
@@ -228,7 +230,8 @@ fn launch(
 ) -> Result<Child, String> {
     let binary = match binary {
         Some(path) => check_binary(&path).map(|()| path)?,
-        None => own_binary().map_err(|error| format!("this program is not found: {error}"))?,
+        None => own_binary()
+            .map_err(|error| format!("cannot find this program's file: {}", cause(error)))?,
     };
     let is_new = |argument: &&OsString| *argument != TAKE_OVER;
     let mut arguments = arguments.iter().filter(is_new);
@@ -244,5 +247,11 @@ fn launch(
     // was something.
     command.args(arguments).env("LISTEN_FDS", "0");
     let started = command.stdin(input).spawn();
-    started.map_err(|error| format!("{}: cannot be started: {error}", binary.display()))
+    started.map_err(|error| {
+        format!(
+            "{}: cannot start the program: {}",
+            binary.display(),
+            cause(error)
+        )
+    })
 }

@@ -61,8 +61,8 @@ impl Hello {
         match (oldest..=newest).contains(&&version) {
             true => Ok(()),
             false => Err(format!(
-                "it takes over by versions {oldest} to {newest} of a handover, and this server hands \
-                 over by version {version}: it needs a restart"
+                "the new program takes over by handover versions {oldest} to {newest}, and this \
+                 server hands over by version {version}; restart the server instead"
             )),
         }
     }

@@ -2,6 +2,7 @@
 
 use super::starter::{Started, Starter};
 use super::wire::Peer;
+use fathom_units::cause;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -17,7 +18,7 @@ pub struct Successor<'a> {
 impl Successor<'_> {
     /// Start it. The error is for the user.
     pub fn start(starter: &Starter, binary: Option<PathBuf>) -> Result<Successor<'_>, String> {
-        let failed = |error| format!("a successor cannot be started: {error}");
+        let failed = |error| format!("cannot start the new process: {}", cause(error));
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let peer = Peer::new(ours).map_err(failed)?;
         Ok(Successor {

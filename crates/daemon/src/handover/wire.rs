@@ -4,6 +4,7 @@
 //! then the text. It is there whole or not at all.
 
 use fathom_exports::Descriptors;
+use fathom_units::cause;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -29,13 +30,13 @@ const STALL: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// The other side is gone.
-    #[error("it is gone")]
+    #[error("the connection is closed")]
     Gone,
-    #[error("it says nothing for too long")]
+    #[error("no message in time")]
     Late,
-    #[error("it cannot be understood: {0}")]
+    #[error("malformed message: {0}")]
     Strange(String),
-    #[error(transparent)]
+    #[error("{}", cause(.0))]
     Io(io::Error),
 }
 
@@ -115,7 +116,7 @@ impl Peer {
         };
         let (text, files) = (number(8), number(16));
         if head[..8] != MAGIC || text > MAX_TEXT || files > MAX_FILES {
-            return Err(WireError::Strange("that is no message".into()));
+            return Err(WireError::Strange("not a message".into()));
         }
         let mut taken = Vec::new();
         while (taken.len() as u64) < files {
@@ -148,7 +149,7 @@ impl Peer {
         match files.len() > before {
             true => Ok(()),
             // What does not fit into the table of open files is missing.
-            false => Err(WireError::Strange("files are missing".into())),
+            false => Err(WireError::Strange("file descriptors are missing".into())),
         }
     }
 }

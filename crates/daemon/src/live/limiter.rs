@@ -5,35 +5,46 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What it is, for programs.
+/// Kind of the suspected limiter, for programs:
+///
+/// - `idle`: the disk has few or no requests.
+/// - `frozen`: the disk is frozen.
+/// - `stuck`: requests are in flight, and none has completed.
+/// - `filter`: a filter delays requests.
+/// - `thread`: a thread has no CPU time left.
+/// - `tables`: lookups in the image's tables take most of the time.
+/// - `storage`: the storage is busy.
+/// - `latency`: few requests are in flight at the same time, so their latency limits the speed.
+/// - `mixed`: no single cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LimiterKind {
-    /// There is little or nothing to do.
+    /// The disk has few or no requests.
     Idle,
-    /// It stands still because somebody wants that.
+    /// The disk is frozen.
     Frozen,
-    /// Requests wait, and none was answered.
+    /// Requests are in flight, and none has completed.
     Stuck,
-    /// A filter holds requests back.
+    /// A filter delays requests.
     Filter,
     /// A thread has no CPU time left.
     Thread,
-    /// Looking up where the image has the bytes.
+    /// Lookups in the image's tables take most of the time.
     Tables,
-    /// The storage is busy with many requests.
+    /// The storage is busy.
     Storage,
-    /// There are few requests at once, each of which takes its time.
+    /// Few requests are in flight at the same time, so their latency limits the speed.
     Latency,
-    /// None of these alone.
+    /// No single cause.
     Mixed,
 }
 
-/// What holds a disk back.
+/// The suspected limiter of a disk in an interval: a hint, which simple rules derive from the interval's numbers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Limiter {
+    /// Kind of the limiter, for programs.
     pub kind: LimiterKind,
-    /// One line for people.
+    /// Description of the limiter for display, in one line.
     pub text: String,
 }
 
@@ -88,7 +99,7 @@ fn judge(seen: &Seen) -> (LimiterKind, String) {
     if seen.frozen {
         return (
             Frozen,
-            "frozen: who uses it waits (fathom disk thaw)".to_owned(),
+            "frozen: requests wait until 'fathom disk thaw'".to_owned(),
         );
     }
     if seen.requests == 0 {

@@ -111,7 +111,11 @@ impl Listeners {
         F: Future<Output = Option<Measures>> + Send + 'static,
     {
         let place = self.places.clone().try_acquire_owned();
-        let place = place.map_err(|_| Full(format!("{LISTENERS} others listen already")))?;
+        let place = place.map_err(|_| {
+            Full(format!(
+                "{LISTENERS} other clients read live numbers, which is the limit; end one of them"
+            ))
+        })?;
         let mut samplers = self.samplers.lock().unwrap_or_else(PoisonError::into_inner);
         samplers.retain(|_, sampler| {
             let is_heard = sampler.heard().is_some();
@@ -131,7 +135,8 @@ impl Listeners {
             let known = samplers.keys().map(|interval| format!("{interval:?}"));
             let known = known.collect::<Vec<_>>().join(", ");
             let text = format!(
-                "others listen with {SAMPLERS} different intervals: take one of these, {known}"
+                "other clients read live numbers with {SAMPLERS} different intervals, which is \
+                 the limit; choose one of {known}"
             );
             return Err(Full(text));
         }

@@ -5,74 +5,88 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
-/// What all disks of a server have done in one interval: one line of `/v1/live`.
+/// Live numbers of all disks of a server in one interval: one line of `/v1/live`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Sample {
-    /// Its end, in milliseconds since 1970.
+    /// End of the interval, in milliseconds since 1970.
     pub time_ms: u64,
-    /// How long it was.
+    /// Length of the interval in seconds.
     pub seconds: f64,
-    /// One more than that of the interval before: who does not read in time misses some.
+    /// Number of the interval, which increases by one with each interval. A client that reads too slowly misses
+    /// intervals.
     pub number: u64,
+    /// Version of the server.
     pub version: String,
-    /// The server.
+    /// Process ID of the server.
     pub pid: u32,
-    /// What all of its processes have used of CPUs: 100 is one of them.
+    /// CPU time of all processes of the server, in percent of one CPU.
     pub cpu_percent: f64,
-    /// Bytes that they have in memory, guests' memory that they have touched included.
+    /// Resident memory of all processes of the server in bytes, including memory of guests that the processes have
+    /// accessed.
     pub memory: u64,
-    /// By name.
+    /// Numbers of each disk, by name.
     pub disks: Vec<DiskSample>,
 }
 
-/// What one disk has done in an interval.
+/// Live numbers of a disk in one interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskSample {
+    /// Name of the disk.
     pub name: String,
+    /// Location of the image: a path or a URI, without passwords.
     pub image: String,
+    /// Format of the image.
     pub format: String,
+    /// I/O engine, such as `io_uring`.
     pub engine: String,
-    /// Bytes.
+    /// Size of the disk in bytes.
     pub size: u64,
+    /// Guests and clients can only read.
     pub read_only: bool,
-    /// It stands still, and who uses it waits.
+    /// The disk is frozen: requests wait until it is thawed.
     pub frozen: bool,
-    /// Whose threads serve it; null: its own.
+    /// Name of the pool whose threads serve the disk. Null if the disk has threads of its own.
     pub pool: Option<String>,
-    /// The process that has it.
+    /// Process ID of the process that serves the disk.
     pub pid: u32,
-    /// As on the command line, in the order in which requests meet them.
+    /// Filters of the disk in the syntax of the command line, from the one closest to the guest to the one closest to
+    /// the image.
     pub filters: Vec<String>,
-    /// The virtual machine that uses it; null: none.
+    /// The virtual machine that uses the disk. Null if no virtual machine is connected.
     pub front_end: Option<FrontEndSample>,
+    /// Number of connections of NBD clients to the disk.
     pub nbd_clients: u64,
-    /// The time that the figures below are of: shorter than the interval where the disk has come meanwhile.
+    /// Time that the numbers below cover, in seconds. For a disk that was added during the interval, this time is
+    /// shorter than the interval.
     pub seconds: f64,
-    /// It has gone and come back meanwhile: the figures are of the time since.
+    /// The disk was removed and added again since the last interval: the numbers cover the time since it was added.
     pub restarted: bool,
-    /// All requests together.
+    /// Numbers of all operations together.
     pub all: Figures,
-    /// Each operation that has occurred in the interval.
+    /// Numbers of each operation that occurred in the interval.
     pub operations: Vec<OpSample>,
-    /// Requests that broke a rule of their protocol; they are in no other figure.
+    /// Number of requests that violated their protocol or that the disk does not support. No other number includes
+    /// them.
     pub refused: u64,
-    /// At its end.
+    /// Number of requests in flight at the end of the interval.
     pub in_flight: u64,
-    /// On average, as follows from how many there were and how long they took.
+    /// Mean number of requests in flight: the sum of the requests' durations, divided by `seconds`.
     pub mean_in_flight: f64,
-    /// What its workers have used of CPUs; null: its threads are a pool's.
+    /// CPU time of the disk's workers, in percent of one CPU. Null if the threads belong to a pool.
     pub cpu_percent: Option<f64>,
-    /// What the busiest thread of its pool has used of a CPU, for all disks of the pool.
+    /// CPU time of the pool's busiest thread for all disks of the pool, in percent of one CPU. Null if the disk has
+    /// threads of its own.
     pub pool_cpu_percent: Option<f64>,
-    /// Of the time, how much its workers looked for work instead of sleeping; mean of them.
+    /// Share of the time in which a worker polled instead of sleeping, in percent: the mean of all workers.
     pub polling_percent: f64,
+    /// Numbers of each worker.
     pub workers: Vec<WorkerSample>,
-    /// Virtqueues that run.
+    /// Numbers of each virtqueue that is running.
     pub queues: Vec<QueueSample>,
-    /// What holds the disk back.
+    /// The suspected limiter: what limits the disk's speed.
     pub limiter: Limiter,
-    /// How long requests took: `[bucket, how many]` for each that is not empty. Bucket n is from
-    /// 2^(n/4) to 2^((n+1)/4) ns.
+    /// Durations of requests: `[bucket, number of requests]` for each bucket that is not empty. Bucket n is the range
+    /// from 2^(n/4) to 2^((n+1)/4) nanoseconds.
     #[schema(value_type = Vec<Vec<i64>>)]
     pub histogram: Vec<(u32, u64)>,
 }
@@ -85,68 +99,87 @@ impl DiskSample {
     }
 }
 
-/// One operation's.
+/// Numbers of one operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OpSample {
+    /// Name of the operation, such as `read`.
     pub op: String,
     #[serde(flatten)]
     pub figures: Figures,
 }
 
-/// Of some requests that were answered in an interval. A time is null where there are too few of them
-/// for it to mean anything.
+/// Numbers of requests that completed in an interval. A time is null if the interval has too few requests for it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Figures {
+    /// Number of requests.
     pub requests: u64,
-    /// What those were about that were answered without an error.
+    /// Number of bytes read, written, discarded or zeroed by requests that succeeded.
     pub bytes: u64,
-    /// How many were answered with an error.
+    /// Number of requests that failed.
     pub errors: u64,
+    /// Requests per second.
     pub iops: f64,
+    /// `bytes` per second.
     pub bytes_per_second: f64,
+    /// `errors` per second.
     pub errors_per_second: f64,
-    /// Microseconds, like the others.
+    /// Mean duration of a request in microseconds.
     pub mean_us: Option<f64>,
+    /// Median of the durations in microseconds.
     pub p50_us: Option<f64>,
+    /// 99th percentile of the durations in microseconds.
     pub p99_us: Option<f64>,
-    /// Where no request has ever taken longer: exactly; else what it was not longer than.
+    /// Maximum of the durations in microseconds: the exact value if no earlier request took as long, otherwise an upper
+    /// bound.
     pub max_us: Option<f64>,
-    /// How much of the mean a request was in each stage: wake, queue, map, device, finish, notify.
+    /// Mean time of a request in each stage in microseconds: `wake`, `queue`, `map`, `device`, `finish` and `notify`.
+    /// Empty without requests.
     pub stages_us: BTreeMap<String, f64>,
 }
 
-/// A virtual machine, as its process shows it.
+/// A virtual machine, as the command line of its process describes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FrontEndSample {
-    /// 0: it cannot be seen from here.
+    /// Process ID of the VMM. 0 if the process is in a PID namespace that is not visible to the server.
     pub pid: i32,
-    /// The program.
+    /// Name of the VMM's program, such as `qemu-system-x86_64`. Null if unknown.
     pub vmm: Option<String>,
-    /// Its name for the program.
+    /// Name of the guest (QEMU's option `-name`, Firecracker's option `--id`). Null if unknown.
     pub guest: Option<String>,
+    /// UUID of the guest (QEMU's option `-uuid`). Null if unknown.
     pub uuid: Option<String>,
 }
 
+/// Live numbers of a worker in one interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WorkerSample {
+    /// Completed requests per second.
     pub requests_per_second: f64,
-    /// Of one CPU; null: its thread is a pool's.
+    /// CPU time of the worker's thread, in percent of one CPU. Null if the thread belongs to a pool.
     pub cpu_percent: Option<f64>,
-    /// Of the time, how much it looked for work instead of sleeping.
+    /// Share of the time in which the worker polled instead of sleeping, in percent.
     pub polling_percent: f64,
-    /// How often it was woken by guests, and went to sleep.
+    /// Notifications from guests per second.
     pub kicks_per_second: f64,
+    /// Number of times per second that the worker went to sleep because it had no work.
     pub sleeps_per_second: f64,
+    /// Interrupts sent to guests per second.
     pub interrupts_per_second: f64,
 }
 
+/// Live numbers of a virtqueue in one interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct QueueSample {
+    /// Index of the virtqueue.
     pub queue: u16,
-    /// Requests that can be in flight.
+    /// Size of the virtqueue: the maximum number of requests in flight.
     pub size: u64,
+    /// Number of requests in flight at the end of the interval.
     pub in_flight: u64,
+    /// Requests taken from the virtqueue per second.
     pub requests_per_second: f64,
+    /// Notifications from the guest per second.
     pub kicks_per_second: f64,
+    /// Interrupts sent to the guest per second.
     pub interrupts_per_second: f64,
 }

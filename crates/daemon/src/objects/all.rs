@@ -36,7 +36,8 @@ use crate::host::Host;
 use crate::info::Info;
 use crate::mailbox::Mailbox;
 use crate::metrics::{Measured, ProcessInfo};
-use crate::options::{ServeOptions, StopTimeout};
+use crate::options::ServeOptions;
+use crate::stop_timeout::StopTimeout;
 use crate::table::check_path;
 use fathom_exports::Listener;
 use fathom_stack::Pools;
@@ -111,11 +112,14 @@ impl Objects {
             definitions: options.kept,
         };
         let disks = options.disks.into_iter().zip(front_ends);
-        let disks = disks.map(|(disk, listener)| Served::open(disk, listener, common.clone()));
+        let disks = disks.map(|(disk, listener)| {
+            let defined = disk.clone();
+            Served::open(disk, listener, common.clone()).map_err(|error| defined.blame(error))
+        });
         let disks = disks.collect::<Result<Vec<_>, _>>()?;
         let nbd = options.nbd.as_ref();
         let nbd = nbd.map(|nbd| Nbd::start(nbd, clients, &disks));
-        let mail = Mailbox::new().map_err(Error::io("cannot make a mailbox"))?;
+        let mail = Mailbox::new().map_err(Error::io("cannot create a command queue"))?;
         disks
             .iter()
             .for_each(|disk| changes::watch_size(disk, mail.post()));
@@ -237,7 +241,7 @@ impl Objects {
                 return self.order_snapshots(index, order, asker);
             }
             (command, Some(index)) => self.handle_for(index, command),
-            (_, None) => Err(Kind::Invalid.because("that concerns one disk: name it")),
+            (_, None) => Err(Kind::Invalid.because("the request must name a disk")),
         };
         asker(answered);
     }
@@ -309,7 +313,7 @@ impl Objects {
             | Command::Bitmaps(_)
             | Command::Snapshots(_)
             | Command::Remove { .. } => {
-                Err(Kind::Invalid.because("that concerns the server, not one disk"))
+                Err(Kind::Invalid.because("the request is about the server, not about one disk"))
             }
         }
     }

@@ -10,6 +10,7 @@ use fathom_exports::nbd::{Export, Exports, Options};
 use fathom_exports::{Access, Listener, NbdServer};
 use fathom_jobs::Source;
 use fathom_jobs::backup::{Backup, Status, Terms};
+use fathom_units::cause;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use std::collections::VecDeque;
 use std::os::unix::ffi::OsStrExt;
@@ -110,7 +111,7 @@ impl Order {
         let disk = self.disk.clone();
         let (ending, events) = (Arc::downgrade(&shared), self.events.clone());
         let failed = move |problem: &str| {
-            tracing::warn!("the backup of disk '{disk}' has failed: {problem}");
+            tracing::warn!("disk '{disk}': backup failed: {problem}");
             let (disk, problem) = (disk.clone(), problem.to_owned());
             events.tell(Happened::BackupFailed { disk, problem });
             if let Some(shared) = ending.upgrade() {
@@ -122,7 +123,7 @@ impl Order {
         // Clients that know the backup's identity are never served another backup. The disk's name, and none, stand
         // for whichever backup there is.
         let exports = [&self.disk, &self.id].map(|name| {
-            let text = "as it was when its backup began".to_owned();
+            let text = "the disk as of the backup's begin".to_owned();
             let export = Export::new(name.clone(), text, view.clone(), workers.clone());
             match &self.terms.bitmap {
                 Some(bitmap) => export.with_bitmap(bitmap.clone()),
@@ -144,7 +145,7 @@ impl Order {
         let leaving = Arc::downgrade(&shared);
         self.shared.set_followers_leave(Box::new(move || {
             if let Some(shared) = leaving.upgrade() {
-                shared.end_soon(Some("its virtual machine has let go of the disk"));
+                shared.end_soon(Some("the virtual machine disconnected from the disk"));
             }
         }));
         if shared.state().status().problem.is_some() {
@@ -152,7 +153,7 @@ impl Order {
             shared.end_soon(None);
         }
         let disk = self.disk;
-        tracing::info!("a backup of disk '{disk}' has begun");
+        tracing::info!("disk '{disk}': backup begun");
         self.events.tell(Happened::BackupBegun { disk });
         Ok(Running {
             id: self.id,
@@ -166,7 +167,8 @@ impl Order {
 }
 
 fn serve(exports: Vec<Export>, listener: Listener) -> Result<Serving<NbdServer>, String> {
-    let failed = |error: std::io::Error| format!("its clients cannot be served: {error}");
+    let failed =
+        |error: std::io::Error| format!("cannot serve the backup to clients: {}", cause(error));
     let exports = Exports::new(exports).map_err(|error| error.to_string())?;
     let server = NbdServer::new(exports, Options::default()).map_err(failed)?;
     let serve = move |server: &NbdServer| server.serve(&[listener]);
@@ -283,7 +285,7 @@ impl Running {
     /// The disk is needed for something else, or is not served any more; does not wait.
     pub fn begin_stop(&self) {
         self.shared
-            .end_soon(Some("the disk is not served any more"));
+            .end_soon(Some("the disk is being removed, or the server is stopping"));
     }
 
     /// Nobody needs it any more: what has become of it, when all of it is gone. May block.

@@ -304,8 +304,7 @@ fn settle(workers: &[WorkerHandle]) -> Result<(), DiskError> {
     match settling.into_iter().all(|settling| settling.wait(deadline)) {
         true => Ok(()),
         false => {
-            let problem =
-                "requests that are in flight do not end: the disk stays as large as it is";
+            let problem = "requests in flight do not end; the disk keeps its size";
             Err(DiskError::Refused(problem.into()))
         }
     }

@@ -26,7 +26,8 @@ pub fn forget_unfinished(options: &DiskOptions, directory: Option<&Path>) {
     match superseded::forget_unfinished(&location.to_string(), location.path(), &definition) {
         Ok(false) => {}
         Ok(true) => tracing::info!(
-            "disk '{}': the server ended during a switch to another image: {location} is the disk's image still",
+            "disk '{}': the server ended during a switch to another image; {location} is still \
+             the disk's image",
             options.name
         ),
         // (Whoever opens the image says why it is refused.)

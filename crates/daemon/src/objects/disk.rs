@@ -306,7 +306,7 @@ impl Served {
         {
             return None;
         }
-        Some(ended.map_err(Error::io("serving front-ends failed")))
+        Some(ended.map_err(Error::io("front-ends are no longer served")))
     }
 
     /// Let the workers end, which have no clients any more. False: they have
@@ -507,7 +507,8 @@ impl Served {
         match unheard.count() {
             0 => Ok(()),
             _ => Err(format!(
-                "disk '{}' has a worker that does not answer: for it, this holds from when it does",
+                "disk '{}': a worker did not respond; for that worker, the change takes effect \
+                 when it responds",
                 self.name()
             )),
         }
@@ -533,7 +534,7 @@ impl Served {
             let disk = self.name().to_owned();
             self.events.tell(Happened::Resized { disk, size });
             let disk = &self.options.disk.location;
-            tracing::info!("{disk}: the disk has {} now", Size(size));
+            tracing::info!("disk resized: {disk}: now {}", Size(size));
             if let Some(location) = disk.with_size(size) {
                 self.options.disk.location = location.clone();
                 if let Some(table) = &mut self.options.table {

@@ -50,8 +50,8 @@ impl Marks<'_> {
         }
         if let Some(problem) = &self.problem {
             tracing::warn!(
-                "disk '{}': the image that it had is not marked as superseded by {}: {problem}; make sure that nobody \
-                 writes to it",
+                "disk '{}': cannot mark the old image as superseded by {}: {problem}; make sure \
+                 that no program writes to the old image",
                 self.mark.disk,
                 self.mark.image
             );

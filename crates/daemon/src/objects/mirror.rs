@@ -80,8 +80,8 @@ impl Order {
         let (disk, events) = (self.disk.clone(), self.events);
         let tell = move |phase: Phase, problem: Option<&str>| {
             match problem {
-                Some(problem) => tracing::warn!("the mirror of disk '{disk}': {problem}"),
-                None => tracing::info!("the mirror of disk '{disk}' is {}", phase.name()),
+                Some(problem) => tracing::warn!("disk '{disk}': mirror: {problem}"),
+                None => tracing::info!("disk '{disk}': mirror is {}", phase.name()),
             }
             events.tell(Happened::Mirrored {
                 disk: disk.clone(),
@@ -126,7 +126,7 @@ impl Running {
     /// Fails if one of the files that were opened `now` to take the disk's place is not the one that was copied to.
     pub fn check_target(&self, now: &[UsedFile]) -> Result<(), String> {
         check_same(&self.files, now, 0)
-            .map_err(|_| "its target has been replaced by another file meanwhile".into())
+            .map_err(|_| "its target was replaced by another file".into())
     }
 
     pub fn is_over(&self) -> bool {
@@ -176,14 +176,15 @@ impl Running {
     /// Copies the rest while the users wait. After an error the mirror follows the disk as before.
     fn finish(&self, users: Users) -> Result<(), String> {
         let finished = match self.is_ready() {
-            false => Err("it is no longer ready".to_owned()),
+            false => Err("the mirror is no longer ready".to_owned()),
             true => self.finish_ready(users),
         };
         match finished {
             // The target may have become complete, or useless, in the meantime.
             Err(_) if self.is_over() => Ok(()),
             Err(problem) => Err(format!(
-                "it still follows the disk: {problem}; try again, or end it with --force, which makes the target useless"
+                "the mirror still follows the disk: {problem}; retry, or end it with --force, \
+                 which leaves an incomplete target"
             )),
             Ok(()) => Ok(()),
         }

@@ -187,7 +187,9 @@ impl Part for Coming {
     fn may_go(&self) -> Result<(), String> {
         match self.0.get().is_none_or(Pull::is_done) {
             true => Ok(()),
-            false => Err("it is coming from another server: wait until it has".into()),
+            false => Err(
+                "the disk is being copied from another server; wait until that has ended".into(),
+            ),
         }
     }
 }

@@ -35,7 +35,9 @@ impl Nbd {
     ) -> Result<Nbd, Error> {
         let list: Vec<_> = disks.iter().filter_map(Served::nbd_export).collect();
         if list.is_empty() && !disks.is_empty() {
-            return Err(Error::Options("no disk is to be served by NBD".into()));
+            return Err(Error::Options(
+                "--nbd: no disk is exported to NBD clients".into(),
+            ));
         }
         let exports = Exports::new(list).map_err(|error| Error::Options(error.to_string()))?;
         let tls = options.tls.as_ref().map(load_tls).transpose()?;
@@ -163,7 +165,7 @@ impl Nbd {
     /// Wait until `deadline`. None: it is not over.
     pub fn end(&mut self, deadline: Instant) -> Option<Result<(), Error>> {
         let ended = self.serving.end(deadline)?;
-        Some(ended.map_err(Error::io("serving NBD clients failed")))
+        Some(ended.map_err(Error::io("NBD clients are no longer served")))
     }
 
     /// For people: who is being served now.

@@ -18,7 +18,7 @@ use fathom_files::{UsedFile, check_same};
 use fathom_formats::Format;
 use fathom_stack::{Bitmaps, KeyRing, MarkedImage, make_layer};
 use fathom_storage::PART;
-use fathom_units::Size;
+use fathom_units::{Size, cause};
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -124,7 +124,10 @@ impl Switch {
         };
         match disk.size() == size {
             true => self.check_bitmaps(),
-            false => Err(format!("the other image has {}", Size(disk.size()))),
+            false => Err(format!(
+                "the other image has {}, not the disk's size",
+                Size(disk.size())
+            )),
         }
     }
 
@@ -139,8 +142,9 @@ impl Switch {
         match left.is_empty() {
             true => Ok(()),
             false => Err(format!(
-                "its dirty bitmaps ({}) would stay with the old image, and the next backup by them would have to be \
-                 a full one; repeat with --leave-bitmaps, or remove them first (fathom bitmap remove)",
+                "its dirty bitmaps ({}) would stay with the old image, and the next backup by \
+                 them would have to be a full one; repeat with --leave-bitmaps, or remove them \
+                 first ('fathom bitmap remove')",
                 left.join(", ")
             )),
         }
@@ -167,7 +171,11 @@ impl Switch {
             Other::Mirror(running) => running.mirror.go_on(),
             Other::Layer(layer) => {
                 if let Err(error) = fs::remove_file(&layer.path) {
-                    tracing::warn!("{}: is left behind: {error}", layer.path.display());
+                    tracing::warn!(
+                        "{}: cannot remove the unused file: {}",
+                        layer.path.display(),
+                        cause(error)
+                    );
                 }
             }
         }
@@ -295,8 +303,9 @@ impl Remake {
         match keeps_nothing(after.as_deref()) && !keeps_nothing(before) {
             false => Ok(()),
             true => Err(
-                "its virtual machine was started with an earlier server, which has left no room for what an image of \
-                 that format needs to be kept: start the machine again first"
+                "its virtual machine was started with an earlier server, which reserved too \
+                 little memory for the saved state of an image of that format; restart the \
+                 virtual machine first"
                     .into(),
             ),
         }
@@ -319,7 +328,7 @@ impl Remake {
             Ok(true) => Ok(marks.finish()),
             Ok(false) => {
                 marks.take_back();
-                Err("it could not be kept with its other image".into())
+                Err("the definition with the other image could not be stored".into())
             }
             // This process is about to end, and another one has what was noted.
             Err(_) => {

@@ -163,8 +163,10 @@ impl SharedDisk {
         if matches!(user, User::Client | User::Follower) && self.are_kept_out(&users) {
             return Err(DiskError::Unusable {
                 path: PathBuf::from(&self.name),
-                problem: "its virtual machine is not running; NBD clients are let in while it is"
-                    .into(),
+                problem:
+                    "the virtual machine of the disk is not running; NBD clients are admitted \
+                     while it runs"
+                        .into(),
             });
         }
         if user == User::FrontEnd {

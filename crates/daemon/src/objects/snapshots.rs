@@ -36,7 +36,9 @@ impl SnapshotWork {
             match &self.change {
                 Change::Take(name) => {
                     if list(file)?.iter().any(|one| one.name == name.as_bytes()) {
-                        let problem = format!("there is a snapshot '{name}' already");
+                        let problem = format!(
+                            "a snapshot named '{name}' already exists; choose another name"
+                        );
                         return Err(Error::Usage(problem));
                     }
                     create(file, name, now())?

@@ -11,7 +11,7 @@ use fathom_formats::{Format, resolve};
 use fathom_jobs::stream::{self, Below, Terms};
 use fathom_jobs::{Following, Name, Phase, Source, Tell, commit};
 use fathom_stack::{Description, check_raw, name_from, open_below};
-use fathom_units::redacted;
+use fathom_units::{cause, redacted};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -73,7 +73,7 @@ fn named(above: &Path, path: &Path, format: Format) -> Result<Name, String> {
     // (Names are seen from the directory that it is in, even if it is a link there.)
     let dir = above.parent().filter(|dir| *dir != Path::new(""));
     let dir = gate::real_path(dir.unwrap_or(Path::new(".")));
-    let dir = dir.map_err(|error| format!("its directory cannot be found: {error}"))?;
+    let dir = dir.map_err(|error| format!("cannot find its directory: {}", cause(error)))?;
     let above = dir.join(above.file_name().unwrap_or_default());
     let name = name_from(&above, path)?.into_bytes();
     // (It is going to be opened by that.)
@@ -82,7 +82,7 @@ fn named(above: &Path, path: &Path, format: Format) -> Result<Name, String> {
     match is(&found).is_some_and(|found| is(path) == Some(found)) {
         true => Ok(Name { name, format }),
         false => Err(format!(
-            "{}: cannot be found as {}",
+            "{}: not the file that the image would open as {}",
             path.display(),
             found.display()
         )),
@@ -178,8 +178,8 @@ impl Order {
         let (disk, events) = (self.disk.clone(), self.events.clone());
         let tell = move |phase: Phase, problem: Option<&str>| {
             match problem {
-                Some(problem) => tracing::warn!("the stream of disk '{disk}': {problem}"),
-                None => tracing::info!("the stream of disk '{disk}' is {}", phase.name()),
+                Some(problem) => tracing::warn!("disk '{disk}': stream: {problem}"),
+                None => tracing::info!("disk '{disk}': stream is {}", phase.name()),
             }
             events.tell(Happened::Streamed {
                 disk: disk.clone(),

@@ -74,8 +74,8 @@ impl Tracer {
                 is_new: true,
             }),
             false => Err(format!(
-                "{}: the trace has room for {} workers, but there are to be {workers}: end it first \
-                 (fathom trace --off)",
+                "{}: the trace has room for {} workers, and the disk would have {workers}; stop \
+                 the trace first ('fathom trace --off')",
                 path.display(),
                 file.rings()
             )),

@@ -23,7 +23,7 @@ pub fn span(images: &[ChainImage]) -> String {
 /// job: a late write would land on what that job has written.
 pub fn refusal(images: &str) -> Refusal {
     Kind::Late.because(format!(
-        "it is stopping, but the storage of {images} does not answer; the job ends when that storage answers, and \
-         the disk stays as it is"
+        "stopping: the storage of {images} does not respond; the job ends when that storage \
+         responds, and the disk is unchanged"
     ))
 }

@@ -15,6 +15,7 @@ use crate::socket_spec::SocketSpec;
 use crate::table::{DiskTable, check_name};
 use fathom_exports::Listener;
 use fathom_stack::position_of_filter;
+use fathom_units::cause;
 use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ impl Tenants {
             }
             (_, Some(name)) => self.ask_about(name.clone(), What::Other, ask, asker),
             (_, None) => {
-                return asker(Err(Kind::Invalid.because("that concerns one disk: name it")));
+                return asker(Err(Kind::Invalid.because("the request must name a disk")));
             }
         };
         if let Err((refusal, asker)) = asked {
@@ -153,7 +154,9 @@ impl Tenants {
         if let Some(pool) = &table.pool
             && !self.pools.contains_key(pool)
         {
-            return Err(invalid(format!("there is no table [pool.{pool}]")));
+            return Err(invalid(format!(
+                "no pool '{pool}'; add a table [pool.{pool}] to the configuration"
+            )));
         }
         let options = DiskOptions::of(table.clone(), false).map_err(invalid)?;
         let listener = listen(&options)?.map(Arc::new);
@@ -167,8 +170,8 @@ impl Tenants {
         if let Some(tenant) = self.all.get_mut(&name) {
             if disk.connects() && !tenant.connects() {
                 return Err(Kind::Conflict.because(format!(
-                    "tenant '{name}' has no disks on {}, so its process cannot reach any: give this one \
-                     a tenant of its own, or add it before the others",
+                    "tenant '{name}' has no disks on {}, so its process cannot connect to any; \
+                     give the disk another tenant, or add it before the tenant's other disks",
                     table.image.kind().name
                 )));
             }
@@ -179,7 +182,12 @@ impl Tenants {
             let mut tenant = Tenant::new(name.clone(), user);
             tenant.disks.push(disk);
             let started = self.start(&tenant, tenant.permits.clone(), None);
-            let failed = |error| format!("cannot start the process of tenant '{name}': {error}");
+            let failed = |error| {
+                format!(
+                    "tenant '{name}': cannot start its process: {}",
+                    cause(error)
+                )
+            };
             let process = started.map_err(|error| Kind::Failed.because(failed(error)))?;
             tenant.process = Some(process);
             self.all.insert(name, tenant);
@@ -225,7 +233,11 @@ impl Tenants {
             Ok(None) => {}
             Ok(started) => tenant.process = started,
             Err(error) => {
-                tracing::error!("cannot start the process of tenant '{name}': {error}");
+                tracing::error!(
+                    "tenant '{name}': cannot start its process, so its disks are not served: \
+                     {}; the server retries",
+                    cause(error)
+                );
                 return tenant.try_later();
             }
         }
@@ -298,7 +310,7 @@ impl Tenants {
         if let (Command::Put { .. }, Some(tenant)) = (&asked.ask.command, self.tenant_of(&name)) {
             tenant.permits.end_change(&name, false);
         }
-        let text = format!("disk '{name}': its process does not respond");
+        let text = format!("disk '{name}': the disk's process did not respond in time");
         (asked.asker)(Err(Kind::Late.because(text)));
     }
 
@@ -393,7 +405,7 @@ fn listen(options: &DiskOptions) -> Result<Option<Listener>, Refusal> {
             listener.map_err(|error| Kind::Failed.because(error.to_string()))
         }
         Some(_) => {
-            let text = "vhost-user: sockets are not inherited by tenants; give a path";
+            let text = "vhost-user: tenants cannot inherit sockets; give a path";
             Err(Kind::Invalid.because(text))
         }
     }

@@ -7,6 +7,7 @@ use crate::events::Events;
 use crate::link::{AtGate, FromGate, Link};
 use crate::signals::LeftToThisThread;
 use fathom_exports::Descriptors;
+use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::AsFd;
@@ -158,7 +159,7 @@ impl Post {
         let mut is_understood = true;
         let mut relay = Relay::new(tenant);
         if std::mem::take(&mut self.turn.now().owes) {
-            let text = "the server was replaced while it opened a file: try again";
+            let text = "the server was replaced while it opened the file; retry";
             let refused: FromGate = Err(io::Error::other(text).into());
             // An error comes again.
             let _ = self.link.send(&refused, None, false);
@@ -177,7 +178,11 @@ impl Post {
                 _ if has_ended && !is_understood => break,
                 Ok(()) => {}
                 Err(error) => {
-                    tracing::error!("tenant '{tenant}' is not understood: {error}");
+                    tracing::error!(
+                        "tenant '{tenant}': malformed message from its process, which can open \
+                         no more files: {}",
+                        cause(error)
+                    );
                     is_understood = false;
                 }
             }
@@ -209,7 +214,9 @@ impl Post {
             Some((AtGate::Want(wanted), with)) => {
                 let got = permits.get(&wanted, with.as_ref().map(AsFd::as_fd));
                 if let Err(Denied::Forbidden) = got {
-                    self.log().warn(format_args!("was refused {wanted:?}"));
+                    self.log().warn(format_args!(
+                        "its process was denied {wanted}, which none of its disks uses"
+                    ));
                 }
                 let (answer, file): (FromGate, _) = match got {
                     Ok(got) => (Ok(got.path), Some(got.file)),
@@ -293,7 +300,7 @@ mod tests {
         let theirs = Link::from(theirs);
         assert!(theirs.has_message(PATIENCE));
         let (answer, _) = theirs.receive::<FromGate>(false).unwrap().unwrap();
-        assert!(answer.unwrap_err().text.contains("try again"));
+        assert!(answer.unwrap_err().text.contains("retry"));
     }
 
     #[test]

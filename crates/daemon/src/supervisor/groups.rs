@@ -17,6 +17,7 @@ use crate::allowance::Allowance;
 use crate::handover::GroupsState;
 use crate::info::TenantLimits;
 use fathom_exports::Descriptors;
+use fathom_units::cause;
 use hierarchy::{Base, Controller, Version};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
@@ -113,10 +114,10 @@ impl Groups {
         let group = present.unwrap_or_else(|| Arc::new(self.group(tenant)));
         for part in &group.0 {
             let made = hierarchy::make(&part.dir);
-            made.map_err(|error| format!("{}: {error}", part.dir.display()))?;
+            made.map_err(|error| format!("{}: {}", part.dir.display(), cause(error)))?;
             for controller in &part.controllers {
                 let set = files::limit(part.version, &part.dir, *controller, limits);
-                set.map_err(|problem| format!("{} cannot be {problem}", controller.key()))?;
+                set.map_err(|problem| format!("{}: cannot set {problem}", controller.key()))?;
             }
         }
         Ok(Some(group))
@@ -208,7 +209,7 @@ impl Place {
                 });
             }
         }
-        Err(io::Error::other("there are too many"))
+        Err(io::Error::other("too many groups of other servers"))
     }
 }
 
@@ -235,7 +236,7 @@ fn remove_leftovers(base: &Path) {
         if name.as_encoded_bytes().starts_with(PREFIX.as_bytes())
             && let Some(_lock) = lock(&dir)
         {
-            tracing::debug!("{} is of a server that is gone", dir.display());
+            tracing::debug!("{}: left by a server that has ended", dir.display());
             remove_all(&dir);
         }
     }
@@ -261,7 +262,11 @@ fn remove(dir: &Path) {
             }
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 // The next server tries again.
-                return tracing::debug!("{} is not removed: {error}", dir.display());
+                return tracing::debug!(
+                    "{}: cannot remove the control group: {}",
+                    dir.display(),
+                    cause(error)
+                );
             }
             _ => return,
         }

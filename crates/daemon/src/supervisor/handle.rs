@@ -1,5 +1,6 @@
 //! A tenant's process as the kernel knows it: started here, or by a predecessor of this supervisor.
 
+use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -58,16 +59,16 @@ impl Handle {
     pub fn end(mut self, deadline: Instant) -> String {
         self.kill();
         if !has_ended(&self.pidfd, deadline) {
-            return "is killed, and does not end".into();
+            return "was killed and has not ended yet".into();
         }
         let status = match &mut self.child {
             Some(child) => child.wait(),
             None => return "has ended".into(),
         };
         match status {
-            Err(error) => format!("cannot be waited for: {error}"),
+            Err(error) => format!("cannot be waited for: {}", cause(error)),
             Ok(status) => match (status.code(), status.signal()) {
-                (Some(code), _) => format!("has ended with status {code}"),
+                (Some(code), _) => format!("ended with status {code}"),
                 (_, Some(signal)) => format!("was ended by signal {signal}"),
                 _ => "has ended".to_owned(),
             },

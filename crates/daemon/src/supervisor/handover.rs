@@ -12,6 +12,7 @@ use crate::handover::{
 use crate::options::ServeOptions;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::{Bound, Descriptors, Listener};
+use fathom_units::cause;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -118,19 +119,20 @@ impl Estate for Tenants {
 
     fn give(&self) -> Result<Given, String> {
         if !self.is_all_settled() {
-            return Err("a tenant is just asked for something: try it again".into());
+            return Err("a command to a tenant is in progress; retry when it has completed".into());
         }
         let deadline = Instant::now() + HOLD;
         for (name, process) in self.processes() {
             process.gate.hold(deadline);
             if process.gate.owes_answer() {
                 tracing::warn!(
-                    "tenant '{name}' waits for a file that cannot be opened: it is told to try again"
+                    "tenant '{name}': its process waits for a file that does not open; its \
+                     request fails, and the process retries"
                 );
             }
         }
         let mut files = Descriptors::default();
-        let failed = |error| format!("cannot duplicate a descriptor: {error}");
+        let failed = |error| format!("cannot duplicate a file descriptor: {}", cause(error));
         let tenants = self.give_all(&mut files).map_err(failed)?;
         let groups = self.groups.hand_over(&mut files).map_err(failed)?;
         let state = State {
@@ -188,7 +190,11 @@ impl Estate for Tenants {
             let (permits, events) = (tenant.permits.clone(), self.events.clone());
             if let Err(error) = process.gate.open(&tenant.name, permits, events) {
                 // It is found when it needs something.
-                tracing::error!("tenant '{}' is not attended to: {error}", tenant.name);
+                tracing::error!(
+                    "tenant '{}': cannot serve its process, which can open no more files: {}",
+                    tenant.name,
+                    cause(error)
+                );
             }
         }
     }
@@ -239,6 +245,6 @@ mod tests {
         };
         assert_eq!(adopt(link::VERSION), Ok(()));
         let problem = adopt(link::VERSION + 1).unwrap_err();
-        assert!(problem.starts_with("tenant 'vm': its process speaks by version"));
+        assert!(problem.starts_with("tenant 'vm': the tenant's process uses protocol version"));
     }
 }

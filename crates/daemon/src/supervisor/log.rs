@@ -105,7 +105,7 @@ impl Log {
         match self.budget.checked_sub(1) {
             Some(left) => {
                 self.budget = left;
-                tracing::warn!("tenant '{}' {}", self.tenant, shown(&words.to_string()));
+                tracing::warn!("tenant '{}': {}", self.tenant, shown(&words.to_string()));
             }
             None => self.count(Instant::now()),
         }
@@ -236,7 +236,7 @@ impl Log {
         if count > 0 {
             let lines = if count == 1 { "line" } else { "lines" };
             say(&format!(
-                "({count} {lines} of tenant '{}' left out)\n",
+                "({count} {lines} of tenant '{}' were dropped)\n",
                 self.tenant
             ));
         }
@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(pipe.said(later), ["[a] x\n"; 10]);
         // The last ones have waited.
         let lines = pipe.said(begin + TELL);
-        assert_eq!(lines[0], "(1702 lines of tenant 'a' left out)\n");
+        assert_eq!(lines[0], "(1702 lines of tenant 'a' were dropped)\n");
         assert_eq!(lines[1..], ["[a] y\n"; LAST_WORDS]);
         assert!(pipe.said(begin + 3 * TELL).is_empty());
         assert_eq!(pipe.log.budget, BURST);
@@ -344,7 +344,7 @@ mod tests {
         pipe.write(b"alas");
         let lines = pipe.last();
         let left_out = 1000 + 500 + 2 - (BURST as usize + 1) - LAST_WORDS;
-        let told = format!("({left_out} lines of tenant 'a' left out)\n");
+        let told = format!("({left_out} lines of tenant 'a' were dropped)\n");
         assert_eq!(lines[..2], ["[a] y\n", &told]);
         assert_eq!(lines.len(), 1 + LAST_WORDS);
         assert_eq!(

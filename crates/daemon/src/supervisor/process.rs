@@ -9,6 +9,7 @@ use crate::events::Events;
 use crate::handover::ProcessState;
 use crate::link::{self, Link, ToTenant};
 use fathom_exports::Descriptors;
+use fathom_units::cause;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -71,7 +72,10 @@ impl Process {
             && let Err(error) = group.put(process.pid())
         {
             let how = process.end();
-            let text = format!("it cannot be limited ({error}), and {how}");
+            let text = format!(
+                "cannot put the process into its control group: {}; the process {how}",
+                cause(error)
+            );
             return Err(io::Error::other(text));
         }
         process.gate.open(name, permits, events)?;
@@ -114,7 +118,7 @@ impl Process {
         let how = self.handle.end(deadline);
         self.gate.finish();
         match kills(self.group.as_deref()) > self.kills {
-            true => format!("{how}, for it needed more than its memory-max"),
+            true => format!("{how}, because it needed more than its memory-max"),
             false => how,
         }
     }
@@ -143,7 +147,7 @@ impl Process {
     ) -> Result<Process, String> {
         if !(link::OLDEST_VERSION..=link::VERSION).contains(&state.link_version) {
             return Err(format!(
-                "its process speaks by version {} to a supervisor, and this program by version {}",
+                "the tenant's process uses protocol version {}, and this program version {}",
                 state.link_version,
                 link::VERSION
             ));

@@ -59,7 +59,7 @@ impl Relay {
         }
         if self.left_out > 0 {
             let text = format!(
-                "{} events were left out: there were too many",
+                "{} events were dropped because there were too many",
                 self.left_out
             );
             self.left_out = 0;
@@ -211,7 +211,8 @@ mod tests {
         assert_eq!(told, BURST as usize);
         let told = pass(&mut relay, one(), begin + EACH);
         let left_out = 1000 - BURST;
-        let text = format!("tenant 'vm': {left_out} events were left out: there were too many");
+        let text =
+            format!("tenant 'vm': {left_out} events were dropped because there were too many");
         assert_eq!(told[0], error(&text)[0]);
         assert_eq!(told[1..], [one()]);
         assert_eq!(pass(&mut relay, one(), begin + EACH), []);

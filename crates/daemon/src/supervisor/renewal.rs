@@ -19,6 +19,7 @@ use super::process::Process;
 use super::tenant::{Replacement, Tenant};
 use crate::handover::{PATIENCE, Progress, Renewal};
 use crate::link::{FromTenant, ToTenant};
+use fathom_units::cause;
 use serde::de::IgnoredAny;
 use std::io;
 use std::os::fd::AsFd;
@@ -76,11 +77,11 @@ impl Tenants {
             true => {
                 renewing.next();
                 let begun = self.begin_to_replace(&name);
-                begun.map_err(|error| format!("another process cannot be started: {error}"))
+                begun.map_err(|error| format!("cannot start the new process: {}", cause(error)))
             }
             false => {
                 renewing.next();
-                Err("its process does not answer what it was asked before".to_owned())
+                Err("the old process did not respond to an earlier command".to_owned())
             }
         };
         if let Err(problem) = begun {
@@ -146,7 +147,7 @@ impl Tenants {
                 }
             }
             Err(error) => {
-                tracing::debug!("the new process of tenant '{name}': {error}");
+                tracing::debug!("tenant '{name}': new process: {}", cause(error));
                 process.kill();
                 replacement.process = Some(process);
             }
@@ -162,7 +163,7 @@ impl Tenants {
             return self.lose(name, new);
         }
         let how = new.end();
-        tracing::warn!("the new process of tenant '{name}' {how}");
+        tracing::warn!("tenant '{name}': its new process {how}; the old process continues");
         let Some(replacement) = &mut tenant.replacement else {
             return;
         };
@@ -189,14 +190,14 @@ impl Tenants {
             (_, Some(new)) if !is_late => replacement.process = Some(new),
             (Some(_), Some(mut new)) => {
                 replacement.until = Instant::now() + FAREWELL;
-                tracing::error!("the new process of tenant '{name}' took too long: it is killed");
+                tracing::error!("tenant '{name}': its new process took too long and is killed");
                 // The old one does not go on before the new one has ended.
                 new.kill();
                 replacement.process = Some(new);
             }
             (None, Some(new)) => self.lose(name, new),
             (_, None) if is_late => {
-                let text = "its process does not say whether it has handed over";
+                let text = "the old process did not report whether it has handed over";
                 self.keep(name, text.into());
             }
             (_, None) => {}
@@ -259,7 +260,7 @@ impl Tenants {
         if let Some(tenant) = self.all.get_mut(name) {
             tenant.replacement = None;
             self.start_after(name, last);
-            let text = "both processes have ended; it is started again by the new program";
+            let text = "both processes have ended; the new program restarts the tenant";
             self.tell_renewal(name, Err(text.into()));
         }
     }
@@ -269,13 +270,14 @@ impl Tenants {
         let pid = process.map(Process::pid);
         match (&outcome, pid) {
             (Ok(pause), Some(pid)) => tracing::info!(
-                "tenant '{name}' goes on in process {pid}; its queues stood still for {pause:.1} ms"
+                "tenant '{name}': process {pid} has taken over; queues stood still for \
+                 {pause:.1} ms"
             ),
             (Ok(_), None) => {}
             (Err(problem), _) => {
                 // It may be the tenant's.
                 let problem = shown(problem);
-                tracing::error!("tenant '{name}' has not handed over: {problem}");
+                tracing::error!("tenant '{name}': not handed over: {problem}");
             }
         }
         if let Some(renewing) = &mut self.renewing {

@@ -36,22 +36,22 @@ pub fn refuse(command: &Command, name: &str) -> Result<(), Refusal> {
     let conflict = |problem: &str| Err(Kind::Conflict.because(format!("disk '{name}': {problem}")));
     match command {
         Command::BeginBackup { .. } => {
-            conflict("disks of tenants cannot be backed up while they are used")
+            conflict("a tenant's disk in use cannot be backed up; stop its virtual machine first")
         }
-        Command::BeginMirror(_) => conflict("disks of tenants cannot be mirrored"),
+        Command::BeginMirror(_) => conflict("tenants' disks cannot be mirrored"),
         Command::BeginCommit(_) | Command::BeginStream(_) => {
-            conflict("images of tenants' disks cannot be merged while they are used")
+            conflict("images of a tenant's disk in use cannot be merged")
         }
         Command::BeginSwitch {
             to: SwitchTo::Layer(_),
             ..
-        } => conflict("disks of tenants cannot have snapshots while they are used"),
+        } => conflict("snapshots of a tenant's disk in use are not supported"),
         Command::BeginSwitch {
             to: SwitchTo::Mirror,
             ..
         }
         | Command::EndSwitch { .. } => {
-            Err(Kind::Unknown.because(format!("disk '{name}' has no mirror")))
+            Err(Kind::Unknown.because(format!("disk '{name}': no mirror is in progress")))
         }
         _ => Ok(()),
     }
@@ -99,7 +99,7 @@ pub fn read(command: &Command, is_new: bool, known: &Known<'_>, message: Vec<u8>
             };
             match is_plausible {
                 true => plain(resized),
-                false => Err(format!("{} bytes were not asked for", resized.size)),
+                false => Err(format!("{} unexpected bytes", resized.size)),
             }
         }),
         Command::Freeze { .. } | Command::Thaw => typed(known, text, plain::<Frozen>),
@@ -132,7 +132,9 @@ pub fn read(command: &Command, is_new: bool, known: &Known<'_>, message: Vec<u8>
         | Command::ListGroups
         | Command::SetGroup { .. }
         | Command::Upgrade { .. }
-        | Command::Quit => Err(Kind::Invalid.because("a tenant's process does not do that")),
+        | Command::Quit => {
+            Err(Kind::Invalid.because("a tenant's process does not support this command"))
+        }
     }
 }
 
@@ -146,7 +148,7 @@ fn typed<T: DeserializeOwned>(
         let name = known.name;
         let problem = shown(problem);
         Kind::Failed.because(format!(
-            "disk '{name}': its process sent an unusable reply: {problem}"
+            "disk '{name}': the disk's process sent a malformed reply: {problem}"
         ))
     };
     let message = serde_json::from_slice::<FromTenant<T>>(message);
@@ -163,7 +165,7 @@ fn typed<T: DeserializeOwned>(
             answer: Err(Refusal { kind, text }),
             ..
         } => Err(kind.because(shown(&text))),
-        _ => Err(unusable("it is no reply")),
+        _ => Err(unusable("not a reply")),
     }
 }
 
@@ -173,7 +175,7 @@ fn plain<T: Serialize>(content: T) -> Result<Value, String> {
 
 /// A disk as it is shown, `table` being its options.
 fn disk(known: &Known<'_>, table: Option<&DiskTable>, shown: Shown) -> Result<Value, String> {
-    let table = table.ok_or("the tenant has no such disk")?;
+    let table = table.ok_or("no such disk in the tenant's process")?;
     let said = shown.state;
     let state = Info {
         name: known.name.to_owned(),
@@ -310,7 +312,7 @@ mod tests {
                 let answer = read_as(command, false, content.clone());
                 let text = answer.unwrap_err().text;
                 assert!(
-                    text.starts_with("disk 'a': its process sent an unusable reply"),
+                    text.starts_with("disk 'a': the disk's process sent a malformed reply"),
                     "{text}"
                 );
             }

@@ -13,6 +13,7 @@ use crate::table::DiskTable;
 use crate::users::User;
 use fathom_exports::Listener;
 use fathom_trace::Summary;
+use fathom_units::cause;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -256,7 +257,10 @@ impl Tenant {
         let sent = process.link.send(&message, None, false);
         sent.map_err(|error| {
             let name = &self.name;
-            let text = format!("the process of tenant '{name}' takes nothing in: {error}");
+            let text = format!(
+                "tenant '{name}': its process does not read commands: {}",
+                cause(error)
+            );
             Kind::Late.because(text)
         })
     }
@@ -343,7 +347,11 @@ impl Tenant {
         if let Some(process) = &self.process
             && let Err(error) = process.link.send(message, None, false)
         {
-            tracing::warn!("tenant '{}' takes nothing in: {error}", self.name);
+            tracing::warn!(
+                "tenant '{}': its process does not read commands: {}",
+                self.name,
+                cause(error)
+            );
         }
     }
 
@@ -404,7 +412,7 @@ impl Tenant {
             (false, pause) => (pause * 2).min(LONGEST_PAUSE),
         };
         tracing::error!(
-            "the process of tenant '{}' {how}: it is started again",
+            "tenant '{}': its process {how}; the server starts it again",
             self.name
         );
         self.restart = Some(Instant::now() + self.pause);
@@ -461,8 +469,7 @@ pub fn nothing_done() -> Answer {
 
 fn gone(ask: &Ask) -> Refusal {
     let disk = ask.about().unwrap_or_default();
-    let text =
-        format!("the process of disk '{disk}' has ended and is started again: ask once more");
+    let text = format!("disk '{disk}': the disk's process has ended and is being restarted; retry");
     Kind::Failed.because(text)
 }
 

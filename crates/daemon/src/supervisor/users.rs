@@ -60,8 +60,8 @@ impl Register {
         let uid = uid.ok_or_else(|| {
             let tenants = self.given.len();
             format!(
-                "no user is left for tenant '{tenant}': {tenants} tenants have those of [tenants] \
-                 users; give a larger range"
+                "no user is left for tenant '{tenant}': {tenants} tenants use all users of \
+                 [tenants]; name a larger range"
             )
         })?;
         self.given.insert(tenant.to_owned(), uid);

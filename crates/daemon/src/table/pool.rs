@@ -23,9 +23,13 @@ pub struct PoolTable {
 impl PoolTable {
     /// The error is one line for the user.
     pub(crate) fn into_options(self, name: &str) -> Result<PoolOptions, String> {
-        check_name(name).map_err(|_| "a pool's name is like that of a disk".to_owned())?;
+        check_name(name).map_err(|_| {
+            "not a pool's name, which has 1 to 64 letters, digits, -, _ and ., not beginning \
+             with a dot"
+                .to_owned()
+        })?;
         if self.threads.is_some_and(|n| !(1..=256).contains(&n)) {
-            return Err("threads is not a number from 1 to 256".into());
+            return Err("threads: not a number from 1 to 256".into());
         }
         let new = PoolOptions::new(name.to_owned());
         Ok(PoolOptions {

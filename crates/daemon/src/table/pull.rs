@@ -12,7 +12,8 @@ impl DiskTable {
         let Some(source) = &self.pull else {
             if self.pull_record.is_some() || self.pull_speed.is_some() || self.pull_post_copy {
                 return Err(
-                    "pull-record, pull-speed and pull-post-copy are for disks that are pulled (--pull)"
+                    "pull-record, pull-speed and pull-post-copy apply only to disks that are \
+                     copied from another server (--pull)"
                         .into(),
                 );
             }
@@ -21,8 +22,9 @@ impl DiskTable {
             let record = record.filter(|_| gate::other().is_none());
             if let Some(record) = record.filter(|record| pull::is_unfinished(record)) {
                 return Err(format!(
-                    "{}: not all of it is here, or the record {} cannot be understood: serve it with --pull, which \
-                     brings the rest (or remove the record, if it is of another image)",
+                    "{}: incomplete, or its record {} cannot be read; serve the disk with \
+                     --pull, which copies the rest, or remove the record if it belongs to \
+                     another image",
                     self.image,
                     record.display()
                 ));
@@ -33,23 +35,26 @@ impl DiskTable {
             .parse()
             .map_err(|problem| format!("--pull: {problem}"))?;
         if self.vhost_user.is_none() {
-            return Err("--pull needs --vhost-user: the disk comes with its guest".into());
+            return Err(
+                "--pull: needs --vhost-user, because the disk moves together with its guest".into(),
+            );
         }
         if self.readonly || self.force_share {
-            return Err("--pull does not go with --readonly: the disk is written".into());
+            return Err("--pull: excludes --readonly, because the disk is written".into());
         }
         if self.pull_speed == Some(0) {
-            return Err("--pull-speed needs 1 at least".into());
+            return Err("--pull-speed: 0 is below the minimum of 1".into());
         }
         if self.pull_post_copy && self.nbd_move {
             return Err(
-                "--pull-post-copy does not go with --nbd-move: the disk can go on when it has come"
+                "--pull-post-copy: excludes --nbd-move; the disk can move again when it has \
+                 arrived"
                     .into(),
             );
         }
         let record = self.pull_record_path().ok_or_else(|| {
             format!(
-                "{}: is no file: say by --pull-record where to note how far it has come",
+                "{}: not a file; name a file for the record with --pull-record",
                 self.image
             )
         })?;

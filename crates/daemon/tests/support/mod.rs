@@ -128,7 +128,7 @@ impl<'a> Served<'a> {
         let mut files = Descriptors::default();
         let described = source.describe(&mut files).expect("described");
         let Described::State(state) = described else {
-            panic!("it cannot be handed over");
+            panic!("cannot be handed over");
         };
         drop(source);
         let (on_end, ended) = end();

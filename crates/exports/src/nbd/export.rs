@@ -175,7 +175,7 @@ pub struct Exports(Mutex<Vec<Arc<Export>>>);
 
 /// Names must tell exports apart.
 #[derive(Debug, thiserror::Error)]
-#[error("two exports have the name '{0}'")]
+#[error("two exports are named '{0}'; rename one of them")]
 pub struct SameName(pub String);
 
 impl Exports {

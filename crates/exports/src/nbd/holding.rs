@@ -6,6 +6,7 @@ use super::peer::{self, Peer};
 use super::server::{Entered, NbdServer, Shared};
 use super::table::{Connection, Holding, Phase, ServedAt, Table};
 use crate::Descriptors;
+use fathom_units::cause;
 use serde::{Deserialize, Serialize};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, MutexGuard, Weak};
@@ -95,7 +96,7 @@ impl NbdServer {
             let Phase::Held(export, described) = &mut connection.phase else {
                 continue;
             };
-            let taken = Err("it was handed over already".to_owned());
+            let taken = Err("already handed over".to_owned());
             let named = |problem| format!("NBD client {}: {problem}", connection.name);
             let described = std::mem::replace(&mut **described, taken).map_err(named)?;
             let (source, own) = match described {
@@ -103,7 +104,7 @@ impl NbdServer {
                 (Described::Reconnects, _) => continue,
                 (Described::Encrypted, _) if without_encrypted => continue,
                 (Described::Encrypted, _) => {
-                    return Err(named("it is connected by TLS".to_owned()));
+                    return Err(named("connected by TLS".to_owned()));
                 }
             };
             clients.push(ClientState {
@@ -142,7 +143,7 @@ impl NbdServer {
         let export = all
             .into_iter()
             .find(|export| export.name() == client.export);
-        let export = export.ok_or_else(|| format!("there is no export '{}'", client.export))?;
+        let export = export.ok_or_else(|| format!("no export '{}'", client.export))?;
         let (wake, on_end) = Wake::new();
         let limits = self.shared.options.limits;
         let mut own = files.split_off_front(client.files);
@@ -175,7 +176,7 @@ impl NbdServer {
             }
         };
         let started = self.shared.entered(number).start(run);
-        started.map_err(|error| format!("cannot start a client's thread: {error}"))?;
+        started.map_err(|error| format!("cannot start a client's thread: {}", cause(error)))?;
         Ok(activated)
     }
 }
@@ -207,7 +208,7 @@ impl Shared {
         let mut all = table.connections.values();
         let busy = all.find(|c| is_busy(c, &table.holding));
         let name = busy.map_or_else(String::new, |busy| busy.name.clone());
-        Err(format!("requests of its client {name} do not end"))
+        Err(format!("requests of NBD client {name} do not end"))
     }
 
     /// Until nobody of this export is held: the one that has its name then.
@@ -236,7 +237,11 @@ impl Entered {
         source.go_on(&in_use.export().view());
         let name = in_use.export().name().to_owned();
         if let Err(error) = self.live(in_use, source, wake) {
-            tracing::error!("nbd: {}: {name:?} cannot be served: {error}", self.name());
+            tracing::error!(
+                "nbd: {}: cannot serve {name:?} any more, so the connection is closed: {}",
+                self.name(),
+                cause(error)
+            );
         }
     }
 
@@ -263,7 +268,11 @@ impl Entered {
             }
         };
         let in_use = InUse::new(&export).inspect_err(|problem| {
-            tracing::warn!("nbd: {}: cannot go on: {problem}", self.name());
+            tracing::warn!(
+                "nbd: {}: the connection is closed, because its disk is no longer served: \
+                 {problem}",
+                self.name()
+            );
         });
         in_use.ok()
     }

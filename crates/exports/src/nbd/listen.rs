@@ -1,6 +1,7 @@
 //! Where NBD clients connect: addresses, and listening at them.
 
 use crate::listen::{Access, BACKLOG, ListenError, Listener};
+use crate::occupant;
 use fathom_nbd::uri::PORT;
 use fathom_nbd::vsock::{ANY_CID, VsockAddr};
 use rustix::io::Errno;
@@ -81,7 +82,7 @@ fn parse_uri(scheme: &str, rest: &str) -> Result<Address, String> {
     let (name, query) = path.split_once('?').unwrap_or((path, ""));
     if !name.is_empty() {
         return Err(format!(
-            "'{name}' in the URI would be an export's name: give it by --export-name"
+            "'{name}' in the URI is an export's name, which a listener does not have; use --export-name"
         ));
     }
     match scheme {
@@ -91,22 +92,28 @@ fn parse_uri(scheme: &str, rest: &str) -> Result<Address, String> {
             let socket = query.strip_prefix("socket=").unwrap_or_default();
             if socket.is_empty() || socket.contains(['&', '%']) {
                 return Err(
-                    "a URI for a Unix socket is nbd+unix:///?socket=PATH, with nothing \
-                            in PATH that needs quoting; else use unix:PATH"
+                    "the URI of a Unix socket is nbd+unix:///?socket=PATH, without characters in \
+                     PATH that need quoting; otherwise use unix:PATH"
                         .into(),
                 );
             }
             Ok(Address::Unix(socket.into()))
         }
-        _ if scheme.starts_with("nbds") => {
-            Err(format!("{scheme}:// is for clients; here use --tls"))
-        }
+        _ if scheme.starts_with("nbds") => Err(format!(
+            "{scheme}:// is a URI for clients; a listener uses --tls"
+        )),
         _ => Err(format!("'{scheme}://{rest}' is not {FORMS}")),
     }
 }
 
 fn parse_tcp(text: &str) -> Result<Address, String> {
     let bad = || format!("'{text}' is not HOST:PORT, such as 127.0.0.1:{PORT} or [::1]:{PORT}");
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(format!(
+            "'tcp:{text}' names no host; write 'tcp::{text}' to listen at all addresses of this machine, or \
+             'tcp:127.0.0.1:{text}'"
+        ));
+    }
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
             let (host, port) = rest.split_once(']').ok_or_else(bad)?;
@@ -164,7 +171,10 @@ pub fn listen_at(address: &Address, access: Access) -> Result<Vec<Listener>, Lis
             let addr = VsockAddr::new(*cid, *port);
             let socket = stream_socket(AddressFamily::VSOCK)
                 .map_err(failed(address, "cannot create a socket"))?;
-            bind(&socket, &addr).map_err(failed(address, "cannot bind a socket"))?;
+            bind(&socket, &addr).map_err(|error| match error {
+                Errno::ADDRINUSE => in_use(address, "another process".into()),
+                other => failed(address, "cannot bind a socket")(other),
+            })?;
             Ok(vec![start(address, socket)?])
         }
         Address::Fd(_) | Address::Activated => Ok(Vec::new()),
@@ -177,6 +187,13 @@ fn failed(address: &impl fmt::Display, what: &'static str) -> impl Fn(Errno) -> 
         address: address.clone(),
         what,
         source: source.into(),
+    }
+}
+
+fn in_use(address: &Address, by: String) -> ListenError {
+    ListenError::AddressInUse {
+        address: address.to_string(),
+        by,
     }
 }
 
@@ -193,7 +210,7 @@ fn listen_tcp(address: &Address, host: &str, port: u16) -> Result<Vec<Listener>,
         .to_socket_addrs()
         .map_err(|source| ListenError::Address {
             address: address.to_string(),
-            what: "cannot be looked up",
+            what: "cannot look up the host's address",
             source,
         })?;
     let addrs: Vec<SocketAddr> = found.collect();
@@ -223,8 +240,15 @@ fn bind_tcp(address: &Address, addr: SocketAddr, v6_only: bool) -> Result<Listen
         SocketAddr::V6(_) => sockopt::set_ipv6_v6only(&socket, v6_only),
     });
     options.map_err(failed(address, "cannot set the socket's options"))?;
-    bind(&socket, &addr).map_err(failed(address, "cannot bind a socket"))?;
-    start(address, socket)
+    bind(&socket, &addr).map_err(|error| match error {
+        Errno::ADDRINUSE => in_use(address, occupant::at_tcp(addr)),
+        other => failed(address, "cannot bind a socket")(other),
+    })?;
+    listen(&socket, BACKLOG).map_err(|error| match error {
+        Errno::ADDRINUSE => in_use(address, occupant::at_tcp(addr)),
+        other => failed(address, "cannot listen")(other),
+    })?;
+    Ok(socket.into())
 }
 
 fn start(address: &Address, socket: OwnedFd) -> Result<Listener, ListenError> {
@@ -292,6 +316,8 @@ mod tests {
         assert_eq!(parse("nbd+vsock://2:7"), parse("vsock:2:7"));
         assert!(parse("nbd://host/disk").unwrap_err().contains("--export"));
         assert!(parse("nbds://host").unwrap_err().contains("--tls"));
+        let error = parse("tcp:10820").unwrap_err();
+        assert!(error.contains("write 'tcp::10820'"), "{error}");
     }
 
     #[test]
@@ -314,6 +340,7 @@ mod tests {
             "fd:",
             "fd:-1",
             "udp:h:1",
+            "tcp:10809",
             "nbd+unix://host/?socket=/x",
             "nbd+unix:///?socket=",
             "http://host",
@@ -349,7 +376,7 @@ mod tests {
                 let error = listen_at(&again, Access::default())
                     .unwrap_err()
                     .to_string();
-                assert!(error.contains("in use"), "{error}");
+                assert!(error.contains("in use by this server itself"), "{error}");
             }
         }
     }

@@ -97,7 +97,7 @@ impl Moving {
         let mut state = self.state();
         if let Some(id) = &state.taken {
             return Err(format!(
-                "it has moved to another server (as {id}), where its guest is to run"
+                "the disk has moved to another server (as {id}), where its guest must run"
             ));
         }
         state.front_end = true;
@@ -149,11 +149,11 @@ impl Moving {
         let mut state = self.state();
         let taken = state.taken.as_ref();
         if taken.is_some_and(|taken| taken != id) {
-            return Err("another server has taken it over".into());
+            return Err("another server has taken the disk over".into());
         }
         if let Some(other) = &mut state.move_ {
             if other.id != id && other.asks.strong_count() > 0 {
-                return Err("another server is at it".into());
+                return Err("another server is copying the disk".into());
             }
             if other.id == id && !begins && self.is_as_long(&other.changes) {
                 other.asks = Arc::downgrade(&asks);
@@ -163,7 +163,7 @@ impl Moving {
             }
         }
         let Some(changes) = new else {
-            return Err("nothing is known of this move: it is to begin again".into());
+            return Err("the server does not know this move; begin again".into());
         };
         state.move_ = Some(Move {
             id: id.to_owned(),
@@ -178,7 +178,7 @@ impl Moving {
         drop(telling);
         match heard {
             true => Ok(self.mover(id, changes, asks)),
-            false => Err("one of its workers does not answer".into()),
+            false => Err("a worker did not respond".into()),
         }
     }
 
@@ -203,7 +203,9 @@ impl Part for Moving {
         let state = self.state();
         let is_asked = |one: &Move| one.asks.strong_count() > 0;
         match state.taken.is_none() && state.move_.as_ref().is_some_and(is_asked) {
-            true => Err("another server is taking it over: wait until it has".into()),
+            true => {
+                Err("another server is taking the disk over; wait until that has completed".into())
+            }
             false => Ok(()),
         }
     }
@@ -220,7 +222,7 @@ impl Part for Moving {
 
     fn inherit(&self, left: Left) -> Result<(), String> {
         let id = left.values[TAKEN].as_str().filter(|id| is_move_id(id));
-        let id = id.ok_or("it is not said by whom it was taken over")?;
+        let id = id.ok_or("the saved state does not say which server took the disk over")?;
         self.state().taken = Some(id.to_owned());
         Ok(())
     }
@@ -234,13 +236,13 @@ impl Mover {
     /// server that asks.
     pub(super) fn changed(&self, range: Range<u64>) -> Result<Vec<Run>, &'static str> {
         if !range.start.is_multiple_of(self.changes.block()) {
-            return Err("what has changed is told by whole blocks");
+            return Err("the range does not begin at a block");
         }
         if !self.moving.is_as_long(&self.changes) {
-            return Err("the disk has another size now");
+            return Err("the disk has been resized");
         }
         if !self.is_current(&self.moving.state()) {
-            return Err("nothing is known of this move any more: it is to begin again");
+            return Err("the server no longer knows this move; begin again");
         }
         Ok(self.changes.take(range, MOST_RUNS))
     }
@@ -259,10 +261,10 @@ impl Mover {
     pub(super) fn take_over(&self) -> Result<(), &'static str> {
         let mut state = self.moving.state();
         if !self.is_current(&state) {
-            return Err("nothing is known of this move any more: it is to begin again");
+            return Err("the server no longer knows this move; begin again");
         }
         if state.front_end {
-            return Err("its guest is running here");
+            return Err("the disk's guest is running here");
         }
         let is_new = state.taken.is_none();
         if let Some(wake) = state.note.wake.clone().filter(|_| !state.note.is_durable) {
@@ -272,10 +274,8 @@ impl Mover {
             drop(state);
             wake();
             return Err(match has_failed {
-                false => "it is being noted that the disk goes: ask again",
-                true => {
-                    "it could not be noted that the disk goes, as the log there says: ask again"
-                }
+                false => "the server is recording that the disk moves; retry",
+                true => "the server could not record that the disk moves (see its log); retry",
             });
         }
         state.taken = Some(self.id.clone());
@@ -338,7 +338,7 @@ mod tests {
         }));
         let mover = moving.ask(Ask::Begin, ID).unwrap();
         assert!(!moving.is_to_be_noted());
-        assert!(mover.take_over().unwrap_err().contains("being noted"));
+        assert!(mover.take_over().unwrap_err().contains("is recording"));
         assert!(moving.is_to_be_noted());
         assert_eq!(waked.load(SeqCst), 1);
         // The guest must not come back meanwhile.
@@ -365,12 +365,7 @@ mod tests {
         moving.front_end_comes().unwrap();
         assert!(mover.take_over().unwrap_err().contains("running here"));
         moving.front_end_left();
-        assert!(
-            mover
-                .take_over()
-                .unwrap_err()
-                .contains("could not be noted")
-        );
+        assert!(mover.take_over().unwrap_err().contains("could not record"));
         moving.noted(true);
         mover.take_over().unwrap();
     }

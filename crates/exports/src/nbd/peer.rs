@@ -1,6 +1,7 @@
 //! Who a client is, and what its socket needs.
 
 use fathom_nbd::vsock::VsockAddr;
+use fathom_units::cause;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, getpeername, sockopt};
 use std::fmt;
@@ -28,7 +29,7 @@ pub fn prepare(socket: &OwnedFd) {
         .and_then(|()| sockopt::set_tcp_keepintvl(socket, KEEP_INTERVAL))
         .and_then(|()| sockopt::set_tcp_keepcnt(socket, KEEP_TRIES));
     if let Err(error) = set {
-        tracing::debug!("nbd: a socket's options cannot be set: {error}");
+        tracing::debug!("nbd: cannot set a socket's options: {}", cause(error));
     }
 }
 
@@ -75,7 +76,7 @@ impl fmt::Display for Peer {
             Peer::V4(ip) => write!(f, "{ip}"),
             Peer::V6(net) => write!(f, "{}/64", Ipv6Addr::from_bits(u128::from(*net) << 64)),
             Peer::Machine(cid) => write!(f, "vsock {cid}"),
-            Peer::Unknown => f.write_str("whoever cannot be told from others"),
+            Peer::Unknown => f.write_str("clients of unknown origin"),
         }
     }
 }

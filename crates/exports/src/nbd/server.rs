@@ -12,6 +12,7 @@ use crate::signal::Signal;
 use crate::watch::Visit;
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_nbd::transport::Transport;
+use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
@@ -269,7 +270,10 @@ impl Shared {
             Ok(socket) => socket,
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(true),
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
-                tracing::error!("nbd: cannot accept a connection: {error}");
+                tracing::error!(
+                    "nbd: cannot accept a connection, so clients wait: {}",
+                    cause(error)
+                );
                 return Ok(false);
             }
             // accept(2): errors of the new connection's network.
@@ -281,7 +285,10 @@ impl Shared {
         let number = self.enter(&socket);
         let started = self.entered(number).start(|guard| guard.run(socket));
         if let Err(error) = started {
-            tracing::error!("nbd: cannot start a connection's thread: {error}");
+            tracing::error!(
+                "nbd: cannot start a thread, so the connection is closed: {}",
+                cause(error)
+            );
             return Ok(false);
         }
         Ok(true)
@@ -366,7 +373,7 @@ impl Host for Entered {
                 connection.end();
             }
             drop(table);
-            tracing::warn!("nbd: {}: {:?} is denied: {why}", self.name(), export.name());
+            tracing::warn!("nbd: {}: {:?} denied: {why}", self.name(), export.name());
         })
     }
 }
@@ -404,12 +411,16 @@ impl Entered {
         let peers: Vec<_> = admitted.map(|(_, c)| c.peer).collect();
         if peers.len() >= options.max_connections {
             let most = options.max_connections;
-            let why = format!("the server has {most} connections, and no more at once");
+            let why = format!(
+                "the server has {most} connections, which is the limit (--nbd-connections)"
+            );
             return Err(Denied::NotNow(why));
         }
         let most = options.max_per_peer();
         if peers.iter().filter(|other| **other == peer).count() >= most {
-            let why = format!("{peer} has {most} connections, and may have no more at once");
+            let why = format!(
+                "{peer} has {most} connections, which is the limit (--nbd-connections-per-client)"
+            );
             return Err(Denied::NotNow(why));
         }
         self.connection(&mut table).phase = Phase::Admitted(export.clone());
@@ -435,13 +446,18 @@ impl Entered {
             Ok(Outcome::Agreed(agreement)) => {
                 let name = agreement.view.name.clone();
                 if let Err(error) = self.serve(agreement, socket, transport) {
-                    tracing::error!("nbd: {peer}: {name:?} cannot be served: {error}");
+                    tracing::error!(
+                        "nbd: {peer}: cannot serve {name:?}, so the connection is closed: {}",
+                        cause(error)
+                    );
                 }
             }
-            Ok(Outcome::Over) => tracing::debug!("nbd: {peer}: left without choosing a disk"),
+            Ok(Outcome::Over) => tracing::debug!("nbd: {peer}: disconnected without a disk"),
             // That it had to go has been said; now its socket fails.
             Err(_) if self.is_ending() => {}
-            Err(failure) => tracing::warn!("nbd: {peer}: handshake failed: {failure}"),
+            Err(failure) => tracing::warn!(
+                "nbd: {peer}: handshake failed, so the connection is closed: {failure}"
+            ),
         }
     }
 
@@ -501,7 +517,10 @@ impl Entered {
                 export.tell(Visit::Attached, &self.name());
             }
             if !self.sleep(&wake.receiver, &activity) {
-                tracing::info!("nbd: {}: no request in --nbd-idle-timeout", self.name());
+                tracing::info!(
+                    "nbd: {}: closed because of no request within --nbd-idle-timeout",
+                    self.name()
+                );
             }
             let detached = attached.detach().into_any().downcast::<NbdSource>();
             source = detached.expect("only connections are attached");
@@ -570,7 +589,7 @@ impl Entered {
     fn tell_end(&self, export: &str, source: &NbdSource) {
         let (peer, answered) = (self.name(), source.answered());
         let ending = source.ending();
-        let line = format!("nbd: {peer}: {export:?}: {ending}; {answered} requests answered");
+        let line = format!("nbd: {peer}: {export:?}: {ending}; {answered} requests completed");
         match ending {
             Ending::Failed(_) => tracing::warn!("{line}"),
             _ => tracing::info!("{line}"),

@@ -137,7 +137,7 @@ impl Table {
         let mut theirs = all.filter(|c| most.is_some_and(|(peer, _)| c.peer == peer));
         if let Some(oldest) = theirs.next() {
             tracing::warn!(
-                "nbd: {}: gave way to a newer client in its handshake",
+                "nbd: {}: closed during its handshake to admit a newer client",
                 oldest.name
             );
             oldest.end();

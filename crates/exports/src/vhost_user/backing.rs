@@ -37,16 +37,21 @@ pub fn check(fd: BorrowedFd<'_>) -> Result<(), MapError> {
         return Ok(());
     }
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = statx(fd, "", flags, StatxFlags::TYPE | StatxFlags::MNT_ID)
-        .map_err(|e| MapError::Io("statx failed", e.into()))?;
+    let stat =
+        statx(fd, "", flags, StatxFlags::TYPE | StatxFlags::MNT_ID).map_err(|e| MapError::Io {
+            what: "statx failed",
+            source: e.into(),
+        })?;
     match FileType::from_raw_mode(stat.stx_mode.into()) {
         FileType::RegularFile => {}
         // A device (DAX).
         FileType::CharacterDevice => return Ok(()),
         other => return Err(MapError::NotMemory(other)),
     }
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo")
-        .map_err(|e| MapError::Io("its file system cannot be told", e))?;
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").map_err(|e| MapError::Io {
+        what: "cannot read the type of its file system",
+        source: e,
+    })?;
     match file_system(&mounts, stat.stx_mnt_id) {
         Some(name) if LOCAL.contains(&name) => Ok(()),
         name => Err(MapError::MayWait(name.unwrap_or("unknown here").to_owned())),

@@ -14,6 +14,7 @@ use super::Shared;
 use super::serve::{Connection, serve};
 use super::session::{SessionState, UnfinishedState};
 use crate::{Descriptors, Listener, ListenerState};
+use fathom_units::cause;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -52,7 +53,7 @@ pub(super) struct ConnectionState {
 }
 
 /// A serving thread that takes too long, or is no more.
-const SILENT: &str = "the thread that serves its front-end does not answer";
+const SILENT: &str = "the thread that serves the front-end does not respond";
 
 /// How long a serving thread may take for a message's handling.
 const FREEZE: Duration = Duration::from_secs(2);
@@ -151,7 +152,7 @@ impl Halting {
     pub fn wait(self, deadline: Instant) -> Result<Vec<u16>, String> {
         let left = deadline.saturating_duration_since(Instant::now());
         self.0.recv_timeout(left).map_err(|error| match error {
-            RecvTimeoutError::Timeout => "requests that are in flight do not end".to_owned(),
+            RecvTimeoutError::Timeout => "requests in flight do not end".to_owned(),
             RecvTimeoutError::Disconnected => SILENT.to_owned(),
         })?
     }
@@ -204,7 +205,7 @@ pub(super) fn attend(
 
 fn describe(listener: &Listener, connection: Option<&Connection<'_>>) -> Described {
     let mut descriptors = Descriptors::default();
-    let failed = |error| format!("cannot duplicate a descriptor: {error}");
+    let failed = |error| format!("cannot duplicate a file descriptor: {}", cause(error));
     let socket = listener.hand_over(&mut descriptors).map_err(failed)?;
     let connection = connection.map(|open| open.describe(&mut descriptors));
     let state = ExportState {

@@ -5,6 +5,7 @@ use super::alarm::Alarm;
 use super::backing;
 use super::share::{Share, ShareError, Taken};
 use fathom_sigbus::Guarded;
+use fathom_units::cause;
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::io;
@@ -19,23 +20,26 @@ const HUGETLBFS_MAGIC: i64 = 0x958458f6;
 /// Why a file descriptor of the front-end cannot be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
-    #[error("it is empty")]
+    #[error("the region is empty")]
     Empty,
     #[error("offset {offset:#x} plus size {len:#x} overflows")]
     Overflow { offset: u64, len: u64 },
     #[error("offset {offset:#x} plus size {len:#x} is past the end of its file ({file:#x})")]
     PastEnd { offset: u64, len: u64, file: u64 },
-    #[error("its file descriptor is not memory (file type {0:?})")]
+    #[error("not memory, but a file descriptor of type {0:?}")]
     NotMemory(FileType),
     #[error(transparent)]
     Share(#[from] ShareError),
     #[error(
-        "its file system ({0}) could keep pages back for good: guest memory belongs into a memfd, \
-         /dev/shm, huge pages, or a file on a disk of this machine"
+        "its file system ({0}) may delay access to pages for ever; put guest memory into a \
+         memfd, /dev/shm, huge pages, or a file on a local disk"
     )]
     MayWait(String),
-    #[error("{0}: {1}")]
-    Io(&'static str, io::Error),
+    #[error("{what}: {}", cause(source))]
+    Io {
+        what: &'static str,
+        source: io::Error,
+    },
 }
 
 /// A range of a front-end's file, mapped shared, readable and writable. The
@@ -92,7 +96,10 @@ impl Mapping {
                 offset - delta,
             )
         }
-        .map_err(|e| MapError::Io("cannot be mapped", e.into()))?;
+        .map_err(|e| MapError::Io {
+            what: "cannot map the region",
+            source: e.into(),
+        })?;
         base.expose_provenance();
         let mut mapping = Mapping {
             guard: None,
@@ -107,8 +114,12 @@ impl Mapping {
         // A core dump of this process is no place for a guest's memory.
         // SAFETY: advice on a range that is ours; it changes no contents.
         let _ = unsafe { madvise(base, map_len, Advice::LinuxDontDump) };
-        let guard = Guarded::new(base.cast(), map_len, page_size as usize, alarm)
-            .map_err(|e| MapError::Io("cannot be guarded", e))?;
+        let guard = Guarded::new(base.cast(), map_len, page_size as usize, alarm).map_err(|e| {
+            MapError::Io {
+                what: "cannot map a guard page",
+                source: e,
+            }
+        })?;
         mapping.guard = Some(guard);
         Ok(mapping)
     }
@@ -149,7 +160,10 @@ fn check_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, MapError
         .checked_add(len)
         .filter(|end| i64::try_from(*end).is_ok())
         .ok_or(MapError::Overflow { offset, len })?;
-    let stat = fstat(fd).map_err(|e| MapError::Io("fstat failed", e.into()))?;
+    let stat = fstat(fd).map_err(|e| MapError::Io {
+        what: "fstat failed",
+        source: e.into(),
+    })?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile if end > stat.st_size as u64 => Err(MapError::PastEnd {
             offset,

@@ -136,7 +136,7 @@ impl VhostUser {
         assert!(!workers.is_empty(), "a disk has a worker");
         let invalid = |problem| io::Error::new(io::ErrorKind::InvalidInput, problem);
         if !(1..=256).contains(&options.max_queues) {
-            return Err(invalid("the number of queues must be 1 to 256"));
+            return Err(invalid("the number of queues must be from 1 to 256"));
         }
         let device = BlkDevice::new(disk.info(), &options.serial, options.max_queues);
         Ok(VhostUser {

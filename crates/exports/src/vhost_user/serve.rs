@@ -6,6 +6,7 @@ use super::handover::{Attended, ConnectionState, attend};
 use super::session::{Fault, Reply, Session, UnfinishedState};
 use crate::watch::Visit;
 use crate::{Descriptors, Listener};
+use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
@@ -156,20 +157,25 @@ fn accept<'a>(
         Ok(socket) => socket.into(),
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(true),
         Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
-            tracing::error!("vhost-user: cannot accept a connection: {e}");
+            tracing::error!(
+                "vhost-user: cannot accept a connection, so front-ends wait: {}",
+                cause(e)
+            );
             return Ok(false);
         }
         Err(e) => return Err(e.into()),
     };
     let pid = peer_pid(&socket);
     if connection.as_ref().is_some_and(Connection::is_silent) {
-        tracing::warn!("vhost-user: a front-end that says nothing gives way to another");
+        tracing::warn!(
+            "vhost-user: a front-end that sent nothing is disconnected to admit another"
+        );
         *connection = None;
     }
     if connection.is_some() {
         tracing::warn!(
-            "vhost-user: refused a second front-end (process {pid}): \
-             the disk has one already"
+            "vhost-user: refused a second front-end (process {pid}), because a disk has at most \
+             one"
         );
         return Ok(true);
     }
@@ -177,7 +183,10 @@ fn accept<'a>(
     delay(shared);
     match Connection::new(shared, socket) {
         Ok(new) => *connection = Some(new),
-        Err(e) => tracing::error!("vhost-user: cannot start a session: {e}"),
+        Err(e) => tracing::error!(
+            "vhost-user: cannot start a session, so the connection is closed: {}",
+            cause(e)
+        ),
     }
     Ok(true)
 }
@@ -236,11 +245,11 @@ pub enum CloseError {
     Codec(#[from] CodecError),
     #[error("{0}")]
     Message(String),
-    #[error("the rest of a message has not come for {0:?}")]
+    #[error("an incomplete message for {0:?}")]
     Unfinished(Duration),
     #[error(
-        "memory that the front-end shares cannot be accessed: it was truncated, \
-         or the machine has run out of huge pages"
+        "no access to memory that the front-end shares: the memory was truncated, or the machine \
+         has run out of huge pages"
     )]
     Truncated,
 }
@@ -272,7 +281,7 @@ impl<'a> Connection<'a> {
         &self,
         descriptors: &mut Descriptors,
     ) -> Result<ConnectionState, String> {
-        let failed = |error| format!("cannot duplicate a descriptor: {error}");
+        let failed = |error| format!("cannot duplicate a file descriptor: {}", cause(error));
         Ok(ConnectionState {
             socket: descriptors.add(&self.socket).map_err(failed)?,
             spoke: self.owes == Owes::Nothing,
@@ -289,7 +298,8 @@ impl<'a> Connection<'a> {
     ) -> Result<Connection<'a>, String> {
         let socket = descriptors.take(state.socket)?.into();
         let connection = Connection::open(shared, socket);
-        let mut connection = connection.map_err(|error| format!("cannot start: {error}"))?;
+        let mut connection =
+            connection.map_err(|error| format!("cannot start the session: {}", cause(error)))?;
         if state.spoke {
             connection.owes = Owes::Nothing;
         }

@@ -29,17 +29,17 @@ const DEFAULT_MAP_COUNT: usize = 65_530;
 #[derive(Debug, thiserror::Error)]
 pub enum ShareError {
     #[error(
-        "with its {bytes} bytes more than {limit} would be mapped for this disk's front-end; \
-         fewer disks in one process leave more for each"
+        "its {bytes} bytes exceed the limit of {limit} for this disk's front-end; serve fewer \
+         disks in one process"
     )]
     Bytes { bytes: u64, limit: u64 },
     #[error(
-        "more than {limit} mappings for this disk's front-end; \
-         fewer disks in one process leave more for each"
+        "more than {limit} mappings for this disk's front-end; serve fewer disks in one process"
     )]
     Mappings { limit: usize },
     #[error(
-        "the front-ends of all disks have mapped what this process can address; serve some of them by another process"
+        "the front-ends of all disks have mapped all addresses of this process; serve some of \
+         the disks by another process"
     )]
     All,
 }

@@ -36,7 +36,7 @@ impl Superseded {
     /// A mark that this program did not write.
     pub(super) fn unreadable() -> Superseded {
         Superseded {
-            image: "an image that cannot be told (the mark is damaged)".into(),
+            image: "an unknown image (the mark is damaged)".into(),
             disk: String::new(),
             time: 0,
             definition: None,

@@ -2,6 +2,7 @@
 
 use super::mark::{MAX_MARK, Superseded};
 use crate::lasting::{Sameness, compare};
+use fathom_units::cause;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Write};
@@ -82,7 +83,13 @@ pub(super) fn find(location: &str, id: Option<&str>) -> Option<Superseded> {
 /// Writes the image's record, durably, in the place of one that there may be.
 pub(super) fn keep(location: &str, id: Option<&str>, mark: &Superseded) -> Result<(), String> {
     let directory = directory().ok_or("the server has no directory for a record (disks-dir)")?;
-    let failed = |error: io::Error| format!("{}: cannot be written: {error}", directory.display());
+    let failed = |error: io::Error| {
+        format!(
+            "{}: cannot write the file: {}",
+            directory.display(),
+            cause(error)
+        )
+    };
     let before = all(&directory);
     let before = before.iter().find(|(_, record)| record.is_of(location, id));
     let record = Record {
@@ -132,8 +139,9 @@ pub(super) fn forget(location: &str, id: Option<&str>) -> Result<(), String> {
         .and_then(|()| File::open(&directory)?.sync_all())
         .map_err(|error| {
             format!(
-                "{}: its mark cannot be removed: {error}",
-                directory.display()
+                "{}: cannot remove the mark: {}",
+                directory.display(),
+                cause(error)
             )
         })
 }

@@ -21,12 +21,12 @@ pub struct Cow(PathBuf);
 impl Kind for Cow {
     const ABOUT: &'static About = &About {
         name: "cow",
-        what: "keep changes in a temporary qcow2 overlay; always directly over the image",
+        what: "keep changes in a temporary qcow2 overlay, directly above the image",
         options: &[Opt::new(
             "dir",
             "DIR",
             "/var/tmp",
-            "where the overlay is; it is gone with the server",
+            "directory of the overlay, which is deleted when the server ends",
         )],
     };
 
@@ -43,7 +43,7 @@ impl Kind for Cow {
     fn changing(&self, to: &PathBuf) -> Result<(), String> {
         match *to == self.0 {
             true => Ok(()),
-            false => Err("cow: dir: the overlay cannot be moved while it is in use".into()),
+            false => Err("cow: dir: cannot be changed while the overlay is in use".into()),
         }
     }
 

@@ -48,38 +48,38 @@ pub(crate) struct Settings {
 impl Kind for Delay {
     const ABOUT: &'static About = &About {
         name: "delay",
-        what: "operations take longer; any number of them wait at the same time",
+        what: "delay operations; any number of them wait at the same time",
         options: &[
             Opt::new(
                 "read",
                 TIME,
                 "0",
-                "how much longer: a time, evenly spread, or normal",
+                "added time of reads: fixed, uniform or normal",
             ),
-            Opt::new("write", TIME, "0", "likewise"),
-            Opt::new("flush", TIME, "0", "likewise"),
-            Opt::new("trim", TIME, "0", "likewise"),
-            Opt::new("zero", TIME, "0", "likewise"),
+            Opt::new("write", TIME, "0", "added time of writes"),
+            Opt::new("flush", TIME, "0", "added time of flushes"),
+            Opt::new("trim", TIME, "0", "added time of discards"),
+            Opt::new("zero", TIME, "0", "added time of writes of zeroes"),
             Opt::new(
                 "open",
                 TIME,
                 "0",
-                "from when the image is taken into use until the first request goes on",
+                "added time before the first request after the image is opened",
             ),
             Opt::new(
                 "connect",
                 TIME,
                 "0",
-                "before a client that connects is served",
+                "added time before a connecting client is served",
             ),
             Opt::new(
                 "histogram",
                 "FILE",
                 "",
-                "delays as a disk had them: what `fathom stats --json` wrote of its device; \
-                 the options above go first",
+                "replay the device latencies in a file that `fathom stats --json` wrote; the \
+                 options above take precedence",
             ),
-            Opt::new("seed", "NUMBER", "0", "of what is drawn by chance"),
+            Opt::new("seed", "NUMBER", "0", "seed of the random numbers"),
         ],
     };
 

@@ -3,6 +3,7 @@
 use super::spread::{Buckets, Spread};
 use crate::values::{LONGEST, ticks};
 use fathom_trace::{Bucket, Op, Stage, Summary};
+use fathom_units::cause;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,14 +12,14 @@ const MAX_LEN: u64 = 16 << 20;
 
 /// The times that each operation's device took, by `Op as usize`.
 pub(super) fn read(path: &str) -> Result<[Option<Spread>; Op::COUNT], String> {
-    let failed = |error: &dyn std::fmt::Display| format!("{path}: {error}");
+    let failed = |error: &dyn std::fmt::Display| format!("{path}: {}", cause(error));
     let metadata = std::fs::metadata(path).map_err(|e| failed(&e))?;
     if !metadata.is_file() || metadata.len() > MAX_LEN {
-        return Err(failed(&"not a file that `fathom stats --json` wrote"));
+        return Err(failed(&"not a file that 'fathom stats --json' wrote"));
     }
     let text = std::fs::read_to_string(path).map_err(|e| failed(&e))?;
     let summary: Summary = serde_json::from_str(&text)
-        .map_err(|e| failed(&format!("not what `fathom stats --json` writes: {e}")))?;
+        .map_err(|e| failed(&format!("not what 'fathom stats --json' writes: {e}")))?;
     let mut operations = std::array::from_fn(|_| None);
     for op in Op::ALL {
         let of_op = summary.operations.iter().find(|o| o.op == op.name());
@@ -32,7 +33,7 @@ pub(super) fn read(path: &str) -> Result<[Option<Spread>; Op::COUNT], String> {
     Ok(operations)
 }
 
-const WITHOUT: &str = "has no histograms of a device: write it anew by `fathom stats --json`";
+const WITHOUT: &str = "no histograms of a device; write the file again with 'fathom stats --json'";
 
 fn buckets(histogram: &[Bucket]) -> Option<Buckets> {
     let mut up_to = 0u64;

@@ -27,7 +27,7 @@ impl Spread {
         if let Some((from, to)) = text.split_once("..") {
             let (from, to) = (time(from)?, time(to)?);
             if from > to {
-                return Err(format!("'{text}' ends before it begins"));
+                return Err(format!("'{text}': ends before it begins"));
             }
             return Ok(Spread::Even(ticks(from), ticks(to)));
         }

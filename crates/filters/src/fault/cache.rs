@@ -26,7 +26,7 @@ impl Writes {
             "safe" => Ok(Writes::Safe),
             "lost" => Ok(Writes::Lost),
             "torn" => Ok(Writes::Torn),
-            _ => Err(format!("'{text}' is none of safe, lost and torn")),
+            _ => Err(format!("'{text}' is not safe, lost or torn")),
         }
     }
 }

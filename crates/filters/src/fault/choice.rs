@@ -62,7 +62,7 @@ fn operations(text: &str) -> Result<[bool; Op::COUNT], String> {
     for name in text.split('+') {
         let known = OPERATIONS.iter().find(|(known, _)| *known == name);
         let (_, op) = known.ok_or_else(|| {
-            format!("'{name}' is none of read, write, flush, trim and zero (several with +)")
+            format!("'{name}' is not read, write, flush, trim or zero (several are joined by +)")
         })?;
         chosen[*op as usize] = true;
     }

@@ -15,6 +15,7 @@ use crate::values::{Values, number, size, yes_or_no};
 use cache::{Cache, Writes};
 use choice::{Choice, History};
 use fathom_core::{Channel, Cx, DiskInfo, Left, Op, RequestId};
+use fathom_units::cause;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::json;
 use std::fs::File;
@@ -54,26 +55,26 @@ fn errno(text: &str) -> Result<i32, String> {
     let known = ERRORS.iter().find(|(name, _)| *name == text);
     known.map(|(_, errno)| *errno).ok_or_else(|| {
         let names: Vec<_> = ERRORS.iter().map(|(name, _)| *name).collect();
-        format!("'{text}' is none of {}", names.join(", "))
+        format!("'{text}' is not one of {}", names.join(", "))
     })
 }
 
 impl Kind for Fault {
     const ABOUT: &'static About = &About {
         name: "fault",
-        what: "errors, hangs, corrupted reads, lost and torn writes",
+        what: "inject errors, hangs, corrupted reads, and lost or torn writes",
         options: &[
             Opt::new(
                 "error",
                 "EIO|ENOSPC|ETIMEDOUT|...",
                 "",
-                "fail with this error",
+                "errno of failing operations",
             ),
             Opt::new(
                 "hang",
                 "yes|no",
                 "no",
-                "do not go on until this is no again",
+                "hold operations until this is set to no",
             ),
             Opt::new(
                 "corrupt",
@@ -85,42 +86,47 @@ impl Kind for Fault {
                 "op",
                 "read+write+flush+trim+zero",
                 "",
-                "the operations that this befalls [default: all]",
+                "operations that are affected [default: all]",
             ),
             Opt::new(
                 "range",
                 "OFFSET+LEN",
                 "",
-                "only those that touch these bytes [default: all]",
+                "byte range that is affected [default: all]",
             ),
             Opt::new(
                 "probability",
                 "0..1|PERCENT",
                 "1",
-                "how many of them; for corrupted reads, how many of the sectors",
+                "share of operations that are affected; for corrupted reads, share of sectors",
             ),
             Opt::new(
                 "seed",
                 "NUMBER",
                 "0",
-                "of what happens by chance: the same again",
+                "seed of the random numbers, to repeat a run",
             ),
-            Opt::new("count", "NUMBER", "0", "only so many times; 0: always"),
-            Opt::new("after", "BYTES", "0", "only once this much has been moved"),
+            Opt::new("count", "NUMBER", "0", "number of faults; 0: no limit"),
+            Opt::new(
+                "after",
+                "BYTES",
+                "0",
+                "bytes to read and write before the first fault",
+            ),
             Opt::new(
                 "writes",
                 "safe|lost|torn",
                 "safe",
-                "keep what is not flushed in memory only: all of it (lost), or by chance some \
-                 physical blocks of each write (torn); it is gone with the server",
+                "keep unflushed writes in memory only: whole ones (lost), or random physical \
+                 blocks of each (torn); they are lost when the server ends",
             ),
             Opt::new(
                 "cache-size",
                 "BYTES",
                 "64M",
-                "of that memory; when it is full, it is written",
+                "size of that memory, which is written back when it is full",
             ),
-            Opt::action("power-cut", "yes", "drop what is not flushed, now"),
+            Opt::action("power-cut", "yes", "discard all unflushed writes now"),
         ],
     };
 
@@ -135,7 +141,7 @@ impl Kind for Fault {
             writes: values.get("writes", Writes::parse)?,
             cache_size: values.get("cache-size", |text| match size(text)? {
                 size if (1 << 20..=1 << 40).contains(&size) => Ok(size),
-                _ => Err("it needs 1M at least, and 1T at most".into()),
+                _ => Err("not from 1M to 1T".into()),
             })?,
         })
     }
@@ -156,10 +162,13 @@ impl Kind for Fault {
         match value {
             "yes" => {
                 let lost = self.cache.cut_power();
-                tracing::info!("fault: {} KiB were not flushed and are lost", lost >> 10);
+                tracing::info!(
+                    "fault: {} KiB of unflushed data are lost (power-cut)",
+                    lost >> 10
+                );
                 Ok(())
             }
-            _ => Err("fault: power-cut: it can only be yes".into()),
+            _ => Err("fault: power-cut: must be yes".into()),
         }
     }
 
@@ -177,7 +186,11 @@ impl Kind for Fault {
 
     fn may_go(settings: &Settings) -> Result<(), String> {
         match settings.hang {
-            true => Err("its filter 'fault' lets requests hang (hang=yes)".into()),
+            true => Err(
+                "its filter 'fault' holds requests (hang=yes), which cannot be handed over; set \
+                 hang=no"
+                    .into(),
+            ),
             false => Ok(()),
         }
     }
@@ -203,7 +216,7 @@ impl Kind for Fault {
         let mut sectors = Vec::new();
         file.rewind()
             .and_then(|()| file.read_to_end(&mut sectors))
-            .map_err(|error| format!("what is not flushed cannot be read: {error}"))?;
+            .map_err(|error| format!("cannot read unflushed data: {}", cause(error)))?;
         self.cache.inherit(left.number("version")?, &sectors);
         // As with options that are set.
         if is_same {

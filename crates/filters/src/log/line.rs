@@ -16,7 +16,7 @@ impl Format {
         match text {
             "line" => Ok(Format::Line),
             "json" => Ok(Format::Json),
-            _ => Err(format!("'{text}' is neither line nor json")),
+            _ => Err(format!("'{text}' is not line or json")),
         }
     }
 }
@@ -73,7 +73,11 @@ impl Record {
         }
         let _ = match self.error {
             0 => write!(out, " us, ok"),
-            errno => write!(out, " us, {}", std::io::Error::from_raw_os_error(errno)),
+            errno => write!(
+                out,
+                " us, {}",
+                fathom_units::cause(std::io::Error::from_raw_os_error(errno))
+            ),
         };
     }
 

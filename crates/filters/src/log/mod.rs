@@ -11,6 +11,7 @@ use crate::registry::Filters;
 use crate::values::Values;
 use fathom_core::{Channel, Cx, DiskInfo, Left, Request, RequestId};
 use fathom_files::gate;
+use fathom_units::cause;
 use line::{Format, Record};
 use serde_json::json;
 use std::fs::File;
@@ -38,14 +39,19 @@ impl Settings {
     fn open(&self) -> Result<Option<(PathBuf, File)>, String> {
         let open = |path: &PathBuf| {
             let opened = gate::append(path).map(|file| (path.clone(), file));
-            opened.map_err(|error| format!("log: {}: {error}", path.display()))
+            opened.map_err(|error| format!("log: {}: {}", path.display(), cause(error)))
         };
         self.file.as_ref().map(open).transpose()
     }
 
     fn output(&self, file: Option<&(PathBuf, File)>) -> Result<Output, String> {
         let file = file.map(|(_, file)| file.try_clone()).transpose();
-        let file = file.map_err(|error| format!("log: cannot duplicate a descriptor: {error}"))?;
+        let file = file.map_err(|error| {
+            format!(
+                "log: cannot duplicate the file descriptor: {}",
+                cause(error)
+            )
+        })?;
         Ok(Output::new(file, self.format))
     }
 
@@ -64,19 +70,19 @@ impl Settings {
 impl Kind for Log {
     const ABOUT: &'static About = &About {
         name: "log",
-        what: "one line for each request, with the time it spent in each stage",
+        what: "write a line for each request, with its time in each stage",
         options: &[
             Opt::new(
                 "file",
                 "FILE",
                 "",
-                "appended to; without it, standard error",
+                "file to append to [default: standard error]",
             ),
             Opt::new(
                 "format",
                 "line|json",
                 "line",
-                "for people, or an object a line",
+                "text for people, or a JSON object a line",
             ),
         ],
     };
@@ -97,7 +103,8 @@ impl Kind for Log {
             None => (settings.open()?, None),
         };
         let writer = Writer::start(settings.output(file.as_ref())?, after);
-        let writer = writer.map_err(|error| format!("log: cannot start its thread: {error}"))?;
+        let writer =
+            writer.map_err(|error| format!("log: cannot start a thread: {}", cause(error)))?;
         let file = Mutex::new(file);
         Ok(Log { writer, file })
     }
@@ -110,7 +117,7 @@ impl Kind for Log {
                 *self.file.lock().unwrap_or_else(PoisonError::into_inner) = file;
                 Ok(())
             }
-            false => Err("log: nobody reads what was written before".into()),
+            false => Err("log: earlier lines are not read".into()),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::line::{Format, Record};
 use fathom_core::{ThreadKind, thread_starts};
+use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Write, pipe, stderr};
@@ -192,7 +193,9 @@ impl Body {
         let dropped = self.dropped.swap(0, Ordering::Relaxed);
         if dropped > 0 {
             self.text += &match self.output.format {
-                Format::Line => format!("({dropped} requests came too fast to be written)\n"),
+                Format::Line => format!(
+                    "({dropped} requests are missing, because the log was written too slowly)\n"
+                ),
                 Format::Json => format!("{{\"lost\":{dropped}}}\n"),
             };
         }
@@ -201,8 +204,9 @@ impl Body {
         }
         if let Err(error) = self.output.to.write_all(self.text.as_bytes()) {
             tracing::warn!(
-                "log: {} bytes could not be written: {error}",
-                self.text.len()
+                "log: {} bytes could not be written and are lost: {}",
+                self.text.len(),
+                cause(error)
             );
         }
         self.text.clear();

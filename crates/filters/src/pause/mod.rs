@@ -15,12 +15,12 @@ pub(crate) struct Pause;
 impl Kind for Pause {
     const ABOUT: &'static About = &About {
         name: "pause",
-        what: "freeze the disk: requests are left where they come from, and none is lost",
+        what: "take no new requests; they wait at the guest or client, and none is lost",
         options: &[Opt::new(
             "frozen",
             "yes|no",
             "no",
-            "take on no new requests; those under way are finished",
+            "take no new requests, and complete those in flight",
         )],
     };
 

@@ -40,19 +40,19 @@ impl Kind for Readahead {
                 "size",
                 "BYTES",
                 "256k",
-                "read at once, and kept ahead of each reader",
+                "size of a read, and of the data read ahead for each reader",
             ),
             Opt::new(
                 "after",
                 "NUMBER",
                 "2",
-                "sequential reads before that begins",
+                "sequential reads before reading ahead begins",
             ),
             Opt::new(
                 "memory",
                 "BYTES",
                 "16M",
-                "for what was read, for each I/O thread",
+                "memory for data read ahead, for each I/O thread",
             ),
         ],
     };
@@ -62,11 +62,11 @@ impl Kind for Readahead {
     fn parse(values: &Values<'_>) -> Result<Settings, String> {
         let size = values.get("size", |text| match size(text)? {
             size if (4096..=8 << 20).contains(&size) && size.is_multiple_of(4096) => Ok(size),
-            _ => Err(format!("'{text}' is no multiple of 4k from 4k to 8M")),
+            _ => Err(format!("'{text}' is not a multiple of 4k from 4k to 8M")),
         })?;
         let memory = values.get("memory", crate::values::size)?;
         if memory < 2 * size {
-            return Err("readahead: memory: less than two of size".into());
+            return Err("readahead: memory: less than twice the size".into());
         }
         Ok(Settings {
             size,

@@ -15,7 +15,7 @@ pub(crate) struct Readonly;
 impl Kind for Readonly {
     const ABOUT: &'static About = &About {
         name: "readonly",
-        what: "the disk can be read only",
+        what: "make the disk read-only",
         options: &[],
     };
 

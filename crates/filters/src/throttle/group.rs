@@ -91,7 +91,8 @@ impl Group {
     /// Go on from these levels, which are by the same limits.
     pub(super) fn inherit(&self, levels: Value) -> Result<(), String> {
         let levels = serde_json::from_value::<Levels>(levels);
-        let levels = levels.map_err(|error| format!("its levels: {error}"))?;
+        let levels =
+            levels.map_err(|error| format!("cannot read the predecessor's levels: {error}"))?;
         let clock = Clock::get();
         let now = clock.pair();
         let ticks = |ns: u64| match ns.checked_sub(now.monotonic_ns) {

@@ -70,7 +70,7 @@ impl Limits {
             let both = each[total].is_some();
             if both && each[total + 1].or(each[total + 2]).is_some() {
                 return Err(format!(
-                    "throttle: {name}-total goes with neither {name}-read nor {name}-write"
+                    "throttle: {name}-total: excludes {name}-read and {name}-write"
                 ));
             }
         }
@@ -88,7 +88,7 @@ fn parse_limit(values: &Values<'_>, name: &str, what: What) -> Result<Option<Lim
         What::Bytes => size(text),
     };
     let bounded = |text: &str| match rate(text)? {
-        rate if rate > MOST => Err(format!("'{text}' is more than any disk does")),
+        rate if rate > MOST => Err(format!("'{text}' exceeds the largest limit")),
         rate => Ok(rate),
     };
     let (max_name, length_name) = (format!("{name}-max"), format!("{name}-max-length"));
@@ -96,13 +96,13 @@ fn parse_limit(values: &Values<'_>, name: &str, what: What) -> Result<Option<Lim
     let max = values.get(&max_name, bounded)?;
     let length = values.get(&length_name, |text| match number(text)? {
         seconds @ 1..=86_400 => Ok(seconds),
-        _ => Err("a burst lasts 1 to 86400 seconds".into()),
+        _ => Err("a burst lasts from 1 to 86400 seconds".into()),
     })?;
     let refuse = |problem: String| Err(format!("throttle: {problem}"));
     match (sustained, max) {
-        (_, 0) if length > 1 => refuse(format!("{length_name} needs {max_name}")),
-        (0, 1..) => refuse(format!("{max_name} needs {name}")),
-        (_, 1..) if max < sustained => refuse(format!("{max_name} is less than {name}")),
+        (_, 0) if length > 1 => refuse(format!("{length_name}: needs {max_name}")),
+        (0, 1..) => refuse(format!("{max_name}: needs {name}")),
+        (_, 1..) if max < sustained => refuse(format!("{max_name}: less than {name}")),
         (0, _) => Ok(None),
         _ => Ok(Some(limit(sustained, max, length))),
     }

@@ -33,9 +33,9 @@ pub(crate) struct Settings {
     group: Option<String>,
 }
 
-const RATE: &str = "how many a second; 0: any number";
-const BURST: &str = "how many a second in a burst";
-const LENGTH: &str = "how long a burst may last";
+const RATE: &str = "limit per second; 0: no limit";
+const BURST: &str = "limit per second in a burst";
+const LENGTH: &str = "maximum length of a burst";
 
 const fn iops(name: &'static str) -> Opt {
     Opt::new(name, "NUMBER", "0", RATE)
@@ -91,8 +91,8 @@ impl Kind for Throttle {
                 "group",
                 "NAME",
                 "",
-                "disks of one group share these limits; the last to set them sets them for all, and \
-                 who sets none goes by what there is",
+                "group of disks that share these limits; a disk that sets limits sets them for \
+                 the whole group",
             ),
         ],
     };
@@ -150,7 +150,7 @@ impl Kind for Throttle {
 
     fn changing(&self, to: &Settings) -> Result<(), String> {
         if to.group.as_deref() != self.group.name() {
-            return Err("throttle: group: it cannot be changed while the disk is served".into());
+            return Err("throttle: group: cannot be changed while the disk is served".into());
         }
         // As QEMU does: what was used up under the old limits is forgiven.
         self.group.begin(&to.limits);

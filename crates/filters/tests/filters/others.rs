@@ -54,7 +54,7 @@ fn every_request_is_logged_with_its_stages() {
     let text = std::fs::read_to_string(lines).unwrap();
     assert_eq!(text.lines().count(), 101, "{text}");
     let write = text.lines().find(|line| line.contains(" write ")).unwrap();
-    assert!(write.contains("offset 0 len 512") && write.contains("Input/output error"));
+    assert!(write.contains("offset 0 len 512") && write.contains("input/output error"));
     let text = std::fs::read_to_string(json).unwrap();
     let objects: Vec<serde_json::Value> = text
         .lines()

@@ -57,7 +57,7 @@ fn set_lazy(header: &mut Header, lazy: bool, version: u32) -> Result<()> {
 
 fn set_refcount_bits(editor: &mut Editor<'_>, bits: u64, version: u32) -> Result<()> {
     if !bits.is_power_of_two() || bits > 64 {
-        let problem = "refcount_bits must be a power of two of 1 to 64";
+        let problem = "refcount_bits: not a power of two from 1 to 64";
         return Err(Error::usage(problem));
     }
     let order = bits.ilog2();
@@ -106,13 +106,14 @@ fn downgrade(editor: &mut Editor<'_>) -> Result<()> {
 fn what_only_v3_says(editor: &Editor<'_>) -> Result<Option<String>> {
     let header = editor.header();
     let of_header = if header.incompatible != 0 {
-        Some("it has features that version 2 does not know (extended_l2, a data file or zstd)")
+        Some("it has features that version 2 lacks (extended_l2, a data file or zstd)")
     } else if header.bitmaps().is_some() {
         Some(
-            "it has bitmaps, which version 2 does not know: remove them first (fathom img bitmap --remove)",
+            "it has bitmaps, which version 2 lacks; remove them first ('fathom img bitmap \
+             --remove')",
         )
     } else if header.refcount_order != ORDER_V2 {
-        Some("version 2 has refcounts of 16 bits: add refcount_bits=16")
+        Some("version 2 has refcounts of 16 bits; add refcount_bits=16")
     } else {
         None
     };
@@ -125,8 +126,8 @@ fn what_only_v3_says(editor: &Editor<'_>) -> Result<Option<String>> {
         .iter()
         .any(|s| other(s.disk_size()) || s.vm_state_size() > u32::MAX.into())
     {
-        let problem = "a snapshot is of a disk of another size, or with 4 GiB of a machine's state: version 2 \
-                       cannot say that; delete it first";
+        let problem = "a snapshot has another size than the disk, or more than 4 GiB of a machine's state, \
+             which version 2 cannot express; delete it first";
         return Ok(Some(problem.into()));
     }
     let mut zeroes = 0;
@@ -139,8 +140,9 @@ fn what_only_v3_says(editor: &Editor<'_>) -> Result<Option<String>> {
     }
     Ok((zeroes > 0).then(|| {
         format!(
-            "{zeroes} clusters of its disk and snapshots are zeroes that are not stored, which version 2 cannot say: \
-             `fathom img convert -O qcow2 -o compat=0.10` makes a copy"
+            "{zeroes} clusters of its disk and snapshots read as zeroes without being stored, \
+             which version 2 cannot express; 'fathom img convert -O qcow2 -o compat=0.10' makes \
+             a copy"
         )
     }))
 }

@@ -66,15 +66,13 @@ pub(crate) fn check_backing_in_use(
 
 fn check_name(backing: Option<NewBacking<'_>>) -> Result<()> {
     match backing.is_some_and(|b| b.name.len() > qed::MAX_BACKING_NAME as usize) {
-        true => Err(Error::usage(
-            "the backing file's name has more than 1023 bytes",
-        )),
+        true => Err(Error::usage("the backing file's name exceeds 1023 bytes")),
         false => Ok(()),
     }
 }
 
 fn raw_has_none() -> Error {
-    Error::usage("only qcow2 and QED images have backing files")
+    Error::usage("only qcow2 and qed images have backing files")
 }
 
 fn set_qcow2(file: &dyn ImageFile, backing: Option<NewBacking<'_>>) -> Result<()> {
@@ -98,7 +96,7 @@ fn set_qed(file: &dyn ImageFile, backing: Option<NewBacking<'_>>) -> Result<()> 
         unreachable!("it was asked for QED");
     };
     let failed = |source| Error::Io {
-        what: "its header cannot be written",
+        what: "cannot write its header",
         source,
     };
     let old = header.backing_range();
@@ -128,7 +126,7 @@ fn free_place(header: &qed::Header, old: Option<(u64, usize)>, len: usize) -> Re
     };
     let places = [512, 512 + 1024, 512 + 2048];
     let place = places.into_iter().find(is_free);
-    place.ok_or_else(|| Error::unsupported("its header has no room for another name"))
+    place.ok_or_else(|| Error::unsupported("its header has no space for another name"))
 }
 
 /// Forgets all data of the image in `file`, which then reads as its backing file does. A power cut

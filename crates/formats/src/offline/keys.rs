@@ -30,13 +30,11 @@ impl<'a> KeySlots<'a> {
             Image::Luks(header, _) => Part::all_of(file, header.payload().offset),
             Image::Qcow2(header) => match header.encryption()? {
                 Some(crypto) => Part::within(file, crypto),
-                None => return Err(Error::usage("is not encrypted, and has no keys")),
+                None => return Err(Error::usage("not encrypted, so it has no keys")),
             },
             Image::Raw { .. } | Image::Qed(..) | Image::Foreign(_) => {
-                let problem = "has no keys: only luks and encrypted qcow2 images have";
-                return Err(Error::usage(format!(
-                    "is a {format} image, which {problem}"
-                )));
+                let problem = "has no keys, which only luks and encrypted qcow2 images have";
+                return Err(Error::usage(format!("a {format} image, which {problem}")));
             }
         };
         Ok(KeySlots { part })
@@ -95,13 +93,13 @@ impl<'a> KeySlots<'a> {
             let end = at.saturating_add(bytes.len() as u64);
             if end > self.part.len {
                 return Err(Error::invalid(
-                    "its key slots are beyond the encryption header's end",
+                    "its key slots are beyond the end of the encryption header",
                 ));
             }
             let written = self.part.file.write_at(bytes, self.part.start + at);
-            written.map_err(Error::io("its encryption header cannot be written"))?;
+            written.map_err(Error::io("cannot write its encryption header"))?;
             let synced = self.part.file.sync();
-            synced.map_err(Error::io("its encryption header cannot be flushed"))?;
+            synced.map_err(Error::io("cannot flush its encryption header"))?;
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ impl Image {
     pub fn read(file: &dyn ImageFile, format: Format) -> Result<Image> {
         match format {
             Format::Raw => Ok(Image::Raw {
-                size: file.len().map_err(Error::io("its size cannot be read"))?,
+                size: file.len().map_err(Error::io("cannot read its size"))?,
             }),
             Format::Qcow2 => {
                 let header = qcow2::Header::parse(&qcow2_first_cluster(file)?)?;
@@ -136,7 +136,7 @@ impl Image {
 /// A qcow2 image's first cluster, padded with zeroes when the file is
 /// shorter.
 pub(crate) fn qcow2_first_cluster(file: &dyn ImageFile) -> Result<Vec<u8>> {
-    let unreadable = Error::io("its header cannot be read");
+    let unreadable = Error::io("cannot read its header");
     let start = match read_up_to(file, 0, 104) {
         Ok(start) => start,
         Err(error) => return Err(unreadable(error)),
@@ -144,20 +144,20 @@ pub(crate) fn qcow2_first_cluster(file: &dyn ImageFile) -> Result<Vec<u8>> {
     let len = qcow2::Header::len_to_read(&start)?;
     let mut first = vec![0; len];
     file.read_at(&mut first, 0)
-        .map_err(Error::io("its header cannot be read"))?;
+        .map_err(Error::io("cannot read its header"))?;
     Ok(first)
 }
 
 /// The disk is what is behind the header, in whole sectors.
 fn read_luks(file: &dyn ImageFile) -> Result<Image> {
-    let len = file.len().map_err(Error::io("its size cannot be read"))?;
+    let len = file.len().map_err(Error::io("cannot read its size"))?;
     let header = Part::all_of(file, len).header().map_err(refused)?;
     let payload = header.payload();
     let rest = len.saturating_sub(payload.offset);
     let size = payload.size.unwrap_or(rest);
     if size > rest {
         return Err(Error::invalid(format!(
-            "is too short: its header says that the disk has {size} bytes, and {rest} are there"
+            "too short: its header says that the disk has {size} bytes, and the file has {rest}"
         )));
     }
     let size = size - size % u64::from(payload.sector_size);
@@ -165,9 +165,9 @@ fn read_luks(file: &dyn ImageFile) -> Result<Image> {
 }
 
 fn read_qed(file: &dyn ImageFile) -> Result<Image> {
-    let read = |at, len| read_up_to(file, at, len).map_err(Error::io("its header cannot be read"));
+    let read = |at, len| read_up_to(file, at, len).map_err(Error::io("cannot read its header"));
     let header = qed::Header::parse(&read(0, qed::HEADER_LEN as u64)?)?;
-    let len = file.len().map_err(Error::io("its size cannot be read"))?;
+    let len = file.len().map_err(Error::io("cannot read its size"))?;
     header.validate_l1(len)?;
     let name = match header.backing_range() {
         None => None,

@@ -51,7 +51,7 @@ impl SnapshotName {
         };
         found.ok_or_else(|| {
             Error::usage(format!(
-                "has no snapshot '{shown}' (fathom img snapshot -l lists them)"
+                "no snapshot '{shown}'; 'fathom img snapshot -l' lists the image's snapshots"
             ))
         })
     }

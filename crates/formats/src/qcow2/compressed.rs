@@ -9,10 +9,10 @@ use zstd_safe::{CCtx, DCtx, find_frame_compressed_size};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// Before it has filled the cluster, or before its own end.
-    #[error("the compressed data ends early")]
+    #[error("the compressed data is truncated")]
     EndsEarly,
     /// It would fill more than the cluster.
-    #[error("the compressed data is more than a cluster")]
+    #[error("the compressed data exceeds a cluster")]
     TooLong,
     /// Not what any compressor writes.
     #[error("the compressed data is damaged")]

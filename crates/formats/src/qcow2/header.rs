@@ -168,12 +168,12 @@ impl Header {
         let header_len = fixed.header_len();
         if fixed.version() >= 3 && (header_len < V3_LEN || !header_len.is_multiple_of(8)) {
             return Err(Error::invalid(format!(
-                "a header of {header_len} bytes is too short or not a multiple of 8"
+                "the header of {header_len} bytes is too short, or not a multiple of 8"
             )));
         }
         if header_len > first.len() {
             return Err(Error::invalid(format!(
-                "its header of {header_len} bytes is longer than its first cluster"
+                "the header of {header_len} bytes exceeds its first cluster"
             )));
         }
         let mut header = Header::parse_fixed(&fixed)?;
@@ -289,12 +289,12 @@ impl Header {
         if self.refcount_order > 6 {
             let bits = self.refcount_order;
             return Err(Error::invalid(format!(
-                "refcounts of 2^{bits} bits are too wide: 64 bits at most"
+                "refcounts of 2^{bits} bits exceed the limit of 64 bits"
             )));
         }
         if self.has(INCOMPATIBLE_EXTENDED_L2) && self.cluster_bits < MIN_EXTENDED_L2_CLUSTER_BITS {
             return Err(Error::invalid(
-                "extended L2 entries need clusters of 16 KiB at least",
+                "extended L2 entries need clusters of at least 16 KiB",
             ));
         }
         Ok(())
@@ -318,7 +318,7 @@ impl Header {
         }
         if self.snapshots > MAX_SNAPSHOTS {
             return Err(Error::invalid(format!(
-                "{} snapshots are too many: {MAX_SNAPSHOTS} at most",
+                "{} snapshots exceed the limit of {MAX_SNAPSHOTS}",
                 self.snapshots
             )));
         }
@@ -330,7 +330,7 @@ impl Header {
     fn validate_table(&self, what: &str, offset: HostOffset, bytes: u64, most: u64) -> Result<()> {
         if bytes > most {
             return Err(Error::invalid(format!(
-                "its {what} of {bytes} bytes is too large: {most} at most"
+                "its {what} of {bytes} bytes exceeds the limit of {most} bytes"
             )));
         }
         let end = offset.checked_add(bytes);
@@ -370,7 +370,8 @@ impl Header {
             CryptMethod::Luks => {}
             CryptMethod::Aes => {
                 return Err(Error::unsupported(
-                    "AES encryption, as of old, is not supported; convert it (qemu-img convert)",
+                    "AES encryption is obsolete and not supported; convert the image (qemu-img \
+                     convert)",
                 ));
             }
         }
@@ -383,7 +384,7 @@ impl Header {
             });
         let Some(crypto) = found else {
             return Err(Error::invalid(
-                "is encrypted, and does not say where its encryption header is",
+                "encrypted, but without a pointer to its encryption header",
             ));
         };
         let is_there = self.geometry().is_aligned(crypto.offset)
@@ -487,8 +488,8 @@ impl Header {
         if bytes.len() > 1 << self.cluster_bits {
             let (len, cluster) = (bytes.len(), 1u32 << self.cluster_bits);
             return Err(Error::usage(format!(
-                "its header would take {len} bytes, more than a cluster of {cluster}; \
-                 use larger clusters or shorter names"
+                "its header would need {len} bytes, more than a cluster of {cluster}; use larger \
+                 clusters or shorter names"
             )));
         }
         Ok(bytes)

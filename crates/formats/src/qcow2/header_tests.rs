@@ -98,12 +98,15 @@ fn each_contradiction_is_told() {
     refused(&with(99, &[7]), "refcounts of 2^7");
     refused(&with(102, &[0, 100]), "100 bytes is too short");
     refused(&with(102, &[0, 105]), "multiple of 8");
-    refused(&with(101, &[0xff, 0xff]), "longer than its first cluster");
+    refused(&with(101, &[0xff, 0xff]), "exceeds its first cluster");
     refused(&with(104, &[2]), "compression type 2");
     refused(&with(124, &[0, 0, 0xff, 0]), "does not fit");
     let parsed = Header::parse(&with(35, &[2])).unwrap();
     let error = parsed.encryption().unwrap_err().to_string();
-    assert!(error.contains("where its encryption header is"), "{error}");
+    assert!(
+        error.contains("pointer to its encryption header"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -39,12 +39,12 @@ impl Snapshot {
     /// Parses the entry at the start of `bytes`, and says how long it is.
     /// `bytes` has [`MAX_ENTRY`] bytes or all that remain of the table's limit.
     pub fn parse(bytes: &[u8]) -> Result<(Snapshot, usize)> {
-        let cut = || Error::invalid("its snapshot table is cut short or too large");
+        let cut = || Error::invalid("its snapshot table is truncated or too large");
         let fixed = bytes.get(..FIXED_LEN).ok_or_else(cut)?;
         let extra_len = u32_at(fixed, 36) as usize;
         if extra_len > MAX_EXTRA {
             return Err(Error::invalid(format!(
-                "a snapshot has {extra_len} bytes of extra data: {MAX_EXTRA} at most"
+                "a snapshot has {extra_len} bytes of extra data, more than {MAX_EXTRA}"
             )));
         }
         let mut rest = &bytes[FIXED_LEN..];

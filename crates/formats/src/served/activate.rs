@@ -72,7 +72,7 @@ pub(super) fn activate(
         let len = storage
             .bytes()
             .len()
-            .map_err(Error::io("its size cannot be read"));
+            .map_err(Error::io("cannot read its size"));
         len.map_err(told(storage.path()))
     });
     let lengths: std::result::Result<Vec<_>, _> = lengths.collect();
@@ -111,7 +111,7 @@ impl Fresh<'_> {
                 self.chain.condition.note_damage(link.storage);
                 unusable(
                     path,
-                    format!("{problem}: repair it (fathom img check --repair all)"),
+                    format!("{problem}; repair the image with 'fathom img check --repair all'"),
                 )
             })
     }
@@ -170,7 +170,8 @@ impl Fresh<'_> {
                     .transpose()?;
                 if seal != link.seal {
                     return Err(Error::invalid(
-                        "is not encrypted as when it was opened: start the daemon anew",
+                        "its encryption has changed since the image was opened; restart the \
+                         server",
                     ));
                 }
                 if link.writable {
@@ -206,7 +207,7 @@ impl Fresh<'_> {
             file_len: file
                 .bytes()
                 .len()
-                .map_err(Error::io("its size cannot be read"))?,
+                .map_err(Error::io("cannot read its size"))?,
             l1_offset: HostOffset(0),
             l1: Vec::new(),
             most_l1: 0,
@@ -243,8 +244,8 @@ impl Fresh<'_> {
         let entries = header.refcount_table_bytes() / TableEntry::SIZE;
         let table = words(&**file, header.refcount_table_offset, entries, layout)?;
         if let Some(at) = table.iter().find(|at| **at >= parts.file_len) {
-            let problem = format!("the refcount block at {at:#x} is beyond the end of the file");
-            return Ok(Err(format!("is corrupt: {problem}")));
+            let problem = format!("the refcount block at {at:#x} is beyond the file's end");
+            return Ok(Err(format!("corrupt: {problem}")));
         }
         let regions = match regions(&**file, header, &table)? {
             Ok(regions) => regions,
@@ -293,7 +294,7 @@ impl Fresh<'_> {
             .add(Region::Header, HostOffset(0), header.header_bytes())
             .and_then(|()| regions.add(Region::ActiveL1, header.l1_offset, g.table_bytes()));
         if let Err(overlap) = overlap {
-            return Ok(Err(format!("is corrupt: {overlap}")));
+            return Ok(Err(format!("corrupt: {overlap}")));
         }
         let metadata = match self.metadata(regions, &parts) {
             Ok(metadata) => metadata,
@@ -315,12 +316,12 @@ impl Fresh<'_> {
         let mut clusters = Vec::new();
         for entry in &parts.l1 {
             let table = layout.table(*entry, parts.file_len);
-            if let Some(table) = table.map_err(|problem| format!("is corrupt: {problem}"))? {
+            if let Some(table) = table.map_err(|problem| format!("corrupt: {problem}"))? {
                 let first = table.cluster(layout.cluster_bits());
                 clusters.extend(first..first + per_table);
             }
         }
-        Metadata::new(regions, clusters).map_err(|problem| format!("is corrupt: {problem}"))
+        Metadata::new(regions, clusters).map_err(|problem| format!("corrupt: {problem}"))
     }
 }
 
@@ -330,7 +331,7 @@ fn words(file: &dyn Storage, at: HostOffset, count: u64, layout: Layout) -> Resu
     let mut bytes = vec![0; count as usize * 8];
     file.bytes()
         .read_at(&mut bytes, at.0)
-        .map_err(Error::io("its tables cannot be read"))?;
+        .map_err(Error::io("cannot read its tables"))?;
     let (words, _) = bytes.as_chunks::<8>();
     Ok(words.iter().map(|w| layout.word(*w)).collect())
 }
@@ -357,7 +358,7 @@ fn regions(
     let overlap = overlaps.into_iter().next().or(overlap);
     Ok(match overlap {
         None => Ok(regions),
-        Some(overlap) => Err(format!("is corrupt: {overlap}")),
+        Some(overlap) => Err(format!("corrupt: {overlap}")),
     })
 }
 
@@ -376,12 +377,12 @@ fn repair(file: &dyn Storage, format: Format) -> Result<()> {
         ..Default::default()
     };
     let path = file.path().display();
-    tracing::warn!("{path}: was not closed cleanly; its metadata is checked");
+    tracing::warn!("{path}: not closed cleanly; checking its metadata");
     let mut say = |line: &str| tracing::debug!("{path}: {line}");
     let report = checking::check(file.bytes(), format, &options, &mut say)?;
     if report.corruptions > 0 || report.check_errors > 0 {
         return Err(Error::invalid(
-            "was not closed cleanly, and could not be repaired (fathom img check says more)",
+            "not closed cleanly, and the automatic repair failed; 'fathom img check' shows why",
         ));
     }
     Ok(())
@@ -390,12 +391,12 @@ fn repair(file: &dyn Storage, format: Format) -> Result<()> {
 /// What lies behind the end of a file reads as zeroes, which would be wrong of what was cut off.
 fn whole(link: &Link, file: &dyn Storage) -> Result<()> {
     let len = file.bytes().len();
-    let len = len.map_err(Error::io("its size cannot be read"))?;
+    let len = len.map_err(Error::io("cannot read its size"))?;
     let (offset, size) = link.raw;
     match matches!(link.image, Image::Foreign(_)) || offset.0 + size <= len.next_multiple_of(512) {
         true => Ok(()),
         false => Err(Error::invalid(
-            "is shorter than when it was opened: start the daemon anew",
+            "shorter than when the image was opened; restart the server",
         )),
     }
 }
@@ -410,7 +411,8 @@ fn same(before: &Image, size: u64, now: &Image) -> Result<()> {
 
 fn other_disk() -> Error {
     Error::invalid(
-        "has another size, backing file or data file than when it was opened: start the daemon anew",
+        "its size, backing file or data file has changed since the image was opened; restart the \
+         server",
     )
 }
 
@@ -437,8 +439,8 @@ pub(super) fn miss_writes(file: &dyn Storage, header: &mut qcow2::Header, record
     let path = file.path().display();
     match mark_unrecorded(file.bytes(), header) {
         Ok(marked) if marked > recorded => tracing::warn!(
-            "{path}: {} enabled bitmaps will not know of what is written now, and can only be removed (fathom img \
-             bitmap --remove)",
+            "{path}: its {} enabled bitmaps miss writes from now on, and can only be removed \
+             ('fathom img bitmap --remove')",
             marked - recorded
         ),
         Ok(_) => {}
@@ -456,5 +458,5 @@ fn write(file: &dyn Storage, at: u64, bytes: &[u8]) -> Result<()> {
         .bytes()
         .write_at(bytes, at)
         .and_then(|()| file.bytes().sync());
-    written.map_err(Error::io("its header cannot be written"))
+    written.map_err(Error::io("cannot write its header"))
 }

@@ -26,7 +26,7 @@ impl ImageDisk {
         let file = &self.chain.storages[0];
         let path = file.path();
         if self.active().is_some() || self.options.read_only {
-            return Err(unusable(path, "is in use, or for reading only"));
+            return Err(unusable(path, "in use, or read-only"));
         }
         file.disk().activate()?;
         if !self.options.keep_page_cache {

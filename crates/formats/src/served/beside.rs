@@ -90,7 +90,7 @@ impl BesideDisk {
 
     fn new(chain: &Chain, options: &ImageOptions, depth: usize) -> Result<BesideDisk, DiskError> {
         let Some(link) = chain.links().get(depth).cloned() else {
-            let problem = format!("has no image below it at depth {depth}");
+            let problem = format!("no backing image at depth {depth}");
             return Err(unusable(chain.path(), problem));
         };
         let info = chain.info(options, depth);
@@ -130,7 +130,7 @@ impl Disk for BesideDisk {
     fn activate(&self) -> Result<(), DiskError> {
         match self.shared.active() {
             Some(_) => Ok(()),
-            None => Err(unusable(&self.path, "is not in use")),
+            None => Err(unusable(&self.path, "not in use")),
         }
     }
 
@@ -139,7 +139,7 @@ impl Disk for BesideDisk {
     }
 
     fn resize(&self, _: &Resize) -> Result<u64, DiskError> {
-        let problem = "cannot be resized by a job";
+        let problem = "a job cannot resize this image";
         Err(unusable(&self.path, problem))
     }
 

@@ -19,6 +19,7 @@ use super::zero::Empty;
 use crate::{GuestOffset, HostOffset};
 use fathom_core::token::woken;
 use fathom_core::{Channel, Cx, DiskError, Extents, Mark, Op, Request, RequestId, Stage, Token};
+use fathom_units::cause;
 use smallvec::SmallVec;
 use std::io;
 use std::path::Path;
@@ -62,8 +63,12 @@ impl ImageChannel {
         let channels = storages.iter().map(|s| s.disk().channel(cx));
         let channels = channels.collect::<Result<Vec<_>, _>>()?;
         let channel = ImageChannel::new(shared.clone(), channels, cx);
-        let channel = channel
-            .map_err(|error| unusable(path, format!("a worker cannot serve it: {error}")))?;
+        let channel = channel.map_err(|error| {
+            unusable(
+                path,
+                format!("cannot start a worker's channel: {}", cause(error)),
+            )
+        })?;
         Ok(Box::new(channel))
     }
 

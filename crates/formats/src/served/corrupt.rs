@@ -8,6 +8,7 @@ use super::storage::Storage;
 use super::tables::Tables;
 use crate::HostOffset;
 use crate::qcow2::{INCOMPATIBLE_CORRUPT, MAGIC};
+use fathom_units::cause;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -36,7 +37,7 @@ impl Active {
         };
         if !self.complained.swap(true, Ordering::Relaxed) {
             let path = storage.path().display();
-            tracing::error!("{path}: {problem}; reads of what is gone fail");
+            tracing::error!("{path}: {problem}; reads of the missing data fail");
         }
         false
     }
@@ -46,7 +47,7 @@ impl Active {
 fn cut(file: &dyn Storage, was: u64) -> Option<String> {
     let len = file.bytes().len().ok().filter(|len| *len < was)?;
     Some(format!(
-        "was truncated while it was served, from {was} bytes to {len}"
+        "truncated while it was served, from {was} bytes to {len}"
     ))
 }
 
@@ -75,11 +76,12 @@ impl Tables {
             return true;
         }
         let fate = match self.zero_missing {
-            true => "they read as zeroes",
-            false => "reads of them fail (--zero-missing-clusters)",
+            true => "the missing data reads as zeroes",
+            false => "reads of the missing data fail (--zero-missing-clusters)",
         };
         self.complain(&format!(
-            "its tables name clusters behind the file's end, at {len} bytes: the file was cut off; {fate}"
+            "its tables refer to clusters beyond the file's end at {len} bytes, so the file was \
+             truncated; {fate}"
         ));
         self.zero_missing
     }
@@ -127,13 +129,13 @@ impl Tables {
         self.condition.note_damage(self.storage);
         let path = self.file.path().display();
         let fate = match (self.writable, self.say_corrupt()) {
-            (false, _) => "reads of it fail".to_owned(),
+            (false, _) => "reads of that cluster fail".to_owned(),
             (true, Ok(())) => {
-                "nothing is written to it any more; check it (fathom img check)".into()
+                "writes to the image fail; check the image with 'fathom img check'".into()
             }
-            (true, Err(error)) => format!("nothing is written to it any more ({error})"),
+            (true, Err(error)) => format!("writes to the image fail ({})", cause(error)),
         };
-        tracing::error!("{path}: is corrupt: {problem}; {fate}");
+        tracing::error!("{path}: corrupt: {problem}; {fate}");
     }
 
     /// Marks an image in which an entry of an L2 table cannot be followed. Requests for that entry's cluster fail, all
@@ -147,11 +149,12 @@ impl Tables {
         let path = self.file.path().display();
         let unmarked = match self.say_corrupt() {
             Ok(()) => String::new(),
-            Err(error) => format!(" (the image could not be marked: {error})"),
+            Err(error) => format!(" (cannot mark the image as corrupt: {})", cause(error)),
         };
         tracing::error!(
-            "{path}: is corrupt: {problem}; requests for that cluster fail, all others are served{unmarked}; stop \
-             using the image and repair it (fathom img check --repair all)"
+            "{path}: corrupt: {problem}; requests for that cluster fail, and all others are \
+             served{unmarked}; stop using the image, and repair it with 'fathom img check \
+             --repair all'"
         );
     }
 
@@ -172,7 +175,10 @@ impl Tables {
             && let Err(error) = self.set_corrupt_bit()
         {
             let path = self.file.path().display();
-            tracing::error!("{path}: its header does not say that it is corrupt: {error}");
+            tracing::error!(
+                "{path}: cannot mark the image as corrupt in its header: {}",
+                cause(error)
+            );
         }
     }
 

@@ -326,14 +326,15 @@ impl ImageDisk {
             Found::Records(records) => records,
             Found::OfAnother(count) => {
                 let problem = format!(
-                    "is not the image that the guest used before the server was killed: {count} \
-                     changes to that one would be lost; serve that one, or restart the guest"
+                    "not the image that the guest used before the server was killed, whose \
+                     {count} unwritten changes would be lost; serve that image, or restart the \
+                     guest"
                 );
                 return Err(unusable(path, problem));
             }
             Found::Garbage => {
-                let problem = "the front-end keeps something for this image that was not written \
-                               here; restart the guest";
+                let problem = "the front-end has saved state of this image that this program did not \
+                     write; restart the guest";
                 return Err(unusable(path, problem));
             }
         };
@@ -342,12 +343,12 @@ impl ImageDisk {
         restored.map_err(|failure| match failure {
             Failure::Errno(errno) => DiskError::Io {
                 path: path.to_owned(),
-                what: "what a killed server had in memory cannot be restored",
+                what: "cannot restore the state of the killed server",
                 source: io::Error::from_raw_os_error(errno),
             },
             Failure::Problem(problem) => unusable(
                 path,
-                format!("what a killed server had in memory cannot be restored: {problem}"),
+                format!("cannot restore the state of the killed server: {problem}"),
             ),
         })?;
         tables.state().journal = Journal::begin(memory, identity);
@@ -357,13 +358,13 @@ impl ImageDisk {
             let count = records.len();
             let path = path.display();
             tracing::info!(
-                "{path}: restored {count} changes of a killed server; clusters may be leaked (fathom img check --repair \
-                 leaks, while nobody uses the image)"
+                "{path}: restored {count} changes of the killed server; clusters may be leaked \
+                 (run 'fathom img check --repair leaks' when the disk is not in use)"
             );
             let flushed = at_once(tables.flush(&io)).unwrap_or(Err(libc::EBUSY));
             flushed.map_err(|errno| DiskError::Io {
                 path: self.chain.path().to_owned(),
-                what: "what a killed server had in memory cannot be written",
+                what: "cannot write the restored state",
                 source: io::Error::from_raw_os_error(errno),
             })?;
         }
@@ -410,7 +411,7 @@ impl ImageDisk {
                 if Instant::now() > deadline {
                     return Err(DiskError::Io {
                         path: tables.file.path().to_owned(),
-                        what: "its discards do not end, so it stays locked",
+                        what: "its discards do not end, so the image stays locked",
                         source: io::ErrorKind::TimedOut.into(),
                     });
                 }
@@ -455,7 +456,7 @@ impl ImageDisk {
         let path = self.chain.path();
         let written = written.map_err(|source| DiskError::Io {
             path: path.to_owned(),
-            what: "its metadata cannot be written",
+            what: "cannot write its metadata",
             source,
         });
         match discarded {

@@ -39,7 +39,7 @@ impl Chain {
         let (from, to) = (self.links().len(), links.len());
         if to < from {
             let path = self.path().display();
-            tracing::info!("{path}: is on {to} instead of {from} images now");
+            tracing::info!("{path}: its chain now has {to} instead of {from} images");
         }
         self.set_links(links);
         Ok(())
@@ -110,13 +110,13 @@ impl Chain {
     fn take_in(&self, link: &mut Link, file: &dyn Storage) -> Result<()> {
         let len = || {
             let len = file.bytes().len();
-            len.map_err(Error::io("its size cannot be read"))
+            len.map_err(Error::io("cannot read its size"))
         };
         match &mut link.image {
             Image::Luks(header, size) if header.payload().size.is_some() => {
                 // (Its header says how long it is.)
                 if len()? < *size {
-                    return Err(Error::invalid("is shorter than its header says"));
+                    return Err(Error::invalid("shorter than its header says"));
                 }
             }
             Image::Raw { size } | Image::Luks(_, size) => {

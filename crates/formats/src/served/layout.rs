@@ -188,9 +188,9 @@ impl Layout {
             Layout::Qcow2(g) => {
                 let table = L1Entry(l1_entry).l2_table(g);
                 match table.map_err(|error| error.to_string())? {
-                    Some(at) if at.0 >= file_len => Err(format!(
-                        "the L2 table at {at:#x} is beyond the end of the file"
-                    )),
+                    Some(at) if at.0 >= file_len => {
+                        Err(format!("the L2 table at {at:#x} is beyond the file's end"))
+                    }
                     table => Ok(table),
                 }
             }
@@ -243,8 +243,7 @@ fn check_data_file(cluster: &Cluster, guest: GuestOffset) -> Result<(), Problem>
     };
     match host {
         Some(host) if host != guest.in_data_file() => Err(format!(
-            "cluster {guest:#x} is at {host:#x} of the external data file, not where the guest \
-             sees it"
+            "cluster {guest:#x} is at {host:#x} of the external data file, not at its own offset"
         )),
         _ => Ok(()),
     }

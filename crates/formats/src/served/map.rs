@@ -14,6 +14,7 @@ use super::tables::Tables;
 use crate::qcow2::Cluster;
 use crate::{GuestOffset, HostOffset};
 use fathom_core::DiskError;
+use fathom_units::cause;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -304,7 +305,7 @@ impl Mapper {
                 let mut bytes = vec![0; tables.layout.slice_bytes() as usize];
                 let at = tables.place_of(number, table);
                 let read = tables.file.bytes().read_at(&mut bytes, at.0);
-                read.map_err(|error| format!("an L2 table cannot be read: {error}"))?;
+                read.map_err(|error| format!("cannot read an L2 table: {}", cause(error)))?;
                 Arc::new(Slice::parse(number, &bytes, &tables.layout))
             }
         };

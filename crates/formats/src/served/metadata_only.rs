@@ -17,13 +17,13 @@ pub(super) fn has_metadata_only(file: &dyn ImageFile) -> Result<bool> {
     };
     let g = header.geometry();
     let (len, allocated) = (file.len(), file.allocated());
-    let len = len.map_err(Error::io("its size cannot be read"))?;
-    let allocated = allocated.map_err(Error::io("its size cannot be read"))?;
+    let len = len.map_err(Error::io("cannot read its size"))?;
+    let allocated = allocated.map_err(Error::io("cannot read its size"))?;
     let real = allocated / g.cluster_size();
     let enough = (real * 10 / 9).max(real + 2);
     let clusters = g.clusters_of(len);
     let mut table = vec![0; header.refcount_table_bytes() as usize];
-    let unreadable = "its refcounts cannot be read";
+    let unreadable = "cannot read its refcounts";
     file.read_at(&mut table, header.refcount_table_offset.0)
         .map_err(Error::io(unreadable))?;
     let per_block = g.refcount_block_entries();

@@ -29,7 +29,7 @@ impl Missing {
         g: &Geometry,
         blocks: &[u64],
     ) -> Result<Option<Missing>> {
-        let unreadable = Error::io("its tables cannot be read");
+        let unreadable = Error::io("cannot read its tables");
         let len = match parts.has_data_file {
             true => data.bytes().len().map_err(unreadable)?,
             false => parts.file_len,
@@ -50,9 +50,10 @@ impl Missing {
     pub(super) fn refused(&self) -> Error {
         let Missing { guest, host, len } = self;
         Error::invalid(format!(
-            "is not opened for writing: its file was cut off, at {len} bytes (the disk's byte {guest:#x} is at {host:#x} \
-             of it); restore the file from a backup, serve it with --readonly (reads of what is gone fail), or serve \
-             it with --zero-missing-clusters (they read as zeroes)"
+            "not opened for writing: its file is truncated at {len} bytes (the disk's byte \
+             {guest:#x} is at {host:#x} of the file); restore the file from a backup, serve it \
+             with --readonly (reads of the missing data fail), or serve it with \
+             --zero-missing-clusters (the missing data reads as zeroes)"
         ))
     }
 }
@@ -74,7 +75,7 @@ fn counts_behind(
         }
         bytes.resize(g.cluster_size() as usize, 0);
         let read = file.bytes().read_at(&mut bytes, *at);
-        read.map_err(Error::io("its refcounts cannot be read"))?;
+        read.map_err(Error::io("cannot read its refcounts"))?;
         let from = if block == number { first % entries } else { 0 };
         if (from..entries).any(|index| get(&bytes, g.refcount_order, index as usize) != 0) {
             return Ok(true);
@@ -101,7 +102,7 @@ fn in_tables(
             continue;
         };
         let read = file.bytes().read_at(&mut bytes, table.0);
-        read.map_err(Error::io("its tables cannot be read"))?;
+        read.map_err(Error::io("cannot read its tables"))?;
         let (numbers, _) = bytes.as_chunks::<8>();
         for (index, entry) in (0..).zip(numbers.chunks_exact(words)) {
             let entry = L2Entry {

@@ -101,7 +101,8 @@ impl Chain {
         while let Some(Named { file, format }) = next {
             let path = file.path().to_owned();
             if links.len() == MAX_CHAIN {
-                let problem = format!("its chain of backing files has more than {MAX_CHAIN}");
+                let problem =
+                    format!("its chain of backing files has more than {MAX_CHAIN} images");
                 return Err(unusable(chain.path(), problem));
             }
             let depth = links.len();
@@ -270,7 +271,7 @@ impl Chain {
         let same = |other: &Arc<dyn Storage>| other.identity() == file.identity();
         if self.storages.iter().any(same) {
             let problem = format!(
-                "the chain of files that it names comes back to {}",
+                "its chain of files contains {} twice",
                 file.path().display()
             );
             return Err(unusable(self.path(), problem));
@@ -282,7 +283,7 @@ impl Chain {
         self.storages.push(file);
         // Each image has three at most.
         u8::try_from(self.storages.len() - 1)
-            .map_err(|_| unusable(self.path(), "it needs more than 256 files"))
+            .map_err(|_| unusable(self.path(), "the image consists of more than 256 files"))
     }
 
     fn open_data_file(
@@ -297,7 +298,7 @@ impl Chain {
             return Ok(own);
         }
         let Some(name) = image.data_file() else {
-            let problem = "its data is in an external data file, but it does not name one";
+            let problem = "its data is in an external data file that it does not name";
             return Err(unusable(path, problem));
         };
         let file = opener.open_data_file(path, name, writable)?;
@@ -350,8 +351,8 @@ impl Chain {
                     // (What a guest has written must not name files.)
                     let below = file.path().display();
                     let problem = format!(
-                        "does not say which format its backing file {below} has, which looks like {found}: set it \
-                         (qemu-img rebase -u -b FILE -F raw)"
+                        "the format of its backing file {below} is not recorded, and looks like \
+                         {found}; record it with 'qemu-img rebase -u -b FILE -F raw'"
                     );
                     return Err(unusable(path, problem));
                 }
@@ -360,8 +361,8 @@ impl Chain {
             (None, _) => {
                 let below = file.path().display();
                 let problem = format!(
-                    "does not say which format its backing file {below} has, and that is not \
-                     guessed; set it (qemu-img rebase -u -b FILE -F FORMAT)"
+                    "the format of its backing file {below} is not recorded, and is not guessed; \
+                     record it with 'qemu-img rebase -u -b FILE -F FORMAT'"
                 );
                 return Err(unusable(path, problem));
             }
@@ -414,17 +415,18 @@ pub(super) fn check(path: &Path, image: &Image, writable: bool) -> Result<(), Di
     };
     let crypto = header.encryption().map_err(told(path))?;
     if crypto.is_some() && header.data_file_is_raw() && writable {
-        let problem = "is encrypted, and its data file is to be a raw image by itself: that does not go together";
+        let problem = "encrypted, with a data file that is a raw image by itself, which contradict each \
+             other";
         return Err(unusable(path, problem));
     }
     if header.is_corrupt() && writable {
-        let problem = "is marked as corrupt: repair it (fathom img check --repair all) or serve \
-                       it with --readonly";
+        let problem = "marked corrupt; repair the image with 'fathom img check --repair all', or serve it \
+             with --readonly";
         return Err(unusable(path, problem));
     }
     let l1 = u64::from(header.l1_entries) * qcow2::L1Entry::SIZE;
     if l1 > 0 && header.l1_offset.0 == 0 {
-        return Err(unusable(path, "has no L1 table"));
+        return Err(unusable(path, "no L1 table"));
     }
     Ok(())
 }
@@ -433,7 +435,7 @@ fn refuse_empty(path: &Path, image: &Image) -> Result<(), DiskError> {
     match image {
         Image::Qcow2(header) if header.size < 512 => {
             let size = header.size;
-            let problem = format!("is a disk of {size} bytes; a disk needs 512 at least");
+            let problem = format!("a disk of {size} bytes; a disk needs at least 512");
             Err(unusable(path, problem))
         }
         _ => Ok(()),
@@ -461,15 +463,15 @@ fn raw_window(
     let size = options.size.unwrap_or(whole);
     if size > rest && size == whole && !options.read_only {
         let problem = format!(
-            "its {len} bytes are not whole sectors of 512 bytes: fill up the last one with zeroes \
-             (truncate -s %512 FILE), or open the image read-only"
+            "the size of {len} bytes is not a multiple of 512; fill up the last sector with \
+             zeroes (truncate -s %512 FILE), or open the image read-only"
         );
         return Err(unusable(path, problem));
     }
     if !offset.is_multiple_of(512) || !size.is_multiple_of(512) || size == 0 || size > whole {
         let problem = format!(
-            "has {len} bytes: a disk of {size} bytes at offset {offset} is not in it, or not \
-             whole sectors of 512 bytes"
+            "the file has {len} bytes; a disk of {size} bytes at offset {offset} exceeds them, \
+             or is not a multiple of 512"
         );
         return Err(unusable(path, problem));
     }

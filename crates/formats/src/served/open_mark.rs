@@ -5,6 +5,7 @@
 
 use super::layout::Layout;
 use super::tables::Tables;
+use fathom_units::cause;
 use std::sync::atomic::Ordering;
 
 impl Tables {
@@ -20,13 +21,13 @@ impl Tables {
             if self.storage == 0 && !is_known {
                 let path = self.file.path().display();
                 tracing::info!(
-                    "{path}: was not closed after it was written to; clusters may be leaked (fathom img check --repair \
-                     leaks, while nobody uses the image)"
+                    "{path}: not closed after a write, so clusters may be leaked (run 'fathom \
+                     img check --repair leaks' when the disk is not in use)"
                 );
             }
         } else if let Err(error) = file.mark_open(true) {
             let path = self.file.path().display();
-            tracing::debug!("{path}: cannot be marked as open: {error}");
+            tracing::debug!("{path}: cannot mark the image as open: {}", cause(error));
         }
     }
 
@@ -38,7 +39,7 @@ impl Tables {
         }
         if let Err(error) = self.file.bytes().mark_open(false) {
             let path = self.file.path().display();
-            tracing::debug!("{path}: its mark cannot be removed: {error}");
+            tracing::debug!("{path}: cannot remove its open mark: {}", cause(error));
         }
     }
 

@@ -85,7 +85,7 @@ impl ImageDisk {
             Ok(left) => there = left,
             Err(problem) => {
                 let path = self.path().display();
-                tracing::error!("{path}: its bitmaps stay beside it: {problem}");
+                tracing::error!("{path}: its bitmaps stay in files next to it: {problem}");
             }
         });
         (ended, there)
@@ -102,7 +102,7 @@ impl ImageDisk {
             return Ok(Vec::new());
         }
         let Some(Layer::Tables(tables)) = layers.first() else {
-            return Err(Error::unsupported("its format has none"));
+            return Err(Error::unsupported("its format has no bitmaps"));
         };
         let io = BlockingIo(&self.chain.storages);
         let leaving = Leaving {
@@ -151,7 +151,7 @@ fn taken(
         let autoclear = header.autoclear.to_be_bytes();
         let written = file.bytes().write_at(&autoclear, qcow2::AUTOCLEAR_AT);
         let written = written.and_then(|()| file.bytes().sync());
-        written.map_err(Error::io("its header cannot be written"))?;
+        written.map_err(Error::io("cannot write its header"))?;
     }
     Ok((taken, others))
 }
@@ -160,7 +160,7 @@ fn taken(
 fn words(file: &dyn Storage, header: &Header, bitmap: &Bitmap) -> Option<Vec<u64>> {
     let words = Bits::read(file.bytes(), header, bitmap).and_then(|bits| bits.words());
     let path = file.path().display();
-    let tell = |problem: &Error| tracing::warn!("{path}: all counts as dirty: {problem}");
+    let tell = |problem: &Error| tracing::warn!("{path}: all blocks count as dirty: {problem}");
     words.inspect_err(tell).ok()
 }
 
@@ -196,7 +196,7 @@ impl Leaving<'_> {
         let first = qcow2_first_cluster(file)?;
         let old = Header::parse(&first)?;
         if old.version < 3 {
-            return Err(Error::unsupported("an image of version 2 has none"));
+            return Err(Error::unsupported("an image of version 2 has no bitmaps"));
         }
         let (gone, others): (Vec<_>, Vec<_>) = { read_bitmaps(file, &old)?.into_iter() }
             .partition(|bitmap| taken.iter().any(|name| name.as_bytes() == bitmap.name));
@@ -207,7 +207,8 @@ impl Leaving<'_> {
             if is_there || self.bits_of(&bitmap) > MAX_BITS {
                 let path = self.tables.file.path().display();
                 tracing::error!(
-                    "{path}: bitmap '{name}' stays beside it: there is no place for it"
+                    "{path}: bitmap '{name}' stays in a file next to it, because the image has \
+                     no space for it"
                 );
                 continue;
             }
@@ -229,7 +230,7 @@ impl Leaving<'_> {
         Header::parse(&switch.applied_to(&first))?;
         if let Some((at, bytes)) = &switch.before {
             let written = file.write_at(bytes, *at);
-            written.map_err(Error::io("its header cannot be written"))?;
+            written.map_err(Error::io("cannot write its header"))?;
         }
         let switched = self.tables.switch_header(self.io, &switch.sector);
         done(switched)?;
@@ -293,7 +294,7 @@ impl Leaving<'_> {
         all.iter().for_each(|bitmap| bitmap.encode(&mut bytes));
         let directory_size = bytes.len() as u64;
         if directory_size > MAX_DIRECTORY_BYTES || all.len() as u64 > u64::from(MAX_BITMAPS) {
-            return Err(Error::unsupported("there would be too many of them"));
+            return Err(Error::unsupported("too many bitmaps"));
         }
         Ok(Some(BitmapsExtension {
             count: all.len() as u32,
@@ -313,7 +314,8 @@ impl Leaving<'_> {
             && clusters >= g.refcount_block_entries()
         {
             return Err(Error::unsupported(format!(
-                "a table of theirs would have {clusters} clusters in a row, too many while it is served"
+                "a table of its bitmaps would have {clusters} clusters in a row, too many while \
+                 the disk is served"
             )));
         }
         let run = done(self.tables.allocate(self.io, clusters, true))?;
@@ -357,5 +359,5 @@ impl Leaving<'_> {
 /// What does not wait, since nobody else uses the image.
 fn done<T>(work: impl Future<Output = std::result::Result<T, Errno>>) -> Result<T> {
     let done = super::disk::at_once(work).unwrap_or(Err(libc::EBUSY));
-    done.map_err(|errno| Error::io("cannot be written")(io::Error::from_raw_os_error(errno)))
+    done.map_err(|errno| Error::io("cannot write the image")(io::Error::from_raw_os_error(errno)))
 }

@@ -35,7 +35,7 @@ impl ImageDisk {
             true => Ok(()),
             false => Err(unusable(
                 self.chain.path(),
-                "images of its chain have gone, or have another size, meanwhile: begin anew",
+                "images of its chain were removed or resized; begin again",
             )),
         }
     }
@@ -49,7 +49,8 @@ impl ImageDisk {
         match layers.any(|layer| layer.snapshots() > 0) {
             true => Err(unusable(
                 self.chain.path(),
-                "an image that was to do without those below it has got internal snapshots meanwhile: begin anew",
+                "an image that would lose its backing images has got internal snapshots; begin \
+                 again",
             )),
             false => Ok(()),
         }
@@ -65,7 +66,8 @@ impl ImageDisk {
         match self.chain.storages.iter().find(is_named) {
             Some(file) if !file.is_at(&named) => Err(unusable(
                 file.path(),
-                "this file has replaced the image that the disk has open: put the open file back under this name",
+                "replaced by another file since the disk opened it; restore the open file under \
+                 this name",
             )),
             _ => Ok(()),
         }
@@ -76,7 +78,7 @@ impl ImageDisk {
         self.check_as_opened()?;
         let link = self.chain.links().get(depth).cloned();
         let link = link.filter(|_| opens_for_writing(&self.options, depth));
-        link.ok_or_else(|| unusable(self.chain.path(), "may not get other images below"))
+        link.ok_or_else(|| unusable(self.chain.path(), "its backing images must not change"))
     }
 
     /// Gives the image of that depth, the first or one whose [header](Beside::Between) can be written, another backing file,
@@ -96,12 +98,12 @@ impl ImageDisk {
         let active = self.active();
         let layer = active.as_ref().map(|active| &active.layers[depth]);
         let Some(Layer::Tables(tables)) = layer else {
-            return Err(unusable(path, "is not in use with tables"));
+            return Err(unusable(path, "not in use, or without tables"));
         };
         // (Which writes the header when the refcount table moves.)
         let _alone = block_on(tables.writing_back.lock_all());
         if tables.state().header.is_some() {
-            return Err(unusable(path, "its header could not be written before"));
+            return Err(unusable(path, "its header was not written earlier"));
         }
         let written = set_backing_in_use(file, format, backing);
         // Whatever has come of it.

@@ -13,6 +13,7 @@ use crate::qcow2::bitmap::{Bitmap, FLAG_IN_USE};
 use crate::qcow2::{L1Entry, MAX_L1_BYTES};
 use crate::{Error, qcow2, qed};
 use fathom_core::{DiskError, Resize};
+use fathom_units::cause;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,13 +50,12 @@ impl Resizing {
             Ok(Ok(())) => {}
             Ok(Err(libc::ETIMEDOUT)) => {
                 return Err(DiskError::Refused(format!(
-                    "{path}: requests that are in flight do not end: the disk stays as large as \
-                     it is"
+                    "{path}: requests in flight do not end; the disk keeps its size"
                 )));
             }
             Ok(Err(errno)) => return Err(self.failed(io::Error::from_raw_os_error(errno))),
             Err(RecvError) => {
-                let problem = format!("{path}: cannot be resized: it is not in use any more");
+                let problem = format!("{path}: not resized: the image is no longer in use");
                 return Err(DiskError::Refused(problem));
             }
         }
@@ -67,7 +67,11 @@ impl Resizing {
         {
             // The disk has its size by now, and nobody sees what is behind that.
             let file = file.path().display();
-            tracing::warn!("{path}: its data file {file} stays longer than the disk: {error}");
+            tracing::warn!(
+                "{path}: cannot shorten its data file {file}, which stays longer than the disk: \
+                 {}",
+                cause(error)
+            );
         }
         Ok(self.size)
     }
@@ -75,7 +79,7 @@ impl Resizing {
     fn failed(&self, source: io::Error) -> DiskError {
         DiskError::Io {
             path: self.path.clone(),
-            what: "cannot be resized",
+            what: "cannot resize the image",
             source,
         }
     }
@@ -94,7 +98,7 @@ impl ImageDisk {
         if self.options.read_only || self.active().is_none() {
             return Err(unusable(
                 path,
-                "cannot be resized: it is not in use for writing",
+                "not resized: the image is not in use for writing",
             ));
         }
         let image = self.read()?;
@@ -106,7 +110,7 @@ impl ImageDisk {
             }
         };
         checked.map_err(|problem| {
-            DiskError::Refused(format!("{}: cannot be resized: {problem}", path.display()))
+            DiskError::Refused(format!("{}: not resized: {problem}", path.display()))
         })?;
         let link = &self.chain.links()[0];
         let has_data_file = link.image.has_data_file();
@@ -139,7 +143,7 @@ impl ImageDisk {
             let image = self.read()?;
             check(self.path(), &image, !self.options.read_only)?;
             if image.size() == 0 {
-                return Err(unusable(self.path(), "is a disk of 0 bytes now"));
+                return Err(unusable(self.path(), "a disk of 0 bytes"));
             }
             self.shared.set_size(image.size());
         }
@@ -148,7 +152,7 @@ impl ImageDisk {
 
     fn is_part(&self) -> DiskError {
         let what = match &self.chain.links()[0].image {
-            Image::Luks(..) => "a luks image is not resized while it is served",
+            Image::Luks(..) => "a luks image cannot be resized while it is served",
             _ => "a disk that is a part of its file (--offset, --size) cannot be resized",
         };
         DiskError::Refused(format!("{}: {what}", self.path().display()))
@@ -174,32 +178,35 @@ impl ImageDisk {
         let old = self.shared.size();
         if entries > MAX_L1_BYTES / L1Entry::SIZE {
             return Err(
-                "the size is too large for its L1 table; convert it with a larger cluster_size"
+                "the size exceeds the limit of its L1 table; convert it with a larger \
+                 cluster_size"
                     .into(),
             );
         }
         if entries > header.l1_entries.into() && clusters >= g.refcount_block_entries() {
             return Err(format!(
-                "its L1 table would have {clusters} clusters, too many while it is served: end \
-                 the server, then use fathom img resize"
+                "its L1 table would have {clusters} clusters, too many while it is served; stop \
+                 serving it, and use 'fathom img resize'"
             ));
         }
         if header.version < 3 && header.snapshots > 0 {
-            return Err("it is an image of version 2 that has snapshots".into());
+            return Err("an image of version 2 with snapshots".into());
         }
         if header.version < 3 && size > old && self.below() > old {
             return Err(
-                "its backing file is larger than its disk, and only images of version 3 can hide \
-                 that: convert it with compat=1.1"
+                "its backing file is larger than its disk, which only images of version 3 can \
+                 hide; convert it with compat=1.1"
                     .into(),
             );
         }
         let others = self.has_bitmaps_of_a_size(header);
         match others.map_err(|error| error.to_string())? {
             false => Ok(()),
-            true => Err("it has bitmaps that are not resized while it is served: end the server, then use fathom img \
-                         resize, or remove them"
-                .into()),
+            true => Err(
+                "it has bitmaps, which cannot be resized while it is served; stop serving it and \
+                 use 'fathom img resize', or remove them"
+                    .into(),
+            ),
         }
     }
 
@@ -214,11 +221,11 @@ impl ImageDisk {
         let most = header.geometry().max_size();
         if size > most {
             return Err(format!(
-                "its tables reach {most} bytes at most; convert it to qcow2"
+                "its tables reach at most {most} bytes; convert it to qcow2"
             ));
         }
         match size < self.shared.size() {
-            true => Err("QED images cannot be made smaller; convert it to qcow2".into()),
+            true => Err("qed images cannot shrink; convert it to qcow2".into()),
             false => Ok(()),
         }
     }
@@ -227,7 +234,7 @@ impl ImageDisk {
 /// What the data file has behind the end of the disk is on the disk then, if the file is the disk
 /// by itself; else nothing of it is left.
 fn grow_data_file(data: &dyn Storage, old: u64, new: u64, raw: bool) -> crate::Result<()> {
-    let failed = || Error::io("its data file cannot be resized");
+    let failed = || Error::io("cannot resize its data file");
     let len = match raw {
         true => data.bytes().len().map_err(failed())?.max(old),
         false => old,

@@ -20,6 +20,7 @@ use super::slice::Slice;
 use super::tables::{Tables, Unlinked};
 use crate::HostOffset;
 use fathom_core::Op;
+use fathom_units::cause;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -253,7 +254,7 @@ impl Tables {
             self.note_leaks();
             let error = std::io::Error::from_raw_os_error(errno);
             let path = self.file.path().display();
-            tracing::warn!("{path}: freed clusters could not be given back: {error}");
+            tracing::warn!("{path}: cannot free clusters in the file: {}", cause(error));
         }
         Ok(())
     }

@@ -275,7 +275,7 @@ fn copies_are_what_they_were_copied_from() {
         let to = MemoryFile::new(without_bitmaps(&to), LIMIT);
         let before = to.bytes().clone();
         let error = copy(&from, &to, Broken::Refuse).unwrap_err().to_string();
-        assert!(error.contains("'a' was in use"), "{error}");
+        assert!(error.contains("'a': not closed cleanly"), "{error}");
         assert!(*to.bytes() == before);
         assert_eq!(copy(&from, &to, Broken::Skip).unwrap(), ["a"]);
         assert_eq!(state(&to).len(), 2);
@@ -317,9 +317,17 @@ fn bitmaps_of_images_that_lie_are_refused() {
     // Offset, new bytes, and what they make of the first bitmap.
     let lies: &[(usize, &[u8], &str)] = &[
         (at + 8, &[0, 0, 0, 0], "no table"),
-        (at + 8, &[0x07, 0xff, 0xff, 0xff], "a table beyond the end"),
-        (at, &[0, 0, 0, 0x7f, 0, 0, 0, 0], "a table beyond the end"),
-        (at + 17, &[8], "a granularity of 256"),
+        (
+            at + 8,
+            &[0x07, 0xff, 0xff, 0xff],
+            "a table beyond the file's end",
+        ),
+        (
+            at,
+            &[0, 0, 0, 0x7f, 0, 0, 0, 0],
+            "a table beyond the file's end",
+        ),
+        (at + 17, &[8], "granularity 256"),
         (table, &[0xff; 8], "an entry with reserved bits"),
         (
             table,

@@ -382,7 +382,7 @@ fn what_another_image_has_left_is_refused() {
             run.disk.keep(keepsake::with(&memory));
             let refused = run.disk.activate().expect_err("it is another image's");
             let problem = refused.to_string();
-            assert!(problem.contains("is not the image"), "{problem}");
+            assert!(problem.contains("not the image"), "{problem}");
             run.disk.keep(keepsake::with(&left.memory));
             run.disk.activate().expect("it is this one's");
             refusals.set(refusals.get() + 1);

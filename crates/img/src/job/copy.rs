@@ -339,8 +339,7 @@ impl Run<'_, '_> {
             pages.bytes_mut()[at..at + len as usize].fill(0);
             let moving = &self.copy.moving;
             let what = moving.read_error(piece.start + piece.read, len, errno);
-            self.progress
-                .warn(&format!("{what}; zeroes take its place"));
+            self.progress.warn(&format!("{what}; replaced by zeroes"));
             piece.read += len;
         }
         self.go_on(tag, piece, pages);

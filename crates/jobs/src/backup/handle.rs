@@ -10,6 +10,7 @@ use fathom_core::{
 use fathom_files::gate;
 use fathom_stack::{Dirty, Job, Past};
 use fathom_storage::{ByteDisk, Cache, EngineKind, FileDisk, FileOptions};
+use fathom_units::cause;
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -114,7 +115,7 @@ impl Backup {
         if !self.past.is_over() && self.kept.load(Ordering::Relaxed) > 0 {
             // Otherwise nobody would hear that it had been lost before it was read.
             let kept = self.scratch.sync_data();
-            let lost = |error| format!("the scratch file was not written: {error}");
+            let lost = |error| format!("cannot flush the scratch file: {}", cause(error));
             let _ = kept.map_err(|error| self.past.give_up(lost(error)));
         }
         let (disk, tap) = (self.source.disk.clone(), self.source.tap.clone());
@@ -152,7 +153,12 @@ impl Backup {
         let error = |error: DiskError| error.to_string();
         let Scratch { engine, most, .. } = scratch;
         let twin = scratch.file.try_clone();
-        let twin = twin.map_err(|error| format!("its scratch file cannot be used: {error}"))?;
+        let twin = twin.map_err(|error| {
+            format!(
+                "cannot duplicate the scratch file's descriptor: {}",
+                cause(error)
+            )
+        })?;
         let size = source.disk.info().size;
         let past = Arc::new(Past::new(size));
         let dirty = Arc::<OnceLock<Dirty>>::default();
@@ -186,7 +192,7 @@ impl Backup {
             thread_starts(ThreadKind::General);
             keeper.run();
         });
-        let thread = thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+        let thread = thread.map_err(|error| format!("cannot start a thread: {}", cause(error)))?;
         Ok(Backup {
             past,
             kept,
@@ -223,7 +229,8 @@ impl Scratch {
     /// Where it is may be slow: nobody is to wait for it yet.
     fn make(source: &Source, terms: &Terms) -> Result<Scratch, String> {
         let dir = terms.scratch.display();
-        let failed = |error: io::Error| format!("{dir}: no scratch file can be made: {error}");
+        let failed =
+            |error: io::Error| format!("{dir}: cannot create a scratch file: {}", cause(error));
         let file = gate::unnamed(&terms.scratch).map_err(failed)?;
         file.set_len(source.disk.info().size).map_err(failed)?;
         // (It is in the page cache, where Linux AIO would block.)

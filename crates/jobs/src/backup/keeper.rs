@@ -3,7 +3,7 @@
 use super::terms::Failed;
 use fathom_core::{Op, is_zero};
 use fathom_stack::{Answer, Ask, Client, Job, Pages, Past, block_of};
-use fathom_units::Size;
+use fathom_units::{Size, cause};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
@@ -45,7 +45,7 @@ impl Keeper {
         while !self.past.is_over() {
             if self.past.holds() && held.get_or_insert_with(Instant::now).elapsed() > HELD {
                 self.past
-                    .give_up("it was held, and not told to go on".into());
+                    .give_up("the disk's requests were held for too long".into());
             }
             let wanted = self.past.wanted(TICK);
             if let Err(problem) = self.keep_all(wanted, &mut free) {
@@ -74,7 +74,9 @@ impl Keeper {
                             .ask(Ask::new(Op::Read, piece.start, len, Some(pages)));
                         in_flight += 1;
                     }
-                    Err(error) => outcome = Err(format!("no memory to copy with: {error}")),
+                    Err(error) => {
+                        outcome = Err(format!("no memory to copy data: {}", cause(error)))
+                    }
                 }
             }
             if in_flight == 0 {
@@ -88,8 +90,8 @@ impl Keeper {
             let kept = match errno {
                 0 => self.keep(range, bytes),
                 errno => Err(format!(
-                    "what was to be changed cannot be read: {}",
-                    io::Error::from_raw_os_error(errno)
+                    "cannot read data before it is overwritten: {}",
+                    cause(io::Error::from_raw_os_error(errno))
                 )),
             };
             outcome = outcome.and(kept);
@@ -103,12 +105,12 @@ impl Keeper {
             let kept = self.kept.load(Ordering::Relaxed) + bytes.len() as u64;
             if kept > self.most {
                 return Err(format!(
-                    "what its users have changed takes more room than it may have ({})",
+                    "the overwritten data exceeds its limit of {} (--scratch-size)",
                     Size(self.most)
                 ));
             }
             let written = self.scratch.write_all_at(bytes, range.start);
-            written.map_err(|error| format!("the scratch file cannot be written: {error}"))?;
+            written.map_err(|error| format!("cannot write the scratch file: {}", cause(error)))?;
             self.kept.store(kept, Ordering::Relaxed);
         }
         self.past.keep(range);

@@ -44,7 +44,7 @@ impl Disk for View {
             (None, false) => Ok(()),
             (problem, _) => Err(DiskError::Unusable {
                 path: PathBuf::from("backup"),
-                problem: problem.unwrap_or("it has ended").into(),
+                problem: problem.unwrap_or("the backup has ended").into(),
             }),
         }
     }
@@ -63,7 +63,7 @@ impl Disk for View {
             scratch,
             owner: owner.map_err(|source| DiskError::Io {
                 path: PathBuf::from("backup"),
-                what: "cannot be read",
+                what: "cannot open the scratch file for reading",
                 source,
             })?,
             children: 0,

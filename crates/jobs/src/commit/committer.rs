@@ -8,6 +8,7 @@ use crate::source::Source;
 use fathom_core::{Changes, Disk, DiskError};
 use fathom_formats::served::{BesideDisk, ImageDisk};
 use fathom_stack::{Client, Job};
+use fathom_units::cause;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,7 +104,7 @@ impl Committer {
         let errno = job.flush(below);
         if errno != 0 {
             let error = io::Error::from_raw_os_error(errno);
-            return Err(format!("the image below cannot be flushed: {error}"));
+            return Err(format!("cannot flush the backing image: {}", cause(error)));
         }
         let above = self.middle.depth() - 1;
         let named = (self.image).set_backing(above, Some(self.terms.below.backing()));

@@ -6,6 +6,7 @@ use crate::following::{Following, Shared, Tell};
 use crate::source::Source;
 use fathom_core::{Disk, DiskError, ThreadKind, thread_starts};
 use fathom_formats::served::ImageDisk;
+use fathom_units::cause;
 use std::sync::Arc;
 
 /// `image` is the source's own, with two disks beside it: what the one reads, from the image in the middle on, is written to
@@ -18,7 +19,7 @@ pub fn start(
     tell: Tell,
     over: Box<dyn FnOnce() + Send>,
 ) -> Result<Following, String> {
-    let missing = "it has no other disks on its images";
+    let missing = "the images have no disk of their own";
     let shared = Shared::new(true, &tell);
     let committer = Committer {
         middle: image.reader().ok_or(missing)?,
@@ -40,6 +41,6 @@ pub fn start(
         committer.run();
         over();
     });
-    thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+    thread.map_err(|error| format!("cannot start a thread: {}", cause(error)))?;
     Ok(Following { shared })
 }

@@ -9,6 +9,7 @@ use crate::following::{Gone, Phase, STOPPED, Shared, Tell};
 use crate::source::{InUse, Source};
 use fathom_core::{Changes, Disk, DiskError};
 use fathom_stack::{Brake, Client, Job};
+use fathom_units::cause;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -61,7 +62,7 @@ impl Follower {
         // From here on nothing is noted, and nobody waits.
         drop(end_of(&self.noting));
         let closed = target.end();
-        let closed = closed.map_err(|error| format!("the target cannot be closed: {error}"));
+        let closed = closed.map_err(|error| format!("cannot close the target: {}", cause(error)));
         self.shared.conclude(outcome.and(closed), &self.tell);
     }
 
@@ -70,9 +71,12 @@ impl Follower {
         let (shared, disk) = (self.shared.clone(), self.source.disk.clone());
         let mut is_first = true;
         shared.work_on(&disk, &self.tell.clone(), || {
-            if !std::mem::take(&mut is_first) && self.source.tap.changes_by_others() != self.changes_by_others {
+            if !std::mem::take(&mut is_first)
+                && self.source.tap.changes_by_others() != self.changes_by_others
+            {
                 return Err(
-                    "its virtual machine had let go of the disk, which may have been changed by others then"
+                    "the virtual machine had disconnected, and other programs may have changed \
+                     the disk since"
                         .into(),
                 );
             }
@@ -188,7 +192,7 @@ impl Follower {
     /// It is still the disk that is copied.
     fn check_disk(&self) -> Result<(), String> {
         if self.noted.is_outgrown() || self.source.disk.info().size != self.todo.size() {
-            return Err("the disk has another size now".into());
+            return Err("the disk has been resized".into());
         }
         match self.brake.problem() {
             Some(problem) => Err(problem.into()),
@@ -212,7 +216,7 @@ impl Follower {
             0 => Ok(Gone::Done),
             errno => {
                 let error = io::Error::from_raw_os_error(errno);
-                Err(format!("the target cannot be flushed: {error}"))
+                Err(format!("cannot flush the target: {}", cause(error)))
             }
         }
     }

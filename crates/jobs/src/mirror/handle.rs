@@ -6,7 +6,7 @@ use super::terms::{Target, Terms};
 use crate::following::{ABANDONED, Following, Shared, Tell};
 use crate::source::{InUse, Source};
 use fathom_core::{Changes, DiskError, ThreadKind, thread_starts};
-use fathom_units::Size;
+use fathom_units::{Size, cause};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -29,18 +29,19 @@ impl Mirror {
         let target = to.disk()?;
         let (size, room) = (source.disk.info().size, target.info());
         if room.read_only {
-            return Err("the target can only be read".into());
+            return Err("the target is read-only".into());
         }
         if room.size != size {
             return Err(format!(
-                "the target has {} and the disk {}: they must be of one size",
+                "the target has {}, the disk {}; both must have the same size",
                 Size(room.size),
                 Size(size)
             ));
         }
         if room.block_size > source.disk.info().block_size {
             return Err(format!(
-                "the target takes blocks of {} bytes, and users of the disk have been told of smaller ones",
+                "the target's blocks of {} bytes are larger than those that the disk offers to \
+                 its users",
                 room.block_size
             ));
         }
@@ -90,7 +91,7 @@ impl Mirror {
             follower.run(taken);
             over();
         });
-        thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+        thread.map_err(|error| format!("cannot start a thread: {}", cause(error)))?;
         Ok(Mirror {
             following: Following { shared },
             size,
@@ -115,7 +116,7 @@ impl Mirror {
             state.halted = true;
         });
         match self.following.shared.wait(deadline) {
-            false => Err("the rest of it could not be copied in time".into()),
+            false => Err("the remaining data could not be copied in time".into()),
             true => self.following.status().problem.map_or(Ok(()), Err),
         }
     }

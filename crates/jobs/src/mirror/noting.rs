@@ -27,7 +27,7 @@ impl Noting {
         let looks: Vec<_> = workers.iter().map(WorkerHandle::begin_look).collect();
         match looks.into_iter().all(|look| look.wait().is_ok()) {
             true => Ok(noting),
-            false => Err("it has a worker that does not answer".into()),
+            false => Err("a worker did not respond".into()),
         }
     }
 

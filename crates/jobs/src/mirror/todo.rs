@@ -4,6 +4,7 @@ use crate::copy::Copy;
 use fathom_core::extents::extents;
 use fathom_core::{Changes, Op};
 use fathom_stack::{Answer, Ask, Client, Job, Pages};
+use fathom_units::cause;
 use std::io;
 use std::ops::Range;
 
@@ -18,7 +19,7 @@ pub(super) fn mark(copy: &Copy<'_>, todo: &Changes) -> Result<(), String> {
         is_empty = false;
         false
     });
-    looked.map_err(|error| format!("the target cannot be read: {error}"))?;
+    looked.map_err(|error| format!("cannot read the target: {}", cause(error)))?;
     if !is_empty {
         todo.mark(0, todo.size());
         return Ok(());
@@ -27,7 +28,7 @@ pub(super) fn mark(copy: &Copy<'_>, todo: &Changes) -> Result<(), String> {
         todo.mark(data.start, data.end - data.start);
         !(copy.stops)()
     });
-    looked.map_err(|error| format!("the disk cannot be read: {error}"))
+    looked.map_err(|error| format!("cannot read the disk: {}", cause(error)))
 }
 
 /// Tells of all parts that may not be zeroes, in order, as long as that is wanted.
@@ -51,7 +52,9 @@ fn each_data(job: &Job, disk: &Client, tell: &mut dyn FnMut(Range<u64>) -> bool)
             }
         }
         if at == begin {
-            return Err(io::Error::other("it does not say where it has data"));
+            return Err(io::Error::other(
+                "the image does not report where it has data",
+            ));
         }
     }
     Ok(())

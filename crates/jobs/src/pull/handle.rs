@@ -6,6 +6,7 @@ use super::shared::Shared;
 use super::source::{self, Todo};
 use super::terms::{Phase, Status, Terms};
 use fathom_core::{ThreadKind, thread_starts};
+use fathom_units::cause;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::{Arc, Mutex};
@@ -61,13 +62,14 @@ impl Prepared {
         let follows = self.terms.post_copy || is_arriving;
         if is_arriving && gone.is_some() {
             return Err(
-                "not all of it is here yet: serve it without --nbd-move until it is".into(),
+                "the disk has not arrived completely; serve it without --nbd-move until it has"
+                    .into(),
             );
         }
         if follows && target.disk.keepsake_len() > 0 {
             return Err(
-                "--pull-post-copy is for raw images, and this one has tables: make a raw one, or leave the \
-                 option out"
+                "--pull-post-copy: applies only to raw images, and this image has tables; use a \
+                 raw image, or omit the option"
                     .into(),
             );
         }
@@ -123,7 +125,9 @@ fn note_going(shared: &Arc<Shared>, mut record: Record, gone: &Gone) {
             Err(error) => {
                 if !std::mem::replace(&mut told, true) {
                     tracing::error!(
-                        "it cannot be noted that a disk goes to another server: {error}"
+                        "cannot record that a disk moves to another server, so the move fails: \
+                         {}",
+                        cause(error)
                     );
                 }
                 gone.noted(false);
@@ -144,7 +148,7 @@ impl Pull {
             thread_starts(ThreadKind::General);
             work(&own);
         });
-        let thread = thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+        let thread = thread.map_err(|error| format!("cannot start a thread: {}", cause(error)))?;
         Ok(Pull {
             shared,
             thread: Mutex::new(Some(thread)),

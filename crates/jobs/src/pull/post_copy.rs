@@ -11,6 +11,7 @@ use crate::copy::{Copy, Failure, Pace};
 use fathom_core::Changes;
 use fathom_stack::{Job, Missing, words_of};
 use fathom_storage::ChangesClient;
+use fathom_units::cause;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -238,8 +239,8 @@ impl Puller {
         if is_new {
             let source = &self.terms.source;
             tracing::warn!(
-                "{source}: has been started again since its disk was taken over; no guest must have run on it \
-                 there meanwhile"
+                "{source}: restarted since its disk was taken over; make sure that no guest ran \
+                 on the disk there in the meantime"
             );
             rest.take_back(&target.missing);
         }
@@ -282,7 +283,7 @@ impl Puller {
             // What was written may be lost.
             rest.take_back(&target.missing);
             let error = io::Error::from_raw_os_error(errno);
-            return Err(problem(format!("the disk cannot be flushed: {error}")));
+            return Err(problem(format!("cannot flush the disk: {}", cause(error))));
         }
         let noted = self.record.note(&words);
         noted.map_err(|error| self.unwritten(&error))?;

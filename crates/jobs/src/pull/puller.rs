@@ -8,6 +8,7 @@ use crate::copy::{Copy, Failure, Pace, Speed};
 use fathom_core::{Disk, DiskError, WorkerHandle};
 use fathom_stack::{Client, Job, Latch, Missing};
 use fathom_storage::{ChangesClient, EngineKind};
+use fathom_units::cause;
 use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
@@ -148,7 +149,7 @@ impl Puller {
     /// A problem is told once, as long as there is no other.
     pub(super) fn fails(&mut self, problem: &str, pause: Duration) {
         if self.told.as_deref() != Some(problem) {
-            tracing::warn!("{}: {problem}; it will be tried again", self.terms.source);
+            tracing::warn!("{}: {problem}; retrying", self.terms.source);
             self.told = Some(problem.to_owned());
         }
         self.shared.state().status.problem = Some(problem.to_owned());
@@ -275,7 +276,7 @@ impl Puller {
             // What was written may be lost.
             self.todo.all();
             let error = io::Error::from_raw_os_error(errno);
-            return Err(problem(format!("the disk cannot be flushed: {error}")));
+            return Err(problem(format!("cannot flush the disk: {}", cause(error))));
         }
         // The other server still knows that it has been taken over, and nobody has had the disk there.
         let taken = client.take_over().map_err(problem)?;
@@ -290,7 +291,7 @@ impl Puller {
     }
 
     pub(super) fn unwritten(&self, error: &io::Error) -> Failure {
-        problem(format!("{}: {error}", self.terms.record.display()))
+        problem(format!("{}: {}", self.terms.record.display(), cause(error)))
     }
 
     pub(super) fn now_left(&self, left: u64) {
@@ -324,23 +325,28 @@ impl Puller {
         match phase {
             Phase::Copying => {}
             Phase::Ready if self.terms.post_copy => {
-                tracing::info!("{source}: is there, and follows its guest, which may come")
-            }
-            Phase::Ready => {
-                tracing::info!("{source}: all but what changes is here: its guest may come")
-            }
-            Phase::Switching => tracing::info!("{source}: has been taken over"),
-            Phase::Arriving => {
                 tracing::info!(
-                    "{source}: has been taken over; its guest runs, and the rest follows"
+                    "{source}: connected; writes of its guest are followed, and the guest can \
+                     move here"
                 )
             }
-            Phase::Done => tracing::info!("{source}: all of it is here"),
+            Phase::Ready => {
+                tracing::info!(
+                    "{source}: copied, except what its guest changes; the guest can move here"
+                )
+            }
+            Phase::Switching => tracing::info!("{source}: taken over"),
+            Phase::Arriving => {
+                tracing::info!(
+                    "{source}: taken over; the guest runs here, and the remaining data is copied"
+                )
+            }
+            Phase::Done => tracing::info!("{source}: copied completely"),
         }
         (self.tell)(phase);
     }
 }
 
 pub(super) fn problem(error: impl Display) -> Failure {
-    Failure::Problem(error.to_string())
+    Failure::Problem(cause(error))
 }

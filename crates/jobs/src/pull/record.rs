@@ -3,6 +3,7 @@
 use super::terms::Terms;
 use fathom_files::gate;
 use fathom_files::lasting::{self, Sameness, UNKNOWN, lasting_id_at};
+use fathom_units::cause;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
@@ -52,7 +53,7 @@ impl Record {
     /// is of another one.
     pub(super) fn open(terms: &Terms, new_id: &str) -> Result<Record, String> {
         let shown = terms.record.display();
-        let failed = |error: io::Error| format!("{shown}: {error}");
+        let failed = |error: io::Error| format!("{shown}: {}", cause(error));
         let image = terms.image.as_deref().map(identity).transpose();
         let new = State {
             id: new_id.to_owned(),
@@ -65,7 +66,7 @@ impl Record {
         let state = match found {
             Found::Nothing => new,
             Found::State(state) => state.or(new).map_err(|why| format!("{shown}: {why}"))?,
-            Found::Other => return Err(format!("{shown}: is no record of a disk's move")),
+            Found::Other => return Err(format!("{shown}: not a record of a disk's move")),
         };
         let mut record = Record {
             file,
@@ -103,7 +104,9 @@ impl Record {
     pub(super) fn noted(&self, words: usize) -> io::Result<Vec<u64>> {
         let mut bytes = vec![0; words * WORD];
         if self.file.metadata()?.len() != (LEN + bytes.len()) as u64 {
-            return Err(io::Error::other("it is of a disk of another size"));
+            return Err(io::Error::other(
+                "the record belongs to a disk of another size",
+            ));
         }
         self.file.read_exact_at(&mut bytes, LEN as u64)?;
         let (words, _) = bytes.as_chunks::<WORD>();
@@ -173,43 +176,46 @@ impl State {
             Stage::Copying => Ok(new),
             Stage::Arriving if is_same => Ok(self),
             Stage::Arriving if image == Sameness::Unknown => Err(
-                "says that a guest has run on an image of which not all is here, and nothing proves that it is this \
-                 image: its device or file system tells no two apart. If it is another one, remove the record; \
-                 otherwise have the disk come anew, into a file"
+                "a guest has run on an incomplete image, and nothing proves that it is this \
+                 image, because its device or file system has no identities. If it is another \
+                 image, remove the record; otherwise copy the disk anew, into a file"
                     .into(),
             ),
             Stage::Arriving if image == Sameness::Different => Err(
-                "says that a guest has run on another image of this name, not all of which is here: remove it, \
-                 if this one is to come"
+                "a guest has run on another image of this name, which is incomplete; remove the \
+                 record to copy this image"
                     .into(),
             ),
             Stage::Arriving => Err(format!(
-                "says that the disk is coming from {}, and that its guest has run here: pull it from there",
+                "the disk is being copied from {}, and its guest has run here; copy it from there",
                 self.source
             )),
             Stage::Taken if is_same => Ok(self),
             Stage::Taken if image == Sameness::Unknown => Err(
-                "says that the disk has come, and nothing proves that this is the image that it came to: its device \
-                 or file system tells no two apart. If it is, serve it without --pull; otherwise remove the record"
+                "the disk was copied completely, and nothing proves that this is that image, \
+                 because its device or file system has no identities. If it is, serve it without \
+                 --pull; otherwise remove the record"
                     .into(),
             ),
             Stage::Taken if image == Sameness::Different => Err(
-                "says that another image of this name has come: remove it, if this one is to come"
+                "another image of this name was copied completely; remove the record to copy \
+                 this image"
                     .into(),
             ),
             Stage::Taken => Err(format!(
-                "says that the disk has come from {}: remove it, if it is to come from elsewhere",
+                "the disk was copied from {}; remove the record to copy it from elsewhere",
                 self.source
             )),
             Stage::Gone if image == Sameness::Different => Ok(new),
             Stage::Gone if image == Sameness::Unknown => Err(
-                "says that the disk has gone to another server, and nothing proves that this is another image than \
-                 the old one: remove the record, if it is"
+                "the disk has moved to another server, and nothing proves that this is another \
+                 image than the old one; remove the record if it is"
                     .into(),
             ),
             Stage::Gone => Err(
-                "says that the disk has gone to another server since: this image is old. Make a new one"
-                    .into(),
+                "the disk has moved to another server since, so this image is old; create a new \
+                 one"
+                .into(),
             ),
         }
     }
@@ -319,11 +325,11 @@ mod tests {
         let place = Place::new();
         place.open("a", "first").unwrap().set_taken().unwrap();
         let error = place.open("b", "second").unwrap_err();
-        assert!(error.contains("has come from nbd://a/x"), "{error}");
+        assert!(error.contains("was copied from nbd://a/x"), "{error}");
         place.open("a", "second").unwrap().set_gone().unwrap();
         for source in ["a", "b"] {
             let error = place.open(source, "third").unwrap_err();
-            assert!(error.contains("has gone to another server"), "{error}");
+            assert!(error.contains("has moved to another server"), "{error}");
         }
         place.make_image();
         assert!(!place.open("a", "fourth").unwrap().is_taken());
@@ -429,7 +435,7 @@ mod tests {
         for bytes in [&b"hello"[..], &[1; 8192], no_id] {
             fs::write(&path, bytes).unwrap();
             let error = place.open("a", "id").unwrap_err();
-            assert!(error.contains("is no record"), "{error}");
+            assert!(error.contains("not a record"), "{error}");
             assert_eq!(fs::read(&path).unwrap(), bytes);
         }
         // Made, and not written.

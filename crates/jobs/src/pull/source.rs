@@ -4,6 +4,7 @@ use crate::copy::Failure;
 use fathom_core::{Changes, DiskError};
 use fathom_nbd::NbdUri;
 use fathom_storage::{ChangesClient, NbdDisk, NbdOptions};
+use fathom_units::cause;
 use std::time::Duration;
 
 /// What is asked for at once: so much is copied again if no answer comes.
@@ -71,7 +72,7 @@ pub(super) fn reach(
         return Err(DiskError::Unusable {
             path: uri.as_str().into(),
             problem: format!(
-                "the disk has {theirs} bytes there and {ours} here: they must be as long"
+                "the disk has {theirs} bytes there and {ours} here; both must have the same size"
             ),
         });
     }
@@ -96,7 +97,7 @@ pub(super) fn fetch(
             todo.changes.mark(at, len);
             // It has said no: what it knows is of no use.
             todo.is_known &= !matches!(error, DiskError::Unusable { .. });
-            Failure::Problem(error.to_string())
+            Failure::Problem(cause(error))
         })?;
         for run in told {
             if run.changed {

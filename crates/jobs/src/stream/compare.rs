@@ -3,6 +3,7 @@
 use fathom_core::extents::extents;
 use fathom_core::{Op, Status};
 use fathom_stack::{Answer, Ask, Client, Job, Pages};
+use fathom_units::cause;
 use std::io;
 use std::ops::Range;
 
@@ -32,7 +33,7 @@ impl Compare<'_> {
         match self.try_look(range, stop) {
             Ok(found) => Ok(Some(found)),
             Err(Halt::Stopped) => Ok(None),
-            Err(Halt::Problem(what, error)) => Err(format!("{what} cannot be read: {error}")),
+            Err(Halt::Problem(what, error)) => Err(format!("cannot read {what}: {}", cause(error))),
         }
     }
 

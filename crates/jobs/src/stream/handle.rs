@@ -6,6 +6,7 @@ use crate::following::{Following, Shared, Tell};
 use crate::source::{InUse, Source};
 use fathom_core::{DiskError, ThreadKind, thread_starts};
 use fathom_formats::served::ImageDisk;
+use fathom_units::cause;
 use std::sync::Arc;
 
 /// `image` is the source's own, with a disk beside it that copies on read. `over` hears that it is over. May block. The error
@@ -19,7 +20,7 @@ pub fn start(
 ) -> Result<Following, String> {
     let error = |error: DiskError| error.to_string();
     let beside = image.beside();
-    let beside = beside.ok_or("it has no other disk on its images")?;
+    let beside = beside.ok_or("the image has no disk of its own")?;
     let other = match &terms.below {
         Below::Other { disk, .. } => Some(InUse::new(disk).map_err(error)?),
         Below::Nothing | Below::Own { .. } => None,
@@ -41,6 +42,6 @@ pub fn start(
         streamer.run(other);
         over();
     });
-    thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+    thread.map_err(|error| format!("cannot start a thread: {}", cause(error)))?;
     Ok(Following { shared })
 }

@@ -9,6 +9,7 @@ use crate::source::{InUse, Source};
 use fathom_core::{Disk, DiskError, Op};
 use fathom_formats::served::{BesideDisk, ImageDisk, MapExtent};
 use fathom_stack::{Ask, Client, Job, Pages};
+use fathom_units::cause;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -131,7 +132,7 @@ impl Streamer {
     }
 
     fn pass(&self, pass: &mut Pass<'_>) -> Result<(), Halt> {
-        let failed = |error: DiskError| format!("the images cannot be read: {error}");
+        let failed = |error: DiskError| format!("cannot read the images: {error}");
         let size = self.source.disk.info().size;
         let mut mapper = self.image.mapper().map_err(failed)?;
         for from in (0..size).step_by(MAPPED) {
@@ -192,7 +193,7 @@ impl Streamer {
             .free
             .pop()
             .map_or_else(|| Pages::new(PIECE as usize), Ok);
-        let pages = pages.map_err(|error| format!("no memory to copy with: {error}"))?;
+        let pages = pages.map_err(|error| format!("no memory to copy data: {}", cause(error)))?;
         let len = range.end - range.start;
         let ask = Ask::new(Op::Read, range.start, len, Some(pages));
         pass.beside.ask(ask);
@@ -213,7 +214,7 @@ impl Streamer {
         pass.in_flight -= 1;
         if answer.errno != 0 {
             let error = io::Error::from_raw_os_error(answer.errno);
-            return Err(Halt::Problem(format!("it cannot be copied: {error}")));
+            return Err(Halt::Problem(format!("cannot copy: {}", cause(error))));
         }
         self.shared.state().status.copied += answer.ask.len;
         pass.free.extend(answer.ask.pages);
@@ -233,7 +234,7 @@ impl Streamer {
         let errno = job.flush(beside);
         if errno != 0 {
             let error = io::Error::from_raw_os_error(errno);
-            return Err(format!("the image cannot be flushed: {error}"));
+            return Err(format!("cannot flush the image: {}", cause(error)));
         }
         let backing = self.terms.below.name().map(Name::backing);
         self.image

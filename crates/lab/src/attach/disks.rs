@@ -1,5 +1,6 @@
 //! QEMU's virtio-blk disks: from its command line to the processes and files behind them.
 
+use fathom_units::cause;
 use std::fs;
 use std::path::PathBuf;
 
@@ -16,7 +17,8 @@ use fathom_client::place::entry_in;
 pub(super) fn find(pid: u32, options: &Options, problems: &mut Vec<String>) -> Result<Vec<Found>> {
     let sockets = sockets::all().unwrap_or_else(|error| {
         problems.push(format!(
-            "the servers of vhost-user disks are unknown: {error}"
+            "the servers of vhost-user disks are unknown: {}",
+            cause(error)
         ));
         Vec::new()
     });
@@ -95,7 +97,9 @@ fn vhost_user(
     }
     let name = found.disk.name.clone();
     let Some(path) = options.socket(chardev) else {
-        problems.push(format!("{name}: its socket is not on the command line"));
+        problems.push(format!(
+            "{name}: the command line of QEMU does not have its socket"
+        ));
         return found;
     };
     // As bound: a relative path is relative to whoever bound it.
@@ -104,7 +108,7 @@ fn vhost_user(
     found.disk.server_pid = server;
     match server {
         Some(server) => ask_server(server, &mut found, problems),
-        None => problems.push(format!("{name}: nobody serves {path} at the moment")),
+        None => problems.push(format!("{name}: no process serves {path} at the moment")),
     }
     found
 }
@@ -128,7 +132,7 @@ fn ask_server(server: u32, found: &mut Found, problems: &mut Vec<String>) {
                     };
                     return use_image(server, found, &image, problems);
                 }
-                Err(error) => problems.push(format!("{}: {error}", found.disk.name)),
+                Err(error) => problems.push(format!("{}: {}", found.disk.name, cause(error))),
             }
         }
     }
@@ -220,7 +224,7 @@ fn use_image(pid: u32, found: &mut Found, image: &Image, problems: &mut Vec<Stri
             }
             found.located = located;
         }
-        Err(error) => problems.push(format!("{name}: {error}")),
+        Err(error) => problems.push(format!("{name}: {}", cause(error))),
     }
 }
 
@@ -235,8 +239,8 @@ fn share_eventfds(pid: u32, found: &mut [Found], problems: &mut Vec<String>) {
         let same = |one: &&Found| one.disk.server_pid == Some(server);
         if found.iter().filter(same).count() > 1 {
             problems.push(format!(
-                "{}: process {server} serves several of the guest's disks, whose kicks cannot be \
-                 told apart",
+                "{}: process {server} serves several of the guest's disks, whose kicks \
+                 cannot be distinguished",
                 found[index].disk.name
             ));
             continue;

@@ -50,7 +50,7 @@ pub(super) fn of_file(file: &File) -> io::Result<Vec<Piece>> {
             start = offset.saturating_add(length);
         }
         if pieces.len() > MAX_PIECES {
-            return Err(io::Error::other("it has more than a million extents"));
+            return Err(io::Error::other("more than a million extents"));
         }
         if is_last {
             return Ok(pieces);

@@ -1,6 +1,7 @@
 //! From an image to the device that the host's block layer sees: through the file's extents,
 //! loop devices, mapped devices and partitions.
 
+use fathom_units::cause;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -42,7 +43,10 @@ pub fn locate(image: &Path) -> Result<Located> {
         match extents::of_file(&file) {
             Ok(pieces) => (metadata.dev(), pieces),
             Err(error) => {
-                let line = format!("where its bytes lie is unknown: no extents ({error})");
+                let line = format!(
+                    "where its bytes lie is unknown: no extents ({})",
+                    cause(error)
+                );
                 located.problems.push(line);
                 return Ok(located);
             }
@@ -85,7 +89,7 @@ fn down(
     located: &mut Located,
 ) -> std::result::Result<(), String> {
     let mut sysfs = fs::canonicalize(device)
-        .map_err(|_| "its file system has no block device of its own".to_owned())?;
+        .map_err(|_| "the file system has no block device of its own".to_owned())?;
     for _ in 0..MAX_DEPTH {
         let dev = read(&sysfs, "dev").and_then(|text| parse_dev(&text));
         let dev = dev.ok_or_else(|| format!("{} is no block device", sysfs.display()))?;
@@ -105,13 +109,13 @@ fn down(
             let (below, mapped) = looped(Path::new(&file), offset.unwrap_or(0), pieces)?;
             (sysfs, pieces) = (below, mapped);
         } else if sysfs.join("md").is_dir() {
-            return Err("it lies on a RAID (md), which is not followed".into());
+            return Err("on a RAID (md), which is not supported".into());
         } else {
             finish(&sysfs, dev, &pieces, located);
             return Ok(());
         }
     }
-    Err("its devices are nested too deeply".into())
+    Err("the devices are nested too deeply".into())
 }
 
 fn finish(sysfs: &Path, dev: u64, pieces: &[Piece], located: &mut Located) {
@@ -134,19 +138,23 @@ fn finish(sysfs: &Path, dev: u64, pieces: &[Piece], located: &mut Located) {
 /// Through a mapped device of linear or striped targets.
 fn mapped(dev: u64, pieces: &[Piece]) -> std::result::Result<(PathBuf, Vec<Piece>), String> {
     let (major, minor) = ((dev >> 20) as u32, (dev & 0xf_ffff) as u32);
-    let table = extents::table(major, minor)
-        .map_err(|error| format!("the device mapper's table cannot be read ({error})"))?;
+    let table = extents::table(major, minor).map_err(|error| {
+        format!(
+            "the device mapper's table cannot be read ({})",
+            cause(error)
+        )
+    })?;
     let mut below: Option<String> = None;
     let mut inner = Vec::new();
     for target in table {
         let kind = &target.kind;
-        let parts = target.pieces().ok_or_else(|| {
-            format!("it lies on a device-mapper target ({kind}) that is not followed")
-        })?;
+        let parts = target
+            .pieces()
+            .ok_or_else(|| format!("on a device-mapper target ({kind}) that is not supported"))?;
         for (device, piece) in parts {
             // Parts of it that the image does not use do not matter, but cannot be told here.
             if below.get_or_insert_with(|| device.clone()) != &device {
-                return Err("it lies on several devices, which are not followed".into());
+                return Err("on several devices, which is not supported".into());
             }
             inner.push(piece);
         }
@@ -154,7 +162,7 @@ fn mapped(dev: u64, pieces: &[Piece]) -> std::result::Result<(PathBuf, Vec<Piece
     inner.sort_by_key(|piece| piece.offset);
     let below = below.ok_or("the device mapper has no table for it")?;
     let sysfs = fs::canonicalize(format!("/sys/dev/block/{below}"))
-        .map_err(|error| format!("no device {below} ({error})"))?;
+        .map_err(|error| format!("no device {below} ({})", cause(error)))?;
     Ok((sysfs, extents::through(pieces, &inner)))
 }
 
@@ -167,7 +175,7 @@ fn looped(
     for piece in &mut pieces {
         piece.physical += offset;
     }
-    let failed = |error: std::io::Error| format!("{}: {error}", file.display());
+    let failed = |error: std::io::Error| format!("{}: {}", file.display(), cause(error));
     let metadata = fs::metadata(file).map_err(failed)?;
     if metadata.file_type().is_block_device() {
         let rdev = metadata.rdev();
@@ -180,7 +188,7 @@ fn looped(
     let dev = metadata.dev();
     let sysfs = sysfs_of(rustix::fs::major(dev), rustix::fs::minor(dev));
     let sysfs = fs::canonicalize(sysfs)
-        .map_err(|_| "its loop device's file is on no block device".to_owned())?;
+        .map_err(|_| "the file of its loop device is not on a block device".to_owned())?;
     Ok((sysfs, extents::through(&pieces, &inner)))
 }
 

@@ -31,7 +31,7 @@ pub fn join(host: &Path, others: &[&Path], output: &Path) -> Result<Run> {
     if host.run.kind != RunKind::Host {
         return Err(unfit(
             host.dir,
-            "it is not a host's run (fathom breakdown --pid or --server), which comes first",
+            "not the run of a host (fathom breakdown --pid or --server); name that run first",
         ));
     }
     let (mut guest, mut remote) = (None, None);
@@ -51,13 +51,13 @@ pub fn join(host: &Path, others: &[&Path], output: &Path) -> Result<Run> {
             _ => {
                 return Err(unfit(
                     dir,
-                    "it is neither a guest's run (fathom guest record) nor that of a server to which \
-                     requests go on (fathom breakdown --server, on its host)",
+                    "neither the run of a guest (fathom guest record) nor that of a server that receives \
+                     the requests (fathom breakdown --server, on its host)",
                 ));
             }
         };
         if place.is_some() {
-            return Err(unfit(dir, "it is the second of its kind"));
+            return Err(unfit(dir, "a second run of the same kind"));
         }
         *place = Some(other);
     }
@@ -113,7 +113,7 @@ fn run_of(host: &Run, guest: Option<Run>, remote: Option<Run>, rounds: Vec<Round
 fn load(dir: &Path) -> Result<Part<'_>> {
     let run = Run::load(dir)?;
     match run.rounds.is_empty() {
-        true => Err(unfit(dir, "nothing was recorded in it")),
+        true => Err(unfit(dir, "the run has no records")),
         false => Ok(Part { dir, run }),
     }
 }
@@ -221,7 +221,7 @@ fn problems(host: &Run, guest: Option<&Run>, remote: Option<&Run>) -> Vec<String
     });
     let mut problems: Vec<String> = lines.collect();
     if guest.is_some_and(|guest| guest.disk().is_none()) {
-        problems.push("guest: no disk was chosen there; its requests cannot be joined".into());
+        problems.push("guest: its run names no disk, so that its requests cannot be joined".into());
     }
     problems
 }

@@ -18,6 +18,7 @@ mod served;
 mod sockets;
 mod window;
 
+use fathom_units::cause;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -91,7 +92,7 @@ impl Qemu {
         qemu.disks = disks::find(pid, &parsed, &mut qemu.problems)?;
         if let Some(socket) = qmp {
             let asked = monitor::ask(socket, &mut qemu);
-            asked.unwrap_or_else(|error| qemu.problems.push(format!("QMP: {error}")));
+            asked.unwrap_or_else(|error| qemu.problems.push(format!("QMP: {}", cause(error))));
         }
         let servers: Vec<u32> = qemu.servers();
         for server in servers {

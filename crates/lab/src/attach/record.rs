@@ -64,7 +64,7 @@ pub fn record(options: &Options, say: &mut dyn FnMut(&str)) -> Result<Run> {
     }
     if rounds.is_empty() {
         return Err(Error::Protocol(format!(
-            "nothing can be recorded: {}",
+            "no collector can record: {}",
             problems.join("; ")
         )));
     }
@@ -185,13 +185,13 @@ fn identify(qemu: &mut Qemu, chosen: usize, output: &Path, problems: &mut Vec<St
         return;
     }
     let why = if found.eventfds.is_empty() {
-        "QEMU shares no eventfd of its with a server"
+        "QEMU and the server share no eventfd"
     } else {
-        "none of its eventfds was seen to be signalled: no I/O, or no kprobe on eventfd_signal"
+        "no signal of its eventfds was recorded: no I/O, or no kprobe on eventfd_signal"
     };
     problems.push(format!(
-        "{} is unidentified ({why}): its kicks and interrupts cannot be told from other devices'; \
-         --qmp SOCKET tells them by address",
+        "{} is unidentified ({why}): its kicks and interrupts cannot be distinguished from those of \
+         other devices; --qmp SOCKET identifies them by address",
         found.disk.name
     ));
 }

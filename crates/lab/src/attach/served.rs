@@ -1,5 +1,6 @@
 //! Recording a disk of a server of Fathom's, whoever uses it: `fathom breakdown --server`.
 
+use fathom_units::cause;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -78,7 +79,7 @@ fn below(located: &Located, problems: &mut Vec<String>) -> Vec<Box<dyn Collector
     match started {
         Ok(collector) => vec![Box::new(collector)],
         Err(error) => {
-            problems.push(format!("{}: {error}", block::NAME));
+            problems.push(format!("{}: {}", block::NAME, cause(error)));
             Vec::new()
         }
     }

@@ -1,5 +1,6 @@
 //! A window in which collectors record, and what it leaves.
 
+use fathom_units::cause;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ pub(super) fn take(
     let until = tracers::pair();
     for collector in &mut collectors {
         if let Err(error) = collector.halt() {
-            problems.push(format!("{}: {error}", collector.name()));
+            problems.push(format!("{}: {}", collector.name(), cause(error)));
         }
     }
     for collector in &mut collectors {
@@ -69,7 +70,7 @@ pub(super) fn refuse_to_overwrite(dir: &Path) -> Result<()> {
     if dir.join("run.json").exists() {
         return Err(Error::Unusable {
             path: dir.to_owned(),
-            reason: "it holds a run already; name a new folder with --output".into(),
+            reason: "already contains a run; choose a new directory with --output".into(),
         });
     }
     Ok(())

@@ -64,7 +64,7 @@ mod tests {
         assert!(data[data.len() - 8..].iter().any(|&b| b != 0));
         assert!(fill(&path, 100).is_err());
         let full = fill(&path, 1 << 60).unwrap_err().to_string();
-        assert!(full.contains("No space left"), "{full}");
+        assert!(full.contains("no space left"), "{full}");
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
     }
 }

@@ -33,7 +33,7 @@ impl Memory {
                 other => other.context(|| format!("cannot read {path}"))?,
             };
             let one = parse(&text)
-                .ok_or_else(|| Error::Protocol(format!("{path} tells no sizes: '{text}'")))?;
+                .ok_or_else(|| Error::Protocol(format!("{path} has no sizes: '{text}'")))?;
             sum.proportional += one.proportional;
             sum.shared += one.shared;
         }

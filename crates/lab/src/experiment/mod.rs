@@ -275,7 +275,7 @@ impl Need {
             Need::UserModeLinux => crate::bed::instance::check_cpu(),
             Need::LoopDevices if Path::new("/dev/loop-control").exists() => Ok(()),
             Need::LoopDevices => Err(Error::Protocol(
-                "this machine has no loop devices: load their module (modprobe loop)".into(),
+                "this machine has no loop devices; load their module (modprobe loop)".into(),
             )),
             Need::Program(name) => crate::host::program(name).map(drop),
             Need::Qemu(major, minor) => crate::host::need_qemu((major, minor)),
@@ -285,7 +285,7 @@ impl Need {
             Need::Kvm if Accelerator::detect() == Accelerator::Kvm => Ok(()),
             Need::Kvm => Err(Error::Protocol(
                 "this machine has no hardware virtualisation (no /dev/kvm, or no vmx or svm); \
-                 --kvm-host runs all of it in an emulated machine that has"
+                 --kvm-host runs the experiment in an emulated machine with KVM"
                     .into(),
             )),
             Need::Root(_) if rustix::process::geteuid().is_root() => Ok(()),

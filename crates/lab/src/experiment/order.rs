@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use fathom_run as run;
+use fathom_units::unknown_name;
 use run::Planned;
 
 use super::{Design, Experiment, Settings};
@@ -47,11 +48,9 @@ impl Order {
         let parameters = self.experiment.parameters();
         let Some(parameter) = parameters.iter().find(|one| one.name == name) else {
             let names: Vec<&str> = parameters.iter().map(|one| one.name).collect();
-            return Err(Error::Protocol(format!(
-                "{} has no parameter '{name}', but {}",
-                self.experiment.name(),
-                names.join(", ")
-            )));
+            let what = format!("parameter of experiment '{}':", self.experiment.name());
+            let list = "'fathom lab list' lists all";
+            return Err(Error::Protocol(unknown_name(&what, name, &names, list)));
         };
         let values = parameter.values(texts)?;
         self.values.insert(name.to_owned(), values);
@@ -264,7 +263,7 @@ mod tests {
     fn what_cannot_be_planned_is_said() {
         let mut order = order(1, 0);
         let error = order.set("color", &["red".into()]).unwrap_err().to_string();
-        assert!(error.contains("no parameter 'color', but disk"), "{error}");
+        assert!(error.contains("unknown parameter of experiment"), "{error}");
         order.rounds = 5000;
         let error = order.plan().err().unwrap().to_string();
         assert!(

@@ -119,7 +119,7 @@ impl Found {
             false => Err(Error::Unusable {
                 path: path.clone(),
                 reason: format!(
-                    "it {holds} {} MiB, and the job needs {}: choose a smaller --size",
+                    "{holds} {} MiB, and the job needs {}; choose a smaller --size",
                     room >> 20,
                     short_size(bytes)
                 ),
@@ -146,7 +146,7 @@ fn size_of(path: &Path) -> Result<u64> {
     let mut file: File = opened.map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY) => Error::Unusable {
             path: path.to_owned(),
-            reason: "it is mounted, or used by the kernel otherwise".into(),
+            reason: "mounted, or used by the kernel otherwise".into(),
         },
         _ => Error::Io {
             what: format!("cannot open {}", path.display()),

@@ -43,7 +43,9 @@ impl Runner {
         if dir.exists() {
             return Err(Error::Unusable {
                 path: dir.to_owned(),
-                reason: "it is there already; name another --output, or --continue it".into(),
+                reason:
+                    "exists already; choose another --output, or continue the run with --continue"
+                        .into(),
             });
         }
         let plan = order.plan()?;
@@ -68,8 +70,12 @@ impl Runner {
         let Some(plan) = &mut run.experiment else {
             return Err(not("only runs of `fathom lab run` can be continued".into()));
         };
-        let experiment = find(&plan.name)
-            .ok_or_else(|| not(format!("this fathom has no experiment '{}'", plan.name)))?;
+        let experiment = find(&plan.name).ok_or_else(|| {
+            not(format!(
+                "this version of Fathom has no experiment '{}'",
+                plan.name
+            ))
+        })?;
         let mut left = Vec::new();
         for planned in plan.cells.clone() {
             check(experiment, &planned).map_err(|error| not(error.to_string()))?;
@@ -108,7 +114,7 @@ impl Runner {
             return Ok(());
         };
         if !is_there && self.left.len() < plan.cells.len() {
-            let what = "its cells so far were run without --kvm-host, and so are the others";
+            let what = "the cells so far were run without --kvm-host, and the others also are";
             return Err(Error::Protocol(what.into()));
         }
         plan.kvm_host = true;
@@ -412,7 +418,7 @@ fn check(experiment: &dyn Experiment, planned: &Planned) -> Result<()> {
     let parameters = experiment.parameters();
     let names: BTreeMap<_, _> = parameters.iter().map(|one| (one.name, one)).collect();
     if planned.settings.len() != names.len() {
-        let what = "its plan was made by another version of this experiment";
+        let what = "the plan is of another version of this experiment";
         return Err(Error::Protocol(what.into()));
     }
     for (name, value) in &planned.settings {

@@ -12,14 +12,14 @@ use crate::workload::Rw;
 /// Any server, also one that runs already.
 pub const DISK: Parameter = Parameter::new(
     "disk",
-    "Who serves the disk",
+    "Server of the disk",
     Kind::of::<server::Kind>(server::FORM),
     "fathom",
 );
 
 pub const SERVE: Parameter = Parameter::new(
     "serve",
-    "More options for `fathom serve`, such as --serve=--poll=off",
+    "Further options of `fathom serve`, such as --serve=--poll=off",
     Kind::List,
     "",
 );
@@ -27,7 +27,7 @@ pub const SERVE: Parameter = Parameter::new(
 pub const fn aio(default: &'static str) -> Parameter {
     Parameter::new(
         "aio",
-        "How the server reads and writes the image",
+        "Kind of the server's I/O on the image",
         Kind::of::<Aio>(Aio::FORM),
         default,
     )
@@ -37,7 +37,7 @@ pub const fn aio(default: &'static str) -> Parameter {
 pub const fn image_size(default: &'static str) -> Parameter {
     Parameter::new(
         "size",
-        "Size of the image that is made for the run",
+        "Size of the new image",
         Kind::Size {
             least: 1 << 20,
             most: 1 << 40,
@@ -48,20 +48,20 @@ pub const fn image_size(default: &'static str) -> Parameter {
 
 pub const FILE_SYSTEM: Parameter = Parameter::new(
     "fs",
-    "The guest's file system",
+    "File system in the guest",
     Kind::of::<FileSystem>(FileSystem::FORM),
     "ext4",
 );
 
 /// As many as a disk may have queues.
 pub const fn vcpus(default: &'static str) -> Parameter {
-    Parameter::new("vcpus", "The guest's CPUs", count(64), default)
+    Parameter::new("vcpus", "Number of CPUs of the guest", count(64), default)
 }
 
 /// fio's patterns, but for trims: a load of nothing else is measured nowhere.
 pub const RW: Parameter = Parameter::new(
     "rw",
-    "fio's pattern in the guest",
+    "Pattern of fio's requests in the guest",
     Kind::Word {
         form: "read, write, randread, randwrite, rw, randrw",
         check: |text| match text.parse()? {
@@ -85,18 +85,14 @@ pub const fn block_size(default: &'static str) -> Parameter {
 }
 
 pub const THREADS: Parameter =
-    Parameter::new("threads", "Threads that make load", count(1024), "1");
+    Parameter::new("threads", "Number of threads of the load", count(1024), "1");
 
-pub const DEPTH: Parameter = Parameter::new(
-    "iodepth",
-    "Requests that each thread keeps in flight",
-    count(1024),
-    "1",
-);
+pub const DEPTH: Parameter =
+    Parameter::new("iodepth", "Requests in flight per thread", count(1024), "1");
 
 pub const RUNTIME: Parameter = Parameter::new(
     "runtime",
-    "How long the load runs",
+    "Time of the load",
     Kind::Time {
         least: Duration::from_secs(1),
         most: Duration::from_secs(3600),
@@ -154,7 +150,7 @@ impl FromStr for Cpus {
             .ok()
             .filter(|cpus| (0.01..=1024.0).contains(cpus));
         cpus.map(Cpus)
-            .ok_or_else(|| format!("'{text}' is not a number of CPUs within 0.01 to 1024"))
+            .ok_or_else(|| format!("'{text}' is not a number of CPUs from 0.01 to 1024"))
     }
 }
 

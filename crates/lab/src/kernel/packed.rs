@@ -1,6 +1,7 @@
 //! The kernel within a bzImage: an ELF file that its first part unpacks when it boots, and that a
 //! machine may get unpacked beforehand.
 
+use fathom_units::cause;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
@@ -29,10 +30,10 @@ const PACKERS: &[(&[u8], &str)] = &[
 
 /// The kernel's ELF file; the error says why it cannot be had.
 pub(super) fn unpack(image: &[u8]) -> Result<Vec<u8>, String> {
-    let packed = payload(image).ok_or("it is no bzImage that says where its kernel is")?;
+    let packed = payload(image).ok_or("not a bzImage with the offset of its kernel")?;
     let (magic, program) = { PACKERS.iter() }
         .find(|(magic, _)| packed.starts_with(magic))
-        .ok_or("its kernel is packed in a way that is not known")?;
+        .ok_or("the compression of its kernel is unknown")?;
     let end = match *magic {
         b"\x1f\x8b" => packed.len(),
         _ => packed.len().saturating_sub(LENGTH),
@@ -44,7 +45,7 @@ pub(super) fn unpack(image: &[u8]) -> Result<Vec<u8>, String> {
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
-        .map_err(|error| format!("cannot run {}: {error}", program.display()))?;
+        .map_err(|error| format!("cannot run {}: {}", program.display(), cause(error)))?;
     let stdin = child.stdin.take();
     let output = std::thread::scope(|scope| {
         // It may end early: what it says then is what counts.
@@ -93,8 +94,12 @@ mod tests {
         image[0x206] = 0xf;
         image[0x207] = 2;
         image[0x248..0x250].fill(0xff);
-        assert!(unpack(&image).unwrap_err().contains("no bzImage"));
+        assert!(unpack(&image).unwrap_err().contains("not a bzImage"));
         image[0x248..0x250].copy_from_slice(&[0, 1, 0, 0, 16, 0, 0, 0]);
-        assert!(unpack(&image).unwrap_err().contains("not known"));
+        assert!(
+            unpack(&image)
+                .unwrap_err()
+                .contains("compression of its kernel is unknown")
+        );
     }
 }

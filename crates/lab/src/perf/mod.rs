@@ -223,7 +223,7 @@ fn refused(log: &str) -> Error {
     let line = log
         .lines()
         .find(is_said)
-        .unwrap_or("it ended without a word");
+        .unwrap_or("perf ended without a message");
     let line: String = line
         .trim()
         .chars()
@@ -250,6 +250,6 @@ mod tests {
             said.contains("operations is limited. (it needs root"),
             "{said}"
         );
-        assert!(refused("").to_string().contains("without a word"));
+        assert!(refused("").to_string().contains("without a message"));
     }
 }

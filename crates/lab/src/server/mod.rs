@@ -154,7 +154,7 @@ impl Kind {
             Kind::Socket(path) if path.exists() => Ok(()),
             Kind::Socket(path) => Err(Error::Unusable {
                 path: path.clone(),
-                reason: "there is no vhost-user socket; start its server first".into(),
+                reason: "no vhost-user socket exists; start its server first".into(),
             }),
         }
     }

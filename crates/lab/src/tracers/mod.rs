@@ -21,6 +21,7 @@ pub mod symbols;
 pub mod syscalls;
 pub mod tracefs;
 
+use fathom_units::cause;
 use std::path::Path;
 
 use fathom_run::{Pair, StreamInfo};
@@ -75,14 +76,15 @@ pub fn stop_all(mut collectors: Vec<Box<dyn Collector>>, round: &Path) -> Collec
     let mut all = Collected::default();
     for collector in &mut collectors {
         if let Err(error) = collector.halt() {
-            all.problems.push(format!("{}: {error}", collector.name()));
+            all.problems
+                .push(format!("{}: {}", collector.name(), cause(error)));
         }
     }
     for collector in collectors {
         let name = collector.name();
         match collector.stop(round) {
             Ok(collected) => all.merge(collected),
-            Err(error) => all.problems.push(format!("{name}: {error}")),
+            Err(error) => all.problems.push(format!("{name}: {}", cause(error))),
         }
     }
     all

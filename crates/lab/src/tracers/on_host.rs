@@ -3,6 +3,7 @@
 use super::scene::Scene;
 use super::{Collector, block, fathom, io_calls, kvm, syscalls};
 use crate::error::Result;
+use fathom_units::cause;
 
 /// Starts a collector; `None`: there is nothing for it here.
 pub type Start = fn(&Scene) -> Option<Result<Box<dyn Collector>>>;
@@ -29,7 +30,7 @@ pub fn start(
         match start(scene) {
             None => {}
             Some(Ok(collector)) => collectors.push(collector),
-            Some(Err(error)) => problems.push(format!("{name}: {error}")),
+            Some(Err(error)) => problems.push(format!("{name}: {}", cause(error))),
         }
     }
     collectors

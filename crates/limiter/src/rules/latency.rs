@@ -71,7 +71,7 @@ fn largest_layer(evidence: &Evidence) -> (Option<String>, String) {
             None,
             format!("{} of it is the block device's", percent(share)),
         ),
-        None => (None, "where it goes was not measured".into()),
+        None => (None, "the layers were not measured".into()),
     }
 }
 

@@ -223,8 +223,8 @@ impl<'a> Calls<'a> {
         let path = self.tree.path_of(file);
         let changed = |how: &str| Error::Changed(format!("{} {how}", path.display()));
         match cause {
-            Errno::NOENT => changed("is gone: somebody else has removed it"),
-            Errno::EXIST => changed("is there already: somebody else has made it"),
+            Errno::NOENT => changed("does not exist any more: another program has removed it"),
+            Errno::EXIST => changed("exists already: another program has created it"),
             e => self
                 .tree
                 .failed(format_args!("{doing} {}", path.display()), e),
@@ -235,7 +235,7 @@ impl<'a> Calls<'a> {
     fn wrong_size(&self, file: File, found: &str) -> Error {
         let path = self.tree.path_of(file);
         Error::Changed(format!(
-            "{} has {found} bytes than the {} that were written: somebody else has changed it",
+            "{} has {found} bytes than the {} that were written: another program has changed it",
             path.display(),
             file.size
         ))

@@ -220,27 +220,34 @@ pub struct Results {
 /// fio's JSON of one group of jobs. fio may print warnings before it.
 ///
 /// # Errors
-/// When it is not fio's, not of one group of jobs, or of a job that failed.
+/// When it is not fio's, exactly one group of jobs, or of a job that failed.
 pub fn results(text: &str) -> Result<Results> {
     let start = text.find('{').unwrap_or(text.len());
     let value: Value = serde_json::from_str(&text[start..])
-        .map_err(|e| Error::Fio(format!("its report is not JSON: {e}")))?;
+        .map_err(|e| Error::Fio(format!("the report is not JSON: {e}")))?;
     let group = match value["jobs"].as_array().map(Vec::as_slice) {
         Some([group]) => group,
-        _ => return Err(Error::Fio("its report is not of one group of jobs".into())),
+        _ => {
+            return Err(Error::Fio(
+                "the report does not have exactly one group of jobs".into(),
+            ));
+        }
     };
     if let Some(errno) = group["error"].as_i64()
         && errno != 0
     {
         let cause = std::io::Error::from_raw_os_error(i32::try_from(errno).unwrap_or(0));
-        return Err(Error::Fio(format!("its job failed: {cause}")));
+        return Err(Error::Fio(format!(
+            "the job failed: {}",
+            fathom_units::cause(cause)
+        )));
     }
     let operations = ["read", "write"]
         .into_iter()
         .filter(|op| group[op]["total_ios"].as_u64().unwrap_or(0) > 0)
         .map(|op| operation(op, &group[op]))
         .collect::<Option<Vec<Operation>>>()
-        .ok_or_else(|| Error::Fio("its report lacks figures".into()))?;
+        .ok_or_else(|| Error::Fio("the report lacks figures".into()))?;
     let runtime = |op: &str| group[op]["runtime"].as_f64().unwrap_or(0.0) / 1e3;
     let figure = |name: &str| group[name].as_f64().unwrap_or(0.0);
     // The time of all jobs together, in ms.
@@ -386,9 +393,9 @@ mod tests {
         let cases = [
             ("", "not JSON"),
             ("fio: no such option", "not JSON"),
-            ("{}", "not of one group"),
-            (r#"{"jobs": [{}, {}]}"#, "not of one group"),
-            (r#"{"jobs": [{"error": 28}]}"#, "No space left"),
+            ("{}", "exactly one group"),
+            (r#"{"jobs": [{}, {}]}"#, "exactly one group"),
+            (r#"{"jobs": [{"error": 28}]}"#, "no space left"),
             (r#"{"jobs": [{"read": {"total_ios": 1}}]}"#, "lacks figures"),
         ];
         for (text, problem) in cases {

@@ -121,7 +121,11 @@ pub fn call_each(dir: &Path, call: Call, count: u64) -> Result<Report> {
 }
 
 fn failed(call: Call, file: &Path, cause: &io::Error) -> Error {
-    Error::Options(format!("cannot {call} {}: {cause}", file.display()))
+    Error::Options(format!(
+        "cannot {call} {}: {}",
+        file.display(),
+        fathom_units::cause(cause)
+    ))
 }
 
 #[cfg(test)]

@@ -89,8 +89,7 @@ impl Tree {
         for dir in 0..options.dirs {
             let fd = openat(&tree.root, dir_name(dir), DIRECTORY, Mode::empty()).map_err(|e| {
                 let path = tree.path_of_dir(dir);
-                let what =
-                    "it must be a directory that --prepare-only has made, with the same options";
+                let what = "must be a directory of --prepare-only with the same options";
                 Error::Options(format!("cannot open {}: {e}: {what}", path.display()))
             })?;
             tree.dirs.push(fd);
@@ -126,8 +125,9 @@ impl Tree {
     pub fn failed(&self, doing: impl std::fmt::Display, cause: Errno) -> Error {
         match cause {
             Errno::NOSPC | Errno::DQUOT => Error::Full(format!(
-                "{doing}: {cause}: there is no room for these files; --files and --scale make \
-                 them fewer"
+                "{doing}: {}: there is no room for these files; --files and --scale make \
+                 them fewer",
+                fathom_units::cause(cause)
             )),
             _ => Error::os(doing.to_string(), cause),
         }
@@ -169,7 +169,7 @@ impl Tree {
         self.armed = false;
         self.remove_all().map_err(|e| match e {
             Errno::NOTEMPTY | Errno::EXIST => Error::Changed(format!(
-                "{} cannot be removed: somebody else has put files there",
+                "{} cannot be removed: another program has created files there",
                 self.path.display()
             )),
             e => Error::os(format!("removing {}", self.path.display()), e),

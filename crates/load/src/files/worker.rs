@@ -121,7 +121,7 @@ impl<'a> Worker<'a> {
             for dir in worker.model.dirs() {
                 if let Some(name) = tree.list(*dir)?.into_iter().find(|n| !known.contains(n)) {
                     return Err(Error::Changed(format!(
-                        "{} is there, and should not be",
+                        "{} exists, and should not",
                         tree.path_of_dir(*dir).join(name).display()
                     )));
                 }

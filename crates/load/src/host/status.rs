@@ -30,7 +30,7 @@ pub fn describe_status(status: i32) -> String {
     if status < 0 {
         return format!("only {} bytes were done", -status - SHORT);
     }
-    io::Error::from_raw_os_error(status).to_string()
+    fathom_units::cause(io::Error::from_raw_os_error(status))
 }
 
 /// fallocate's mode of a discard or a write of zeroes.

@@ -104,8 +104,8 @@ fn open(options: &Options) -> Result<File> {
         .open(&options.path)
         .or_else(|error| match error.raw_os_error() {
             Some(code) if options.direct && code == Errno::INVAL.raw_os_error() => options.bad(
-                "its file system has no direct I/O: put it on another, or measure through the \
-                 page cache"
+                "its file system has no direct I/O; use another file system, or the page \
+                 cache"
                     .into(),
             ),
             _ => Err(Error::os(format!("cannot open {path}"), error)),
@@ -123,7 +123,7 @@ fn blocks(options: &Options, file: &mut File) -> Result<Range> {
     if length > rest {
         let from = options.offset;
         return options.bad(format!(
-            "it has {end} bytes; {length} from {from} are asked for"
+            "has {end} bytes; {length} from {from} are requested"
         ));
     }
     let (first, count) = (0, length / options.block_size);
@@ -184,7 +184,9 @@ impl Outcome {
             true => "; the device's sectors may be larger than 512 bytes: try a block size of 4k",
             false => "",
         };
-        let error = std::io::Error::from_raw_os_error(i32::try_from(-errno).unwrap_or(0));
+        let error = fathom_units::cause(std::io::Error::from_raw_os_error(
+            i32::try_from(-errno).unwrap_or(0),
+        ));
         options.bad(format!("every {} failed: {error}{hint}", options.rw))
     }
 }

@@ -186,7 +186,7 @@ pub(super) fn label(settings: &Settings) -> String {
 
 /// What its figures are.
 pub(super) const EXPLAINED: &str = "As bonnie++ prints it: K/sec are 1024 bytes, %CP is the CPU time of its process in the guest, \
-     and latency the longest operation. What was too fast to be measured, or not asked for, is \
+     and latency the longest operation. Phases that were too fast to measure, or not requested, are \
      left out.";
 
 #[cfg(test)]

@@ -128,7 +128,7 @@ impl Columns {
                 None
             }
             None if self.list.len() == MOST_MEASURES => {
-                problems.say(format!("there are more than {MOST_MEASURES} measures"));
+                problems.say(format!("more than {MOST_MEASURES} measures"));
                 None
             }
             None => {

@@ -60,13 +60,13 @@ pub(super) fn tried(
     };
     let times = words::ratio(gain);
     let words = match (confirmed, expects) {
-        (true, Expects::More) => format!("confirmed: {changed} makes {times} of it"),
-        (true, Expects::NoMore) => format!("confirmed: {changed} makes no more of it ({times})"),
+        (true, Expects::More) => format!("confirmed: {times} with {changed}"),
+        (true, Expects::NoMore) => format!("confirmed: no gain with {changed} ({times})"),
         (false, Expects::More) => {
-            format!("not confirmed: {changed} makes only {times} of it")
+            format!("not confirmed: only {times} with {changed}")
         }
         (false, Expects::NoMore) => {
-            format!("not confirmed: {changed} makes more of it ({times})")
+            format!("not confirmed: gain with {changed} ({times})")
         }
     };
     Some(Tried { confirmed, words })
@@ -86,7 +86,7 @@ fn gain(row: &Row, base: &Row, main: &Column) -> Option<f64> {
 /// `iodepth=2`.
 fn changed(trial: &Trial, row: &Row, base: &Row) -> String {
     if trial.limiter == CPU_CAP {
-        return "lifting it".into();
+        return "the limit lifted".into();
     }
     fathom_run::changed(&base.settings, &row.settings)
 }

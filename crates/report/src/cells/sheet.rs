@@ -15,7 +15,7 @@ const MOST_WORDS: usize = 30;
 const ROW: &str = "attribute";
 
 pub(super) const EXPLAINED: &str = "In brackets is the ratio to the first column; ~ is within noise. \
-     What stands in quotes is said and not measured. - is what could not be measured there.";
+     Words in quotes are known, not measured. - could not be measured.";
 
 /// A heading and a text for each row.
 pub(super) type Text = (String, Vec<String>);

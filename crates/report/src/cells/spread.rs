@@ -12,8 +12,7 @@ const LEAST: usize = 10;
 pub(super) type Spread = (usize, [String; HEADINGS.len()]);
 
 pub(super) const HEADINGS: [&str; 8] = ["rounds", "mean", "sd", "min", "p50", "p90", "p99", "max"];
-pub(super) const EXPLAINED: &str =
-    "sd is the standard deviation. A percentile is the least round that so many are not above.";
+pub(super) const EXPLAINED: &str = "sd is the standard deviation. A percentile is the least round that this share does not exceed.";
 
 /// The column that is spread, and the points that have enough rounds.
 pub(super) fn of(table: &Table) -> Option<(&Column, Vec<Spread>)> {

@@ -131,7 +131,7 @@ impl Table {
                 let plan = Points::of(experiment).map_err(unusable)?;
                 Ok(Table::of(dir, &run, experiment, &plan))
             }
-            _ => Err(unusable("this is no experiment's run".into())),
+            _ => Err(unusable("not the run of an experiment".into())),
         }
     }
 

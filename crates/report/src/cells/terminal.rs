@@ -133,7 +133,7 @@ pub fn compare(comparison: &Comparison, style: Style) -> String {
     }
     let verdicts = comparison.verdicts();
     if !verdicts.is_empty() {
-        page.heading("What has changed");
+        page.heading("Changes");
     }
     verdicts.iter().for_each(|line| page.note(line));
     page.heading("Points of both");
@@ -287,7 +287,7 @@ fn push_ratios(group: &mut Group, heading: &str, ratios: &[Option<&Ratio>]) {
 /// Rows of settings with groups of columns; what is too wide becomes several tables.
 fn grid(page: &mut Page, rows: &[&Settings], groups: Vec<Group>) {
     match rows {
-        [] => return page.note("There are none."),
+        [] => return page.note("No points."),
         [only] if only.is_empty() => return list(page, &groups),
         _ => {}
     }
@@ -425,7 +425,7 @@ fn problems(page: &mut Page, problems: &[String]) {
     if problems.is_empty() {
         return;
     }
-    page.heading("What to know");
+    page.heading("Problems");
     for problem in problems {
         page.warning(problem);
     }

@@ -98,9 +98,9 @@ fn end(of: &Timeline) -> f64 {
 /// What a lane's spans are.
 fn heading(lane: &str) -> String {
     match lane {
-        "machine" => "Its parts".to_owned(),
-        "initcalls" => "The longest initcalls of its kernel".to_owned(),
-        "programs" => "The longest programs of its user space".to_owned(),
+        "machine" => "Parts of the launch".to_owned(),
+        "initcalls" => "Longest initcalls of the kernel".to_owned(),
+        "programs" => "Longest programs of the user space".to_owned(),
         other => other.to_owned(),
     }
 }

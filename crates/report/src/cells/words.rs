@@ -161,7 +161,7 @@ pub(super) fn verdict(of: &Ratio, column: &Column) -> &'static str {
         ("better", true) => "faster",
         ("worse", true) => "slower",
         ("within noise", _) => "noise",
-        ("", _) => "of one round nothing can be said",
+        ("", _) => "unknown, because one round does not show noise",
         (other, _) => other,
     }
 }
@@ -196,8 +196,8 @@ pub(super) fn knees(table: &Table) -> impl Iterator<Item = String> {
         let limiter = knee.verdict.as_ref();
         let limiter = limiter.map_or(String::new(), |verdict| format!("; at {beyond}: {verdict}"));
         format!(
-            "{of}{main} has its knee at {axis}={at}{before}: up to {beyond}, each one more brings {gain:.2} of \
-             what each of the first brought{limiter}"
+            "{of}{main} has its knee at {axis}={at}{before}: up to {beyond}, each further unit gains {gain:.2} of \
+             what each of the first gained{limiter}"
         )
     })
 }
@@ -233,7 +233,7 @@ pub(super) fn missing(table: &Table) -> Option<String> {
     let there = table.cells.len();
     let line = || {
         format!(
-            "{there} of {} cells are there (fathom lab run --continue RUN goes on with what it has begun)",
+            "{there} of {} cells are complete (fathom lab run --continue RUN runs the rest)",
             table.planned
         )
     };
@@ -280,17 +280,17 @@ pub(super) fn explained(table: &Table) -> Vec<String> {
 pub(super) fn rankings_explained(table: &Table) -> Option<String> {
     let base = label(&table.points.first()?.settings);
     Some(format!(
-        "Each setting alone against the base ({base}), whose value is in brackets: the greatest \
-         effect first, what is within noise last."
+        "Each setting alone against the base ({base}), whose value is in brackets. The greatest \
+         effect is first, and effects within noise are last."
     ))
 }
 
 pub(super) fn rounds_explained(most: usize) -> String {
     match most {
-        0 => "Nothing has been measured.".into(),
-        1 => "One round: there are no intervals, and what is noise cannot be told.".into(),
+        0 => "No cell is complete.".into(),
+        1 => "With a single round, no intervals exist, and noise is not recognised.".into(),
         2..ENOUGH => format!(
-            "Medians over rounds. Of fewer than {ENOUGH} rounds an interval is from the least to \
+            "Medians over rounds. With fewer than {ENOUGH} rounds, an interval is from the least to \
              the greatest."
         ),
         _ => format!(
@@ -367,7 +367,7 @@ mod tests {
             assert_eq!(told(unit, better, more), of_more);
             assert_eq!(told(unit, better, less), of_less);
             assert_eq!(told(unit, better, (1.2, Some(true))), "noise");
-            assert!(told(unit, better, (1.2, None)).contains("nothing"));
+            assert!(told(unit, better, (1.2, None)).contains("unknown"));
         }
     }
 

@@ -83,7 +83,8 @@ fn disk(disk: &Disk) -> String {
         format!("on {}{scheduler}", host.name)
     });
     let identified = disk.identified_by.as_ref().map_or(
-        "unidentified: its kicks and interrupts cannot be told from other devices'".to_owned(),
+        "unidentified: its kicks and interrupts cannot be distinguished from those of other devices"
+            .to_owned(),
         |how| format!("identified by {how}"),
     );
     listed([
@@ -97,11 +98,11 @@ fn disk(disk: &Disk) -> String {
 }
 
 /// What stretched times are good for.
-pub(crate) const STRETCHED: &str = "Times are stretched: the host is itself emulated. They check \
-                                    the method and say nothing about speed.";
+pub(crate) const STRETCHED: &str = "Times are stretched: the host is itself emulated. The figures \
+                                    verify the method and say nothing about speed.";
 
-const EMULATED: &str = "Guests, if any, were emulated (TCG): what they do compares with other emulated \
-                        guests, and says nothing about guests on hardware.";
+const EMULATED: &str = "Guests, if any, were emulated (TCG): their figures compare only with those \
+                        of other emulated guests.";
 
 /// What is to be kept in mind of all figures of such machines.
 pub(crate) fn doubt(environment: &Environment) -> Option<&'static str> {

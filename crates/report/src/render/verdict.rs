@@ -87,7 +87,7 @@ fn about(most: Part, is_gap: bool, over_host: bool, duration: Duration) -> Vec<P
     };
     let mut end = format!("{between}{part}");
     if is_gap {
-        end.push_str(" What lies within it was not traced.");
+        end.push_str(" The layers within it were not traced.");
     }
     vec![
         Piece::Text(before.into()),
@@ -111,10 +111,12 @@ fn about_tail(before: Option<Layer>, tail: Part) -> Vec<Piece> {
         return vec![Piece::Text(" In the slowest 1%, none stands out.".into())];
     }
     if before == Some(tail.layer) {
-        return vec![Piece::Text(format!(" It takes {share} of the slowest 1%."))];
+        return vec![Piece::Text(format!(
+            " This part takes {share} of the slowest 1%."
+        ))];
     }
     vec![
-        Piece::Text(" In the slowest 1%, it is ".into()),
+        Piece::Text(" In the slowest 1%, the largest part is ".into()),
         named(tail.layer),
         Piece::Text(format!(": {share}.")),
     ]

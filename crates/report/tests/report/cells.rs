@@ -71,7 +71,7 @@ fn an_interrupted_run_is_as_it_was_found_good() {
     write(dir.path(), &run, cells);
     let text = plain(&load(&dir));
     assert_fits(&text);
-    assert!(text.contains("3 of 12 cells are there (fathom lab run --continue RUN goes on"));
+    assert!(text.contains("3 of 12 cells are complete (fathom lab run --continue RUN runs"));
     assert_golden("cells-interrupted.txt", &text);
 }
 
@@ -214,7 +214,7 @@ fn what_is_no_experiments_run_is_refused() {
     run.experiment = None;
     run.save(dir.path()).unwrap();
     let said = Table::load(dir.path()).unwrap_err().to_string();
-    assert!(said.contains("no experiment's run"), "{said}");
+    assert!(said.contains("not the run of an experiment"), "{said}");
     let (_dir, a) = whole_run(1);
     let mut b = a.clone();
     b.experiment = HOSTILE.into();
@@ -258,7 +258,7 @@ fn a_damaged_cell_is_told_and_the_others_are_shown() {
     }
     assert!(!said.contains(dir.path().to_str().unwrap()), "{said}");
     let text = plain(&table);
-    assert!(text.contains("8 of 12 cells are there"), "{text}");
+    assert!(text.contains("8 of 12 cells are complete"), "{text}");
     assert_eq!(oracle(&json(&table)), 6 * 5);
     // Cut anywhere, no page falls over.
     let whole = fs::read(file("0005")).unwrap();
@@ -313,7 +313,7 @@ fn what_is_no_number_in_a_file_is_damage() {
     let table = load(&dir);
     assert_eq!((table.cells.len(), table.problems.len()), (0, 6));
     let text = plain(&table);
-    assert!(text.contains("0 of 6 cells are there") && text.contains("Nothing has been measured"));
+    assert!(text.contains("0 of 6 cells are complete") && text.contains("No cell is complete"));
     all_pages(&table);
 }
 
@@ -505,7 +505,7 @@ fn points_of_two_runs_are_the_same_by_what_varies() {
     assert_eq!(pair.points, []);
     let text = terminal::compare(&pair, Style::default());
     assert!(
-        text.contains("There are none") && text.contains("6 points of A without"),
+        text.contains("No points.") && text.contains("6 points of A without"),
         "{text}"
     );
 }

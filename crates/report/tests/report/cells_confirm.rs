@@ -72,29 +72,24 @@ fn trials_confirm_a_limiter_or_do_not() {
         (told[0].confirmed.unwrap(), verdict)
     };
     for (expects, times, confirmed, words) in [
-        (
-            Expects::More,
-            1.9,
-            true,
-            "confirmed: threads=2 makes 1.90x of it",
-        ),
+        (Expects::More, 1.9, true, "confirmed: 1.90x with threads=2"),
         (
             Expects::More,
             1.1,
             false,
-            "not confirmed: threads=2 makes only 1.10x of it",
+            "not confirmed: only 1.10x with threads=2",
         ),
         (
             Expects::NoMore,
             1.05,
             true,
-            "confirmed: threads=2 makes no more of it (1.05x)",
+            "confirmed: no gain with threads=2 (1.05x)",
         ),
         (
             Expects::NoMore,
             1.5,
             false,
-            "not confirmed: threads=2 makes more of it (1.50x)",
+            "not confirmed: gain with threads=2 (1.50x)",
         ),
     ] {
         let (is, verdict) = with_trials(expects, times);

@@ -252,8 +252,8 @@ fn a_knee_has_a_ring_and_is_told_with_what_limits_beyond_it() {
         panic!("{:?}", table.knees);
     };
     assert_eq!((&*knee.at, &*knee.beyond, knee.gain), ("4", "8", 0.0));
-    let told = "iops has its knee at threads=4: up to 8, each one more brings 0.00 of what each of \
-                the first brought; at 8: ";
+    let told = "iops has its knee at threads=4: up to 8, each further unit gains 0.00 of what each of \
+                the first gained; at 8: ";
     let mut page = show(&html::render(&table));
     page.assert_is_sound();
     assert!(page.browser.text("document.body.innerText").contains(told));
@@ -386,6 +386,6 @@ fn what_a_run_holds_stays_text() {
         assert_eq!(page.browser.number("document.images.length"), 0.0);
         let title = page.browser.text("document.body.innerText");
         assert!(title.contains("<img src=x onerror=alert(1)>"), "{title}");
-        assert!(title.contains("9 of 12 cells are there"), "{title}");
+        assert!(title.contains("9 of 12 cells are complete"), "{title}");
     }
 }

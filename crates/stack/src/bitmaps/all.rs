@@ -9,6 +9,7 @@ use super::place::Place;
 use super::status::BitmapStatus;
 use fathom_core::DiskError;
 use fathom_formats::served::ImageDisk;
+use fathom_units::cause;
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
@@ -57,7 +58,7 @@ pub(super) fn now() -> u64 {
 }
 
 fn unknown(name: &str) -> String {
-    format!("there is no bitmap '{name}'")
+    format!("no bitmap '{name}'")
 }
 
 impl Bitmaps {
@@ -234,15 +235,15 @@ impl Bitmaps {
         let block = granularity.unwrap_or_else(|| limits::granularity(size));
         if !is_granularity(size, block) {
             return Err(format!(
-                "a bit cannot stand for {block} bytes: say a power of two from {LEAST_GRANULARITY} to \
-                 {MOST_GRANULARITY}, of which the disk has {MOST_BITS} at most"
+                "granularity {block}: not a power of two from {LEAST_GRANULARITY} to \
+                 {MOST_GRANULARITY} with which the bitmap has at most {MOST_BITS} bits"
             ));
         }
         self.change(size, |place, state| {
             state.has_room_for(place, name)?;
             let header = Header::new(size, block, now());
             let (new, path) = (place.dir.join(format!(".{name}.new")), place.path(name));
-            let failed = |error| format!("bitmap '{name}' cannot be made: {error}");
+            let failed = |error| format!("bitmap '{name}': not created: {}", cause(error));
             let made = state.make(place, &new, name, header).map_err(failed)?;
             let put = fs::rename(&new, &path);
             put.inspect_err(|_| drop(fs::remove_file(&new)))
@@ -253,7 +254,7 @@ impl Bitmaps {
             mark_in_flight().map_err(|problem| {
                 state.current.pop();
                 remove(&path);
-                format!("bitmap '{name}' was not added: {problem}")
+                format!("bitmap '{name}': not added: {problem}")
             })
         })
     }
@@ -268,7 +269,8 @@ impl Bitmaps {
             if !state.current[at].is_in_memory() {
                 let path = place.path(name);
                 let removed = fs::remove_file(&path).and_then(|()| sync_dir(&path));
-                removed.map_err(|error| format!("bitmap '{name}' cannot be removed: {error}"))?;
+                removed
+                    .map_err(|error| format!("bitmap '{name}': not removed: {}", cause(error)))?;
             }
             state.current.remove(at);
             if state.all().next().is_none()
@@ -308,7 +310,7 @@ impl Bitmaps {
             self.tell_workers(state);
             mark_in_flight().map_err(|problem| {
                 state.drop_successor(place, name);
-                format!("bitmap '{name}' was not cleared: {problem}")
+                format!("bitmap '{name}': not cleared: {problem}")
             })?;
             state.advance(place, name, None)
         })
@@ -383,8 +385,9 @@ impl State {
     ) -> Result<(), String> {
         let at = |error| {
             format!(
-                "the bitmaps in {} cannot be used: {error}",
-                place.dir.display()
+                "cannot use the bitmaps in {}: {}",
+                place.dir.display(),
+                cause(error)
             )
         };
         let pending = std::mem::take(&mut self.pending);
@@ -417,15 +420,23 @@ impl State {
             match Bitmap::open(&path, &name, &now) {
                 Ok(bitmap) => self.current.push(Arc::new(bitmap)),
                 Err(NotOpened::Strange(why)) => {
-                    tracing::warn!("{}: {why}; it is ignored", path.display());
+                    tracing::warn!("{}: {why}; the bitmap is ignored", path.display());
                 }
                 // The disk's users come first: they need not wait for what may be done again. But it must not be taken
                 // for right by somebody else.
                 Err(NotOpened::Failed(error)) if !place.has_only_bitmaps(&path) => {
-                    tracing::error!("{}: {error}: it is ignored", path.display());
+                    tracing::error!(
+                        "{}: {}; the bitmap is ignored",
+                        path.display(),
+                        cause(error)
+                    );
                 }
                 Err(NotOpened::Failed(error) | NotOpened::Broken(error)) => {
-                    tracing::error!("{}: {error}: the bitmap is given up", path.display());
+                    tracing::error!(
+                        "{}: {}; the bitmap is lost, and the next backup must be a full one",
+                        path.display(),
+                        cause(error)
+                    );
                     fs::remove_file(&path)?;
                     sync_dir(&path)?;
                 }
@@ -457,7 +468,11 @@ impl State {
             if let Err(error) = bitmap.close(image, own)
                 && !bitmap.is_in_memory()
             {
-                tracing::error!("{}: {error}: the bitmap is given up", path.display());
+                tracing::error!(
+                    "{}: {}; the bitmap is lost, and the next backup must be a full one",
+                    path.display(),
+                    cause(error)
+                );
                 remove(&path);
             }
         }
@@ -490,22 +505,25 @@ impl State {
         if path.symlink_metadata().is_ok() {
             let path = path.display();
             return Err(format!(
-                "{path} is there, and no bitmap that can be used: remove it"
+                "{path}: exists, and is not a usable bitmap; remove the file"
             ));
         }
         match self.current.len() < MOST {
             true => Ok(()),
-            false => Err(format!("there are {MOST} bitmaps already")),
+            false => Err(format!(
+                "{MOST} bitmaps exist, which is the limit; remove one"
+            )),
         }
     }
 
     fn is_free(&self, name: &str) -> Result<(), String> {
         if self.find(name).is_some() {
-            return Err(format!("there is a bitmap '{name}' already"));
+            return Err(format!("a bitmap named '{name}' already exists"));
         }
         if self.others.iter().any(|other| other == name.as_bytes()) {
             return Err(format!(
-                "the image has a bitmap '{name}' that records nothing here: remove that first (fathom img bitmap)"
+                "the image has a bitmap '{name}' that records no writes; remove it first \
+                 ('fathom img bitmap')"
             ));
         }
         Ok(())
@@ -517,13 +535,13 @@ impl State {
         let (from, path) = (place.path(name), place.path(to));
         self.is_free(to)?;
         if path.symlink_metadata().is_ok() {
-            return Err(format!("there is a bitmap '{to}' already"));
+            return Err(format!("a bitmap named '{to}' already exists"));
         }
         let renamed = match bitmap.is_in_memory() {
             true => Ok(()),
             false => fs::rename(&from, &path),
         };
-        renamed.map_err(|error| format!("bitmap '{name}' cannot be renamed: {error}"))?;
+        renamed.map_err(|error| format!("bitmap '{name}': not renamed: {}", cause(error)))?;
         bitmap.rename(to);
         let next = { self.successors.iter() }.find(|next| *next.name() == *name);
         if let Some(next) = next.cloned() {
@@ -535,7 +553,7 @@ impl State {
         }
         match bitmap.is_in_memory() {
             true => Ok(()),
-            false => sync_dir(&path).map_err(|error| error.to_string()),
+            false => sync_dir(&path).map_err(cause),
         }
     }
 
@@ -560,6 +578,6 @@ impl State {
 /// Whatever it says must not be taken for right.
 pub(super) fn remove(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
-        tracing::error!("{}: {error}", path.display());
+        tracing::error!("{}: {}", path.display(), cause(error));
     }
 }

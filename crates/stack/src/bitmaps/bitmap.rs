@@ -3,6 +3,7 @@
 use super::header::{self, Header, Left};
 use super::mapping::Mapping;
 use crate::blocks::{BITS, Grid, bits, run, words_of_blocks};
+use fathom_units::cause;
 use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, memfd_create, seek};
 use rustix::io::Errno;
 use std::fs::{File, Metadata};
@@ -39,13 +40,13 @@ enum Before {
     Left,
 }
 
-const LOST: &str = "its file was cut off, or could not be read, while it was used";
+const LOST: &str = "its file was truncated, or could not be read, while it was in use";
 
-const UNFINISHED: &str = "the server ended while it was read from the image";
-const ELSEWHERE: &str = "the image is another file than it was";
-const LEFT_SO: &str = "all of it was dirty when the image was left";
-const DATA_CHANGED: &str = "something else has changed the image's data file meanwhile";
-const OTHER_DISK: &str = "it was of another disk";
+const UNFINISHED: &str = "the server ended while the bitmap was read from the image";
+const ELSEWHERE: &str = "the image was replaced by another file";
+const LEFT_SO: &str = "all of the bitmap was dirty when the image was closed";
+const DATA_CHANGED: &str = "another program has changed the image's data file";
+const OTHER_DISK: &str = "it belongs to another disk";
 
 /// Why a file is not used.
 #[derive(Debug)]
@@ -58,7 +59,7 @@ pub(super) enum NotOpened {
     Broken(io::Error),
 }
 
-const STRANGE: NotOpened = NotOpened::Strange("is no bitmap");
+const STRANGE: NotOpened = NotOpened::Strange("not a bitmap");
 
 impl From<io::Error> for NotOpened {
     fn from(error: io::Error) -> NotOpened {
@@ -134,7 +135,7 @@ impl Bitmap {
         {
             // (What is in the image, too, need not be known by this.)
             if !header.own {
-                tracing::warn!("{}: all counts as dirty: {problem}", path.display());
+                tracing::warn!("{}: all blocks count as dirty: {problem}", path.display());
             }
             header.problem = Some(problem);
         }
@@ -231,7 +232,7 @@ impl Bitmap {
             // (The image says that all is dirty, which counts: it is of that image now.)
             Ok(()) if own => self.problem().map(|_| LEFT_SO.into()),
             Ok(()) => self.problem(),
-            Err(error) => Some(format!("it could not be written: {error}")),
+            Err(error) => Some(format!("cannot write the bitmap: {}", cause(error))),
         };
         self.header(None, image, problem, own).write(&self.file)
     }
@@ -402,7 +403,7 @@ fn open_own(path: &Path, access: Access) -> Result<(File, Header), NotOpened> {
 fn only_name(file: &File) -> io::Result<()> {
     match file.metadata()?.nlink() {
         1 => Ok(()),
-        _ => Err(io::Error::other("it has another name, too")),
+        _ => Err(io::Error::other("the file has another name, too")),
     }
 }
 
@@ -414,7 +415,7 @@ fn open_file(path: &Path, access: Access) -> Result<File, NotOpened> {
         .write(access == Access::Write)
         .custom_flags(flags)
         .open(path);
-    let strange = Err(NotOpened::Strange("is no file of its own"));
+    let strange = Err(NotOpened::Strange("not a file of its own"));
     // (A link, a directory, a socket, a program that runs.)
     let is_strange = |error: &io::Error| {
         let errno = error.raw_os_error();
@@ -451,7 +452,7 @@ pub(super) fn is_file(path: &Path) -> bool {
 fn problem_of(file: &File, header: &Header, now: &Now<'_>) -> io::Result<Option<String>> {
     let grid = Grid::with_block(header.size, header.block);
     if file.metadata()?.len() < file_len(&grid) {
-        return Ok(Some("its file was cut off".into()));
+        return Ok(Some("its file was truncated".into()));
     }
     if header::was_lost(file)? {
         return Ok(Some(LOST.into()));
@@ -465,11 +466,9 @@ fn problem_of(file: &File, header: &Header, now: &Now<'_>) -> io::Result<Option<
     Ok(match &header.used_by {
         // Whoever had it has died; what it had marked is there.
         Some(boot) if boot == now.boot => None,
-        Some(_) => Some("the machine that recorded it went down".into()),
+        Some(_) => Some("the machine went down while the bitmap recorded writes".into()),
         None if Left::differ_in_data(header.image, now.image) => Some(DATA_CHANGED.into()),
-        None if header.image != now.image => {
-            Some("something else has changed the image meanwhile".into())
-        }
+        None if header.image != now.image => Some("another program has changed the image".into()),
         None => None,
     })
 }

@@ -129,7 +129,7 @@ impl Header {
     pub(super) fn write(&self, file: &File) -> io::Result<()> {
         let mut line = serde_json::to_vec(self)?;
         if line.len() >= LINE {
-            return Err(io::Error::other("there is no room for what is to be said"));
+            return Err(io::Error::other("the header is full"));
         }
         line.resize(LINE - 1, b' ');
         line.push(b'\n');

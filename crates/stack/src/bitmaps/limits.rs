@@ -34,8 +34,8 @@ pub fn check_bitmap_name(name: &str) -> Result<(), String> {
     match is_name {
         true => Ok(()),
         false => Err(format!(
-            "'{name}' is no name of a bitmap: that has up to {LONGEST_NAME} letters, digits, '-', '_' and '.', \
-             and does not begin with '.'"
+            "'{name}' is not a bitmap's name, which has 1 to {LONGEST_NAME} letters, digits, \
+             '-', '_' and '.', not beginning with '.'"
         )),
     }
 }

@@ -17,13 +17,15 @@ use crate::blocks::BITS;
 use fathom_core::DiskError;
 use fathom_formats::offline::bitmap::{Listed, list_some};
 use fathom_formats::served::{ImageDisk, OwnBitmap};
+use fathom_units::cause;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-const DIED: &str = "whoever used the image last has not left it well";
+const DIED: &str = "the image was not closed cleanly";
 
-const RESTORED: &str = "its virtual machine had more than the image when this was begun";
+const RESTORED: &str =
+    "its virtual machine knew of changes that the image lacked when the bitmap was begun";
 
 /// Those that were closed and not used since miss something.
 fn give_up_closed(bitmaps: &mut [Arc<Bitmap>], why: &str) {
@@ -113,8 +115,8 @@ impl State {
         match self.fixed.iter().any(|fixed| fixed == name) {
             false => Ok(()),
             true => Err(format!(
-                "bitmap '{name}' is in the image, which is to stay as it is until its virtual machine has connected, \
-                 which may know of changes that are not there"
+                "bitmap '{name}': in the image, which must not change until its virtual machine \
+                 has connected, which may know of changes that are not in the image"
             )),
         }
     }
@@ -133,7 +135,11 @@ impl State {
             let taken = self.take(place, size, own);
             let tell = |error: &io::Error| {
                 let path = place.path(&name);
-                tracing::error!("{}: {error}: it misses what is changed", path.display());
+                tracing::error!(
+                    "{}: {}; the bitmap misses writes",
+                    path.display(),
+                    cause(error)
+                );
             };
             taken.inspect_err(tell).is_ok()
         })?;
@@ -149,7 +155,7 @@ impl State {
         for bitmap in self.current.iter().filter(|bitmap| bitmap.is_own()) {
             if let Some(problem) = bitmap.problem() {
                 let path = place.path(&bitmap.name());
-                tracing::warn!("{}: all counts as dirty: {problem}", path.display());
+                tracing::warn!("{}: all blocks count as dirty: {problem}", path.display());
             }
         }
         Ok(there)
@@ -175,7 +181,8 @@ impl State {
                 header.since = self.current[at].since();
                 let there = Arc::into_inner(self.current.remove(at));
                 let before = there.as_ref().map_or(0, Bitmap::size);
-                let begun = there.ok_or_else(|| io::Error::other("somebody marks it"));
+                let begun =
+                    there.ok_or_else(|| io::Error::other("another program marks the bitmap"));
                 let begun = begun.and_then(|there| {
                     there.begin_anew(header.clone(), &now, |anew| {
                         anew.add_words(words, own.granularity);
@@ -190,7 +197,11 @@ impl State {
                         return Ok(());
                     }
                     Err(error) => {
-                        tracing::error!("{}: {error}: it is kept in memory", path.display());
+                        tracing::error!(
+                            "{}: {}; the bitmap is kept in memory",
+                            path.display(),
+                            cause(error)
+                        );
                         remove(&path);
                     }
                 }
@@ -203,7 +214,7 @@ impl State {
             (None, _) => {}
         }
         if self.current.len() >= MOST {
-            return Err(io::Error::other("there are too many"));
+            return Err(io::Error::other("too many bitmaps"));
         }
         header.problem = own.words.is_none().then(|| DIED.into());
         let new = Bitmap::in_memory(&own.name, header, &now)?;
@@ -291,7 +302,11 @@ fn prepare(place: &Place, size: u64, image: &ImageDisk) {
         };
         if let Err(error) = make_file(place, &name, &header) {
             let path = place.path(&name);
-            tracing::warn!("{}: {error}: the bitmap is kept in memory", path.display());
+            tracing::warn!(
+                "{}: {}; the bitmap is kept in memory",
+                path.display(),
+                cause(error)
+            );
         }
     }
 }

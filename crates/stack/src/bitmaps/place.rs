@@ -5,6 +5,7 @@ use super::header::{Left, data_of};
 use super::limits::check_bitmap_name;
 use fathom_files::gate;
 use fathom_storage::Location;
+use fathom_units::cause;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -35,10 +36,10 @@ impl Place {
     /// Of the disk that is there; `dir` is where it is if not beside its image. The error says why there is none.
     pub(crate) fn of(location: &Location, dir: Option<&Path>) -> Result<Place, String> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
-        let boot = boot.map_err(|error| error.to_string())?.trim().into();
+        let boot = boot.map_err(cause)?.trim().into();
         if let Some(path) = location.path().filter(|path| path.is_file()) {
             // (However it is called: all who serve it must find the same ones.)
-            let image = gate::real_path(path).map_err(|error| error.to_string())?;
+            let image = gate::real_path(path).map_err(cause)?;
             let mut beside = image.clone().into_os_string();
             beside.push(".bitmaps");
             return Ok(Place {
@@ -53,7 +54,7 @@ impl Place {
         match dir {
             // (`memory:SIZE`, say.)
             _ if location.with_size(512).is_some() => {
-                Err("what is on it goes with the server".into())
+                Err("its changes are discarded when the server ends".into())
             }
             Some(dir) => Ok(Place {
                 dir: dir.to_owned(),
@@ -62,7 +63,7 @@ impl Place {
                 of: Some(digest(location.to_string().as_bytes())),
                 boot,
             }),
-            None => Err("its image is not a file (--bitmaps says where they may be)".into()),
+            None => Err("its image is not a file; name a directory with --bitmaps".into()),
         }
     }
 
@@ -101,7 +102,13 @@ impl Place {
             true => Ok(()),
             false => self.make(),
         };
-        let told = |error| format!("--bitmaps: {} cannot be made: {error}", self.dir.display());
+        let told = |error| {
+            format!(
+                "--bitmaps: cannot create {}: {}",
+                self.dir.display(),
+                cause(error)
+            )
+        };
         match made.map_err(told) {
             // (Its file is locked.)
             Err(problem) if self.image.is_some() => {
@@ -136,13 +143,13 @@ impl Place {
                     sleep(Duration::from_millis(10));
                 }
                 Err(rustix::io::Errno::WOULDBLOCK) => {
-                    return Err(io::Error::other("another process uses them"));
+                    return Err(io::Error::other("another process uses the bitmaps"));
                 }
                 Err(errno) => return Err(errno.into()),
                 Ok(()) if self.is(&dir)? => return Ok(Some(dir)),
                 // (Somebody has removed it meanwhile.)
                 Ok(()) if Instant::now() < until => sleep(Duration::from_millis(10)),
-                Ok(()) => return Err(io::Error::other("it is replaced again and again")),
+                Ok(()) => return Err(io::Error::other("the file is replaced repeatedly")),
             }
         }
     }

@@ -5,6 +5,7 @@ use super::bitmap::{Bitmap, sync_dir};
 use super::header::Header;
 use super::limits::{granularity, is_granularity};
 use super::place::Place;
+use fathom_units::cause;
 use std::fs;
 use std::sync::Arc;
 
@@ -32,7 +33,12 @@ impl State {
         let since = now();
         let (path, header) = (place.next_path(name), Header::new(size, block, since));
         let made = self.make(place, &path, name, header);
-        let made = made.map_err(|error| format!("bitmap '{name}' cannot go on: {error}"))?;
+        let made = made.map_err(|error| {
+            format!(
+                "bitmap '{name}': not replaced by its successor: {}",
+                cause(error)
+            )
+        })?;
         self.successors.push(Arc::new(made));
         Ok(since)
     }
@@ -46,10 +52,12 @@ impl State {
     ) -> Result<(), String> {
         let is_meant =
             |next: &Arc<Bitmap>| *next.name() == *name && to.is_none_or(|to| next.since() == to);
-        let stays = |why| format!("{why}: bitmap '{name}' stays as it is");
+        let stays = |why| format!("{why}; bitmap '{name}' is unchanged");
         let at = self.successors.iter().position(is_meant).ok_or_else(|| {
             stays(
-                "no backup with it has ended well since the server was started, or another one has begun since".into(),
+                "no backup with the bitmap has succeeded since the server started, or another \
+                 one has begun"
+                    .into(),
             )
         })?;
         let next = &self.successors[at];
@@ -59,14 +67,17 @@ impl State {
         let path = place.path(name);
         let is_its_file = self.find(name).is_some_and(|bitmap| !bitmap.is_in_memory());
         if !is_its_file && path.symlink_metadata().is_ok() {
-            return Err(stays(format!("{} is in the way", path.display())));
+            return Err(stays(format!(
+                "{} already exists; remove it",
+                path.display()
+            )));
         }
-        fs::rename(place.next_path(name), &path).map_err(|error| stays(error.to_string()))?;
+        fs::rename(place.next_path(name), &path).map_err(|error| stays(cause(error)))?;
         // (From here on it is the one that there is.)
         let next = self.successors.remove(at);
         self.current.retain(|bitmap| *bitmap.name() != *name);
         self.current.push(next);
         // If the machine goes down before this is durable, both count as all dirty.
-        sync_dir(&path).map_err(|error| error.to_string())
+        sync_dir(&path).map_err(cause)
     }
 }

@@ -173,7 +173,7 @@ fn whoever_changes_the_image_otherwise_is_noticed() {
     file.write_all_at(b"x", 0).unwrap();
     let (dirty, problem) = only(&host.used());
     assert_eq!(
-        (dirty, problem.unwrap().contains("something else")),
+        (dirty, problem.unwrap().contains("another program")),
         (SIZE, true)
     );
 }
@@ -188,7 +188,10 @@ fn a_file_that_is_cut_off_is_noticed() {
     assert_eq!(parts(&bitmaps.dirty("a"), SIZE), [(SIZE, true)]);
     host_close(&host, &bitmaps);
     let (dirty, problem) = only(&host.used());
-    assert_eq!((dirty, problem.unwrap().contains("cut off")), (SIZE, true));
+    assert_eq!(
+        (dirty, problem.unwrap().contains("truncated")),
+        (SIZE, true)
+    );
     // Though it be as long as before again.
     let (host, bitmaps) = Host::with_one();
     let file = File::options().write(true).open(host.file("a")).unwrap();
@@ -208,7 +211,7 @@ fn a_successor_counts_only_when_the_bitmap_advances() {
         bitmaps
             .advance("a", None, SIZE)
             .unwrap_err()
-            .contains("no backup with it")
+            .contains("no backup with the bitmap")
     );
     bitmaps.begin_successor("a").unwrap();
     mark(&bitmaps, BLOCK, 1);
@@ -471,9 +474,9 @@ fn bitmap_is_neither_added_nor_cleared_if_a_worker_does_not_respond() {
     mark(&bitmaps, 0, 1);
     let mut stuck = || Err("a worker did not respond".to_owned());
     let refused = bitmaps.add("b", SIZE, None, &mut stuck).unwrap_err();
-    assert!(refused.contains("'b' was not added"), "{refused}");
+    assert!(refused.contains("'b': not added"), "{refused}");
     let refused = bitmaps.clear("a", SIZE, &mut stuck).unwrap_err();
-    assert!(refused.contains("'a' was not cleared"), "{refused}");
+    assert!(refused.contains("'a': not cleared"), "{refused}");
     let all = bitmaps.list(SIZE).unwrap();
     let all: Vec<_> = all.iter().map(|b| (&*b.name, b.dirty)).collect();
     assert_eq!(all, [("a", BLOCK)]);

@@ -5,6 +5,7 @@ use super::bitmap::{Bitmap, Looked, NotOpened, Now};
 use super::place::Place;
 use super::status::BitmapStatus;
 use fathom_storage::Location;
+use fathom_units::cause;
 use rustix::process::{Gid, Uid, geteuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::fs::{self, Metadata};
@@ -68,7 +69,7 @@ impl Bitmaps {
         let work = || {
             become_owner(&owner)?;
             let changed = self.change_own(place, change);
-            changed.map_err(|problem| format!("{problem} (as user {}, who owns it)", owner.uid()))
+            changed.map_err(|problem| format!("{problem} (as user {}, the owner)", owner.uid()))
         };
         // (They are the thread's.)
         let done = thread::scope(|scope| scope.spawn(work).join());
@@ -85,7 +86,8 @@ impl Bitmaps {
             if found?.is_of_another(&now) {
                 let path = place.path(&name);
                 return Err(format!(
-                    "{}: is of another disk, or of another file in its place: where are this one's bitmaps?",
+                    "{}: belongs to another disk, or to another file of that name; name the \
+                     directory with this disk's bitmaps",
                     path.display()
                 ));
             }
@@ -100,7 +102,7 @@ fn become_owner(owner: &Metadata) -> Result<(), String> {
     set_thread_groups(&[])
         .and_then(|()| set_thread_res_gid(group, group, group))
         .and_then(|()| set_thread_res_uid(user, user, user))
-        .map_err(|error| format!("user {} cannot be put in: {error}", owner.uid()))
+        .map_err(|error| format!("cannot become user {}: {}", owner.uid(), cause(error)))
 }
 
 fn now_of(place: &Place) -> Now<'_> {
@@ -113,7 +115,7 @@ fn now_of(place: &Place) -> Now<'_> {
 
 /// Those that are there. The directory need not be there if it `may_lack`.
 fn found(place: &Place, may_lack: bool) -> Result<Vec<Found>, String> {
-    let told = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
+    let told = |path: &Path, error: io::Error| format!("{}: {}", path.display(), cause(error));
     let names = match place.names() {
         Err(error) if error.kind() == io::ErrorKind::NotFound && may_lack => vec![],
         names => names.map_err(|error| told(&place.dir, error))?,

@@ -57,7 +57,7 @@ impl CachedChannel {
     pub(super) fn new(shared: Arc<Shared>, cx: &mut Cx) -> Result<CachedChannel, DiskError> {
         let failed = |source| DiskError::Io {
             path: shared.name.clone(),
-            what: "cannot be served",
+            what: "cannot start a worker's channel",
             source,
         };
         let bell = shared.listen().map_err(failed)?;

@@ -26,7 +26,8 @@ impl CachedDisk {
         options: &OpenOptions,
     ) -> Result<CachedDisk, DiskError> {
         if !options.read_only {
-            let problem = "a base image is only read: --readonly, or --filter cow for changes that do not last";
+            let problem = "base images are read-only; add --readonly, or --filter cow for changes that are \
+                 discarded";
             return Err(DiskError::Unusable {
                 path: name,
                 problem: problem.into(),
@@ -45,7 +46,7 @@ impl CachedDisk {
         let keeper = shown.keeper.clone();
         let failed = |source| DiskError::Io {
             path: name.clone(),
-            what: "cannot be used",
+            what: "cannot open the cached image",
             source,
         };
         let patience = patience.unwrap_or(PATIENCE);

@@ -4,6 +4,7 @@
 use super::terms::Terms;
 use super::wire::{self, FromKeeper, Geometry, Identity};
 use fathom_files::gate::{self, Wanted};
+use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{
@@ -75,14 +76,14 @@ fn check_greeting(terms: &Terms, keeper: &OwnedFd) -> io::Result<()> {
     let mut polled = [PollFd::new(keeper, PollFlags::IN)];
     let limit = Timespec::try_from(WELCOME).map_err(io::Error::other)?;
     if rustix::event::poll(&mut polled, Some(&limit))? == 0 {
-        return Err(io::Error::other("the cache's keeper says nothing"));
+        return Err(io::Error::other("no message from the cache's keeper"));
     }
     // Whoever receives the greeting deals with all others, and with the keeper's end.
     let Ok(FromKeeper::Welcome(geometry, identity)) = wire::peek(keeper) else {
         return Ok(());
     };
     let check = CHECK.get();
-    let check = check.ok_or_else(|| io::Error::other("manifests are not understood here"))?;
+    let check = check.ok_or_else(|| io::Error::other("this process cannot check manifests"))?;
     check(terms, &geometry, &identity).map_err(io::Error::other)
 }
 
@@ -126,10 +127,14 @@ pub fn find_or_start(terms: &Terms, started: &mut dyn FnMut(Child)) -> io::Resul
 
 fn told(place: &Path, is_started: bool, error: io::Error) -> io::Error {
     let what = match is_started {
-        true => "has not begun",
-        false => "cannot be reached",
+        true => "has not started",
+        false => "does not respond",
     };
-    io::Error::other(format!("its keeper at {} {what}: {error}", place.display()))
+    io::Error::other(format!(
+        "its keeper at {} {what}: {}",
+        place.display(),
+        cause(error)
+    ))
 }
 
 fn is_absent(error: &io::Error) -> bool {

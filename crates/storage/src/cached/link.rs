@@ -46,16 +46,23 @@ pub(super) fn connect(
     let (geometry, image) = match first {
         FromKeeper::Welcome(geometry, image) => (geometry, image),
         FromKeeper::Refused(problem) => return Err(unusable(problem)),
-        _ => return Err(unusable("the cache's keeper does not begin".into())),
+        _ => {
+            return Err(unusable(
+                "unexpected first message from the cache's keeper".into(),
+            ));
+        }
     };
     geometry.check().map_err(unusable)?;
     if image.remote != terms.remote {
         let of = redacted(&image.remote);
-        return Err(unusable(format!("its cache is one of {of}")));
+        return Err(unusable(format!(
+            "the cache belongs to another image, {of}"
+        )));
     }
     let view = match now {
         Some(now) if (now.geometry, &now.image) != (geometry, &image) => {
-            let problem = "it is another image now, which does not fit below what was written above the one before";
+            let problem = "the remote image was replaced, so overlays of the old image do not fit; restore \
+                 the old image, or recreate the overlays";
             return Err(unusable(problem.into()));
         }
         Some(now) if now.is(&given) => now.clone(),
@@ -78,11 +85,11 @@ fn first_words(
         }
     };
     for attempt in 1.. {
-        let keeper = find(terms).map_err(failed("its cache cannot be used"))?;
+        let keeper = find(terms).map_err(failed("cannot use its cache"))?;
         if !is_readable(&keeper, None, WELCOME) {
             return Err(DiskError::Unusable {
                 path: name.to_owned(),
-                problem: "the cache's keeper says nothing".into(),
+                problem: "no message from the cache's keeper".into(),
             });
         }
         match wire::receive::<FromKeeper>(&keeper) {
@@ -139,13 +146,16 @@ fn find_again(shared: &Arc<Shared>) -> Option<Arc<OwnedFd>> {
             Ok(shown) => {
                 let keeper = shown.keeper.clone();
                 if is_told {
-                    tracing::warn!("{}: its cache has a keeper again", shared.name.display());
+                    tracing::warn!(
+                        "{}: connected to a new keeper of the cache; requests resume",
+                        shared.name.display()
+                    );
                 }
                 shared.take_up(shown);
                 return Some(keeper);
             }
             Err(error) if !is_told => {
-                tracing::warn!("{error}; it is tried again, and requests wait");
+                tracing::warn!("{error}; connecting again, and requests wait");
                 is_told = true;
             }
             Err(_) => {}
@@ -201,18 +211,18 @@ fn take_in(shared: &Shared, message: FromKeeper) {
     let at = |stripe: u32| u64::from(stripe) * shared.geometry.stripe;
     match message {
         FromKeeper::Failed(run, problem) => {
-            tracing::error!(
-                "{name}: what is at byte {} cannot be had: {problem}",
-                at(run.0)
-            );
+            tracing::error!("{name}: reading at byte {} failed: {problem}", at(run.0));
             shared.ring(Some(run));
         }
         FromKeeper::Away(problem) if shared.set_away(true) => {
             tracing::warn!(
-                "{name}: {problem}; what is cached is served on, and for the rest it is tried again"
+                "{name}: {problem}; cached data is served, and other requests wait while the \
+                 server retries"
             );
         }
-        FromKeeper::Back if shared.set_away(false) => tracing::warn!("{name}: is back"),
+        FromKeeper::Back if shared.set_away(false) => {
+            tracing::warn!("{name}: reachable again; requests resume")
+        }
         FromKeeper::Away(_) | FromKeeper::Back | FromKeeper::Here(_) => {}
         // Only at the beginning.
         FromKeeper::Welcome(..) | FromKeeper::Refused(_) => {}

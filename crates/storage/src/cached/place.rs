@@ -12,17 +12,18 @@ const PREFIX: &str = "cached:";
 pub(crate) const KIND: Kind = Kind {
     name: "cached",
     form: "cached:IMAGE",
-    what: "A base image that comes when it is needed: https://..., s3://..., an NBD URI, rbd:... or a path",
+    what: "Remote base image, fetched on demand and cached: https://..., s3://..., an NBD URI, \
+         rbd:... or a path",
     prefixes: &[PREFIX],
     images: true,
     network: false,
     locks: false,
     options: &["server-reconnect", "base-cache"],
     parse: |text| {
-        let text = text.to_str().ok_or("names of base images are in UTF-8")?;
+        let text = text.to_str().ok_or("a base image's name must be UTF-8")?;
         let remote = text.strip_prefix(PREFIX).unwrap_or_default();
         match remote.is_empty() || remote.starts_with(PREFIX) {
-            true => Err(format!("'{text}' says of no image where it is")),
+            true => Err(format!("'{text}' does not name an image")),
             false => Ok(Arc::new(At(as_seen_from_anywhere(remote)?))),
         }
     },
@@ -38,7 +39,7 @@ fn as_seen_from_anywhere(remote: &str) -> Result<String, String> {
     let path = std::path::absolute(remote).map_err(|error| format!("{remote}: {error}"))?;
     path.into_os_string()
         .into_string()
-        .map_err(|path| format!("{}: is not in UTF-8", path.display()))
+        .map_err(|path| format!("{}: not UTF-8", path.display()))
 }
 
 /// Where the image comes from.

@@ -226,7 +226,7 @@ impl Shared {
             let has_failed = bell.hear().into_iter().any(|failed| overlap(failed, run));
             let waited = since.elapsed();
             if has_failed || (self.is_hopeless(waited) && waited > self.patience) {
-                return Err(io::Error::other("it does not come: see the log"));
+                return Err(io::Error::other("the data cannot be fetched; see the log"));
             }
             self.want(&view, run);
             bell.wait(AGAIN);

@@ -64,7 +64,7 @@ impl FromStr for FetchRate {
         match text {
             "off" => Ok(FetchRate(0)),
             text => match parse_size(text)? {
-                0 => Err("0 bytes a second are 'off'".into()),
+                0 => Err("0 bytes a second; write 'off' for no limit".into()),
                 rate => Ok(FetchRate(rate)),
             },
         }

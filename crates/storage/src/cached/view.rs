@@ -40,11 +40,11 @@ impl View {
     ) -> Result<View, DiskError> {
         let failed = |source| DiskError::Io {
             path: name.to_owned(),
-            what: "its cache cannot be used",
+            what: "cannot map its cache",
             source,
         };
         let [data, live]: [File; 2] = <[OwnedFd; 2]>::try_from(files)
-            .map_err(|_| failed(io::Error::other("the keeper has sent no files")))?
+            .map_err(|_| failed(io::Error::other("the keeper sent no file descriptors")))?
             .map(File::from);
         let files = identity(&data, &live).map_err(failed)?;
         let live = LiveMap::map(&live, geometry.stripes(), false).map_err(failed)?;

@@ -81,19 +81,19 @@ impl Geometry {
     pub fn check(&self) -> Result<(), String> {
         match self {
             Geometry { version, .. } if *version != VERSION => Err(format!(
-                "its keeper speaks by version {version} and this program by version {VERSION}: end the keeper \
-                 (it is started again)"
+                "its keeper uses protocol version {version}, this program version {VERSION}; end \
+                 the keeper, and the server starts a new one"
             )),
-            Geometry { size: 0, .. } => Err("it is empty".into()),
-            Geometry { size, .. } if *size > i64::MAX as u64 => Err("it is too large".into()),
+            Geometry { size: 0, .. } => Err("the image is empty".into()),
+            Geometry { size, .. } if *size > i64::MAX as u64 => {
+                Err("the image is too large".into())
+            }
             Geometry { stripe, .. }
                 if !stripe.is_power_of_two() || !(4096..=1 << 26).contains(stripe) =>
             {
-                Err(format!("stripes of {stripe} bytes are not understood"))
+                Err(format!("unsupported stripe size of {stripe} bytes"))
             }
-            all if all.stripes() > MAX_STRIPES => {
-                Err("it has too many stripes: larger ones are needed".into())
-            }
+            all if all.stripes() > MAX_STRIPES => Err("too many stripes; use larger ones".into()),
             _ => Ok(()),
         }
     }
@@ -160,7 +160,7 @@ fn take<T: DeserializeOwned>(socket: impl AsFd, how: RecvFlags) -> io::Result<(T
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     if got.flags.contains(ReturnFlags::TRUNC) {
-        return Err(io::Error::other("a message is too long"));
+        return Err(io::Error::other("the message is too long"));
     }
     Ok((serde_json::from_slice(&bytes[..got.bytes])?, files))
 }

@@ -2,6 +2,7 @@
 
 use crate::engine::sockets::Sockets;
 use fathom_core::{Completion, Token, Wait};
+use fathom_units::cause;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::BorrowedFd;
@@ -41,7 +42,7 @@ impl Epoll {
         // SAFETY: still open, as required of the caller of `watch`.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         if let Err(error) = epoll::delete(&self.epoll, fd) {
-            tracing::warn!("epoll: cannot stop watching: {error}");
+            tracing::warn!("epoll: cannot remove a file descriptor: {}", cause(error));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::engine::ring::Ring;
 use fathom_core::Buffer;
+use fathom_units::cause;
 use std::io;
 
 /// The longest buffer that io_uring takes.
@@ -55,7 +56,11 @@ impl Pinned {
         self.usable = match ring.make_buffer_table(SLOTS.into()) {
             Ok(()) => true,
             Err(error) => {
-                tracing::warn!("guest memory is not registered: io_uring cannot: {error}");
+                tracing::warn!(
+                    "cannot register guest memory with io_uring, so requests may be slower: \
+                     {}",
+                    cause(error)
+                );
                 false
             }
         };
@@ -86,7 +91,10 @@ impl Pinned {
                 Ok(known) => self.buffers[known].users += 1,
                 Err(place) => {
                     let Some(number) = self.free_number() else {
-                        tracing::warn!("guest memory beyond {SLOTS} pieces is not registered");
+                        tracing::warn!(
+                            "guest memory beyond {SLOTS} regions is not registered with \
+                             io_uring, so requests to it may be slower"
+                        );
                         return;
                     };
                     // SAFETY: as required of the caller.
@@ -117,7 +125,10 @@ impl Pinned {
                 let nothing = Buffer { addr: 0, len: 0 };
                 // SAFETY: an empty buffer points nowhere.
                 if let Err(error) = unsafe { ring.set_buffer(gone.number.into(), nothing) } {
-                    tracing::warn!("io_uring: cannot forget guest memory: {error}");
+                    tracing::warn!(
+                        "cannot unregister guest memory from io_uring: {}",
+                        cause(error)
+                    );
                 }
             }
         }
@@ -171,14 +182,18 @@ unsafe fn register(ring: &Ring, number: u16, buffer: Buffer) -> bool {
         Err(error) => {
             let size = buffer.len >> 20;
             let hint = match error.raw_os_error() {
-                Some(libc::ENOMEM) => ": raise the limit of locked memory (ulimit -l)",
+                Some(libc::ENOMEM) => "; raise the limit of locked memory (ulimit -l)",
                 Some(libc::EOPNOTSUPP | libc::EFAULT) => {
-                    ": memory in a file on disk cannot be pinned; give the guest memfd memory"
+                    "; memory in a file on disk cannot be pinned; use memfd for the guest's \
+                     memory"
                 }
                 _ => "",
             };
             let reason = io::Error::from(error.kind());
-            tracing::warn!("{size} MiB of guest memory are not registered ({reason}){hint}");
+            tracing::warn!(
+                "{size} MiB of guest memory are not registered with io_uring, so requests may be \
+                 slower: {reason}{hint}"
+            );
             false
         }
     }

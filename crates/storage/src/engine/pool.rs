@@ -1,6 +1,7 @@
 //! Threads that make blocking system calls for a worker.
 
 use fathom_core::{Completion, Io, IoKind, ThreadKind, Token, thread_starts};
+use fathom_units::cause;
 use libc::iovec;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
@@ -229,7 +230,10 @@ impl Shared {
 
     /// One thread fewer than planned. Without any, its jobs fail.
     fn could_not_start(&self, error: io::Error) {
-        tracing::warn!("cannot start a thread for I/O: {error}");
+        tracing::warn!(
+            "cannot start a thread for I/O, so fewer requests run at the same time: {}",
+            cause(error)
+        );
         let mut work = lock(&self.work);
         work.threads -= 1;
         if work.threads > 0 {

@@ -10,6 +10,7 @@ use fathom_core::token::Target;
 use fathom_core::{
     Buffer, Completion, Engine, FileId, Io, IoKind, RequestId, SocketIo, Token, Wait,
 };
+use fathom_units::cause;
 use io_uring::types::{CancelBuilder, Fd};
 use io_uring::{cqueue, opcode, squeue};
 use std::collections::VecDeque;
@@ -177,7 +178,7 @@ impl IoUring {
                 if cqe.result() == -libc::ECANCELED {
                     // The engine is going away.
                 } else if cqe.result() < 0 {
-                    tracing::error!("io_uring: an eventfd cannot be watched: {cqe:?}");
+                    tracing::error!("io_uring: cannot watch an eventfd: {cqe:?}");
                 } else if !cqueue::more(cqe.flags()) {
                     ended.push(user_data);
                 }
@@ -258,8 +259,8 @@ fn explained(error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(libc::ENOMEM) => io::Error::new(
             io::ErrorKind::OutOfMemory,
-            "no memory for its ring, which counts as locked memory: raise that limit \
-             (ulimit -l; LimitMEMLOCK= of a systemd unit)",
+            "no memory for the ring, which counts as locked memory; raise that limit (ulimit -l, \
+             or LimitMEMLOCK= of the systemd unit)",
         ),
         _ => error,
     }
@@ -332,7 +333,7 @@ impl Engine for IoUring {
         if file.0 < self.fixed_files
             && let Err(error) = self.ring.update_file(file.0, -1)
         {
-            tracing::warn!("io_uring: cannot forget a file: {error}");
+            tracing::warn!("io_uring: cannot unregister a file: {}", cause(error));
         }
     }
 
@@ -449,7 +450,7 @@ impl Drop for IoUring {
         }
         while self.in_flight + self.on_sockets > 0 {
             if let Err(error) = self.submit(Wait::Forever, &mut scrap) {
-                tracing::error!("io_uring: cannot wait for I/O in flight: {error}");
+                tracing::error!("io_uring: cannot wait for I/O in flight: {}", cause(error));
                 return;
             }
             scrap.clear();

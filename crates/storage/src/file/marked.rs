@@ -49,7 +49,8 @@ impl Shared {
         cleared.map_err(|problem| unusable(&self.path, problem))?;
         let path = self.path.display();
         tracing::warn!(
-            "{path}: is written although {} has superseded it (allow-superseded): its mark is removed",
+            "{path}: writing to an image that {} has superseded (allow-superseded); its mark is \
+             removed",
             mark.image
         );
         Ok(())
@@ -78,9 +79,9 @@ pub fn refusal_of(mark: &Superseded) -> String {
     } = mark;
     let time = Utc::from_seconds(*time);
     format!(
-        "was superseded by {image} (disk '{disk}', {time} UTC), which has what was written since: use that image; or \
-         write to this one nevertheless (allow-superseded, on the command line --allow-superseded), and what was \
-         written since is lost"
+        "superseded by {image} (disk '{disk}', {time} UTC), which has all later writes; use that \
+         image, or pass allow-superseded (--allow-superseded) to write to this one, which \
+         discards the later writes"
     )
 }
 

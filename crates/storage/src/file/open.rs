@@ -7,7 +7,8 @@ use super::{Cache, FileOptions, Kind, Shared, align, lock_error};
 use crate::engine::EngineKind;
 use fathom_core::DiskError;
 use fathom_files::lock::{self, LockError};
-use fathom_files::{FileId, gate};
+use fathom_files::{FileId, gate, missing_directory};
+use fathom_units::cause;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsFd;
@@ -38,10 +39,7 @@ mod ioctl {
 
 pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, DiskError> {
     if options.force_share && !options.read_only {
-        return Err(unusable(
-            path,
-            "--force-share is for readers: add --readonly",
-        ));
+        return Err(unusable(path, "--force-share: needs --readonly"));
     }
     let file = gate::open_image(path, !options.read_only)
         .map_err(|error| open_error(path, &options, error))?;
@@ -52,11 +50,12 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, DiskErro
 pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<Shared, DiskError> {
     let metadata = file
         .metadata()
-        .map_err(|error| failed(path, "cannot be examined", error))?;
+        .map_err(|error| failed(path, "cannot read the file's attributes", error))?;
     let kind = kind_of(path, &metadata)?;
     // A device's node lies in a file system in memory; its data does not.
     let in_memory = kind == Kind::Regular
-        && is_in_memory(&file).map_err(|e| failed(path, "cannot be examined", e))?;
+        && is_in_memory(&file)
+            .map_err(|e| failed(path, "cannot read the type of its file system", e))?;
     if kind == Kind::BlockDevice && !options.read_only {
         check_writable(path, &file)?;
     }
@@ -65,8 +64,8 @@ pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<S
     if options.engine == EngineKind::Native && options.cache != Cache::None && !in_memory {
         return Err(unusable(
             path,
-            "--aio native needs --cache none (through the page cache it would block); \
-             or use --aio io_uring or threads",
+            "--aio native: needs --cache none, because it would block on the page cache; or use \
+             --aio io_uring or threads",
         ));
     }
     let file_len = length_of(path, &file)?;
@@ -150,24 +149,31 @@ fn kind_of(path: &Path, metadata: &Metadata) -> Result<Kind, DiskError> {
     } else if kind.is_block_device() {
         Ok(Kind::BlockDevice)
     } else {
-        let problem = "is not a file; a disk needs a regular file or a block device";
+        let problem = "not a file; a disk needs a regular file or a block device";
         Err(unusable(path, problem))
     }
 }
 
 fn open_error(path: &Path, options: &FileOptions, error: io::Error) -> DiskError {
-    if error.raw_os_error().is_none() {
-        return unusable(path, error.to_string());
-    }
-    let for_writing = matches!(error.raw_os_error(), Some(libc::EROFS | libc::EACCES));
-    let what = match for_writing && !options.read_only {
-        true if options.patient => {
-            "cannot be opened for writing (--readonly would serve it read-only)"
+    let problem = match error.raw_os_error() {
+        None => error.to_string(),
+        Some(libc::ENOENT | libc::ENOTDIR) => match missing_directory(path) {
+            Some(dir) => format!("no such directory: {}", dir.display()),
+            None => "no such file; create an image with 'fathom img create'".to_owned(),
+        },
+        Some(libc::EACCES) if gate::open_image(path, false).is_err() => {
+            "no permission to read the file; change its owner or mode, or run this program as another user".to_owned()
         }
-        true => "cannot be opened for writing",
-        false => "cannot be opened",
+        Some(libc::EROFS | libc::EACCES) if !options.read_only => match options.patient {
+            true => format!(
+                "no permission to write: {}; change the file's owner or mode, or serve the disk with --readonly",
+                cause(error)
+            ),
+            false => format!("no permission to write: {}; change the file's owner or mode", cause(error)),
+        },
+        Some(_) => return failed(path, "cannot open the file", error),
     };
-    failed(path, what, error)
+    unusable(path, problem)
 }
 
 /// A patient user hears of who is in the way, and goes on: he may be the
@@ -177,8 +183,8 @@ fn check_locks(path: &Path, file: &File, options: &FileOptions) -> Result<(), Di
         Err(LockError::InUse(_)) if options.succeeds => Ok(()),
         Err(error @ LockError::InUse(_)) if options.patient => {
             tracing::warn!(
-                "{} {error}: nobody can use the disk here until that lets go of it, \
-                 as the source of a live migration does",
+                "{}: {error}; the disk cannot be used until that process releases the image, as \
+                 the source of a live migration does",
                 path.display()
             );
             Ok(())
@@ -211,7 +217,7 @@ pub(super) fn length_of(path: &Path, file: &File) -> Result<u64, DiskError> {
         Ok(m) if m.file_type().is_block_device() => device_size(file),
         other => other.map(|m| m.len()),
     };
-    len.map_err(|error| failed(path, "its size cannot be read", error))
+    len.map_err(|error| failed(path, "cannot read the file's size", error))
 }
 
 /// The disk's size in bytes: whole sectors.
@@ -220,15 +226,15 @@ pub(super) fn length_of(path: &Path, file: &File) -> Result<u64, DiskError> {
 /// zeroes. Nobody can write to such a disk: a write would have to change the file's length.
 pub(super) fn visible_size(path: &Path, size: u64, read_only: bool) -> Result<u64, DiskError> {
     if size < 512 {
-        let problem = format!("is {size} bytes long; a disk needs 512 at least");
+        let problem = format!("{size} bytes long; a disk needs at least 512");
         return Err(unusable(path, problem));
     }
     let whole = size.next_multiple_of(512);
     if whole != size && !read_only {
         let over = size % 512;
         let problem = format!(
-            "its {size} bytes are not whole sectors of 512 bytes: the last has {over}; fill it up with \
-             zeroes (truncate -s %512 FILE), or open the image read-only"
+            "the size of {size} bytes is not a multiple of 512: the last sector has {over} \
+             bytes; fill it up with zeroes (truncate -s %512 FILE), or open the image read-only"
         );
         return Err(unusable(path, problem));
     }
@@ -297,13 +303,13 @@ fn go_direct(
     let refused = || {
         unusable(
             path,
-            "its file system has no direct I/O; use --cache writeback",
+            "its file system does not support direct I/O; use --cache writeback",
         )
     };
-    let flags =
-        rustix::fs::fcntl_getfl(file).map_err(|e| failed(path, "cannot be used", e.into()))?;
+    let flags = rustix::fs::fcntl_getfl(file)
+        .map_err(|e| failed(path, "cannot switch to direct I/O", e.into()))?;
     rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::DIRECT).map_err(|_| refused())?;
     align::probe(file, logical_block)
-        .map_err(|error| failed(path, "cannot be read", error))?
+        .map_err(|error| failed(path, "cannot read the file", error))?
         .ok_or_else(refused)
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub(crate) const KIND: Kind = Kind {
     name: "file",
     form: "an image file or block device",
-    what: "A file in any file system, or a block device; images of formats are in one",
+    what: "File of any file system, or block device; also for qcow2 and other formats",
     prefixes: &[],
     images: true,
     network: false,

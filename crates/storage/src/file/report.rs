@@ -1,6 +1,7 @@
 //! What goes wrong with a file reaches the log.
 
 use fathom_core::Op;
+use fathom_units::cause;
 use std::io;
 use std::path::Path;
 use std::sync::Mutex;
@@ -11,9 +12,10 @@ use std::sync::Mutex;
 pub(crate) fn report(path: &Path, op: Op, offset: u64, len: u64, errno: i32) {
     let error = io::Error::from_raw_os_error(errno);
     tracing::error!(
-        "{}: {} of {len} bytes at offset {offset} failed: {error}",
+        "{}: {} of {len} bytes at offset {offset} failed: {}",
         path.display(),
         op.name(),
+        cause(error)
     );
 }
 
@@ -28,9 +30,9 @@ impl ToldEnd {
         let mut told = self.0.lock().unwrap_or_else(|e| e.into_inner());
         if told.replace(end) != Some(end) {
             tracing::error!(
-                "{}: was truncated while it was served: it ends at {end} bytes, the disk at \
-                 {size}; reads past its end fail until the file is made whole again, or the \
-                 disk smaller (fathom resize)",
+                "{}: truncated while it was served: the file ends at {end} bytes, the disk at \
+                 {size}; reads beyond the file's end fail until the file has its size again, or \
+                 the disk is resized (fathom disk resize)",
                 path.display(),
             );
         }

@@ -16,8 +16,8 @@ impl Shared {
             return match self.device_size()? == size {
                 true => self.take_in(),
                 false => Err(self.refused(
-                    "is a device, which has the size that it has: resize the device, and name no \
-                     size here",
+                    "the size of a device cannot be changed here; resize the device, and repeat \
+                     without a size",
                 )),
             };
         }
@@ -74,13 +74,13 @@ impl Shared {
 
     fn set_len(&self, len: u64) -> Result<(), DiskError> {
         let set = self.file.set_len(len);
-        set.map_err(|error| self.error("cannot be resized", error))
+        set.map_err(|error| self.error("cannot resize the file", error))
     }
 
     /// (What of the last block is behind the end is cut off when it is no longer in use.)
     fn make_durable(&self) -> Result<(), DiskError> {
         let synced = self.sync(File::sync_all);
-        synced.map_err(|error| self.error("its new size cannot be made durable", error))
+        synced.map_err(|error| self.error("cannot make the new size durable", error))
     }
 
     fn refused(&self, problem: &str) -> DiskError {

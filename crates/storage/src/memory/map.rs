@@ -3,6 +3,7 @@
 use super::part::Part;
 use crate::buffers::{Direction, clear, copy};
 use fathom_core::{Extents, Left, Op, Request, Status};
+use fathom_units::cause;
 use serde_json::json;
 use std::io;
 use std::ops::Range;
@@ -58,15 +59,15 @@ impl Map {
             let files: [OwnedFd; 2] = [lent.take_file()?, lent.take_file()?];
             let [bytes, written] = files;
             let part = Part::of(from..to, bytes, written);
-            let part = part.map_err(|error| format!("its memory cannot be mapped: {error}"))?;
+            let part = part.map_err(|error| format!("cannot map its memory: {}", cause(error)))?;
             if from != end {
-                return Err("its memory is not in a row".into());
+                return Err("its memory is not contiguous".into());
             }
             end = to;
             match number.checked_sub(1) {
                 None => first = Some(part),
                 Some(at) => {
-                    let place = more.get(at).ok_or("its memory is in too many parts")?;
+                    let place = more.get(at).ok_or("its memory has too many parts")?;
                     let _ = place.set(part);
                 }
             }

@@ -45,7 +45,7 @@ impl Mapping {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("fathom-disk", flags)?;
         ftruncate(&file, len).map_err(|error| match error {
-            Errno::FBIG => io::Error::other("a file may not have so much here (see ulimit -f)"),
+            Errno::FBIG => io::Error::other("the file size limit is exceeded (ulimit -f)"),
             other => other.into(),
         })?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;

@@ -44,7 +44,7 @@ impl<'a> Answers<'a> {
         self.transport.read_exact(&mut bytes)?;
         loop {
             let parsed = ReplyHeader::parse(replies, &bytes);
-            match parsed.map_err(|_| io::Error::other("sent no reply"))? {
+            match parsed.map_err(|_| io::Error::other("sent a malformed reply"))? {
                 Some((header, _)) => return Ok(header),
                 None => {
                     let have = bytes.len();
@@ -62,7 +62,7 @@ impl<'a> Answers<'a> {
     pub(super) fn payload(&mut self, header: ChunkHeader) -> io::Result<Vec<u8>> {
         let is_error = header.kind & chunk::ERROR_BIT != 0;
         if header.len > MAX_CHUNK || is_error && header.len < 6 {
-            return Err(io::Error::other("sent a chunk that makes no sense"));
+            return Err(io::Error::other("sent a malformed chunk"));
         }
         let mut payload = vec![0; header.len as usize];
         self.transport.read_exact(&mut payload)?;

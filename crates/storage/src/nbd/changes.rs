@@ -49,7 +49,7 @@ impl ChangesClient {
         let endpoint = Endpoint::new(uri, format!("{context}{id}"), PATIENCE)?;
         let (greeted, export) = endpoint.connect()?;
         if export.replies != Replies::Extended {
-            return Err(endpoint.unusable("the server has no extended headers"));
+            return Err(endpoint.unusable("the server does not support extended headers"));
         }
         Ok(ChangesClient {
             endpoint,
@@ -81,7 +81,7 @@ impl ChangesClient {
         let payload = payload.map_err(|refused| self.endpoint.unusable(refused.0))?;
         let nonsense = || {
             self.endpoint
-                .unusable("the server sent extents that make no sense")
+                .unusable("the server sent inconsistent extents")
         };
         let extents = payload.get(HEAD..).ok_or_else(nonsense)?;
         let extents = extents.chunks_exact(EXTENT).map(|extent| Run {
@@ -119,7 +119,7 @@ impl ChangesClient {
         self.asked(command, offset, len)
             .map_err(|source| DiskError::Io {
                 path: self.endpoint.name(),
-                what: "cannot be asked what has changed",
+                what: "cannot read which blocks have changed",
                 source,
             })
     }
@@ -147,7 +147,11 @@ impl ChangesClient {
         loop {
             let header = match answers.header()? {
                 ReplyHeader::Chunk(header) if header.cookie == self.cookie => header,
-                _ => return Err(io::Error::other("the server answered what was not asked")),
+                _ => {
+                    return Err(io::Error::other(
+                        "the server sent a reply to another request",
+                    ));
+                }
             };
             let bytes = answers.payload(header)?;
             if header.kind & chunk::ERROR_BIT != 0 {
@@ -167,7 +171,7 @@ impl ChangesClient {
 fn text_of(bytes: &[u8]) -> String {
     let text = bytes.get(6..).unwrap_or_default();
     match fathom_nbd::protocol::readable(text) {
-        text if text.is_empty() => format!("the server fails it ({})", u32_at(bytes, 0)),
-        text => format!("the server says: {text}"),
+        text if text.is_empty() => format!("the server failed ({})", u32_at(bytes, 0)),
+        text => format!("the server refused: {text}"),
     }
 }

@@ -8,6 +8,7 @@ use super::shared::Shared;
 use super::unflushed::Unflushed;
 use fathom_core::{Channel, Cx, Extents, Op, Request, RequestId, Stage, Status, Token};
 use fathom_nbd::protocol::export_flag;
+use fathom_units::cause;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -282,7 +283,7 @@ impl NbdChannel {
             }
             Err(error) => {
                 self.phase = Phase::Up;
-                self.lose(cx, &error.to_string());
+                self.lose(cx, &cause(error));
             }
         }
     }

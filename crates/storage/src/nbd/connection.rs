@@ -7,6 +7,7 @@ use super::sender::Sender;
 use super::table::Table;
 use fathom_core::{Cx, SocketIo, SocketIoKind, Token};
 use fathom_nbd::protocol::Replies;
+use fathom_units::cause;
 use libc::msghdr;
 use rustix::net::{Shutdown, shutdown};
 use std::hash::{BuildHasher, RandomState};
@@ -151,7 +152,7 @@ impl Connection {
     ) -> Result<(), String> {
         self.receiving = false;
         let bytes = match result {
-            ..0 => return Err(io::Error::from_raw_os_error(-result).to_string()),
+            ..0 => return Err(cause(io::Error::from_raw_os_error(-result))),
             0 => return Err("the server closed the connection".into()),
             bytes => bytes as usize,
         };
@@ -170,7 +171,7 @@ impl Connection {
     pub(super) fn sent(&mut self, result: i32, gone: &mut Vec<u16>) -> Result<(), String> {
         self.sending = false;
         if result <= 0 {
-            return Err(io::Error::from_raw_os_error(-result).to_string());
+            return Err(cause(io::Error::from_raw_os_error(-result)));
         }
         match &mut self.tls {
             None => self.sender.sent(result as usize, gone),
@@ -203,9 +204,9 @@ impl Connection {
     /// What is wrong with a server of which nothing has been seen since then.
     pub(super) fn complaint(&self, since: u64) -> Option<&'static str> {
         if self.table.has_stale(since) {
-            Some("the server does not answer any more")
+            Some("the server no longer responds")
         } else if self.sending && self.since < since {
-            Some("the server does not read any more")
+            Some("the server no longer reads requests")
         } else {
             None
         }

@@ -8,6 +8,7 @@ use fathom_nbd::client::{Export, Wishes, handshake, handshake_by_tls};
 use fathom_nbd::protocol::{Replies, RequestHeader, command};
 use fathom_nbd::transport::Transport;
 use fathom_tls::{ClientTls, Session};
+use fathom_units::cause;
 use rustix::net::{SendFlags, send};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -78,7 +79,8 @@ impl Endpoint {
             None => handshake(&mut transport, &wishes),
             Some(tls) => {
                 let session = tls.session();
-                let session = session.map_err(|error| self.unusable(format!("TLS: {error}")))?;
+                let session =
+                    session.map_err(|error| self.unusable(format!("TLS: {}", cause(error))))?;
                 handshake_by_tls(&mut transport, session, &wishes)
             }
         };
@@ -156,7 +158,7 @@ impl Connected {
 pub(super) fn cannot_start(endpoint: &Endpoint, source: io::Error) -> DiskError {
     DiskError::Io {
         path: endpoint.name(),
-        what: "cannot be served",
+        what: "cannot start a worker's channel",
         source,
     }
 }

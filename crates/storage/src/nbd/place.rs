@@ -10,7 +10,7 @@ pub(crate) const KIND: Kind = Kind {
     name: "nbd",
     form: "nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, nbd+vsock://CID[:PORT]/EXPORT, \
            by TLS nbds://...",
-    what: "An export of an NBD server",
+    what: "Export of an NBD server",
     prefixes: &[
         "nbd://",
         "nbd+unix://",

@@ -218,7 +218,7 @@ impl Receiver {
         answered: &mut Vec<u16>,
     ) -> Result<bool, Violation> {
         let header = ReplyHeader::parse(self.replies, self.bytes())
-            .map_err(|NotAReply(magic)| format!("sent {magic:#010x} where a reply should begin"))?;
+            .map_err(|NotAReply(magic)| format!("sent {magic:#010x} instead of a reply"))?;
         let Some((header, len)) = header else {
             return Ok(false);
         };
@@ -226,7 +226,7 @@ impl Receiver {
             header;
         let Some(index) = table.find(cookie) else {
             return Err(format!(
-                "answered a request that was not sent (cookie {cookie:#x})"
+                "replied to a request that was not sent (cookie {cookie:#x})"
             ));
         };
         table.get(index).touched = now;
@@ -255,7 +255,7 @@ impl Receiver {
         } else if self.replies != Replies::Simple && has_data
             || ask.command == command::BLOCK_STATUS
         {
-            return Err("sent a reply without data to a request for some".into());
+            return Err("sent a reply without data to a read".into());
         } else if has_data {
             let len = ask.read_len();
             cover(entry, 0, len)?;
@@ -322,11 +322,11 @@ impl Receiver {
             chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT => {
                 let context = self.context.filter(|own| own.id == u32_at(head, 0));
                 let Some(Context { tells, .. }) = context else {
-                    return Err("told of a metadata context that was not asked for".into());
+                    return Err("sent a metadata context that was not requested".into());
                 };
                 let size = extent_size(is_extended);
                 if is_extended && u64::from(u32_at(head, 4)) * size as u64 != u64::from(left) {
-                    return Err("told of more or fewer extents than it sent".into());
+                    return Err("sent fewer or more extents than it announced".into());
                 }
                 // One of these is all there may be.
                 cover(entry, 0, 1)?;

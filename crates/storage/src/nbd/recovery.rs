@@ -75,9 +75,10 @@ fn attempt(shared: &Shared, logs: &[Unflushed], pause: Duration) -> Result<(), D
     }
     let uri = shared.endpoint.uri();
     match count {
-        0 => tracing::info!("{uri}: connected again"),
+        0 => tracing::info!("{uri}: connected again; requests resume"),
         count => tracing::info!(
-            "{uri}: connected again; what was not flushed has been written again ({count} writes)"
+            "{uri}: connected again; {count} writes that were not flushed were repeated; \
+             requests resume"
         ),
     }
     Ok(())

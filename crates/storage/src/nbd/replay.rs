@@ -6,6 +6,7 @@ use fathom_core::Op;
 use fathom_nbd::client::Export;
 use fathom_nbd::protocol::{Replies, RequestHeader, command, command_flag};
 use fathom_nbd::transport::Transport;
+use fathom_units::cause;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
@@ -126,7 +127,7 @@ impl<'a> Replay<'a> {
             let awaited = usize::try_from(index).ok().and_then(|n| left.get_mut(n));
             match awaited.filter(|awaited| **awaited) {
                 Some(awaited) => *awaited = false,
-                None => return Err(io::Error::other("answered what was not asked")),
+                None => return Err(io::Error::other("replied to another request")),
             }
         }
         self.cookie += self.window.len() as u64;
@@ -138,9 +139,12 @@ impl<'a> Replay<'a> {
 
 fn told(error: io::Error) -> String {
     match error.kind() {
-        io::ErrorKind::TimedOut => "the server does not answer any more".into(),
-        io::ErrorKind::Interrupted => "the disk is not in use any more".into(),
+        io::ErrorKind::TimedOut => "the server no longer responds".into(),
+        io::ErrorKind::Interrupted => "the disk is no longer in use".into(),
         io::ErrorKind::UnexpectedEof => "the server closed the connection".into(),
-        _ => format!("what was written before cannot be written again: {error}"),
+        _ => format!(
+            "cannot repeat the writes that were not flushed: {}",
+            cause(error)
+        ),
     }
 }

@@ -6,6 +6,7 @@ use super::unflushed::LONGEST;
 use crate::file::report::report;
 use fathom_core::{Cx, Op, Request, RequestId, Stage};
 use fathom_nbd::protocol::{Replies, command, command_flag, export_flag};
+use fathom_units::cause;
 
 /// The longest trim, and the longest write zeroes of one request.
 pub(super) const MAX_TRIM: u64 = 1 << 30;
@@ -236,7 +237,7 @@ impl NbdChannel {
             // flush that succeeds says nothing: the server may have dropped what this one was for.
             self.shared.flushes.distrust();
             let error = std::io::Error::from_raw_os_error(errno);
-            self.trouble = Some(format!("the server cannot flush: {error}"));
+            self.trouble = Some(format!("the server failed to flush: {}", cause(error)));
             return;
         }
         self.has_flushed(cx, number);

@@ -58,7 +58,7 @@ const MAX_STATUS: u32 = 8 << 20;
 /// The range of a read has come; of it, `start..start + len`.
 pub(super) fn cover(entry: &mut Command, start: u32, len: u32) -> Result<(), Violation> {
     let covered = entry.coverage.add(start, start + len);
-    covered.map_err(|_| "sent a part of a reply twice".into())
+    covered.map_err(|_| "sent the same part of a reply twice".into())
 }
 
 /// Likewise, by an offset on the export; returns the start.
@@ -71,7 +71,7 @@ pub(super) fn cover_at(entry: &mut Command, offset: u64, len: u32) -> Result<u32
     });
     let Some(start) = start else {
         return Err(format!(
-            "sent {len} bytes at offset {offset}, but was asked for {} at {}",
+            "sent {len} bytes at offset {offset}, but the request was for {} at {}",
             ask.len, ask.offset
         ));
     };
@@ -89,7 +89,7 @@ pub(super) fn end(table: &mut Table, index: u16, answered: &mut Vec<u16>) -> Res
         _ => 0,
     };
     if entry.errno == 0 && expected > 0 && !entry.coverage.is_whole(expected) {
-        return Err("ended a reply before all of it was there".into());
+        return Err("ended a reply before all of its data".into());
     }
     entry.answered = true;
     answered.push(index);
@@ -115,7 +115,7 @@ pub(super) fn head_of(
         chunk::BLOCK_STATUS_EXT if is_status && is_extended && is_list(len, 8, 16) => Ok(8),
         _ if kind & chunk::ERROR_BIT != 0 && is_length_of_error(kind, len) => Ok(len as usize),
         _ => Err(format!(
-            "sent a chunk of type {kind} and {len} bytes out of turn"
+            "sent an unexpected chunk of type {kind} and {len} bytes"
         )),
     }
 }
@@ -127,7 +127,7 @@ fn is_list(len: u32, head: u32, size: u32) -> bool {
 
 /// The length of a chunk: nobody has reason to send longer ones.
 pub(super) fn bounded(len: u64) -> Result<u32, Violation> {
-    u32::try_from(len).map_err(|_| format!("sent a chunk of {len} bytes"))
+    u32::try_from(len).map_err(|_| format!("sent an oversized chunk of {len} bytes"))
 }
 
 /// Bytes of one descriptor of an extent.
@@ -147,12 +147,10 @@ pub(super) fn error_of(kind: u16, head: &[u8]) -> Result<i32, Violation> {
     let error = u32_at(head, 0);
     let len = usize::from(u16_at(head, 4));
     let Some(text) = head[6..].get(..len).filter(|_| error != 0) else {
-        return Err(format!(
-            "sent a chunk of type {kind:#x} that makes no sense"
-        ));
+        return Err(format!("sent a malformed chunk of type {kind:#x}"));
     };
     if len > 0 {
-        tracing::debug!("the NBD server says: {}", readable(text));
+        tracing::debug!("the NBD server's message: {}", readable(text));
     }
     match error == ErrorCode::Shutdown as u32 {
         true => Err(SHUTS_DOWN.into()),
@@ -173,7 +171,7 @@ pub(super) fn describe(
         false => (u32_at(bytes, 0).into(), u32_at(bytes, 4)),
     };
     if len == 0 {
-        return Err("told of an extent of no bytes".into());
+        return Err("sent an extent of 0 bytes".into());
     }
     extents.push(tells.status(flags), len);
     Ok(())

@@ -36,11 +36,11 @@ impl Shared {
         let endpoint = Endpoint::new(uri, options.context(), options.connect_timeout)?;
         let (greeted, export) = endpoint.connect()?;
         if export.is_read_only() && !options.read_only {
-            return Err(endpoint.unusable("the server allows reading only: pass --readonly"));
+            return Err(endpoint.unusable("the server's export is read-only; pass --readonly"));
         }
         if options.connections > 1 && !export.can_multi_conn() {
             return Err(endpoint.unusable(
-                "the server takes one connection only (it does not offer CAN_MULTI_CONN): use \
+                "the server accepts only one connection (it does not offer CAN_MULTI_CONN); pass \
                  --server-connections 1",
             ));
         }
@@ -62,13 +62,13 @@ impl Shared {
         };
         let size = shared.size();
         if size == 0 {
-            let problem = format!("is {} bytes long; a disk needs 512 at least", export.size);
+            let problem = format!("{} bytes long; a disk needs at least 512", export.size);
             return Err(shared.endpoint.unusable(problem));
         }
         if size != export.size && !shared.options.read_only {
             let problem = format!(
-                "the export has {} bytes, which are not whole blocks: nothing could be written to the \
-                 last {}; make the export larger, or open it read-only",
+                "the export's size of {} bytes is not a multiple of its block size, so its last \
+                 {} bytes could not be written; enlarge the export, or open it read-only",
                 export.size,
                 export.size - size
             );
@@ -76,7 +76,7 @@ impl Shared {
         }
         if size != export.size {
             tracing::warn!(
-                "{uri}: its last {} bytes are not a whole block and will not be visible",
+                "{uri}: the last {} bytes are not a whole block, and are not part of the disk",
                 export.size - size
             );
         }
@@ -90,7 +90,7 @@ impl Shared {
 
     pub(super) fn takes_one_only(&self) -> DiskError {
         self.endpoint.unusable(
-            "the server takes one connection only (it does not offer CAN_MULTI_CONN): use \
+            "the server accepts only one connection (it does not offer CAN_MULTI_CONN); pass \
              --iothreads 1",
         )
     }
@@ -112,7 +112,7 @@ impl Shared {
             true => Ok(greeted),
             false => Err(self
                 .endpoint
-                .unusable("the server's export is not what it was (its size, or what it can do)")),
+                .unusable("the server's export has changed (its size or features)")),
         }
     }
 
@@ -180,8 +180,11 @@ impl Shared {
     pub(super) fn lose(&self, generation: u64, why: &str) {
         if self.links().lose(generation) {
             let next = match self.options.reconnect {
-                Some(_) => "looking for it again",
-                None => "it is not looked for again, since it might have another disk then",
+                Some(_) => "connecting again, and requests wait",
+                None => {
+                    "requests fail, and the server does not connect again, because the export \
+                     might be another disk (--server-reconnect)"
+                }
             };
             tracing::error!("{}: {why}; {next}", self.endpoint.uri());
         }
@@ -232,7 +235,7 @@ impl Shared {
         if self.is_halted() {
             return Err(self
                 .endpoint
-                .unusable("it was given up with writes that are not durable"));
+                .unusable("given up with writes that are not durable"));
         }
         let flushed = self.flush_all(needed);
         if flushed.is_err() {
@@ -265,8 +268,7 @@ impl Shared {
         while self.flushes.last() < needed {
             if Instant::now() > deadline {
                 return Err(self.endpoint.unusable(
-                    "the server has not made durable in time what was written: what was not flushed \
-                     is given up",
+                    "the server did not flush in time; writes that were not flushed are lost",
                 ));
             }
             std::thread::sleep(Duration::from_millis(1));

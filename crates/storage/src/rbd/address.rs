@@ -51,7 +51,12 @@ impl Address {
             match option.split_once('=') {
                 Some(("conf", file)) if is_name(file) => address.conf = Some(file.into()),
                 Some(("user", name)) if is_name(name) => address.user = Some(name.into()),
-                _ => return Err(format!("{}: there are 'conf' and 'user'", wrong())),
+                _ => {
+                    return Err(format!(
+                        "{}: unknown option; known are 'conf' and 'user'",
+                        wrong()
+                    ));
+                }
             }
         }
         Ok(address)

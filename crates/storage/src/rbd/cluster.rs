@@ -3,6 +3,7 @@
 use super::address::Address;
 use super::library::{Cluster as Handle, ImageHandle, Library, Pool, library};
 use fathom_core::DiskError;
+use fathom_units::cause;
 use std::ffi::{CStr, CString};
 use std::path::PathBuf;
 use std::ptr::{null, null_mut};
@@ -95,7 +96,7 @@ impl Cluster {
         let mut handle = null_mut();
         // SAFETY: a string or none, and a place for the handle.
         let made = unsafe { (library.rados_create)(&mut handle, pointer(user.as_ref())) };
-        checked(made).map_err(failed("Ceph's client cannot be made"))?;
+        checked(made).map_err(failed("cannot create Ceph's client"))?;
         let mut cluster = Cluster {
             library,
             handle,
@@ -107,7 +108,8 @@ impl Cluster {
         checked(read).map_err(|error| {
             let file = address.conf.as_deref().unwrap_or("/etc/ceph/ceph.conf");
             unusable(format!(
-                "the cluster's configuration {file} cannot be read: {error}; say where it is by ?conf=FILE"
+                "cannot read the cluster's configuration {file}: {}; name it by ?conf=FILE",
+                cause(error)
             ))
         })?;
         let timeout = CONNECT.as_secs().to_string();
@@ -121,7 +123,7 @@ impl Cluster {
         // SAFETY: the handle is connected; a string, and a place for the pool's handle.
         let found =
             unsafe { (library.rados_ioctx_create)(handle, name.as_ptr(), &mut cluster.pool) };
-        checked(found).map_err(failed("its pool cannot be opened"))?;
+        checked(found).map_err(failed("cannot open its pool"))?;
         if let Some(namespace) = address.namespace.as_deref().map(c_string) {
             // SAFETY: the pool is open; a string.
             unsafe { (library.rados_ioctx_set_namespace)(cluster.pool, namespace.as_ptr()) };
@@ -158,7 +160,10 @@ impl Cluster {
         let set =
             unsafe { (self.library.rados_conf_set)(self.handle, key.as_ptr(), value.as_ptr()) };
         if let Err(error) = checked(set) {
-            tracing::warn!("Ceph's library does not take {key:?} = {value:?}: {error}");
+            tracing::warn!(
+                "Ceph's library rejected {key:?} = {value:?}: {}",
+                cause(error)
+            );
         }
     }
 

@@ -50,8 +50,8 @@ impl RbdDisk {
             return Err(DiskError::Unusable {
                 path: address.to_string().into(),
                 problem: match options.patient {
-                    true => "snapshots can be read only: pass --readonly".into(),
-                    false => "snapshots can be read only".into(),
+                    true => "snapshots are read-only; pass --readonly".into(),
+                    false => "snapshots are read-only".into(),
                 },
             });
         }
@@ -67,14 +67,16 @@ impl RbdDisk {
         let image = Image::open(address, notify, options.growable, &settings)?;
         let size = image.reach(image.size()?);
         if size == 0 && !options.growable {
-            return Err(image.unusable("it is empty; a disk needs 512 bytes at least".into()));
+            return Err(
+                image.unusable("the image is empty; a disk needs at least 512 bytes".into())
+            );
         }
         image.show(size);
         let stripe = image.stripe()?;
         if !read_only && !image.has_exclusive_lock() {
             tracing::warn!(
-                "{address}: the image has no exclusive-lock feature: nothing keeps two hosts from writing it \
-                 at once"
+                "{address}: the image lacks the exclusive-lock feature, so two hosts could write \
+                 it at the same time"
             );
         }
         let image = Arc::new(image);
@@ -218,7 +220,7 @@ impl Disk for RbdDisk {
         let channel = RbdChannel::new(self.shared.clone(), cx);
         let channel = channel.map_err(|source| DiskError::Io {
             path: self.image().path().clone(),
-            what: "cannot be served",
+            what: "cannot start a worker's channel",
             source,
         })?;
         Ok(Box::new(channel))

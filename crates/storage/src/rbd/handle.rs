@@ -55,8 +55,8 @@ impl Handle {
         let raw = raw.map_err(|source| DiskError::Io {
             path: address.to_string().into(),
             what: match address.snapshot {
-                Some(_) => "the image or its snapshot cannot be opened",
-                None => "the image cannot be opened",
+                Some(_) => "cannot open the image or its snapshot",
+                None => "cannot open the image",
             },
             source,
         })?;

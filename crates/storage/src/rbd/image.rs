@@ -53,11 +53,9 @@ impl Image {
             grows,
             shown: AtomicU64::new(0),
         };
-        image.result(watched, "changes of it cannot be seen")?;
-        image.features = image.number(
-            image.library().rbd_get_features,
-            "its features cannot be read",
-        )?;
+        image.result(watched, "cannot watch the image for changes")?;
+        image.features =
+            image.number(image.library().rbd_get_features, "cannot read its features")?;
         Ok(image)
     }
 
@@ -79,16 +77,16 @@ impl Image {
     pub(super) fn look(&self) -> Result<Arc<Handle>, DiskError> {
         let what = match Handle::open(&self.cluster, &self.address, true) {
             Ok(now) if self.id(&now)? == self.id(&self.handle())? => return Ok(Arc::new(now)),
-            Ok(_) => "was replaced by another image",
+            Ok(_) => "the image was replaced by another image",
             Err(DiskError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                "was removed or renamed"
+                "the image was removed or renamed"
             }
             Err(error) => return Err(error),
         };
         let path = self.path.display();
         tracing::warn!(
-            "{path}: {what} since it was opened; the one that was opened is served on, as it was when it was used last: \
-             start the server anew to serve what is there now"
+            "{path}: {what} since it was opened; the open image is still served; restart the \
+             server to serve the image that has this name now"
         );
         Ok(self.handle())
     }
@@ -156,7 +154,7 @@ impl Image {
         let path = self.path.clone();
         move |source| DiskError::Io {
             path,
-            what: "which image it is cannot be read",
+            what: "cannot read its identity",
             source,
         }
     }
@@ -168,14 +166,14 @@ impl Image {
 
     /// In bytes; it may not be a whole number of sectors.
     pub(super) fn size(&self) -> Result<u64, DiskError> {
-        self.number(self.library().rbd_get_size, "its size cannot be read")
+        self.number(self.library().rbd_get_size, "cannot read its size")
     }
 
     /// Bytes that one object after the other gets: what the cluster takes best in one piece.
     pub(super) fn stripe(&self) -> Result<u64, DiskError> {
         self.number(
             self.library().rbd_get_stripe_unit,
-            "its striping cannot be read",
+            "cannot read its striping",
         )
     }
 
@@ -203,7 +201,7 @@ impl Image {
         // SAFETY: the image is open.
         self.result(
             unsafe { (self.library().rbd_flush)(self.handle().raw()) },
-            "cannot be flushed",
+            "cannot flush",
         )
     }
 
@@ -211,7 +209,7 @@ impl Image {
     pub(super) fn forget(&self) -> Result<(), DiskError> {
         // SAFETY: the image is open.
         let result = unsafe { (self.library().rbd_invalidate_cache)(self.handle().raw()) };
-        self.result(result, "its cache cannot be emptied")
+        self.result(result, "cannot drop its cache")
     }
 
     /// Blocking.
@@ -219,7 +217,7 @@ impl Image {
         // SAFETY: the image is open.
         self.result(
             unsafe { (self.library().rbd_resize)(self.handle().raw(), size) },
-            "cannot be resized",
+            "cannot resize the image",
         )
     }
 
@@ -310,7 +308,7 @@ impl ImageFile for Image {
     }
 
     fn check_allocate(&self) -> io::Result<()> {
-        let problem = "Ceph cannot reserve space";
+        let problem = "Ceph does not support reserving space";
         Err(io::Error::new(io::ErrorKind::Unsupported, problem))
     }
 

@@ -2,6 +2,7 @@
 //! that whoever has none need not have it either. Its C interface is stable: see rbd/librbd.h and
 //! rados/librados.h.
 
+use fathom_units::cause;
 use libc::{c_char, c_int, c_void, iovec, size_t, ssize_t};
 use libloading::os::unix::Library as Loaded;
 use std::sync::OnceLock;
@@ -121,10 +122,16 @@ pub(super) fn library() -> Result<&'static Library, String> {
     }
     // SAFETY: what the library does when it is loaded is what every user of Ceph has done.
     let loaded = unsafe { Loaded::new(FILE) }.map_err(|error| {
-        format!("Ceph's library is not there ({error}): install it (Debian: librbd1)")
+        format!(
+            "cannot load Ceph's library ({}); install it (Debian: librbd1)",
+            cause(error)
+        )
     })?;
     let library = Library::of(loaded).map_err(|error| {
-        format!("Ceph's library is too old ({error}): install a newer one (16, Pacific, will do)")
+        format!(
+            "Ceph's library is too old ({}); install version 16 (Pacific) or newer",
+            cause(error)
+        )
     })?;
     Ok(LIBRARY.get_or_init(|| library))
 }

@@ -40,9 +40,9 @@ impl Image {
             unsafe { (self.library().rbd_lock_acquire)(self.handle().raw(), LOCK_EXCLUSIVE) };
         match -locked {
             libc::EROFS | libc::EBUSY | libc::EAGAIN => {
-                Err(self.unusable("another client has it locked: it is in use there".into()))
+                Err(self.unusable("in use: another client has locked the image".into()))
             }
-            _ => self.result(locked, "cannot be locked"),
+            _ => self.result(locked, "cannot lock the image"),
         }
     }
 
@@ -55,11 +55,11 @@ impl Image {
     fn refuse(&self, locker: Option<Locker>, advice: &str) -> Result<(), DiskError> {
         let problem = match locker {
             Some(Locker::Client(address)) if self.is_watched_by(&address)? => format!(
-                "another client has it locked ({address}; `rbd status` tells more): it is in use there, or was \
-                 until half a minute ago"
+                "in use, or was until half a minute ago: client {address} has locked the image \
+                 (`rbd status` shows it)"
             ),
             Some(Locker::Hand) => {
-                "it is locked by hand (`rbd lock ls`), until `rbd lock rm` unlocks it".to_owned()
+                "locked by hand (`rbd lock ls` shows the lock, `rbd lock rm` removes it)".to_owned()
             }
             Some(Locker::Client(_)) | None => return Ok(()),
         };
@@ -83,7 +83,7 @@ impl Image {
             // So many are not all dead.
             return Ok(true);
         }
-        self.result(listed, "who has it open cannot be read")?;
+        self.result(listed, "cannot read the image's watchers")?;
         let is_it = |watcher: &Watcher| {
             // SAFETY: the library has left a string in each.
             let other = unsafe { CStr::from_ptr(watcher.address) };
@@ -114,7 +114,7 @@ impl Image {
             libc::ENOENT => return Ok(None),
             // By something else than the library.
             libc::EBUSY | libc::ERANGE => return Ok(Some(Locker::Hand)),
-            _ => self.result(got, "who has it locked cannot be read")?,
+            _ => self.result(got, "cannot read the image's locks")?,
         }
         if count == 0 {
             return Ok(None);
@@ -156,7 +156,7 @@ impl Image {
             // More than one: the library's own lock has one owner.
             return Ok(Some(Locker::Hand));
         }
-        self.result(listed as c_int, "who has it locked cannot be read")?;
+        self.result(listed as c_int, "cannot read the image's locks")?;
         let [tag, _, _, address] = texts.each_ref().map(|text| first(text));
         Ok(match listed {
             0 => None,
@@ -169,6 +169,6 @@ impl Image {
     pub(super) fn unlock(&self) -> Result<(), DiskError> {
         // SAFETY: the image is open.
         let result = unsafe { (self.library().rbd_lock_release)(self.handle().raw()) };
-        self.result(result, "cannot be unlocked")
+        self.result(result, "cannot unlock the image")
     }
 }

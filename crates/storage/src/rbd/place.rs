@@ -12,14 +12,14 @@ use std::sync::Arc;
 pub(crate) const KIND: Kind = Kind {
     name: "rbd",
     form: FORM,
-    what: "An image on Ceph",
+    what: "Image on Ceph (RBD)",
     prefixes: &[PREFIX],
     images: true,
     network: true,
     locks: true,
     options: &["server-timeout"],
     parse: |text| {
-        let text = text.to_str().ok_or("names on Ceph are in UTF-8")?;
+        let text = text.to_str().ok_or("a name on Ceph must be UTF-8")?;
         Ok(Arc::new(Address::parse(text)?))
     },
 };
@@ -45,20 +45,20 @@ impl Place for Address {
         if self.snapshot.is_some() {
             return Err(DiskError::Unusable {
                 path: self.to_string().into(),
-                problem: "is a snapshot, which `rbd snap create` makes".into(),
+                problem: "a snapshot, which only `rbd snap create` can make".into(),
             });
         }
         let cluster = Cluster::connect(self, &Settings::default())?;
         cluster
             .create(self)
-            .map_err(self.failed("the image cannot be made"))
+            .map_err(self.failed("cannot create the image"))
     }
 
     fn remove(&self) -> Result<(), DiskError> {
         let cluster = Cluster::connect(self, &Settings::default())?;
         cluster
             .remove(self)
-            .map_err(self.failed("the image cannot be removed"))
+            .map_err(self.failed("cannot remove the image"))
     }
 
     /// The keyring is there, too, in most cases.

@@ -72,8 +72,8 @@ impl Shared {
         // What Ceph calls EBLOCKLISTED.
         if errno == libc::ESHUTDOWN && !self.is_shut_out.swap(true, Ordering::Relaxed) {
             tracing::error!(
-                "{}: another client has broken this one's lock, and had it shut out of the cluster: all \
-                 requests fail from now on, until the disk is served anew",
+                "{}: another client broke the lock of this server and excluded it from the \
+                 cluster; all requests fail until the disk is removed and added again",
                 self.image.path().display()
             );
         }

@@ -169,7 +169,7 @@ fn what_is_not_in_use_is_not_written_again() {
         .deactivate()
         .expect_err("the server is away")
         .to_string();
-    assert!(problem.contains("is given up"), "{problem}");
+    assert!(problem.contains("are lost"), "{problem}");
     server.restart(&MEMORY);
     reads_again(&mut guest);
     assert_eq!(guest.write(4096, &[2; 4096]), 0);

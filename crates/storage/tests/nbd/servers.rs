@@ -255,7 +255,7 @@ fn what_is_read_only_stays_so() {
 fn what_is_no_server_is_refused_with_one_clear_line() {
     let dir = crate::server::short_dir();
     let missing = uri(&dir.path().join("missing"));
-    assert!(refused(&missing, NbdOptions::default()).contains("No such file"));
+    assert!(refused(&missing, NbdOptions::default()).contains("no such file"));
     let small = Server::nbdkit(&["memory", "511"]);
     assert!(refused(&small.uri(), NbdOptions::default()).contains("511 bytes"));
     let silent = dir.path().join("silent");
@@ -266,7 +266,7 @@ fn what_is_no_server_is_refused_with_one_clear_line() {
     };
     let started = Instant::now();
     let line = refused(&uri(&silent), options);
-    assert!(line.contains("did not answer in time"), "{line}");
+    assert!(line.contains("did not respond in time"), "{line}");
     assert!(started.elapsed() >= Duration::from_millis(100));
     drop(listener);
     let named = Server::qemu_nbd("raw", SIZE, &["--export-name=disk"]);

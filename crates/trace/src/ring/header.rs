@@ -117,13 +117,13 @@ impl Header {
     /// Everything in it is checked; the error is what is wrong with it.
     pub(super) fn decode(page: &[u8; HEADER]) -> Result<Header, String> {
         if !has_magic(page) {
-            return Err("this is not a trace file of fathom".into());
+            return Err("not a trace of fathom".into());
         }
         let (version, record) = (u32_at(page, AT_VERSION), u32_at(page, AT_RECORD));
         if !(OLDEST..=VERSION).contains(&version) || record as usize != RECORD {
             return Err(format!(
-                "this trace has format {version} with records of {record} bytes; \
-                 this fathom reads formats {OLDEST} to {VERSION} with {RECORD}"
+                "the trace has format {version} with records of {record} bytes, and this program \
+                 reads formats {OLDEST} to {VERSION} with {RECORD} bytes"
             ));
         }
         let header = Header {
@@ -189,7 +189,7 @@ pub(super) fn has_magic(start: &[u8]) -> bool {
 }
 
 fn corrupt(what: &str, value: impl std::fmt::Display) -> String {
-    format!("the trace file is damaged: its {what} is {value}")
+    format!("the trace is damaged: its {what} is {value}")
 }
 
 fn shortened(name: &str) -> &str {

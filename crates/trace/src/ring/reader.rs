@@ -130,7 +130,7 @@ impl RingReader {
             let (is, should) = (metadata.len(), header.file_bytes());
             if is < should {
                 return Err(format!(
-                    "the trace file is cut short: it has {is} of {should} bytes"
+                    "the trace is truncated: it has {is} of {should} bytes"
                 ));
             }
             Ok(header)
@@ -280,14 +280,14 @@ impl RingReader {
 
     fn unreadable(&self, error: io::Error) -> TraceError {
         if error.kind() == io::ErrorKind::UnexpectedEof {
-            let problem = "the trace file was cut short while it was read";
+            let problem = "the trace was truncated while it was read";
             return TraceError::unusable(&self.path)(problem.into());
         }
         TraceError::io(&self.path)(error)
     }
 
     fn damaged(&self, ring: u32) -> TraceError {
-        let problem = format!("the trace file is damaged in ring {ring}");
+        let problem = format!("the trace is damaged in ring {ring}");
         TraceError::unusable(&self.path)(problem)
     }
 }

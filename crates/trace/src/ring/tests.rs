@@ -203,7 +203,7 @@ fn a_file_cut_short_under_the_reader_is_an_error() {
     let cut = OpenOptions::new().write(true).open(&path).unwrap();
     cut.set_len(HEADER as u64 + 10).unwrap();
     let error = reader.poll(&mut Vec::new()).unwrap_err();
-    assert!(error.to_string().contains("cut short"), "{error}");
+    assert!(error.to_string().contains("truncated"), "{error}");
 }
 
 /// Wherever the writer before has stopped.

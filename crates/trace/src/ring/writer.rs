@@ -78,7 +78,7 @@ impl RingFile {
             .map_err(TraceError::io(path))?;
         let header = Header::decode(&page).map_err(TraceError::unusable(path))?;
         if header.tsc != Clock::get().is_tsc() {
-            let problem = "its stamps are of a clock that is not used any more";
+            let problem = "its timestamps come from a clock that is no longer in use";
             return Err(TraceError::unusable(path)(problem.into()));
         }
         let mapping = Mapping::new(file, header.file_bytes() as usize);
@@ -356,6 +356,6 @@ fn refuse_to_overwrite(path: &Path) -> Result<(), TraceError> {
             return Ok(());
         }
     }
-    let problem = "exists and is not a trace; give another name for the trace";
+    let problem = "exists and is not a trace; choose another name";
     Err(TraceError::unusable(path)(problem.into()))
 }

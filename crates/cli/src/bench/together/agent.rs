@@ -38,7 +38,7 @@ pub fn serve(args: &BenchArgs, address: &str, certificates: &Path) -> anyhow::Re
     let listener = TcpListener::bind(address).with_context(|| format!("--serve {address}"))?;
     let at = listener.local_addr()?;
     eprintln!(
-        "bench: {} can be loaded from other hosts, by TLS at {at}",
+        "bench: other hosts can run loads on {}, by TLS at {at}",
         name_of(&options.target)
     );
     std::thread::scope(|scope| {
@@ -82,7 +82,7 @@ fn attend(
     client.set_write_timeout(Some(PATIENCE))?;
     let mut wire = Wire::new(StreamOwned::new(ServerConnection::new(tls)?, client));
     let Message::Load(terms) = wire.receive()? else {
-        bail!("it asks for no load");
+        bail!("the request has no load");
     };
     let done = terms.load(options.load.clone()).and_then(|load| {
         let (target, stop) = (options.target.clone(), Arc::new(AtomicBool::new(false)));
@@ -103,7 +103,7 @@ fn attend(
 
 fn run(wire: &mut Wire<Socket>, options: &Options, may_overwrite: bool) -> anyhow::Result<Done> {
     let Ok(_running) = RUNNING.try_lock() else {
-        bail!("another load runs here");
+        bail!("another load is running on this host");
     };
     options.validate()?;
     if let Target::Nbd(server) = &options.target
@@ -116,7 +116,7 @@ fn run(wire: &mut Wire<Socket>, options: &Options, may_overwrite: bool) -> anyho
     wire.send(&Message::Ready { target })?;
     wire.stream().sock.set_read_timeout(Some(READY))?;
     let Message::Go = wire.receive()? else {
-        bail!("the client has given up");
+        bail!("the client has closed the connection");
     };
     let begin = Instant::now();
     wire.send(&Message::Going)?;

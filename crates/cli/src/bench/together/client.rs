@@ -26,8 +26,9 @@ const LATE: Duration = Duration::from_secs(60);
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("way").args(["certificates", "fio"]))]
 pub struct Clients {
-    /// Have agents on these hosts make the load, all at one instant, and merge what they have measured:
-    /// HOST or HOST:PORT of each (9827 unless it is said), where `fathom bench --serve` waits
+    /// Hosts to run the load on at the same time, such as host1,host2:9000
+    ///
+    /// `fathom bench --serve` must run on each host. The results are merged. [default port: 9827]
     #[arg(
         long,
         value_name = "HOST,...",
@@ -38,24 +39,29 @@ pub struct Clients {
     )]
     pub client: Vec<String>,
 
-    /// Wait at this address (host:port) for clients on other hosts, and load PATH, --vhost-user or --nbd as they
-    /// say, one load at a time
+    /// Address to listen on for `fathom bench --client` on other hosts, such as 0.0.0.0:9827
+    ///
+    /// The agent runs the loads of the clients on PATH, --vhost-user or --nbd, one at a time.
     #[arg(
         long,
-        value_name = "ADDRESS",
+        value_name = "HOST:PORT",
         requires = "certificates",
         conflicts_with_all = ["client", "info", "workload", "output", "json"],
         help_heading = "Many hosts"
     )]
     pub serve: Option<String>,
 
-    /// Directory with ca-cert.pem, and client-cert.pem and client-key.pem (--client) or server-cert.pem and
-    /// server-key.pem (--serve)
+    /// Directory with certificates
+    ///
+    /// ca-cert.pem; for --client also client-cert.pem and client-key.pem, for --serve server-cert.pem and
+    /// server-key.pem.
     #[arg(long, value_name = "DIR", help_heading = "Many hosts")]
     pub certificates: Option<PathBuf>,
 
-    /// Have fio's servers on the hosts of --client (`fio --server`; port 8765 unless it is said) run this job
-    /// file, instead of agents; all options of the load are its own. It knows no certificates
+    /// Job file of fio to run on the hosts of --client instead of Fathom's load
+    ///
+    /// `fio --server` must run on each host. The job file has all options of the load. fio does not use
+    /// certificates. [default port: 8765]
     #[arg(
         long,
         value_name = "JOBFILE",
@@ -65,7 +71,7 @@ pub struct Clients {
     )]
     pub fio: Option<PathBuf>,
 
-    /// What the agents' certificates are for [default: each for its host]
+    /// Name in the certificates of the agents [default: the name of each host]
     #[arg(
         long,
         value_name = "NAME",
@@ -138,7 +144,7 @@ pub fn run(args: &Clients, parts: &[Part]) -> anyhow::Result<Told> {
             1 => String::new(),
             n => format!(" (and {} more)", n - 1),
         };
-        bail!("{first}{more}: no load was begun");
+        bail!("{first}{more}; no load was started");
     }
     let (mut told, mut begins) = (Told::default(), Vec::new());
     for (part, ended) in parts.iter().zip(ended) {
@@ -150,7 +156,7 @@ pub fn run(args: &Clients, parts: &[Part]) -> anyhow::Result<Told> {
                 told.hosts.push(Host::of(host, done.report));
             }
             Some(Err(error)) => told.fail(host, &format!("{error:#}")),
-            None => told.fail(host, "its thread has died"),
+            None => told.fail(host, "the thread for this host has panicked"),
         }
     }
     // Nobody knows a host's clock; but each began after it was told to, and what it said then was heard
@@ -170,7 +176,7 @@ fn lock(refusals: &Mutex<Vec<String>>) -> std::sync::MutexGuard<'_, Vec<String>>
 
 /// Up to where the agent waits.
 fn prepare(args: &Clients, host: &str, terms: &Terms) -> anyhow::Result<Wire<Socket>> {
-    let (name, port) = split_host(host, PORT).context("it is not HOST or HOST:PORT")?;
+    let (name, port) = split_host(host, PORT).context("not HOST or HOST:PORT")?;
     let files = ClientFiles::of(args.certificates.as_deref());
     let tls = ClientTls::load(
         &files,
@@ -178,7 +184,7 @@ fn prepare(args: &Clients, host: &str, terms: &Terms) -> anyhow::Result<Wire<Soc
         &open_here,
     )?;
     let addresses = (&*name, port).to_socket_addrs()?;
-    let mut failed = anyhow!("it has no address");
+    let mut failed = anyhow!("no address found");
     for address in addresses {
         let socket = match TcpStream::connect_timeout(&address, PATIENCE) {
             Ok(socket) => socket,
@@ -203,7 +209,7 @@ fn prepare(args: &Clients, host: &str, terms: &Terms) -> anyhow::Result<Wire<Soc
 fn refusal(message: Message) -> anyhow::Error {
     match message {
         Message::Failed { problem } => anyhow!("{problem}"),
-        _ => anyhow!("it says what was not asked"),
+        _ => anyhow!("unexpected message"),
     }
 }
 
@@ -225,7 +231,9 @@ fn go(mut wire: Wire<Socket>, load: &Load) -> anyhow::Result<(Gone, Done)> {
         match wire.try_receive()? {
             Some(Message::Done(done)) => return Ok((Gone { told, heard }, *done)),
             Some(other) => return Err(refusal(other)),
-            None if ends.is_some_and(|ends| Instant::now() > ends) => bail!("it does not end"),
+            None if ends.is_some_and(|ends| Instant::now() > ends) => {
+                bail!("the load does not end")
+            }
             None => {}
         }
         if load.stop.load(Ordering::Relaxed) && !is_stopping {

@@ -38,14 +38,14 @@ pub fn run(hosts: &[String], job: &Path, stop: &AtomicBool) -> anyhow::Result<To
         .map(|at| &said[at..])
         .or(said.starts_with('{').then_some(&said));
     let json = json.with_context(|| format!("fio: {}", first_line(&said)))?;
-    let told: Value = serde_json::from_str(json).context("fio says what is not JSON")?;
+    let told: Value = serde_json::from_str(json).context("the output of fio is not JSON")?;
     understand(&told)
 }
 
 fn first_line(said: &str) -> &str {
     said.lines()
         .find(|line| !line.trim().is_empty())
-        .unwrap_or("it says nothing")
+        .unwrap_or("no message")
 }
 
 /// All that it says.
@@ -98,7 +98,7 @@ fn interrupt(child: &Child) {
 fn understand(told: &Value) -> anyhow::Result<Told> {
     let all = told["client_stats"]
         .as_array()
-        .context("fio tells of no hosts")?;
+        .context("the output of fio has no hosts")?;
     let mut merged = Told::default();
     for job in all.iter().filter(|job| job["jobname"] != SUM) {
         let text = |name: &str| job[name].as_str().unwrap_or("?").to_owned();

@@ -16,8 +16,9 @@ const LONGER: Duration = Duration::from_secs(1);
 
 #[derive(Args, Debug)]
 pub struct Noise {
-    /// Have agents on these hosts make load, too, in every other round, and compare what those of --client
-    /// measure beside it with what they do alone
+    /// Hosts that run a second load as noise in every other round
+    ///
+    /// The report compares the results of --client with and without the noise.
     #[arg(
         long,
         value_name = "HOST,...",
@@ -28,15 +29,15 @@ pub struct Noise {
     )]
     pub noise: Vec<String>,
 
-    /// Kind of that load [default: --rw]
+    /// Kind of load of the noise [default: the value of --rw]
     #[arg(long, value_name = "RW", requires = "noise", value_parser = crate::bench::rw(), help_heading = "Many hosts")]
     noise_rw: Option<Rw>,
 
-    /// Bytes of its requests [default: --bs]
+    /// Bytes per request of the noise [default: the value of --bs]
     #[arg(long, value_name = "SIZE", requires = "noise", value_parser = parse_size, help_heading = "Many hosts")]
     noise_bs: Option<u64>,
 
-    /// Its requests in flight per queue
+    /// Requests in flight per queue of the noise
     #[arg(
         long,
         value_name = "N",
@@ -46,7 +47,7 @@ pub struct Noise {
     )]
     noise_iodepth: u16,
 
-    /// How often to measure both
+    /// Number of rounds with noise and of rounds without
     #[arg(long, value_name = "N", requires = "noise", default_value_t = 3,
           value_parser = clap::value_parser!(u16).range(1..), help_heading = "Many hosts")]
     rounds: u16,
@@ -92,7 +93,7 @@ impl Noise {
             .runtime
             .context("--noise needs a load that ends after a time")?;
         if let Some(both) = self.noise.iter().find(|host| args.client.contains(host)) {
-            bail!("{both} is both in --client and in --noise");
+            bail!("{both}: in both --client and --noise; remove it from one of them");
         }
         let noise = Load {
             rw: self.noise_rw.unwrap_or(load.rw),
@@ -135,7 +136,7 @@ impl Noise {
             rounds.push(Round { alone, beside });
         }
         if rounds.is_empty() {
-            bail!("it has ended before anything was measured");
+            bail!("the load ended before the measurement");
         }
         let operations = compare(&rounds);
         Ok(Noisy { rounds, operations })
@@ -198,8 +199,8 @@ impl fmt::Display for Noisy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:<13}{:<8}{:>12} {:>12}   beside / alone",
-            "operation", "", "alone", "beside"
+            "{:<13}{:<8}{:>12} {:>12}   with noise / alone",
+            "operation", "", "alone", "with noise"
         )?;
         for one in &self.operations {
             let figures = [

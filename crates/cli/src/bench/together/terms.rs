@@ -33,7 +33,7 @@ impl Terms {
     pub fn of(load: &Load) -> anyhow::Result<Terms> {
         if load.verify_state.is_some() || !load.cpus.is_empty() {
             return Err(anyhow!(
-                "--verify-state and --cpus are said where the load runs, by --serve"
+                "--verify-state, --cpus: not with --client; use them with --serve on the hosts"
             ));
         }
         let ms = |time: Duration| time.as_millis() as u64;
@@ -64,9 +64,9 @@ impl Terms {
         let rw = self
             .rw
             .parse()
-            .map_err(|_| anyhow!("--rw {} is not known here", self.rw));
+            .map_err(|_| anyhow!("--rw {}: unknown to this version", self.rw));
         Ok(Load {
-            rw: rw.context("this is another version")?,
+            rw: rw.context("the agent is of another version")?,
             rwmixread: self.rwmixread,
             rwmixtrim: self.rwmixtrim,
             rwmixzero: self.rwmixzero,

@@ -63,12 +63,12 @@ impl<S: Read + Write> Wire<S> {
         stream
             .write_all(&line)
             .and_then(|()| stream.flush())
-            .context("it has gone")
+            .context("the connection was closed")
     }
 
     /// The next one, which must come within the socket's time.
     pub fn receive(&mut self) -> anyhow::Result<Message> {
-        self.try_receive()?.context("it says nothing")
+        self.try_receive()?.context("no reply")
     }
 
     /// The same; None: it has not come within the socket's time.
@@ -82,15 +82,17 @@ impl<S: Read + Write> Wire<S> {
                 return Ok(None);
             }
             // (By what TLS adds to that, nobody is helped.)
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => bail!("it has gone"),
-            Err(error) => return Err(error).context("it has gone"),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                bail!("the connection was closed")
+            }
+            Err(error) => return Err(error).context("the connection was closed"),
             Ok(_) if self.line.last() == Some(&b'\n') => {}
-            Ok(_) if self.line.len() as u64 >= MAX => bail!("it says too much"),
-            Ok(_) => bail!("it has gone"),
+            Ok(_) if self.line.len() as u64 >= MAX => bail!("the message is too long"),
+            Ok(_) => bail!("the connection was closed"),
         }
         let line = std::mem::take(&mut self.line);
         serde_json::from_slice(&line)
             .map(Some)
-            .context("it says what is not known here")
+            .context("unknown message")
     }
 }

@@ -48,10 +48,7 @@ fn one_client_does_not_take_all_connections() {
     let said = client_fails("qemu-img", &["info", &uri(&served, "")]);
     assert!(said.contains("has 20 connections"), "{said}");
     let log = served.log();
-    let refusals = log
-        .lines()
-        .filter(|line| line.contains("is denied"))
-        .count();
+    let refusals = log.lines().filter(|line| line.contains("denied")).count();
     assert_eq!(refusals, 1, "{log}");
     // Another one finds room.
     let info = info(&served, "memory:1048576");
@@ -108,7 +105,11 @@ for s in (idle, owing):
 working.pread(512, 0)
 ";
     crate::support::nbd::python(script, &[("SOCKET", &served.arg("n"))]);
-    assert!(served.log().contains("no request in --nbd-idle-timeout"));
+    assert!(
+        served
+            .log()
+            .contains("no request within --nbd-idle-timeout")
+    );
 }
 
 /// The rest is counted, and every line is in the count.
@@ -171,5 +172,5 @@ fn silent_clients_give_way() {
     for _ in 0..3 {
         assert_eq!(size(&uri(&served, "")), 1 << 20);
     }
-    assert!(served.log().contains("gave way"));
+    assert!(served.log().contains("closed during its handshake"));
 }

@@ -165,7 +165,7 @@ fn hostile_answers_change_nothing_of_others_and_no_file() {
     refused(
         1,
         &["resize", &api, "--disk", "evil", "24M"],
-        &["disk 'evil'", "unusable reply"],
+        &["disk 'evil'", "malformed reply"],
     );
     // The limits of somebody else, by a group that the attacker says the disk is in.
     let _ = run(&["group", "set", "mine", "iops-total=1", "--server", &api]);

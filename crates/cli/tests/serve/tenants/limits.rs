@@ -64,7 +64,7 @@ pub fn servers(tenant: u64) -> Vec<PathBuf> {
 }
 
 fn is_back(served: &Served, disk: &str, before: u64) {
-    eventually("it is started again", || {
+    eventually("the server starts it again", || {
         let client = fathom_client::Client::connect(Path::new(&served.api())).unwrap();
         let shown: serde_json::Value = client.get(&["v1", "disks", disk]).send().ok()?;
         (shown["state"]["pid"].as_u64() != Some(before)).then_some(())
@@ -106,7 +106,8 @@ fn who_needs_too_much_memory_dies_alone_and_is_served_again() {
     assert!(load.status.success(), "{said}");
     assert_eq!(pid(&served, "b"), b);
     let log = served.log();
-    let words = "tenant 'a' was ended by signal 9, for it needed more than its memory-max";
+    let words =
+        "tenant 'a': its process was ended by signal 9, because it needed more than its memory-max";
     assert_eq!(log.matches(words).count(), 2, "{log}");
     served.terminate();
 }
@@ -138,7 +139,7 @@ fn limits_are_the_kernels_and_are_shown_with_what_is_used() {
         assert!(state(&served, "b")["limits"]["cpu_max_percent"].is_null());
         if round == 0 {
             send("KILL", a);
-            served.wait_for("it is started again");
+            served.wait_for("the server starts it again");
             is_back(&served, "a", a);
         }
     }
@@ -189,7 +190,7 @@ fn what_a_killed_server_has_left_is_removed_and_nothing_else() {
     let mut next = start_with(short_dir(), tenants, &[]);
     for dir in left {
         // (It may be that somebody else just does the same.)
-        eventually("it is removed", || (!dir.exists()).then_some(()));
+        eventually("the disk is removed", || (!dir.exists()).then_some(()));
     }
     for dir in others {
         assert!(dir.exists(), "{}", dir.display());

@@ -36,7 +36,7 @@ fn passed_on(log: &str) -> usize {
 fn left_out(log: &str) -> usize {
     let counts = log.lines().filter_map(|line| {
         let (count, rest) = line.strip_prefix('(')?.split_once(' ')?;
-        let is_it = rest.ends_with("of tenant 'a' left out)");
+        let is_it = rest.ends_with("of tenant 'a' were dropped)");
         is_it.then(|| count.parse::<usize>().unwrap())
     });
     counts.sum()
@@ -74,7 +74,7 @@ fn who_says_too_much_is_not_heard_and_all_is_counted() {
     });
     flood.write_all(b"thread 'worker' panicked\nalas").unwrap();
     send("KILL", pid(&served, "a"));
-    let own = "the process of tenant 'a' was ended by signal 9";
+    let own = "tenant 'a': its process was ended by signal 9";
     eventually("the last words, and the supervisor's", || {
         let log = served.log();
         let has = |line: &str| log.lines().any(|other| other == line);

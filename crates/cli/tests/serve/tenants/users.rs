@@ -76,7 +76,7 @@ fn write_secret(path: &Path, bytes: &[u8]) -> String {
 
 fn kill_and_wait(served: &mut Served, disk: &str) {
     send("KILL", pid(served, disk));
-    served.wait_for("it is started again");
+    served.wait_for("the server starts it again");
     eventually("it is there again", || {
         let api = served.api();
         let client = fathom_client::Client::connect(Path::new(&api)).unwrap();

@@ -197,7 +197,7 @@ fn a_disk_that_cannot_be_changed_goes_on_as_it_was() {
             4 => {
                 let aside = dir.path().join("aside");
                 fs::rename(&image, &aside).unwrap();
-                refused(&chain, &["iothreads=4"], "stays as it is");
+                refused(&chain, &["iothreads=4"], "not changed");
                 fs::rename(&aside, &image).unwrap();
             }
             5 => {

@@ -109,7 +109,7 @@ fn clients_wait_for_a_frozen_disk() {
 fn a_frozen_disk_goes_on_after_its_time_or_with_its_servers_end() {
     let dir = disk_dir();
     let chain = Chain::start(&image(dir.path(), "raw"), &["--format", "raw"]);
-    refused(&chain, &["disk", "thaw"], "is not frozen");
+    refused(&chain, &["disk", "thaw"], "not frozen");
     disk(&chain, &["freeze"]);
     for args in [
         &["disk", "freeze"][..],

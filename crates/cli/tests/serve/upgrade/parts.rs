@@ -97,7 +97,7 @@ fn an_overlay_goes_along() {
         let refusal = crate::support::run(&without);
         let said = String::from_utf8_lossy(&refusal.stderr).into_owned();
         assert!(
-            !refusal.status.success() && said.contains("overlay has kept would be lost"),
+            !refusal.status.success() && said.contains("overlay would be lost"),
             "{said}"
         );
         check_contents(&chain, rounds);
@@ -290,7 +290,7 @@ fn what_is_not_flushed_goes_along() {
         let without = crate::support::run(&["disk", "change", &chain.server.api(), "filters="]);
         let said = String::from_utf8_lossy(&without.stderr).into_owned();
         assert!(
-            !without.status.success() && said.contains("filter 'fault' has kept would be lost"),
+            !without.status.success() && said.contains("filter 'fault' would be lost"),
             "{said}"
         );
         stdout_of(&["set", &chain.server.api(), "fault", "power-cut=yes"]);

@@ -46,7 +46,7 @@ impl Chain {
     fn kill_tenant(&self, disk: &str) {
         let before = self.tenant(disk);
         kill(before);
-        eventually("it is started again", || {
+        eventually("the server starts it again", || {
             (self.show(disk)?["state"]["pid"].as_u64()? != before).then_some(())
         });
     }
@@ -67,7 +67,7 @@ impl Chain {
         let output = run(&["upgrade", &self.server.api(), "--json"]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success(), "{said}");
-        assert!(said.contains("not every tenant"), "{said}");
+        assert!(said.contains("not all tenants"), "{said}");
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
         self.pid = answer["pid"].as_u64().unwrap();
         (answer, said)
@@ -278,11 +278,14 @@ fn tenants_of_a_server_whose_successor_fails_notice_nothing() {
     let cases = [
         (
             program(dir.path(), "gone", "#!/bin/sh\nexit 3\n"),
-            "is gone",
+            "connection is closed",
         ),
         (speak("cannot", "say({'Refused': 'no room'})"), "no room"),
-        (speak("after", ""), "is gone"),
-        (speak("dies-late", "say('Prepared')\nhear()"), "is gone"),
+        (speak("after", ""), "connection is closed"),
+        (
+            speak("dies-late", "say('Prepared')\nhear()"),
+            "connection is closed",
+        ),
         (fails_late(dir.path()), "locked"),
     ];
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -52,9 +52,12 @@ impl Objects {
             return Some(Kind::Invalid.because(text));
         }
         let problem = match gate::other() {
-            Some(_) => Some("tenants' disks cannot be backed up while they are used".to_owned()),
+            Some(_) => Some(
+                "a tenant's disk in use cannot be backed up; stop its virtual machine first"
+                    .to_owned(),
+            ),
             None if disk.is_changed_by_others() => {
-                Some("other processes may change it, who would not be noticed".to_owned())
+                Some("other processes may change the image, which a backup would miss".to_owned())
             }
             None => disk.may_not_be_disturbed(),
         };
@@ -83,7 +86,7 @@ impl Objects {
                 self.end_backup(index, &id, end);
             }
             (Err(problem), end) => {
-                let text = format!("no backup of disk '{name}' can be made: {problem}");
+                let text = format!("disk '{name}': backup not started: {problem}");
                 let refusal = Kind::Failed.because(text);
                 end.into_iter().for_each(|end| end(Err(refusal.clone())));
                 asker(Err(refusal));
@@ -98,11 +101,11 @@ impl Objects {
         match disk.backup() {
             Some(running) if running.id() == id => Ok(running),
             Some(running) => Err(Kind::Conflict.because(format!(
-                "disk '{name}': backup {id} has ended, and another one ({}) has begun since",
+                "disk '{name}': backup {id} has ended; backup {} has begun since",
                 running.id()
             ))),
             None => {
-                let text = format!("there is no backup of disk '{name}' with the identity {id}");
+                let text = format!("disk '{name}': no backup with the identity {id}");
                 Err(Kind::Unknown.because(text))
             }
         }
@@ -113,10 +116,7 @@ impl Objects {
         let running = self.backup_of(index, id)?;
         let info = match (running.go_on(), running.info()) {
             (false, info) if info.problem.is_none() => {
-                let text = format!(
-                    "the backup of disk '{}' is ending",
-                    self.disks[index].name()
-                );
+                let text = format!("disk '{}': its backup is ending", self.disks[index].name());
                 return Err(Kind::Conflict.because(text));
             }
             (_, info) => info,
@@ -135,7 +135,7 @@ impl Objects {
             return match beginning.end {
                 None => beginning.end = Some(asker),
                 Some(_) => {
-                    let text = format!("the backup of disk '{name}' is ending already");
+                    let text = format!("disk '{name}': its backup is already ending");
                     asker(Err(Kind::Conflict.because(text)));
                 }
             };
@@ -166,5 +166,5 @@ impl Objects {
 }
 
 fn ended_early(id: &str) -> Refusal {
-    Kind::Conflict.because(format!("backup {id} was ended before it had begun"))
+    Kind::Conflict.because(format!("backup {id} was ended before it began"))
 }

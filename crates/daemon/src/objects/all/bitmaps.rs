@@ -31,7 +31,7 @@ impl Objects {
         let is_read = disk.backup().is_some_and(|backup| !backup.is_over());
         (is_read && *order != BitmapOrder::List).then(|| {
             Kind::Conflict.because(format!(
-                "a backup of disk '{name}' is under way: end it first"
+                "disk '{name}': a backup is in progress; end it first"
             ))
         })
     }

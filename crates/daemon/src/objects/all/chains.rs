@@ -16,6 +16,7 @@ use crate::objects::stream::Running;
 use crate::options::DiskOptions;
 use fathom_files::gate;
 use fathom_formats::served::Beside;
+use fathom_units::cause;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
@@ -59,11 +60,11 @@ impl Objects {
         let conflict = |problem: String| {
             let name = disk.name();
             Kind::Conflict.because(format!(
-                "the images of disk '{name}' cannot be changed while it is used: {problem}"
+                "disk '{name}': the images cannot be changed while the disk is served: {problem}"
             ))
         };
         let problem = match gate::other() {
-            Some(_) => Some("it is a tenant's".to_owned()),
+            Some(_) => Some("the disk belongs to a tenant".to_owned()),
             None => (disk.may_not_be_mirrored()).or_else(|| disk.may_not_have_layer()),
         };
         problem.map_or(Ok(()), |problem| Err(conflict(problem)))?;
@@ -85,7 +86,8 @@ impl Objects {
         }
         disk.may_be_left().map_err(conflict)?;
         let table = disk.table().cloned();
-        let table = table.ok_or_else(|| conflict("its options are not known".into()))?;
+        let table =
+            table.ok_or_else(|| conflict("the server does not know the disk's options".into()))?;
         let mut options = DiskOptions::of(table, self.nbd.is_some()).map_err(conflict)?;
         options.disk.beside = beside;
         self.begin_remake(index, options, Also::Nothing, conflict)
@@ -101,7 +103,7 @@ impl Objects {
             Next::Stream(plan) => { disk.order_to_stream(plan) }
                 .map(|order| changes::begin_stream(order, self.mail.post(), post)),
         };
-        let no_thread = |error| format!("cannot start a thread: {error}");
+        let no_thread = |error| format!("cannot start a thread: {}", cause(error));
         match begun.and_then(|begun| begun.map_err(no_thread)) {
             Ok(()) => drop(self.busy.insert(disk.name().to_owned(), asker)),
             Err(problem) => self.end_work(index, Err(Kind::Failed.because(problem)), asker),
@@ -117,17 +119,20 @@ impl Objects {
                 let info = running.info();
                 match &info.top {
                     None => {
-                        tracing::info!("the image of disk '{name}' makes its own what is below it")
+                        tracing::info!(
+                            "disk '{name}': copying data from the backing images into the top \
+                             image"
+                        )
                     }
                     Some(top) => {
-                        tracing::info!("{top} of disk '{name}' goes into what is below it")
+                        tracing::info!("disk '{name}': merging {top} into its backing image")
                     }
                 }
                 self.disks[index].set_stream(running);
                 asker(to_json(&info));
             }
             Err(problem) => {
-                let text = format!("the images of disk '{name}' stay as they are: {problem}");
+                let text = format!("disk '{name}': the images are unchanged: {problem}");
                 self.end_work(index, Err(Kind::Failed.because(text)), asker);
             }
         }
@@ -136,7 +141,7 @@ impl Objects {
     pub(super) fn end_stream(&mut self, index: usize, asker: Asker) {
         let name = self.disks[index].name().to_owned();
         let Some(running) = self.disks[index].stream().cloned() else {
-            let text = format!("there is no stream of disk '{name}'");
+            let text = format!("disk '{name}': no stream or commit is in progress");
             return asker(Err(Kind::Unknown.because(text)));
         };
         if running.following.is_over()
@@ -168,10 +173,7 @@ impl Objects {
                 self.disks[index].forget_stream();
                 self.end_work(index, to_json(&info), asker);
             }
-            Err(refusal) => asker(Err(not_ended(
-                &format!("the stream of disk '{name}'"),
-                refusal,
-            ))),
+            Err(refusal) => asker(Err(not_ended(&format!("disk '{name}': stream"), refusal))),
         }
     }
 

@@ -14,6 +14,7 @@ use crate::table::changes::Changes;
 use crate::table::{DiskTable, check_name};
 use fathom_exports::Listener;
 use fathom_files::gate::{self, Wanted};
+use fathom_units::cause;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Objects {
@@ -92,7 +93,9 @@ impl Objects {
         let listener = listen(&options)?;
         let (common, post) = (self.common.clone(), self.mail.post());
         let begun = changes::open(options, listener, common, post);
-        begun.map_err(|error| Kind::Failed.because(format!("cannot start a thread: {error}")))
+        begun.map_err(|error| {
+            Kind::Failed.because(format!("cannot start a thread: {}", cause(error)))
+        })
     }
 
     /// The disk is open, or could not be.
@@ -143,12 +146,16 @@ impl Objects {
             Some(Changes::Others(keys)) => {
                 let (name, keys) = (disk.name(), keys.join(", "));
                 Err(Kind::Conflict.because(format!(
-                    "disk '{name}' is there by other options ({keys}), which cannot be changed \
-                     while it is served: remove it first"
+                    "disk '{name}': already served with other options ({keys}), which cannot be \
+                     changed while it is served; remove the disk first"
                 )))
             }
             None => {
-                let text = format!("disk '{}' is there already", disk.name());
+                let text = format!(
+                    "a disk named '{}' already exists; use 'fathom disk change', or choose \
+                     another name",
+                    disk.name()
+                );
                 Err(Kind::Conflict.because(text))
             }
         };
@@ -204,7 +211,7 @@ fn listen(options: &DiskOptions) -> Result<Option<Listener>, Refusal> {
             let got = gate.get(&Wanted::FrontEnds { disk }, None);
             let got = got.map_err(|no| Kind::Failed.because(no.text))?;
             let listener = Listener::taken_over(got.file);
-            let failed = |error| format!("cannot listen for front-ends: {error}");
+            let failed = |error| format!("cannot listen for front-ends: {}", cause(error));
             Ok(Some(
                 listener.map_err(|error| Kind::Failed.because(failed(error)))?,
             ))
@@ -215,7 +222,8 @@ fn listen(options: &DiskOptions) -> Result<Option<Listener>, Refusal> {
             listener.map_err(|error| Kind::Failed.because(error.to_string()))
         }
         Some(_) => {
-            let text = "vhost-user: sockets are inherited at the start only; give a path";
+            let text =
+                "vhost-user: sockets can be inherited only at the server's start; give a path";
             Err(Kind::Invalid.because(text))
         }
     }

@@ -6,6 +6,7 @@ use crate::events::Happened;
 use crate::objects::changes::Event;
 use crate::objects::freeze::{Users, Waiting};
 use crate::objects::nbd::Nbd;
+use fathom_units::cause;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -44,7 +45,7 @@ impl Objects {
         let name = self.disks[index].name().to_owned();
         self.thaw_at.remove(&name);
         let Some(waiting) = self.frozen.remove(&name) else {
-            let text = format!("disk '{name}' is not frozen");
+            let text = format!("disk '{name}': not frozen");
             return asker(Err(Kind::Conflict.because(text)));
         };
         let (post, of) = (self.mail.post(), name.clone());
@@ -52,7 +53,9 @@ impl Objects {
             Ok(()) => drop(self.busy.insert(name, asker)),
             Err(error) => {
                 tracing::warn!(
-                    "disk '{name}': cannot start a thread to thaw it: {error}; its users resume"
+                    "disk '{name}': cannot start a thread to thaw the disk, so it is thawed at \
+                     once: {}",
+                    cause(error)
                 );
                 self.tell_changed(&name);
                 asker(Ok(json!({ "frozen": false })));
@@ -65,20 +68,20 @@ impl Objects {
             self.thaw_at.remove(name);
         }
         let answer = frozen.map(|waiting| {
-            tracing::info!("disk '{name}' is frozen");
+            tracing::info!("disk '{name}': frozen; requests wait until 'fathom disk thaw'");
             self.frozen.insert(name.to_owned(), waiting);
             self.tell_changed(name);
             json!({ "frozen": true })
         });
         if let Some(asker) = self.busy.remove(name) {
             asker(answer.map_err(|problem| {
-                Kind::Failed.because(format!("disk '{name}' cannot be frozen: {problem}"))
+                Kind::Failed.because(format!("disk '{name}': not frozen: {problem}"))
             }));
         }
     }
 
     pub(super) fn take_in_thawed(&mut self, name: &str) {
-        tracing::info!("disk '{name}' goes on");
+        tracing::info!("disk '{name}': thawed; requests continue");
         self.tell_changed(name);
         if let Some(asker) = self.busy.remove(name) {
             asker(Ok(json!({ "frozen": false })));
@@ -93,7 +96,7 @@ impl Objects {
         let late = late.map(|(name, _)| name.clone());
         let late: Vec<_> = late.filter(|name| self.frozen.contains_key(name)).collect();
         for name in late {
-            tracing::warn!("disk '{name}' was frozen for as long as it may be");
+            tracing::warn!("disk '{name}': frozen for the maximum time; the disk is thawed");
             if let Ok(index) = self.find(&name) {
                 self.thaw(index, Box::new(|_| {}));
             }
@@ -121,5 +124,5 @@ impl Objects {
 }
 
 pub(super) fn no_thread(error: &std::io::Error) -> Refusal {
-    Kind::Failed.because(format!("cannot start a thread: {error}"))
+    Kind::Failed.because(format!("cannot start a thread: {}", cause(error)))
 }

@@ -9,6 +9,7 @@ use crate::objects::changes::{self, Changing, Event, Leaving, What};
 use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
 use fathom_trace::Summary;
+use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
 
@@ -51,7 +52,8 @@ impl Objects {
             Some(users) => {
                 let name = leaving.name;
                 let refusal = Kind::Conflict.because(format!(
-                    "disk '{name}' is in use by {users}: unplug it there first, or force it"
+                    "disk '{name}': in use by {users}; unplug it there first, or remove it with \
+                     --force"
                 ));
                 (leaving.asker)(Err(refusal));
             }
@@ -71,7 +73,7 @@ impl Objects {
         let close = match changes::close(self.mail.post()) {
             Ok(close) => close,
             Err(error) => {
-                let text = format!("cannot start a thread: {error}");
+                let text = format!("cannot start a thread: {}", cause(error));
                 return asker(Err(Kind::Failed.because(text)));
             }
         };
@@ -87,7 +89,7 @@ impl Objects {
     }
 
     pub(super) fn take_in_closed(&mut self, name: &str, summary: &Summary) {
-        tracing::info!("disk '{name}' is removed");
+        tracing::info!("disk '{name}': removed");
         let disk = name.to_owned();
         self.common.events.tell(Happened::Removed { disk });
         if let Some(index) = self.changing.iter().position(|one| one.name == name)

@@ -13,6 +13,7 @@ use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::{Arrival, Arriving, ExportState};
 use fathom_exports::{Bound, Descriptors};
 use fathom_files::UsedFile;
+use fathom_units::cause;
 use std::collections::BTreeMap;
 use std::io;
 use std::time::{Duration, Instant};
@@ -61,16 +62,18 @@ impl Estate for Objects {
         let is_settled =
             self.changing.is_empty() && self.leaving.is_empty() && self.busy.is_empty();
         if let Some(name) = self.frozen.keys().next() {
-            return Err(format!("disk '{name}' is frozen: thaw it first"));
+            return Err(format!("disk '{name}': frozen; thaw it first"));
         }
         if !is_settled {
-            return Err("a disk is just coming, going or being changed: try it again".into());
+            return Err(
+                "a disk is being added, removed or changed; retry when that has completed".into(),
+            );
         }
         let encrypted = self.nbd.as_ref().and_then(Nbd::encrypted_client);
         if let Some(client) = encrypted.filter(|_| !self.encrypted_end) {
             return Err(format!(
-                "NBD client {client} is connected by TLS, which another process cannot go on with: \
-                 disconnect it first, or say --disconnect"
+                "NBD client {client}: connected by TLS, which cannot be handed over to another \
+                 process; disconnect the client first, or repeat with --disconnect"
             ));
         }
         self.disks.iter().try_for_each(Served::may_be_handed_over)
@@ -87,7 +90,8 @@ impl Estate for Objects {
         // Again: somebody may have come.
         self.may_be_handed_over()?;
         let mut files = Descriptors::default();
-        let failed = |error: io::Error| format!("cannot duplicate a descriptor: {error}");
+        let failed =
+            |error: io::Error| format!("cannot duplicate a file descriptor: {}", cause(error));
         let nbd = self.nbd.as_ref().map(|nbd| nbd.hand_over(&mut files));
         let disks = self.disks.iter().map(Served::give);
         let disks = disks.collect::<Result<Vec<_>, _>>()?;

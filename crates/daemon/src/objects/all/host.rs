@@ -10,7 +10,7 @@ use crate::metrics::{Measures, ProcessInfo};
 use crate::objects::disk::{Outcome, Served};
 use crate::objects::nbd::Nbd;
 use crate::objects::tracer::{CALIBRATE_EVERY, Tracer};
-use crate::options::StopTimeout;
+use crate::stop_timeout::StopTimeout;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};

@@ -40,12 +40,12 @@ impl Objects {
         match begun {
             Ok(running) => {
                 let info = running.info();
-                tracing::info!("disk '{name}' is mirrored to {}", info.target);
+                tracing::info!("disk '{name}': mirroring to {}", info.target);
                 self.disks[index].set_mirror(running);
                 asker(to_json(&info));
             }
             Err(problem) => {
-                let text = format!("disk '{name}' cannot be mirrored: {problem}");
+                let text = format!("disk '{name}': mirror not started: {problem}");
                 self.end_work(index, Err(Kind::Failed.because(text)), asker);
             }
         }
@@ -60,7 +60,8 @@ impl Objects {
         let name = self.disks[index].name().to_owned();
         if !force && !running.is_ready() && !running.is_over() {
             let text = format!(
-                "the mirror of disk '{name}' is {}, not ready: by force it ends, and the target is of no use",
+                "disk '{name}': its mirror is {}, not ready; --force ends it, and leaves an \
+                 incomplete target",
                 running.info().phase
             );
             return asker(Err(Kind::Conflict.because(text)));
@@ -79,8 +80,9 @@ impl Objects {
         if let Some(refusal) = self.is_busy(name) {
             return Err(refusal);
         }
-        disk.mirror()
-            .ok_or_else(|| Kind::Unknown.because(format!("there is no mirror of disk '{name}'")))
+        disk.mirror().ok_or_else(|| {
+            Kind::Unknown.because(format!("disk '{name}': no mirror is in progress"))
+        })
     }
 
     pub(super) fn take_in_ended_mirror(&mut self, name: &str, ended: Result<MirrorInfo, Refusal>) {
@@ -92,10 +94,7 @@ impl Objects {
                 self.disks[index].forget_mirror();
                 self.end_work(index, to_json(&info), asker);
             }
-            Err(refusal) => asker(Err(not_ended(
-                &format!("the mirror of disk '{name}'"),
-                refusal,
-            ))),
+            Err(refusal) => asker(Err(not_ended(&format!("disk '{name}': mirror"), refusal))),
         }
     }
 }

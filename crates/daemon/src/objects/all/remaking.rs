@@ -30,7 +30,7 @@ impl Objects {
         let conflict = |problem| {
             let name = disk.name();
             Kind::Conflict.because(format!(
-                "disk '{name}' cannot be changed while it is served: {problem}"
+                "disk '{name}': cannot be changed while it is served: {problem}"
             ))
         };
         disk.may_be_left().map_err(conflict)?;
@@ -100,7 +100,7 @@ impl Objects {
                 disk.inherit(&self.disks[index].counts(MAX_LEFT));
                 disk.succeed(self.disks[index].shared());
                 changes::watch_size(&disk, self.mail.post());
-                tracing::info!("changed: {}", disk.describe());
+                tracing::info!("disk changed: {}", disk.describe());
                 if !self.next.contains_key(name) {
                     disk.keep_jobs(&mut self.disks[index]);
                 }
@@ -116,8 +116,8 @@ impl Objects {
             Err(problem) => {
                 self.next.remove(name);
                 self.disks[index].set_unsettled(problem.clone());
-                tracing::warn!("disk '{name}' stays as it is: {problem}");
-                let text = format!("disk '{name}' stays as it is: {problem}");
+                tracing::warn!("disk '{name}': not changed: {problem}");
+                let text = format!("disk '{name}': not changed: {problem}");
                 asker(Err(Kind::Failed.because(text)));
             }
         }

@@ -4,6 +4,7 @@ use super::Objects;
 use crate::answer::{Asker, Kind, Refusal};
 use crate::objects::changes;
 use fathom_core::DiskError;
+use fathom_units::cause;
 use serde_json::json;
 use std::collections::BTreeSet;
 
@@ -15,7 +16,7 @@ impl Objects {
             return asker(Err(refusal));
         }
         if let Err(error) = changes::resize(disk, size, shrink, self.mail.post()) {
-            let text = format!("cannot start a thread: {error}");
+            let text = format!("cannot start a thread: {}", cause(error));
             return asker(Err(Kind::Failed.because(text)));
         }
         self.busy.insert(name, asker);
@@ -38,13 +39,13 @@ impl Objects {
     /// Why nothing else can be done with that disk now.
     pub(super) fn is_busy(&self, name: &str) -> Option<Refusal> {
         let what = if self.busy.contains_key(name) {
-            "just being changed"
+            "being changed by another request; retry when that request has completed"
         } else if self.frozen.contains_key(name) {
-            "frozen: thaw it first"
+            "frozen; thaw it first"
         } else {
             return None;
         };
-        Some(Kind::Conflict.because(format!("disk '{name}' is {what}")))
+        Some(Kind::Conflict.because(format!("disk '{name}': {what}")))
     }
 
     /// Likewise, of what would disturb its move.
@@ -61,7 +62,7 @@ impl Objects {
             disk.resized();
         }
         if let Err(error) = &resized {
-            tracing::warn!("disk '{name}' cannot be resized: {error}");
+            tracing::warn!("disk '{name}': not resized: {error}");
         }
         let answer = resized.map(|size| json!({ "size": size }));
         if let Some(asker) = self.busy.remove(name) {

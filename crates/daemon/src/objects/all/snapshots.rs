@@ -68,14 +68,15 @@ impl Objects {
         disk.qcow2_image().ok_or_else(|| have_none(name))?;
         let conflict = |problem| {
             Kind::Conflict.because(format!(
-                "the snapshots of disk '{name}' cannot be changed while it is served: {problem}"
+                "disk '{name}': its snapshots cannot be changed while it is served: {problem}"
             ))
         };
         let problem = disk.may_not_have_snapshots();
         problem.map_or(Ok(()), |problem| Err(conflict(problem)))?;
         disk.may_be_left().map_err(conflict)?;
         let table = disk.table().cloned();
-        let table = table.ok_or_else(|| conflict("its options are not known".into()))?;
+        let table =
+            table.ok_or_else(|| conflict("the server does not know the disk's options".into()))?;
         let options = DiskOptions::of(table, self.nbd.is_some()).map_err(conflict)?;
         self.begin_remake(index, options, Also::Snapshots(work), &conflict)
     }
@@ -83,7 +84,7 @@ impl Objects {
 
 fn have_none(name: &str) -> Refusal {
     Kind::Invalid.because(format!(
-        "disk '{name}' has no internal snapshots: only qcow2 images do, without --filter cow"
+        "disk '{name}': no internal snapshots, which only qcow2 images without --filter cow have"
     ))
 }
 
@@ -96,9 +97,7 @@ fn outcome(work: &SnapshotWork, remade: Answer) -> Answer {
     match (work.done(), remade) {
         (Some(all), Ok(_)) => answer(all),
         (Some(_), Err(mut refusal)) => {
-            refusal
-                .text
-                .push_str(" (the snapshots have been changed nevertheless)");
+            refusal.text.push_str(" (the snapshots were changed)");
             Err(refusal)
         }
         (None, remade) => remade,

@@ -41,7 +41,7 @@ impl Objects {
         let conflict = |problem| {
             let name = disk.name();
             Kind::Conflict.because(format!(
-                "disk '{name}' cannot go on with another image: {problem}"
+                "disk '{name}': not switched to another image: {problem}"
             ))
         };
         let (options, to) = match to {
@@ -63,9 +63,9 @@ impl Objects {
         if !running.is_ready() {
             let info = running.info();
             return Err(conflict(match info.problem {
-                Some(problem) => format!("its mirror has failed: {problem}"),
-                None if running.is_over() => "its mirror has ended: start another one".into(),
-                None => format!("its mirror is {}, not ready yet", info.phase),
+                Some(problem) => format!("its mirror failed: {problem}"),
+                None if running.is_over() => "its mirror has ended; start another one".into(),
+                None => format!("its mirror is {}, not yet ready", info.phase),
             }));
         }
         let to = Other::Mirror(running.clone());
@@ -83,7 +83,7 @@ impl Objects {
             return Err(refusal);
         }
         let problem = match gate::other() {
-            Some(_) => Some("tenants' disks have no snapshots while they are used".to_owned()),
+            Some(_) => Some("snapshots of a tenant's disk in use are not supported".to_owned()),
             None => disk.may_not_have_layer(),
         };
         problem.map_or(Ok(()), |problem| Err(conflict(problem)))?;
@@ -114,7 +114,7 @@ impl Objects {
         match sent {
             Some(Ok(())) => drop(self.busy.insert(name, asker)),
             Some(Err(_)) | None => {
-                let text = format!("nobody waits for what disk '{name}' is to go on with");
+                let text = format!("disk '{name}': no switch to another image is in progress");
                 asker(Err(Kind::Failed.because(text)));
             }
         }

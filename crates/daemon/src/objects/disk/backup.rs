@@ -21,14 +21,13 @@ impl Served {
                 path.push(".backup");
                 path.into()
             }
-            (None, _) => return Err("say at which socket NBD clients are to read it".into()),
+            (None, _) => return Err("name a socket at which NBD clients read the backup".into()),
         };
         // (Where a device is, there is no room for anything.)
         let file = options.disk.location.path().filter(|path| path.is_file());
         let beside = file.and_then(Path::parent);
         let scratch = order.scratch.or_else(|| beside.map(Path::to_owned));
-        let scratch =
-            scratch.ok_or("say in which directory is room for what is changed meanwhile")?;
+        let scratch = scratch.ok_or("name a directory for the scratch file")?;
         Ok(Order {
             disk: options.name.clone(),
             id,

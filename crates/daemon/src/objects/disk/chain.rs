@@ -13,7 +13,7 @@ use fathom_jobs::mirror::Terms;
 use fathom_jobs::{Following, Phase};
 use fathom_stack::KeyRing;
 use fathom_storage::Location;
-use fathom_units::Size;
+use fathom_units::{Size, cause};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,9 @@ impl Served {
         };
         let (target, own) = (&images[depth], &images[0]);
         same_size(target, own)?;
-        let table = self.table().ok_or("its options are not known")?;
+        let table = self
+            .table()
+            .ok_or("the server does not know the disk's options")?;
         let table = DiskTable {
             allow_dirs: dirs_of(&images[depth..], &table.allow_dirs),
             ..(table.clone()).on(Location::file(&target.path), Some(target.format))
@@ -64,7 +66,10 @@ impl Served {
             source: self.source(),
             terms: commit.terms,
             target: commit.target,
-            above: Some((above.ok_or("it is no chain of images")?, commit.depth)),
+            above: Some((
+                above.ok_or("the disk has no chain of images")?,
+                commit.depth,
+            )),
             shared: self.shared.clone(),
             events: self.events.clone(),
         })
@@ -76,7 +81,7 @@ impl Served {
         let has_tables = |image: &&ChainImage| image.format.has_tables();
         if images.first().filter(has_tables).is_none() {
             let format = images.first().map_or(Format::Raw, |image| image.format);
-            return Err(format!("a {format} image has nothing below it"));
+            return Err(format!("a {format} image has no backing image"));
         }
         if let Some(top) = &order.top {
             return Ok(Plan {
@@ -85,7 +90,7 @@ impl Served {
             });
         }
         let base = match &order.base {
-            None if images.len() == 1 => return Err("its image has none below it".into()),
+            None if images.len() == 1 => return Err("the disk's image has no backing image".into()),
             None => Base::Nothing,
             Some(path) => {
                 check_path(path)?;
@@ -118,7 +123,7 @@ impl Served {
             disk: self.options.name.clone(),
             description: self.options.disk.clone(),
             source: self.source(),
-            image: image.ok_or("it is no chain of images")?,
+            image: image.ok_or("the disk has no chain of images")?,
             plan,
             shared: self.shared.clone(),
             events: self.events.clone(),
@@ -187,7 +192,7 @@ impl Served {
 fn check_still(images: &[ChainImage], depth: usize, image: &ChainImage) -> Result<(), String> {
     match images.get(depth).is_some_and(|now| now.is_same(image)) {
         true => Ok(()),
-        false => Err("it is in another chain of images now".into()),
+        false => Err("the image is no longer in the same chain".into()),
     }
 }
 
@@ -196,8 +201,8 @@ fn refuse_snapshots(image: &ChainImage) -> Result<(), String> {
     match image.snapshots {
         0 => Ok(()),
         count => Err(format!(
-            "{} has {count} internal snapshots, which need what is below it as it is: they would have to be deleted before \
-             (`fathom img snapshot`)",
+            "{} has {count} internal snapshots, which depend on its backing image; delete them \
+             first ('fathom img snapshot')",
             image.path.display()
         )),
     }
@@ -208,7 +213,7 @@ fn same_size(below: &ChainImage, above: &ChainImage) -> Result<(), String> {
     match below.size == above.size {
         true => Ok(()),
         false => Err(format!(
-            "{} has {} and {} {}: they must be of one size",
+            "{} has {}, {} has {}; both images must have the same size",
             below.path.display(),
             Size(below.size),
             above.path.display(),
@@ -223,13 +228,13 @@ fn middle_of(
     top: &Path,
     base: Option<&Path>,
 ) -> Result<Middle, String> {
-    let base = base.ok_or("what it is to be brought into has to be said: the base")?;
+    let base = base.ok_or("no base is given: name the image into which to merge")?;
     [top, base].into_iter().try_for_each(check_path)?;
     let find = |path| depth_of(&images, path)?.ok_or_else(|| not_below(&images, path));
     let (top, base) = (find(top)?, find(base)?);
     if top >= base {
         let (top, base) = (images[top].path.display(), images[base].path.display());
-        return Err(format!("{base} is not below {top}"));
+        return Err(format!("{base} is not a backing image of {top}"));
     }
     same_size(&images[base], &images[top])?;
     images.truncate(base + 1);
@@ -239,7 +244,7 @@ fn middle_of(
 /// An image that is below the first of these, or another one.
 fn base_of(images: &[ChainImage], path: &Path, format: Option<Format>) -> Result<Base, String> {
     match depth_of(images, path)? {
-        Some(1) => Err(format!("{} is right below it", path.display())),
+        Some(1) => Err(format!("{} is already its backing image", path.display())),
         Some(depth) => Ok(Base::Own {
             depth,
             image: images[depth].clone(),
@@ -252,7 +257,13 @@ fn base_of(images: &[ChainImage], path: &Path, format: Option<Format>) -> Result
 }
 
 fn real(path: &Path) -> Result<PathBuf, String> {
-    fs::canonicalize(path).map_err(|error| format!("{}: cannot be found: {error}", path.display()))
+    fs::canonicalize(path).map_err(|error| {
+        format!(
+            "{}: cannot find the image: {}",
+            path.display(),
+            cause(error)
+        )
+    })
 }
 
 /// Which of those below is the file at `path`, if any.
@@ -271,9 +282,9 @@ fn not_below(images: &[ChainImage], path: &Path) -> String {
         .map(|image| image.path.display().to_string())
         .collect();
     match below.is_empty() {
-        true => "its image has none below it".into(),
+        true => "the disk's image has no backing image".into(),
         false => format!(
-            "{} is not one of the images below its own: {}",
+            "{} is not a backing image of the disk; its backing images are {}",
             path.display(),
             below.join(", ")
         ),

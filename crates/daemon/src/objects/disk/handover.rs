@@ -9,6 +9,7 @@ use fathom_core::{Legacy, Parts, WorkerHandle};
 use fathom_exports::vhost_user::Arrival;
 use fathom_files::{UsedFile, check_same};
 use fathom_trace::StageHistograms;
+use fathom_units::cause;
 use std::time::Instant;
 
 impl Served {
@@ -16,7 +17,7 @@ impl Served {
     pub fn may_be_handed_over(&self) -> Result<(), String> {
         let name = self.name();
         self.may_be_left()
-            .map_err(|problem| format!("disk '{name}' cannot be handed over: {problem}"))
+            .map_err(|problem| format!("disk '{name}': cannot be handed over: {problem}"))
     }
 
     /// Why another one in its place would be another disk.
@@ -31,16 +32,20 @@ impl Served {
     pub fn may_be_switched(&self) -> Result<(), String> {
         let problem = match self.stack.parts.may_go().err() {
             Some(problem) => problem,
-            None if self.options.disk.inject.is_some() => "--inject is not handed over".to_owned(),
+            None if self.options.disk.inject.is_some() => {
+                "--inject cannot be handed over to another process".to_owned()
+            }
             None if self
                 .stack
                 .file
                 .as_ref()
                 .is_some_and(|file| file.flush_has_failed()) =>
             {
-                "a flush of it has failed, which another process would not know".to_owned()
+                "a flush failed, which another process would not know".to_owned()
             }
-            None if self.options.table.is_none() => "its options are not known".to_owned(),
+            None if self.options.table.is_none() => {
+                "the server does not know the disk's options".to_owned()
+            }
             None => return Ok(()),
         };
         Err(problem)
@@ -53,9 +58,10 @@ impl Served {
             .vhost_user
             .as_ref()
             .map(|serving| serving.export().freeze());
-        let named = |problem| format!("disk '{}' cannot be handed over: {problem}", self.name());
+        let named = |problem| format!("disk '{}': cannot be handed over: {problem}", self.name());
         let state = DiskState {
-            table: table.ok_or_else(|| named("its options are not known".to_owned()))?,
+            table: table
+                .ok_or_else(|| named("the server does not know the disk's options".to_owned()))?,
             export: None,
             files: 0,
             lent: Default::default(),
@@ -83,7 +89,7 @@ impl Served {
     pub fn lend(&self) -> Result<Legacy, String> {
         let legacy = self.stack.parts.lend()?;
         if let Some(trace) = &self.trace {
-            let failed = |error| format!("what its trace has cannot go: {error}");
+            let failed = |error| format!("cannot hand over its trace: {}", cause(error));
             legacy.put(TRACE, trace.lend().map_err(failed)?);
         }
         Ok(legacy)

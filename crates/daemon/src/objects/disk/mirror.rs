@@ -10,19 +10,22 @@ use fathom_formats::Format;
 use fathom_jobs::InUse;
 use fathom_jobs::mirror::Terms;
 use fathom_storage::Location;
+use fathom_units::cause;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Why something cannot be done.
-const STREAMED: &str =
-    "its chain of images is being changed: wait until that ends, or end it (fathom stream stop)";
-const BACKED_UP: &str = "a backup of it has begun: wait until it ends";
-const MIRRORED: &str = "it is being mirrored: end that first, or switch over";
+const STREAMED: &str = "its chain of images is being changed; wait until that ends, or end it with 'fathom stream \
+     stop'";
+const BACKED_UP: &str = "a backup is in progress; wait until it ends";
+const MIRRORED: &str = "a mirror is in progress; end it first, or switch to its target";
 
 impl Served {
     /// What it takes to begin. The error is for the user.
     pub fn mirror_order(&self, order: MirrorOrder, has_nbd: bool) -> Result<Order, String> {
-        let table = self.table().ok_or("its options are not known")?;
+        let table = self
+            .table()
+            .ok_or("the server does not know the disk's options")?;
         let mut table: DiskTable = table.clone().on(order.target, order.format);
         if !order.keys.is_empty() {
             table.keys = order.keys;
@@ -73,11 +76,11 @@ impl Served {
     /// Why it cannot be copied to where it would be the same.
     pub fn may_not_be_mirrored(&self) -> Option<String> {
         if self.is_changed_by_others() {
-            Some("other processes may change it, who would not be noticed".into())
+            Some("other processes may change the image, which a mirror would miss".into())
         } else if self.moves.going.is_some() {
-            Some("another server may take it over (nbd-move)".into())
+            Some("another server may take the disk over (nbd-move)".into())
         } else if self.table().is_some_and(|table| has_filter(table, "cow")) {
-            Some("its changes go with the server (--filter cow)".into())
+            Some("its changes are discarded when the server ends (--filter cow)".into())
         } else {
             self.may_not_be_disturbed()
         }
@@ -89,13 +92,13 @@ impl Served {
         let problem = if !disk.location.path().is_some_and(Path::is_file) {
             "its image is not a file"
         } else if disk.read_only {
-            "it is served for reading only"
+            "the disk is read-only"
         } else if disk.offset.or(disk.size).is_some() {
-            "it is a part of its file (offset, size)"
+            "the disk is a part of its file (offset, size)"
         } else if disk.base.is_some() || disk.data_file.is_some() {
-            "it has a base or a data file that its image does not name"
+            "the disk has a base or a data file that its image does not name"
         } else if table.is_some_and(|table| has_filter(table, "cow")) {
-            "its changes go with the server (--filter cow)"
+            "its changes are discarded when the server ends (--filter cow)"
         } else {
             return self.may_not_be_disturbed();
         };
@@ -105,11 +108,13 @@ impl Served {
     /// With a new image of that path on top. The error is for the user.
     pub fn layered(&self, path: PathBuf, has_nbd: bool) -> Result<(DiskOptions, Other), String> {
         check_path(&path)?;
-        let table = self.table().ok_or("its options are not known")?;
+        let table = self
+            .table()
+            .ok_or("the server does not know the disk's options")?;
         let below = table.image.path().ok_or("its image is not a file")?;
         // (However it is called: it is seen from another directory now.)
         let below = fs::canonicalize(below);
-        let below = below.map_err(|error| format!("its image cannot be found: {error}"))?;
+        let below = below.map_err(|error| format!("cannot find its image: {}", cause(error)))?;
         let mut dirs = table.allow_dirs.clone();
         if let Some(dir) = below.parent().filter(|dir| path.parent() != Some(dir))
             && !dirs.iter().any(|allowed| allowed == dir)

@@ -16,9 +16,9 @@ impl Served {
     /// Why they cannot be changed.
     pub fn may_not_have_snapshots(&self) -> Option<String> {
         if self.options.disk.read_only {
-            Some("it is served for reading only".into())
+            Some("the disk is read-only".into())
         } else if self.is_changed_by_others() {
-            Some("other processes may change it, who would not be noticed".into())
+            Some("other processes may change the image without notice".into())
         } else if let Some(problem) = self.shared.may_not_be_changed() {
             Some(problem.into())
         } else {

@@ -26,7 +26,7 @@ impl Served {
             }
             None => {
                 self.stop_trace();
-                tracing::info!("tracing is off");
+                tracing::info!("tracing stopped");
             }
         }
         Ok(json!({ "trace": file }))
@@ -53,8 +53,8 @@ impl Served {
         if let Some(trace) = self.stop_trace() {
             let path = trace.path().display();
             tracing::error!(
-                "{path}: truncated by another process, so tracing is off; \
-                 a new trace: fathom trace --pid {} --on {path}",
+                "{path}: truncated by another process, so tracing has stopped; start a new trace \
+                 with 'fathom trace --pid {} --on {path}'",
                 std::process::id()
             );
         }

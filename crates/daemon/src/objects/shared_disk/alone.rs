@@ -4,8 +4,8 @@ use super::{SharedDisk, Users};
 use fathom_core::{DiskError, Resize};
 
 /// Of a virtual machine that has not connected to this server.
-const KNOWS_MORE: &str = "its virtual machine has not connected yet, which may know of changes that are not in the image: \
-                          wait until it has";
+const KNOWS_MORE: &str = "its virtual machine has not connected yet, and may know of changes that are not in the \
+     image; wait until it has connected";
 
 fn knows_more(disk: &SharedDisk, users: &Users) -> bool {
     disk.front_end_first && !users.front_end_came
@@ -50,10 +50,7 @@ impl SharedDisk {
     fn use_for<T>(&self, users: &Users, work: impl FnOnce() -> T) -> Result<T, DiskError> {
         if users.front_end_changes {
             // (It may still be active.)
-            let problem = format!(
-                "{}: its virtual machine is about to leave it: try again",
-                self.name
-            );
+            let problem = format!("{}: its virtual machine is disconnecting; retry", self.name);
             return Err(DiskError::Refused(problem));
         }
         self.disk.activate()?;
@@ -63,7 +60,7 @@ impl SharedDisk {
 
     fn resize_active(&self, to: &Resize) -> Result<u64, DiskError> {
         if to.size.is_some() && self.disk.info().read_only {
-            let problem = format!("{}: is served for reading only", self.name);
+            let problem = format!("{}: the disk is read-only", self.name);
             return Err(DiskError::Refused(problem));
         }
         self.disk.resize(to)

@@ -3,6 +3,7 @@
 use super::hierarchy::{Controller, Version};
 use crate::allowance::Allowance;
 use crate::info::TenantLimits;
+use fathom_units::cause;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -61,7 +62,8 @@ fn or_max(limit: Option<u64>) -> String {
 
 fn set(dir: &Path, file: &str, value: &str) -> Result<(), String> {
     let path = dir.join(file);
-    fs::write(&path, value).map_err(|error| format!("{value} for {}: {error}", path.display()))
+    fs::write(&path, value)
+        .map_err(|error| format!("{value} in {}: {}", path.display(), cause(error)))
 }
 
 fn set_if_there(dir: &Path, file: &str, value: &str) -> Result<(), String> {

@@ -1,6 +1,7 @@
 //! Where the kernel's control groups are: one hierarchy for all controllers (version 2), or several for
 //! one or some of them each (version 1), and in each the group that this process is in.
 
+use fathom_units::cause;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -52,8 +53,9 @@ pub struct Base {
 impl Base {
     /// The error is for the user.
     pub fn find(controller: Controller) -> Result<Base, String> {
-        let read =
-            |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
+        let read = |path: &str| {
+            fs::read_to_string(path).map_err(|error| format!("{path}: {}", cause(error)))
+        };
         let (mounts, own) = (read("/proc/self/mountinfo")?, read("/proc/self/cgroup")?);
         if let Some(dir) = unified(&mounts, &own)
             && controllers(&dir, "cgroup.controllers").contains(&controller.name().to_owned())
@@ -65,8 +67,8 @@ impl Base {
         let dir = separate(&mounts, &own, controller.name());
         dir.map(|dir| Base { version, dir }).ok_or_else(|| {
             format!(
-                "the kernel's control groups have no controller '{}' here: start the server in a group \
-                 to which it is delegated (systemd: Delegate=yes)",
+                "control group controller '{}' is not available; start the server in a control \
+                 group to which the controller is delegated (systemd: Delegate=yes)",
                 controller.name()
             )
         })
@@ -88,8 +90,8 @@ impl Base {
         moved.map_err(|error| self.problem(&error))?;
         enable(&self.dir, controller).map_err(|error| match error.kind() {
             io::ErrorKind::ResourceBusy => format!(
-                "other processes are in the control group {}: start the server in one of its own \
-                 (systemd: Delegate=yes)",
+                "other processes are in the control group {}; start the server in its own \
+                 control group (systemd: Delegate=yes)",
                 self.dir.display()
             ),
             _ => self.problem(&error),
@@ -98,9 +100,10 @@ impl Base {
 
     pub fn problem(&self, error: &io::Error) -> String {
         format!(
-            "there can be no control groups in {} ({error}): start the server as root, or in a group that \
-             is delegated to it (systemd: Delegate=yes)",
-            self.dir.display()
+            "cannot create control groups in {}: {}; start the server as root, or in a \
+             control group that is delegated to it (systemd: Delegate=yes)",
+            self.dir.display(),
+            cause(error)
         )
     }
 }

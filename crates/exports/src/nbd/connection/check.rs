@@ -102,7 +102,7 @@ fn kind(export: &ExportView, agreed: Agreed, header: &RequestHeader) -> Result<K
         return Err(Refusal(ErrorCode::NotPermitted, "the export is read-only"));
     }
     let offered = |offered: bool, kind| {
-        let refusal = Refusal(ErrorCode::Invalid, "the export does not offer this");
+        let refusal = Refusal(ErrorCode::Invalid, "the export does not offer this command");
         offered.then_some(kind).ok_or(refusal)
     };
     match header.command {
@@ -139,14 +139,14 @@ fn check_payload(agreed: Agreed, header: &RequestHeader, kind: Kind) -> Result<(
     match kind {
         Kind::Write if header.len > max => Err(Refusal(
             ErrorCode::Invalid,
-            "more than the maximum payload of 32 MiB",
+            "longer than the maximum payload of 32 MiB",
         )),
         Kind::Read { whole: true } if header.len > max => {
             let code = match agreed.replies {
                 Replies::Simple => ErrorCode::Invalid,
                 _ => ErrorCode::Overflow,
             };
-            Err(Refusal(code, "more than 32 MiB in one piece"))
+            Err(Refusal(code, "longer than 32 MiB"))
         }
         _ => Ok(()),
     }
@@ -169,7 +169,7 @@ pub(super) fn check_range(
         return Err(Refusal(code, "beyond the end of the export"));
     }
     if len == 0 && matches!(kind, Kind::BlockStatus { .. }) {
-        return Err(Refusal(ErrorCode::Invalid, "the status of nothing"));
+        return Err(Refusal(ErrorCode::Invalid, "block status of 0 bytes"));
     }
     Ok(())
 }

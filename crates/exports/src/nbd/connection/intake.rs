@@ -7,6 +7,7 @@ use super::reply::To;
 use super::{Ending, Held, NbdSource};
 use fathom_core::{Cx, Op, Request, RequestId, Wire};
 use fathom_nbd::protocol::{ErrorCode, RequestHeader, command_flag, u32_at, u64_at};
+use fathom_units::cause;
 use libc::iovec;
 use std::cmp::min;
 
@@ -147,7 +148,7 @@ impl NbdSource {
         let header = match RequestHeader::parse(self.agreed.replies, bytes) {
             Ok(header) => header,
             Err(error) => {
-                self.leave(Ending::Failed(error.to_string()));
+                self.leave(Ending::Failed(cause(error)));
                 return Ok(());
             }
         };
@@ -317,7 +318,7 @@ impl NbdSource {
         let header_len = self.agreed.replies.request_len();
         let unknown = Refusal(
             ErrorCode::Invalid,
-            "not a filter of the context agreed upon",
+            "not a metadata context that was negotiated",
         );
         if header.len != ONE as u64 {
             self.refuse(header, unknown, intake);

@@ -3,6 +3,7 @@
 use super::{Ending, NbdSource, RECEIVE, SEND};
 use fathom_core::{Cx, SocketIo, SocketIoKind};
 use fathom_tls::Opened;
+use fathom_units::cause;
 use libc::{iovec, msghdr};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -168,7 +169,7 @@ impl NbdSource {
         let unanswered = self.table.used();
         self.leave(match errno {
             libc::EPIPE | libc::ECONNRESET => Ending::Vanished { unanswered },
-            _ => Ending::Failed(io::Error::from_raw_os_error(errno).to_string()),
+            _ => Ending::Failed(cause(io::Error::from_raw_os_error(errno))),
         });
     }
 

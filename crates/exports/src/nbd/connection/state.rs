@@ -12,6 +12,7 @@ use super::{Agreed, ExportView, Limits, NbdSource, OnEnd, SEND, Stream};
 use crate::Descriptors;
 use fathom_core::{Cx, RangeLimits, SourceId};
 use fathom_nbd::protocol::{ErrorCode, Replies};
+use fathom_units::cause;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -165,7 +166,7 @@ impl CommandState {
 
     fn kind(&self) -> Result<Kind, String> {
         let named = KINDS.iter().find(|(name, _)| *name == self.kind);
-        let (_, kind) = named.ok_or_else(|| format!("a command '{}' is not known", self.kind))?;
+        let (_, kind) = named.ok_or_else(|| format!("unknown command '{}'", self.kind))?;
         Ok(*kind)
     }
 }
@@ -217,13 +218,18 @@ impl NbdSource {
         match &self.mover {
             // The next server of this disk knows who has taken it over, and tells a client that asks again.
             Some(mover) if mover.has_taken_over() => return Ok(Described::Reconnects),
-            Some(_) => return Err("it is taking its disk over, and is to end that first".into()),
+            Some(_) => {
+                return Err(
+                    "the client is taking the disk over, and must complete that first".into(),
+                );
+            }
             None => {}
         }
         if self.tls.is_some() {
             return Ok(Described::Encrypted);
         }
-        let failed = |error: io::Error| format!("cannot be handed over: {error}");
+        let failed =
+            |error: io::Error| format!("cannot duplicate its file descriptors: {}", cause(error));
         let indices = self.table.in_use();
         let payload = self.payload.as_ref().map(|payload| PayloadState {
             command: payload
@@ -280,7 +286,7 @@ impl NbdSource {
         number: u16,
         on_end: OnEnd,
     ) -> Result<NbdSource, String> {
-        let failed = |error: io::Error| error.to_string();
+        let failed = cause::<io::Error>;
         let [piece, read_ahead, to_send] = state.buffers(files)?;
         let stream = Stream {
             socket: files.take(state.socket)?,
@@ -289,7 +295,7 @@ impl NbdSource {
         };
         let replies = REPLIES.get(usize::from(state.replies));
         let agreed = Agreed {
-            replies: *replies.ok_or("replies of a kind that is not known")?,
+            replies: *replies.ok_or("replies of an unknown kind")?,
             allocation_context: state.allocation_context,
             // (Disks that have bitmaps, backups, end with their server.)
             bitmap_context: None,
@@ -322,7 +328,7 @@ impl NbdSource {
         indices: &[u16],
         bytes: &[u8],
     ) -> Result<(), String> {
-        let unknown = "a payload of a command that is not there";
+        let unknown = "a payload of no command";
         let index = state
             .command
             .map(|at| indices.get(at).copied().ok_or(unknown));
@@ -369,10 +375,10 @@ impl NbdSource {
         let fits =
             kind == Kind::Flush || check_range(&self.export, kind, state.offset, state.len).is_ok();
         if !fits || state.issued > state.len || is_payload != (kind == Kind::Write) {
-            return Err("a command that cannot be".into());
+            return Err("an impossible command".into());
         }
         if self.table.is_full() {
-            return Err("more commands than a client may have".into());
+            return Err("more commands than a client may have in flight".into());
         }
         let index = self.table.take();
         let split = state.len > self.longest(kind);
@@ -401,7 +407,7 @@ impl SourceState {
         let (len, filled) = piece.unwrap_or_default();
         let is_piece = piece.is_none() || (1..=BLOCK).contains(&len) && filled <= len;
         if !is_piece || self.received > BLOCK || self.to_send > MAX_TO_SEND {
-            return Err("more than a client can have waiting".into());
+            return Err("more replies than a client may have waiting".into());
         }
         let lengths = [filled, self.received, self.to_send];
         let mut buffers = lengths.map(|len| vec![0; len]);
@@ -410,7 +416,7 @@ impl SourceState {
             let mut at = 0;
             for buffer in &mut buffers {
                 let read = file.read_exact_at(buffer, at);
-                read.map_err(|error| error.to_string())?;
+                read.map_err(cause)?;
                 at += buffer.len() as u64;
             }
         }

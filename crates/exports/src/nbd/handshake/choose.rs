@@ -24,13 +24,15 @@ impl<H: Host> Handshake<'_, H> {
     /// connection.
     pub(super) fn export_name(&mut self, len: u32) -> Result<Next, Failure> {
         if len as usize > MAX_STRING {
-            return Err(refused(format!("an export's name with {len} bytes")));
+            return Err(refused(format!("an export name of {len} bytes")));
         }
         let mut name = vec![0; len as usize];
         self.transport.read_exact(&mut name)?;
         let name = parse_string(&name).map_err(refused)?;
         if self.lacks_tls() {
-            return Err(refused("the client does not use TLS"));
+            return Err(refused(
+                "the client does not use TLS, which this server requires",
+            ));
         }
         if self.replies == Replies::Extended {
             return Err(refused("NBD_OPT_EXPORT_NAME after extended headers"));
@@ -152,7 +154,7 @@ impl<H: Host> Handshake<'_, H> {
         found.ok_or_else(|| {
             // As much of it as a log line should have.
             let shown: String = name.chars().take(80).collect();
-            No(rep::ERR_UNKNOWN, format!("there is no export {shown:?}"))
+            No(rep::ERR_UNKNOWN, format!("no export {shown:?}"))
         })
     }
 }
@@ -178,7 +180,7 @@ impl Choice<'_> {
         }
         match fields.is_empty() {
             true => Ok(choice),
-            false => Err("there is more data than information requests"),
+            false => Err("more data than information requests"),
         }
     }
 }

@@ -78,7 +78,7 @@ impl<H: Host> Handshake<'_, H> {
 
     fn queries<'d>(&self, data: &'d [u8]) -> Result<(Arc<Export>, Vec<&'d str>), No> {
         if self.replies == Replies::Simple {
-            return Err(No::invalid("structured replies come first"));
+            return Err(No::invalid("structured replies must be negotiated first"));
         }
         let (name, queries) = parse(data).map_err(No::invalid)?;
         Ok((self.find(name)?, queries))
@@ -109,6 +109,6 @@ fn parse(data: &[u8]) -> Result<(&str, Vec<&str>), &'static str> {
     let queries = queries.collect::<Result<_, _>>()?;
     match fields.is_empty() {
         true => Ok((name, queries)),
-        false => Err("there is more data than queries"),
+        false => Err("more data than queries"),
     }
 }

@@ -21,6 +21,7 @@ use fathom_nbd::protocol::{
     INIT_MAGIC, OPTION_MAGIC, OptionHeader, Replies, handshake_flag, opt, rep,
 };
 use fathom_nbd::transport::Transport;
+use fathom_units::cause;
 use option::push_reply;
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
@@ -47,7 +48,7 @@ pub trait Host {
 /// Why an export that there is cannot be had; a sentence for the client.
 #[derive(Debug, thiserror::Error)]
 pub enum Denied {
-    #[error("the server is stopping, or no longer has the disk")]
+    #[error("the server is stopping, or the disk was removed")]
     Stopping,
     #[error("{0}")]
     NotNow(String),
@@ -74,11 +75,11 @@ pub struct Agreement {
 /// Why a handshake has failed, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    #[error("it took too long")]
+    #[error("the handshake took too long")]
     TimedOut,
-    #[error("the client went away in the middle")]
+    #[error("the client closed the connection during the handshake")]
     Vanished,
-    #[error("{0}")]
+    #[error("{}", cause(.0))]
     Io(io::Error),
     #[error("{0}")]
     Refused(String),

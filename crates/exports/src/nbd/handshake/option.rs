@@ -42,7 +42,7 @@ pub const TOO_SHORT: &str = "the option's data is too short";
 /// A string as proto.md wants it.
 pub fn parse_string(bytes: &[u8]) -> Result<&str, &'static str> {
     if bytes.len() > MAX_STRING {
-        return Err("a string has more than 4096 bytes");
+        return Err("a string exceeds 4096 bytes");
     }
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.contains('\0') => Ok(text),

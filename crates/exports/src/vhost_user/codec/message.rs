@@ -312,7 +312,7 @@ impl Request {
             problem,
         };
         if header.is_reply() {
-            return Err(malformed("a reply to no request"));
+            return Err(malformed("a reply without a request"));
         }
         let mut payload = Payload(&payload);
         let request = decode(header.request, &mut payload, &mut fds).map_err(malformed)?;

@@ -12,6 +12,7 @@ mod socket;
 pub use message::{ConfigRange, Inflight, Region, Request, VringAddr, has_reply, name};
 pub use socket::{Received, Receiver, send};
 
+use fathom_units::cause;
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -107,16 +108,16 @@ pub struct Frame {
 pub enum CodecError {
     #[error("message of protocol version {0}, expected 1")]
     Version(u32),
-    #[error("message with a payload of {0} bytes, at most {MAX_PAYLOAD} are allowed")]
+    #[error("payload of {0} bytes exceeds the limit of {MAX_PAYLOAD}")]
     TooLong(u32),
     #[error("message with more than {MAX_FDS} file descriptors")]
     TooManyFds,
-    #[error("an unfinished message with more bytes than its header says")]
+    #[error("message longer than its header says")]
     Surplus,
-    #[error("connection closed in the middle of a message")]
+    #[error("the connection was closed within a message")]
     Truncated,
-    #[error("front-end does not read its replies")]
+    #[error("the front-end does not read its replies")]
     Unread,
-    #[error(transparent)]
+    #[error("{}", cause(.0))]
     Io(#[from] io::Error),
 }

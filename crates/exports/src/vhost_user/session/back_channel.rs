@@ -2,6 +2,7 @@
 
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::{CodecError, Header, Received, Receiver, send};
+use fathom_units::cause;
 use rustix::net::sockopt::socket_type;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -47,13 +48,18 @@ impl BackChannel {
             Ok(Received::Frame(frame)) => {
                 if !frame.header.is_reply() || frame.payload != 0u64.to_ne_bytes() {
                     tracing::warn!(
-                        "vhost-user: the front-end did not accept the changed configuration"
+                        "vhost-user: the front-end rejected the changed configuration, so the \
+                         guest may not see the disk's new size"
                     );
                 }
                 true
             }
             Err(error) => {
-                tracing::warn!("vhost-user: back channel: {error}");
+                tracing::warn!(
+                    "vhost-user: back channel failed, so the guest may not see changes of the \
+                     disk's size: {}",
+                    cause(error)
+                );
                 false
             }
         }
@@ -63,7 +69,7 @@ impl BackChannel {
 impl Session<'_> {
     pub(super) fn set_backend_req_fd(&mut self, socket: OwnedFd) -> Result<Reply, Fault> {
         // Polling another kind of file may wait for its file system.
-        socket_type(&socket).map_err(|e| Fault::Refused(format!("not a socket: {e}")))?;
+        socket_type(&socket).map_err(|e| Fault::Refused(format!("not a socket: {}", cause(e))))?;
         self.back_channel = Some(BackChannel {
             socket,
             receiver: Receiver::default(),
@@ -76,13 +82,17 @@ impl Session<'_> {
         let (config, need_reply) = (self.features.config(), self.features.reply_ack());
         let Some(channel) = self.back_channel.as_ref().filter(|_| config) else {
             tracing::warn!(
-                "vhost-user: the front-end has no channel to be told \
-                 that the disk's configuration has changed"
+                "vhost-user: the front-end has no back channel, so the guest does not see the \
+                 disk's new size until it reads the configuration again"
             );
             return;
         };
         if let Err(error) = channel.request(CONFIG_CHANGE, need_reply) {
-            tracing::warn!("vhost-user: back channel: {error}");
+            tracing::warn!(
+                "vhost-user: back channel failed, so the guest may not see changes of the disk's \
+                 size: {}",
+                cause(error)
+            );
             self.back_channel = None;
         }
     }

@@ -7,6 +7,7 @@ use super::{Fault, Session};
 use crate::Descriptors;
 use crate::vhost_user::codec::{Inflight, Receiver, Region, VringAddr};
 use crate::vhost_user::mapping::Mapping;
+use fathom_units::cause;
 use fathom_virtio::BlkQueue;
 use fathom_virtio::features::OF_DISK;
 use serde::{Deserialize, Serialize};
@@ -121,7 +122,7 @@ impl Session<'_> {
     /// What it is now; queues may run meanwhile. The error is for the user.
     pub fn describe(&self, descriptors: &mut Descriptors) -> Result<SessionState, String> {
         let state = self.try_to_describe(descriptors);
-        state.map_err(|error| format!("cannot duplicate a descriptor: {error}"))
+        state.map_err(|error| format!("cannot duplicate a file descriptor: {}", cause(error)))
     }
 
     fn try_to_describe(&self, descriptors: &mut Descriptors) -> io::Result<SessionState> {
@@ -245,7 +246,7 @@ impl Session<'_> {
     ) -> Result<(), Fault> {
         let most = self.vrings.len();
         if vrings.len() > most {
-            let problem = format!("{} vrings; this disk has up to {most}", vrings.len());
+            let problem = format!("{} vrings exceed the disk's limit of {most}", vrings.len());
             return Err(Fault::Refused(problem));
         }
         let mut event = |number: Option<usize>| {

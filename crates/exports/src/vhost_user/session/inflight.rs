@@ -5,6 +5,7 @@ use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::Inflight;
 use crate::vhost_user::mapping::Mapping;
 use fathom_core::{KEEPSAKE_ROOM, Keepsake};
+use fathom_units::cause;
 use fathom_virtio::inflight::{InflightQueue, region_size};
 use fathom_virtio::queue::MAX_SIZE;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -110,13 +111,13 @@ impl Session<'_> {
         let (queues, size) = (wanted.num_queues, wanted.queue_size);
         if queues == 0 || usize::from(queues) > self.vrings.len() {
             return Err(Fault::Refused(format!(
-                "{queues} queues; this disk has up to {}",
+                "{queues} queues exceed the disk's limit of {}",
                 self.vrings.len()
             )));
         }
         if !(1..=MAX_SIZE).contains(&size) {
             return Err(Fault::Refused(format!(
-                "queues of {size} entries; 1 to {MAX_SIZE} are supported"
+                "queues of {size} entries are not supported, only 1 to {MAX_SIZE}"
             )));
         }
         Ok(())
@@ -128,7 +129,7 @@ impl Session<'_> {
             .roomy
             .end;
         let fd = memory_file(size)
-            .map_err(|e| Fault::Refused(format!("cannot create a memory file: {e}")))?;
+            .map_err(|e| Fault::Refused(format!("cannot create a memory file: {}", cause(e))))?;
         let area = Inflight {
             mmap_size: size,
             mmap_offset: 0,
@@ -208,7 +209,12 @@ impl Session<'_> {
         let Some(area) = &self.inflight else {
             return Ok(None);
         };
-        let outside = || format!("the in-flight area is for {} queues only", area.queues);
+        let outside = || {
+            format!(
+                "the in-flight area has room for only {} queues",
+                area.queues
+            )
+        };
         area.queue(index, size).ok_or_else(outside).map(Some)
     }
 }

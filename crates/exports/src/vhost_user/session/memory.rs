@@ -101,7 +101,7 @@ impl Session<'_> {
         let mut regions = self.memory.regions.clone();
         let Some(found) = regions.iter().position(|r| same(&r.region)) else {
             return Err(Fault::Refused(format!(
-                "there is no region at {:#x} of {:#x} bytes",
+                "no region at {:#x} of {:#x} bytes",
                 region.guest_addr, region.size
             )));
         };

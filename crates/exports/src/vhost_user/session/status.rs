@@ -15,7 +15,9 @@ impl Session<'_> {
     /// status 0 whenever it stops a guest, which will go on and not look.
     pub(super) fn set_status(&mut self, status: u64) -> Result<Reply, Fault> {
         let Ok(status) = u8::try_from(status) else {
-            return Err(Fault::Refused(format!("{status:#x} is no device status")));
+            return Err(Fault::Refused(format!(
+                "{status:#x} is not a device status"
+            )));
         };
         self.device_status = status;
         if status == 0 {

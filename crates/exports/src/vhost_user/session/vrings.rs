@@ -10,6 +10,7 @@
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::VringAddr;
 use fathom_core::{Detaching, DiskError, Eventfd, Source, SourceId};
+use fathom_units::cause;
 use fathom_virtio::{BlkQueue, QueueSetup, signal};
 use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use std::os::fd::{AsFd, OwnedFd};
@@ -55,7 +56,7 @@ impl Vring {
 /// A copy, since a queue that cannot start takes its file descriptors along.
 fn duplicate(fd: &Option<OwnedFd>) -> Result<Option<OwnedFd>, Fault> {
     let copy = fd.as_ref().map(OwnedFd::try_clone).transpose();
-    copy.map_err(|e| Fault::Refused(format!("cannot duplicate an eventfd: {e}")))
+    copy.map_err(|e| Fault::Refused(format!("cannot duplicate an eventfd: {}", cause(e))))
 }
 
 /// Refuse what cannot be an eventfd: other files are always readable, and
@@ -65,10 +66,12 @@ fn duplicate(fd: &Option<OwnedFd>) -> Result<Option<OwnedFd>, Fault> {
 pub(super) fn check_eventfd(fd: &OwnedFd) -> Result<(), Fault> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = statx(fd, "", flags, StatxFlags::TYPE)
-        .map_err(|e| Fault::Refused(format!("not an eventfd: {e}")))?;
+        .map_err(|e| Fault::Refused(format!("not an eventfd: {}", cause(e))))?;
     match FileType::from_raw_mode(stat.stx_mode.into()) {
         FileType::Unknown => Ok(()),
-        other => Err(Fault::Refused(format!("not an eventfd but a {other:?}"))),
+        other => Err(Fault::Refused(format!(
+            "not an eventfd but a file descriptor of type {other:?}"
+        ))),
     }
 }
 
@@ -99,7 +102,7 @@ impl Session<'_> {
     ) -> Result<Reply, Fault> {
         let fd = fd.ok_or_else(|| {
             Fault::Refused(format!(
-                "vring {index}: a queue without a kick eventfd cannot be served"
+                "vring {index}: has no kick eventfd, which this server needs"
             ))
         })?;
         check_eventfd(&fd)?;
@@ -120,8 +123,8 @@ impl Session<'_> {
         if vring.running.is_none() && signal(vring.call.as_ref()).is_err() {
             // It has another in its place now, which nobody hears.
             tracing::warn!(
-                "vhost-user: vring {index}: its call eventfd was full when it was set: it gets no \
-                 interrupts"
+                "vhost-user: vring {index}: its call eventfd was already full, so the guest gets \
+                 no interrupts"
             );
         }
         Ok(Reply::Ack)
@@ -181,13 +184,17 @@ impl Session<'_> {
     fn vring(&self, index: u32) -> Result<usize, Fault> {
         let count = self.vrings.len();
         let i = usize::try_from(index).ok().filter(|i| *i < count);
-        i.ok_or_else(|| Fault::Refused(format!("vring {index}: this disk has up to {count}")))
+        i.ok_or_else(|| {
+            Fault::Refused(format!(
+                "vring {index}: exceeds the disk's limit of {count} vrings"
+            ))
+        })
     }
 
     fn stopped_vring(&self, index: u32) -> Result<usize, Fault> {
         let i = self.vring(index)?;
         if self.vrings[i].running.is_some() {
-            return Err(Fault::Refused(format!("vring {i} is running")));
+            return Err(Fault::Refused(format!("vring {i}: is running")));
         }
         Ok(i)
     }
@@ -224,11 +231,11 @@ impl Session<'_> {
         match self.shared.workers[worker].set_eventfd(id, which, copy) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                let problem = format!("vring {i}: cannot watch its kick eventfd: {error}");
+                let problem = format!("vring {i}: cannot watch its kick eventfd: {}", cause(error));
                 return Err(Fault::Refused(problem));
             }
             Err(unheard) => tracing::warn!(
-                "vhost-user: vring {i}: {unheard}: it still uses the previous eventfd"
+                "vhost-user: vring {i}: {unheard}; it still uses the previous eventfd"
             ),
         }
         *self.vrings[i].eventfd(which) = fd;
@@ -275,7 +282,7 @@ impl Session<'_> {
         }
         let id = self.shared.workers[worker]
             .attach(source)
-            .map_err(|e| Fault::Fatal(format!("vring {i} cannot be served: {e}")))?;
+            .map_err(|e| Fault::Fatal(format!("vring {i}: cannot be started: {}", cause(e))))?;
         self.vrings[i].running = Some(Running { worker, id });
         self.shared
             .update_status(|status| status.queues_running += 1);
@@ -310,7 +317,8 @@ impl Session<'_> {
             log_addr: log_used.then_some(addr.log),
             base: vring.base,
             features: self.features.acked,
-            kick: kick.map_err(|e| problem(format!("cannot duplicate an eventfd: {e}")))?,
+            kick: kick
+                .map_err(|e| problem(format!("cannot duplicate an eventfd: {}", cause(e))))?,
             call: duplicate(&vring.call)?,
             err: duplicate(&vring.err)?,
         };

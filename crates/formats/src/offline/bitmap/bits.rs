@@ -34,7 +34,7 @@ impl<'a> Bits<'a> {
         if there < bytes {
             let name = printable(&bitmap.name);
             return Err(Error::invalid(format!(
-                "bitmap '{name}' has {there} bytes of bits, where its disk needs {bytes}"
+                "bitmap '{name}' has {there} bytes of bits, but its disk needs {bytes}"
             )));
         }
         let table = read_table(file, &g, bitmap)?;
@@ -98,7 +98,7 @@ impl<'a> Bits<'a> {
         let mut bytes = vec![0; self.g.cluster_size() as usize];
         self.file
             .read_at(&mut bytes, place.0)
-            .map_err(Error::io("a bitmap cannot be read"))?;
+            .map_err(Error::io("cannot read a bitmap"))?;
         Ok(Cluster::Mixed(bytes))
     }
 
@@ -200,7 +200,7 @@ pub(crate) fn check_tables<'b>(
     g: &Geometry,
     bitmaps: impl Iterator<Item = &'b Bitmap>,
 ) -> Result<()> {
-    let file_len = file.len().map_err(Error::io("its size cannot be read"))?;
+    let file_len = file.len().map_err(Error::io("cannot read its size"))?;
     let mut room = file_len;
     for bitmap in bitmaps {
         check_table_size(g, bitmap)?;
@@ -220,7 +220,7 @@ fn check_table_size(g: &Geometry, bitmap: &Bitmap) -> Result<()> {
     }
     let (name, entries) = (printable(&bitmap.name), bitmap.table_entries);
     Err(Error::invalid(format!(
-        "bitmap '{name}' has a table of {entries} entries, for more bits than a bitmap can have"
+        "bitmap '{name}' has a table of {entries} entries, which exceeds the limit"
     )))
 }
 
@@ -233,11 +233,11 @@ pub(crate) fn read_table(
     check_table_size(g, bitmap)?;
     let len = u64::from(bitmap.table_entries) * 8;
     let bytes = read_up_to(file, bitmap.table_offset.0, len)
-        .map_err(Error::io("a bitmap's table cannot be read"))?;
+        .map_err(Error::io("cannot read a bitmap's table"))?;
     if (bytes.len() as u64) < len {
         let name = printable(&bitmap.name);
         return Err(Error::invalid(format!(
-            "bitmap '{name}' has a table beyond the end of the file"
+            "bitmap '{name}' has a table beyond the file's end"
         )));
     }
     let words = bytes.as_chunks::<8>().0.iter();

@@ -47,8 +47,8 @@ impl Bitmaps<'_> {
             let (theirs, own) = (source.disk_size(), target.disk_size());
             let name = printable(name.as_bytes());
             return Err(Error::usage(format!(
-                "bitmap '{name}' is of a disk of {own} bytes: one of a disk of {theirs} bytes \
-                 cannot be merged into it"
+                "bitmap '{name}' belongs to a disk of {own} bytes; a bitmap of a disk of \
+                 {theirs} bytes cannot be merged into it"
             )));
         }
         self.add_bits(index, &mut |range, dirty| source.for_each(range, dirty))

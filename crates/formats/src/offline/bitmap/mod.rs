@@ -130,7 +130,11 @@ impl<'a> Bitmaps<'a> {
     /// Any bitmap of that name.
     fn index(&self, name: &str) -> Result<usize> {
         let found = self.find(name.as_bytes());
-        found.ok_or_else(|| Error::usage(format!("has no bitmap '{name}': see --list")))
+        found.ok_or_else(|| {
+            Error::usage(format!(
+                "no bitmap '{name}'; --list lists the image's bitmaps"
+            ))
+        })
     }
 
     /// A bitmap that may be looked at and changed.
@@ -144,7 +148,8 @@ impl<'a> Bitmaps<'a> {
         let g = self.editor.geometry();
         if g.version < 3 {
             return Err(Error::unsupported(
-                "an image of version 2 (compat=0.10) cannot have bitmaps",
+                "an image of version 2 (compat=0.10) has no bitmaps; convert it with 'fathom img \
+                 amend -o compat=1.1'",
             ));
         }
         if name.is_empty() || name.len() > MAX_NAME || name.contains(&0) {
@@ -154,17 +159,19 @@ impl<'a> Bitmaps<'a> {
         }
         if self.find(name).is_some() {
             let name = printable(name);
-            return Err(Error::usage(format!("has a bitmap '{name}' already")));
+            return Err(Error::usage(format!(
+                "a bitmap named '{name}' already exists"
+            )));
         }
         if self.bitmaps.len() as u64 >= u64::from(MAX_BITMAPS) {
             return Err(Error::unsupported(format!(
-                "has {MAX_BITMAPS} bitmaps, and there can be no more"
+                "the image has {MAX_BITMAPS} bitmaps, which is the limit"
             )));
         }
         let granularity = granularity.unwrap_or(g.cluster_size().clamp(4096, 65536));
         if !granularity.is_power_of_two() || !(512..=1 << 31).contains(&granularity) {
             return Err(Error::usage(format!(
-                "a granularity of {granularity} bytes: it must be a power of two of 512 to 2G"
+                "granularity {granularity}: not a power of two from 512 to 2G"
             )));
         }
         let mut bitmap = Bitmap {
@@ -178,8 +185,8 @@ impl<'a> Bitmaps<'a> {
         let size = self.disk_size();
         if size == 0 || size.div_ceil(granularity) > MAX_BITS {
             return Err(Error::usage(format!(
-                "a disk of {size} bytes cannot have a bitmap with a granularity of {granularity} \
-                 bytes, only of 1 to {MAX_BITS} bits"
+                "granularity {granularity}: a bitmap of a disk of {size} bytes would not have 1 \
+                 to {MAX_BITS} bits"
             )));
         }
         let entries = g.clusters_of(bitmap.bytes_for(size));
@@ -242,7 +249,7 @@ impl<'a> Bitmaps<'a> {
         match kept as u64 + entries <= MAX_TABLE_ENTRIES {
             true => Ok(()),
             false => Err(Error::unsupported(format!(
-                "the tables of its bitmaps would take more than {} MiB of memory; remove bitmaps first",
+                "the tables of its bitmaps would exceed {} MiB of memory; remove bitmaps first",
                 (MAX_TABLE_ENTRIES * 8) >> 20
             ))),
         }
@@ -299,7 +306,7 @@ impl<'a> Bitmaps<'a> {
         let directory_size = bytes.len() as u64;
         if directory_size > MAX_DIRECTORY_BYTES {
             return Err(Error::unsupported(
-                "the names of its bitmaps would take more space than there can be",
+                "the names of its bitmaps would exceed the space for them",
             ));
         }
         bytes.resize(bytes.len().next_multiple_of(g.cluster_size() as usize), 0);
@@ -329,14 +336,14 @@ fn check_usable(bitmap: &Bitmap) -> Result<()> {
     let name = printable(&bitmap.name);
     if bitmap.flags & FLAG_IN_USE != 0 {
         return Err(Error::invalid(format!(
-            "bitmap '{name}' was in use when the image was last closed, and misses writes since: \
-             it can only be removed (fathom img bitmap --remove)"
+            "bitmap '{name}': not closed cleanly, so it misses writes, and can only be removed \
+             ('fathom img bitmap --remove')"
         )));
     }
     if !bitmap.extra.is_empty() && bitmap.flags & FLAG_EXTRA_DATA_COMPATIBLE == 0 {
         return Err(Error::unsupported(format!(
-            "bitmap '{name}' has extra data without which it must not be used: it can only be \
-             removed (fathom img bitmap --remove)"
+            "bitmap '{name}': has unknown extra data, so it can only be removed ('fathom img \
+             bitmap --remove')"
         )));
     }
     Ok(())

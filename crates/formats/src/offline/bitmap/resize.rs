@@ -29,7 +29,7 @@ impl<'a> Bitmaps<'a> {
         if new.div_ceil(granularity) > MAX_BITS {
             let name = bits::printable(&bitmap.name);
             return Err(Error::unsupported(format!(
-                "bitmap '{name}' would have more than {MAX_BITS} bits: remove it first"
+                "bitmap '{name}': would exceed {MAX_BITS} bits; remove it first"
             )));
         }
         let entries = g.clusters_of(bitmap.bytes_for(new));

@@ -18,7 +18,7 @@ pub(crate) fn mark_unrecorded(file: &dyn ImageFile, header: &Header) -> Result<u
         return Ok(0);
     };
     let (mut at, mut marked) = (extension.directory_offset, 0);
-    let failed = |error| Error::io("its bitmap directory cannot be written")(error);
+    let failed = |error| Error::io("cannot write its bitmap directory")(error);
     for bitmap in read_bitmaps(file, header)? {
         if bitmap.flags & (FLAG_AUTO | FLAG_IN_USE) == FLAG_AUTO {
             let flags = bitmap.flags | FLAG_IN_USE;

@@ -19,8 +19,8 @@ impl Counters {
         let fits = clusters.checked_mul(2).is_some_and(|b| b <= max_memory);
         let Some(clusters) = usize::try_from(clusters).ok().filter(|_| fits) else {
             return Err(Error::unsupported(format!(
-                "its file has {clusters} clusters, more than can be counted in {max_memory} \
-                 bytes of memory"
+                "the file's {clusters} clusters need more than the {max_memory} bytes of memory \
+                 that are allowed for counting them"
             )));
         };
         Ok(Counters {

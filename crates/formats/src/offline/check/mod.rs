@@ -90,7 +90,7 @@ pub fn check(
             if !report.repaired() {
                 break;
             }
-            file.sync().map_err(Error::io("cannot be flushed"))?;
+            file.sync().map_err(Error::io("cannot flush"))?;
         }
     }
     let last = Options {

@@ -38,11 +38,11 @@ pub(super) fn pass(file: &dyn ImageFile, options: &Options, lines: &mut Lines) -
         write_header(file, &header)?;
     }
     let geometry = header.geometry();
-    let len = file.len().map_err(Error::io("its size cannot be read"))?;
+    let len = file.len().map_err(Error::io("cannot read its size"))?;
     let clusters = len >> geometry.cluster_bits;
     if clusters / 8 > options.max_memory {
         return Err(Error::unsupported(format!(
-            "its file has {clusters} clusters, more than can be checked"
+            "the file's {clusters} clusters exceed the limit of a check"
         )));
     }
     let total = header.image_size.div_ceil(geometry.cluster_size());
@@ -80,8 +80,8 @@ pub(super) fn mark_clean(file: &dyn ImageFile) -> Result<()> {
 
 fn write_header(file: &dyn ImageFile, header: &Header) -> Result<()> {
     file.write_at(&header.encode(), 0)
-        .map_err(Error::io("its header cannot be written"))?;
-    file.sync().map_err(Error::io("cannot be flushed"))
+        .map_err(Error::io("cannot write its header"))?;
+    file.sync().map_err(Error::io("cannot flush"))
 }
 
 impl Scan<'_, '_> {
@@ -102,7 +102,7 @@ impl Scan<'_, '_> {
         self.lines.say(&format!("Repairing {text}"));
         self.file
             .write_at(&[0; 8], at.0)
-            .map_err(Error::io("a table cannot be written"))?;
+            .map_err(Error::io("cannot write a table"))?;
         self.report.corruptions_fixed += 1;
         Ok(())
     }
@@ -133,7 +133,7 @@ impl Scan<'_, '_> {
             let at = table + done;
             self.file
                 .read_at(&mut chunk, at.0)
-                .map_err(Error::io("a table cannot be read"))?;
+                .map_err(Error::io("cannot read a table"))?;
             for (i, entry) in chunk.chunks_exact(8).enumerate() {
                 let mut bytes = [0; 8];
                 bytes.copy_from_slice(entry);

@@ -7,7 +7,7 @@ pub(super) fn choose<T: Copy>(name: &str, value: &str, choices: &[(&str, T)]) ->
     chosen.map(|(_, choice)| *choice).ok_or_else(|| {
         let all: Vec<_> = choices.iter().map(|(text, _)| *text).collect();
         let all = all.join(", ");
-        Error::usage(format!("{name}: '{value}' is none of {all}"))
+        Error::usage(format!("{name}: '{value}' is not one of {all}"))
     })
 }
 

@@ -42,7 +42,8 @@ impl Encryption {
         let luks = &mut self.luks;
         let number = |unit: &str| {
             let parsed = value.parse::<u32>().ok().filter(|n| *n > 0);
-            parsed.ok_or_else(|| Error::usage(format!("{name}: '{value}' is no number of {unit}")))
+            parsed
+                .ok_or_else(|| Error::usage(format!("{name}: '{value}' is not a number of {unit}")))
         };
         match name {
             "format" => self.is_wanted = choose(name, value, &[("luks", true)])?,
@@ -69,7 +70,7 @@ impl Encryption {
     pub(super) fn header(&self, key: Option<&Passphrase>) -> Result<Vec<u8>> {
         let Some(key) = key else {
             return Err(Error::usage(
-                "what is to be encrypted needs a key: --key file:PATH, say",
+                "an encrypted image needs a key; add --key file:PATH, for example",
             ));
         };
         let created = fathom_luks::create(&self.luks, key);

@@ -18,19 +18,19 @@ pub(super) fn create(
     let sector = u64::from(options.encryption.luks.sector_size);
     if !size.is_multiple_of(sector) {
         return Err(Error::usage(format!(
-            "the size must be a multiple of the sector size, {sector} bytes"
+            "the size is not a multiple of the sector size of {sector} bytes"
         )));
     }
     let header = options.encryption.header(key)?;
-    let failed = || Error::io("cannot be written");
+    let failed = || Error::io("cannot write the image");
     file.set_len(0).map_err(failed())?;
     file.set_len(header.len() as u64 + size)
-        .map_err(Error::io("cannot be extended"))?;
+        .map_err(Error::io("cannot extend the file"))?;
     let (first, rest) = header.split_at(MAGIC_SECTOR);
     file.write_at(&[0; MAGIC_SECTOR], 0).map_err(failed())?;
-    file.sync().map_err(Error::io("cannot be flushed"))?;
+    file.sync().map_err(Error::io("cannot flush"))?;
     file.write_at(rest, MAGIC_SECTOR as u64).map_err(failed())?;
-    file.sync().map_err(Error::io("cannot be flushed"))?;
+    file.sync().map_err(Error::io("cannot flush"))?;
     file.write_at(first, 0).map_err(failed())?;
-    file.sync().map_err(Error::io("cannot be flushed"))
+    file.sync().map_err(Error::io("cannot flush"))
 }

@@ -18,6 +18,7 @@ use super::Image;
 use crate::{Error, Format, Result};
 use fathom_files::ImageFile;
 use fathom_luks::Passphrase;
+use fathom_units::cause;
 use std::path::Path;
 
 /// Makes an image of a disk of `size` bytes (rounded up to whole sectors) in
@@ -34,7 +35,7 @@ pub fn create(
     let size = size
         .checked_next_multiple_of(512)
         .filter(|size| *size <= i64::MAX as u64)
-        .ok_or_else(|| Error::usage("the size is too large"))?;
+        .ok_or_else(|| Error::usage("the size exceeds the limit"))?;
     options.validate()?;
     match options.format {
         Format::Raw => raw::create(file, options.preallocation, size),
@@ -55,7 +56,8 @@ pub fn backing_size(path: &Path, file: &dyn ImageFile, format: Option<Format>) -
     let Some(format) = format else {
         let seems = Format::probe(file).map_err(told)?;
         return Err(told(Error::usage(format!(
-            "its format is needed, too: -F {seems} (it seems to be {seems})"
+            "the format of the backing file is not given; add -F {seems} (the file looks like \
+             {seems})"
         ))));
     };
     Ok(Image::read(file, format).map_err(told)?.size())
@@ -89,7 +91,8 @@ pub(in crate::offline) fn check_preallocation(
     }
     file.check_allocate().map_err(|error| {
         Error::Unsupported(format!(
-            "preallocation=falloc: {error}; use preallocation=full, which writes zeroes, or off"
+            "preallocation=falloc: {}; use preallocation=full, which writes zeroes, or off",
+            cause(error)
         ))
     })
 }
@@ -105,7 +108,7 @@ pub(super) fn preallocate(
     offset: u64,
     len: u64,
 ) -> Result<()> {
-    let no_space = Error::io("cannot allocate its space");
+    let no_space = Error::io("cannot allocate space");
     match how {
         Preallocation::Off | Preallocation::Metadata => Ok(()),
         Preallocation::Falloc => file.allocate(offset, len).map_err(no_space),
@@ -114,7 +117,7 @@ pub(super) fn preallocate(
             while at < offset + len {
                 let piece = (offset + len - at).min(ZEROES.len() as u64);
                 let written = file.write_at(&ZEROES[..piece as usize], at);
-                written.map_err(Error::io("cannot allocate its space"))?;
+                written.map_err(Error::io("cannot allocate space"))?;
                 at += piece;
             }
             Ok(())

@@ -4,6 +4,7 @@ use super::choice::{choose, on_or_off};
 use super::encryption::{self, Encryption};
 use crate::qcow2::CompressionType;
 use crate::{Error, Format, Result};
+use fathom_units::unknown_name;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -152,10 +153,9 @@ impl Options {
     ) -> Result<()> {
         let names = Options::names(self.format);
         let Some(known) = names.iter().find(|known| **known == name) else {
-            let (format, names) = (self.format, names.join(", "));
-            return Err(Error::usage(format!(
-                "{format} has no option '{name}'; it has {names}"
-            )));
+            let what = format!("option of {} images:", self.format);
+            let list = format!("'fathom img create -f {} -o help' lists all", self.format);
+            return Err(Error::usage(unknown_name(&what, name, names, &list)));
         };
         let size = || parse_size(value).map_err(|e| Error::usage(format!("{name}: {e}")));
         let qcow2 = &mut self.qcow2;
@@ -218,12 +218,12 @@ impl Options {
                 return refuse("backing_fmt needs backing_file");
             }
             if len > 1023 || backing.name.contains('\0') {
-                return refuse("the backing file's name is invalid or longer than 1023 bytes");
+                return refuse("the backing file's name is invalid, or exceeds 1023 bytes");
             }
         }
         match self.format {
             Format::Raw if self.preallocation == Preallocation::Metadata => {
-                refuse("preallocation=metadata is for qcow2; raw has no metadata")
+                refuse("preallocation=metadata: applies only to qcow2, because raw has no metadata")
             }
             Format::Raw => Ok(()),
             Format::Luks => self.validate_luks(),
@@ -244,11 +244,11 @@ impl Options {
         let (cluster, table) = (self.cluster_size, self.table_size);
         if !cluster.is_power_of_two() || !(4 << 10..=64 << 20).contains(&cluster) {
             return Err(Error::usage(
-                "cluster_size must be a power of two of 4k to 64M",
+                "cluster_size: not a power of two from 4k to 64M",
             ));
         }
         if !table.is_power_of_two() || table > 16 {
-            return Err(Error::usage("table_size must be 1, 2, 4, 8 or 16 clusters"));
+            return Err(Error::usage("table_size: not 1, 2, 4, 8 or 16 clusters"));
         }
         Ok(())
     }
@@ -257,13 +257,13 @@ impl Options {
         let (cluster, q) = (self.cluster_size, &self.qcow2);
         let refuse = |problem: &str| Err(Error::usage(problem));
         if !cluster.is_power_of_two() || !(512..=2 << 20).contains(&cluster) {
-            return refuse("cluster_size must be a power of two of 512 to 2M");
+            return refuse("cluster_size: not a power of two from 512 to 2M");
         }
         if !q.refcount_bits.is_power_of_two() || q.refcount_bits > 64 {
-            return refuse("refcount_bits must be a power of two of 1 to 64");
+            return refuse("refcount_bits: not a power of two from 1 to 64");
         }
         if q.extended_l2 && cluster < 16 << 10 {
-            return refuse("extended_l2=on needs a cluster_size of 16k at least");
+            return refuse("extended_l2=on: needs a cluster_size of at least 16k");
         }
         let needs_v3 = [
             (q.refcount_bits != 16, "refcount_bits other than 16"),
@@ -279,10 +279,10 @@ impl Options {
             return Err(Error::usage(format!("{what} needs compat=1.1")));
         }
         if q.data_file_raw && q.data_file.is_none() {
-            return refuse("data_file_raw=on needs data_file");
+            return refuse("data_file_raw=on: needs data_file");
         }
         if q.data_file_raw && self.backing.is_some() {
-            return refuse("data_file_raw=on and a backing file exclude each other");
+            return refuse("data_file_raw=on: excludes a backing file");
         }
         if q.data_file
             .as_deref()
@@ -297,16 +297,19 @@ impl Options {
                 .given()
                 .any(|name| name.starts_with(encryption::PREFIX))
         {
-            return refuse("options of encryption need encrypt.format=luks");
+            return refuse("options of encryption: need encrypt.format=luks");
         }
         if encrypts && preallocates {
-            return refuse("what is encrypted is not preallocated: it would read as anything");
+            return refuse(
+                "preallocation: excludes encryption, because preallocated data would read as \
+                 random bytes",
+            );
         }
         if encrypts && q.data_file.is_some() {
-            return refuse("encrypt.format and data_file exclude each other");
+            return refuse("encrypt.format: excludes data_file");
         }
         if preallocates && self.backing.is_some() && !q.extended_l2 {
-            return refuse("preallocation with a backing file needs extended_l2=on");
+            return refuse("preallocation: needs extended_l2=on for an image with a backing file");
         }
         Ok(())
     }

@@ -107,7 +107,7 @@ impl Plan {
         header.l1_offset = HostOffset::of_cluster(layout.l1(), g.cluster_bits);
         if header.refcount_table_bytes() > MAX_REFCOUNT_TABLE_BYTES {
             return Err(Error::usage(
-                "its refcount table would be too large; use larger clusters",
+                "its refcount table would exceed the limit; use a larger cluster_size",
             ));
         }
         let encoded = encode(&mut header)?;
@@ -205,7 +205,7 @@ pub(super) fn create(
     let layout = &plan.layout;
     file.set_len(0).map_err(failed())?;
     file.set_len(layout.total() << g.cluster_bits)
-        .map_err(Error::io("cannot be extended"))?;
+        .map_err(Error::io("cannot extend the file"))?;
     let tables = (0..l2_tables).map(|index| preallocated_table(&plan, index));
     plan.put_tables(0..l2_tables, tables, &mut |at, cluster, used| {
         write_padded(file, cluster, used, at)
@@ -217,16 +217,16 @@ pub(super) fn create(
             data.set_len(0).map_err(failed())?;
             data.set_len(size).map_err(failed())?;
             preallocate(data, how, 0, size)?;
-            data.sync().map_err(Error::io("cannot be flushed"))?;
+            data.sync().map_err(Error::io("cannot flush"))?;
         }
         None => {
             let at = layout.first_data() << g.cluster_bits;
             preallocate(file, how, at, layout.data << g.cluster_bits)?;
         }
     }
-    file.sync().map_err(Error::io("cannot be flushed"))?;
+    file.sync().map_err(Error::io("cannot flush"))?;
     file.write_at(&plan.first, 0).map_err(failed())?;
-    file.sync().map_err(Error::io("cannot be flushed"))
+    file.sync().map_err(Error::io("cannot flush"))
 }
 
 /// The L2 table of this index of a disk all of whose clusters have a place.
@@ -262,7 +262,7 @@ pub fn fully_allocated(options: &Options, size: u64) -> Result<Extent> {
     let l1_entries = g.l1_entries_for(size);
     if l1_entries * L1Entry::SIZE > MAX_L1_BYTES {
         return Err(Error::usage(
-            "the size is too large; use a larger cluster_size",
+            "the size exceeds the limit; use a larger cluster_size",
         ));
     }
     let encryption = encryption_len(options);
@@ -284,7 +284,7 @@ fn encryption_len(options: &Options) -> u64 {
 }
 
 fn failed() -> impl FnOnce(std::io::Error) -> Error {
-    Error::io("cannot be written")
+    Error::io("cannot write the image")
 }
 
 /// Whether the entries of a new image, or zeroes that were written, make its disk read as zeroes,

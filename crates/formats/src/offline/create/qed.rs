@@ -32,7 +32,7 @@ pub(super) fn create(file: &dyn ImageFile, options: &Options, size: u64) -> Resu
     start.extend(&name);
     // Too large a size, say.
     Header::parse(&start).map_err(|e| Error::usage(e.to_string()))?;
-    let failed = || Error::io("cannot be written");
+    let failed = || Error::io("cannot write the image");
     let geometry = header.geometry();
     file.set_len(0).map_err(failed())?;
     let start_of_l1 = header.l1_offset.0;
@@ -45,7 +45,7 @@ pub(super) fn create(file: &dyn ImageFile, options: &Options, size: u64) -> Resu
         start_of_l1,
         geometry.table_bytes(),
     )?;
-    file.sync().map_err(Error::io("cannot be flushed"))?;
+    file.sync().map_err(Error::io("cannot flush"))?;
     file.write_at(&start, 0).map_err(failed())?;
-    file.sync().map_err(Error::io("cannot be flushed"))
+    file.sync().map_err(Error::io("cannot flush"))
 }

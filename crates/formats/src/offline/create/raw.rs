@@ -6,10 +6,10 @@ use fathom_files::ImageFile;
 
 pub(super) fn create(file: &dyn ImageFile, how: Preallocation, size: u64) -> Result<()> {
     check_preallocation(file, how)?;
-    let failed = Error::io("cannot be written");
+    let failed = Error::io("cannot write the image");
     file.set_len(0).map_err(failed)?;
     file.set_len(size)
-        .map_err(Error::io("cannot be extended"))?;
+        .map_err(Error::io("cannot extend the file"))?;
     preallocate(file, how, 0, size)?;
-    file.sync().map_err(Error::io("cannot be flushed"))
+    file.sync().map_err(Error::io("cannot flush"))
 }

@@ -43,12 +43,12 @@ impl Contents {
         let size = size.next_multiple_of(512);
         let problem = match options.format {
             Format::Raw | Format::Qed | Format::Luks | Format::Foreign(_) => {
-                "only qcow2 images are made of what they are to contain"
+                "only qcow2 images can be written as a stream"
             }
-            _ if options.encryption.is_wanted => "a stream is not encrypted here",
-            _ if options.qcow2.data_file.is_some() => "a stream has no place for a data file",
+            _ if options.encryption.is_wanted => "cannot be encrypted",
+            _ if options.qcow2.data_file.is_some() => "has no data file; omit data_file",
             _ if options.preallocation != Preallocation::Off => {
-                "a stream has no place for what is only allocated: no preallocation"
+                "has no preallocation; omit preallocation"
             }
             Format::Qcow2 => {
                 return Ok(Contents {
@@ -108,7 +108,7 @@ impl Contents {
             let index = cluster / entries;
             if self.tables.len() as u64 >= most && !self.tables.contains_key(&index) {
                 return Err(Error::usage(
-                    "too much is to be remembered of so large a disk: use a larger cluster_size",
+                    "needs too much memory for a disk of this size; use a larger cluster_size",
                 ));
             }
             let table = self.tables.entry(index).or_insert_with(|| Table {
@@ -153,7 +153,7 @@ impl Contents {
         let ones = |words: &[u64]| words.iter().map(|w| u64::from(w.count_ones())).sum::<u64>();
         let data = self.tables.values().map(|table| ones(&table.data)).sum();
         let plan = Plan::new(options, self.size, self.tables.len() as u64, data)?;
-        let mut put = |bytes: &[u8]| out(bytes).map_err(Error::io("cannot be written"));
+        let mut put = |bytes: &[u8]| out(bytes).map_err(Error::io("cannot write"));
         put(&plan.first)?;
         let mut before = 0;
         let tables = self.tables.values().map(|table| {

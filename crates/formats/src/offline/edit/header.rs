@@ -50,11 +50,11 @@ impl Switch {
 }
 
 fn failed() -> impl FnOnce(std::io::Error) -> Error {
-    Error::io("its header cannot be written")
+    Error::io("cannot write its header")
 }
 
 fn sync(file: &dyn ImageFile) -> Result<()> {
-    file.sync().map_err(Error::io("cannot be flushed"))
+    file.sync().map_err(Error::io("cannot flush"))
 }
 
 /// The first sector of the first cluster after a change of the header. The rest of that cluster
@@ -80,7 +80,7 @@ pub(crate) fn switch(first: &[u8], old: &Header, new: &Header) -> Result<Switch>
         }
     }
     Err(Error::unsupported(
-        "its header has no room in its first 512 bytes, where it can be changed at once",
+        "its header has no space within its first 512 bytes, which can be changed atomically",
     ))
 }
 

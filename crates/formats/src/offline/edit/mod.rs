@@ -50,7 +50,7 @@ impl<'a> Editor<'a> {
         header.encryption()?;
         if header.is_corrupt() {
             return Err(Error::invalid(
-                "is marked corrupt: repair it with `fathom img check --repair all`",
+                "marked corrupt; repair the image with 'fathom img check --repair all'",
             ));
         }
         let repair = match header.is_dirty() {
@@ -64,7 +64,8 @@ impl<'a> Editor<'a> {
         let report = check::check(file, Format::Qcow2, &options, &mut |_| {})?;
         if report.corruptions + report.check_errors > 0 {
             return Err(Error::invalid(format!(
-                "its metadata has {} errors: repair it with `fathom img check --repair all`",
+                "its metadata has {} errors; repair the image with 'fathom img check --repair \
+                 all'",
                 report.corruptions + report.check_errors
             )));
         }
@@ -80,7 +81,7 @@ impl<'a> Editor<'a> {
         Ok(Editor {
             file,
             refcounts: Refcounts::read(file, &header)?,
-            old_len: Some(file.len().map_err(Error::io("its size cannot be read"))?),
+            old_len: Some(file.len().map_err(Error::io("cannot read its size"))?),
             first,
             old,
             header,
@@ -113,7 +114,7 @@ impl<'a> Editor<'a> {
         let mut bytes = vec![0; len as usize];
         self.file
             .read_at(&mut bytes, offset.0)
-            .map_err(Error::io("its metadata cannot be read"))?;
+            .map_err(Error::io("cannot read its metadata"))?;
         Ok(bytes)
     }
 
@@ -159,7 +160,7 @@ impl<'a> Editor<'a> {
         );
         self.file
             .write_at(bytes, offset.0)
-            .map_err(Error::io("cannot be written"))
+            .map_err(Error::io("cannot write the image"))
     }
 
     /// Makes the new image out of the old one, durably. Space that is free then goes back to the
@@ -186,7 +187,7 @@ impl<'a> Editor<'a> {
         let bits = self.header.cluster_bits;
         let end = self.refcounts.end()? << bits;
         let len = self.file.len();
-        let len = len.map_err(Error::io("its size cannot be read"))?.min(end);
+        let len = len.map_err(Error::io("cannot read its size"))?.min(end);
         for clusters in self.refcounts.settle() {
             let (start, end) = (clusters.start << bits, (clusters.end << bits).min(len));
             let _ = self.file.discard(start, end.saturating_sub(start));

@@ -20,7 +20,7 @@ struct Block {
 
 fn no_room() -> Error {
     Error::unsupported(
-        "its refcount table would be too large: larger clusters or narrower refcounts are needed",
+        "its refcount table would exceed the limit; use larger clusters or narrower refcounts",
     )
 }
 
@@ -50,7 +50,7 @@ impl<'a> Refcounts<'a> {
         // The header's limit.
         let mut bytes = vec![0; header.refcount_table_bytes() as usize];
         file.read_at(&mut bytes, header.refcount_table_offset.0)
-            .map_err(Error::io("its refcount table cannot be read"))?;
+            .map_err(Error::io("cannot read its refcount table"))?;
         let entry = |word: &[u8]| {
             let word = TableEntry(u64::from_be_bytes(word.try_into().unwrap_or_default()));
             let block = word.block(&g);
@@ -94,7 +94,7 @@ impl<'a> Refcounts<'a> {
             let mut block = self.new_block()?;
             self.file
                 .read_at(&mut block.bytes, place.0)
-                .map_err(Error::io("its refcounts cannot be read"))?;
+                .map_err(Error::io("cannot read its refcounts"))?;
             self.blocks.insert(index, block);
         }
         Ok(self.blocks.get_mut(&index))
@@ -103,9 +103,7 @@ impl<'a> Refcounts<'a> {
     fn new_block(&self) -> Result<Block> {
         let size = self.g.cluster_size();
         if (self.blocks.len() as u64 + 1) * size > MAX_BYTES {
-            return Err(Error::unsupported(
-                "its refcounts take more than 1 GiB of memory",
-            ));
+            return Err(Error::unsupported("its refcounts exceed 1 GiB of memory"));
         }
         Ok(Block {
             bytes: vec![0; size as usize],
@@ -170,8 +168,8 @@ impl<'a> Refcounts<'a> {
                 let count = refcount::get(&block.bytes, old.refcount_order, entry as usize);
                 if count > new.g.refcount_max() {
                     return Err(Error::unsupported(format!(
-                        "a cluster is referred to {count} times, which refcounts of {} bits cannot say: delete \
-                         snapshots first, or take more bits",
+                        "a cluster has {count} references, which refcounts of {} bits cannot \
+                         express; delete snapshots first, or use more bits",
                         new.g.refcount_bits()
                     )));
                 }
@@ -197,8 +195,8 @@ impl<'a> Refcounts<'a> {
             if count == self.g.refcount_max() {
                 let (bits, max) = (self.g.refcount_bits(), self.g.refcount_max());
                 return Err(Error::unsupported(format!(
-                    "a cluster would be referred to more than {max} times, which its \
-                     refcounts of {bits} bits cannot say"
+                    "a cluster would have more than {max} references, which refcounts of {bits} \
+                     bits cannot express"
                 )));
             }
             self.set(cluster, count + 1)?;
@@ -329,7 +327,7 @@ impl<'a> Refcounts<'a> {
         let write = |bytes: &[u8], at: HostOffset| {
             debug_assert!(self.are_new(at, bytes.len() as u64));
             let written = self.file.write_at(bytes, at.0);
-            written.map_err(Error::io("its refcounts cannot be written"))
+            written.map_err(Error::io("cannot write its refcounts"))
         };
         for (index, block) in self.blocks.iter().filter(|(_, b)| b.placed) {
             write(&block.bytes, self.place_of(*index))?;

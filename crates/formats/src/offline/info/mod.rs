@@ -89,8 +89,8 @@ impl Info {
         let full_backing = full_backing.and_then(|name| resolve(path, name).ok());
         Ok(Info {
             path: path.to_owned(),
-            file_len: file.len().map_err(Error::io("its size cannot be read"))?,
-            allocated: allocated.map_err(Error::io("its size cannot be read"))?,
+            file_len: file.len().map_err(Error::io("cannot read its size"))?,
+            allocated: allocated.map_err(Error::io("cannot read its size"))?,
             protocol,
             image,
             snapshots,

@@ -49,7 +49,7 @@ impl Window<'_> {
             self.bytes.resize(old + len.max(CHUNK), 0);
             self.file
                 .read_at(&mut self.bytes[old..], self.offset.0)
-                .map_err(Error::io("its snapshot table cannot be read"))?;
+                .map_err(Error::io("cannot read its snapshot table"))?;
             self.offset += (self.bytes.len() - old) as u64;
         }
         Ok(&self.bytes[self.used..])
@@ -95,7 +95,7 @@ pub(crate) fn read_bitmaps(file: &dyn ImageFile, header: &Header) -> Result<Vec<
         return Ok(Vec::new());
     };
     let directory = read_up_to(file, extension.directory_offset.0, extension.directory_size)
-        .map_err(Error::io("its bitmap directory cannot be read"))?;
+        .map_err(Error::io("cannot read its bitmap directory"))?;
     let mut rest = directory.as_slice();
     let mut bitmaps = Vec::new();
     for _ in 0..extension.count {

@@ -41,17 +41,17 @@ fn table(file: &dyn ImageFile, header: &Header, bitmap: &Bitmap, chunk: &mut [u8
         .div_ceil(g.cluster_size());
     if u64::from(entries) != needed {
         return invalid(format!(
-            "its table has {entries} entries, where its disk needs {needed}"
+            "its table has {entries} entries, but its disk needs {needed}"
         ));
     }
-    let len = file.len().map_err(Error::io("its size cannot be read"))?;
+    let len = file.len().map_err(Error::io("cannot read its size"))?;
     let start = bitmap.table_offset.0;
     let end = (start + u64::from(entries) * 8).min(len);
     let mut at = start;
     while at < end {
         let piece = &mut chunk[..(end - at).min(CHUNK as u64) as usize];
         file.read_at(piece, at)
-            .map_err(Error::io("a bitmap's table cannot be read"))?;
+            .map_err(Error::io("cannot read a bitmap's table"))?;
         let words = piece.as_chunks::<8>().0.iter();
         let mut entries = words.map(|word| TableEntry(u64::from_be_bytes(*word)));
         if let Some(error) = entries.find_map(|entry| entry.cluster(&g).err()) {

@@ -34,7 +34,7 @@ pub fn measure(options: &Options, size: u64, source: Option<&Source>) -> Result<
     let size = size
         .checked_next_multiple_of(512)
         .filter(|size| *size <= i64::MAX as u64)
-        .ok_or_else(|| Error::usage("the size is too large"))?;
+        .ok_or_else(|| Error::usage("the size exceeds the limit"))?;
     match options.format {
         Format::Raw => Ok(Measure {
             required: size,
@@ -52,7 +52,7 @@ pub fn measure(options: &Options, size: u64, source: Option<&Source>) -> Result<
         Format::Foreign(_) => Err(Error::only_read(options.format)),
         Format::Qcow2 => qcow2(options, size, source),
         Format::Qed => Err(Error::unsupported(
-            "qed images are not measured, only raw, qcow2 and luks",
+            "qed images cannot be measured, only raw, qcow2 and luks images",
         )),
     }
 }

@@ -53,7 +53,7 @@ impl Growth<'_, '_> {
         let Some(data) = self.to.data_file.filter(|_| self.to.size > self.old) else {
             return Ok(self.old);
         };
-        let failed = || Error::io("its data file cannot be resized");
+        let failed = || Error::io("cannot resize its data file");
         let len = match self.is_raw() {
             true => data.len().map_err(failed())?.max(self.old),
             false => self.old,
@@ -85,7 +85,7 @@ impl Growth<'_, '_> {
             Some(data) => {
                 let at = GuestOffset::of_cluster(cluster, g.cluster_bits).in_data_file();
                 data.write_at(&contents.bytes, at.0)
-                    .map_err(Error::io("its data file cannot be written"))?;
+                    .map_err(Error::io("cannot write its data file"))?;
                 sync(data)?;
                 at
             }
@@ -133,7 +133,7 @@ impl Growth<'_, '_> {
         if let Some(host) = host {
             let file = self.to.data_file.unwrap_or(self.editor.file());
             file.read_at(&mut bytes, host.0)
-                .map_err(Error::io("its data cannot be read"))?;
+                .map_err(Error::io("cannot read its data"))?;
         }
         let hidden = bytes[within..].iter().all(|b| *b == 0);
         let whole = allocated == u32::MAX;
@@ -191,8 +191,8 @@ impl Growth<'_, '_> {
         let clusters = g.clusters_of(self.old)..g.clusters_of(self.below());
         if g.version < 3 && !clusters.is_empty() {
             return Err(Error::unsupported(
-                "its backing file is larger than its disk, and only images of version 3 can hide \
-                 that: convert it with compat=1.1",
+                "its backing file is larger than its disk, which only images of version 3 can \
+                 hide; convert it with compat=1.1",
             ));
         }
         for cluster in clusters {
@@ -250,11 +250,12 @@ impl Growth<'_, '_> {
         let (file, bits) = (self.editor.file(), self.editor.geometry().cluster_bits);
         let place = self.editor.allocate_at_end(clusters)?;
         let (start, end) = (place.0, place.0 + (clusters << bits));
-        let len = file.len().map_err(Error::io("its size cannot be read"))?;
+        let len = file.len().map_err(Error::io("cannot read its size"))?;
         // Something was there once, or it is a device.
         write_zeroes(file, start, len.min(end).saturating_sub(start))?;
         if len < end {
-            file.set_len(end).map_err(Error::io("cannot be extended"))?;
+            file.set_len(end)
+                .map_err(Error::io("cannot extend the file"))?;
         }
         preallocate(file, how, start, end - start)?;
         Ok(place)

@@ -51,10 +51,10 @@ pub fn resize(file: &dyn ImageFile, format: Format, to: &Resize) -> Result<()> {
 fn whole_sectors(size: u64) -> Result<()> {
     match size.is_multiple_of(512) {
         true => Ok(()),
-        false => Err(Error::usage("the new size must be a multiple of 512")),
+        false => Err(Error::usage("the new size is not a multiple of 512")),
     }
 }
 
 fn sync(file: &dyn ImageFile) -> Result<()> {
-    file.sync().map_err(Error::io("cannot be flushed"))
+    file.sync().map_err(Error::io("cannot flush"))
 }

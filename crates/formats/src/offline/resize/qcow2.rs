@@ -29,7 +29,7 @@ pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
         None => Ok(()),
         Some(data) => {
             data.set_len(to.size)
-                .map_err(Error::io("its data file cannot be resized"))?;
+                .map_err(Error::io("cannot resize its data file"))?;
             sync(data)
         }
     }
@@ -50,7 +50,7 @@ fn refuse(editor: &Editor, to: &Resize) -> Result<()> {
     let l1_bytes = editor.geometry().l1_entries_for(to.size) * L1Entry::SIZE;
     if l1_bytes > MAX_L1_BYTES || to.size > i64::MAX as u64 {
         return Err(Error::usage(
-            "the size is too large for its L1 table; convert it with a larger cluster_size",
+            "the size exceeds the limit of its L1 table; convert it with a larger cluster_size",
         ));
     }
     if header.version < 3 && header.snapshots > 0 {
@@ -63,7 +63,7 @@ fn refuse(editor: &Editor, to: &Resize) -> Result<()> {
         refuse_encrypted(editor, to)?;
     }
     if editor.geometry().data_file && to.data_file.is_none() {
-        return Err(Error::invalid("it does not name its external data file"));
+        return Err(Error::invalid("its external data file is not named"));
     }
     Ok(())
 }
@@ -74,21 +74,23 @@ fn refuse_encrypted(editor: &Editor, to: &Resize) -> Result<()> {
     let is_whole = old.is_multiple_of(editor.geometry().cluster_size());
     if to.preallocation != Preallocation::Off {
         return Err(Error::usage(
-            "what is encrypted is not preallocated: it would read as anything",
+            "preallocation: not possible for encrypted images, because preallocated data would \
+             read as random bytes",
         ));
     }
     match is_whole && to.below.is_none_or(|below| below.size() <= old) {
         true => Ok(()),
         false => Err(Error::unsupported(
-            "is encrypted, and what is behind the disk's end in its last cluster, or below it, would come into sight: \
-             resize it while it is served (fathom disk resize)",
+            "encrypted, so old data beyond the disk's end in its last cluster or its backing \
+             image would become visible; resize the disk while it is served ('fathom disk \
+             resize')",
         )),
     }
 }
 
 fn shrink(editor: &mut Editor, to: &Resize) -> Result<()> {
     if to.preallocation != Preallocation::Off {
-        let problem = "preallocation is for a disk that becomes larger";
+        let problem = "preallocation applies only to a disk that grows";
         return Err(Error::usage(problem));
     }
     let clusters = editor.geometry().clusters_of(to.size);

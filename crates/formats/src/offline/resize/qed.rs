@@ -10,25 +10,25 @@ use fathom_files::ImageFile;
 
 pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
     if to.preallocation != Preallocation::Off {
-        return Err(Error::usage("QED images have no preallocation"));
+        return Err(Error::usage("preallocation: not possible for qed images"));
     }
     whole_sectors(to.size)?;
     let mut header = sound_header(file)?;
     let old = header.image_size;
     if to.size > header.geometry().max_size() {
         return Err(Error::usage(format!(
-            "its tables reach {} bytes at most; convert it to qcow2",
+            "its tables reach at most {} bytes; convert it to qcow2",
             header.geometry().max_size()
         )));
     }
     if to.size < old {
         return Err(Error::unsupported(
-            "QED images cannot be made smaller; convert it to qcow2",
+            "qed images cannot shrink; convert it to qcow2",
         ));
     }
     if to.size > old && to.below.is_some_and(|below| below.size() > old) {
         return Err(Error::unsupported(
-            "its backing file is larger than its disk and would come into sight; convert it to \
+            "its backing file is larger than its disk and would become visible; convert it to \
              qcow2",
         ));
     }
@@ -36,7 +36,7 @@ pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
     header.image_size = to.size;
     header.prepare_for_writing();
     file.write_at(&header.encode(), 0)
-        .map_err(Error::io("its header cannot be written"))?;
+        .map_err(Error::io("cannot write its header"))?;
     sync(file)
 }
 
@@ -59,7 +59,8 @@ fn sound_header(file: &dyn ImageFile) -> Result<Header> {
     match errors {
         0 => read(),
         _ => Err(Error::invalid(format!(
-            "its metadata has {errors} errors: repair it with `fathom img check --repair all`"
+            "its metadata has {errors} errors; repair the image with 'fathom img check --repair \
+             all'"
         ))),
     }
 }
@@ -68,11 +69,11 @@ fn sound_header(file: &dyn ImageFile) -> Result<Header> {
 fn clear_tail(file: &dyn ImageFile, header: &Header) -> Result<()> {
     let (g, end) = (header.geometry(), GuestOffset(header.image_size));
     let tail = end.up_to(g.cluster_size()) - end;
-    let len = file.len().map_err(Error::io("its size cannot be read"))?;
+    let len = file.len().map_err(Error::io("cannot read its size"))?;
     let word = |at: HostOffset| {
         let mut word = [0; 8];
         let read = file.read_at(&mut word, at.0);
-        read.map_err(Error::io("its tables cannot be read"))?;
+        read.map_err(Error::io("cannot read its tables"))?;
         Ok(u64::from_le_bytes(word))
     };
     let invalid = |e: crate::qed::TableError| Error::invalid(e.to_string());

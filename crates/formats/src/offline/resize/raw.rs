@@ -8,13 +8,13 @@ use fathom_files::ImageFile;
 pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
     if to.preallocation == Preallocation::Metadata {
         return Err(Error::usage(
-            "raw images have no metadata that could be allocated: use falloc or full",
+            "preallocation=metadata: raw images have no metadata; use falloc or full",
         ));
     }
-    let old = file.len().map_err(Error::io("its size cannot be read"))?;
+    let old = file.len().map_err(Error::io("cannot read its size"))?;
     let resized = file
         .set_len(to.size)
-        .map_err(Error::io("cannot be resized"))
+        .map_err(Error::io("cannot resize the file"))
         .and_then(|()| {
             let more = to.size.saturating_sub(old);
             preallocate(file, to.preallocation, old, more)

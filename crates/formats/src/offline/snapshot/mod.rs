@@ -31,14 +31,14 @@ pub fn now() -> (u32, u32) {
 /// nanoseconds.
 pub fn create(file: &dyn ImageFile, name: &str, date: (u32, u32)) -> Result<Snapshot> {
     if name.len() > MAX_NAME || name.contains('\0') {
-        let problem = "a snapshot's name has 255 bytes at most, none of them 0";
+        let problem = "a snapshot's name has at most 255 bytes, none of them 0";
         return Err(Error::usage(problem));
     }
     let mut editor = Editor::open(file)?;
     let header = editor.header();
     if header.snapshots >= MAX_SNAPSHOTS {
         return Err(Error::unsupported(format!(
-            "it has {MAX_SNAPSHOTS} snapshots, and there can be no more"
+            "the image has {MAX_SNAPSHOTS} snapshots, which is the limit"
         )));
     }
     if editor.geometry().data_file {
@@ -73,7 +73,7 @@ pub fn create(file: &dyn ImageFile, name: &str, date: (u32, u32)) -> Result<Snap
 fn too_often(error: Error) -> Error {
     match error {
         Error::Unsupported(problem) => Error::Unsupported(format!(
-            "there can be no more snapshots: {problem}; delete one, or convert the image with a \
+            "no more snapshots are possible: {problem}; delete one, or convert the image with a \
              larger refcount_bits"
         )),
         other => other,
@@ -88,7 +88,7 @@ pub fn apply(file: &dyn ImageFile, which: &str) -> Result<Snapshot> {
     let snapshot = snapshots[find(&snapshots, which, Prefer::Id)?].clone();
     if editor.header().bitmaps().is_some() {
         return Err(Error::unsupported(
-            "it has bitmaps, which would not tell what a snapshot changes: remove them first",
+            "it has bitmaps, which would miss what a snapshot changes; remove them first",
         ));
     }
     let size = size_of(&snapshot, &editor)?;
@@ -113,13 +113,13 @@ fn size_of(snapshot: &Snapshot, editor: &Editor) -> Result<u64> {
     let l1_bytes = editor.geometry().l1_entries_for(size) * L1Entry::SIZE;
     if !size.is_multiple_of(512) || l1_bytes > MAX_L1_BYTES {
         return Err(Error::invalid(format!(
-            "the snapshot is of a disk of {size} bytes, which there cannot be"
+            "the snapshot's disk has {size} bytes, which the image cannot have"
         )));
     }
     if size != now && header.version < 3 {
         return Err(Error::unsupported(format!(
-            "the snapshot is of a disk of {size} bytes, and an image of version 2 that has \
-             snapshots cannot be resized"
+            "the snapshot's disk has {size} bytes, and an image of version 2 that has snapshots \
+             cannot be resized"
         )));
     }
     Ok(size)
@@ -157,7 +157,11 @@ fn find(snapshots: &[Snapshot], which: &str, prefer: Prefer) -> Result<usize> {
         Prefer::Id => by_id().or_else(by_name),
         Prefer::Name => by_name().or_else(by_id),
     };
-    found.ok_or_else(|| Error::usage(format!("has no snapshot '{which}': see --list")))
+    found.ok_or_else(|| {
+        Error::usage(format!(
+            "no snapshot '{which}'; --list lists the image's snapshots"
+        ))
+    })
 }
 
 /// One more than the greatest ID.
@@ -184,7 +188,7 @@ pub(super) fn store_table(editor: &mut Editor, snapshots: &[Snapshot]) -> Result
         snapshot.encode(&mut bytes);
     }
     if bytes.len() as u64 > MAX_SNAPSHOT_TABLE_BYTES {
-        let problem = "its snapshot table would be larger than 64 MiB: delete a snapshot first";
+        let problem = "its snapshot table would exceed 64 MiB; delete a snapshot first";
         return Err(Error::unsupported(problem));
     }
     let mut place = HostOffset(0);

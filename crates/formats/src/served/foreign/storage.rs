@@ -8,6 +8,7 @@ use crate::served::problem::unusable;
 use crate::served::storage::{EndGuard, Storage};
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo};
 use fathom_files::{FileId, ImageFile};
+use fathom_units::cause;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -114,7 +115,7 @@ impl Disk for ForeignDisk {
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
         let channel = ForeignChannel::new(&self.bytes, &self.helpers, cx);
         let channel = channel.map_err(|error| {
-            let problem = format!("a worker cannot serve it: {error}");
+            let problem = format!("cannot start a worker's channel: {}", cause(error));
             unusable(self.bytes.0.path(), problem)
         });
         Ok(Box::new(channel?))

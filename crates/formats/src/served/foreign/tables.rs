@@ -50,7 +50,7 @@ impl Tables {
     }
 
     fn changed(&self, what: &str) -> DiskError {
-        let problem = format!("{what} than when it was opened: start the daemon anew");
+        let problem = format!("{what} than when the image was opened; restart the server");
         told(self.path())(crate::Error::invalid(problem))
     }
 

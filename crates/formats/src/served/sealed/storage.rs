@@ -12,6 +12,7 @@ use crate::served::storage::{EndGuard, Storage};
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
 use fathom_files::{FileId, ImageFile};
 use fathom_luks::{Header, Sectors};
+use fathom_units::cause;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -118,7 +119,7 @@ impl Disk for SealedDisk {
         let now = read(&*self.file).map(|header| header.fingerprint());
         let outcome = match now {
             Ok(now) if now == *before => return Ok(()),
-            Ok(_) => Err("has another encryption header since it was opened".into()),
+            Ok(_) => Err("the encryption header has changed since the image was opened".into()),
             Err(error) => Err(error.to_string()),
         };
         let _ = self.file.disk().deactivate();
@@ -138,7 +139,7 @@ impl Disk for SealedDisk {
         let told = |error| {
             unusable(
                 self.file.path(),
-                format!("a worker cannot serve it: {error}"),
+                format!("cannot start a worker's channel: {}", cause(error)),
             )
         };
         Ok(Box::new(channel.map_err(told)?))
@@ -156,10 +157,10 @@ fn told(path: &Path, keys: &Keys) -> impl FnOnce(fathom_luks::Error) -> DiskErro
     let (path, has_none) = (path.to_owned(), keys.is_empty());
     move |error| match error {
         fathom_luks::Error::WrongKey if has_none => {
-            unusable(&path, "is encrypted: say what unlocks it (--key)")
+            unusable(&path, "encrypted; name a key with --key")
         }
         fathom_luks::Error::WrongKey => {
-            unusable(&path, "none of the keys that are given (--key) unlocks it")
+            unusable(&path, "encrypted, and no given key (--key) unlocks it")
         }
         error => unusable(&path, error.to_string()),
     }

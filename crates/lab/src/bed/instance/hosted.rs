@@ -1,6 +1,7 @@
 //! Our small user space in a program of this machine's that is no QEMU: its process, and the ways
 //! to the agent in it.
 
+use fathom_units::cause;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -58,7 +59,9 @@ impl Hosted {
             child_fd,
         });
         let mapped = command.fd_mappings(inherits.collect());
-        mapped.map_err(|error| Error::Protocol(format!("cannot pass descriptors: {error}")))?;
+        mapped.map_err(|error| {
+            Error::Protocol(format!("cannot pass descriptors: {}", cause(error)))
+        })?;
         let mut process = Process::spawn(name, command, &dir.join("log"))?;
         let stdout = process.take_stdout();
         let console = Console::collect(stdout.ok_or_else(|| Error::Protocol("no console".into()))?);

@@ -37,7 +37,7 @@ impl LoopDevice {
         match direct && !device.is_direct() {
             true => Err(Error::Unusable {
                 path: image.to_owned(),
-                reason: "its file system has no direct I/O: use --cache writeback".into(),
+                reason: "the file system has no direct I/O; use --cache writeback".into(),
             }),
             false => Ok(device),
         }

@@ -101,7 +101,7 @@ impl Cell {
         measures.extend(more);
         measures.extend(renamed(P99, "p99.alone", &alone));
         measures.extend(self.on_the_disk(&mut own, &alone, fathom, other, progress)?);
-        progress("beside a neighbour on its CPU");
+        progress("reading with a neighbour on the same CPU");
         measures.extend(self.on_its_cpu(&mut own, fathom, other)?);
         measures.extend(look::measures(name.kind(), &mut own)?);
         progress(&format!("limiting {name} to {} CPUs", self.cap));
@@ -170,7 +170,7 @@ impl Cell {
             if limit.is_some() && !self.latency.is_fathom() && !control_groups::can_limit_reads() {
                 continue;
             }
-            progress(&format!("beside a neighbour ({who})"));
+            progress(&format!("reading with a neighbour ({who})"));
             let _neighbour = Neighbour::on_disk(self, fathom, disk, limit)?;
             measures.extend(compared(who, &read(&self.latency, own)?, alone));
         }

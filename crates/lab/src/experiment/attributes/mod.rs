@@ -26,28 +26,28 @@ const TECHNOLOGY: &str = "technology";
 const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         TECHNOLOGY,
-        "Of which there is a column each; those that run here, if not given",
+        "Technologies, one column each [default: those that run here]",
         Kind::of::<Technology>(Technology::FORM),
         "",
     ),
     Parameter {
         default: "3s",
-        about: "How long each load runs",
+        about: "Time of each load",
         ..shared::RUNTIME
     },
     Parameter::new(
         "place",
-        "The storage that all have: where the disks' files are made",
+        "Directory for the files of all disks",
         Kind::of::<Place>("DIRECTORY"),
         "/var/tmp",
     ),
     Parameter {
-        about: "Size of the two files, that of the neighbour's disk among them",
+        about: "Size of the two disks, the instance's and the neighbour's",
         ..shared::image_size("256M")
     },
     Parameter::new(
         "memory",
-        "Of a machine, or the container's limit",
+        "Memory of a machine, or limit of a container",
         Kind::Size {
             least: 256 << 20,
             most: 1 << 40,
@@ -56,13 +56,13 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "cap",
-        "The limit of CPU time that is tried, and that the neighbour gets",
+        "Limit of CPU time in CPUs, for the instance and for the neighbour",
         Kind::of::<Cpus>(Cpus::FORM),
         "0.2",
     ),
     Parameter::new(
         "reads",
-        "Reads a second that a neighbour on the same disk is limited to",
+        "Limit of a neighbour on the same disk, in reads per second",
         Kind::Count {
             least: 1,
             most: 1 << 32,
@@ -77,28 +77,34 @@ impl Experiment for Attributes {
     }
 
     fn about(&self) -> &'static str {
-        "What is true of containers and virtual machines: a table, measured where it can be"
+        "Characteristics of containers and virtual machines: a table, measured if possible"
     }
 
     fn description(&self) -> &'static str {
-        "The post's table of characteristics, with figures. Each technology, as in the experiment \
-         `technologies`, has one CPU and --memory.\n\n`cpu`: sorting numbers in a cache. \
-         `memory-access`: a read of 64 MiB whose place only the read before tells, which few caches \
-         and few translations of addresses have. `memory`: what an idle one without fio takes, with its disk's \
-         server, each page by the number of those who share it (PSS); `memory.kernel`: what its own \
-         kernel keeps of what it was given. `start-up`: until its agent answers. `io.latency`: a read \
-         of 4 KiB, one at a time; `io.throughput`: 128 KiB in order.\n\n`p99.*` is the 99th percentile \
-         of such reads: alone, beside a second instance of the same technology that reads 64 KiB by \
-         eight threads from the same storage, and beside one that is on the same CPU and does not \
-         pause (`p99.pinned`: alone on that CPU). `*-limited`: that one is limited, to --reads a second by Fathom's filter `throttle` \
-         where Fathom serves, else by its control group, and to --cap CPUs. `neighbour.*` are how many \
-         times that of reads alone these are, on all CPUs or on the one.\n\n`cap.got`: percent of a \
-         CPU that an instance takes which is to have --cap and wants all. `events.host`: events of the \
-         host's kernel that tell of what happens in it: all of them where it is the same kernel, KVM's \
-         of a guest, none where the host sees a process that emulates. `events.own`: those that it has \
-         itself, in its tracefs. `processes.seen`: of its processes, those whose names the host \
-         sees.\n\nThe suspected limiter is that of the reads of `io.latency`. What stands in quotes \
-         was not measured by anybody."
+        "A table of characteristics, with figures. Each technology, as in the experiment \
+         `technologies`, has one CPU and --memory.\n\n\
+         `cpu` is the time to sort numbers in a cache. `memory-access` is the time of a \
+         read in 64 MiB whose place depends on the read before, so that few caches and \
+         address translations help. `memory` is what an idle instance without fio takes, \
+         with its disk's server (PSS). `memory.kernel` is the part of --memory that the \
+         instance's own kernel keeps. `start-up` is the time until the agent answers. \
+         `io.latency` is a read of 4 KiB, one at a time; `io.throughput` is reads of 128 \
+         KiB in order.\n\n\
+         `p99.alone` and `p99.pinned` are the 99th percentile of such 4 KiB reads without a \
+         neighbour, on all CPUs and on one CPU. `neighbour.disk` is the ratio to \
+         `p99.alone` while a second instance of the same technology reads 64 KiB by eight \
+         threads from the same storage. `neighbour.cpu` is the ratio to `p99.pinned` while \
+         a second instance is busy on the same CPU without a pause. In `*-limited` that \
+         neighbour is limited: to --reads per second, by Fathom's filter `throttle` or else \
+         by the neighbour's control group; or to --cap CPUs.\n\n\
+         `cap.got` is the percentage of a CPU that a busy instance takes if its limit is \
+         --cap. `events.host` is the number of tracing events of the host's kernel that \
+         show the inside of the instance: all events if the instance runs on that kernel, \
+         the events of KVM for a guest, and none for an emulated guest. `events.own` is the \
+         number of events in the instance's own tracefs. `processes.seen` is the percentage \
+         of the instance's processes whose names the host sees.\n\n\
+         The suspected limiter is that of the reads of `io.latency`. Words in quotes are \
+         known properties that were not measured."
     }
 
     fn parameters(&self) -> &'static [Parameter] {
@@ -189,7 +195,7 @@ mod tests {
             Attributes.check(&settings).unwrap_err().to_string()
         };
         assert!(refused("cap", "1.5").contains("less than one CPU"));
-        assert!(refused("memory", "268435457").contains("whole MiB"));
+        assert!(refused("memory", "268435457").contains("whole number of MiB"));
         assert!(refused("place", "nbd://h").contains("a directory"));
     }
 

@@ -23,19 +23,19 @@ const BED: &str = "bed";
 const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         BED,
-        "What it runs in; all that run here, of virtual machines the better, if not given",
+        "Beds (environments) to compare [default: those that run here]",
         Kind::of::<instance::Kind>(instance::Kind::FORM),
         "",
     ),
     Parameter::new(
         "test",
-        "What is timed",
+        "Tests to time",
         Kind::of::<Test>(Test::FORM),
         Test::FORM_AS_DEFAULT,
     ),
     Parameter::new(
         "size",
-        "What is sent or written, in whole MiB",
+        "Amount of data to send or write, in whole MiB",
         Kind::Size {
             least: 1 << 20,
             most: 1 << 40,
@@ -44,7 +44,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "calls",
-        "System calls of the test `syscalls`",
+        "Number of system calls of the test `syscalls`",
         Kind::Count {
             least: 2,
             most: 1 << 32,
@@ -53,13 +53,13 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "cache",
-        "Writes stay in this machine's page cache until flushed, or reach the device at once",
+        "Whether writes use this machine's page cache (writeback) or bypass it (none)",
         Kind::of::<instance::Cache>(instance::Cache::FORM),
         "writeback",
     ),
     Parameter::new(
         "memory",
-        "Of a machine, or the container's limit",
+        "Memory of a machine, or limit of a container",
         Kind::Size {
             least: 32 << 20,
             most: 1 << 40,
@@ -68,7 +68,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "cpus",
-        "The container's limit of CPU time",
+        "Limit of a container's CPU time, in CPUs",
         Kind::of::<Cpus>(Cpus::FORM),
         "",
     ),
@@ -80,26 +80,29 @@ impl Experiment for Backends {
     }
 
     fn about(&self) -> &'static str {
-        "Starting, system calls and uploads in a container, a virtual machine, user-mode Linux"
+        "Start-up, system calls and uploads in containers, virtual machines, user-mode Linux"
     }
 
     fn description(&self) -> &'static str {
-        "The same small user space (busybox and an agent that runs scripts) has a disk with an ext2 \
-         file system, in each of the beds. `start-up`: until the agent answers. `syscalls`: \
-         `dd bs=1` from /dev/zero to /dev/null, which makes nothing but system calls. `upload`: data \
-         is sent from the host into a file of the disk, and fsync ends it. `upload-no-write`: it is \
-         sent and thrown away. `write-no-upload`: it is made inside and written, with fsync.\n\nThe \
-         way in is virtio-serial, a socket for the container, and for user-mode Linux a file that it \
-         reads by hostfs: its serial line, which the post used, may stand still for good. The disk \
-         is virtio-blk of QEMU's main loop, a loop device, or `ubd`. `libguestfs` is its own appliance, \
-         where it is installed, and its own way in.\n\n`time` is seen from the host; \
-         `cpu` is what the bed's processes took of the host's CPUs (what the host's kernel did for a \
-         container's loop device is in `host.busy` only), counted in ticks of 10 ms: where a test is \
-         over in a few of them, a larger --size or more --calls tell more.\n\n`unwritten` is what was in \
-         the host's page cache alone when fsync had ended inside (by cachestat, Linux 6.5). It should be next to \
-         nothing: a bed that ignores flushes looks fast and loses data. The report says \
-         so.\n\n--kvm-host runs all of it one level deeper: `--bed kvm,tcg` there is the post's \
-         `virtualized`."
+        "The same small user space (busybox and an agent that runs scripts) runs in each \
+         bed, with an ext2 file system on a disk. `start-up` is the time until the agent \
+         answers. `syscalls` runs `dd bs=1` from /dev/zero to /dev/null, which makes almost \
+         only system calls. `upload` sends data from the host into a file on the disk, and \
+         ends with fsync. `upload-no-write` sends the data, and discards it in the bed. \
+         `write-no-upload` makes the data in the bed, and writes it with fsync.\n\n\
+         Data enters a virtual machine by virtio-serial, a container by a socket, and \
+         user-mode Linux by a file over hostfs. (The serial line of user-mode Linux \
+         sometimes stops for good.) The disk is virtio-blk of QEMU's main loop, a loop \
+         device, or `ubd`. `libguestfs` is its own appliance, if it is installed, with its \
+         own transport.\n\n\
+         `time` is measured on the host. `cpu` is the time of the host's CPUs that the \
+         bed's processes took, in ticks of 10 ms: if a test takes only a few ticks, use a \
+         larger --size or more --calls. The work of the host's kernel for a container's \
+         loop device is only in `host.busy`.\n\n\
+         `unwritten` is the data that only the host's page cache had when fsync had ended \
+         in the bed (by cachestat, Linux 6.5). The amount should be close to zero: a bed that \
+         ignores flushes looks fast and loses data. The report names such a bed.\n\n\
+         --kvm-host runs everything one level deeper, in an emulated KVM host."
     }
 
     fn parameters(&self) -> &'static [Parameter] {

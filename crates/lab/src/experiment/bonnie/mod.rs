@@ -24,7 +24,7 @@ pub struct Bonnie;
 const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "disk",
-        "Who serves the disk; the first is what the others are held against",
+        "Servers to compare with the first",
         Kind::of::<server::Kind>(server::OWN_FORM),
         "qemu-main,qemu,fathom",
     ),
@@ -32,7 +32,7 @@ const PARAMETERS: &[Parameter] = &[
     shared::FILE_SYSTEM,
     Parameter::new(
         "size",
-        "Of the data that is written and read (-s); has to exceed the guest's memory",
+        "Size of the data (-s); must exceed --memory",
         Kind::Size {
             least: 1 << 20,
             most: 1 << 40,
@@ -41,7 +41,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "memory",
-        "The guest's",
+        "Memory of the guest",
         Kind::Size {
             least: 128 << 20,
             most: 1 << 40,
@@ -50,7 +50,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "vcpus",
-        "Of the guest",
+        "Number of CPUs of the guest",
         Kind::Count {
             least: 1,
             most: 256,
@@ -59,7 +59,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "files",
-        "Files that are created, read and deleted, in units of 1024 (-n); 0 for none",
+        "Number of small files, in units of 1024 (-n); 0: none",
         Kind::Count {
             least: 0,
             most: 1024,
@@ -68,14 +68,19 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "concurrency",
-        "Copies of each test at the same time (-c)",
+        "Number of concurrent copies of each test (-c)",
         Kind::Count { least: 1, most: 64 },
         "1",
     ),
-    Parameter::new("direct", "O_DIRECT for blocks (-D)", Kind::Switch, "off"),
+    Parameter::new(
+        "direct",
+        "Whether blocks use O_DIRECT (-D)",
+        Kind::Switch,
+        "off",
+    ),
     Parameter::new(
         "chars",
-        "Write and read single bytes, too; not with --direct",
+        "Whether to test single bytes, not with --direct",
         Kind::Switch,
         "on",
     ),
@@ -87,18 +92,21 @@ impl Experiment for Bonnie {
     }
 
     fn about(&self) -> &'static str {
-        "bonnie++ in the guest, with QEMU's data plane off and on, and with Fathom's"
+        "bonnie++ in the guest: QEMU's data plane off and on, and Fathom"
     }
 
     fn description(&self) -> &'static str {
-        "bonnie++ writes, rewrites and reads a large file, seeks in it, and creates, reads and \
-         deletes many small ones, on a fresh file system of the guest's disk. `qemu-main` is QEMU \
-         with the data plane off, `qemu` with it on (an I/O thread).\n\nThe report has bonnie++'s own \
-         table, for each configuration: K/sec and operations per second, the CPU time of the \
-         guest's process (%CP), the longest operation (latency), and the ratio to the first \
-         configuration. What was too fast to be measured is left out. `put-block.throughput` and \
-         the like are the same in MB/s.\n\nUnless --direct is on, the guest's page cache is a part \
-         of it, which is why --size has to exceed --memory."
+        "bonnie++ writes, rewrites and reads a large file, seeks in it, and creates, reads \
+         and deletes many small files, on a new file system of the guest's disk. \
+         `qemu-main` is QEMU with the data plane off, and `qemu` is QEMU with the data \
+         plane on (an I/O thread).\n\n\
+         The report has bonnie++'s own table for each configuration: K/sec and operations \
+         per second, the CPU time of the guest's process (%CP), the longest operation \
+         (latency), and the ratio to the first configuration. Phases that were too fast to \
+         measure have no figures. `put-block.throughput` and similar measures are the same \
+         figures in MB/s.\n\n\
+         Without --direct, bonnie++ uses the guest's page cache. Therefore --size must \
+         exceed --memory."
     }
 
     fn parameters(&self) -> &'static [Parameter] {
@@ -110,13 +118,13 @@ impl Experiment for Bonnie {
         let refuse = |why: String| Err(Error::Protocol(why));
         if !cell.direct && cell.size <= cell.memory {
             return refuse(format!(
-                "--size {} is within the guest's memory ({}): choose more, or --direct",
+                "--size {}: not more than the guest's memory ({}); choose a larger size, or --direct",
                 settings.text("size"),
                 settings.text("memory")
             ));
         }
         if !cell.size.is_multiple_of(MIB) || !cell.memory.is_multiple_of(MIB) {
-            return refuse("--size and --memory must be of whole MiB".into());
+            return refuse("--size, --memory: not a whole number of MiB".into());
         }
         if let server::Kind::Socket(_) = cell.disk {
             return refuse(format!(
@@ -370,10 +378,10 @@ mod tests {
         let settings = Settings::defaults(PARAMETERS);
         Bonnie.check(&settings).unwrap();
         let small = settings.clone().with("size", "1G");
-        assert!(refused(&small).contains("within the guest's memory (1G)"));
+        assert!(refused(&small).contains("not more than the guest's memory (1G)"));
         Bonnie.check(&small.with("direct", "on")).unwrap();
         let odd = settings.clone().with("size", (2u64 << 30) + 512);
-        assert!(refused(&odd).contains("whole MiB"));
+        assert!(refused(&odd).contains("whole number of MiB"));
         let socket = settings.with("disk", "socket:/s");
         assert!(refused(&socket).contains("overwritten"));
     }

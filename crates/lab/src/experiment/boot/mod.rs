@@ -41,31 +41,31 @@ words! {
 const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "machine",
-        "QEMU's type of machine",
+        "Machine type of QEMU",
         Kind::of::<Board>(Board::FORM),
         "pc",
     ),
     Parameter::new(
         "firmware",
-        "What starts the kernel; qboot on microvm, seabios elsewhere, if not given",
+        "Firmware that starts the kernel [default: qboot on microvm, otherwise seabios]",
         Kind::of::<Firmware>(Firmware::FORM),
         "",
     ),
     Parameter::new(
         "image",
-        "The kernel as it is installed, or unpacked beforehand",
+        "Image of the kernel: as installed (packed), or decompressed in advance (elf)",
         Kind::of::<Image>(Image::FORM),
         "packed",
     ),
     Parameter::new(
         "accelerator",
-        "How the guest's instructions are run; as well as this machine can if not given",
+        "Accelerator of the guest [default: the fastest here]",
         Kind::of::<Accelerator>(Accelerator::FORM),
         "",
     ),
     Parameter::new(
         "disk",
-        "Who serves the machine's disk, or none",
+        "Server of the machine's disk, or none",
         Kind::Word {
             form: "none, fathom, qemu, qemu-main, qemu-no-ioeventfd, qemu-mapped, qsd",
             check: |text| match text {
@@ -78,7 +78,7 @@ const PARAMETERS: &[Parameter] = &[
     shared::SERVE,
     Parameter::new(
         "memory",
-        "The machine's memory",
+        "Memory of the machine",
         Kind::Size {
             least: 128 << 20,
             most: 1 << 40,
@@ -88,19 +88,19 @@ const PARAMETERS: &[Parameter] = &[
     shared::vcpus("1"),
     Parameter::new(
         "kernel",
-        "Another kernel than the lab's: /boot/vmlinuz-RELEASE",
+        "Kernel of the guest, such as /boot/vmlinuz-RELEASE [default: the lab's]",
         Kind::Text,
         "",
     ),
     Parameter::new(
         "append",
-        "More words for the kernel, such as --append=loglevel=7",
+        "Further parameters of the kernel, such as --append=loglevel=7",
         Kind::List,
         "",
     ),
     Parameter::new(
         "warm-ups",
-        "Launches of each point that come first and are not measured",
+        "Number of launches of each point before the measured ones",
         Kind::Count {
             least: 0,
             most: 100,
@@ -110,7 +110,7 @@ const PARAMETERS: &[Parameter] = &[
     .rarely(),
     Parameter::new(
         "time-line",
-        "Launch each point once more, traced, to see what its kernel and its programs do",
+        "Whether to trace one more launch of each point for the time line",
         Kind::Switch,
         "on",
     ),
@@ -122,23 +122,27 @@ impl Experiment for Booting {
     }
 
     fn about(&self) -> &'static str {
-        "Launches of a small guest: how long until it is of use, and where the time goes"
+        "Time to start a small guest and power it off, part by part"
     }
 
     fn description(&self) -> &'static str {
-        "A machine with a small guest (kernel, busybox, an agent) is launched and powered off again, \
-         once in each round. `boot` is the time from the VMM's start until the agent has answered, \
-         `shutdown` from the order to power off until the VMM is gone, `launch` both together. The parts \
-         follow each other: `vmm` until its monitor answers; `firmware` until the kernel's clock starts, \
-         which is when the kernel has been loaded and has unpacked itself; `kernel` until its first \
-         process; `user-space` until the agent listens; `agent` until it has answered; then the guest's \
-         own shutdown, and the VMM's end.\n\nThe kernel's clock is set against this machine's by the \
-         agent's message, which carries one and arrives by the other. On an emulated machine the \
-         console, by which it arrives, takes up to some milliseconds; that time is the agent's.\n\nThe \
-         time line is that of another launch, of the first round, whose kernel traces its initcalls and \
-         programs: it is not measured, because that takes time itself. `fathom report A B` says of two \
-         runs what has become faster or slower, and what is noise; `--against RUN` says so at once.\n\n\
-         `--rounds` are the launches; for percentiles use at least 30."
+        "Each round starts a machine with a small guest (kernel, busybox, an agent) and \
+         powers it off again. `boot` is the time from the start of the VMM until the agent \
+         has answered. `shutdown` is the time from the order to power off until the VMM has \
+         ended. `launch` is their sum.\n\n\
+         The parts follow each other. `vmm` ends when QEMU's monitor answers. `firmware` \
+         ends when the clock of the guest's kernel starts, after the kernel was loaded and \
+         has decompressed itself. `kernel` ends at the first process, `user-space` when the \
+         agent listens, and `agent` when the agent has answered. The guest's shutdown and \
+         the end of the VMM follow.\n\n\
+         A message of the agent relates the clock of the guest's kernel to the clock of \
+         this machine. The message arrives on the console, which takes up to some \
+         milliseconds on an emulated machine. The agent's part includes that time.\n\n\
+         The time line shows one more launch, whose kernel traces its initcalls and \
+         programs. The launch is not measured, because tracing takes time. `fathom report \
+         A B` shows what has become faster or slower between two runs, and what is noise; \
+         `--against RUN` prints the same at the end of a run.\n\n\
+         --rounds is the number of launches. Percentiles need at least 30."
     }
 
     fn parameters(&self) -> &'static [Parameter] {

@@ -36,10 +36,13 @@ impl FromStr for Side {
             BARE => Ok(Side::Bare),
             other => match other.parse() {
                 Ok(server::Kind::Socket(_)) => Err(format!(
-                    "'{other}': a disk is trimmed and made anew for each cell, which others' are not"
+                    "'{other}': each cell trims and formats the disk; use a server that the lab starts"
                 )),
                 Ok(kind) => Ok(Side::Guest(kind)),
-                Err(_) => Err(format!("'{other}' is none of {}", Side::FORM)),
+                Err(_) => Err(format!(
+                    "unknown value '{other}'; values are {}",
+                    Side::FORM
+                )),
             },
         }
     }

@@ -63,7 +63,7 @@ impl FromStr for Scenario {
         let found = Scenario::ALL
             .into_iter()
             .find(|one| one.to_string() == text);
-        found.ok_or_else(|| format!("'{text}' is none of {}", Scenario::FORM))
+        found.ok_or_else(|| format!("unknown value '{text}'; values are {}", Scenario::FORM))
     }
 }
 

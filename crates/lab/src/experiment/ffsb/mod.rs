@@ -22,20 +22,20 @@ const DISK: &str = "disk";
 const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         DISK,
-        "Who serves the guest's disk; bare: no guest, a directory of this machine",
+        "Servers of the guest's disk; bare: a directory of this machine, without a guest",
         Kind::of::<Side>(Side::FORM),
         "qemu-no-ioeventfd,qemu,fathom,bare",
     ),
     Parameter::new(
         "scenario",
-        "What is done to files",
+        "Work on the files",
         Kind::of::<Scenario>(Scenario::FORM),
         "large-file-creates-256k,sequential-reads-256k,large-file-creates-8k,\
          sequential-reads-8k,random-reads,random-writes,mixed,mail-server",
     ),
     Parameter::new(
         "threads",
-        "How many do it at once, each with one request in flight",
+        "Number of threads, each with one request in flight",
         Kind::Count {
             least: 1,
             most: 256,
@@ -44,13 +44,13 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "scale",
-        "Share of the talk's number and sizes of files, and of 300 s for each load",
+        "Factor for the talk's number of files, their sizes, and 300 s for each load",
         Kind::of::<Scale>("a number above 0, and at most 1"),
         "0.1",
     ),
     Parameter::new(
         "runtime",
-        "How long each load runs, whatever the scale says",
+        "Time of each load, instead of the one by --scale",
         Kind::Time {
             least: Duration::from_millis(100),
             most: Duration::from_secs(24 * 3600),
@@ -61,7 +61,7 @@ const PARAMETERS: &[Parameter] = &[
     shared::vcpus("2"),
     Parameter::new(
         "size",
-        "Size of the image, which takes on the host what the files take",
+        "Size of the sparse image, which takes only the space of the files",
         Kind::Size {
             least: 256 << 20,
             most: 1 << 44,
@@ -71,7 +71,7 @@ const PARAMETERS: &[Parameter] = &[
     shared::aio("native"),
     Parameter::new(
         "randseed",
-        "Of what is drawn: which file, which block",
+        "Seed for the choice of files and blocks",
         Kind::Count {
             least: 1,
             most: 1 << 32,
@@ -97,24 +97,28 @@ impl Experiment for Ffsb {
     }
 
     fn about(&self) -> &'static str {
-        "The six scenarios of the 2010 KVM storage talk, on files in a guest and on the host"
+        "The six scenarios of a KVM storage talk of 2010, in a guest and on the host"
     }
 
     fn description(&self) -> &'static str {
-        "Threads work on the files of a file system in a guest, past the page cache (O_DIRECT), each \
-         with one request in flight: they create large files, read files from their start to their \
-         end, read and write random blocks, or run a mail server. It is what FFSB did for a talk at \
-         the Linux Plumbers Conference of 2010, whose profiles are not public: these are \
-         reconstructions. fio runs all but the mail server, which is `fathom bench`'s.\n\nEach \
-         server of the guest's disk stands beside the first: without ioeventfd and I/O thread, as \
-         QEMU was then; with both, as the talk proposed; Fathom; and the same work in a directory \
-         of the host, in its own columns (there, vCPUs are the host's CPUs). The disk has one queue, \
-         as it had then.\n\nvCPU % is what the guest itself sees, total % their sum, and `% per \
-         MB/s` what throughput costs it; host % is the mean of all of the host's CPUs. Every cell \
-         begins with a disk that has been trimmed, a new file system and new files, and nothing of \
-         them in memory.\n\nAt --scale 1 there are 1,024 files of 100 MiB, 1 GiB for each large \
-         file, and 100,000 mails: give --size 130G.\n\nWithout hardware virtualisation the guest is \
-         emulated: its figures compare nothing but emulations."
+        "Threads work on the files of a file system in a guest with O_DIRECT, each with one \
+         request in flight. The threads create large files, read files from start to end, read and \
+         write random blocks, or run a mail server. FFSB ran these scenarios for a talk at \
+         the Linux Plumbers Conference of 2010. The profiles of the talk are not public, so the \
+         scenarios are reconstructions. `fathom bench` runs the mail server, and fio runs \
+         all others.\n\n\
+         The report compares each server of the guest's disk with the first: QEMU without \
+         ioeventfd and I/O thread, as in 2010; QEMU with both, as the talk proposed; \
+         Fathom; and `bare`, the same work in a directory of the host. In the row of `bare`, \
+         vCPUs are the CPUs of the host. The disk has one queue, as in 2010.\n\n\
+         `vCPU %` is the guest's own figure, `total %` the sum of all vCPUs, and `% per \
+         MB/s` the cost of throughput for the guest. `host %` is the mean of all CPUs of \
+         the host. Every cell begins with a trimmed disk, a new file system and new files, \
+         none of which are in memory.\n\n\
+         At --scale 1 there are 1,024 files of 100 MiB, 1 GiB for each large file, and \
+         100,000 mails: use --size 130G.\n\n\
+         Without hardware virtualisation the guest is emulated: its figures compare only \
+         with those of other emulated guests."
     }
 
     fn parameters(&self) -> &'static [Parameter] {
@@ -194,9 +198,12 @@ mod tests {
         ]);
         assert!(many.contains("a file each"), "{many}");
         let text = "socket:/s".parse::<Side>().unwrap_err();
-        assert!(text.contains("trimmed"), "{text}");
+        assert!(text.contains("trims and formats"), "{text}");
         let text = "cloud".parse::<Side>().unwrap_err();
-        assert_eq!(text, format!("'cloud' is none of {}", Side::FORM));
+        assert_eq!(
+            text,
+            format!("unknown value 'cloud'; values are {}", Side::FORM)
+        );
         for word in Side::FORM.split(", ") {
             word.parse::<Side>().unwrap();
         }

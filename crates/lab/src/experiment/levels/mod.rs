@@ -33,13 +33,13 @@ const SORT: &str = "sort";
 const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "levels",
-        "So many at most",
+        "Maximum number of levels",
         Kind::Count { least: 1, most: 16 },
         "3",
     ),
     Parameter::new(
         "memory",
-        "Of level 1; each level gives the next all but 384 MiB of what it has",
+        "Memory of level 1; each level passes all of its memory but 384 MiB to the next",
         Kind::Size {
             least: 1 << 30,
             most: 1 << 40,
@@ -48,7 +48,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "patience",
-        "How long a level may take to boot",
+        "Maximum time for a level to boot",
         Kind::Time {
             least: Duration::from_secs(10),
             most: Duration::from_secs(6 * 3600),
@@ -57,7 +57,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "level",
-        "The level that this machine is: another one than 0 where such a level has started it",
+        "Level of this machine; the experiment sets it when it runs in a deeper level",
         Kind::Count { least: 0, most: 16 },
         "0",
     )
@@ -70,19 +70,23 @@ impl Experiment for Levels {
     }
 
     fn about(&self) -> &'static str {
-        "Machines within machines, each started by the one before it: how deep it goes"
+        "Nested machines, each started by the one before it: their depth and speed"
     }
 
     fn description(&self) -> &'static str {
-        "This machine, level 0, starts a machine that has KVM, QEMU and this program; that starts the next \
-         one from its own disks, which nobody writes to, and so on, until one does not come up, patience ends, \
-         or there is no memory for another one. That is its result, with the last lines of the console \
-         among the run's problems.\n\nOf each level: `boot`, until its agent answers; `sort`, what its CPU takes \
-         to sort 100,000 numbers, and `slow-down`, in multiples of level 0; `read`, the mean of reads \
-         of 4 KiB of its root disk, past the page cache and one at a time; `exits`, the VM exits for each of \
-         these as the level below counts them, idle ones included.\n\nWithout hardware virtualisation level 1 is \
-         emulated (a CPU with AMD's SVM), and KVM begins with level 2: one level less, and all of it as slow as \
-         the first."
+        "Level 0 is this machine, which starts a machine (level 1) that has KVM, QEMU and this \
+         program. Each level starts the next one from its own disks, which stay unmodified. \
+         The experiment ends when --levels is reached, when a level does not boot within \
+         --patience, or when no memory is left for another level. The run's problems then \
+         show the reason, with the last lines of the console.\n\n\
+         Each level has these measures: `boot`, the time until its agent answers; `sort`, \
+         the CPU time to sort 100,000 numbers, and `slow-down`, the ratio to level 0; \
+         `read`, the mean time of 4 KiB reads of the root disk with O_DIRECT, one at a \
+         time; `exits`, the VM exits per read as the level below counts them, including \
+         those of an idle machine.\n\n\
+         Without hardware virtualisation level 1 is emulated (a CPU with AMD's SVM), and \
+         level 2 is the first with KVM: one level less, and all levels as slow as the \
+         first."
     }
 
     fn parameters(&self) -> &'static [Parameter] {

@@ -85,7 +85,7 @@ impl Cell {
             return refuse("a guest has 1 to 64 whole CPUs: --cpus 1");
         }
         if !self.memory.unwrap_or(MEMORY).is_multiple_of(MIB) {
-            return refuse("--memory must be of whole MiB");
+            return refuse("--memory: not a whole number of MiB");
         }
         match self.technology {
             Technology::Container => container::check(&self.container(&[])),

@@ -31,25 +31,25 @@ const MOST_THREADS: u64 = 128;
 pub(super) const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         TECHNOLOGY,
-        "What both sides are; bare, container and the better virtual machine, if not given",
+        "Kind of both sides [default: bare, container, and kvm or tcg]",
         Kind::of::<Technology>(Technology::FORM),
         "",
     ),
     Parameter::new(
         "test",
-        "What is sent",
+        "Tests: TCP throughput, or small UDP packets",
         Kind::of::<Test>(Test::FORM),
         "throughput,packets",
     ),
     Parameter::new(
         "threads",
-        "Streams that iperf3 sends at the same time: from version 3.16 on by a thread each",
+        "Number of concurrent streams of iperf3, one thread each since version 3.16",
         shared::count(MOST_THREADS),
         "1,2,4,8",
     ),
     Parameter::new(
         "net",
-        "How guests are connected; user: a guest with its QEMU's machine",
+        "Connection of guests; user: to the namespace of the guest's QEMU",
         Kind::of::<Net>(Net::FORM),
         "tap",
     ),
@@ -59,7 +59,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     },
     Parameter::new(
         "memory",
-        "Each guest's (256M if empty), or each container's limit",
+        "Memory of each guest [default: 256M], or limit of each container",
         Kind::Size {
             least: 64 << 20,
             most: 1 << 40,
@@ -68,7 +68,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "cpus",
-        "Each guest's (1 if empty), or each container's limit of CPU time",
+        "CPUs of each guest [default: 1], or limit of each container's CPU time",
         Kind::of::<Cpus>(Cpus::FORM),
         "",
     ),
@@ -135,26 +135,30 @@ impl Experiment for Network {
     }
 
     fn about(&self) -> &'static str {
-        "Network throughput and packets between two programs, two containers, two virtual machines"
+        "Network throughput and packets between programs, containers, virtual machines"
     }
 
     fn description(&self) -> &'static str {
-        "Two sides are connected by a bridge, in network namespaces of the run's own: nothing of this \
-         machine's network is touched, and nothing is left of it. iperf3 on one side sends to iperf3 \
-         on the other. `throughput`: TCP, as much as goes through, in writes of 128 KiB. `packets`: \
-         UDP, as many packets of 64 bytes as go through. Congestion control is reno \
-         everywhere, which no kernel lacks.\n\nBoth sides are programs of this machine (`bare`, by veth), containers (the \
-         same veth, in crun's container), or guests with virtio-net: behind a tap device (`--net \
-         tap`), with the kernel's vhost-net (`vhost`), or in QEMU's user-mode network (`user`), where \
-         a guest sends to a program that is where its QEMU is, past the bridge.\n\n`throughput` and \
-         `packets` are what was received, `loss` is in percent of what was sent. \
-         `sender.cpu-per-gb` and `receiver.cpu-per-gb` (or `-per-packet`) are what each side's \
-         processes took of this machine's CPUs: QEMU with its guest, or iperf3. The kernel does a \
-         part of the receiver's work on the sender's time. A request, in `cpu.*` and the like, is a \
-         write or a packet.\n\nGuests' CPUs are counted from inside: of `guest.vcpu*` the sender's are \
-         first, then the receiver's. --memory and --cpus limit containers, and are what guests have; \
-         `bare` has no limits. Older iperf3 (before 3.16) sends all streams from one thread: \
-         when that is full, more streams bring nothing, and the limiter is `load-thread`."
+        "Two sides are connected by a bridge, in network namespaces of the run. The network \
+         of this machine stays unmodified. iperf3 on one side sends to iperf3 on the other. \
+         `throughput` sends TCP in writes of 128 KiB, as fast as possible. `packets` sends \
+         UDP packets of 64 bytes, as many as possible. The congestion control is reno \
+         everywhere, because every kernel has it.\n\n\
+         Both sides are programs of this machine (`bare`, over veth), containers (crun, \
+         over the same veth), or guests with virtio-net. A guest is connected by a tap \
+         device (`--net tap`), by the kernel's vhost-net (`vhost`), or by QEMU's user-mode \
+         network (`user`). With `user` the guest sends to a program in the namespace of its \
+         QEMU, without the bridge.\n\n\
+         `throughput` and `packets` count received data. `loss` is a percentage of the sent \
+         packets. `sender.cpu-per-gb` and `receiver.cpu-per-gb` (or `-per-packet`) are the \
+         time of this machine's CPUs that the processes of each side took: QEMU with its \
+         guest, or iperf3. The kernel does a part of the receiver's work in the sender's \
+         time. In `cpu.*` and similar measures, a request is a write or a packet.\n\n\
+         The CPUs of guests are measured inside: in `guest.vcpu*` those of the sender come \
+         first, then those of the receiver. --memory and --cpus are limits of containers, \
+         and resources of guests; `bare` has no limits. iperf3 before 3.16 sends all \
+         streams from one thread. When that thread has no CPU time left, more streams have \
+         no effect, and the limiter is `load-thread`."
     }
 
     fn parameters(&self) -> &'static [Parameter] {
@@ -254,7 +258,7 @@ mod tests {
         assert!(error.contains("for guests, and not for bare"), "{error}");
         let error = refused(&[("technology", "tcg"), ("cpus", "0.5")]);
         assert!(error.contains("whole CPUs"), "{error}");
-        assert!(refused(&[("memory", "67108865")]).contains("whole MiB"));
+        assert!(refused(&[("memory", "67108865")]).contains("whole number of MiB"));
     }
 
     #[test]

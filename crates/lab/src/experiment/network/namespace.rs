@@ -1,6 +1,7 @@
 //! Networks of the run's own: what is in them is not this machine's, and goes with the last process
 //! that is in them, so that nothing is left when the lab is killed.
 
+use fathom_units::cause;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
@@ -73,7 +74,7 @@ impl Drop for Inside {
         let network = Some(LinkNameSpaceType::Network);
         if let Err(error) = move_into_link_name_space(self.0.as_fd(), network) {
             // Whatever this thread did next would be done in the wrong network.
-            panic!("cannot leave a network namespace: {error}");
+            panic!("cannot leave a network namespace: {}", cause(error));
         }
     }
 }

@@ -70,7 +70,7 @@ fn merge_in(folder: &Path, patience: Duration) -> Result<()> {
         std::thread::sleep(POLL);
     }
     let seconds = patience.as_secs();
-    Err(refuse(&format!("it was not done after {seconds} s")))
+    Err(refuse(&format!("not complete after {seconds} s")))
 }
 
 fn read(folder: &Path, name: &str) -> Result<String> {
@@ -98,7 +98,7 @@ mod tests {
     fn settings_are_as_before_whatever_came_of_it() {
         let dir = files("0\n");
         let error = merge_in(dir.path(), Duration::from_millis(50)).unwrap_err();
-        assert!(error.to_string().contains("not done"), "{error}");
+        assert!(error.to_string().contains("not complete"), "{error}");
         for (name, before) in [("run", "0"), ("pages_to_scan", "100")] {
             assert_eq!(read(dir.path(), name).unwrap(), before, "{name}");
         }

@@ -30,13 +30,13 @@ const MOST: u64 = 1000;
 const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "appliances",
-        "Machines that are up at the same time",
+        "Number of machines that are up at the same time",
         shared::count(MOST),
         "1,2,4,8",
     ),
     Parameter::new(
         "step",
-        "Go on with so many more each time, until something fails; 0: only --appliances",
+        "Number of machines to add until a cell fails; 0: only --appliances",
         Kind::Count {
             least: 0,
             most: MOST,
@@ -45,7 +45,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "max-memory",
-        "Start no more than fit in it, by what one takes; empty: 80% of what is available",
+        "Maximum memory of all machines [default: 80% of the available memory]",
         Kind::Size {
             least: 1 << 20,
             most: 1 << 50,
@@ -54,7 +54,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "memory",
-        "Each machine's",
+        "Memory of each machine",
         Kind::Size {
             least: 64 << 20,
             most: 1 << 40,
@@ -63,25 +63,25 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "disk",
-        "Who serves the disks: nobody, one Fathom server, one each, or QEMU itself",
+        "Server of the disks: none, one Fathom server, one per disk, or QEMU itself",
         Kind::of::<Disks>(Disks::FORM),
         "none",
     ),
     Parameter::new(
         "work",
-        "What each does before it is up: nothing, or inspect its disk",
+        "Work of each machine before it is up: none, or inspect its disk",
         Kind::of::<Work>(Work::FORM),
         "none",
     ),
     Parameter::new(
         "merge",
-        "Let the kernel merge equal pages, and measure again (root; --disk none or qemu)",
+        "Whether to merge equal pages and measure again (root; --disk none or qemu)",
         Kind::Switch,
         "on",
     ),
     Parameter::new(
         "accelerator",
-        "How QEMU runs the guests; empty: the best that this machine has",
+        "Accelerator of the guests [default: the fastest here]",
         Kind::of::<Accelerator>(Accelerator::FORM),
         "",
     ),
@@ -105,28 +105,32 @@ impl Experiment for Parallel {
     }
 
     fn about(&self) -> &'static str {
-        "Many small machines at once: how many fit, how fast they start, what each takes"
+        "Many small machines at once: their number, their start-up time, their memory"
     }
 
     fn description(&self) -> &'static str {
-        "So many machines (appliances: a kernel and a small initramfs, one CPU) start at once; when \
-         all are up, all close. No one closes before the last is up, so that all are there at the \
-         same time. With --work inspect each does on its disk what virt-df does, and more, before it \
-         counts as up: it looks for file systems, mounts each to read it, asks how full it is, and \
-         reads the package database. The disk is one image for all, made of this machine's own \
-         files; what each finds is checked.\n\n`up` is from the first start until all are up, `closed` \
-         the same with what closing takes (measuring memory in between does not count), \
-         `per-appliance` is `closed` by their number, and `rate` its inverse. `efficiency` is what \
-         one alone takes, times their number, by `closed` times the CPUs that so many can use (no more \
-         than they are): 1 is as if each had come up alone on a CPU of its own. One alone is measured \
-         when it is first needed, after another that gets all into the page cache.\n\n`memory.each` is \
-         the proportional set size of QEMU and the disks' servers by the number of appliances, with \
-         all of them up, `memory.merged.each` the same when the kernel has merged equal pages (KSM, \
-         which is put back afterwards). Memory that a vhost-user server shares is not merged. \
-         `memory.shared` is of a QEMU's pages those that others map, too.\n\nWhat fails is the result \
-         of its cell, told in a line, and the run goes on. --step goes on from one value of \
-         --appliances until then. Evidence is from the first start until all are up. In the report the \
-         curve of `rate` has its knee, with what limits it."
+        "A number of small machines (appliances: a kernel and a small initramfs, one CPU) \
+         start together. When all are up, all close. With --work inspect each appliance \
+         inspects its disk before it counts as up, as virt-df does, and more: it finds the \
+         file systems, mounts each to read it, reads how full it is, and counts the \
+         packages in the package database. All appliances share one disk image, which has \
+         files of this machine. The experiment verifies what each finds.\n\n\
+         `up` is the time from the first start until all are up. `closed` also includes \
+         closing them, without the time to measure memory. `per-appliance` is `closed` \
+         divided by the number of appliances, and `rate` is its inverse. `efficiency` is \
+         `closed` of a single appliance, multiplied by the number of appliances and divided \
+         by `closed`, and by the number of CPUs that they can use (at most one each). An \
+         efficiency of 1 means that each came up as fast as alone on a CPU of its own. The \
+         single appliance is measured once, after a launch that fills the page cache.\n\n\
+         `memory.each` is the proportional set size of QEMU and the disks' servers per \
+         appliance, when all are up. `memory.merged.each` is the same after the kernel has \
+         merged equal pages (KSM, whose settings are restored afterwards). Memory that is \
+         shared with a vhost-user server is not merged. `memory.shared` counts the pages of \
+         one QEMU that other processes also map.\n\n\
+         A failure is the result of its cell: the report shows it in a line, and the run \
+         continues. --step begins with one value of --appliances, and adds the step until a \
+         cell fails. The evidence covers the time until all are up. The report shows the \
+         knee of the curve of `rate`, and what limits it."
     }
 
     fn parameters(&self) -> &'static [Parameter] {
@@ -139,7 +143,7 @@ impl Experiment for Parallel {
             ([_], [_]) => Ok(Design::Full),
             (_, [none]) if none == "0" => Ok(Design::Full),
             _ => Err(Error::Protocol(
-                "--step is one number, and goes on from one number of --appliances".into(),
+                "--step: needs one value, and one value of --appliances, which is its start".into(),
             )),
         }
     }
@@ -148,7 +152,7 @@ impl Experiment for Parallel {
         let cell = Cell::new(settings)?;
         let refuse = |why: &str| Err(Error::Protocol(why.into()));
         if !cell.memory.is_multiple_of(MIB) {
-            return refuse("--memory must be of whole MiB");
+            return refuse("--memory: not a whole number of MiB");
         }
         if cell.work == Work::Inspect && cell.disks == Disks::None {
             return refuse("--work inspect needs a disk: --disk fathom, fathom-each or qemu");
@@ -156,7 +160,7 @@ impl Experiment for Parallel {
         if cell.disks != Disks::None && !Path::new(image::STATUS).exists() {
             let status = image::STATUS;
             return refuse(&format!(
-                "the disk is made of a Debian's files, and this machine has no {status}"
+                "the disk contains files of a Debian system, and this machine has no {status}"
             ));
         }
         Ok(())
@@ -273,11 +277,11 @@ mod tests {
         assert!(refused(inspect.clone()).contains("needs a disk"));
         Parallel.check(&inspect.with("disk", "fathom")).unwrap();
         let odd = settings.with("memory", (64u64 << 20) + 1);
-        assert!(refused(odd).contains("whole MiB"));
+        assert!(refused(odd).contains("whole number of MiB"));
         let mut order = Order::new(&Parallel);
         order.set("step", &["10".into()]).unwrap();
         let error = order.plan().err().unwrap().to_string();
-        assert!(error.contains("from one number"), "{error}");
+        assert!(error.contains("one value of --appliances"), "{error}");
         order.set("appliances", &["10".into()]).unwrap();
         order.plan().unwrap();
     }

@@ -183,7 +183,7 @@ impl Session for Launching {
         let count = cell.appliances;
         let alone = match self.alone(&cell, progress) {
             Ok(alone) => alone,
-            Err(why) => return failed(count, &format!("not even one comes up: {why}")),
+            Err(why) => return failed(count, &format!("a single machine does not start: {why}")),
         };
         if let Some(why) = does_not_fit(&cell, alone.memory)? {
             return failed(count, &why);

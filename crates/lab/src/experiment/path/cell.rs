@@ -133,8 +133,8 @@ impl Cell {
         for side in sides.chain([Side::Host]) {
             if !path.devices.iter().any(|one| one.side == side) {
                 return Err(Error::Protocol(format!(
-                    "no request was seen at a device of the {}: what it has (a file system in \
-                     memory, a network's) tells of none",
+                    "no request was seen at a device of the {}: its device (of a file \
+                     system in memory or on a network) reports none",
                     side.name()
                 )));
             }

@@ -21,31 +21,31 @@ pub struct Paths;
 const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "technology",
-        "What makes requests; if not given bare, container, the better virtual machine",
+        "Technologies that make requests [default: bare, container, and kvm or tcg]",
         Kind::of::<Technology>(Technology::FORM),
         "",
     ),
     Parameter::new(
         "of",
-        "What is followed",
+        "Kind of request to follow",
         Kind::of::<Of>(Of::FORM),
         "block,packet",
     ),
     Parameter {
-        about: "Who serves a guest's disk",
+        about: "Server of a guest's disk",
         default: "qemu",
         ..shared::DISK
     },
     shared::aio("io_uring"),
     Parameter::new(
         "net",
-        "How a guest is connected",
+        "Connection of a guest to the network",
         Kind::of::<Net>(Net::FORM),
         "tap",
     ),
     Parameter::new(
         "requests",
-        "How many are followed",
+        "Number of requests to follow",
         Kind::Count {
             least: 10,
             most: 10_000,
@@ -60,31 +60,31 @@ impl Experiment for Paths {
     }
 
     fn about(&self) -> &'static str {
-        "The way of a block request or a packet as stacks, from the program to the device"
+        "Call stacks of a block request or a packet, from the program to the device"
     }
 
     fn description(&self) -> &'static str {
-        "Some requests are made one after the other while perf records who has called whom whenever \
-         one of them is handed to a device, in the guest and on the host at once, each by its own \
-         symbols. The report has a picture for each technology: the stacks side by side, in the \
-         order in which a request comes by, with what happened in between.\n\n\
-         `block`: fio reads 4 KiB at random places, past the page cache. On `bare` that is a file of \
-         this machine; in a container a loop device over it; in a guest the disk that --disk serves \
-         from it. `packet`: iperf3 sends UDP packets of 64 bytes, 2,000 a second, over the networks \
-         of the experiment `network`; what is followed is the sender's side, up to the other \
-         side's port of the bridge.\n\n\
-         A disk that has a scheduler gets requests from it, often by a thread of the kernel's: then \
-         there are two stacks, up to the scheduler and from there. \
-         `SIDE.frames` are the functions of the kernel in the deepest stack of a side, of those that \
-         most requests have. `SIDE.exits`, `.switches`, `.wake-ups` and `.calls` are for each \
-         request, from the first to the last of them: VM exits, context switches, wake-ups of \
-         threads, system calls of those who carry requests (the program; QEMU and the disk's server; \
-         in a guest, all of its programs). `request` is a block request's mean time as its maker sees \
-         it, `SIDE.device` the part of it from the device's driver until its completion. Bytes \
-         that are copied are not counted: no event tells of them.\n\n\
-         Callers are found by frame pointers: programs that are built without them (most packaged \
-         ones) have stacks that end early, and the kernel's are whole. perf costs time itself: the \
-         figures of such a cell are not for comparisons with other experiments."
+        "Some requests are made one after the other. Whenever a request reaches a device, \
+         perf records its call stack, in the guest and on the host at the same time, each \
+         with its own symbols. The report has a picture for each technology: the stacks \
+         side by side, in the order of the request's path, and the events in between.\n\n\
+         `block`: fio reads 4 KiB at random places with O_DIRECT. With `bare` fio reads a \
+         file of this machine, in a container a loop device over the file, and in a guest \
+         the disk that --disk serves from the file. `packet`: iperf3 sends UDP packets of \
+         64 bytes, 2,000 per second, over the networks of the experiment `network`. The \
+         recorded path is the sender's, up to the other side's port of the bridge.\n\n\
+         A disk with a scheduler gets its requests from the scheduler, often in a kernel \
+         thread. The path then has two stacks: up to the scheduler, and from there. \
+         `SIDE.frames` is the number of kernel functions in the deepest stack of a side, \
+         among the stacks of most requests. `SIDE.exits`, `.switches`, `.wake-ups` and \
+         `.calls` are VM exits, context switches, wake-ups of threads and system calls per \
+         request. These measures count the threads that carry requests: the program; QEMU and the \
+         disk's server; in a guest, all programs. `request` is the mean time of a block \
+         request for the program, and `SIDE.device` the part of it from the device's driver \
+         until completion. Copies are not counted, because no event reports them.\n\n\
+         perf finds callers by frame pointers. Kernels have frame pointers; most packaged \
+         programs do not, and their stacks end early. perf itself takes time: do not \
+         compare the figures with other experiments."
     }
 
     fn parameters(&self) -> &'static [Parameter] {

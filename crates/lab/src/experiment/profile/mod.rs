@@ -35,7 +35,7 @@ const PARAMETERS: &[Parameter] = &[
     shared::RUNTIME,
     Parameter::new(
         "frequency",
-        "Samples of each CPU in a second",
+        "Samples per second of each CPU",
         Kind::Count {
             least: 1,
             most: 10_000,
@@ -44,7 +44,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "call-graph",
-        "Whether samples have their callers, by frame pointers",
+        "Whether to record the callers, by frame pointers (fp) or not",
         Kind::of::<CallGraph>(CallGraph::FORM),
         "fp",
     )
@@ -57,22 +57,24 @@ impl Experiment for Profiling {
     }
 
     fn about(&self) -> &'static str {
-        "Where the CPU goes, in guest and host: by component, by symbol, as flame graphs"
+        "CPU time in guest and host: by component, by symbol, as flame graphs"
     }
 
     fn description(&self) -> &'static str {
-        "fio works in a guest, each of whose CPUs has a queue of the disk, while perf samples the \
-         CPUs, in the guest and on the host at once: each by its own symbols. The report has a \
-         flame graph for the guest, QEMU and the disk's server, a table of the symbols that took \
-         most, and shares by component.\n\n\
-         `profile.guest.*` are percent of the guest's samples, `profile.host.*` of the host's; CPUs \
-         that were idle are left out. On the host the innermost frame that belongs to KVM, the block \
-         layer or a file system decides; where none does, the process. `host.guest` is a virtual \
-         CPU's time in the guest, which the guest's own samples explain. Callers are found by frame \
-         pointers: what is built without them (most packaged programs) has chains that end early. \
-         `host.folded` and `guest.folded` in the cell's folder are for other tools.\n\n\
-         perf costs time itself: the figures of such a cell are not for comparisons with others. \
-         Without hardware virtualisation the guest's code is QEMU's."
+        "fio works in a guest whose disk has a queue for each CPU. perf samples the CPUs in \
+         the guest and on the host at the same time, each with its own symbols. The report \
+         has flame graphs of the guest, QEMU and the disk's server, a table of the symbols \
+         with most samples, and shares by component.\n\n\
+         `profile.guest.*` are percentages of the guest's samples, and `profile.host.*` of \
+         the host's samples, without idle CPUs. On the host the innermost frame of KVM, the \
+         block layer or a file system decides the component; without such a frame, the \
+         process does. `host.guest` is the time of virtual CPUs in the guest, which the \
+         guest's own samples explain. `host.folded` and `guest.folded` in the cell's folder \
+         are for other tools.\n\n\
+         perf finds callers by frame pointers. Programs without frame pointers (most \
+         packaged ones) have call chains that end early. perf itself takes time: do not \
+         compare the figures with other experiments. Without hardware virtualisation, the \
+         guest's code appears as QEMU's."
     }
 
     fn parameters(&self) -> &'static [Parameter] {

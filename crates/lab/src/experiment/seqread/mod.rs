@@ -23,7 +23,7 @@ const PARAMETERS: &[Parameter] = &[
     shared::image_size("1G"),
     Parameter::new(
         "image",
-        "Read this raw image instead of making one",
+        "Raw image to read [default: a new one]",
         Kind::Text,
         "",
     ),
@@ -37,16 +37,19 @@ impl Experiment for Seqread {
     }
 
     fn about(&self) -> &'static str {
-        "4k sequential reads with O_DIRECT, one at a time: the cost of every layer"
+        "Cost of every layer: 4k sequential O_DIRECT reads, one at a time"
     }
 
     fn description(&self) -> &'static str {
-        "A guest reads its disk with fio: 4 KiB at a time, past the page cache, one request after \
-         the other. Nothing overlaps, so that a request's latency is the sum of what every layer \
-         costs, and IOPS are its inverse.\n\nThe figures are fio's in the guest. Fathom's own times, \
-         stage by stage, are in `server.txt` of the cell's folder: what lies between the two is \
-         the guest's, KVM's and QEMU's. `wiki` follows each request through all of them.\n\nWithout \
-         hardware virtualisation the guest is emulated: its times are stretched."
+        "fio in a guest reads the disk: 4 KiB at a time with O_DIRECT, one request after \
+         the other. No requests overlap. Therefore a request's latency is the sum of all \
+         layers, and IOPS is the inverse of the latency.\n\n\
+         The figures are those of fio in the guest. Fathom's own times by stage are in \
+         `server.txt` of the cell's folder. The difference between the two is the time of \
+         the guest's kernel, KVM and QEMU. The experiment `wiki` follows each request \
+         through these layers.\n\n\
+         Without hardware virtualisation the guest is emulated, and all times are \
+         stretched."
     }
 
     fn parameters(&self) -> &'static [Parameter] {

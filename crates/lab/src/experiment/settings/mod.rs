@@ -33,21 +33,24 @@ impl Experiment for Factors {
     }
 
     fn about(&self) -> &'static str {
-        "Which settings matter: bus, cache, aio, format, file system and more, one at a time"
+        "Effects of settings: bus, cache, aio, format, file system and more, one at a time"
     }
 
     fn description(&self) -> &'static str {
-        "The first value of every parameter makes the base. Each other value is run with all else \
-         at the base: --cache none,writethrough --bus virtio-blk,ide,nvme are four points, not six. \
-         --full runs all combinations.\n\nThe load is fio's in the guest, on the disk or in a file \
-         of the guest's file system, and the same job runs on the image on the host. The report \
-         ranks the settings by what they do to IOPS, to the 99th percentile of latency and to the \
-         CPU time of a request, and says what is within noise: of one round nothing can be told, \
-         and five make intervals.\n\nAn effect is the one around this base and under this load: \
-         with one request at a time nothing shows that IDE serves one at a time, and with no writes \
-         no cache mode costs anything. Values that do not go with the base are refused before \
-         anything runs: choose another base, whose values stand first. Without hardware \
-         virtualisation the guest is emulated, and compares nothing but emulations."
+        "The first value of every parameter makes the base. Each other value is run alone, \
+         with everything else as in the base: --cache none,writethrough --bus \
+         virtio-blk,ide,nvme makes four points, not six. --full runs all combinations.\n\n\
+         fio runs in the guest, on the disk or in a file of the guest's file system. The \
+         same job runs on the image on the host. The report ranks the settings by their \
+         effects on IOPS, on the 99th percentile of latency, and on the CPU time of a \
+         request, and marks effects within noise. A single round cannot show what is noise; five \
+         rounds give intervals.\n\n\
+         An effect holds for this base and this load. For example, a load of one request at \
+         a time does not show that IDE serves only one at a time, and a load without writes \
+         does not show the cost of a cache mode. Values that do not fit the base are \
+         rejected before anything runs: choose another base by writing its values first. \
+         Without hardware virtualisation the guest is emulated: its figures compare only \
+         with those of other emulated guests."
     }
 
     fn parameters(&self) -> &'static [Parameter] {

@@ -33,7 +33,7 @@ pub(super) fn check(file: &Path, scheduler: Scheduler) -> Result<()> {
     Err(Error::Unusable {
         path: file.to_owned(),
         reason: format!(
-            "there is no {scheduler} for this device, but {}",
+            "this device has no scheduler {scheduler}; its schedulers are {}",
             text.trim()
         ),
     })
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).unwrap(), "mq-deadline");
         let error = Set::new(&file, Scheduler::Bfq).unwrap_err().to_string();
         assert!(
-            error.contains("no bfq for this device, but mq-deadline"),
+            error.contains("no scheduler bfq; its schedulers are mq-deadline"),
             "{error}"
         );
         assert!(check(Path::new("/none"), Scheduler::None).is_err());

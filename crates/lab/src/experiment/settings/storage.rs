@@ -86,7 +86,7 @@ fn scheduler_of(path: &Path, storage: Storage) -> Result<PathBuf> {
     }
     let device = device_below(path)?.ok_or_else(|| Error::Unusable {
         path: path.to_owned(),
-        reason: "there is no one block device below it whose scheduler could be set".into(),
+        reason: "no single block device below it has a scheduler".into(),
     })?;
     Ok(scheduler::file_of(&device))
 }

@@ -26,19 +26,19 @@ const WAY: &str = "way";
 const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         WAY,
-        "How the files are reached; without 9p where the guest's kernel has none, if not given",
+        "Ways to access the files [default: all usual ones that the guest's kernel supports]",
         Kind::of::<Way>(Way::FORM),
         "",
     ),
     Parameter::new(
         "test",
-        "What is done to the files",
+        "Tests on the files",
         Kind::of::<Test>(Test::FORM),
         Test::FORM_AS_DEFAULT,
     ),
     Parameter::new(
         "size",
-        "Size of the file whose data is read and written",
+        "Size of the file to read and write",
         Kind::Size {
             least: 1 << 20,
             most: 1 << 40,
@@ -47,7 +47,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "runtime",
-        "The end of the random tests, if they have not had each block of the file by then",
+        "Maximum time of the random tests",
         Kind::Time {
             least: Duration::from_millis(100),
             most: Duration::from_secs(24 * 3600),
@@ -56,25 +56,25 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "files",
-        "How many small files are created, looked at, renamed, deleted",
+        "Number of small files to create, stat, rename and delete",
         shared::count(10_000_000),
         "10000",
     ),
     Parameter::new(
         "direct",
-        "Data goes past the guest's page cache (O_DIRECT)",
+        "Whether data bypasses the guest's page cache (O_DIRECT)",
         Kind::Switch,
         "off",
     ),
     Parameter::new(
         "host-cache",
-        "What this machine has of the files in memory when a test begins",
+        "State of this machine's page cache when a test begins",
         Kind::of::<HostCache>(HostCache::FORM),
         "warm",
     ),
     Parameter::new(
         "cache",
-        "Disks are served through this machine's page cache, or past it",
+        "Whether disks use this machine's page cache (writeback) or bypass it (none)",
         Kind::of::<Cache>(Cache::FORM),
         "writeback",
     ),
@@ -82,7 +82,7 @@ const PARAMETERS: &[Parameter] = &[
     shared::FILE_SYSTEM,
     Parameter::new(
         "msize",
-        "Most bytes of a message of 9p's",
+        "Maximum size of a 9p message",
         Kind::Size {
             least: 4 << 10,
             most: 16 << 20,
@@ -95,7 +95,7 @@ const PARAMETERS: &[Parameter] = &[
 /// What is shown of each way beside the first one.
 const SHOWN: &[(&str, &str)] = &[
     ("throughput", "MB/s"),
-    ("iops", "a second"),
+    ("iops", "per second"),
     ("qemu.cpu-per-gb", "QEMU s/GB"),
     ("server.cpu-per-gb", "server s/GB"),
     ("qemu.cpu-per-request", "QEMU us each"),
@@ -108,26 +108,32 @@ impl Experiment for Sharing {
     }
 
     fn about(&self) -> &'static str {
-        "Files in a guest by 9p, by virtiofs, and on a disk with a file system"
+        "Files in a guest: by 9p, by virtiofs, and on a disk with a file system"
     }
 
     fn description(&self) -> &'static str {
-        "A guest has a directory, and works on files in it. By `9p` and `virtiofs` it is a directory of \
-         the host's, which QEMU or virtiofsd serves; on `virtio-blk` (QEMU's, in an I/O thread) and \
-         `vhost-user-blk` (Fathom's) it is a file system of the guest's own; `bare` is the same work in \
-         a directory of the host, without a guest. A share is seen by both sides at once and a disk is \
-         not: that is what is paid for.\n\n`write` and `read` stream one file in 1 MiB, `random-write` \
-         and `random-read` take its blocks of 4 KiB in random order, each once, for --runtime at most: \
-         fio, one request at a time. `create`, `stat`, `rename` and `delete` are one call for each of \
-         --files small files of 4 KiB.\n\nThe guest's caches are empty when a test begins. The host's \
-         have what making the files has left there (--host-cache warm), or nothing. Writes of data end \
-         with fsync, and `unwritten` is what was in the host's page cache alone after it (by cachestat, \
-         Linux 6.5). Names are not flushed: on a disk the guest may have them in its journal's memory, \
-         by the other ways the host has them.\n\n`qemu.cpu-*` and `server.cpu-*` are the host's CPU time \
-         of the two processes, for a gigabyte streamed or for a request or call: a guest's own work is \
-         QEMU's. Where there is no server, QEMU serves.\n\nAll ways have the same kernel. Debian's cloud \
-         kernel has no 9p: its ordinary one (linux-image-amd64) has; name it in FATHOM_KERNEL. Without \
-         hardware virtualisation the guest is emulated: its figures compare nothing but emulations."
+        "A guest works on the files of a directory. With `9p` and `virtiofs` the directory \
+         is one of the host, which QEMU or virtiofsd serves. With `virtio-blk` (QEMU's, in \
+         an I/O thread) and `vhost-user-blk` (Fathom's) it is on a file system of the \
+         guest. `bare` is the same work in a directory of the host, without a guest. Unlike \
+         a disk, a share is visible to both sides at the same time; the experiment shows \
+         the cost of that.\n\n\
+         `write` and `read` stream one file in 1 MiB. `random-write` and `random-read` \
+         access its blocks of 4 KiB in random order, each once, for at most --runtime. fio \
+         makes these requests one at a time. `create`, `stat`, `rename` and `delete` make \
+         one call for each of --files small files of 4 KiB.\n\n\
+         The guest's caches are empty when a test begins. The host's caches contain what \
+         making the files left there (--host-cache warm), or are empty. Writes of data end \
+         with fsync. `unwritten` is the data that only the host's page cache had after \
+         fsync (by cachestat, Linux 6.5). Names are not flushed: on a disk they may still \
+         be in the guest's memory; on a share the host has them.\n\n\
+         `qemu.cpu-*` and `server.cpu-*` are the host's CPU time of the two processes, per \
+         streamed gigabyte, or per request or call. The guest's own work counts as QEMU's. \
+         Without a server process, QEMU serves the files.\n\n\
+         All ways use the same kernel. Debian's cloud kernel has no 9p. Debian's ordinary \
+         kernel (linux-image-amd64) has it; name that kernel in FATHOM_KERNEL. Without \
+         hardware virtualisation the guest is emulated: its figures compare only with those \
+         of other emulated guests."
     }
 
     fn parameters(&self) -> &'static [Parameter] {

@@ -26,26 +26,26 @@ pub struct Storages;
 const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "place",
-        "Where the disks are; the first is what the others are held against",
+        "Places of the disks; the first is the reference for the others",
         Kind::of::<Place>("DIRECTORY, /dev/DEVICE, nbd://HOST/EXPORT, nbd+unix:///?socket=PATH"),
         "/var/tmp",
     ),
     Parameter::new(
         "where",
-        "Where the job runs",
+        "Place where the job runs: on the host, or in a guest",
         Kind::of::<Where>(Where::FORM),
         "host,guest",
     ),
     Parameter::new(
         "disk",
-        "Who serves the guest's disk",
+        "Server of the guest's disk",
         Kind::of::<server::Kind>(server::OWN_FORM),
         "fathom",
     ),
     shared::aio("io_uring"),
     Parameter::new(
         "size",
-        "Of each of the four files that are read and written",
+        "Size of each of the four files to read and write",
         Kind::Size {
             least: 1 << 20,
             most: 1 << 40,
@@ -54,7 +54,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "runtime",
-        "End the job after this time, however much is left",
+        "Maximum time of the job [default: no limit]",
         Kind::Time {
             least: Duration::from_millis(100),
             most: Duration::from_secs(24 * 3600),
@@ -63,14 +63,14 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "overwrite",
-        "The data of devices and NBD exports may be overwritten",
+        "Allow overwriting the data on devices and NBD exports",
         Kind::Switch,
         "off",
     ),
     shared::vcpus("4"),
     Parameter::new(
         "randseed",
-        "Of fio's random offsets: all cells have the same",
+        "Seed of fio's random offsets, the same in all cells",
         Kind::Count {
             least: 0,
             most: u32::MAX as u64,
@@ -86,20 +86,23 @@ impl Experiment for Storages {
     }
 
     fn about(&self) -> &'static str {
-        "One job over storages, on the host and in a guest: what do they make of it"
+        "The same job on several storages, on the host and in a guest"
     }
 
     fn description(&self) -> &'static str {
-        "fio's job `virt`, which looks a bit like four QEMU processes with a disk each: four jobs, \
-         each with four requests of 64 KiB in flight (libaio, O_DIRECT), reads and writes at random \
-         offsets of 1 GiB, once over all of it.\n\nA place is a directory (on any file system: \
-         mount NFS to see what NFS makes of it), a block device, or an NBD export. On the host each \
-         job has a file in the directory, or a part of the device or export. In the guest it has a \
-         part of a disk, whose image is a file in that directory, or the device, or the export. All \
-         of it is written before it is read.\n\nBelow the table stands what each place makes of \
-         the job next to the first one, and what virtualisation (emulation, where there is no \
-         hardware for it) makes of it next to the host, by IOPS.\n\nWhat is on a device or an \
-         export is lost; without --overwrite they are refused. A comma in a path is written as \\,."
+        "The job is fio's `virt`, which resembles four QEMU processes with one disk each. \
+         Four jobs, each with four requests of 64 KiB in flight (libaio, O_DIRECT), read \
+         and write at random offsets of 1 GiB each, once over all of it.\n\n\
+         A place is a directory on any file system (such as a mounted NFS), a block device, \
+         or an NBD export. On the host each job has a file in the directory, or a part of \
+         the device or export. In the guest each job has a part of a disk, whose image is a \
+         file in that directory, or the device, or the export. All of the storage is \
+         written before the job begins.\n\n\
+         Sentences below the table compare each place with the first, and the guest with \
+         the host, by IOPS. The sentences name emulation instead of virtualisation if this \
+         machine has no hardware for it.\n\n\
+         The data on a device or export is lost. Devices and exports are rejected without \
+         --overwrite. A comma in a path is written as \\,."
     }
 
     fn parameters(&self) -> &'static [Parameter] {
@@ -116,7 +119,7 @@ impl Experiment for Storages {
         }
         let refuse = |why: &str| Err(Error::Protocol(format!("--disk {}: {why}", cell.disk)));
         match (&cell.disk, &found) {
-            (server::Kind::Socket(_), _) => refuse("its disk would not be in the place"),
+            (server::Kind::Socket(_), _) => refuse("its disk is not in the place"),
             (server::Kind::Qsd, Found::Export(_)) => {
                 refuse("no NBD exports are served by it here; use fathom or qemu")
             }
@@ -371,7 +374,7 @@ mod tests {
         let served = export.with("where", "guest").with("disk", "qsd");
         assert!(refused(&served).contains("--disk qsd: no NBD exports"));
         let socket = settings.with("where", "guest").with("disk", "socket:/s");
-        assert!(refused(&socket).contains("not be in the place"));
+        assert!(refused(&socket).contains("not in the place"));
         let huge = Settings::defaults(PARAMETERS).with("size", "1T");
         assert!(refused(&huge).contains("needs 4T"), "{}", refused(&huge));
     }

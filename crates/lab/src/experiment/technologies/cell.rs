@@ -85,7 +85,7 @@ impl Cell {
             return refuse("a virtual machine has 1 to 64 whole CPUs: --cpus 1".into());
         }
         if !self.memory.is_multiple_of(MIB) {
-            return refuse("--memory must be of whole MiB".into());
+            return refuse("--memory: not a whole number of MiB".into());
         }
         if !self.options.is_empty() && !self.is_fathom() {
             let technology = self.technology;

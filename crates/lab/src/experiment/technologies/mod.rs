@@ -30,17 +30,22 @@ const TECHNOLOGY: &str = "technology";
 pub const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         TECHNOLOGY,
-        "What fio runs in; if not given, all that run here, of virtual machines the better",
+        "Technologies to compare [default: those that run here]",
         Kind::of::<Technology>(Technology::FORM),
         "",
     ),
     Parameter::new(
         "test",
-        "128 KiB in order, or 4 KiB at random",
+        "Tests: 128 KiB in order, 4 KiB at random",
         Kind::of::<Test>(Test::FORM),
         "throughput,iops",
     ),
-    Parameter::new("op", "What is done", Kind::of::<Op>(Op::FORM), "read,write"),
+    Parameter::new(
+        "op",
+        "Operations of fio",
+        Kind::of::<Op>(Op::FORM),
+        "read,write",
+    ),
     Parameter {
         default: "1,4",
         ..shared::THREADS
@@ -52,14 +57,14 @@ pub const PARAMETERS: &[Parameter] = &[
     },
     Parameter::new(
         "place",
-        "The storage that all have: where the disk's file is made, or a block device",
+        "Directory for the disk's file, or a block device",
         Kind::of::<Place>("DIRECTORY, /dev/DEVICE"),
         "/var/tmp",
     ),
     shared::image_size("1G"),
     Parameter::new(
         "memory",
-        "Of a machine, or the container's limit",
+        "Memory of a machine, or limit of a container",
         Kind::Size {
             least: 256 << 20,
             most: 1 << 40,
@@ -68,7 +73,7 @@ pub const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "cpus",
-        "A virtual machine's, or the container's limit of CPU time",
+        "CPUs of a machine, or limit of a container",
         Kind::of::<Cpus>(Cpus::FORM),
         "1",
     ),
@@ -76,7 +81,7 @@ pub const PARAMETERS: &[Parameter] = &[
     shared::SERVE,
     Parameter::new(
         "overwrite",
-        "The data of a device may be overwritten",
+        "Allow overwriting the data on a device",
         Kind::Switch,
         "off",
     ),
@@ -144,26 +149,30 @@ impl Experiment for Technologies {
     }
 
     fn about(&self) -> &'static str {
-        "Disk throughput and IOPS on this machine, in a container, in virtual machines"
+        "Disk throughput and IOPS on this machine, in containers, in virtual machines"
     }
 
     fn description(&self) -> &'static str {
-        "fio does the same in each technology, on the same storage: `throughput`, 128 KiB in order, \
-         each thread in a part of its own, and `iops`, 4 KiB at random. Its I/O is direct (O_DIRECT) \
-         everywhere.\n\nThe disk is one file, written once for the run. `bare` and `container` have \
-         the file itself, the latter bind-mounted; `container-device` a loop device over it, with \
-         direct I/O; `kvm` and `tcg` virtio-blk in an I/O thread of QEMU's, `kvm-fathom` and \
-         `tcg-fathom` Fathom's vhost-user-blk, neither through the page cache; `uml` its ubd, whose \
-         writes are durable at once. ubd cannot go past this machine's page cache: what it reads \
-         comes from there the second time. `cached` is the part of what fio read that the device was \
-         not asked for; where it is much, the report says so. With a block device for --place all \
-         have the device itself.\n\n--memory and --cpus are what a machine has, and the container's \
-         limits; `bare` has none, user-mode Linux always one CPU. A virtual machine's CPUs are its \
-         vCPUs: QEMU's other threads are not limited.\n\nEach technology's ratio to `bare` stands \
-         beside it. `vs bare` is to the same work on the host, right after the cell, where a loop \
-         device is left out. `cpu` is what a request took of this machine's CPUs, by all of its \
-         processes, fio's start among it; what the kernel's own threads did (a loop device's) is in \
-         `cpu.host` alone."
+        "fio runs the same load in each technology, on the same storage: `throughput` is \
+         128 KiB in order, each thread in a part of its own, and `iops` is 4 KiB at random, \
+         both with O_DIRECT.\n\n\
+         The disk is one file, which is written once for the run. `bare` and `container` \
+         use the file itself; the container has it bind-mounted. `container-device` uses a \
+         loop device over the file, with direct I/O. `kvm` and `tcg` use virtio-blk in an \
+         I/O thread of QEMU, and `kvm-fathom` and `tcg-fathom` use Fathom's vhost-user-blk, \
+         all without the page cache. `uml` uses its ubd, whose writes are durable \
+         immediately. ubd cannot bypass this machine's page cache, and reads data from \
+         there the second time. `cached` is the share of fio's reads that the device did \
+         not deliver. If that share is large, the report warns. If --place is a block \
+         device, all technologies use the device itself.\n\n\
+         --memory and --cpus are the resources of a machine, and the limits of containers. \
+         `bare` has no limits, and user-mode Linux always has one CPU. The CPUs of a \
+         virtual machine are its vCPUs; QEMU's other threads are not limited.\n\n\
+         The report shows the ratio of each technology to `bare`. `vs bare` is the ratio to \
+         the same work on the host right after the cell, without a loop device. `cpu` is \
+         the time of this machine's CPUs per request, of all processes of the technology, \
+         including the start of fio. The time of the kernel's own threads (such as those of \
+         a loop device) is only in `cpu.host`."
     }
 
     fn parameters(&self) -> &'static [Parameter] {
@@ -256,7 +265,7 @@ mod tests {
                 &[("technology", "tcg"), ("cpus", "0.5")][..],
                 "1 to 64 whole CPUs",
             ),
-            (&[("memory", "268435457")], "whole MiB"),
+            (&[("memory", "268435457")], "whole number of MiB"),
             (
                 &[("technology", "tcg"), ("serve", "--poll=off")],
                 "not with technology tcg",

@@ -119,7 +119,7 @@ fn is_device(disk: &GuestDisk, path: &Path) -> bool {
 }
 
 fn say(output: &mut dyn Write, words: &str) -> Result<()> {
-    let what = || "cannot talk to the host".to_owned();
+    let what = || "cannot write to the host".to_owned();
     writeln!(output, "{words}").context(what)?;
     output.flush().context(what)
 }
@@ -128,12 +128,12 @@ fn wait_for_go(input: &mut dyn BufRead) -> Result<()> {
     let mut line = String::new();
     input
         .read_line(&mut line)
-        .context(|| "cannot hear the host".into())?;
+        .context(|| "cannot read from the host".into())?;
     if line.trim() == GO {
         return Ok(());
     }
     Err(Error::Protocol(format!(
-        "the host said '{}' instead of '{GO}'",
+        "the host sent '{}' instead of '{GO}'",
         line.trim()
     )))
 }

@@ -27,21 +27,21 @@ pub struct Wiki;
 const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "disk",
-        "Who serves the disk",
+        "Server of the disk",
         Kind::of::<server::Kind>("fathom, qemu, qemu-main, qemu-mapped, qsd"),
         "fathom",
     ),
     shared::aio("io_uring"),
     Parameter::new(
         "transport",
-        "How the guest reaches its disk: legacy is an I/O port, intx is without MSI-X",
+        "How the guest accesses its disk: legacy by an I/O port, intx without MSI-X",
         Kind::of::<Transport>(Transport::FORM),
         "modern",
     )
     .rarely(),
     Parameter::new(
         "rw",
-        "What the guest does",
+        "Operation and pattern of the guest's requests",
         Kind::of::<Rw>("read, write, randread, randwrite"),
         "read",
     ),
@@ -57,13 +57,13 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "queues",
-        "Request queues of the disk",
+        "Number of request queues of the disk",
         Kind::Count { least: 1, most: 64 },
         "1",
     ),
     Parameter::new(
         "rounds",
-        "Pairs of a traced and an untraced round, all in one guest",
+        "Number of pairs of a traced and an untraced round, all in one guest",
         Kind::Count {
             least: 1,
             most: 100,
@@ -72,7 +72,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "count",
-        "Requests in a round; by default 10000, fewer where everything is emulated",
+        "Requests of a round [default: 10000, fewer in an emulated KVM host]",
         Kind::Count {
             least: 1,
             most: 1 << 40,
@@ -81,7 +81,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "seconds",
-        "Seconds of a round, instead of a number of requests",
+        "Seconds of a round, instead of --count",
         Kind::Count {
             least: 1,
             most: 3600,
@@ -90,27 +90,27 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "poll",
-        "Let the server poll for requests before it sleeps",
+        "Whether the server polls for requests before it sleeps",
         Kind::Switch,
         "off",
     ),
     shared::image_size(""),
     Parameter::new(
         "inject",
-        "Delay every other request, to check the instrument",
+        "Delay of every other request, to verify the measurement",
         Kind::of::<Injection>("guest, storage, queue or notify, and =TIME"),
         "",
     )
     .rarely(),
     Parameter::new(
         "filter",
-        "Put a filter before Fathom's disk, as in `fathom filters`",
+        "Filter on Fathom's disk, such as delay:read=1ms (see `fathom filters`)",
         Kind::List,
         "",
     ),
     Parameter::new(
         "pairs-only",
-        "Only the pairs: no rounds on the host, of system calls, and of QEMU's events",
+        "Only the pairs, without rounds on the host, of system calls and of QEMU's events",
         Kind::Switch,
         "off",
     )
@@ -123,20 +123,21 @@ impl Experiment for Wiki {
     }
 
     fn about(&self) -> &'static str {
-        "The KVM wiki's breakdown: each request of a guest followed through all layers"
+        "Time of each request in every layer, as in a breakdown of the KVM wiki"
     }
 
     fn description(&self) -> &'static str {
-        "In 2010 a page of the KVM wiki told by hand where the time of a guest's 4k reads goes: \
-         the means of each layer's events, subtracted. This experiment boots a guest whose one \
-         vCPU reads past the page cache, traces guest, KVM, the disk's server and the host's block \
-         layer, and does both: the wiki's way, and each request joined through all layers on one \
-         clock, with distributions.\n\nRounds come in pairs, traced and untraced, so that the cost \
-         of tracing is seen; between them the same work runs on the host itself, and at the end \
-         there are rounds of system calls, of QEMU's own events, and one without tracing for what \
-         other experiments record, by which the limiter is judged.\n\nWithout hardware \
-         virtualisation it all happens in a KVM host that is itself emulated: every layer is real \
-         there but its times are stretched."
+        "A page of the KVM wiki of 2010 showed by hand where a guest's 4k reads spend their \
+         time: it subtracted the mean times of each layer's events. This experiment boots a \
+         guest with one vCPU that reads with O_DIRECT, and traces the guest, KVM, the \
+         disk's server and the host's block layer. The report has the wiki's breakdown, and \
+         also joins each request through all layers on one clock, with distributions.\n\n\
+         Rounds come in pairs, traced and untraced, which show the cost of tracing. Between \
+         the pairs the same work runs on the host. At the end one round records system \
+         calls, one records QEMU's own events, and one untraced round records the evidence \
+         for the limiter.\n\n\
+         Without hardware virtualisation the experiment runs in a KVM host that is itself \
+         emulated. Every layer exists there, but all times are stretched."
     }
 
     fn parameters(&self) -> &'static [Parameter] {
@@ -178,7 +179,7 @@ impl Session for Cells {
     ) -> Result<Yield> {
         if Accelerator::detect() != Accelerator::Kvm {
             return Err(Error::Protocol(
-                "there is no KVM, whose part is measured".into(),
+                "no KVM, which the experiment measures".into(),
             ));
         }
         let options = Options::from_settings(settings, &self.0, folder)?;

@@ -164,7 +164,7 @@ impl Options {
             return bad("the server's image has to be known: not with --disk socket:PATH");
         }
         if self.server == Kind::QemuNoIoeventfd {
-            return bad("it is --disk qemu-main --transport no-ioeventfd here");
+            return bad("use --disk qemu-main --transport no-ioeventfd");
         }
         if !self.server.is_in_qemu() && self.transport == Transport::NoIoeventfd {
             return bad("vhost-user disks always have an ioeventfd: --disk qemu");

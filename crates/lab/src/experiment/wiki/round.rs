@@ -1,5 +1,6 @@
 //! One round: the same work, watched in one way.
 
+use fathom_units::cause;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -324,7 +325,8 @@ impl<'a> Window<'a> {
     fn close(&mut self) {
         for collector in &mut self.collectors {
             if let Err(error) = collector.halt() {
-                self.problems.push(format!("{}: {error}", collector.name()));
+                self.problems
+                    .push(format!("{}: {}", collector.name(), cause(error)));
             }
         }
         self.look_at_clocks();

@@ -3,6 +3,7 @@
 mod api;
 mod convert;
 
+use fathom_units::cause;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -188,7 +189,7 @@ impl Collector for Fathom {
 
     fn stop(mut self: Box<Self>, round: &Path) -> Result<Collected> {
         if let Err(error) = self.halt() {
-            self.problems.push(format!("{NAME}: {error}"));
+            self.problems.push(format!("{NAME}: {}", cause(error)));
         }
         let thread = self.thread.take().expect("only stopped once");
         let mut drained = thread

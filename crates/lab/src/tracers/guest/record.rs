@@ -42,7 +42,7 @@ pub fn record(options: &RecordOptions, started: &mut dyn FnMut()) -> Result<Run>
     if options.output.join("run.json").exists() {
         return Err(Error::Unusable {
             path: options.output.to_owned(),
-            reason: "it holds a run already; name a new folder with --output".into(),
+            reason: "already contains a run; choose a new directory with --output".into(),
         });
     }
     let tracefs = Tracefs::open()?;
@@ -91,7 +91,7 @@ pub fn record(options: &RecordOptions, started: &mut dyn FnMut()) -> Result<Run>
         None => Ok(run),
         Some(why) => Err(Error::Unusable {
             path: options.output.to_owned(),
-            reason: format!("it lacks the guest's layers: {why}"),
+            reason: format!("the guest's layers are missing: {why}"),
         }),
     }
 }

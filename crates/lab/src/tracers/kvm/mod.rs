@@ -110,7 +110,7 @@ pub struct Kvm {
 pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
     if scene.accelerator != Accelerator::Kvm.name() {
         let what = format!(
-            "this QEMU runs with accel={}: kicks and interrupts are its own and not traced",
+            "QEMU runs with accel={}; its kicks and interrupts do not pass KVM, and are not traced",
             scene.accelerator
         );
         return Some(Err(Error::Protocol(what)));
@@ -142,8 +142,8 @@ pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Kvm> {
     recorder.optional("kvm/kvm_fast_mmio", None, Kind::KvmFastMmio, &gpa);
     if let Err(reason) = probe_signals(&mut recorder) {
         recorder.problem(format!(
-            "no eventfd of a kick or interrupt is known ({reason}); devices are told apart by \
-             their addresses only"
+            "no eventfd of a kick or interrupt is known ({reason}); devices are distinguished \
+             only by their addresses"
         ));
     }
     recorder.start()?;

@@ -38,7 +38,7 @@ pub fn import(trace: &Path, events: Option<&Path>, output: &Path) -> Result<Run>
     if output.join("run.json").exists() {
         return Err(unusable(
             output,
-            "it holds a run already; name a new folder".into(),
+            "already contains a run; choose a new directory".into(),
         ));
     }
     let is_new = !output.exists();
@@ -85,14 +85,14 @@ fn recognise(trace: &Path) -> Result<Backend> {
     } else if bytes.is_empty() {
         Err(unusable(
             trace,
-            "it is empty: were trace events enabled (qemu-system-x86_64 -trace help)?".into(),
+            "empty; enable trace events (qemu-system-x86_64 -trace help)".into(),
         ))
     } else if is_text {
         Ok(Backend::Log)
     } else {
         Err(unusable(
             trace,
-            "this is no trace of QEMU's: neither a log nor a file of the simple backend".into(),
+            "not a trace of QEMU: neither a log nor a file of the simple backend".into(),
         ))
     }
 }
@@ -101,7 +101,7 @@ fn schema(trace: &Path, events: Option<&Path>) -> Result<Schema> {
     let Some(events) = events else {
         return Err(unusable(
             trace,
-            "it is of QEMU's simple backend: name that build's trace-events-all with \
+            "a trace of QEMU's simple backend; name that build's trace-events-all with \
              --qemu-events (QEMU installs it as share/qemu/trace-events-all)"
                 .into(),
         ));
@@ -118,7 +118,7 @@ fn describe(trace: &Path, backend: &str, clock: Clock, converted: Converted) -> 
     if backend == "simple" {
         problems.push(
             "a file of the simple backend names no threads: what several I/O threads did at one \
-             time cannot be told apart, and waits for locks are left out"
+             time cannot be separated, and waits for locks are left out"
                 .into(),
         );
     }

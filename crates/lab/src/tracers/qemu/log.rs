@@ -81,13 +81,13 @@ impl Survey {
 
     fn check(&self, log: &Path) -> Result<()> {
         let reason = match self {
-            _ if self.too_many_names => "it has more names of events than any QEMU: it is damaged",
+            _ if self.too_many_names => "damaged: more names of events than any QEMU has",
             Survey { events: 1.., .. } => return Ok(()),
             Survey { unstamped: 1.., .. } => {
-                "its trace events have no time stamps: start QEMU with -msg timestamp=on"
+                "the trace events have no time stamps; start QEMU with -msg timestamp=on"
             }
             _ => {
-                "there are no trace events in it: was QEMU built with the log backend \
+                "no trace events: was QEMU built with the log backend \
                  (qemu-system-x86_64 -trace help), and were events enabled?"
             }
         };
@@ -192,7 +192,7 @@ impl Output {
     }
 
     fn string(&self, text: &str) -> Result<u64> {
-        let changed = || unusable(&self.log, "it was changed while it was read".into());
+        let changed = || unusable(&self.log, "the file changed while it was read".into());
         self.strings.get(text).ok_or_else(changed)
     }
 

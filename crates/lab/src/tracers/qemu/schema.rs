@@ -61,7 +61,7 @@ impl Schema {
             schema.events.push(event);
         }
         if schema.events.is_empty() {
-            return Err("there are no trace events in it".into());
+            return Err("no trace events".into());
         }
         Ok(schema)
     }

@@ -49,7 +49,8 @@ pub fn convert(trace: &Path, schema: &Schema, stream: &Path) -> Result<Converted
         let texts = [Some(record.name.as_str()), record.text.as_deref()];
         for text in texts.into_iter().flatten() {
             let number = strings.add(text);
-            number.ok_or_else(|| unusable(trace, "it has more names than any QEMU".into()))?;
+            number
+                .ok_or_else(|| unusable(trace, "more names of events than any QEMU has".into()))?;
         }
         if !record.is_known && unknown.len() < 20 {
             unknown.insert(record.name);
@@ -67,10 +68,7 @@ pub fn convert(trace: &Path, schema: &Schema, stream: &Path) -> Result<Converted
         lost += record.dropped;
         let event = record.event(&strings);
         let late = |ns: u64| {
-            let reason = format!(
-                "its times go back by {:.3} ms: it is damaged",
-                ns as f64 / 1e6
-            );
+            let reason = format!("damaged: times step back by {:.3} ms", ns as f64 / 1e6);
             unusable(trace, reason)
         };
         if let Some(event) = order.push(event).map_err(late)? {
@@ -82,7 +80,7 @@ pub fn convert(trace: &Path, schema: &Schema, stream: &Path) -> Result<Converted
     }
     let events = writer.finish().map_err(run_error)?;
     if events == 0 {
-        return Err(unusable(trace, "there are no events in it".into()));
+        return Err(unusable(trace, "no events".into()));
     }
     Ok(Converted {
         events,
@@ -177,17 +175,17 @@ impl<'a> Reader<'a> {
         };
         let mut header = [0; 24];
         if !reader.fill(&mut header)? || word(&header, 0) != HEADER {
-            return reader.fail("this is no trace of QEMU's simple backend");
+            return reader.fail("not a trace of QEMU's simple backend");
         }
         if word(&header, 8) == MAGIC.swap_bytes() {
-            return reader.fail("it was written on a machine of the other byte order");
+            return reader.fail("written on a machine of the other byte order");
         }
         reader.version = word(&header, 16);
         match (word(&header, 8), reader.version) {
             (MAGIC, 2..=4) => Ok(reader),
             (MAGIC, 0) => reader.fail("format 0, of QEMU before 1.3, is not read"),
             (MAGIC, other) => reader.fail(&format!("format {other} is newer than this fathom")),
-            _ => reader.fail("this is no trace of QEMU's simple backend"),
+            _ => reader.fail("not a trace of QEMU's simple backend"),
         }
     }
 
@@ -208,7 +206,7 @@ impl<'a> Reader<'a> {
                         return Ok(None);
                     }
                 }
-                other => return self.fail(&format!("there is no record of type {other}")),
+                other => return self.fail(&format!("unknown record type {other}")),
             }
         }
     }
@@ -279,7 +277,7 @@ impl<'a> Reader<'a> {
             }
             _ => match self.schema.by_number(id) {
                 Some(schema) => (schema.name.as_str(), Some(schema)),
-                None => return self.misfit(&format!("it has no event number {id}")),
+                None => return self.misfit(&format!("no event has the number {id}")),
             },
         };
         let mut record = Record {
@@ -323,7 +321,7 @@ impl<'a> Reader<'a> {
 
     fn misfit<T>(&self, what: &str) -> Result<T> {
         self.fail(&format!(
-            "it does not fit the trace-events file ({what}): take the trace-events-all of the \
+            "does not match the trace-events file ({what}); use the trace-events-all of the \
              same build of QEMU"
         ))
     }

@@ -100,7 +100,7 @@ fn begin(
     if recorder.is_empty() {
         return Err(Error::Missing {
             what: "the kernel's trace of system calls".into(),
-            hint: "it needs CONFIG_FTRACE_SYSCALLS",
+            hint: "the kernel needs CONFIG_FTRACE_SYSCALLS",
         });
     }
     Ok(recorder)

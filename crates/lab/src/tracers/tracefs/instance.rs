@@ -206,7 +206,7 @@ impl Instance {
         if !self.tracefs.has_tracer("function") {
             return Err(Error::Missing {
                 what: "the kernel's function tracer".into(),
-                hint: "it needs CONFIG_FUNCTION_TRACER and CONFIG_DYNAMIC_FTRACE",
+                hint: "the kernel needs CONFIG_FUNCTION_TRACER and CONFIG_DYNAMIC_FTRACE",
             });
         }
         let set = |name: &&&str| self.put("set_ftrace_filter", &format!("{name}\n")).is_ok();

@@ -22,7 +22,7 @@ pub(super) fn show(html: &mut Html, comparison: &Comparison) {
     }
     html.raw("</dl>\n");
     if !comparison.differences.is_empty() {
-        html.heading("", ("differences", "Differences"), "What differs");
+        html.heading("", ("differences", "Differences"), "Differences");
         let mut table = Table::new("compare-differences".into(), &["", "A", "B"]);
         for difference in &comparison.differences {
             let values = difference.values.iter().cloned();

@@ -28,8 +28,8 @@ pub(in crate::cells) fn show(html: &mut Html, prefix: &str, table: &Table) {
         if number == 0 {
             html.heading(prefix, ("path", "Path"), "The path of a request");
             html.note(
-                "Who had called whom when a request was handed to a device, from the program at the \
-                 top to the device. Grey: user space. In colour: the guest's kernel, and that of \
+                "The call stacks with which requests reached a device, from the program at the top \
+                 to the device. Grey: user space. In colour: the guest's kernel, and that of \
                  the host. Times are means.",
             );
         }

@@ -23,9 +23,9 @@ pub(in crate::cells) fn show(html: &mut Html, prefix: &str, table: &Table) {
         if number == 0 {
             html.heading(prefix, ("profile", "CPU"), "Where the CPU goes");
             html.note(
-                "Percent of samples in which the symbol was what ran, not what had called it. Idle \
-                 CPUs are left out. In a flame graph a frame is as wide as the samples that it was \
-                 part of: click on one to see what is above it.",
+                "Percent of the samples in which the CPU ran the symbol itself, without its callees. \
+                 Idle CPUs are left out. In a flame graph, a frame is as wide as its share of the \
+                 samples: click on a frame to see the frames above it.",
             );
         }
         html.element("h3", &[], &words::label(&point.settings));
@@ -102,7 +102,7 @@ fn locks(html: &mut Html, id: &str, locks: &[LockWait]) {
         return;
     }
     html.note("Waiting for the kernel's locks, of all threads together:");
-    let headings = ["side", "lock, and who wanted it", "waits", "ms"];
+    let headings = ["side", "lock and caller", "waits", "ms"];
     let mut table = markup::Table::new(id.to_owned(), &headings);
     for one in locks {
         table.row(vec![

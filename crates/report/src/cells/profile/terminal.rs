@@ -48,7 +48,7 @@ fn locks(page: &mut Page, locks: &[LockWait]) {
         return;
     }
     page.heading("Waiting for the kernel's locks");
-    let mut rows = text::Table::new(2, &["side", "lock, and who wanted it", "waits", "ms"]);
+    let mut rows = text::Table::new(2, &["side", "lock and caller", "waits", "ms"]);
     for one in locks {
         rows.row([
             one.side.clone(),

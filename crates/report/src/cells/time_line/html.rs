@@ -34,7 +34,7 @@ pub(in crate::cells) fn show(html: &mut Html, prefix: &str, table: &Table) {
     for (number, (point, told)) in with.take(MOST_POINTS).enumerate() {
         if number == 0 {
             html.heading(prefix, ("time-line", "Time line"), "Where the time goes");
-            html.note("Of one cell of each point, which was looked at more closely than others.");
+            html.note("From one traced cell of each point.");
         }
         html.element("h3", &[], &words::label(&point.settings));
         let lanes = Lane::all(told);

@@ -63,7 +63,7 @@ fn differences(html: &mut Html, runs: &[Named]) {
         table.row(cells.map(Cell::Text).collect());
     }
     if !table.is_empty() {
-        html.heading("", ("differences", "Differences"), "What differs");
+        html.heading("", ("differences", "Differences"), "Differences");
         table.show(html);
     }
 }

@@ -12,19 +12,11 @@ const GOOD: f64 = 0.001;
 
 pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
     if let Some(exact) = &run.exact {
-        html.heading(
-            place.prefix,
-            ("truth", "Trust"),
-            "How far it can be trusted",
-        );
+        html.heading(place.prefix, ("truth", "Trust"), "Reliability");
         truth(place, exact).show(html);
     }
     rounds(html, place, run);
-    html.heading(
-        place.prefix,
-        ("environment", "Environment"),
-        "What was measured",
-    );
+    html.heading(place.prefix, ("environment", "Environment"), "Setup");
     environment(html, place, run);
 }
 
@@ -55,7 +47,7 @@ fn truth(place: Place, exact: &Exact) -> Table {
             "with more than one possible counterpart, taken first in, first out",
             truth.ambiguous,
         ),
-        ("that lack a point which was watched", truth.incomplete),
+        ("without a point that was watched", truth.incomplete),
     ] {
         row(Some(share(count) <= GOOD), check, counted(count));
     }
@@ -83,7 +75,7 @@ fn truth(place: Place, exact: &Exact) -> Table {
     );
     row(
         None,
-        "what the host's block layer made of them",
+        "result in the host's block layer",
         facts::hosts(truth, grouped),
     );
     table
@@ -103,7 +95,7 @@ fn rounds(html: &mut Html, place: Place, run: &Analysis) {
     html.heading(place.prefix, ("rounds", "Rounds"), "Rounds");
     if !run.overhead.is_empty() {
         html.note(
-            "What tracing cost a request: traced rounds against the untraced ones next to them.",
+            "Cost of tracing per request: traced rounds compared with the untraced rounds next to them.",
         );
         overhead(place, &run.overhead).show(html);
     }
@@ -135,7 +127,7 @@ fn overhead(place: Place, costs: &[Overhead]) -> Table {
     };
     let interval = |cost: &Overhead| {
         Cell::Number(match cost.pairs {
-            0 | 1 => "none from one pair".to_owned(),
+            0 | 1 => "none with one pair".to_owned(),
             _ => format!("{} to {}", duration(cost.low_ns), duration(cost.high_ns)),
         })
     };

@@ -126,7 +126,7 @@ fn warnings(html: &mut Html, run: &Analysis) {
         doubts(html, exact);
     }
     if run.environment.stretched {
-        let text = "The host is itself emulated: times check the method and say nothing about \
+        let text = "The host is itself emulated: times verify the method and say nothing about \
                     speed.";
         warning(html, "warning", "Times are stretched.", text);
     }
@@ -152,7 +152,7 @@ fn doubts(html: &mut Html, exact: &Exact) {
     }
 }
 
-/// A list of things to know, folded where it is long.
+/// Lists the problems of a run, folded if the list is long.
 pub(crate) fn problems(html: &mut Html, problems: &[String]) {
     let list = |html: &mut Html| {
         html.raw("<ul>");
@@ -164,13 +164,13 @@ pub(crate) fn problems(html: &mut Html, problems: &[String]) {
     match problems.len() {
         0 => {}
         1..=PROBLEMS_SHOWN => {
-            html.raw("<div class=\"warning mild\" role=\"note\"><strong>To know</strong>");
+            html.raw("<div class=\"warning mild\" role=\"note\"><strong>Problems</strong>");
             list(html);
             html.raw("</div>\n");
         }
         count => {
             html.raw("<details class=\"warning mild\"><summary>");
-            html.text(&format!("{count} things to know about this run"));
+            html.text(&format!("{count} problems of this run"));
             html.raw("</summary>");
             list(html);
             html.raw("</details>\n");

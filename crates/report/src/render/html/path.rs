@@ -179,8 +179,8 @@ pub(super) fn show(html: &mut Html, at: Place, run: &Analysis, exact: &Exact) {
     html.heading(at.prefix, ("path", "Path"), "The path of a request");
     html.note(
         "Down to the device on the left, back up on the right: of each layer the mean and its \
-         share of the total, below it percentiles and its share of the slowest 1%. What is striped was \
-         not traced.",
+         share of the total, below it percentiles and its share of the slowest 1%. Striped layers \
+         were not traced.",
     );
     html.raw("<div class=\"way\">\n");
     stations(html, run);

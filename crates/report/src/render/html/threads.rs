@@ -53,7 +53,7 @@ fn shown(picture: &Picture) -> String {
         (None, why) => {
             let why = why.as_deref().unwrap_or("unknown");
             format!(
-                "{length} from the middle of round {round}. They are not around its slowest \
+                "{length} from the middle of round {round}, and not around its slowest \
                  request: {why}."
             )
         }

@@ -81,7 +81,7 @@ pub(super) fn overhead(page: &mut Page, overhead: &[Overhead]) {
     if overhead.is_empty() {
         return;
     }
-    page.heading("What tracing cost a request");
+    page.heading("Cost of tracing per request");
     for row in overhead {
         page.fact(
             if row.pairs > 1 { "traced" } else { "one pair" },
@@ -257,7 +257,7 @@ pub(super) fn problems(page: &mut Page, problems: &[String]) {
     if problems.is_empty() {
         return;
     }
-    page.heading("What to know");
+    page.heading("Problems");
     for problem in problems {
         page.warning(problem);
     }

@@ -7,7 +7,7 @@ use crate::render::text::{duration, plain, plural};
 
 pub(super) fn show(page: &mut Page, exact: &Exact) {
     let truth = &exact.truth;
-    page.heading("How far it can be trusted");
+    page.heading("Reliability");
     page.fact("joined", &joined(truth));
     page.fact("clocks", &clocks(truth));
     page.fact("delivery", &facts::delivery(truth));

@@ -112,7 +112,7 @@ fn the_device_is_suspected_for_what_it_takes_beyond_the_host_alone() {
     assert_eq!(
         told(&with_host(&layers, 70.0)),
         "Suspect: the host's I/O, most of it [host: device], +77.00 us over the host alone, 77.0% of \
-         what the guest adds. In the slowest 1%, it is [host: device]: 94.7%."
+         what the guest adds. In the slowest 1%, the largest part is [host: device]: 94.7%."
     );
 }
 
@@ -128,7 +128,7 @@ fn what_the_host_alone_takes_as_well_is_nobodys_fault() {
     assert_eq!(
         text,
         "Suspect: [kick: eventfd to server], +30.00 us over the host alone, 88.2% of what the \
-         guest adds. In the slowest 1%, it is [host: device]: 90.3%."
+         guest adds. In the slowest 1%, the largest part is [host: device]: 90.3%."
     );
     let alone = told(&run(&layers));
     assert!(
@@ -238,10 +238,10 @@ fn what_was_not_traced_within_the_suspect_is_said() {
         text.starts_with("Suspect: [device, as the guest sees it], +80.00 us over the host alone"),
         "{text}"
     );
-    assert!(text.contains("What lies within it was not traced."));
+    assert!(text.contains("The layers within it were not traced."));
     // The host's block layer was not watched: a device may be within.
     let mut unwatched = run(&[(GuestSubmit, 1.0, 1.0), (HostIo, 150.0, 60.0)]);
     assert!(!told(&unwatched).contains("not traced"));
     exact(&mut unwatched).truth.hosts = vec![(HostClass::Unknown, 5000)];
-    assert!(told(&unwatched).contains("What lies within it was not traced."));
+    assert!(told(&unwatched).contains("The layers within it were not traced."));
 }

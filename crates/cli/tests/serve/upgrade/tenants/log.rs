@@ -32,12 +32,12 @@ fn whoever_is_the_supervisor_reads_what_tenants_say() {
     for round in 0..3 {
         write!(stays, "half {round}").unwrap();
         chain.upgrade_in_part();
-        writeln!(stays, "and the rest").unwrap();
+        writeln!(stays, "and the remaining data").unwrap();
         is_said(&chain, &format!("[memory] half {round}"));
         writeln!(stderr(&chain, "far"), "a new one {round}").unwrap();
         is_said(&chain, &format!("[far] a new one {round}"));
     }
-    is_said(&chain, "[memory] and the rest");
+    is_said(&chain, "[memory] and the remaining data");
     // Neither does who fails to take over keep the other one from it.
     chain.refused(&["--binary", "/bin/false"], "");
     writeln!(stays, "after all").unwrap();

@@ -56,7 +56,7 @@ fn tenant_that_owes_a_reply_does_not_prevent_an_upgrade() {
     let asked = asked.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&asked.stderr).into_owned();
     assert!(
-        !asked.status.success() && said.contains("does not answer"),
+        !asked.status.success() && said.contains("did not respond"),
         "{said}"
     );
     let upgrade = fathom()

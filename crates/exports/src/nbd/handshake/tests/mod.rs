@@ -348,7 +348,7 @@ fn an_export_that_does_not_exist_is_told_and_another_may_be_chosen() {
     let mut client = Client::new(host());
     client.ask(opt::GO, &choice("c", &[]));
     let why = client.expect(opt::GO, rep::ERR_UNKNOWN);
-    assert_eq!(why, br#"there is no export "c""#);
+    assert_eq!(why, br#"no export "c""#);
     client.ask(opt::GO, &choice("a", &[]));
     client.infos();
     client.expect(opt::GO, rep::ACK);

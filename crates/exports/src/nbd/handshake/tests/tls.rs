@@ -198,8 +198,8 @@ fn certificates_that_cannot_be_used_are_told() {
     };
     std::fs::write(pki.path("empty.pem"), "").unwrap();
     let good = ("server-cert.pem", "server-key.pem");
-    assert!(load("none.pem", good.1, None).contains("none.pem: cannot be read"));
-    assert!(load("empty.pem", good.1, None).contains("has no certificate"));
+    assert!(load("none.pem", good.1, None).contains("none.pem: cannot read the file"));
+    assert!(load("empty.pem", good.1, None).contains("contains no certificate"));
     assert!(load(good.0, "empty.pem", None).contains("empty.pem"));
     assert!(load(good.0, "client-key.pem", None).contains("client-key.pem"));
     assert!(load(good.0, good.1, Some("server-key.pem")).contains("server-key.pem"));

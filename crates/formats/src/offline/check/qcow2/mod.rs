@@ -119,11 +119,11 @@ impl<'a, 'b> Pass<'a, 'b> {
             prepare(file, &mut header)?;
         }
         let g = header.geometry();
-        let file_len = file.len().map_err(Error::io("its size cannot be read"))?;
+        let file_len = file.len().map_err(Error::io("cannot read its size"))?;
         if repair != Repair::Nothing && header.l1_entries > 0 && header.l1_offset.0 >= file_len {
             // Everything would be free space.
             return Err(Error::invalid(
-                "its L1 table is beyond the end of the file: that cannot be repaired",
+                "its L1 table is beyond the file's end, which cannot be repaired",
             ));
         }
         let snapshots = read_snapshots(file, &header)?;
@@ -183,17 +183,17 @@ impl<'a, 'b> Pass<'a, 'b> {
     fn read(&self, buf: &mut [u8], offset: HostOffset) -> Result<()> {
         self.file
             .read_at(buf, offset.0)
-            .map_err(Error::io("its metadata cannot be read"))
+            .map_err(Error::io("cannot read its metadata"))
     }
 
     fn write(&self, buf: &[u8], offset: HostOffset) -> Result<()> {
         self.file
             .write_at(buf, offset.0)
-            .map_err(Error::io("its metadata cannot be written"))
+            .map_err(Error::io("cannot write its metadata"))
     }
 
     fn sync(&self) -> Result<()> {
-        self.file.sync().map_err(Error::io("cannot be flushed"))
+        self.file.sync().map_err(Error::io("cannot flush"))
     }
 
     /// Gives the space of what is free back to the file system, if it can
@@ -243,7 +243,7 @@ fn prepare(file: &dyn ImageFile, header: &mut Header) -> Result<()> {
     let stays = |o: &&Overlap| o.region != Region::RefcountTable;
     if let Some(overlap) = overlaps.iter().find(stays) {
         return Err(Error::invalid(format!(
-            "{overlap}: that cannot be repaired"
+            "{overlap}, which cannot be repaired"
         )));
     }
     if header.prepare_for_writing() {
@@ -257,8 +257,8 @@ fn write_autoclear(file: &dyn ImageFile, header: &Header) -> Result<()> {
         return Ok(());
     }
     file.write_at(&header.autoclear.to_be_bytes(), 88)
-        .map_err(Error::io("its header cannot be written"))?;
-    file.sync().map_err(Error::io("cannot be flushed"))
+        .map_err(Error::io("cannot write its header"))?;
+    file.sync().map_err(Error::io("cannot flush"))
 }
 
 /// The image is consistent: says so in its header, after everything else.
@@ -268,8 +268,8 @@ pub(super) fn mark_clean(file: &dyn ImageFile) -> Result<()> {
     if clean == header.incompatible {
         return Ok(());
     }
-    file.sync().map_err(Error::io("cannot be flushed"))?;
+    file.sync().map_err(Error::io("cannot flush"))?;
     file.write_at(&clean.to_be_bytes(), 72)
-        .map_err(Error::io("its header cannot be written"))?;
-    file.sync().map_err(Error::io("cannot be flushed"))
+        .map_err(Error::io("cannot write its header"))?;
+    file.sync().map_err(Error::io("cannot flush"))
 }

@@ -27,7 +27,7 @@ impl Pass<'_, '_> {
         }
         self.file
             .set_len((plan.first + new) << self.g.cluster_bits)
-            .map_err(Error::io("cannot be extended"))?;
+            .map_err(Error::io("cannot extend the file"))?;
         let mut table = vec![0; (plan.table_clusters << self.g.cluster_bits) as usize];
         for (i, &index) in plan.indexes.iter().enumerate() {
             let at = HostOffset::of_cluster(plan.first + i as u64, self.g.cluster_bits);
@@ -91,7 +91,7 @@ impl Pass<'_, '_> {
             if indexes.len() as u64 == blocks && table == table_clusters {
                 if table << self.g.cluster_bits > MAX_REFCOUNT_TABLE_BYTES {
                     return Err(Error::unsupported(
-                        "its refcount table would be too large to be built anew",
+                        "its refcount table would be too large to be rebuilt",
                     ));
                 }
                 return Ok(Plan {

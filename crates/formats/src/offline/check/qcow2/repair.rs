@@ -31,7 +31,7 @@ impl Pass<'_, '_> {
         self.repairing("L1 table, which the file ends in: it is extended");
         self.file
             .set_len(self.header.l1_offset.0 + bytes)
-            .map_err(crate::Error::io("cannot be extended"))
+            .map_err(crate::Error::io("cannot extend the file"))
     }
 
     /// L2 tables with broken entries. Returns the tables that are something

@@ -1,0 +1,105 @@
+//! Suggestions for misspelt names.
+
+/// Returns the known name that `name` was most probably meant to be, if one is similar enough.
+///
+/// A name is similar if it differs in a third of its letters at most, or if one of both begins with the other. Upper
+/// and lower case, `-`, `_` and `.` are not told apart.
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let name = folded(name);
+    let allowed = (name.len() / 3).max(1);
+    let rated = known.into_iter().filter_map(|one| {
+        let other = folded(one);
+        let distance = distance(&name, &other);
+        let begins = name.len().min(other.len()) >= LEAST_PREFIX
+            && (name.starts_with(&other) || other.starts_with(&name));
+        let is_similar = distance <= allowed && distance < other.len();
+        (is_similar || begins).then_some((!is_similar, distance, one))
+    });
+    rated.min().map(|(.., one)| one)
+}
+
+/// Returns `; did you mean 'NAME'?` with the nearest known name, or nothing.
+pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    match nearest(name, known) {
+        Some(one) => format!("; did you mean '{one}'?"),
+        None => String::new(),
+    }
+}
+
+/// Letters that a name needs to be taken for the beginning of another one.
+const LEAST_PREFIX: usize = 3;
+
+/// Longer names are cut: no known name is so long.
+const LONGEST: usize = 64;
+
+fn folded(name: &str) -> Vec<char> {
+    let letters = name.chars().take(LONGEST).flat_map(char::to_lowercase);
+    let folded = letters.map(|letter| match letter {
+        '_' | '.' => '-',
+        other => other,
+    });
+    folded.collect()
+}
+
+/// Returns how many letters have to be inserted, removed, replaced, or swapped with the next one, to make `b` of `a`
+/// (the optimal string alignment distance).
+fn distance(a: &[char], b: &[char]) -> usize {
+    let mut before = vec![0; b.len() + 1];
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for i in 1..=a.len() {
+        let mut row = vec![i; b.len() + 1];
+        for j in 1..=b.len() {
+            let is_other = usize::from(a[i - 1] != b[j - 1]);
+            row[j] = (last[j - 1] + is_other)
+                .min(last[j] + 1)
+                .min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                row[j] = row[j].min(before[j - 2] + 1);
+            }
+        }
+        before = std::mem::replace(&mut last, row);
+    }
+    last[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn similar_names_are_suggested() {
+        let known = [
+            "image",
+            "readonly",
+            "iops-read",
+            "iops-total",
+            "vm1",
+            "vm10",
+            "throttle",
+        ];
+        for (name, expected) in [
+            ("imgae", Some("image")),
+            ("Image", Some("image")),
+            ("read-only", Some("readonly")),
+            ("iops_total", Some("iops-total")),
+            ("iops", Some("iops-read")),
+            ("throtle", Some("throttle")),
+            ("throttle-group", Some("throttle")),
+            ("vm11", Some("vm1")),
+            ("vm2", Some("vm1")),
+            ("", None),
+            ("x", None),
+            ("size", None),
+            ("cache", None),
+        ] {
+            assert_eq!(nearest(name, known), expected, "{name}");
+        }
+        assert_eq!(nearest("a", ["b"]), None);
+    }
+
+    #[test]
+    fn a_suggestion_ends_a_sentence() {
+        assert_eq!(did_you_mean("imag", ["image"]), "; did you mean 'image'?");
+        assert_eq!(did_you_mean("x", ["image"]), "");
+    }
+}
