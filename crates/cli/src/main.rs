@@ -13,6 +13,7 @@ mod bitmap;
 mod book_tests;
 mod breakdown;
 mod commit;
+mod completions;
 mod disk;
 mod disk_args;
 mod filters;
@@ -29,6 +30,7 @@ mod manual;
 mod mirror;
 mod redact;
 mod report;
+mod run_command;
 mod serve;
 mod servers;
 mod show;
@@ -72,11 +74,11 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     Disk(disk::DiskCommand),
     List(disk::ListArgs),
+    #[command(visible_alias = "info")]
     Show(show::ShowArgs),
     Stats(stats::StatsArgs),
     Slow(slow::SlowArgs),
     Top(top::TopArgs),
-    Info(stats::InfoArgs),
     Set(filters::SetArgs),
     Group(group::GroupCommand),
     Backup(backup::BackupCommand),
@@ -100,7 +102,7 @@ enum Command {
     Report(report::ReportArgs),
     Guest(guest::GuestArgs),
     Man(manual::ManArgs),
-    Completions(manual::CompletionsArgs),
+    Completions(completions::CompletionsArgs),
     #[command(hide = true)]
     LibvirtHook(libvirt_hook::LibvirtHookArgs),
     /// Serve the disks of one tenant; `fathom serve` starts this process
@@ -123,6 +125,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    completions::complete();
     let mut args: Vec<_> = std::env::args_os().collect();
     match backend::understand(&args) {
         Meant::AsTheyAre => {}
@@ -136,6 +139,14 @@ fn main() -> ExitCode {
             return usage::report(&error, &command);
         }
     };
+    if let Command::Serve(served) = &cli.command
+        && let (Some(command), None) = (&served.run, &served.run_dir)
+    {
+        return run_command::run(served, command, &args).unwrap_or_else(|error| {
+            eprintln!("fathom: {}", one_line(&error));
+            ExitCode::FAILURE
+        });
+    }
     survive_size_limit();
     finder::install_check(fathom_base::check_greeting);
     let repeats = Repeats::default();
@@ -165,7 +176,6 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::run(args),
         Command::Slow(args) => slow::run(&args),
         Command::Top(args) => top::run(args),
-        Command::Info(args) => stats::info(args),
         Command::Set(args) => filters::set(args),
         Command::Group(args) => group::run(args),
         Command::Backup(args) => backup::run(args),
@@ -191,7 +201,7 @@ fn main() -> ExitCode {
         Command::Guest(args) => guest::run(args),
         Command::LibvirtHook(args) => libvirt_hook::run(args),
         Command::Man(args) => manual::man(&args),
-        Command::Completions(args) => manual::completions(&args),
+        Command::Completions(args) => completions::completions(&args),
         Command::Starter { sandbox, arguments } => {
             start_successors(sandbox, &arguments).map_err(Into::into)
         }
@@ -240,6 +250,8 @@ fn start_logging(
         Command::Img(_) => "warn,fathom_storage=off,object_store=off,rustls_platform_verifier=off",
         // What becomes of it is told by those who use the image.
         Command::BaseKeeper { .. } => "off,fathom_base=warn",
+        // Only problems are for the user of `--run`.
+        Command::Serve(args) if args.run_dir.is_some() => "warn",
         _ => "info",
     };
     let filter = filter.as_deref().unwrap_or(usual);

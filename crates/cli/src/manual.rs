@@ -1,5 +1,4 @@
-//! `fathom man` and `fathom completions`: manual pages and completions, from the definitions of the
-//! commands.
+//! `fathom man`: manual pages, from the definitions of the commands.
 
 mod sections;
 
@@ -11,7 +10,6 @@ use std::process::{Command as Process, Stdio};
 
 use anyhow::{Context, bail};
 use clap::{Args, Command, CommandFactory};
-use clap_complete::Shell;
 use sections::Page;
 
 use crate::Cli;
@@ -24,14 +22,6 @@ pub struct ManArgs {
     /// Command of the page, such as serve or disk add, or an existing directory for all pages
     #[arg(value_name = "COMMAND|DIR", required = true)]
     words: Vec<OsString>,
-}
-
-/// Print a completion script for a shell
-#[derive(Args, Debug)]
-pub struct CompletionsArgs {
-    /// Shell that the script is for
-    #[arg(value_name = "SHELL", value_enum)]
-    shell: Shell,
 }
 
 pub fn man(args: &ManArgs) -> anyhow::Result<()> {
@@ -117,13 +107,4 @@ fn show_by_man(source: &[u8]) -> io::Result<()> {
         true => Ok(()),
         false => Err(io::Error::other("man failed")),
     }
-}
-
-pub fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
-    let mut command = Cli::command();
-    let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut command, "fathom", &mut text);
-    // A pipe that is closed early must not cause a panic.
-    io::stdout().lock().write_all(&text)?;
-    Ok(())
 }

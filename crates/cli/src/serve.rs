@@ -1,9 +1,10 @@
 //! `fathom serve`: disks for virtual machines and for NBD clients.
 
 use crate::disk_args::{DiskArgs, LOCATION_HELP, location_help, location_parser, socket_parser};
+use crate::run_command::{stop_with_parent, with_temporary_sockets};
 use crate::values;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{Arg, Args, ValueEnum};
+use clap::{Arg, ArgGroup, Args, ValueEnum};
 use fathom_daemon::{
     ApiOptions, Daemon, DiskOptions, Events, Group, NbdOptions, Outcome, RemoteOptions,
     SandboxMode, ServeOptions, SocketSpec, StopTimeout, Tenancy, TlsOptions, access, groups,
@@ -88,30 +89,41 @@ const ONE_DISK: [&str; 60] = [
 /// The server runs until SIGTERM or SIGINT, or until `fathom quit`. The server then completes the
 /// requests in flight, within --stop-timeout, and prints where the requests spent their time.
 #[derive(Args, Debug)]
-#[command(mut_args(with_requirements))]
+#[command(mut_args(with_requirements),
+          group(ArgGroup::new("nbd_clients").args(["nbd", "run"]).multiple(true)))]
 pub struct ServeArgs {
     #[arg(value_name = "DISK", value_parser = location_parser(), help = LOCATION_HELP,
           long_help = location_help(), required_unless_present = "config")]
     disk: Option<Location>,
 
     #[command(flatten)]
-    of_disk: DiskArgs,
+    pub of_disk: DiskArgs,
 
     /// Address for NBD clients, such as tcp:0.0.0.0:10809; repeatable
     ///
     /// unix:PATH, tcp:HOST:PORT, vsock:CID:PORT, fd:N for an inherited listening socket, or systemd for the
     /// sockets that systemd passes.
     #[arg(long, value_name = "ADDRESS", value_parser = address_parser(), help_heading = "NBD")]
-    nbd: Vec<Address>,
+    pub nbd: Vec<Address>,
 
     /// TLS for NBD clients [default: off, with --tls-certificates require]
-    #[arg(long, value_name = "MODE", requires = "nbd", help_heading = "NBD")]
+    #[arg(
+        long,
+        value_name = "MODE",
+        requires = "nbd_clients",
+        help_heading = "NBD"
+    )]
     tls: Option<Tls>,
 
     /// Directory with server-cert.pem and server-key.pem
     ///
     /// --tls-verify-peer also needs ca-cert.pem there.
-    #[arg(long, value_name = "DIR", requires = "nbd", help_heading = "NBD")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        requires = "nbd_clients",
+        help_heading = "NBD"
+    )]
     tls_certificates: Option<PathBuf>,
 
     /// Require NBD clients to have a certificate signed by ca-cert.pem
@@ -119,14 +131,14 @@ pub struct ServeArgs {
     tls_verify_peer: bool,
 
     /// Maximum number of NBD connections, 1 to 65536 [default: 256]
-    #[arg(long, value_name = "N", requires = "nbd", help_heading = "NBD",
+    #[arg(long, value_name = "N", requires = "nbd_clients", help_heading = "NBD",
           value_parser = clap::value_parser!(u32).range(1..=65536))]
     nbd_connections: Option<u32>,
 
     /// Maximum number of NBD connections of one client [default: half of all, at least 16]
     ///
     /// A client is a user of a Unix socket, an IP address, or a virtual machine.
-    #[arg(long, value_name = "N", requires = "nbd", help_heading = "NBD",
+    #[arg(long, value_name = "N", requires = "nbd_clients", help_heading = "NBD",
           value_parser = clap::value_parser!(u32).range(1..=65536))]
     nbd_connections_per_client: Option<u32>,
 
@@ -136,7 +148,7 @@ pub struct ServeArgs {
     #[arg(
         long,
         value_name = "TIME",
-        requires = "nbd",
+        requires = "nbd_clients",
         default_value = "off",
         help_heading = "NBD"
     )]
@@ -213,6 +225,24 @@ pub struct ServeArgs {
     #[arg(long, hide = true, help_heading = "Server")]
     take_over: bool,
 
+    /// Run a shell command, and serve the disk until it has ended
+    ///
+    /// `fathom serve` exits with the status of the command. The command finds the NBD URI in $uri, the path of
+    /// the NBD socket in $unixsocket, and the socket for virtual machines in $vhost_user. In --nbd unix:- and
+    /// --vhost-user -, the - stands for a socket in a temporary directory. Without these options the server
+    /// has such an NBD socket.
+    #[arg(
+        long,
+        value_name = "COMMAND",
+        conflicts_with = "config",
+        help_heading = "Server"
+    )]
+    pub run: Option<OsString>,
+
+    /// Serve for `--run`, with temporary sockets in this directory
+    #[arg(long, value_name = "DIR", hide = true, help_heading = "Server")]
+    pub run_dir: Option<PathBuf>,
+
     /// Print the times of the requests at the end as JSON
     #[arg(long, help_heading = "Server")]
     json: bool,
@@ -227,7 +257,7 @@ pub struct ServeArgs {
 /// Options of a disk that have no effect without NBD clients.
 fn with_requirements(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
-        "export_name" | "export_description" | "nbd_move" => arg.requires("nbd"),
+        "export_name" | "export_description" | "nbd_move" => arg.requires("nbd_clients"),
         _ => arg,
     }
 }
@@ -248,6 +278,12 @@ enum Tls {
 }
 
 impl ServeArgs {
+    /// Whether NBD clients may use TLS.
+    pub fn has_tls(&self) -> bool {
+        matches!(self.tls, Some(Tls::On | Tls::Require))
+            || self.tls.is_none() && self.tls_certificates.is_some()
+    }
+
     fn into_options(self) -> Result<ServeOptions, String> {
         let tls = self.tls_options()?;
         let disk = self.disk.expect("clap demands a disk");
@@ -324,6 +360,10 @@ impl ServeArgs {
 
 pub fn run(args: ServeArgs, events: Events, arguments: Vec<OsString>) -> anyhow::Result<()> {
     let (json, take_over) = (args.json, args.take_over);
+    if let Some(dir) = args.run_dir.as_ref().filter(|_| !take_over) {
+        stop_with_parent(dir)?;
+    }
+    let args = with_temporary_sockets(args).map_err(anyhow::Error::msg)?;
     let mut options = match &args.config {
         Some(file) => read_config(file)?,
         None => args.into_options().map_err(anyhow::Error::msg)?,

@@ -1,16 +1,15 @@
 //! `fathom show`: a disk, and how it is attached to a virtual machine.
 
-use crate::stats::{InfoArgs, info};
+use crate::stats::info;
 use crate::target::Target;
 use anyhow::{Context, bail};
 use clap::Args;
 use std::io::Write;
 use std::path::absolute;
 
-/// Show a disk, or how to attach it to a virtual machine
+/// Show a disk's state, or how to attach it to a VM
 ///
-/// Without an option the output is that of `fathom info`: the state of the disk, or of all disks of a
-/// server. With --qemu, --libvirt, --cloud-hypervisor or --firecracker the output attaches one disk to a
+/// Without an option the output is the state of the disk, or of all disks of a server. With --qemu, --libvirt, --cloud-hypervisor or --firecracker the output attaches one disk to a
 /// virtual machine.
 #[derive(Args, Debug)]
 pub struct ShowArgs {
@@ -56,7 +55,7 @@ pub fn run(args: ShowArgs) -> anyhow::Result<()> {
         Form {
             firecracker: true, ..
         } => (firecracker, ""),
-        _ => return info(InfoArgs::new(args.target, args.json)),
+        _ => return info(&args.target, args.json),
     };
     let disk = args.target.disk()?.info()?;
     let name = &disk.name;

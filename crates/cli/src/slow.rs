@@ -75,7 +75,11 @@ fn print(out: &mut impl Write, requests: &[SlowRequest]) -> io::Result<()> {
         )?;
         match one.error {
             0 => writeln!(out)?,
-            errno => writeln!(out, ": {}", fathom_units::cause(io::Error::from_raw_os_error(errno)))?,
+            errno => writeln!(
+                out,
+                ": {}",
+                fathom_units::cause(io::Error::from_raw_os_error(errno))
+            )?,
         }
     }
     Ok(())

@@ -1,13 +1,13 @@
-//! `fathom stats`, `info`, `resize` and `quit`: requests to a running server.
+//! `fathom stats`, `show`, `resize` and `quit`: requests to a running server.
 
 use crate::servers::{disks, find, note_reply};
-use crate::target::Target;
+use crate::target::{Disk, Target};
 use anyhow::{Context, bail};
 use clap::Args;
 use fathom_client::{Client, ClientError};
 use fathom_daemon::{Info, TenantLimits};
 use fathom_trace::{Stage, Summary};
-use fathom_units::Size;
+use fathom_units::{NewSize, Size};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -120,30 +120,11 @@ fn print(summaries: &Summaries, json: bool, is_interval: bool) -> anyhow::Result
     Ok(out.flush()?)
 }
 
-/// Show the state of a server's disks
-///
-/// The output is that of `fathom show` without options. `show` can also print how to attach the disk to a
-/// virtual machine.
-#[derive(Args, Debug)]
-pub struct InfoArgs {
-    #[command(flatten)]
-    target: Target,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-}
-
-impl InfoArgs {
-    pub fn new(target: Target, json: bool) -> InfoArgs {
-        InfoArgs { target, json }
-    }
-}
-
-pub fn info(args: InfoArgs) -> anyhow::Result<()> {
-    let (_, infos) = args.target.disks()?;
+/// Prints the state of a disk, or of all disks of a server.
+pub fn info(target: &Target, json: bool) -> anyhow::Result<()> {
+    let (_, infos) = target.disks()?;
     let mut out = std::io::stdout().lock();
-    if args.json {
+    if json {
         let named: Vec<_> = infos
             .into_iter()
             .map(|info| (info.name.clone(), info))
@@ -316,12 +297,12 @@ pub struct ResizeArgs {
     #[command(flatten)]
     target: Target,
 
-    /// New size, such as 20G [default: the present size of the image file]
+    /// New size such as 20G, or a difference such as +5G or -5G [default: the size of the image file]
     ///
     /// In bytes; k, M, G and T are powers of 1024. Without a size the server adopts the size to which another
     /// program has changed the file or device.
-    #[arg(value_name = "SIZE", value_parser = fathom_units::parse_size)]
-    size: Option<u64>,
+    #[arg(value_name = "[+|-]SIZE", value_parser = NewSize::parse, allow_hyphen_values = true)]
+    size: Option<NewSize>,
 
     /// Allow a smaller size; data behind the new end is lost
     #[arg(long)]
@@ -334,7 +315,11 @@ pub struct ResizeArgs {
 
 pub fn resize(args: ResizeArgs) -> anyhow::Result<()> {
     let disk = args.target.disk()?;
-    let wanted = serde_json::json!({ "size": args.size, "shrink": args.shrink });
+    let size = match args.size {
+        Some(size) => Some(new_size(&disk, size)?),
+        None => None,
+    };
+    let wanted = serde_json::json!({ "size": size, "shrink": args.shrink });
     let resized = disk.server.post(&disk.below("resize")).json(&wanted);
     let answer: serde_json::Value = resized.send()?;
     note_reply(&disk.name, &answer);
@@ -350,6 +335,21 @@ pub fn resize(args: ResizeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Returns the size in bytes to which a disk is to be resized.
+fn new_size(disk: &Disk, size: NewSize) -> anyhow::Result<u64> {
+    if let NewSize::To(bytes) = size {
+        return Ok(bytes);
+    }
+    let present = disk.info()?.size;
+    let bytes = size.apply(present);
+    bytes.with_context(|| {
+        format!(
+            "disk '{}': the new size is out of range; the disk has {present} bytes",
+            disk.name
+        )
+    })
+}
+
 /// Stop a server
 ///
 /// All disks of the server stop, as after SIGTERM. To stop serving one disk, use `fathom disk remove`.
@@ -358,8 +358,16 @@ pub struct QuitArgs {
     /// Process id or API socket of the server (see `fathom list`)
     ///
     /// The name of a disk is accepted if it is the server's only disk and not in use.
-    #[arg(value_name = "PID|SOCKET|NAME")]
-    server: String,
+    #[arg(
+        value_name = "PID|SOCKET|NAME",
+        required_unless_present = "named",
+        conflicts_with = "named"
+    )]
+    server: Option<String>,
+
+    /// Server to stop: the same as PID|SOCKET
+    #[arg(id = "named", long = "server", value_name = "PID|SOCKET")]
+    named: Option<String>,
 
     /// Accept a disk name even if the server has other disks or the disk is in use
     #[arg(long)]
@@ -367,7 +375,8 @@ pub struct QuitArgs {
 }
 
 pub fn quit(args: QuitArgs) -> anyhow::Result<()> {
-    let (server, disk) = find(&args.server)?;
+    let server = args.named.or(args.server);
+    let (server, disk) = find(&server.context("name a server")?)?;
     if let Some(disk) = disk.filter(|_| !args.force) {
         check_only(&disk, &disks(&server)?)?;
     }

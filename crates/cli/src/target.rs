@@ -11,10 +11,14 @@ use fathom_daemon::Info;
 pub struct Target {
     /// Disk name, or the process id or API socket of a server (see `fathom list`)
     #[arg(value_name = "NAME|PID|SOCKET")]
-    server: String,
+    disk_or_server: String,
 
-    /// Disk of the server, if the server has several
-    #[arg(long, value_name = "NAME")]
+    /// Server of the disk: its process id or API socket [default: the server that has the disk]
+    #[arg(long, value_name = "PID|SOCKET", conflicts_with = "disk")]
+    server: Option<String>,
+
+    /// Disk of the server, if NAME is a process id or socket
+    #[arg(long, value_name = "NAME", hide = true)]
     disk: Option<String>,
 }
 
@@ -36,8 +40,11 @@ impl Disk {
                 let name = names.remove(0);
                 Ok(Disk { server, name })
             }
-            0 => bail!("there is no disk"),
-            _ => bail!("there are several disks, so name one: {}", names.join(", ")),
+            0 => bail!("the server has no disk; add one with 'fathom disk add'"),
+            _ => bail!(
+                "the server has several disks; name one of {}",
+                names.join(", ")
+            ),
         }
     }
 
@@ -58,9 +65,12 @@ impl Disk {
 }
 
 impl Target {
-    /// The server, and the disk, if one was named.
+    /// Returns the server, and the name of the disk if the arguments name one.
     fn find(&self) -> anyhow::Result<(Client, Option<String>)> {
-        let (server, named) = find(&self.server)?;
+        if let Some(server) = &self.server {
+            return Ok((find(server)?.0, Some(self.disk_or_server.clone())));
+        }
+        let (server, named) = find(&self.disk_or_server)?;
         Ok((server, self.disk.clone().or(named)))
     }
 

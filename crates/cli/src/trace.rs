@@ -2,7 +2,8 @@
 
 use crate::servers::find;
 use crate::target::Disk;
-use clap::Args;
+use anyhow::bail;
+use clap::{ArgGroup, Args};
 use fathom_trace::ring::{Entry, Header, RingReader, Wire};
 use serde_json::{Value, json};
 use std::io::{BufWriter, Write};
@@ -11,40 +12,41 @@ use std::time::Duration;
 
 /// Print a request trace, or turn tracing on and off
 ///
-/// A server writes a trace if it was started with --trace, or after `fathom trace --pid PID --on FILE`. The
+/// A server writes a trace if it was started with --trace, or after `fathom trace --disk NAME --on FILE`. The
 /// trace keeps the last 32768 requests of each thread. --follow prints requests as they complete.
 #[derive(Args, Debug)]
+#[command(group(ArgGroup::new("traced").args(["disk", "server"]).multiple(true)))]
 pub struct TraceArgs {
     /// Trace file to print
     #[arg(
         value_name = "FILE",
-        required_unless_present = "pid",
-        conflicts_with = "pid"
+        required_unless_present = "traced",
+        conflicts_with = "traced"
     )]
     file: Option<PathBuf>,
 
     /// Print JSON, one object per line
-    #[arg(long, conflicts_with = "pid")]
+    #[arg(long, conflicts_with = "traced")]
     json: bool,
 
     /// Print new requests until the server stops the trace
-    #[arg(long, conflicts_with = "pid")]
+    #[arg(long, conflicts_with = "traced")]
     follow: bool,
 
-    /// Server or disk to turn tracing on or off for: process id, API socket, or disk name
-    #[arg(long, value_name = "PID|SOCKET|NAME", requires = "switch")]
-    pid: Option<String>,
-
-    /// Disk of the server, if the server has several
-    #[arg(long, value_name = "NAME", requires = "pid")]
+    /// Disk to turn tracing on or off for [default: the only disk of the server]
+    #[arg(long, value_name = "NAME", requires = "switch")]
     disk: Option<String>,
 
+    /// Server of the disk: its process id or API socket [default: the server that has the disk]
+    #[arg(long, alias = "pid", value_name = "PID|SOCKET", requires = "switch")]
+    server: Option<String>,
+
     /// Start tracing to this file, such as /dev/shm/vm1.trace
-    #[arg(long, value_name = "FILE", group = "switch", requires = "pid")]
+    #[arg(long, value_name = "FILE", group = "switch", requires = "traced")]
     on: Option<PathBuf>,
 
     /// Stop tracing
-    #[arg(long, group = "switch", requires = "pid")]
+    #[arg(long, group = "switch", requires = "traced")]
     off: bool,
 }
 
@@ -52,18 +54,30 @@ pub struct TraceArgs {
 const PAUSE: Duration = Duration::from_millis(20);
 
 pub fn run(args: TraceArgs) -> anyhow::Result<()> {
-    match (&args.file, &args.pid) {
-        (Some(file), _) => print(RingReader::open(file)?, args.json, args.follow),
-        (None, Some(server)) => switch(server, args.disk.as_deref(), args.on),
-        (None, None) => unreachable!("clap demands one of them"),
+    match &args.file {
+        Some(file) => print(RingReader::open(file)?, args.json, args.follow),
+        None => switch(&args),
     }
 }
 
-fn switch(server: &str, disk: Option<&str>, file: Option<PathBuf>) -> anyhow::Result<()> {
+/// Returns the disk that the arguments select.
+fn disk_of(args: &TraceArgs) -> anyhow::Result<Disk> {
+    let (server, named) = match (&args.server, &args.disk) {
+        (Some(server), disk) => {
+            let (server, named) = find(server)?;
+            (server, disk.clone().or(named))
+        }
+        (None, Some(disk)) => find(disk)?,
+        (None, None) => bail!("--disk or --server is needed"),
+    };
+    Disk::new(server, named)
+}
+
+/// Turns tracing of a disk on or off.
+fn switch(args: &TraceArgs) -> anyhow::Result<()> {
     // The server may have another working directory.
-    let file = file.map(std::path::absolute).transpose()?;
-    let (server, named) = find(server)?;
-    let disk = Disk::new(server, disk.map(str::to_owned).or(named))?;
+    let file = args.on.as_ref().map(std::path::absolute).transpose()?;
+    let disk = disk_of(args)?;
     let place = disk.below("trace");
     match file {
         Some(file) => {

@@ -19,13 +19,22 @@ use std::path::{Path, PathBuf};
 #[derive(Args, Debug)]
 pub struct UpgradeArgs {
     /// Process id or API socket of the server, or the name of one of its disks
-    #[arg(value_name = "PID|SOCKET|NAME", required_unless_present = "all")]
+    #[arg(value_name = "PID|SOCKET|NAME", required_unless_present_any = ["all", "named"])]
     server: Option<String>,
+
+    /// Server to upgrade: the same as PID|SOCKET
+    #[arg(
+        id = "named",
+        long = "server",
+        value_name = "PID|SOCKET",
+        conflicts_with = "server"
+    )]
+    named: Option<String>,
 
     /// Upgrade all servers of this user that were started from this program file
     ///
     /// The exit status is 1 if a server is not upgraded.
-    #[arg(long, conflicts_with_all = ["server", "binary"])]
+    #[arg(long, conflicts_with_all = ["server", "named", "binary"])]
     all: bool,
 
     /// New program [default: the file that is now at the path of the server's program]
@@ -42,7 +51,7 @@ pub struct UpgradeArgs {
 }
 
 pub fn run(args: UpgradeArgs) -> anyhow::Result<()> {
-    let Some(named) = &args.server else {
+    let Some(named) = args.named.as_ref().or(args.server.as_ref()) else {
         return all(&args);
     };
     let (server, _) = find(named)?;

@@ -220,7 +220,7 @@ mod tests {
             (&["stop"][..], "unknown command 'stop'; use `fathom quit`"),
             (&["remove", "vm1"], "use `fathom disk remove`"),
             (&["add"], "use `fathom disk add`"),
-            (&["status"], "use `fathom list` or `fathom info`"),
+            (&["status"], "use `fathom list` or `fathom show`"),
             (&["create", "x"], "use `fathom img create`"),
             (&["freeze"], "use `fathom disk freeze`"),
             (&["sevre"], "did you mean 'serve'?"),

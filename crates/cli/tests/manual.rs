@@ -165,21 +165,56 @@ fn the_configurations_page_has_all_keys() {
 }
 
 #[test]
-fn bash_completes_commands_and_options() {
+fn bash_completes_commands_options_values_and_served_disks() {
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("fathom.bash");
     std::fs::write(&script, said(fathom().args(["completions", "bash"]))).unwrap();
-    let completed = |words: &str, last: usize| {
-        let ask = format!(
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_fathom"), dir.path().join("fathom")).unwrap();
+    let path = format!(
+        "{}:{}",
+        dir.path().display(),
+        std::env::var("PATH").unwrap()
+    );
+    let command = |words: &str, last: usize| {
+        format!(
             "source {}; COMP_WORDS=({words}); COMP_CWORD={last}; \
-             _fathom fathom \"${{COMP_WORDS[{last}]}}\" x; echo \"${{COMPREPLY[*]}}\"",
+             _clap_complete_fathom fathom \"${{COMP_WORDS[{last}]}}\" x; echo \"${{COMPREPLY[*]}}\"",
             script.display()
-        );
-        said(Command::new("bash").args(["--norc", "-c", &ask]))
+        )
+    };
+    let completed = |words: &str, last: usize| {
+        let ask = command(words, last);
+        said(
+            Command::new("bash")
+                .env("PATH", &path)
+                .args(["--norc", "-c", &ask]),
+        )
     };
     assert_eq!(completed("fathom se", 1), "serve set\n");
     assert_eq!(completed("fathom serve --vhost", 2), "--vhost-user\n");
     assert_eq!(completed("fathom img con", 2), "convert\n");
+    assert_eq!(completed("fathom serve x --cache writeb", 4), "writeback\n");
+    assert_eq!(completed("fathom serve x --format qc", 4), "qcow2\n");
+    assert_eq!(completed("fathom serve x --filter thr", 4), "throttle\n");
+    let image = format!("{}/fathom.b", dir.path().display());
+    let found = completed(&format!("fathom serve {image}"), 2);
+    assert_eq!(found, format!("{image}ash\n"));
+    // A disk is offered while it is served.
+    let ask = dir.path().join("ask");
+    std::fs::write(&ask, command("fathom show memory:7", 2)).unwrap();
+    let run = format!("bash --norc {}", ask.display());
+    let mut serve = fathom();
+    let output = serve
+        .args(["serve", "memory:777k", "--run", &run])
+        .env("PATH", &path)
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "memory:795648\n",
+        "{output:?}"
+    );
+    assert_eq!(completed("fathom show memory:7", 2), "\n");
 }
 
 #[test]

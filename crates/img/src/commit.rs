@@ -8,7 +8,7 @@ use crate::open::{
     OpenOptions, clear_mark, format_of, identity_of, info_of, open as open_image, open_locked,
 };
 use crate::progress::Progress;
-use crate::resize::{NewSize, Preallocation, ResizeOptions, resize};
+use crate::resize::{Preallocation, ResizeOptions, resize};
 use crate::source::Opened;
 use fathom_formats::Format;
 use fathom_formats::offline::backing::make_empty;

@@ -53,7 +53,7 @@ pub use measure::{Measure, measure, measure_empty};
 pub use open::OpenOptions;
 pub use progress::{Event, Progress};
 pub use rebase::{RebaseOptions, rebase};
-pub use resize::{NewSize, Preallocation, ResizeOptions, Resized, resize};
+pub use resize::{Preallocation, ResizeOptions, Resized, resize};
 pub use restore::restore;
 pub use sink::TargetOptions;
 pub use snapshot::{SnapshotChange, SnapshotList, change_snapshots, snapshots};

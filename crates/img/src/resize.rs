@@ -11,21 +11,11 @@ use fathom_formats::offline::resize::{Below, Resize, resize as work};
 use fathom_formats::served::Storage;
 use fathom_stack::{KeyRing, StoredImage, data_file, no_data_file};
 use fathom_storage::Location;
+use fathom_units::NewSize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use fathom_formats::offline::create::Preallocation;
-
-/// A size, or how much it changes; in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NewSize {
-    /// That many bytes.
-    To(u64),
-    /// More than now.
-    Plus(u64),
-    /// Less than now.
-    Minus(u64),
-}
 
 /// How a disk is resized.
 #[derive(Clone, Debug)]
@@ -107,11 +97,7 @@ fn needed(file: &dyn ImageFile, image: &Image, to: &Resize) -> u64 {
 }
 
 fn new_size(path: &Path, old: u64, options: &ResizeOptions) -> Result<u64, Error> {
-    let new = match options.size {
-        NewSize::To(size) => Some(size),
-        NewSize::Plus(more) => old.checked_add(more),
-        NewSize::Minus(less) => old.checked_sub(less),
-    };
+    let new = options.size.apply(old);
     let new = new.filter(|new| (1..=i64::MAX as u64).contains(new));
     let Some(new) = new else {
         let problem =

@@ -34,7 +34,7 @@ static EXAMPLES: &[Examples] = &[
         "fathom disk add",
         &[
             "fathom disk add vm2 /srv/vm2.qcow2 -f qcow2 --vhost-user /tmp/vm2.sock",
-            "fathom disk add scratch memory:4G --vhost-user /tmp/scratch.sock --temporary",
+            "fathom disk add scratch memory:4G --vhost-user /tmp/scratch.sock --transient",
         ],
     ),
     (
@@ -72,7 +72,7 @@ static EXAMPLES: &[Examples] = &[
     ),
     (
         "fathom disk thaw",
-        &["fathom disk thaw vm1", "fathom disk thaw 1234 --disk vm1"],
+        &["fathom disk thaw vm1", "fathom disk thaw vm1 --server 1234"],
     ),
     (
         "fathom disk remove",
@@ -90,15 +90,8 @@ static EXAMPLES: &[Examples] = &[
         "fathom show",
         &[
             "fathom show vm1",
-            "fathom show vm1 --qemu",
-            "fathom show 1234 --disk vm1 --libvirt",
-        ],
-    ),
-    (
-        "fathom info",
-        &[
-            "fathom info vm1",
-            "fathom info 1234 --json     # all disks of a server",
+            "fathom show vm1 --libvirt",
+            "fathom show 1234 --json     # all disks of a server",
         ],
     ),
     (
@@ -123,7 +116,7 @@ static EXAMPLES: &[Examples] = &[
         "fathom group set",
         &[
             "fathom group set backups bps-total=100M",
-            "fathom group set backups bps-total= --temporary",
+            "fathom group set backups bps-total= --transient",
         ],
     ),
     (
@@ -200,7 +193,7 @@ static EXAMPLES: &[Examples] = &[
         "fathom bitmap remove",
         &[
             "fathom bitmap remove vm1 week",
-            "fathom bitmap remove 1234 --disk vm1 week",
+            "fathom bitmap remove vm1 --server 1234 week",
         ],
     ),
     (
@@ -214,14 +207,14 @@ static EXAMPLES: &[Examples] = &[
         "fathom bitmap clear",
         &[
             "fathom bitmap clear vm1 week",
-            "fathom bitmap clear 1234 --disk vm1 week",
+            "fathom bitmap clear vm1 --server 1234 week",
         ],
     ),
     (
         "fathom bitmap rename",
         &[
             "fathom bitmap rename vm1 week month",
-            "fathom bitmap rename 1234 --disk vm1 week month",
+            "fathom bitmap rename vm1 --server 1234 week month",
         ],
     ),
     (
@@ -294,7 +287,7 @@ static EXAMPLES: &[Examples] = &[
         "fathom stream stop",
         &[
             "fathom stream stop vm1",
-            "fathom stream stop 1234 --disk vm1",
+            "fathom stream stop vm1 --server 1234",
         ],
     ),
     ("fathom jobs", &["fathom jobs", "fathom jobs --json"]),
@@ -317,9 +310,9 @@ static EXAMPLES: &[Examples] = &[
     (
         "fathom trace",
         &[
-            "fathom trace --pid vm1 --on /dev/shm/vm1.trace",
+            "fathom trace --disk vm1 --on /dev/shm/vm1.trace",
             "fathom trace /dev/shm/vm1.trace --follow",
-            "fathom trace --pid vm1 --off",
+            "fathom trace --disk vm1 --off",
         ],
     ),
     (

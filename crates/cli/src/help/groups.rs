@@ -10,8 +10,7 @@ pub static GROUPS: &[Group] = &[
     (
         "Serve and manage",
         &[
-            "serve", "disk", "list", "show", "info", "set", "group", "resize", "quit", "upgrade",
-            "filters",
+            "serve", "disk", "list", "show", "set", "group", "resize", "quit", "upgrade", "filters",
         ],
     ),
     ("Protect", &["backup", "bitmap", "snapshot"]),

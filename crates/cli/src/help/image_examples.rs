@@ -16,6 +16,13 @@ pub static EXAMPLES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "fathom img bench",
+        &[
+            "fathom img bench vm1.qcow2",
+            "fathom img bench -w -c 10000 -d 16 -s 64k scratch.qcow2     # overwrites the disk",
+        ],
+    ),
+    (
         "fathom img commit",
         &[
             "fathom img commit top.qcow2",

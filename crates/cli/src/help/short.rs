@@ -41,8 +41,8 @@ static SHOWN: &[(&str, &[&str])] = &[
     (
         "fathom backup full",
         &[
+            "disk_or_server",
             "server",
-            "disk",
             "file",
             "target_format",
             "compress",
@@ -58,8 +58,8 @@ static SHOWN: &[(&str, &[&str])] = &[
     (
         "fathom backup incremental",
         &[
+            "disk_or_server",
             "server",
-            "disk",
             "file",
             "base",
             "bitmap",
@@ -73,8 +73,8 @@ static SHOWN: &[(&str, &[&str])] = &[
     (
         "fathom mirror start",
         &[
+            "disk_or_server",
             "server",
-            "disk",
             "to",
             "target_format",
             "options",

@@ -2,7 +2,8 @@
 
 use super::common::KeysArg;
 use super::image_opts::MaybeImageArg;
-use super::{asks_for_help, pairs, parse_cache, print, print_names};
+use super::option_help::print_options;
+use super::{asks_for_help, pairs, parse_cache, print};
 use anyhow::{Context, bail};
 use clap::Args;
 use fathom_img::{self as img, AMENDABLE, CreateOptions, Format, KeyChanges, Slot};
@@ -55,7 +56,7 @@ pub(super) fn run(mut args: AmendArgs) -> anyhow::Result<()> {
     let mut options = CreateOptions::new(Format::Qcow2);
     for (name, value) in args.options.iter().flat_map(|text| pairs(text)) {
         if asks_for_help(&name) {
-            return print_names(AMENDABLE);
+            return print_options(Format::Qcow2, AMENDABLE);
         }
         options.set(&name, &value, parse_size)?;
     }

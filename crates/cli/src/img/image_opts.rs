@@ -3,7 +3,7 @@
 //! The supported options name an image's storage, its format and its keys. Other options of QEMU are errors, because
 //! they would change what a command does.
 
-use super::{pairs, parse_format};
+use super::{json_name, pairs, parse_format};
 use anyhow::anyhow;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
@@ -24,25 +24,33 @@ pub(super) struct ImageOptsArg {
     #[arg(long)]
     image_opts: bool,
     /// Key that --image-opts refers to, such as secret,id=NAME,file=PATH
-    #[arg(long = "object", value_name = "OBJECT", requires = "image_opts")]
+    #[arg(long = "object", value_name = "OBJECT")]
     objects: Vec<Secret>,
 }
 
 impl ImageOptsArg {
-    /// Parses the location, the format and the keys of an image.
+    /// Returns the options in a name of an image. None: the name is a file's name or a URI.
+    fn options_in(&self, text: &OsStr) -> Option<Result<Vec<(String, String)>, String>> {
+        if self.image_opts {
+            return Some(text.to_str().map(pairs).ok_or(UTF_8.into()));
+        }
+        json_name::options(text.to_str()?)
+    }
+
+    /// Finds the image that a name means.
     fn find(&self, text: &OsStr, format: Option<Format>) -> Result<Found, String> {
-        if !self.image_opts {
+        let Some(options) = self.options_in(text) else {
             let file = Location::parse(text)?;
             return Ok(Found {
                 file,
                 format,
                 keys: Vec::new(),
             });
-        }
+        };
         if format.is_some() {
-            return Err("--image-opts names the format, too (driver=FORMAT); omit -f".into());
+            return Err("the options name the format, too (driver=FORMAT); omit -f".into());
         }
-        let said = Said::parse(text.to_str().ok_or(UTF_8)?)?;
+        let said = Said::of(options?)?;
         let mut ids = Vec::from_iter(self.objects.iter().map(|secret| &secret.id));
         ids.sort();
         if let Some(two) = ids.windows(2).find(|two| two[0] == two[1]) {
@@ -66,7 +74,7 @@ impl ImageOptsArg {
         format: Option<Format>,
         open: impl FnOnce(Option<Format>) -> OpenOptions,
     ) -> anyhow::Result<Source> {
-        if !self.image_opts {
+        if self.options_in(text).is_none() {
             return Ok(Source::new(text, open(format))?);
         }
         let found = self.find(text, format);
@@ -280,7 +288,11 @@ impl Options {
 
 impl Said {
     fn parse(text: &str) -> Result<Said, String> {
-        let mut options = Options(pairs(text).into_iter().collect());
+        Said::of(pairs(text))
+    }
+
+    fn of(options: Vec<(String, String)>) -> Result<Said, String> {
+        let mut options = Options(options.into_iter().collect());
         let driver = options.take("driver");
         let is_protocol = |driver: &String| PROTOCOLS.contains(&driver.as_str());
         let (format, prefix) = match &driver {

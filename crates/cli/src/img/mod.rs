@@ -3,6 +3,7 @@
 
 mod amend;
 mod archive;
+mod bench;
 mod bitmap;
 mod check;
 mod commit;
@@ -13,9 +14,11 @@ mod create;
 mod dd;
 mod image_opts;
 mod info;
+mod json_name;
 mod manifest;
 mod map;
 mod measure;
+mod option_help;
 mod rebase;
 mod resize;
 mod restore;
@@ -32,7 +35,7 @@ use std::io::Write;
 /// Create, describe, check, copy, compare and change images
 #[derive(Debug, Args)]
 // If an option is given twice, the last value counts, as with qemu-img.
-#[command(args_override_self = true)]
+#[command(args_override_self = true, version)]
 pub struct ImgArgs {
     #[command(subcommand)]
     command: ImgCommand,
@@ -54,6 +57,7 @@ enum ImgCommand {
     Rebase(rebase::RebaseArgs),
     Resize(resize::ResizeArgs),
     Snapshot(snapshot::SnapshotArgs),
+    Bench(bench::BenchArgs),
     Archive(Box<archive::ArchiveArgs>),
     Restore(Box<restore::RestoreArgs>),
     Manifest(Box<manifest::ManifestArgs>),
@@ -75,6 +79,7 @@ pub fn run(args: ImgArgs) -> anyhow::Result<()> {
         ImgCommand::Rebase(args) => rebase::run(args),
         ImgCommand::Resize(args) => resize::run(args),
         ImgCommand::Snapshot(args) => snapshot::run(&args),
+        ImgCommand::Bench(args) => bench::run(args),
         ImgCommand::Archive(args) => archive::run(&args),
         ImgCommand::Restore(args) => restore::run(&args),
         ImgCommand::Manifest(args) => manifest::run(&args),
@@ -117,7 +122,7 @@ pub fn format_options(format: Format, texts: &[String]) -> anyhow::Result<Option
     let mut options = CreateOptions::new(format);
     for (name, value) in texts.iter().flat_map(|text| pairs(text)) {
         if asks_for_help(&name) {
-            print_names(CreateOptions::names(format))?;
+            option_help::print_options(format, CreateOptions::names(format))?;
             return Ok(None);
         }
         options.set(&name, &value, parse_size)?;
@@ -127,10 +132,6 @@ pub fn format_options(format: Format, texts: &[String]) -> anyhow::Result<Option
 
 fn asks_for_help(name: &str) -> bool {
     name == "help" || name == "?"
-}
-
-fn print_names(names: &[&str]) -> anyhow::Result<()> {
-    print(format_args!("{}\n", names.join("\n")))
 }
 
 /// The backing file of a new image: its name and its format come from options of their own, or from

@@ -4,8 +4,8 @@ use super::common::{DataFileArg, KeysArg};
 use super::image_opts::ImageArg;
 use super::{print, print_json};
 use clap::{Args, ValueEnum};
-use fathom_img::{self as img, NewSize, Preallocation, ResizeOptions};
-use fathom_units::parse_size;
+use fathom_img::{self as img, Preallocation, ResizeOptions};
+use fathom_units::NewSize;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ pub(super) struct ResizeArgs {
     #[command(flatten)]
     image: ImageArg,
     /// New size, such as 20G, or a difference, such as +1G or -1G
-    #[arg(value_parser = parse_new_size, allow_hyphen_values = true, value_name = "[+|-]SIZE")]
+    #[arg(value_parser = NewSize::parse, allow_hyphen_values = true, value_name = "[+|-]SIZE")]
     size: NewSize,
 }
 
@@ -48,14 +48,6 @@ enum Mode {
     Falloc,
     /// Allocate space by writing zeroes
     Full,
-}
-
-fn parse_new_size(text: &str) -> Result<NewSize, String> {
-    match text.split_at_checked(1) {
-        Some(("+", more)) => parse_size(more).map(NewSize::Plus),
-        Some(("-", less)) => parse_size(less).map(NewSize::Minus),
-        _ => parse_size(text).map(NewSize::To),
-    }
 }
 
 pub(super) fn run(args: ResizeArgs) -> anyhow::Result<()> {

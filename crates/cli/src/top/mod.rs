@@ -53,6 +53,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub struct TopArgs {
     /// Show only this disk, or the server with this process id or API socket [default: all]
     #[arg(value_name = "NAME|PID|SOCKET")]
+    name: Option<String>,
+
+    /// Show only disks of this server: its process id or API socket
+    #[arg(long, value_name = "PID|SOCKET")]
     server: Option<String>,
 
     #[command(flatten)]
@@ -101,16 +105,15 @@ pub fn parse_interval(text: &str) -> Result<Duration, String> {
 }
 
 pub fn run(args: TopArgs) -> anyhow::Result<()> {
-    let which = match &args.server {
-        None => Which::All,
-        Some(text) => {
-            let (server, disk) = find(text)?;
-            Which::One {
-                server: server.server().clone(),
-                disk,
-            }
-        }
+    let found = match (&args.server, &args.name) {
+        (Some(server), name) => Some((find(server)?.0, name.clone())),
+        (None, Some(name)) => Some(find(name)?),
+        (None, None) => None,
     };
+    let which = found.map_or(Which::All, |(server, disk)| Which::One {
+        server: server.server().clone(),
+        disk,
+    });
     let is_there = matches!(which, Which::One { .. }) || crate::servers::running().next().is_some();
     if args.view.once && !is_there {
         bail!(

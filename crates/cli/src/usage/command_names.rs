@@ -13,7 +13,7 @@ static TOP: &[(&str, &[&str])] = &[
     ("add", &["disk add"]),
     ("attach", &["disk add", "show"]),
     ("change", &["disk change"]),
-    ("status", &["list", "info"]),
+    ("status", &["list", "show"]),
     ("ps", &["list"]),
     ("ls", &["list"]),
     ("start", &["serve"]),

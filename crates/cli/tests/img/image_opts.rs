@@ -4,7 +4,7 @@ use crate::encryption::{FORMATS, Locked};
 use crate::place::{MIB, Place};
 use crate::support::{refused, stdout_of};
 use crate::{qemu_img, qemu_json};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 
 fn ours(args: &[&str]) -> Value {
@@ -67,6 +67,49 @@ fn images_are_told_of_as_qemu_has_it() {
             fs::remove_file(place.path(name)).unwrap();
         }
     }
+}
+
+#[test]
+fn json_names_mean_the_same_image_as_for_qemu() {
+    let place = Place::new();
+    let path = place.path("a,b c");
+    qemu_img(&["create", "-q", "-f", "qcow2", &path, "8M"]);
+    for name in [
+        json!({"driver": "qcow2", "file": {"driver": "file", "filename": &path}}),
+        json!({"driver": "raw", "file.driver": "file", "file.filename": &path}),
+        json!({"file": {"filename": &path}}),
+    ] {
+        let name = format!("json:{name}");
+        for command in ["info", "map", "measure"] {
+            let args = [command, "--output=json", &name];
+            let (ours, theirs) = (ours(&args), qemu_json(&args));
+            match command {
+                "info" => assert_eq!(ours["virtual-size"], theirs["virtual-size"], "{name}"),
+                _ => assert_eq!(ours, theirs, "{command} {name}"),
+            }
+        }
+        let copy = place.path("copy");
+        stdout_of(&["img", "convert", "-O", "qcow2", &name, &copy]);
+        qemu_img(&["compare", "-F", "qcow2", &name, &copy]);
+        fs::remove_file(copy).unwrap();
+    }
+    let with_format = [
+        "img",
+        "info",
+        "-f",
+        "raw",
+        "json:{\"file.filename\": \"x\"}",
+    ];
+    refused(2, &with_format, &["omit -f"]);
+    refused(2, &["img", "info", "json:{"], &["./json:"]);
+    refused(2, &["img", "info", "json:{\"driver\": [1]}"], &["'driver'"]);
+    // An image must not name anything but a file.
+    let overlay = place.path("overlay");
+    let below = format!("json:{}", json!({"driver": "raw", "file.filename": &path}));
+    stdout_of(&[
+        "img", "create", "-f", "qcow2", "-u", "-b", &below, "-F", "raw", &overlay, "8M",
+    ]);
+    refused(2, &["img", "compare", &overlay, &path], &["json:"]);
 }
 
 #[test]

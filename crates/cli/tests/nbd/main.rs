@@ -13,5 +13,6 @@ mod client;
 mod commands;
 mod crash;
 mod hostile;
+mod run;
 mod tls;
 mod tools;

@@ -16,10 +16,10 @@ fn every_command_tells_all_its_options() {
              --offset --size --metadata-cache --zero-missing-clusters --allow-dir --data-file --server-timeout nbd://",
         ),
         ("stats", "PID|SOCKET --json --watch"),
-        ("info", "PID|SOCKET --json"),
+        ("show", "PID|SOCKET --json --server --qemu"),
         ("resize", "PID|SOCKET --json"),
         ("quit", "PID|SOCKET"),
-        ("trace", "FILE --json --follow --pid --on --off"),
+        ("trace", "FILE --json --follow --disk --server --on --off"),
         (
             "bench",
             "--vhost-user --nbd --rw --bs --iodepth --replies --workload",
@@ -87,9 +87,12 @@ fn wrong_arguments_are_told_in_one_line() {
         (vec!["stats"], "PID|SOCKET"),
         (vec!["stats", "1", "--watch", "0"], "seconds"),
         (vec!["trace"], "FILE"),
-        (vec!["trace", "file", "--pid", "1", "--off"], "--pid"),
-        (vec!["trace", "--pid", "1"], "--on"),
-        (vec!["trace", "--pid", "1", "--on", "x", "--off"], "--off"),
+        (vec!["trace", "file", "--server", "1", "--off"], "--server"),
+        (vec!["trace", "--disk", "a"], "--on"),
+        (
+            vec!["trace", "--server", "1", "--on", "x", "--off"],
+            "--off",
+        ),
     ] {
         refused(2, &args, &[words]);
     }
@@ -218,7 +221,11 @@ fn options_that_do_not_go_together_are_told_in_one_line() {
         (&raw, "--data-file x", "qcow2"),
         (&raw, "--offset 4096", "raw: the file has 4096 bytes"),
         (&raw, "--offset 1G", "raw: the file has 4096 bytes"),
-        (&raw, "--offset 2048 --size 2560", "raw: the file has 4096 bytes"),
+        (
+            &raw,
+            "--offset 2048 --size 2560",
+            "raw: the file has 4096 bytes",
+        ),
         (&raw, "--format qcow2", "not a qcow2 image"),
         (&raw, "--format qed", "not a qed image"),
     ] {

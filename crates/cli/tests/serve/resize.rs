@@ -103,7 +103,14 @@ fn a_disk_that_nobody_uses_is_resized() {
     let image = dir.path().join("image");
     fs::write(&image, vec![7; MIB as usize]).unwrap();
     let served = Served::start(&as_arg(&image), &[]);
-    assert_eq!(resize(&served, &["3M"]), 3 * MIB);
+    assert_eq!(resize(&served, &["+3M"]), 4 * MIB);
+    refused(1, &["resize", &served.api(), "-1M"], &["--shrink"]);
+    refused(
+        1,
+        &["resize", &served.api(), "-5M", "--shrink"],
+        &["out of range"],
+    );
+    assert_eq!(resize(&served, &["-1M", "--shrink"]), 3 * MIB);
     assert_eq!(fs::metadata(&image).unwrap().len(), 3 * MIB);
     with_disk(&served.arg("s"), 1, |disk| {
         assert_eq!(disk.size(), 3 * MIB);
@@ -201,9 +208,13 @@ fn images_of_all_kinds_are_resized_while_they_are_used() {
             assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
             exercise(disk, &mut model, &mut random);
         });
-        let word = if shrinks { "exceeds the limit" } else { "at most" };
+        let word = if shrinks {
+            "exceeds the limit"
+        } else {
+            "at most"
+        };
         refused(1, &["resize", &control, "7E"], &[word]);
-        refused(1, &["resize", &control, "8E"], &["too many"]);
+        refused(1, &["resize", &control, "8E"], &["exceed the largest size"]);
         // Nobody is connected.
         eventually("nobody uses it", || {
             let info = stdout_of(&["info", &control]);
