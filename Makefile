@@ -186,7 +186,7 @@ static: setup
 	strip -o $(TARGET)/fathom-static $(TARGET)/$(STATIC)/installed/fathom
 	@ls -l $(TARGET)/fathom-static
 
-# Installs, uses, upgrades and purges the package in minimal systems below a temporary directory, and
-# has the static program run where nothing but busybox is. As root.
+# Installs, uses, upgrades and purges the package in minimal Debian 12 and 13 below a temporary directory,
+# follows docs/libvirt.md there, and has the static program run where nothing but busybox is. As root.
 test-package: deb static
 	python3 tools/test_package.py

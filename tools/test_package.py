@@ -2,8 +2,9 @@
 """Tries the Debian package in minimal systems, as root: tools/test_package.py [SUITE...]
 
 Installs it, serves disks by it, upgrades it while clients read and write, removes and purges it, and
-looks for what is left. Then has the static program run in a system of nothing but busybox. The minimal
-systems are debootstrap's, kept in the cache that the lab has its images in.
+looks for what is left. In a system with libvirt, does what docs/libvirt.md says. Then has the static
+program run in a system of nothing but busybox. The minimal systems are debootstrap's, kept in the cache
+that the lab has its images in.
 """
 
 import contextlib
@@ -93,6 +94,8 @@ class System:
     """A Debian system in a directory, in which programs run."""
 
     PACKAGES = ""
+    # Packages that apt installs, because they need more than debootstrap resolves.
+    MORE = ""
     # What the package manager keeps, and the kernel.
     OTHERS = ("proc/", "dev/", "tmp/", "var/lib/dpkg/", "var/lib/apt/", "var/cache/", "var/log/")
     # By hand: no service manager runs.
@@ -205,14 +208,20 @@ class Booted(System):
                     process.wait()
 
 
+class WithLibvirt(Booted):
+    """The same with libvirt and QEMU."""
+
+    MORE = "libvirt-daemon-system libvirt-clients qemu-system-x86 qemu-utils curl"
+
+
 def said_by(*command):
     """What a command prints, whatever its exit status."""
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def cached(suite, packages):
+def cached(suite, packages, more=""):
     """A file with the minimal system of a suite, and these packages."""
-    file = CACHE / f"debian-{'-'.join([suite, *packages.split()])}.tar"
+    file = CACHE / f"debian-{'-'.join([suite, *packages.split(), *more.split()[:1]])}.tar"
     if not file.exists():
         say(f"making {file}")
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -220,9 +229,24 @@ def cached(suite, packages):
             system, new = Path(scratch) / "system", Path(scratch) / "tar"
             include = [f"--include={','.join(packages.split())}"] if packages else []
             run("debootstrap", "--variant=minbase", *include, suite, system, MIRROR)
+            if more:
+                install_more(system, more)
             run("tar", "--numeric-owner", "-C", system, "-cf", new, ".")
             new.rename(file)
     return file
+
+
+def install_more(system, packages):
+    # No service starts while packages are installed.
+    policy = system / "usr/sbin/policy-rc.d"
+    policy.write_text("#!/bin/sh\nexit 101\n")
+    policy.chmod(0o755)
+    shutil.copy("/etc/resolv.conf", system / "etc/resolv.conf")
+    install = ["apt-get", "install", "-y", "--no-install-recommends", *packages.split()]
+    with mounted(("proc", system / "proc")):
+        run("chroot", system, *install, env=ENVIRONMENT)
+        run("chroot", system, "apt-get", "clean", env=ENVIRONMENT)
+    policy.unlink()
 
 
 @contextlib.contextmanager
@@ -231,7 +255,7 @@ def minimal(kind, suite):
     root = Path(tempfile.mkdtemp(prefix="fathom-", dir="/var/tmp"))
     root.chmod(0o755)
     try:
-        run("tar", "-C", root, "-xf", cached(suite, kind.PACKAGES))
+        run("tar", "-C", root, "-xf", cached(suite, kind.PACKAGES, kind.MORE))
         system = kind(root)
         with system.running():
             yield system
@@ -375,6 +399,45 @@ def try_package(kind, suite, package):
         say("  removed and purged: nothing is left")
 
 
+def block_of_docs(page, file):
+    """The contents that a page gives to a file."""
+    text = (Path(__file__).parent.parent / "docs" / page).read_text()
+    found = re.search(rf"^```\w+ {re.escape(file)}\n(.*?)^```$", text, re.M | re.S)
+    assert found, f"docs/{page} has no block of {file}"
+    return found[1]
+
+
+def try_libvirt(suite, package):
+    """Follows docs/libvirt.md, with an emulated guest."""
+    say(f"{suite}, libvirt: {package.name}")
+    with minimal(WithLibvirt, suite) as system:
+        system.install(package)
+        system.run("systemctl", "restart", "libvirtd")
+        system.path("/etc/fathom/fathom.toml").write_text(block_of_docs("libvirt.md", "fathom.toml"))
+        system.run("systemctl", "restart", "fathom")
+        system.path("/srv/images").mkdir()
+        system.run("fathom", "img", "create", "-q", "-f", "qcow2", "/srv/images/web.qcow2", "20G")
+        system.path("/srv/web.xml").write_text(block_of_docs("libvirt.md", "web.xml"))
+        system.run("virsh", "define", "/srv/web.xml")
+        system.run("virsh", "start", "web")
+        disks = json.loads(system.run("fathom", "list", "--json"))
+        assert [disk["name"] for disk in disks] == ["web-vda"], disks
+        assert disks[0]["front_end"], disks
+        metrics = system.run("curl", "-s", "http://127.0.0.1:9825/metrics")
+        assert 'fathom_front_end_connected{disk="web-vda"} 1' in metrics, metrics
+        # What the guest has must not be changed by its restart.
+        system.run("systemctl", "restart", "fathom")
+        listed = lambda: json.loads(system.run("fathom", "list", "--json"))
+        eventually("the front-end is back", lambda: [disk for disk in listed() if disk["front_end"]])
+        system.run("virsh", "destroy", "web")
+        eventually("the disk's removal", lambda: listed() == [])
+        # A disk that cannot be added keeps the guest from starting, and virsh says why.
+        system.path("/srv/images/web.qcow2").unlink()
+        failed = subprocess.run([*system.enter, "virsh", "start", "web"], capture_output=True, text=True, env=ENVIRONMENT)
+        assert failed.returncode and "web.qcow2" in failed.stderr, failed
+        say("  a guest had its disk by the hook, over a restart of the server, until its end")
+
+
 def built():
     """The package that was built last."""
     made = (TARGET / "debian").glob("fathom_*.deb")
@@ -390,6 +453,7 @@ def main():
     for suite in sys.argv[1:] or SUITES:
         for kind in [System, Booted]:
             try_package(kind, suite, package)
+        try_libvirt(suite, package)
     try_static(TARGET / "fathom-static")
 
 
