@@ -10,6 +10,10 @@ use std::time::Duration;
 pub enum ClientError {
     #[error("{0}: no server listens there; start one with 'fathom serve', or name another socket")]
     NotRunning(String),
+    #[error(
+        "{0}: no permission to connect; use sudo, or start the server with an --api-group that has you"
+    )]
+    Denied(String),
     #[error("{server}: {what}: {}", cause(source))]
     Io {
         server: String,
@@ -43,6 +47,7 @@ impl ClientError {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
                 ClientError::NotRunning(server.to_string())
             }
+            ErrorKind::PermissionDenied => ClientError::Denied(server.to_string()),
             _ => ClientError::Io {
                 server: server.to_string(),
                 what: "cannot connect",
