@@ -240,7 +240,7 @@ fn an_image_names_what_is_beside_it_and_nothing_else() {
             check(&server, &state);
             server.stop().unwrap();
         } else {
-            refused(&cluster.image(name), &format).refused_with(&[backing, "beside it"]);
+            refused(&cluster.image(name), &format).refused_with(&[backing, "in the same place"]);
         }
     }
 }

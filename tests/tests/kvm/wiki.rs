@@ -407,7 +407,7 @@ fn a_legacy_interrupt_is_followed_and_named(bench: &mut Bench) {
 /// What cannot work ends in one line that says why, and the host is as before.
 fn failures_are_told(bench: &mut Bench) {
     let full = bench.refused(|options| options.size = Some(64 << 30));
-    assert!(full.to_string().contains("No space left"), "{full}");
+    assert!(full.to_string().contains("no space left"), "{full}");
     let misfit = bench.refused(|options| {
         options.server = server::Kind::Fathom;
         options.transport = Transport::NoIoeventfd;
