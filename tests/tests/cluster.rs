@@ -481,7 +481,7 @@ fn a_size_that_others_give_it_and_a_snapshot() {
     write_for(&server, &state, "2s");
     cluster.rbd(&["snap", "create", "rbd/a@before"]);
     cluster.rbd(&["resize", "--size", "80M", "--no-progress", "rbd/a"]);
-    said(&mut server, "the disk has 80 MiB now");
+    said(&mut server, "resized to 80 MiB");
     let after = place.path("after");
     write_for(&server, &after, "2s");
     // Who only reads it and has stood by sees it when it is used.
@@ -493,7 +493,7 @@ fn a_size_that_others_give_it_and_a_snapshot() {
         &place.path("none"),
         &["--rw=randread", "--runtime=1s"],
     ));
-    said(&mut reader, "the disk has 80 MiB now");
+    said(&mut reader, "resized to 80 MiB");
     check(&reader, &after);
     reader.stop().unwrap();
     let snapshot = cluster.image("a").replace('?', "@before?");

@@ -208,7 +208,7 @@ fn chains_are_followed_in_their_pool_and_locks_respected() {
     let refused = |args: &[&str], words: &[&str]| try_img(args).refused_with(words);
     let create = ["create", "-f", "qcow2", &new, "1M"];
     let elsewhere = ["-b", "/etc/hostname", "-F", "raw"];
-    refused(&[&create[..], &elsewhere].concat(), &["beside it"]);
+    refused(&[&create[..], &elsewhere].concat(), &["in the same place"]);
     let data = ["-o", "data_file=rbd:rbd/d"];
     refused(&[&create[..], &data].concat(), &["omit data_file"]);
     let snapshot = new.replace('?', "@s?");

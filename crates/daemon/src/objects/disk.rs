@@ -534,7 +534,7 @@ impl Served {
             let disk = self.name().to_owned();
             self.events.tell(Happened::Resized { disk, size });
             let disk = &self.options.disk.location;
-            tracing::info!("disk resized: {disk}: now {}", Size(size));
+            tracing::info!("{disk}: resized to {}", Size(size));
             if let Some(location) = disk.with_size(size) {
                 self.options.disk.location = location.clone();
                 if let Some(table) = &mut self.options.table {
