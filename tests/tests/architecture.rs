@@ -80,6 +80,19 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "fathom-spec",
+        &[
+            "fathom-stack",
+            "fathom-filters",
+            "fathom-formats",
+            "fathom-storage",
+            "fathom-core",
+            "fathom-trace",
+            "fathom-files",
+            "fathom-units",
+        ],
+    ),
+    (
         "fathom-jobs",
         &[
             "fathom-stack",
@@ -109,6 +122,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-daemon",
         &[
+            "fathom-spec",
             "fathom-client",
             "fathom-sandbox",
             "fathom-jobs",
@@ -171,6 +185,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-cli",
         &[
+            "fathom-spec",
             "fathom-archive",
             "fathom-base",
             "fathom-client",

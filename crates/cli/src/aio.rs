@@ -1,7 +1,7 @@
 //! The option that selects how I/O is done.
 
-use crate::values;
 use clap::Args;
+use fathom_spec::values;
 use fathom_storage::EngineKind;
 
 #[derive(Args, Debug)]

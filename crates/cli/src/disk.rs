@@ -1,7 +1,7 @@
 //! `fathom disk` and `fathom list`: disks that come and go while a server runs.
 
-use crate::disk_args::{DiskArgs, LOCATION_HELP, location_help, location_parser};
 use crate::filters::{self, in_this_directory};
+use crate::location_arg::{LOCATION_HELP, location_help, location_parser};
 use crate::servers::{
     Shown, absolute, disks, named_or_only, note_not_shown, note_owner, note_reply, running,
 };
@@ -9,8 +9,8 @@ use crate::show::{self, ShowArgs};
 use crate::stats;
 use crate::target::Target;
 use clap::{Args, Subcommand};
-use fathom_daemon::{DiskTable, Info, SocketSpec, check_name};
-use fathom_stack::KeySource;
+use fathom_daemon::Info;
+use fathom_spec::{DiskSpec, SocketSpec, check_name};
 use fathom_storage::Location;
 use fathom_trace::Summary;
 use fathom_units::{Size, Timeout};
@@ -68,7 +68,7 @@ struct AddArgs {
     disk: Location,
 
     #[command(flatten)]
-    of_disk: DiskArgs,
+    of_disk: DiskSpec,
 
     /// Pool of threads of the server that serves the disk [default: threads of its own]
     #[arg(long, value_name = "NAME", conflicts_with_all = ["aio", "iothreads", "cpus", "poll"],
@@ -105,13 +105,13 @@ struct AddArgs {
 fn add(args: AddArgs) -> anyhow::Result<()> {
     check_name(&args.name).map_err(anyhow::Error::msg)?;
     let server = named_or_only(args.server.as_deref())?;
-    let mut table = args.of_disk.into_table(args.name, args.disk);
-    if args.pool.is_some() {
-        // What is left out is the pool's.
-        (table.aio, table.iothreads, table.poll) = (None, None, None);
-    }
-    table.pool = args.pool;
-    table.tenant = args.tenant;
+    let mut table = DiskSpec {
+        name: args.name,
+        image: args.disk,
+        pool: args.pool,
+        tenant: args.tenant,
+        ..args.of_disk
+    };
     table.nbd = match (args.nbd, args.no_nbd) {
         (true, _) => Some(true),
         (false, true) => Some(false),
@@ -180,7 +180,7 @@ fn change(args: ChangeArgs) -> anyhow::Result<()> {
             let usual = usual.into_iter().find(|usual| {
                 let mut tried = table.clone();
                 tried.insert(option.clone(), usual.clone());
-                serde_json::from_value::<DiskTable>(Value::Object(tried)).is_ok()
+                serde_json::from_value::<DiskSpec>(Value::Object(tried)).is_ok()
             });
             table.insert(option, usual.unwrap_or_default());
             continue;
@@ -190,7 +190,7 @@ fn change(args: ChangeArgs) -> anyhow::Result<()> {
         // Some that look like numbers are texts; what is neither is the server's to refuse.
         let mut tried = table.clone();
         tried.insert(option.clone(), parsed.clone());
-        let tried = serde_json::from_value::<DiskTable>(Value::Object(tried));
+        let tried = serde_json::from_value::<DiskSpec>(Value::Object(tried));
         table.insert(option, if tried.is_ok() { parsed } else { text });
     }
     let put = disk.server.put(&place).header("if-match", "*").json(table);
@@ -260,7 +260,7 @@ fn print_if(json: bool, answer: &Value) -> anyhow::Result<()> {
 }
 
 /// With paths that hold for a server in another working directory.
-fn as_seen_elsewhere(mut table: DiskTable) -> anyhow::Result<DiskTable> {
+fn as_seen_elsewhere(mut table: DiskSpec) -> anyhow::Result<DiskSpec> {
     if let Some(path) = table.image.path() {
         table.image = Location::file(absolute(path)?);
     }
@@ -271,14 +271,7 @@ fn as_seen_elsewhere(mut table: DiskTable) -> anyhow::Result<DiskTable> {
         let location = Location::cached(base).map_err(anyhow::Error::msg)?;
         *base = location.remote().unwrap_or_default().to_owned();
     }
-    let files = table.data_file.iter_mut().chain(&mut table.bitmaps);
-    let files = files.chain(&mut table.trace);
-    let files = files.chain(&mut table.base_cache);
-    let files = files
-        .chain(&mut table.base_manifest)
-        .chain(&mut table.base_profile);
-    let keys = table.keys.iter_mut().filter_map(KeySource::path_mut);
-    for path in files.chain(&mut table.allow_dirs).chain(keys) {
+    for path in table.files_mut() {
         *path = absolute(path)?;
     }
     for filter in &mut table.filters {

@@ -5,8 +5,8 @@
 
 use crate::serve::ServeArgs;
 use anyhow::{Context, bail};
-use fathom_daemon::SocketSpec;
 use fathom_exports::nbd::Address;
+use fathom_spec::SocketSpec;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode, utf8_percent_encode};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

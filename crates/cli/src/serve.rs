@@ -1,16 +1,16 @@
 //! `fathom serve`: disks for virtual machines and for NBD clients.
 
-use crate::disk_args::{DiskArgs, LOCATION_HELP, location_help, location_parser, socket_parser};
+use crate::location_arg::{LOCATION_HELP, location_help, location_parser};
 use crate::run_command::{stop_with_parent, with_temporary_sockets};
-use crate::values;
+use crate::sandbox_arg::sandbox;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Arg, ArgGroup, Args, ValueEnum};
 use fathom_daemon::{
-    ApiOptions, Daemon, DiskOptions, Events, Group, NbdOptions, Outcome, RemoteOptions,
-    SandboxMode, ServeOptions, SocketSpec, StopTimeout, Tenancy, TlsOptions, access, groups,
-    read_config,
+    ApiOptions, Daemon, DiskOptions, Events, NbdOptions, Outcome, RemoteOptions, SandboxMode,
+    ServeOptions, StopTimeout, Tenancy, TlsOptions, access, groups, read_config,
 };
 use fathom_exports::nbd::{Address, TlsMode};
+use fathom_spec::{DiskSpec, Group, SocketSpec, socket_parser};
 use fathom_stack::Injection;
 use fathom_storage::Location;
 use fathom_units::{Timeout, redacted};
@@ -20,68 +20,14 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
-/// Options that --config excludes: the configuration file has its own.
-const ONE_DISK: [&str; 60] = [
-    "disk",
-    "vhost_user",
-    "socket_mode",
-    "socket_group",
-    "nbd",
-    "export_name",
-    "export_description",
-    "nbd_move",
-    "tls",
-    "tls_certificates",
-    "tls_verify_peer",
-    "nbd_connections",
-    "nbd_connections_per_client",
-    "nbd_idle_timeout",
-    "format",
-    "offset",
-    "size",
-    "metadata_cache",
-    "zero_missing_clusters",
-    "allow_dirs",
-    "data_file",
-    "bitmaps",
-    "keys",
-    "readonly",
-    "aio",
-    "register_memory",
-    "cache",
-    "server_timeout",
-    "server_reconnect",
-    "server_connections",
-    "base",
-    "base_cache",
-    "base_cache_size",
-    "base_fetch",
-    "base_manifest",
-    "base_profile",
-    "pull",
-    "pull_post_copy",
-    "pull_record",
-    "pull_speed",
-    "queues",
-    "iothreads",
-    "cpus",
-    "poll",
-    "serial",
-    "alarms",
-    "trace",
-    "inject",
-    "filters",
-    "api",
-    "api_group",
-    "api_read_group",
-    "http",
-    "api_listen",
-    "api_certificates",
-    "stop_timeout",
-    "sandbox",
-    "force_share",
-    "allow_superseded",
-    "no_discard",
+/// Options that can be used with --config. The file excludes all others, because it has its own.
+const WITH_CONFIG: [&str; 6] = [
+    "config",
+    "json",
+    "log",
+    "run_dir",
+    "take_over",
+    "nbd_clients",
 ];
 
 /// Serve a disk to virtual machines and NBD clients
@@ -97,7 +43,7 @@ pub struct ServeArgs {
     disk: Option<Location>,
 
     #[command(flatten)]
-    pub of_disk: DiskArgs,
+    pub of_disk: DiskSpec,
 
     /// Address for NBD clients, such as tcp:0.0.0.0:10809; repeatable
     ///
@@ -161,7 +107,7 @@ pub struct ServeArgs {
     inject: Option<Injection>,
 
     /// Restrictions on the server's threads if a guest, a client or an image takes them over
-    #[arg(long, value_name = "MODE", default_value_t, value_parser = values::sandbox(),
+    #[arg(long, value_name = "MODE", default_value_t, value_parser = sandbox(),
           help_heading = "Security")]
     sandbox: SandboxMode,
 
@@ -169,7 +115,7 @@ pub struct ServeArgs {
     ///
     /// The file has the disks to serve and all other options; see fathom.toml(5). Only --json and --log can be
     /// used with it.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ONE_DISK, help_heading = "Server")]
+    #[arg(long, value_name = "FILE", help_heading = "Server")]
     config: Option<PathBuf>,
 
     /// Socket of the HTTP API, which `fathom list` and other commands use
@@ -254,11 +200,21 @@ pub struct ServeArgs {
     pub log: Option<String>,
 }
 
-/// Options of a disk that have no effect without NBD clients.
+/// Adds what an option needs or excludes.
 fn with_requirements(arg: Arg) -> Arg {
-    match arg.get_id().as_str() {
-        "export_name" | "export_description" | "nbd_move" => arg.requires("nbd_clients"),
-        _ => arg,
+    let id = arg.get_id().as_str();
+    // Options of a disk that have no effect without NBD clients.
+    let needs_clients = ["export_name", "export_description", "nbd_move"].contains(&id);
+    let excludes_config = !WITH_CONFIG.contains(&id);
+    let arg = if needs_clients {
+        arg.requires("nbd_clients")
+    } else {
+        arg
+    };
+    if excludes_config {
+        arg.conflicts_with("config")
+    } else {
+        arg
     }
 }
 
@@ -302,14 +258,16 @@ impl ServeArgs {
             true => (mode, group),
             false => (None, None),
         };
-        let mut table = self
-            .of_disk
-            .into_table(redacted(&disk.to_string()).into_owned(), disk);
+        let mut spec = DiskSpec {
+            name: redacted(&disk.to_string()).into_owned(),
+            image: disk,
+            ..self.of_disk
+        };
         // Clients of the only disk need not know a name.
-        table.export_name.get_or_insert_default();
-        (table.socket_mode, table.socket_group) = where_made(is_path);
-        table.vhost_user = vhost_user;
-        let mut disk = DiskOptions::of(table, !self.nbd.is_empty())?;
+        spec.export_name.get_or_insert_default();
+        (spec.socket_mode, spec.socket_group) = where_made(is_path);
+        spec.vhost_user = vhost_user;
+        let mut disk = DiskOptions::of(spec, !self.nbd.is_empty())?;
         disk.disk.inject = self.inject;
         let (mode, group) = where_made(has_unix);
         let nbd = NbdOptions {

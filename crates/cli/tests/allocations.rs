@@ -3,8 +3,9 @@
 mod support;
 
 use fathom_client::Client;
-use fathom_daemon::{Daemon, SandboxMode, ServeOptions, SocketSpec};
+use fathom_daemon::{Daemon, SandboxMode, ServeOptions};
 use fathom_formats::Format;
+use fathom_spec::SocketSpec;
 use fathom_stack::{Description, PoolOptions};
 use fathom_storage::Location;
 use std::alloc::{GlobalAlloc, Layout, System};

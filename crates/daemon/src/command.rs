@@ -1,9 +1,9 @@
 //! What can be asked of a server: the only way to change anything of it.
 
 use crate::condition::Condition;
-use crate::table::DiskTable;
-use crate::text;
 use fathom_formats::Format;
+use fathom_spec::DiskSpec;
+use fathom_spec::text;
 use fathom_stack::{KeySource, parse_format};
 use fathom_storage::Location;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -20,7 +20,7 @@ pub struct Ask {
 
 impl Command {
     /// Serves a disk with these options and no others.
-    pub fn put(table: DiskTable) -> Command {
+    pub fn put(table: DiskSpec) -> Command {
         Command::Put {
             options: Box::new(table),
             named: None,
@@ -349,7 +349,7 @@ pub enum Command {
     /// Adds a disk, or changes the disk of that name as far as possible while it is served. The reply is
     /// that of `Show`, with `"created"`.
     Put {
-        options: Box<DiskTable>,
+        options: Box<DiskSpec>,
         /// Keys that the request names, whatever their values: a disk that is served keeps all others.
         /// `None`: all keys are named.
         #[serde(default)]

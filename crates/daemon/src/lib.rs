@@ -27,23 +27,21 @@ mod metrics;
 mod objects;
 mod options;
 mod owner;
+mod pull_terms;
 mod repeats;
 mod runtime;
 mod signals;
 mod socket;
-mod socket_spec;
 mod stderr;
 mod stop_timeout;
 mod supervisor;
-mod table;
 mod tenancy;
 mod tenant;
-mod text;
 mod untrusted;
 mod users;
 
-pub use access::{Group, Mode, access, groups};
-pub use alarm::{Alarm, AlarmInfo};
+pub use access::{access, groups};
+pub use alarm::AlarmInfo;
 pub use book::ThrottleGroup;
 pub use command::{
     Advance, BackupOrder, CommitOrder, Completion, Merged, MirrorOrder, NewBitmap, NewName,
@@ -72,9 +70,7 @@ pub use options::{
 };
 pub use owner::Owner;
 pub use repeats::Repeats;
-pub use socket_spec::SocketSpec;
 pub use stderr::Stderr;
 pub use stop_timeout::StopTimeout;
-pub use table::{DiskTable, check_name};
 pub use tenancy::Tenancy;
 pub use tenant::{NewTenant, begin_tenant, serve_tenant};

@@ -5,9 +5,9 @@
 use crate::answer::Refusal;
 use crate::command::Ask;
 use crate::events::Happened;
-use crate::table::PoolTable;
 use crate::users::User;
 use fathom_files::gate::{Refused, Wanted};
+use fathom_spec::PoolSpec;
 use fathom_trace::Summary;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -54,7 +54,7 @@ pub enum ToTenant {
     /// Once, first. With a socket, at whose other end another process of this tenant hands over what
     /// it has.
     Begin {
-        pools: BTreeMap<String, PoolTable>,
+        pools: BTreeMap<String, PoolSpec>,
         stop_timeout_ms: u64,
         /// As users write it.
         sandbox: String,

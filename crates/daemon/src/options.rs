@@ -1,18 +1,17 @@
 //! What `fathom serve` is told.
 
 use crate::access::access;
-use crate::alarm::Alarm;
 use crate::api::Groups;
 use crate::error::Error;
 use crate::events::Events;
-use crate::socket_spec::SocketSpec;
+use crate::pull_terms::pull_terms;
 use crate::stop_timeout::StopTimeout;
-use crate::table::{DEFAULT_QUEUES, DiskTable};
 use crate::tenancy::Tenancy;
 use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_jobs::pull;
 use fathom_sandbox::Mode;
+use fathom_spec::{Alarm, DEFAULT_QUEUES, DiskSpec, SocketSpec, check_text};
 use fathom_stack::{Description, KeyRing, PoolOptions};
 use fathom_storage::OnSuperseded;
 use std::ffi::OsString;
@@ -196,7 +195,7 @@ pub struct ExportOptions {
 
 impl ExportOptions {
     /// None: it is not for clients.
-    fn of(table: &DiskTable) -> Result<Option<ExportOptions>, String> {
+    fn of(table: &DiskSpec) -> Result<Option<ExportOptions>, String> {
         if table.nbd == Some(false) {
             return Ok(None);
         }
@@ -210,18 +209,9 @@ impl ExportOptions {
             ("export-name", &export.name),
             ("export-description", &export.description),
         ] {
-            ExportOptions::check(text).map_err(|problem| format!("{key}: {problem}"))?;
+            check_text(text).map_err(|problem| format!("{key}: {problem}"))?;
         }
         Ok(Some(export))
-    }
-
-    /// Refuses what cannot be a name or a description.
-    pub fn check(text: &str) -> Result<(), String> {
-        match text.len() {
-            0..=4096 if !text.contains('\0') => Ok(()),
-            0..=4096 => Err("contains a NUL byte".into()),
-            n => Err(format!("{n} bytes exceed the limit of 4096")),
-        }
     }
 }
 
@@ -247,7 +237,7 @@ pub struct DiskOptions {
     /// It is to come from another server.
     pub pull: Option<pull::Terms>,
     /// As it was written, if it was.
-    pub table: Option<Box<DiskTable>>,
+    pub table: Option<Box<DiskSpec>>,
     /// `FILE:LINE` of its definition, if a configuration defines it.
     pub defined_at: Option<String>,
 }
@@ -272,12 +262,12 @@ impl DiskOptions {
     }
 
     /// The error is one line for the user.
-    pub fn of(table: DiskTable, has_nbd: bool) -> Result<DiskOptions, String> {
+    pub fn of(table: DiskSpec, has_nbd: bool) -> Result<DiskOptions, String> {
         let export = ExportOptions::of(&table)?;
         table.check(has_nbd)?;
         let written = Some(Box::new(table.clone().without_defaults()));
         let base_cache = table.cache_terms();
-        let pull = table.pull_terms()?;
+        let pull = pull_terms(&table)?;
         let new = Description::new(table.image);
         let disk = Description {
             base_cache,

@@ -2,9 +2,9 @@
 
 use crate::error::Error;
 use crate::runtime;
-use crate::socket_spec::SocketSpec;
 use fathom_exports::nbd::{Address, listen_at};
 use fathom_exports::{Access, Listener};
+use fathom_spec::SocketSpec;
 use fathom_units::cause;
 use listenfd::ListenFd;
 use rustix::fs::FileType;

@@ -39,11 +39,11 @@ use crate::metrics::Measures;
 use crate::objects::Outcome;
 use crate::options::ServeOptions;
 use crate::stop_timeout::StopTimeout;
-use crate::table::PoolTable;
 use crate::tenancy::Tenancy;
 use crate::users::User;
 use fathom_exports::{Bound, Listener};
 use fathom_sandbox::Mode;
+use fathom_spec::PoolSpec;
 use groups::Groups;
 use listing::Listing;
 use process::Process;
@@ -73,7 +73,7 @@ pub struct Tenants {
     dying: Vec<(String, Process)>,
     /// Who wants to know of all.
     listings: Vec<Listing>,
-    pools: BTreeMap<String, PoolTable>,
+    pools: BTreeMap<String, PoolSpec>,
     events: Events,
     stop_timeout: StopTimeout,
     sandbox: Mode,
@@ -97,7 +97,7 @@ impl Tenants {
 
     fn none(options: &ServeOptions, groups: Groups) -> Tenants {
         let pools = options.pools.iter();
-        let pools = pools.map(|pool| (pool.name.clone(), PoolTable::of(pool)));
+        let pools = pools.map(|pool| (pool.name.clone(), PoolSpec::of(pool)));
         Tenants {
             all: BTreeMap::new(),
             leaving: Vec::new(),

@@ -1,8 +1,8 @@
 //! What tenants are given, as it is written in a configuration.
 
 use crate::allowance::{Allowance, AllowanceTable, Cpu, Memory, Most, Tasks, text_or_number};
-use crate::text;
 use crate::users::Users;
+use fathom_spec::text;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};

@@ -14,11 +14,11 @@ use crate::objects::Objects;
 use crate::options::{ApiOptions, ServeOptions};
 use crate::signals::LeftToThisThread;
 use crate::stop_timeout::StopTimeout;
-use crate::table::PoolTable;
 use crate::tenancy::Tenancy;
 use crate::users::User;
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_files::gate::{self, Gate, Got, Refused, Wanted};
+use fathom_spec::PoolSpec;
 use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
@@ -171,7 +171,7 @@ fn begin(link: &Link, events: Events) -> Result<Begun, Error> {
     };
     let sandbox = sandbox.parse().map_err(Error::Options)?;
     let pools = pools.into_iter();
-    let pools = pools.map(|(name, table): (String, PoolTable)| table.into_options(&name));
+    let pools = pools.map(|(name, table): (String, PoolSpec)| table.into_options(&name));
     let options = ServeOptions {
         disks: Vec::new(),
         pools: pools.collect::<Result<_, _>>().map_err(Error::Options)?,

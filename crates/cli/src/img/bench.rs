@@ -2,10 +2,10 @@
 
 use super::image_opts::ImageArg;
 use super::parse_cache;
-use crate::values;
 use anyhow::bail;
 use clap::Args;
 use fathom_img::{self as img, InfoOptions};
+use fathom_spec::values;
 use fathom_storage::{Cache, EngineKind};
 use fathom_units::parse_size;
 use std::ffi::OsString;

@@ -2,7 +2,7 @@
 
 use super::image_opts::ImageArg;
 use super::{Output, parse_format, print, print_json};
-use crate::disk_args::location_parser;
+use crate::location_arg::location_parser;
 use anyhow::bail;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use fathom_img::{self as img, BitmapChange, BitmapOptions, Format, Listed};

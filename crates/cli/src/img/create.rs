@@ -2,7 +2,7 @@
 
 use super::common::KeysArg;
 use super::{format_options, parse_format, print, print_json, set_backing};
-use crate::disk_args::location_parser;
+use crate::location_arg::location_parser;
 use anyhow::bail;
 use clap::Args;
 use fathom_img::{self as img, Format, InfoOptions};

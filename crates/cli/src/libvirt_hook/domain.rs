@@ -2,7 +2,7 @@
 
 use super::table;
 use anyhow::{Context, bail};
-use fathom_daemon::{DiskTable, check_name};
+use fathom_spec::{DiskSpec, check_name};
 use roxmltree::{Document, Node};
 
 /// The namespace of the elements in `<metadata>`.
@@ -17,7 +17,7 @@ pub struct Domain {
     /// Process id or API socket of the server. None: the only one that runs here.
     pub server: Option<String>,
     /// Disks of the metadata, or why these are wrong.
-    pub disks: anyhow::Result<Vec<DiskTable>>,
+    pub disks: anyhow::Result<Vec<DiskSpec>>,
 }
 
 impl Domain {
@@ -60,7 +60,7 @@ fn is_ours(node: &Node) -> bool {
     node.tag_name().namespace() == Some(NAMESPACE)
 }
 
-fn disks(root: Node) -> anyhow::Result<Vec<DiskTable>> {
+fn disks(root: Node) -> anyhow::Result<Vec<DiskSpec>> {
     let mut disks = Vec::new();
     for node in metadata(root) {
         match node.tag_name().name() {
@@ -81,7 +81,7 @@ fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'inp
 }
 
 /// A disk of the metadata: its attributes are options, `target` names the device with the socket.
-fn disk(root: Node, node: Node) -> anyhow::Result<DiskTable> {
+fn disk(root: Node, node: Node) -> anyhow::Result<DiskSpec> {
     let target = node
         .attribute("target")
         .context("a <disk> in the metadata needs the attribute target, such as vda")?;
@@ -92,7 +92,7 @@ fn disk(root: Node, node: Node) -> anyhow::Result<DiskTable> {
     of_attributes(root, &name, target, node).with_context(|| format!("disk '{name}'"))
 }
 
-fn of_attributes(root: Node, name: &str, target: &str, node: Node) -> anyhow::Result<DiskTable> {
+fn of_attributes(root: Node, name: &str, target: &str, node: Node) -> anyhow::Result<DiskSpec> {
     check_name(name).map_err(anyhow::Error::msg)?;
     if node.attribute("image").is_none() {
         bail!("the metadata's <disk> needs the attribute image");

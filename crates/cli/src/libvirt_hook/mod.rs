@@ -12,8 +12,9 @@ use anyhow::{Context, bail};
 use clap::Args;
 use domain::Domain;
 use fathom_client::{Client, ClientError};
-use fathom_daemon::{DiskTable, Info, Owner};
+use fathom_daemon::{Info, Owner};
 use fathom_formats::Format;
+use fathom_spec::DiskSpec;
 use record::Record;
 use serde_json::{Value, json};
 use std::io::{self, Read};
@@ -90,7 +91,7 @@ fn add(domain: Domain, is_incoming: bool) -> anyhow::Result<()> {
 fn add_one(
     server: &Client,
     record: &mut Record,
-    table: &DiskTable,
+    table: &DiskSpec,
     is_incoming: bool,
 ) -> anyhow::Result<bool> {
     let place = ["v1", "disks", &table.name];
@@ -129,7 +130,7 @@ fn add_one(
 
 /// A disk that a server has.
 struct Existing {
-    table: DiskTable,
+    table: DiskSpec,
     owner: Option<Owner>,
 }
 
@@ -146,7 +147,7 @@ fn existing(server: &Client, name: &str) -> anyhow::Result<Option<Existing>> {
 
 /// Whether both are the same disk. The file of a persistent disk names the format raw, which is also what a disk without
 /// a format has.
-fn is_same(there: &DiskTable, wanted: &DiskTable) -> bool {
+fn is_same(there: &DiskSpec, wanted: &DiskSpec) -> bool {
     let mut wanted = wanted.clone();
     if wanted.format.is_none() && there.format == Some(Format::Raw) {
         wanted.format = there.format;
@@ -189,7 +190,7 @@ fn remove(domain: &Domain) -> anyhow::Result<()> {
 }
 
 /// Options of a disk from names and texts, as in the server's configuration.
-fn table(options: &[(&str, &str)]) -> anyhow::Result<DiskTable> {
+fn table(options: &[(&str, &str)]) -> anyhow::Result<DiskSpec> {
     let mut table = json!({});
     for (option, text) in options {
         table[option] = typed(option, text);
@@ -213,7 +214,7 @@ fn typed(option: &str, text: &str) -> Value {
     let is_valid = |value: &Value| {
         let mut tried = json!({ "image": "null:1M" });
         tried[option] = value.clone();
-        serde_json::from_value::<DiskTable>(tried).is_ok()
+        serde_json::from_value::<DiskSpec>(tried).is_ok()
     };
     let mut valid = candidates.into_iter().flatten().filter(is_valid);
     valid.next().unwrap_or_else(|| json!(text))

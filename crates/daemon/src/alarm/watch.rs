@@ -1,8 +1,8 @@
 //! A disk's alarms being kept.
 
-use super::spec::{Alarm, Limit, WINDOW, name_of};
 use crate::events::{Events, Happened};
 use fathom_core::{Oldest, Op, WorkerHandle};
+use fathom_spec::{Alarm, Limit, WINDOW, name_of};
 use fathom_trace::{Bucket, Now, SlowRequest, Summary};
 use fathom_units::short_duration;
 use serde::{Deserialize, Serialize};

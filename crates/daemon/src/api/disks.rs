@@ -10,13 +10,13 @@ use crate::command::Command;
 use crate::condition::version_of;
 use crate::info::Info;
 use crate::owner::Owner;
-use crate::table::DiskTable;
-use crate::text;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use fathom_spec::DiskSpec;
+use fathom_spec::text;
 use fathom_units::serde_text;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -28,7 +28,7 @@ use utoipa::ToSchema;
 #[derive(Serialize, ToSchema)]
 pub struct Disk {
     /// Options of the disk, without options at their defaults.
-    options: DiskTable,
+    options: DiskSpec,
     /// The disk is served again after a restart of the server. False for a transient disk.
     kept: bool,
     /// Owner of the disk's name. Changes of a static disk last until the server restarts.
@@ -133,7 +133,7 @@ pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Response,
         ("name" = String, Path, description = "1 to 64 letters, digits, -, _ and ., not beginning with a dot"),
         ("temporary" = Option<bool>, Query, description = "The change lasts until the server restarts"),
         ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header)),
-    request_body(content = DiskTable, description = "The disk's options; `name` may be omitted"),
+    request_body(content = DiskSpec, description = "The disk's options; `name` may be omitted"),
     responses(
         (status = 200, body = Disk, description = "The disk was already served"),
         (status = 201, body = Disk),
@@ -396,7 +396,7 @@ pub async fn stop_trace(State(asking): State<Asking>, name: Named) -> Result<Sta
 }
 
 /// Returns a disk's options and the keys that the body names. The name may be in the path alone.
-fn table(name: &str, body: Vec<u8>) -> Result<(DiskTable, BTreeSet<String>), Problem> {
+fn table(name: &str, body: Vec<u8>) -> Result<(DiskSpec, BTreeSet<String>), Problem> {
     let mut members: Map<String, Value> = parse(body)?;
     match members.insert("name".into(), name.into()) {
         Some(other) if other != *name => {

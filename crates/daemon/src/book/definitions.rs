@@ -1,7 +1,7 @@
 //! Definitions of disks.
 
 use super::origin::Origin;
-use crate::table::DiskTable;
+use fathom_spec::DiskSpec;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Definitions {
     /// Disks that the configuration or the command line defines, as last read.
-    pub declared: BTreeMap<String, DiskTable>,
+    pub declared: BTreeMap<String, DiskSpec>,
     /// Owners of disks that were removed until the server restarts.
     pub absent: BTreeMap<String, Origin>,
     /// Images that each static disk has left by a switch to another image.
@@ -29,7 +29,7 @@ pub enum Removal {
 
 impl Definitions {
     /// Definitions of a server that begins with these static disks.
-    pub fn of(declared: impl IntoIterator<Item = DiskTable>) -> Definitions {
+    pub fn of(declared: impl IntoIterator<Item = DiskSpec>) -> Definitions {
         let declared = declared.into_iter();
         Definitions {
             declared: declared.map(|table| (table.name.clone(), table)).collect(),

@@ -4,7 +4,7 @@ use super::{Book, Origin, Removal};
 use crate::answer::{Answer, Asker, Kind, Refusal};
 use crate::command::Command;
 use crate::condition::Condition;
-use crate::table::DiskTable;
+use fathom_spec::DiskSpec;
 use fathom_stack::position_of_filter;
 use fathom_trace::Summary;
 use serde_json::Value;
@@ -16,7 +16,7 @@ const LEAVE: Duration = Duration::from_secs(1);
 
 /// A disk that is to be served, or changed.
 pub(super) struct Wanted {
-    pub table: DiskTable,
+    pub table: DiskSpec,
     /// Keys that are named: a disk that is served keeps the others. `None`: all are.
     pub named: Option<BTreeSet<String>>,
     pub only_if: Condition,
@@ -28,7 +28,7 @@ pub(super) struct Wanted {
 
 impl Wanted {
     /// A disk that is defined like this already.
-    pub fn defined(table: DiskTable, origin: Origin) -> Wanted {
+    pub fn defined(table: DiskSpec, origin: Origin) -> Wanted {
         Wanted {
             table,
             named: None,
@@ -44,7 +44,7 @@ impl Book {
     /// only, and keeps the options that the request does not name.
     pub(super) fn put_by_request(
         &mut self,
-        mut table: DiskTable,
+        mut table: DiskSpec,
         named: Option<BTreeSet<String>>,
         temporary: bool,
         only_if: Condition,
@@ -74,7 +74,7 @@ impl Book {
     }
 
     /// Does not export a new disk to NBD clients whom nothing authenticates, unless the request asks for it.
-    fn do_not_export_unasked(&self, table: &mut DiskTable) -> Result<(), Refusal> {
+    fn do_not_export_unasked(&self, table: &mut DiskSpec) -> Result<(), Refusal> {
         let name = &table.name;
         let Some(listener) = self.host.open_listener().filter(|_| table.nbd.is_none()) else {
             return Ok(());
@@ -157,7 +157,7 @@ impl Book {
 
     /// Writes a disk's file, then replies with the disk. If the file cannot be written, a disk that has
     /// just been added is removed again.
-    fn keep(&mut self, table: DiskTable, is_new: bool, asker: Asker) {
+    fn keep(&mut self, table: DiskSpec, is_new: bool, asker: Asker) {
         let name = table.name.clone();
         self.write(table, move |book, outcome| match outcome {
             Ok(()) => book.show(name, asker),
@@ -274,7 +274,7 @@ impl Book {
             temporary: true,
         };
         self.then(Some(name.clone()), command, move |book, answer| {
-            let changed = move |table: &mut DiskTable| {
+            let changed = move |table: &mut DiskSpec| {
                 let names: Vec<_> = table.filters.iter().map(|spec| &*spec.name).collect();
                 if let Ok(at) = position_of_filter(&names, &filter) {
                     table.set_filter(at, &options);
@@ -305,13 +305,13 @@ impl Book {
                 Err(refusal) => return asker(Err(refusal)),
             };
             let size = reply["size"].as_u64();
-            let resized = move |table: &DiskTable| table.image.with_size(size?);
+            let resized = move |table: &DiskSpec| table.image.with_size(size?);
             // (The size of others is that of their files, and lasts.)
             let declared = book.definitions.declared.get(&name);
             if declared.and_then(&resized).is_some() {
                 book.mark_static(&name, &mut reply);
             }
-            let changed = move |table: &mut DiskTable| {
+            let changed = move |table: &mut DiskSpec| {
                 if let Some(location) = resized(table) {
                     table.image = location;
                 }
@@ -324,7 +324,7 @@ impl Book {
     fn keep_changed(
         &mut self,
         name: String,
-        change: impl FnOnce(&mut DiskTable) + Send + 'static,
+        change: impl FnOnce(&mut DiskSpec) + Send + 'static,
         reply: Value,
         asker: Asker,
     ) {
@@ -332,7 +332,7 @@ impl Book {
             let Some(Origin::Kept(before)) = book.origins.get(&name) else {
                 return asker(Ok(reply));
             };
-            let mut table = DiskTable::clone(before);
+            let mut table = DiskSpec::clone(before);
             change(&mut table);
             if table == **before {
                 return asker(Ok(reply));

@@ -1,7 +1,7 @@
 //! Why a disk is there, and who owns its name.
 
 use crate::owner::Owner;
-use crate::table::DiskTable;
+use fathom_spec::DiskSpec;
 use serde::{Deserialize, Serialize};
 
 /// What becomes of a disk when the server starts again.
@@ -10,7 +10,7 @@ pub enum Origin {
     /// The API has added the disk, which is gone after a restart.
     Request,
     /// The disk is served again as its own file says.
-    Kept(Box<DiskTable>),
+    Kept(Box<DiskSpec>),
     /// The configuration or the command line defines the disk.
     Configuration,
 }

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::events::Happened;
 use crate::files::{Found, Keeper, KeptDisks, Reread, reread};
 use crate::options::DiskOptions;
-use crate::table::DiskTable;
+use fathom_spec::DiskSpec;
 use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::path::Path;
@@ -162,7 +162,7 @@ impl Book {
 
     /// Serves or changes a disk as the configuration says, unless its entry is as before: then it stays as
     /// requests have left it.
-    fn reload_static(&mut self, table: DiskTable, is_as_before: bool, found: &Found) {
+    fn reload_static(&mut self, table: DiskSpec, is_as_before: bool, found: &Found) {
         let name = &table.name;
         let file = || self.file_of(name);
         let problem = match self.served_or_absent(name) {
@@ -203,7 +203,7 @@ impl Book {
 
     /// Serves or changes a disk as its file says, unless the file is as before: then it stays as requests
     /// have left it.
-    fn reload_persistent(&mut self, table: DiskTable) {
+    fn reload_persistent(&mut self, table: DiskSpec) {
         let name = &table.name;
         let is_declared = self.definitions.declared.contains_key(name);
         match self.served_or_absent(name) {
@@ -250,7 +250,7 @@ fn file_in(dir: &Path, name: &str) -> String {
     dir.join(format!("{name}.toml")).display().to_string()
 }
 
-fn tables(disks: &[DiskOptions]) -> impl Iterator<Item = &DiskTable> {
+fn tables(disks: &[DiskOptions]) -> impl Iterator<Item = &DiskSpec> {
     disks.iter().filter_map(|disk| disk.table.as_deref())
 }
 
@@ -264,7 +264,7 @@ enum Second {
     OtherData(String),
 }
 
-fn second_definition(table: &DiskTable, found: &Found, file: &str) -> Second {
+fn second_definition(table: &DiskSpec, found: &Found, file: &str) -> Second {
     let name = &table.name;
     if found.problems.iter().any(|(stem, _)| stem == name) {
         return Second::OtherData(format!(

@@ -6,7 +6,7 @@ use super::{Book, Origin};
 use crate::answer::{Asker, Kind, Refusal};
 use crate::command::{Command, Completion, SwitchTo};
 use crate::files::Found;
-use crate::table::DiskTable;
+use fathom_spec::DiskSpec;
 use serde_json::Value;
 
 impl Book {
@@ -46,7 +46,7 @@ impl Book {
         let Some(Origin::Kept(before)) = self.origins.get(&name).cloned() else {
             return self.switch_unwritten(name, table["image"].take(), asker);
         };
-        let wanted: DiskTable = match serde_json::from_value::<DiskTable>(table) {
+        let wanted: DiskSpec = match serde_json::from_value::<DiskSpec>(table) {
             Ok(table) => before.switched_to(table),
             Err(error) => return self.go_back(name, *before, error.to_string(), asker),
         };
@@ -78,7 +78,7 @@ impl Book {
     }
 
     /// It goes on with the other image. `before`: what its file has said.
-    fn end_switch(&mut self, name: String, before: Option<DiskTable>, asker: Asker) {
+    fn end_switch(&mut self, name: String, before: Option<DiskSpec>, asker: Asker) {
         let command = Command::EndSwitch { go: true };
         let disk = name.clone();
         self.then(Some(name), command, move |book, answer| match answer {
@@ -91,7 +91,7 @@ impl Book {
     }
 
     /// It is to go on as before, since it cannot be kept with the other image.
-    fn go_back(&mut self, name: String, before: DiskTable, problem: String, asker: Asker) {
+    fn go_back(&mut self, name: String, before: DiskSpec, problem: String, asker: Asker) {
         tracing::error!("{problem}");
         let refusal = Kind::Failed.because(format!(
             "disk '{name}': not switched: {problem}; the disk keeps its image"
@@ -108,14 +108,14 @@ impl Book {
     }
 
     /// It has gone on as before.
-    fn keep_as_before(&mut self, before: DiskTable, refusal: Refusal, asker: Asker) {
+    fn keep_as_before(&mut self, before: DiskSpec, refusal: Refusal, asker: Asker) {
         self.write_again(before, move |_, _| asker(Err(refusal)));
     }
 
     /// `then` hears whether the disk's file says so. If it cannot be written, it says what it says.
     fn write_again(
         &mut self,
-        before: DiskTable,
+        before: DiskSpec,
         then: impl FnOnce(&mut Book, bool) + Send + 'static,
     ) {
         let wanted = before.clone();

@@ -4,7 +4,7 @@
 //! the change before has left.
 
 use super::{Book, Origin};
-use crate::table::DiskTable;
+use fathom_spec::DiskSpec;
 
 impl Book {
     /// Runs a step about a disk's definition once the disk's file is not being written.
@@ -22,7 +22,7 @@ impl Book {
     /// Writes a persistent disk's file. If that succeeds, the definition is the new one when `next` runs.
     pub(super) fn write(
         &mut self,
-        table: DiskTable,
+        table: DiskSpec,
         next: impl FnOnce(&mut Book, Result<(), String>) + Send + 'static,
     ) {
         let table = table.with_format();

@@ -1,20 +1,21 @@
 //! The file that `fathom serve --config` reads: TOML, with the names of the
 //! command line's options.
 
-use crate::access::{Group, Mode, access, groups};
+use crate::access::{access, groups};
 use crate::allowance::AllowanceTable;
 use crate::error::Error;
 use crate::events::Events;
 use crate::options::{
     ApiOptions, DiskOptions, NbdOptions, RemoteOptions, ServeOptions, TlsOptions,
 };
-use crate::socket_spec::SocketSpec;
 use crate::stop_timeout::StopTimeout;
-use crate::table::{DiskTable, PoolTable, check_first, check_name};
 use crate::tenancy::{self, Tenancy};
-use crate::text;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_sandbox::Mode as SandboxMode;
+use fathom_spec::SocketSpec;
+use fathom_spec::text;
+use fathom_spec::{DiskSpec, PoolSpec, check_first, check_name};
+use fathom_spec::{Group, Mode};
 use fathom_stack::PoolOptions;
 use fathom_units::{Timeout, cause, serde_text};
 use serde::de::DeserializeOwned;
@@ -160,9 +161,9 @@ struct File {
     stop_timeout: Option<StopTimeout>,
     nbd: Option<Spanned<Nbd>>,
     #[serde(rename = "pool", default)]
-    pools: BTreeMap<String, Spanned<PoolTable>>,
+    pools: BTreeMap<String, Spanned<PoolSpec>>,
     #[serde(rename = "disk", default)]
-    disks: Vec<Spanned<DiskTable>>,
+    disks: Vec<Spanned<DiskSpec>>,
 }
 
 #[derive(Deserialize)]
@@ -267,8 +268,8 @@ fn addresses<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Address>, D::Erro
 mod tests {
     use super::*;
     use crate::allowance::{Cpu, Memory, Tasks};
-    use crate::socket_spec::SocketSpec;
     use fathom_formats::Format;
+    use fathom_spec::SocketSpec;
     use fathom_stack::Description;
     use fathom_storage::{Cache, EngineKind, Location};
 

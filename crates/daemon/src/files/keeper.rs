@@ -2,8 +2,8 @@
 
 use super::kept::{Found, KeptDisks};
 use crate::signals::LeftToThisThread;
-use crate::table::DiskTable;
 use fathom_core::{ThreadKind, thread_starts};
+use fathom_spec::DiskSpec;
 use std::io;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -12,7 +12,7 @@ use std::thread;
 pub type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 enum Job {
-    Keep(Box<DiskTable>, Done),
+    Keep(Box<DiskSpec>, Done),
     Forget(String, Done),
     Read(Box<dyn FnOnce(Found) + Send>),
 }
@@ -37,7 +37,7 @@ impl Keeper {
         Ok(Keeper(send))
     }
 
-    pub fn keep(&self, disk: DiskTable, done: Done) {
+    pub fn keep(&self, disk: DiskSpec, done: Done) {
         self.send(Job::Keep(Box::new(disk), done));
     }
 

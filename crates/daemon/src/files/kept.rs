@@ -4,7 +4,7 @@
 //! under another name, synced, and renamed.
 
 use super::config;
-use crate::table::{DiskTable, check_name};
+use fathom_spec::{DiskSpec, check_name};
 use fathom_units::cause;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
@@ -33,7 +33,7 @@ pub struct KeptDisks {
 /// What the directory has.
 #[derive(Default)]
 pub struct Found {
-    pub disks: Vec<DiskTable>,
+    pub disks: Vec<DiskSpec>,
     /// Files that cannot be used: what each should be named after, and a line about it.
     pub problems: Vec<(String, String)>,
 }
@@ -103,7 +103,7 @@ impl KeptDisks {
     }
 
     /// When this returns, it is there whatever happens, or else all is as before.
-    pub fn keep(&self, disk: &DiskTable) -> Result<(), String> {
+    pub fn keep(&self, disk: &DiskSpec) -> Result<(), String> {
         let path = self.path_of(&disk.name);
         let failed = |error: io::Error| {
             format!(
@@ -168,10 +168,10 @@ fn stem(path: &Path) -> &str {
 }
 
 /// The disk that a file defines. The error goes behind the file's name.
-pub fn read(path: &Path) -> Result<DiskTable, String> {
+pub fn read(path: &Path) -> Result<DiskSpec, String> {
     let text =
         fs::read_to_string(path).map_err(|error| format!(": {}", config::unreadable(&error)))?;
-    let mut disk: DiskTable = config::parse_toml(&text)?;
+    let mut disk: DiskSpec = config::parse_toml(&text)?;
     let stem = stem(path);
     if disk.name.is_empty() {
         stem.clone_into(&mut disk.name);
@@ -190,8 +190,8 @@ pub fn read(path: &Path) -> Result<DiskTable, String> {
 mod tests {
     use super::*;
 
-    fn disk(name: &str, image: &str) -> DiskTable {
-        DiskTable::new(name.into(), image.parse().unwrap())
+    fn disk(name: &str, image: &str) -> DiskSpec {
+        DiskSpec::new(name.into(), image.parse().unwrap())
     }
 
     #[test]

@@ -18,12 +18,12 @@
 use super::left::LeftState;
 use crate::book::{Definitions, Origin};
 use crate::info::WorkerInfo;
-use crate::table::DiskTable;
 use crate::users::User;
 use fathom_exports::ListenerState;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::ExportState;
 use fathom_files::UsedFile;
+use fathom_spec::DiskSpec;
 use fathom_trace::{HistogramsState, SlowRequest};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -162,7 +162,7 @@ pub struct ProcessState {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct TenantDisk {
-    pub table: DiskTable,
+    pub table: DiskSpec,
     pub listener: Option<ListenerState>,
     /// The process has it.
     pub is_there: bool,
@@ -174,7 +174,7 @@ pub struct TenantDisk {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DiskState {
-    pub table: DiskTable,
+    pub table: DiskSpec,
     /// None: no front-ends.
     pub export: Option<ExportState>,
     /// How many files are its.

@@ -14,12 +14,12 @@ use crate::error::Error;
 use crate::info::{BackupInfo, BitmapInfo, MirrorInfo, SnapshotInfo, StreamInfo};
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
-use crate::table::DiskTable;
 use fathom_core::{DiskError, Resize, ThreadKind, WorkerHandle, thread_starts};
 use fathom_exports::Listener;
 use fathom_exports::nbd;
 use fathom_formats::served::ImageDisk;
 use fathom_jobs::Source;
+use fathom_spec::DiskSpec;
 use fathom_stack::BitmapStatus;
 use fathom_trace::Summary;
 use std::io;
@@ -113,7 +113,7 @@ pub enum Event {
     /// That was waited for; or it goes on, for this reason.
     StreamEnded(String, Box<Result<StreamInfo, Refusal>>),
     /// The disk of that name has another image now, and these options; it is waited for whether it is to stay so.
-    Switched(String, Box<DiskTable>, SyncSender<bool>),
+    Switched(String, Box<DiskSpec>, SyncSender<bool>),
     /// What was to be done with the bitmaps of the disk of that name is done; or not, for this reason.
     BitmapsDone(String, Result<Vec<BitmapInfo>, String>),
     /// The internal snapshots of the image of the disk of that name.

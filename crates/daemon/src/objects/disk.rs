@@ -23,13 +23,13 @@ use crate::events::{By, Events, Happened};
 use crate::info::{FrontEnd, ImageInfo, Info, WorkerInfo};
 use crate::metrics::{QueueInfo, Visits};
 use crate::options::DiskOptions;
-use crate::table::DiskTable;
 use fathom_core::{DiskInfo, Looking, SizeWatch, ThreadKind, WorkerHandle};
 use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser, Visit, Watch};
 use fathom_filters::Filters;
 use fathom_jobs::Following;
+use fathom_spec::DiskSpec;
 use fathom_stack::{FilterInfo, Injected, Injector, Pools, Stack};
 use fathom_trace::{Clock, Now, SlowRequest, Summary};
 use fathom_units::{Size, redacted};
@@ -207,7 +207,7 @@ impl Served {
     }
 
     /// What it is served by, if it was written.
-    pub fn table(&self) -> Option<&DiskTable> {
+    pub fn table(&self) -> Option<&DiskSpec> {
         self.options.table.as_deref()
     }
 

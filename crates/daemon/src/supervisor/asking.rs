@@ -11,9 +11,9 @@ use crate::condition::version_of;
 use crate::link::ToTenant;
 use crate::options::DiskOptions;
 use crate::socket;
-use crate::socket_spec::SocketSpec;
-use crate::table::{DiskTable, check_name};
 use fathom_exports::Listener;
+use fathom_spec::SocketSpec;
+use fathom_spec::{DiskSpec, check_name};
 use fathom_stack::position_of_filter;
 use fathom_units::cause;
 use serde_json::{Value, json};
@@ -124,7 +124,7 @@ impl Tenants {
     }
 
     /// A disk that is not there yet.
-    fn add(&mut self, table: DiskTable, asker: Asker) {
+    fn add(&mut self, table: DiskSpec, asker: Asker) {
         let name = table.name.clone();
         if let Err(refusal) = self.begin_to_add(&table) {
             return asker(Err(refusal));
@@ -147,7 +147,7 @@ impl Tenants {
     }
 
     /// Makes its socket, and its tenant's process if that is the first disk there.
-    fn begin_to_add(&mut self, table: &DiskTable) -> Result<(), Refusal> {
+    fn begin_to_add(&mut self, table: &DiskSpec) -> Result<(), Refusal> {
         let invalid = |text| Kind::Invalid.because(text);
         check_name(&table.name).map_err(invalid)?;
         table.check_paths().map_err(invalid)?;
@@ -361,7 +361,7 @@ impl Tenants {
     }
 }
 
-fn put(table: DiskTable) -> Ask {
+fn put(table: DiskSpec) -> Ask {
     Ask {
         disk: None,
         command: Command::put(table),

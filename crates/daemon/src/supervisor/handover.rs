@@ -212,12 +212,13 @@ mod tests {
     use crate::handover::ProcessState;
     use crate::link;
     use crate::options::DiskOptions;
+    use fathom_spec::DiskSpec;
     use std::fs::File;
 
     /// Before anything is touched.
     #[test]
     fn a_tenant_that_speaks_otherwise_is_refused() {
-        let table: crate::table::DiskTable =
+        let table: DiskSpec =
             serde_json::from_str(r#"{"name": "a", "image": "null:1M", "nbd": true}"#).unwrap();
         let disk = DiskOptions::of(table, true).unwrap();
         let options = ServeOptions::of(disk);

@@ -1,13 +1,13 @@
 //! What a tenant may have: what the descriptions of its disks say, and no more.
 
 use crate::command::{Ask, Command};
-use crate::table::DiskTable;
 use fathom_exports::Listener;
 use fathom_files::gate::{self, Got, Refused, Wanted};
 use fathom_files::lasting::lasting_id;
 use fathom_files::superseded;
 use fathom_filters::{COW, Spec};
 use fathom_nbd::NbdUri;
+use fathom_spec::DiskSpec;
 use fathom_stack::AllowedDirs;
 use fathom_storage::cached::Terms;
 use fathom_storage::{Location, refusal_of};
@@ -29,7 +29,7 @@ const MAX_FOUND: usize = 1024;
 
 /// One of its disks.
 struct Permit {
-    table: DiskTable,
+    table: DiskSpec,
     /// The image's path as it is written, and without links.
     image: Vec<PathBuf>,
     /// Whether the path without links has been looked for.
@@ -40,7 +40,7 @@ struct Permit {
     /// taken it over gets nothing more.
     is_opening: bool,
     /// It is to be served by these options, for which its files are opened once more.
-    change: Option<DiskTable>,
+    change: Option<DiskSpec>,
     listener: Option<Arc<Listener>>,
     traces: Vec<PathBuf>,
     logs: Vec<PathBuf>,
@@ -91,7 +91,7 @@ impl Permits {
     }
 
     /// The disk's files may be opened.
-    pub fn begin(&self, table: &DiskTable, listener: Option<Arc<Listener>>) {
+    pub fn begin(&self, table: &DiskSpec, listener: Option<Arc<Listener>>) {
         let image = table.image.path();
         let permit = Permit {
             image: image.map(Path::to_owned).into_iter().collect(),
@@ -116,7 +116,7 @@ impl Permits {
     }
 
     /// A disk whose files are open, as it was known to a predecessor.
-    pub fn resume(&self, table: &DiskTable, listener: Option<Arc<Listener>>, found: Vec<PathBuf>) {
+    pub fn resume(&self, table: &DiskSpec, listener: Option<Arc<Listener>>, found: Vec<PathBuf>) {
         self.begin(table, listener);
         if let Some(permit) = self.disks().get_mut(&table.name) {
             permit.found = found;
@@ -132,7 +132,7 @@ impl Permits {
     }
 
     /// A disk that is there is to be as in this table, of the same files.
-    pub fn begin_change(&self, wanted: &DiskTable) {
+    pub fn begin_change(&self, wanted: &DiskSpec) {
         if let Some(permit) = self.disks().get_mut(&wanted.name) {
             let is = &permit.table;
             let is_same = (&is.image, &is.data_file) == (&wanted.image, &wanted.data_file);
@@ -434,7 +434,7 @@ mod tests {
             path("own"),
             path("log").display()
         );
-        let table: DiskTable = serde_json::from_str(&text).unwrap();
+        let table: DiskSpec = serde_json::from_str(&text).unwrap();
         let permits = Permits::default();
         let image = |name: &str, write| Wanted::Image {
             path: path(name),
@@ -483,7 +483,7 @@ mod tests {
             format!("nbds://{host}/x?tls-certificates={dir}")
         };
         let text = format!(r#"{{"name": "a", "image": "{}"}}"#, uri("host"));
-        let table: DiskTable = serde_json::from_str(&text).unwrap();
+        let table: DiskSpec = serde_json::from_str(&text).unwrap();
         let permits = Permits::default();
         permits.begin(&table, None);
         let may = |uri: String, name: &str| {
@@ -504,7 +504,7 @@ mod tests {
         for name in ["own", "other"] {
             fs::write(path(name), [0; 512]).unwrap();
         }
-        let table = |name: &str, readonly: bool| -> DiskTable {
+        let table = |name: &str, readonly: bool| -> DiskSpec {
             let text = format!(
                 r#"{{"name": "a", "image": {:?}, "readonly": {readonly}}}"#,
                 path(name)

@@ -9,8 +9,8 @@ use crate::command::{Command, SwitchTo};
 use crate::info::{BackupInfo, Bitmaps, Info, MirrorInfo, Snapshots, StreamInfo, TenantLimits};
 use crate::link::FromTenant;
 use crate::metrics::Sent;
-use crate::table::DiskTable;
 use crate::untrusted::clean;
+use fathom_spec::DiskSpec;
 use fathom_stack::FilterInfo;
 use fathom_trace::{SlowRequest, Summary};
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -26,7 +26,7 @@ const MAX_BLOCK: u64 = 64 << 10;
 pub struct Known<'a> {
     pub name: &'a str,
     /// None: the tenant has no such disk any more.
-    pub table: Option<&'a DiskTable>,
+    pub table: Option<&'a DiskSpec>,
     pub pid: u32,
     pub limits: Option<TenantLimits>,
 }
@@ -174,7 +174,7 @@ fn plain<T: Serialize>(content: T) -> Result<Value, String> {
 }
 
 /// A disk as it is shown, `table` being its options.
-fn disk(known: &Known<'_>, table: Option<&DiskTable>, shown: Shown) -> Result<Value, String> {
+fn disk(known: &Known<'_>, table: Option<&DiskSpec>, shown: Shown) -> Result<Value, String> {
     let table = table.ok_or("no such disk in the tenant's process")?;
     let said = shown.state;
     let state = Info {
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
     use crate::metrics::Measured;
 
-    fn table() -> DiskTable {
+    fn table() -> DiskSpec {
         let text =
             r#"{"name": "a", "image": "/srv/a.raw", "tenant": "vm", "vhost-user": "/run/a"}"#;
         serde_json::from_str(text).unwrap()

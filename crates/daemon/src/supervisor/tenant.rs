@@ -9,9 +9,9 @@ use crate::answer::{Answer, Asker, Kind, Refusal};
 use crate::command::{Ask, Command};
 use crate::link::{FromTenant, ToTenant};
 use crate::objects::Outcome;
-use crate::table::DiskTable;
 use crate::users::User;
 use fathom_exports::Listener;
+use fathom_spec::DiskSpec;
 use fathom_trace::Summary;
 use fathom_units::cause;
 use serde::de::IgnoredAny;
@@ -36,7 +36,7 @@ const EXPIRE: Duration = Duration::from_secs(10);
 
 /// One of its disks.
 pub struct Disk {
-    pub table: DiskTable,
+    pub table: DiskSpec,
     /// Its front-ends wait here while there is no process.
     pub listener: Option<Arc<Listener>>,
     /// The process has it.

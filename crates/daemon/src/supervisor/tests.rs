@@ -5,8 +5,8 @@ use crate::answer::{Answer, Kind};
 use crate::handover::{ProcessState, TenantDisk, TenantState};
 use crate::link::{self, Link, ToTenant};
 use crate::options::DiskOptions;
-use crate::table::DiskTable;
 use fathom_exports::Descriptors;
+use fathom_spec::DiskSpec;
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, channel};
@@ -21,7 +21,7 @@ struct Fake {
 
 impl Fake {
     fn new() -> Fake {
-        let table = |text: &str| serde_json::from_str::<DiskTable>(text).unwrap();
+        let table = |text: &str| serde_json::from_str::<DiskSpec>(text).unwrap();
         let own = table(r#"{"name": "own", "image": "null:1M", "nbd": true}"#);
         let options = ServeOptions::of(DiskOptions::of(own, true).unwrap());
         let mut files = Descriptors::default();

@@ -7,8 +7,8 @@ use crate::command::BackupOrder;
 use crate::info::BackupInfo;
 use crate::objects::backup::{Beginning, Running};
 use crate::objects::changes;
-use crate::table::check_path;
 use fathom_files::gate;
+use fathom_spec::check_path;
 
 impl Objects {
     /// Begins a backup of that identity.

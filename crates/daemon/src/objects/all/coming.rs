@@ -9,11 +9,11 @@ use crate::objects::disk::Served;
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
 use crate::socket;
-use crate::socket_spec::SocketSpec;
-use crate::table::changes::Changes;
-use crate::table::{DiskTable, check_name};
 use fathom_exports::Listener;
 use fathom_files::gate::{self, Wanted};
+use fathom_spec::Changes;
+use fathom_spec::SocketSpec;
+use fathom_spec::{DiskSpec, check_name};
 use fathom_units::cause;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ impl Objects {
     /// Adds a disk, or changes the one of that name. `named`: the keys that may change.
     pub(super) fn put(
         &mut self,
-        table: DiskTable,
+        table: DiskSpec,
         named: Option<&BTreeSet<String>>,
         only_if: &Condition,
         asker: Asker,
@@ -79,7 +79,7 @@ impl Objects {
         Ok(shown)
     }
 
-    fn begin_to_add(&self, table: DiskTable) -> Result<(), Refusal> {
+    fn begin_to_add(&self, table: DiskSpec) -> Result<(), Refusal> {
         let invalid = |text| Kind::Invalid.because(text);
         check_name(&table.name).map_err(invalid)?;
         if let Some(refusal) = self.is_changing(&table.name) {
@@ -134,7 +134,7 @@ impl Objects {
     }
 
     /// Make a disk that is served as it is wanted, or leave it as it is.
-    fn change(&mut self, index: usize, wanted: DiskTable, asker: Asker) {
+    fn change(&mut self, index: usize, wanted: DiskSpec, asker: Asker) {
         let disk = &self.disks[index];
         if let Some(refusal) = self.is_busy(disk.name()) {
             return asker(Err(refusal));
@@ -165,7 +165,7 @@ impl Objects {
     fn change_filters(
         &mut self,
         index: usize,
-        wanted: &DiskTable,
+        wanted: &DiskSpec,
         changes: Vec<BTreeMap<String, String>>,
     ) -> Result<(), Refusal> {
         let disk = &mut self.disks[index];

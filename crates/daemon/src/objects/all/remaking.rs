@@ -11,12 +11,12 @@ use crate::objects::nbd::Nbd;
 use crate::objects::remake::{Also, Remake};
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
-use crate::table::DiskTable;
+use fathom_spec::DiskSpec;
 use fathom_storage::{OnSuperseded, PART};
 
 impl Objects {
     /// Have another disk by these options in the place of one.
-    pub(super) fn remake(&mut self, index: usize, wanted: DiskTable, asker: Asker) {
+    pub(super) fn remake(&mut self, index: usize, wanted: DiskSpec, asker: Asker) {
         let name = wanted.name.clone();
         match self.begin_to_remake(index, wanted) {
             Ok(()) => drop(self.busy.insert(name, asker)),
@@ -24,7 +24,7 @@ impl Objects {
         }
     }
 
-    fn begin_to_remake(&self, index: usize, wanted: DiskTable) -> Result<(), Refusal> {
+    fn begin_to_remake(&self, index: usize, wanted: DiskSpec) -> Result<(), Refusal> {
         let disk = &self.disks[index];
         let invalid = |text| Kind::Invalid.because(text);
         let conflict = |problem| {

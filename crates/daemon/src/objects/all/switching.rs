@@ -8,8 +8,8 @@ use crate::answer::{Asker, Kind, Refusal};
 use crate::command::SwitchTo;
 use crate::objects::remake::{Also, Other, Switch};
 use crate::options::DiskOptions;
-use crate::table::DiskTable;
 use fathom_files::gate;
+use fathom_spec::DiskSpec;
 use std::path::PathBuf;
 use std::sync::mpsc::SyncSender;
 
@@ -94,7 +94,7 @@ impl Objects {
     pub(super) fn take_in_switched(
         &mut self,
         name: &str,
-        table: &DiskTable,
+        table: &DiskSpec,
         decision: SyncSender<bool>,
     ) {
         // (Until that is said it is busy.)

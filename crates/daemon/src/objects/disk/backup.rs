@@ -3,9 +3,9 @@
 use super::Served;
 use crate::command::BackupOrder;
 use crate::objects::backup::{Order, Running};
-use crate::socket_spec::SocketSpec;
 use fathom_jobs::Source;
 use fathom_jobs::backup::Terms;
+use fathom_spec::SocketSpec;
 use fathom_stack::Bitmaps;
 use std::path::Path;
 use std::sync::Arc;

@@ -6,11 +6,11 @@ use crate::info::StreamInfo;
 use crate::objects::mirror::{Commit, Order, Running};
 use crate::objects::stream::{self, Base, Middle, Plan, What};
 use crate::options::DiskOptions;
-use crate::table::{DiskTable, check_path};
 use fathom_formats::Format;
 use fathom_formats::served::ChainImage;
 use fathom_jobs::mirror::Terms;
 use fathom_jobs::{Following, Phase};
+use fathom_spec::{DiskSpec, check_path};
 use fathom_stack::KeyRing;
 use fathom_storage::Location;
 use fathom_units::{Size, cause};
@@ -35,7 +35,7 @@ impl Served {
         let table = self
             .table()
             .ok_or("the server does not know the disk's options")?;
-        let table = DiskTable {
+        let table = DiskSpec {
             allow_dirs: dirs_of(&images[depth..], &table.allow_dirs),
             ..(table.clone()).on(Location::file(&target.path), Some(target.format))
         };

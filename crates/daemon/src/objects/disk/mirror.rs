@@ -5,10 +5,10 @@ use crate::command::MirrorOrder;
 use crate::objects::mirror::{Order, Running};
 use crate::objects::remake::{Layer, Other};
 use crate::options::DiskOptions;
-use crate::table::{DiskTable, check_path};
 use fathom_formats::Format;
 use fathom_jobs::InUse;
 use fathom_jobs::mirror::Terms;
+use fathom_spec::{DiskSpec, check_path};
 use fathom_storage::Location;
 use fathom_units::cause;
 use std::fs;
@@ -26,7 +26,7 @@ impl Served {
         let table = self
             .table()
             .ok_or("the server does not know the disk's options")?;
-        let mut table: DiskTable = table.clone().on(order.target, order.format);
+        let mut table: DiskSpec = table.clone().on(order.target, order.format);
         if !order.keys.is_empty() {
             table.keys = order.keys;
         }
@@ -128,7 +128,7 @@ impl Served {
             below,
             keys: self.options.disk.keys.clone(),
         };
-        let table = DiskTable {
+        let table = DiskSpec {
             allow_dirs: dirs,
             ..table.clone().on(Location::file(path), Some(Format::Qcow2))
         };
@@ -149,6 +149,6 @@ impl Served {
     }
 }
 
-pub(super) fn has_filter(table: &DiskTable, name: &str) -> bool {
+pub(super) fn has_filter(table: &DiskSpec, name: &str) -> bool {
     table.filters.iter().any(|filter| filter.name == name)
 }

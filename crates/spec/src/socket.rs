@@ -1,6 +1,7 @@
 //! Where front-ends connect, as it is written.
 
-use std::ffi::OsStr;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -26,6 +27,11 @@ impl SocketSpec {
             _ => Err(format!("'{number}' is not the number of a file descriptor")),
         }
     }
+}
+
+/// Parses the value of an option of the command line.
+pub fn socket_parser() -> impl TypedValueParser<Value = SocketSpec> {
+    OsStringValueParser::new().try_map(|text: OsString| SocketSpec::parse(&text))
 }
 
 impl FromStr for SocketSpec {

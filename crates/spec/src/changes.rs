@@ -1,13 +1,13 @@
 //! How two definitions of a disk differ, and how one is made of both.
 
-use super::DiskTable;
+use crate::disk::DiskSpec;
 use fathom_filters::Spec;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What differs between two disks of a name.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Changes {
+pub enum Changes {
     /// Options of filters: what is to be set, filter by filter.
     Filters(Vec<BTreeMap<String, String>>),
     /// What another disk in its place can have without a guest's or a client's noticing.
@@ -51,11 +51,11 @@ const DATA: [&str; 7] = [
     "size",
 ];
 
-impl DiskTable {
+impl DiskSpec {
     /// Returns these options with those that a switch to the image of `switched` changes: all that it
     /// takes to open that image again. The others, which may be temporary there, stay.
-    pub(crate) fn switched_to(&self, switched: DiskTable) -> DiskTable {
-        DiskTable {
+    pub fn switched_to(&self, switched: DiskSpec) -> DiskSpec {
+        DiskSpec {
             allow_dirs: switched.allow_dirs,
             keys: switched.keys,
             ..self.clone().on(switched.image, switched.format)
@@ -63,11 +63,7 @@ impl DiskTable {
     }
 
     /// Returns these options where a request names them, and those of `present` elsewhere.
-    pub(crate) fn over(
-        &self,
-        named: &BTreeSet<String>,
-        present: &DiskTable,
-    ) -> Result<DiskTable, String> {
+    pub fn over(&self, named: &BTreeSet<String>, present: &DiskSpec) -> Result<DiskSpec, String> {
         let (mut members, own) = (members(present), members(self));
         members.retain(|key, _| !named.contains(key));
         members.extend(own.into_iter().filter(|(key, _)| named.contains(key)));
@@ -75,15 +71,15 @@ impl DiskTable {
     }
 
     /// Keys that decide which data the disk has, as far as they differ.
-    pub(crate) fn other_data(&self, other: &DiskTable) -> Vec<String> {
+    pub fn other_data(&self, other: &DiskSpec) -> Vec<String> {
         let mut keys = self.differences(other);
         keys.retain(|key| DATA.contains(&key.as_str()));
         keys
     }
 
     /// What is to be done to make this `wanted`.
-    pub(crate) fn changes_to(&self, wanted: &DiskTable) -> Changes {
-        let bare = |table: &DiskTable| {
+    pub fn changes_to(&self, wanted: &DiskSpec) -> Changes {
+        let bare = |table: &DiskSpec| {
             let mut table = table.clone().with_format();
             table.filters.iter_mut().for_each(|one| one.options.clear());
             table
@@ -108,8 +104,8 @@ impl DiskTable {
     }
 
     /// The keys whose values differ. (An image without a format is raw.)
-    pub(crate) fn differences(&self, other: &DiskTable) -> Vec<String> {
-        let named = |table: &DiskTable| members(&table.clone().with_format());
+    pub fn differences(&self, other: &DiskSpec) -> Vec<String> {
+        let named = |table: &DiskSpec| members(&table.clone().with_format());
         let (one, other) = (named(self), named(other));
         let keys: BTreeSet<_> = one.keys().chain(other.keys()).collect();
         let differ = |key: &&&String| one.get(**key) != other.get(**key);
@@ -121,7 +117,7 @@ impl DiskTable {
 }
 
 /// Options that are not at their defaults, by their keys.
-fn members(table: &DiskTable) -> Map<String, Value> {
+fn members(table: &DiskSpec) -> Map<String, Value> {
     match serde_json::to_value(table) {
         Ok(Value::Object(members)) => members,
         _ => Map::new(),

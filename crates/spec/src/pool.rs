@@ -1,6 +1,6 @@
 //! Threads that disks share, as configurations have them.
 
-use super::check_name;
+use crate::name::check_name;
 use crate::text;
 use fathom_core::Polling;
 use fathom_stack::{CpuList, PoolOptions};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// Threads that disks share, as they are written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct PoolTable {
+pub struct PoolSpec {
     threads: Option<u16>,
     #[serde(default, with = "text::optional")]
     cpus: Option<CpuList>,
@@ -20,9 +20,9 @@ pub struct PoolTable {
     aio: Option<EngineKind>,
 }
 
-impl PoolTable {
+impl PoolSpec {
     /// The error is one line for the user.
-    pub(crate) fn into_options(self, name: &str) -> Result<PoolOptions, String> {
+    pub fn into_options(self, name: &str) -> Result<PoolOptions, String> {
         check_name(name).map_err(|_| {
             "not a pool's name, which has 1 to 64 letters, digits, -, _ and ., not beginning \
              with a dot"
@@ -41,8 +41,8 @@ impl PoolTable {
         })
     }
 
-    pub(crate) fn of(options: &PoolOptions) -> PoolTable {
-        PoolTable {
+    pub fn of(options: &PoolOptions) -> PoolSpec {
+        PoolSpec {
             threads: u16::try_from(options.threads).ok(),
             cpus: (options.cpus != CpuList::default()).then(|| options.cpus.clone()),
             poll: Some(options.polling),

@@ -2,13 +2,13 @@
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Command, Error};
-use fathom_daemon::SandboxMode;
 use fathom_formats::Format;
 use fathom_stack::parse_format;
 use fathom_storage::{Cache, EngineKind};
 use std::ffi::OsStr;
 
-type Words = &'static [(&'static str, &'static str)];
+/// Words with their descriptions.
+pub type Words = &'static [(&'static str, &'static str)];
 
 const CACHES: Words = &[
     (
@@ -34,15 +34,6 @@ const ENGINES: Words = &[
     ("threads", "A pool of threads that make blocking calls"),
 ];
 
-const SANDBOX_MODES: Words = &[
-    ("off", "No restrictions"),
-    (
-        "log",
-        "Log forbidden system calls in the kernel log, and allow them",
-    ),
-    ("on", "End the server at a forbidden system call"),
-];
-
 const FORMATS: Words = &[
     ("raw", "The bytes of the file are the disk"),
     ("qcow2", "QEMU's image format"),
@@ -54,7 +45,8 @@ const FORMATS: Words = &[
     ("vpc", "VHD, as of Virtual PC; only with --readonly"),
 ];
 
-fn possible(words: Words) -> impl Iterator<Item = PossibleValue> {
+/// Returns words as possible values of an option.
+pub fn possible(words: Words) -> impl Iterator<Item = PossibleValue> {
     let described =
         |(word, help): &(&'static str, &'static str)| PossibleValue::new(*word).help(*help);
     words.iter().map(described)
@@ -68,12 +60,6 @@ pub fn cache() -> impl TypedValueParser<Value = Cache> {
 /// Parses `--aio`.
 pub fn engine() -> impl TypedValueParser<Value = EngineKind> {
     PossibleValuesParser::new(possible(ENGINES)).try_map(|word| word.parse::<EngineKind>())
-}
-
-/// Parses `--sandbox`.
-pub fn sandbox() -> impl TypedValueParser<Value = SandboxMode> {
-    let words = PossibleValuesParser::new(possible(SANDBOX_MODES));
-    words.try_map(|word| word.parse::<SandboxMode>())
 }
 
 /// Parses `--format`. Its error for a format that Fathom cannot serve says how to convert the image.
@@ -109,10 +95,6 @@ mod tests {
     fn all_values_are_described() {
         assert_eq!(words(CACHES), Cache::ALL.map(Cache::name));
         assert_eq!(words(ENGINES), EngineKind::ALL.map(EngineKind::name));
-        assert_eq!(
-            words(SANDBOX_MODES),
-            SandboxMode::ALL.map(SandboxMode::name)
-        );
         assert_eq!(words(FORMATS), Format::ALL.map(Format::name));
     }
 }

@@ -1,0 +1,20 @@
+//! The argument that names a disk's data.
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use fathom_storage::{KINDS, Location};
+use std::ffi::OsString;
+
+/// Parses the location of a disk.
+pub fn location_parser() -> impl TypedValueParser<Value = Location> {
+    OsStringValueParser::new().try_map(|text: OsString| Location::parse(&text))
+}
+
+/// Help of the location of a disk, for `-h`.
+pub const LOCATION_HELP: &str =
+    "Image file, block device, or URI such as nbd://HOST/EXPORT (see --help)";
+
+/// The same for `--help`: all kinds of locations.
+pub fn location_help() -> String {
+    let forms: Vec<_> = KINDS.iter().map(|kind| kind.form).collect();
+    format!("Location of the disk's data: {}", forms.join(", "))
+}

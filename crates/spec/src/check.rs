@@ -1,0 +1,103 @@
+//! Options that exclude or need each other, and the paths in them.
+
+use crate::disk::{DiskSpec, MAX_SERIAL};
+use crate::name::{check_name, check_path};
+use crate::socket::SocketSpec;
+use fathom_stack::KeySource;
+use std::path::PathBuf;
+
+impl DiskSpec {
+    /// Returns the paths of files and directories, except those of the image and the socket.
+    pub fn files_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
+        let files = [
+            &mut self.data_file,
+            &mut self.bitmaps,
+            &mut self.trace,
+            &mut self.pull_record,
+            &mut self.base_cache,
+            &mut self.base_manifest,
+            &mut self.base_profile,
+        ];
+        let keys = self.keys.iter_mut().filter_map(KeySource::path_mut);
+        { files.into_iter().flatten() }
+            .chain(&mut self.allow_dirs)
+            .chain(keys)
+    }
+
+    /// Refuses relative paths, whose meaning depends on a process's working directory.
+    pub fn check_paths(&self) -> Result<(), String> {
+        let socket = match &self.vhost_user {
+            Some(SocketSpec::Path(path)) => Some(&**path),
+            _ => None,
+        };
+        self.image
+            .path()
+            .into_iter()
+            .chain(socket)
+            .try_for_each(check_path)?;
+        let mut copy = self.clone();
+        copy.files_mut().try_for_each(|path| check_path(path))?;
+        self.check_keys()
+    }
+
+    /// Likewise of its keys; and those that only a process has that was started with them.
+    pub fn check_keys(&self) -> Result<(), String> {
+        let mut paths = self.keys.iter().filter_map(KeySource::path);
+        paths.try_for_each(check_path)?;
+        match self.keys.iter().find(|key| !key.is_anywhere()) {
+            None => Ok(()),
+            Some(key) => Err(format!(
+                "{key}: only the server's command line accepts such a key; use file:PATH or \
+                 credential:NAME"
+            )),
+        }
+    }
+
+    /// Refuses what does not go together.
+    pub fn check(&self, has_nbd: bool) -> Result<(), String> {
+        if self.nbd == Some(true) && !has_nbd {
+            return Err("nbd = true: needs a table [nbd]".into());
+        }
+        if self.force_share && !self.readonly {
+            return Err("force-share: needs readonly = true".into());
+        }
+        for (option, value) in [("queues", self.queues), ("iothreads", self.iothreads)] {
+            if value.is_some_and(|n| !(1..=256).contains(&n)) {
+                return Err(format!("{option}: not a number from 1 to 256"));
+            }
+        }
+        self.check_pool()?;
+        if let Some(tenant) = &self.tenant {
+            check_name(tenant).map_err(|_| {
+                "tenant: not 1 to 64 letters, digits, -, _ and ., not beginning with a dot"
+                    .to_owned()
+            })?;
+        }
+        match &self.serial {
+            Some(serial) if serial.len() > MAX_SERIAL => {
+                Err(format!("serial: longer than {MAX_SERIAL} bytes"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses what is the pool's to say.
+    fn check_pool(&self) -> Result<(), String> {
+        let Some(pool) = &self.pool else {
+            return Ok(());
+        };
+        let given = [
+            ("aio", self.aio.is_some()),
+            ("iothreads", self.iothreads.is_some()),
+            ("cpus", self.cpus.is_some()),
+            ("poll", self.poll.is_some()),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            Some((option, _)) => Err(format!(
+                "{option}: excluded by pool = {pool:?}, whose table sets it for all disks of the \
+                 pool; remove one of the two"
+            )),
+            None => Ok(()),
+        }
+    }
+}
