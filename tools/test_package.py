@@ -29,7 +29,7 @@ ENVIRONMENT = {
     "LC_ALL": "C",
     "HOME": "/root",
 }
-MOST_BYTES = 15 << 20
+MOST_BYTES = 24 << 20
 
 # Reads back what it has written, on one connection, until the file STOP is there.
 NBD_CLIENT = """

@@ -16,7 +16,7 @@ pub enum Changes {
     Others(Vec<String>),
 }
 
-/// The keys that another disk in its place can have.
+/// Keys that may change while the disk is in use: a second disk with the new values takes its place.
 const REMADE: [&str; 20] = [
     "aio",
     "alarms",
@@ -40,7 +40,7 @@ const REMADE: [&str; 20] = [
     "zero-missing-clusters",
 ];
 
-/// The keys that decide which data a disk has.
+/// Keys that decide which data a disk has. A change needs a new disk.
 const DATA: [&str; 7] = [
     "base",
     "data-file",
@@ -121,5 +121,48 @@ fn members(table: &DiskSpec) -> Map<String, Value> {
     match serde_json::to_value(table) {
         Ok(Value::Object(members)) => members,
         _ => Map::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keys that are neither in [`REMADE`] nor in [`DATA`]: guests or clients would notice a change, or it has no effect
+    /// on a disk that is open.
+    const FIXED: [&str; 21] = [
+        "base-cache",
+        "base-cache-size",
+        "base-fetch",
+        "base-manifest",
+        "base-profile",
+        "bitmaps",
+        "export-name",
+        "force-share",
+        "name",
+        "nbd",
+        "nbd-move",
+        "pull-post-copy",
+        "pull-record",
+        "pull-speed",
+        "queues",
+        "serial",
+        "socket-group",
+        "socket-mode",
+        "tenant",
+        "trace",
+        "vhost-user",
+    ];
+
+    #[test]
+    fn each_key_is_in_one_list() {
+        let error = serde_json::from_str::<DiskSpec>(r#"{"?": 1}"#).unwrap_err();
+        let error = error.to_string();
+        // unknown field `?`, expected one of `name`, `image` ...
+        let mut keys: Vec<_> = error.split('`').skip(3).step_by(2).collect();
+        keys.sort_unstable();
+        let mut listed: Vec<_> = { REMADE.into_iter() }.chain(DATA).chain(FIXED).collect();
+        listed.sort_unstable();
+        assert_eq!(keys, listed);
     }
 }
