@@ -17,7 +17,7 @@ const VARIABLE: &str = "FATHOM_COMPLETE";
 
 /// Print a completion script for a shell
 ///
-/// The package installs the scripts. Otherwise, add a line such as `source <(fathom completions bash)` to
+/// The package installs the scripts. Without the package, add a line such as `source <(fathom completions bash)` to
 /// ~/.bashrc.
 #[derive(Args, Debug)]
 pub struct CompletionsArgs {
@@ -52,7 +52,7 @@ fn with_candidates(command: Command) -> Command {
         .mut_subcommands(with_candidates)
 }
 
-/// Words in the names of values that are paths.
+/// Words that occur in the value name of an option if the value is a path.
 const PATHS: [&str; 8] = [
     "FILE", "PATH", "DIR", "DISK", "IMAGE", "SOCKET", "RUN", "TRACE",
 ];
@@ -76,7 +76,7 @@ fn with_candidates_of_arg(arg: Arg) -> Arg {
     }
 }
 
-/// Returns the disks of all servers whose names begin with `text`.
+/// Returns the disk names that begin with `text`, of all servers.
 fn disk_names(text: &OsStr) -> Vec<CompletionCandidate> {
     let all = running().filter_map(|(_, server)| disks(&server).ok());
     let names = all.flatten().map(|disk| {
@@ -86,7 +86,7 @@ fn disk_names(text: &OsStr) -> Vec<CompletionCandidate> {
     beginning(text, names)
 }
 
-/// Returns the process ids of servers that begin with `text`.
+/// Returns the servers' process ids that begin with `text`.
 fn servers(text: &OsStr) -> Vec<CompletionCandidate> {
     let pids = running().map(|(pid, _)| CompletionCandidate::new(pid.to_string()));
     beginning(text, pids)

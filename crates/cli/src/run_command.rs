@@ -1,6 +1,6 @@
 //! `fathom serve --run`: serves a disk while a command runs.
 //!
-//! The process that the user starts is the parent of the server and of the command's shell. This process starts the
+//! The process that the user starts is the parent of the server and of the command's shell. The parent starts the
 //! command when the server reports READY=1 (sd_notify(3)), and stops the server when the command has ended.
 
 use crate::serve::ServeArgs;
@@ -32,7 +32,7 @@ const VHOST_USER: &str = "vhost-user.sock";
 /// The path that stands for a temporary socket.
 const TEMPORARY: &str = "-";
 
-/// Characters that stay as they are in a URI's path and query.
+/// Characters that are percent-encoded in a URI's path and query.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'/')
     .remove(b'-')
@@ -44,7 +44,7 @@ const MAX_MESSAGE: usize = 4096;
 
 /// Serves the disk of `args` until `command` has ended, and returns the exit status of the command.
 ///
-/// `arguments`: those of this process.
+/// `arguments`: the command line of this process.
 pub fn run(args: &ServeArgs, command: &OsStr, arguments: &[OsString]) -> anyhow::Result<ExitCode> {
     let dir = tempfile::Builder::new().prefix("fathom-").tempdir();
     let dir = dir.context("cannot create a temporary directory for sockets")?;
@@ -88,13 +88,13 @@ pub fn run(args: &ServeArgs, command: &OsStr, arguments: &[OsString]) -> anyhow:
 /// Has the kernel stop this server when the process that runs the command ends.
 pub fn stop_with_parent(dir: &Path) -> anyhow::Result<()> {
     set_parent_process_death_signal(Some(Signal::TERM))?;
-    // No signal comes if that process has already ended. Then its socket is closed.
+    // If that process has already ended, the kernel sends no signal, but connecting to its socket fails.
     let notify = UnixDatagram::unbound()?;
     let connected = notify.connect(dir.join(NOTIFY));
     connected.context("--run: the process that runs the command has ended")
 }
 
-/// Puts sockets of the temporary directory in place of `-`. Without any socket, NBD clients get one.
+/// Replaces `-` with sockets in the temporary directory. If `args` name no socket, adds one for NBD clients.
 pub fn with_temporary_sockets(mut args: ServeArgs) -> Result<ServeArgs, String> {
     let vhost_user = SocketSpec::Path(TEMPORARY.into());
     let nbd = Address::Unix(TEMPORARY.into());
@@ -121,7 +121,7 @@ pub fn with_temporary_sockets(mut args: ServeArgs) -> Result<ServeArgs, String> 
     Ok(args)
 }
 
-/// Returns environment variables for the command: how it reaches the disk.
+/// Returns the environment variables that tell the command the addresses of the disk.
 fn variables(args: &ServeArgs, dir: &Path) -> Vec<(&'static str, OsString)> {
     let path_of = |path: &Path, name: &str| match path == Path::new(TEMPORARY) {
         true => dir.join(name),
@@ -176,7 +176,7 @@ fn uri(address: &Address, export: &str, has_tls: bool) -> Option<String> {
 /// The server, a child of this process.
 struct Server {
     child: Child,
-    /// The process that serves the disk, which is another one after `fathom upgrade`.
+    /// The process that serves the disk: `child`, or its successor after `fathom upgrade`.
     serving: OwnedFd,
     notify: UnixDatagram,
     is_serving: bool,
@@ -229,7 +229,7 @@ impl Server {
         signals: &mut Signals,
     ) -> anyhow::Result<Event> {
         loop {
-            // The file descriptor in place of the one that is not there is polled for nothing.
+            // Without a command, `notify` replaces the command's file descriptor, and is polled for no event.
             let nothing = PollFlags::empty();
             let when = |is_polled| if is_polled { PollFlags::IN } else { nothing };
             let notify = self.notify.as_fd();
@@ -306,7 +306,7 @@ impl Server {
     }
 }
 
-/// Signals to this process, received instead of ending it.
+/// Signals that this process handles; otherwise they would end the process.
 struct Signals {
     delivery: SignalDelivery<UnixStream, SignalOnly>,
 }

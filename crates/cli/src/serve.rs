@@ -171,12 +171,12 @@ pub struct ServeArgs {
     #[arg(long, hide = true, help_heading = "Server")]
     take_over: bool,
 
-    /// Run a shell command, and serve the disk until it has ended
+    /// Run a shell command, and serve the disk until the command ends
     ///
     /// `fathom serve` exits with the status of the command. The command finds the NBD URI in $uri, the path of
-    /// the NBD socket in $unixsocket, and the socket for virtual machines in $vhost_user. In --nbd unix:- and
-    /// --vhost-user -, the - stands for a socket in a temporary directory. Without these options the server
-    /// has such an NBD socket.
+    /// the NBD socket in $unixsocket, and the path of the vhost-user socket in $vhost_user. In --nbd unix:- and
+    /// --vhost-user -, the - stands for a socket in a temporary directory. If neither --nbd nor --vhost-user is
+    /// given, the default is --nbd unix:-.
     #[arg(
         long,
         value_name = "COMMAND",
@@ -185,7 +185,7 @@ pub struct ServeArgs {
     )]
     pub run: Option<OsString>,
 
-    /// Serve for `--run`, with temporary sockets in this directory
+    /// Directory for temporary sockets; `--run` starts its server with this option
     #[arg(long, value_name = "DIR", hide = true, help_heading = "Server")]
     pub run_dir: Option<PathBuf>,
 

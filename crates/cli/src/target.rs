@@ -1,4 +1,4 @@
-//! The server and the disk that a command is about.
+//! Arguments that select the server and the disk of a command.
 
 use crate::servers::{Shown, disks, find};
 use anyhow::bail;
@@ -9,15 +9,15 @@ use fathom_daemon::Info;
 /// Arguments that select a server and a disk.
 #[derive(Args, Debug)]
 pub struct Target {
-    /// Disk name, or the process id or API socket of a server (see `fathom list`)
+    /// Name of a disk, or process id or API socket of a server (see `fathom list`)
     #[arg(value_name = "NAME|PID|SOCKET")]
     disk_or_server: String,
 
-    /// Server of the disk: its process id or API socket [default: the server that has the disk]
+    /// Process id or API socket of the disk's server [default: the server that has the disk]
     #[arg(long, value_name = "PID|SOCKET", conflicts_with = "disk")]
     server: Option<String>,
 
-    /// Disk of the server, if NAME is a process id or socket
+    /// Disk of the server, if the argument is a process id or a socket
     #[arg(long, value_name = "NAME", hide = true)]
     disk: Option<String>,
 }
@@ -29,7 +29,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// `named`: by the user, who may not have where there is only one.
+    /// Returns the disk `named` of a server. None: the server's only disk.
     pub fn new(server: Client, named: Option<String>) -> anyhow::Result<Disk> {
         if let Some(name) = named {
             return Ok(Disk { server, name });
@@ -48,12 +48,12 @@ impl Disk {
         }
     }
 
-    /// Where it is in the API.
+    /// Returns the path of the disk in the API.
     pub fn place(&self) -> [&str; 3] {
         ["v1", "disks", &self.name]
     }
 
-    /// Something below that.
+    /// Returns the path of `what`, a resource of the disk, in the API.
     pub fn below<'a>(&'a self, what: &'a str) -> [&'a str; 4] {
         ["v1", "disks", &self.name, what]
     }
@@ -74,13 +74,13 @@ impl Target {
         Ok((server, self.disk.clone().or(named)))
     }
 
-    /// The disk that is meant.
+    /// Returns the disk that the arguments select.
     pub fn disk(&self) -> anyhow::Result<Disk> {
         let (server, named) = self.find()?;
         Disk::new(server, named)
     }
 
-    /// The server and the disks that are meant: all of them, unless one was named.
+    /// Returns the server and the selected disk, or all disks of the server if the arguments name no disk.
     pub fn disks(&self) -> anyhow::Result<(Client, Vec<Info>)> {
         let (server, named) = self.find()?;
         let Some(name) = named else {

@@ -1,4 +1,4 @@
-//! `fathom trace`: reading traces, and switching them on and off.
+//! `fathom trace`: prints traces, and turns tracing on and off.
 
 use crate::servers::find;
 use crate::target::Disk;
@@ -33,11 +33,11 @@ pub struct TraceArgs {
     #[arg(long, conflicts_with = "traced")]
     follow: bool,
 
-    /// Disk to turn tracing on or off for [default: the only disk of the server]
+    /// Disk whose tracing is turned on or off [default: the only disk of the server]
     #[arg(long, value_name = "NAME", requires = "switch")]
     disk: Option<String>,
 
-    /// Server of the disk: its process id or API socket [default: the server that has the disk]
+    /// Process id or API socket of the disk's server [default: the server that has the disk]
     #[arg(long, alias = "pid", value_name = "PID|SOCKET", requires = "switch")]
     server: Option<String>,
 

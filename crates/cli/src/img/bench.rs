@@ -14,8 +14,8 @@ use std::process::Command;
 
 /// Measure sequential reads or writes of an image
 ///
-/// The command serves the image at a temporary socket, with a vhost-user front-end as the client, and prints what
-/// `fathom bench` prints. For other loads, use `fathom serve` and `fathom bench`.
+/// The command serves the image at a temporary vhost-user socket, and runs `fathom bench` as the client of this
+/// socket. For other loads, use `fathom serve --run` with `fathom bench`.
 #[derive(Debug, Args)]
 pub(super) struct BenchArgs {
     /// Number of requests
@@ -54,7 +54,7 @@ pub(super) struct BenchArgs {
     #[arg(short, long, conflicts_with = "aio")]
     native: bool,
 
-    /// Read an image that another process writes to
+    /// Read the image even if another process writes to it
     #[arg(short = 'U', long, conflicts_with = "write")]
     force_share: bool,
 
@@ -70,7 +70,7 @@ pub(super) struct BenchArgs {
     image: ImageArg,
 }
 
-/// The load, as a command of the shell. All of `args` in it are numbers.
+/// Returns the shell command that runs the load. The values from `args` in this command are numbers.
 fn load(args: &BenchArgs) -> String {
     let BenchArgs {
         count,
