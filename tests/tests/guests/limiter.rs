@@ -37,12 +37,11 @@ fn a_filter_that_holds_requests_is_named() {
         ("delay:read=20ms", "delay"),
     ] {
         let verdict = through(filter);
-        let said = format!("{verdict:?}");
-        assert_eq!(
-            (verdict.rule(), verdict.subject()),
-            (Some("filter"), Some(name)),
-            "{said}"
-        );
+        let is_first = (verdict.rule(), verdict.subject()) == (Some("filter"), Some(name));
+        // On a busy machine, the guest's wait for a CPU may come first.
+        let is_next = verdict.rule() == Some("run-queue") && { verdict.also.iter() }
+            .any(|line| line.starts_with(&format!("{name} filter")));
+        assert!(is_first || is_next, "{verdict:?}");
     }
     // One that holds nothing is not.
     let verdict = through("throttle:iops-total=1000000");
