@@ -40,6 +40,7 @@ mod snapshot;
 mod stats;
 mod stream;
 mod target;
+mod temporary_sockets;
 mod top;
 mod trace;
 mod upgrade;

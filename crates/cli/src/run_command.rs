@@ -4,15 +4,14 @@
 //! command when the server reports READY=1 (sd_notify(3)), and stops the server when the command has ended.
 
 use crate::serve::ServeArgs;
+use crate::temporary_sockets::{NBD, NOTIFY, TEMPORARY, VHOST_USER};
 use anyhow::{Context, bail};
 use fathom_exports::nbd::Address;
 use fathom_spec::SocketSpec;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode, utf8_percent_encode};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::process::{
-    Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, set_parent_process_death_signal,
-};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
@@ -23,14 +22,6 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
-
-/// Names of sockets in the temporary directory.
-const NOTIFY: &str = "notify";
-const NBD: &str = "nbd.sock";
-const VHOST_USER: &str = "vhost-user.sock";
-
-/// The path that stands for a temporary socket.
-const TEMPORARY: &str = "-";
 
 /// Characters that are percent-encoded in a URI's path and query.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
@@ -83,42 +74,6 @@ pub fn run(args: &ServeArgs, command: &OsStr, arguments: &[OsString]) -> anyhow:
         bail!("the server ended before the command");
     }
     Ok(code(status))
-}
-
-/// Has the kernel stop this server when the process that runs the command ends.
-pub fn stop_with_parent(dir: &Path) -> anyhow::Result<()> {
-    set_parent_process_death_signal(Some(Signal::TERM))?;
-    // If that process has already ended, the kernel sends no signal, but connecting to its socket fails.
-    let notify = UnixDatagram::unbound()?;
-    let connected = notify.connect(dir.join(NOTIFY));
-    connected.context("--run: the process that runs the command has ended")
-}
-
-/// Replaces `-` with sockets in the temporary directory. If `args` name no socket, adds one for NBD clients.
-pub fn with_temporary_sockets(mut args: ServeArgs) -> Result<ServeArgs, String> {
-    let vhost_user = SocketSpec::Path(TEMPORARY.into());
-    let nbd = Address::Unix(TEMPORARY.into());
-    let Some(dir) = &args.run_dir else {
-        if args.nbd.contains(&nbd) || args.of_disk.vhost_user.as_ref() == Some(&vhost_user) {
-            return Err("a temporary socket ('-') needs --run; otherwise name the socket".into());
-        }
-        return Ok(args);
-    };
-    if args.nbd.is_empty() && args.of_disk.vhost_user.is_none() {
-        args.nbd.push(nbd.clone());
-    }
-    for address in args.nbd.iter_mut().filter(|address| **address == nbd) {
-        *address = Address::Unix(dir.join(NBD));
-    }
-    let temporary = args
-        .of_disk
-        .vhost_user
-        .as_mut()
-        .filter(|spec| **spec == vhost_user);
-    if let Some(spec) = temporary {
-        *spec = SocketSpec::Path(dir.join(VHOST_USER));
-    }
-    Ok(args)
 }
 
 /// Returns the environment variables that tell the command the addresses of the disk.

@@ -1,8 +1,8 @@
 //! `fathom serve`: disks for virtual machines and for NBD clients.
 
 use crate::location_arg::{LOCATION_HELP, location_help, location_parser};
-use crate::run_command::{stop_with_parent, with_temporary_sockets};
 use crate::sandbox_arg::sandbox;
+use crate::temporary_sockets::{replace_temporary, stop_with_parent};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Arg, ArgGroup, Args, ValueEnum};
 use fathom_daemon::{
@@ -316,12 +316,13 @@ impl ServeArgs {
     }
 }
 
-pub fn run(args: ServeArgs, events: Events, arguments: Vec<OsString>) -> anyhow::Result<()> {
+pub fn run(mut args: ServeArgs, events: Events, arguments: Vec<OsString>) -> anyhow::Result<()> {
     let (json, take_over) = (args.json, args.take_over);
     if let Some(dir) = args.run_dir.as_ref().filter(|_| !take_over) {
         stop_with_parent(dir)?;
     }
-    let args = with_temporary_sockets(args).map_err(anyhow::Error::msg)?;
+    let (nbd, vhost_user) = (&mut args.nbd, &mut args.of_disk.vhost_user);
+    replace_temporary(nbd, vhost_user, args.run_dir.as_deref()).map_err(anyhow::Error::msg)?;
     let mut options = match &args.config {
         Some(file) => read_config(file)?,
         None => args.into_options().map_err(anyhow::Error::msg)?,
