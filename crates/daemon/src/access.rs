@@ -1,10 +1,10 @@
-//! Who may connect to a socket.
+//! Modes and groups of sockets, as the server needs them.
 
 use crate::api::Groups;
 use fathom_exports::Access;
 use fathom_spec::{Group, Mode};
 
-/// The options of a socket, of which each may be left out.
+/// Returns the access to a socket. None: the default.
 pub fn access(mode: Option<Mode>, group: Option<Group>) -> Access {
     Access {
         mode: mode.map(|mode| mode.0),
@@ -12,7 +12,7 @@ pub fn access(mode: Option<Mode>, group: Option<Group>) -> Access {
     }
 }
 
-/// Those of the API.
+/// Returns the groups that may use the API, and that may only read.
 pub fn groups(all: Option<Group>, read: Option<Group>) -> Groups {
     Groups {
         all: all.map(|group| group.0),

@@ -25,22 +25,27 @@ impl DiskSpec {
     }
 
     /// Refuses relative paths, whose meaning depends on a process's working directory.
+    ///
+    /// Relative paths of the files of base images are accepted, because existing definitions may have them.
     pub fn check_paths(&self) -> Result<(), String> {
         let socket = match &self.vhost_user {
             Some(SocketSpec::Path(path)) => Some(&**path),
             _ => None,
         };
-        self.image
-            .path()
-            .into_iter()
-            .chain(socket)
-            .try_for_each(check_path)?;
-        let mut copy = self.clone();
-        copy.files_mut().try_for_each(|path| check_path(path))?;
+        let files = [
+            &self.data_file,
+            &self.bitmaps,
+            &self.trace,
+            &self.pull_record,
+        ];
+        let files = files.into_iter().flatten().chain(&self.allow_dirs);
+        let files = files.map(PathBuf::as_path);
+        let mut all = files.chain(self.image.path()).chain(socket);
+        all.try_for_each(check_path)?;
         self.check_keys()
     }
 
-    /// Likewise of its keys; and those that only a process has that was started with them.
+    /// Refuses keys with relative paths, and keys that only the process that was started with them can read.
     pub fn check_keys(&self) -> Result<(), String> {
         let mut paths = self.keys.iter().filter_map(KeySource::path);
         paths.try_for_each(check_path)?;
@@ -53,7 +58,7 @@ impl DiskSpec {
         }
     }
 
-    /// Refuses what does not go together.
+    /// Refuses options that exclude each other or are out of range.
     pub fn check(&self, has_nbd: bool) -> Result<(), String> {
         if self.nbd == Some(true) && !has_nbd {
             return Err("nbd = true: needs a table [nbd]".into());

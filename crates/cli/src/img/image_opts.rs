@@ -263,7 +263,7 @@ impl FromStr for Secret {
 #[derive(Debug)]
 struct Said {
     location: Location,
-    /// None: detected.
+    /// None: the format is detected.
     format: Option<Format>,
     /// Names of the objects with its keys.
     keys: Vec<String>,
