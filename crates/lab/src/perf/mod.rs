@@ -220,9 +220,10 @@ impl InGuest {
 /// Why perf does not run, in its own words, and what to do.
 fn refused(log: &str) -> Error {
     let is_said = |line: &&str| !matches!(line.trim(), "" | "Error:");
-    let line = log
-        .lines()
-        .find(is_said)
+    // (perf continues after such a warning.)
+    let is_error = |line: &&str| is_said(line) && !line.trim_end().ends_with("Ignoring.");
+    let line = { log.lines().find(is_error) }
+        .or_else(|| log.lines().find(is_said))
         .unwrap_or("perf ended without a message");
     let line: String = line
         .trim()
@@ -251,5 +252,7 @@ mod tests {
             "{said}"
         );
         assert!(refused("").to_string().contains("without a message"));
+        let log = "'trace' not valid for hardware events. Ignoring.\ncannot write: disk full\n";
+        assert!(refused(log).to_string().contains("disk full"));
     }
 }
