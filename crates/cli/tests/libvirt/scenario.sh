@@ -77,11 +77,13 @@ has_no_disk
 
 echo "--- an image that another process writes to"
 define "$DIR/web.qcow2" "format='qcow2'"
-(sleep 1000 | qemu-io -f qcow2 "$DIR/web.qcow2" >/dev/null) &
+# (The check below opens the image, too: qemu-io fails if it opens the image at the same time.)
+(until qemu-io -f qcow2 "$DIR/web.qcow2" -c 'sleep 1000000' >/dev/null 2>&1; do sleep 0.1; done) &
 holder=$!
 wait_for "! qemu-img info $DIR/web.qcow2 >/dev/null 2>&1"
 fails 'in use by' virsh start web
 has_no_disk
+kill $holder
 pkill -f 'qemu-io -f'
 wait_for "qemu-img info $DIR/web.qcow2 >/dev/null 2>&1"
 
