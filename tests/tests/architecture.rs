@@ -120,8 +120,18 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("fathom-client", &["fathom-tls", "fathom-units"]),
     (
+        "fathom-control",
+        &[
+            "fathom-spec",
+            "fathom-stack",
+            "fathom-trace",
+            "fathom-units",
+        ],
+    ),
+    (
         "fathom-daemon",
         &[
+            "fathom-control",
             "fathom-spec",
             "fathom-client",
             "fathom-sandbox",
@@ -185,6 +195,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-cli",
         &[
+            "fathom-control",
             "fathom-spec",
             "fathom-archive",
             "fathom-base",

@@ -3,7 +3,8 @@
 use crate::filters::{self, in_this_directory};
 use crate::location_arg::{LOCATION_HELP, location_help, location_parser};
 use crate::servers::{
-    Shown, absolute, disks, named_or_only, note_not_shown, note_owner, note_reply, running,
+    FailedDisk, Shown, absolute, all_disks, named_or_only, note_not_shown, note_owner, note_reply,
+    running,
 };
 use crate::show::{self, ShowArgs};
 use crate::stats;
@@ -35,6 +36,7 @@ enum Command {
     Resize(stats::ResizeArgs),
     Freeze(FreezeArgs),
     Thaw(ThawArgs),
+    Adopt(AdoptArgs),
     Remove(RemoveArgs),
 }
 
@@ -48,6 +50,7 @@ pub fn run(args: DiskCommand) -> anyhow::Result<()> {
         Command::Resize(args) => stats::resize(args),
         Command::Freeze(args) => freeze(args),
         Command::Thaw(args) => thaw(args),
+        Command::Adopt(args) => adopt(args),
         Command::Remove(args) => remove(args),
     }
 }
@@ -132,12 +135,7 @@ fn add(args: AddArgs) -> anyhow::Result<()> {
             info.disk
         );
     }
-    let mut out = std::io::stdout().lock();
-    match args.json {
-        true => writeln!(out, "{}", serde_json::to_string(&info)?)?,
-        false => writeln!(out, "{}: {} ({})", info.name, info.disk, Size(info.size))?,
-    }
-    Ok(())
+    print_disk(&info, args.json)
 }
 
 /// Change options of a disk while it is in use
@@ -198,12 +196,7 @@ fn change(args: ChangeArgs) -> anyhow::Result<()> {
     let changed: Shown = put.send()?;
     let info = changed.info();
     note_owner(&disk.name, info.owner);
-    let mut out = std::io::stdout().lock();
-    match args.json {
-        true => writeln!(out, "{}", serde_json::to_string(&info)?)?,
-        false => writeln!(out, "{}: {} ({})", info.name, info.disk, Size(info.size))?,
-    }
-    Ok(())
+    print_disk(&info, args.json)
 }
 
 /// Pause a disk and close its image
@@ -249,6 +242,36 @@ fn thaw(args: ThawArgs) -> anyhow::Result<()> {
     let disk = args.target.disk()?;
     let thaw = disk.server.post(&disk.below("thaw"));
     print_if(args.json, &thaw.patiently().send()?)
+}
+
+/// Make a disk persistent
+///
+/// Writes the disk's present options to the server's disks-dir, so that the disk is served again after a
+/// restart. If the configuration defines the disk, remove it there first, and run this command before the
+/// server reads the configuration again: a name has one definition.
+#[derive(Args, Debug)]
+struct AdoptArgs {
+    #[command(flatten)]
+    target: Target,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn adopt(args: AdoptArgs) -> anyhow::Result<()> {
+    let disk = args.target.disk()?;
+    let adopted: Shown = disk.server.post(&disk.below("adopt")).patiently().send()?;
+    print_disk(&adopted.info(), args.json)
+}
+
+fn print_disk(info: &Info, json: bool) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match json {
+        true => writeln!(out, "{}", serde_json::to_string(info)?)?,
+        false => writeln!(out, "{}: {} ({})", info.name, info.disk, Size(info.size))?,
+    }
+    Ok(())
 }
 
 /// What the server has answered, where that is nothing that people need to be told.
@@ -342,7 +365,14 @@ pub fn list(args: ListArgs) -> anyhow::Result<()> {
     let mut infos = Vec::new();
     let mut empty = Vec::new();
     for (pid, server) in running() {
-        match disks(&server) {
+        let listed = all_disks(&server).map(|all| {
+            for FailedDisk { name, problem } in &all.failed {
+                let line = format!("server {pid}: disk '{name}' is not served: {problem}");
+                eprintln!("fathom: {}", fathom_img::shown(&line));
+            }
+            all.infos()
+        });
+        match listed {
             Ok(disks) if disks.is_empty() => empty.push(pid),
             Ok(disks) => infos.extend(disks),
             // It may have ended meanwhile.

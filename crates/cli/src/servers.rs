@@ -2,7 +2,8 @@
 
 use anyhow::{Context, anyhow, bail};
 use fathom_client::{Client, ClientError, place};
-use fathom_daemon::{Info, Owner};
+use fathom_control::Owner;
+use fathom_daemon::Info;
 use fathom_units::did_you_mean;
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
@@ -56,6 +57,16 @@ pub struct Failed {
 #[derive(Deserialize)]
 pub struct Disks {
     disks: Vec<Shown>,
+    /// Disks that are defined, but not served. (An older server does not say.)
+    #[serde(default)]
+    pub failed: Vec<FailedDisk>,
+}
+
+/// A disk that is defined, but not served.
+#[derive(Deserialize)]
+pub struct FailedDisk {
+    pub name: String,
+    pub problem: String,
 }
 
 impl Disks {
@@ -66,7 +77,12 @@ impl Disks {
 
 /// The disks of a server.
 pub fn disks(server: &Client) -> Result<Vec<Info>, ClientError> {
-    server.get(&["v1", "disks"]).send().map(Disks::infos)
+    all_disks(server).map(Disks::infos)
+}
+
+/// The disks of a server, with those that are defined but not served.
+pub fn all_disks(server: &Client) -> Result<Disks, ClientError> {
+    server.get(&["v1", "disks"]).send()
 }
 
 /// Those of this user that can be asked, by process id.

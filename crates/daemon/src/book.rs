@@ -1,48 +1,41 @@
-//! Which disks there are to be, why, and what becomes of them when the server starts again.
+//! Carries out commands, on the control thread.
 //!
-//! Everything that is asked of a server comes here. Disks themselves are somebody else's (see
-//! [`Host`]), who is asked in turn; what comes of that goes on in a later [`Book::turn`], as a
-//! [`Step`].
+//! The registry (`fathom_control`) decides what is to be done about disks' definitions. Disks themselves belong to the
+//! [`Host`]. The result of an operation arrives in a later [`Book::turn`], as a [`Step`].
 //!
-//! - `origin` is why a disk is there, `definitions` is how it is defined, `ownership` who owns its name;
-//! - `keeping` adds, changes and removes disks; `writing` has their files follow, by `pending_writes`;
+//! - `effects` starts the operations that the registry wants;
+//! - `reload` reads definitions, `adopt` stores those of static disks;
+//! - `failed` are disks that are defined, but not served;
 //! - `groups` are disks that share limits;
-//! - `reload` does what the configuration says, and what it says when it is read again;
-//! - `switching` is how disks go on with other images;
-//! - `waiting` is for who has waited long enough;
-//! - `handover` has all of it go on in another process.
+//! - `waiting` has the timeouts of commands;
+//! - `handover` continues in another process.
 
-mod definitions;
+mod adopt;
+mod effects;
+mod failed;
 mod groups;
 mod handover;
-mod keeping;
-mod origin;
-mod ownership;
-mod pending_writes;
 mod places;
 mod reload;
-mod switching;
 mod waiting;
-mod writing;
 
 use crate::answer::{Answer, Asker};
-use crate::command::{Ask, Command, Completion, SwitchTo};
+use crate::command::{Ask, Command};
 use crate::events::Events;
 use crate::files::Keeper;
 use crate::host::Host;
 use crate::mailbox::{Mailbox, Post};
 use crate::options::{ApiOptions, NbdOptions, ServeOptions};
-use crate::owner::Owner;
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
-pub use definitions::{Definitions, Removal};
+pub use failed::FailedDisk;
+use fathom_control::Condition;
+use fathom_control::{Owner, Registry, Removal, Request, RequestId, SwitchTo};
 use fathom_sandbox::Mode;
 use fathom_stack::PoolOptions;
 pub use groups::ThrottleGroup;
 pub use handover::Upgrade;
-pub use origin::Origin;
-use pending_writes::PendingWrites;
-use places::places;
+use places::{places, specs};
 pub use reload::one_definition_each;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -59,18 +52,21 @@ const BRIEF: Duration = Duration::from_secs(5);
 /// Who asks for what storage is waited for.
 const LONG: Duration = Duration::from_secs(60);
 
+/// Time that the users of a disk that is being removed may take to leave.
+const LEAVE: Duration = Duration::from_secs(1);
+
 /// What is to be done on the book's own thread.
 pub type Step = Box<dyn FnOnce(&mut Book) + Send>;
 
 pub struct Book {
     host: Box<dyn Host>,
-    /// Why each disk is there, by name.
-    origins: BTreeMap<String, Origin>,
-    definitions: Definitions,
-    /// `FILE:LINE` of each disk's entry in the configuration.
-    places: BTreeMap<String, String>,
-    /// Files of persistent disks that are being written, by disk.
-    writing: BTreeMap<String, PendingWrites<Step>>,
+    /// Which disks exist, and who owns their names.
+    registry: Registry,
+    /// Who gets the replies to the registry's requests.
+    askers: BTreeMap<RequestId, Asker>,
+    next_request: u64,
+    /// When the server tries again to open disks, by name.
+    retries: BTreeMap<String, Instant>,
     /// Had by whatever was begun and goes on in a later step.
     under_way: Arc<()>,
     waiting: Waiting,
@@ -114,17 +110,28 @@ impl Settings {
     }
 }
 
+fn registry_settings(host: &dyn Host, disks_dir: Option<PathBuf>) -> fathom_control::Settings {
+    fathom_control::Settings {
+        disks_dir,
+        open_listener: host.open_listener(),
+    }
+}
+
 impl Book {
     /// The disks that `host` has are the configuration's.
     pub fn new(host: Box<dyn Host>, options: &ServeOptions) -> io::Result<Book> {
-        let names = host.names().into_iter();
-        let declared = options.disks.iter();
-        let declared = declared.filter_map(|disk| disk.table.as_deref().cloned());
+        let names = host.names();
+        let served = specs(&options.disks).filter(|spec| names.contains(&spec.name));
+        let registry = Registry::new(
+            registry_settings(&*host, options.kept.clone()),
+            served.cloned(),
+            places(&options.disks),
+        );
         Ok(Book {
-            definitions: Definitions::of(declared),
-            places: places(&options.disks),
-            writing: BTreeMap::new(),
-            origins: names.map(|name| (name, Origin::Configuration)).collect(),
+            registry,
+            askers: BTreeMap::new(),
+            next_request: 0,
+            retries: BTreeMap::new(),
             host,
             under_way: Arc::default(),
             waiting: Waiting::default(),
@@ -173,7 +180,9 @@ impl Book {
 
     /// How long [`Book::turn`] can wait.
     pub fn patience(&self) -> Option<Duration> {
-        let own = [self.waiting.patience(), self.until_upgrade_is_late()];
+        let retry = self.retries.values().min();
+        let retry = retry.map(|at| at.saturating_duration_since(Instant::now()));
+        let own = [self.waiting.patience(), self.until_upgrade_is_late(), retry];
         let own = own.into_iter().flatten();
         own.chain(self.host.patience()).min()
     }
@@ -183,6 +192,7 @@ impl Book {
         let goes_on = self.host.turn();
         self.take_steps();
         self.waiting.tell_late();
+        self.retry_due();
         goes_on
     }
 
@@ -205,7 +215,15 @@ impl Book {
                     only_if,
                 },
                 None,
-            ) => self.put_by_request(*options, named, temporary, only_if, asker),
+            ) => {
+                let request = Request::Put {
+                    spec: options.clone(),
+                    named,
+                    until_restart: temporary,
+                    only_if,
+                };
+                self.request(options.name, request, asker);
+            }
             (
                 Command::Remove {
                     force,
@@ -213,13 +231,7 @@ impl Book {
                     only_if,
                 },
                 Some(name),
-            ) => {
-                let how = match temporary {
-                    true => Removal::UntilRestart,
-                    false => Removal::Definition,
-                };
-                self.remove(name, force, how, only_if, asker);
-            }
+            ) => self.remove(name, force, temporary, only_if, asker),
             (
                 Command::Set {
                     filter,
@@ -229,18 +241,30 @@ impl Book {
                 Some(name),
             ) => self.set_filter(name, filter, options, temporary, asker),
             (Command::Resize { size, shrink }, Some(name)) => {
-                self.resize(name, size, shrink, asker);
+                let text = format!(
+                    "disk '{name}': resizing takes longer than --stop-timeout and continues"
+                );
+                let until = Instant::now() + self.stop_timeout.0;
+                let asker = self.waiting.until(until, text, asker);
+                self.request(name, Request::Resize { size, shrink }, asker);
             }
             (Command::CompleteMirror(how), Some(name)) => {
-                self.switch(name, SwitchTo::Mirror, &how, asker);
+                let request = Request::Switch {
+                    to: SwitchTo::Mirror,
+                    transient: how.unkept,
+                    leave_bitmaps: how.leave_bitmaps,
+                };
+                self.request(name, request, asker);
             }
             (Command::Snapshot(order), Some(name)) => {
-                let how = Completion {
-                    unkept: order.unkept,
+                let request = Request::Switch {
+                    to: SwitchTo::Layer(order.overlay),
+                    transient: order.unkept,
                     leave_bitmaps: order.leave_bitmaps,
                 };
-                self.switch(name, SwitchTo::Layer(order.overlay), &how, asker);
+                self.request(name, request, asker);
             }
+            (Command::Adopt, Some(name)) => self.adopt(name, asker),
             (Command::Show, Some(name)) => self.show(name, asker),
             (Command::List, None) => self.list(asker),
             (Command::ListGroups, None) => self.list_groups(asker),
@@ -260,9 +284,9 @@ impl Book {
                 asker(Ok(json!({ "quitting": true })));
             }
             (Command::BeginCommit(order), Some(name)) => {
-                match self.said_elsewhere(&name, order.unkept) {
-                    Some(refusal) => asker(Err(refusal)),
-                    None => self.slowly(name, Command::BeginCommit(order), asker),
+                match self.registry.check_image_change(&name, order.unkept) {
+                    Err(error) => asker(Err(error)),
+                    Ok(()) => self.slowly(name, Command::BeginCommit(order), asker),
                 }
             }
             (
@@ -277,10 +301,61 @@ impl Book {
                 Some(name),
             ) => self.slowly(name, command, asker),
             (command, disk) => {
+                if let Some(Err(error)) =
+                    { disk.as_deref() }.map(|name| self.registry.check_served(name))
+                {
+                    return asker(Err(error));
+                }
                 let asker = self.briefly(disk.as_deref(), asker);
                 self.host.ask(Ask { disk, command }, asker);
             }
         }
+    }
+
+    fn remove(
+        &mut self,
+        name: String,
+        force: bool,
+        temporary: bool,
+        only_if: Condition,
+        asker: Asker,
+    ) {
+        let timeout = self.stop_timeout;
+        let leave = if force { Duration::ZERO } else { LEAVE };
+        let text = format!(
+            "disk '{name}': requests are still in flight after {timeout}; the disk is removed as \
+             soon as they have completed"
+        );
+        let until = Instant::now() + leave + timeout.0;
+        let asker = self.waiting.until(until, text, asker);
+        let how = match temporary {
+            true => Removal::UntilRestart,
+            false => Removal::Definition,
+        };
+        let request = Request::Remove {
+            force,
+            how,
+            only_if,
+        };
+        self.request(name, request, asker);
+    }
+
+    /// Changes options of a filter.
+    fn set_filter(
+        &mut self,
+        name: String,
+        filter: String,
+        options: BTreeMap<String, String>,
+        temporary: bool,
+        asker: Asker,
+    ) {
+        let asker = self.briefly(Some(&name), asker);
+        let request = Request::SetFilter {
+            filter,
+            options,
+            until_restart: temporary,
+        };
+        self.request(name, request, asker);
     }
 
     /// For what may take long, and goes on then.
@@ -289,6 +364,9 @@ impl Book {
             "disk '{name}': the operation takes longer than 60 s and continues in the \
             background"
         );
+        if let Err(error) = self.registry.check_served(&name) {
+            return asker(Err(error));
+        }
         let asker = self.waiting.until(Instant::now() + LONG, text, asker);
         let disk = Some(name);
         self.host.ask(Ask { disk, command }, asker);
@@ -330,6 +408,9 @@ impl Book {
     }
 
     fn show(&mut self, name: String, asker: Asker) {
+        if let Err(error) = self.registry.check_served(&name) {
+            return asker(Err(error));
+        }
         let asker = self.briefly(Some(&name), asker);
         self.then(Some(name), Command::Show, |book, answer| {
             asker(answer.map(|mut disk| {
@@ -347,16 +428,29 @@ impl Book {
                     .into_iter()
                     .flatten()
                     .for_each(|disk| book.add_origin(disk));
+                list["failed"] = book.failed();
                 list
             }));
         });
     }
 
+    /// The disks that are defined, but not served.
+    fn failed(&self) -> Value {
+        let failures = self.registry.failures().map(|failure| FailedDisk {
+            name: failure.name.to_owned(),
+            owner: failure.owner,
+            options: failure.spec.cloned(),
+            problem: failure.problem.to_owned(),
+            retried: failure.is_retried,
+        });
+        let failed: Vec<_> = failures.collect();
+        serde_json::to_value(failed).unwrap_or_default()
+    }
+
     /// Adds the owner of a disk, and whether the disk is served again after a restart.
     fn add_origin(&self, disk: &mut Value) {
         let name = disk["state"]["name"].as_str().unwrap_or_default();
-        let owner = self.owner_of(name);
-        let owner = owner.map_or(Owner::Transient, Origin::owner);
+        let owner = self.registry.owner_of(name).unwrap_or(Owner::Transient);
         // (A tenant's process may say anything.)
         if let Some(disk) = disk.as_object_mut() {
             disk.insert("kept".into(), (owner != Owner::Transient).into());

@@ -1,6 +1,7 @@
 //! What can be asked of a server: the only way to change anything of it.
 
-use crate::condition::Condition;
+use fathom_control::Condition;
+use fathom_control::SwitchTo;
 use fathom_formats::Format;
 use fathom_spec::DiskSpec;
 use fathom_spec::text;
@@ -199,15 +200,6 @@ pub struct SnapshotOrder {
     pub leave_bitmaps: bool,
 }
 
-/// The image with which a disk is to go on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SwitchTo {
-    /// The target of its mirror.
-    Mirror,
-    /// A new one on top of that which it has.
-    Layer(PathBuf),
-}
-
 /// Options of the switch of a disk to the target of its mirror.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -340,7 +332,10 @@ pub enum Command {
         /// Not to be kept: it is as before when the server starts again.
         temporary: bool,
     },
-    /// All disks, each like `Show`: `{"disks": [disk, ...]}`.
+    /// Stores the definition of a disk that is not persistent: replies like `Show`.
+    Adopt,
+    /// All disks, each like `Show`, and those that are defined but not served: `{"disks": [disk, ...],
+    /// "failed": [...]}`.
     List,
     /// What is counted of a disk, a [`Measured`](crate::metrics::Measured).
     Measure,

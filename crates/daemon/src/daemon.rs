@@ -25,7 +25,6 @@ use sd_notify::NotifyState;
 use serde_json::{Value, json};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 
 /// How a daemon has ended.
 #[derive(Debug)]
@@ -67,8 +66,7 @@ impl Daemon {
         let kept = options.kept.as_deref().map(KeptDisks::open).transpose();
         let kept = kept.map_err(Error::Options)?;
         let found = kept.as_ref().map(KeptDisks::read).unwrap_or_default();
-        let dir = options.kept.as_deref().unwrap_or(Path::new(""));
-        let disks = one_definition_each(&options.disks, &found, dir);
+        let disks = one_definition_each(&options.disks, &found, options.kept.as_deref());
         let (mut book, door) = match options.tenants {
             true => (
                 book(Box::new(Tenants::new(&options)?), &options)?,
@@ -76,12 +74,7 @@ impl Daemon {
             ),
             false => open_here(&options, &disks)?,
         };
-        if options.tenants {
-            book.begin(&disks);
-        }
-        if let Some(kept) = kept {
-            book.keep_disks_in(kept, found)?;
-        }
+        book.begin(&options, kept, found)?;
         book.wait_for_coming();
         let scale = Scale::new(Clock::get().hz());
         let groups = options.api.groups;

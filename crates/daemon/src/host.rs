@@ -1,12 +1,13 @@
 //! Who has a server's disks: this process, or others.
 
-use crate::answer::{Asker, Refusal};
+use crate::answer::Asker;
 use crate::command::Ask;
 use crate::error::Error;
 use crate::handover::Estate;
 use crate::metrics::Measures;
 use crate::objects::Outcome;
 use crate::stop_timeout::StopTimeout;
+use fathom_control::RequestError;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -57,5 +58,5 @@ pub trait Host: Send {
     fn give_up_commands(&mut self) {}
 
     /// For a successor, where there can be one.
-    fn estate(&mut self) -> Result<&mut dyn Estate, Refusal>;
+    fn estate(&mut self) -> Result<&mut dyn Estate, RequestError>;
 }

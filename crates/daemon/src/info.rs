@@ -1,7 +1,7 @@
 //! What is told of a disk.
 
 use crate::alarm::AlarmInfo;
-use crate::owner::Owner;
+use fathom_control::Owner;
 use fathom_core::{Clock, Counter, WorkerHandle};
 use fathom_formats::qcow2::snapshot::Snapshot;
 use fathom_formats::served::{ImageDisk, ImageProblem as Found};

@@ -9,7 +9,6 @@ mod api;
 mod book;
 mod cage;
 mod command;
-mod condition;
 mod daemon;
 mod error;
 mod events;
@@ -26,7 +25,6 @@ mod mailbox;
 mod metrics;
 mod objects;
 mod options;
-mod owner;
 mod pull_terms;
 mod repeats;
 mod runtime;
@@ -68,7 +66,6 @@ pub use objects::Outcome;
 pub use options::{
     ApiOptions, DiskOptions, ExportOptions, NbdOptions, RemoteOptions, ServeOptions, TlsOptions,
 };
-pub use owner::Owner;
 pub use repeats::Repeats;
 pub use stderr::Stderr;
 pub use stop_timeout::StopTimeout;

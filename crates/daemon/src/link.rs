@@ -2,10 +2,10 @@
 //! at most, over two sockets. On the *link* the supervisor asks and the tenant answers; at the *gate*
 //! a tenant asks for what it cannot open itself, and tells what happens.
 
-use crate::answer::Refusal;
 use crate::command::Ask;
 use crate::events::Happened;
 use crate::users::User;
+use fathom_control::RequestError;
 use fathom_files::gate::{Refused, Wanted};
 use fathom_spec::PoolSpec;
 use fathom_trace::Summary;
@@ -83,7 +83,7 @@ pub enum FromTenant<A = Value> {
     Answer {
         /// Number of the command.
         number: u64,
-        answer: Result<A, Refusal>,
+        answer: Result<A, RequestError>,
     },
     /// Before the last message, for each disk: where its requests spent their time.
     Outcome(String, Box<Summary>),

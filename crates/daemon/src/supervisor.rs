@@ -28,7 +28,7 @@ mod tests;
 mod turns;
 mod users;
 
-use crate::answer::{Asker, Refusal};
+use crate::answer::Asker;
 use crate::command::{Ask, Command};
 use crate::error::Error;
 use crate::events::{Events, Happened};
@@ -41,6 +41,7 @@ use crate::options::ServeOptions;
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
 use crate::users::User;
+use fathom_control::RequestError;
 use fathom_exports::{Bound, Listener};
 use fathom_sandbox::Mode;
 use fathom_spec::PoolSpec;
@@ -433,7 +434,7 @@ impl Host for Tenants {
         }
     }
 
-    fn estate(&mut self) -> Result<&mut dyn Estate, Refusal> {
+    fn estate(&mut self) -> Result<&mut dyn Estate, RequestError> {
         Ok(self)
     }
 }

@@ -1,7 +1,7 @@
 //! A tenant: a process that has some disks and nothing else, and does what its supervisor says. What
 //! it cannot open itself it gets from there.
 
-use crate::answer::{Answer, Kind};
+use crate::answer::Answer;
 use crate::cage;
 use crate::command::Ask;
 use crate::error::Error;
@@ -16,6 +16,7 @@ use crate::signals::LeftToThisThread;
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
 use crate::users::User;
+use fathom_control::ErrorKind;
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_files::gate::{self, Gate, Got, Refused, Wanted};
 use fathom_spec::PoolSpec;
@@ -273,7 +274,7 @@ impl Tenant {
         match self.link.send(&message, None, true) {
             Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
                 let text = format!("the reply is too long: {}", cause(error));
-                let answer = Err(Kind::Failed.because(text));
+                let answer = Err(ErrorKind::Failed.because(text));
                 self.tell(&FromTenant::Answer { number, answer });
             }
             Err(error) => gone(&error),

@@ -71,6 +71,13 @@ static EXAMPLES: &[Examples] = &[
         &["fathom disk freeze vm1", "fathom disk freeze vm1 --for 30s"],
     ),
     (
+        "fathom disk adopt",
+        &[
+            "fathom disk adopt vm1",
+            "fathom disk adopt vm1 --server 1234",
+        ],
+    ),
+    (
         "fathom disk thaw",
         &["fathom disk thaw vm1", "fathom disk thaw vm1 --server 1234"],
     ),

@@ -88,7 +88,7 @@ fn a_disk_is_a_resource() {
     let a = "/v1/disks/a";
     assert_eq!(
         curl(&served, "GET", "/v1/disks", &[]).body,
-        json!({ "disks": [] })
+        json!({ "disks": [], "failed": [] })
     );
     curl(&served, "GET", a, &[]).is_problem(404, "unknown");
     let options = json!({ "image": "memory:1M", "filters": ["delay:read=1us"], "iothreads": 2 });

@@ -5,16 +5,16 @@ use super::request::{Flags, LISTED, Named, parse, parse_any, read};
 use super::schema::{Filter, SlowRequests, Statistics};
 use super::state::Asking;
 use super::tag;
-use crate::answer::{Answer, Kind};
+use crate::answer::Answer;
+use crate::book::FailedDisk;
 use crate::command::Command;
-use crate::condition::version_of;
 use crate::info::Info;
-use crate::owner::Owner;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use fathom_control::{ErrorKind, Owner, version_of};
 use fathom_spec::DiskSpec;
 use fathom_spec::text;
 use fathom_units::serde_text;
@@ -42,6 +42,8 @@ pub struct Disk {
 pub struct Disks {
     /// The disks, in the order in which they were added.
     disks: Vec<Disk>,
+    /// Disks that are defined, but not served.
+    failed: Vec<FailedDisk>,
 }
 
 /// Size of a disk after a resize.
@@ -96,7 +98,8 @@ pub struct Trace {
 
 /// List all disks
 ///
-/// Returns each disk's options, owner and state, in the order in which the disks were added.
+/// Returns each disk's options, owner and state, in the order in which the disks were added, and the disks that are
+/// defined but not served.
 #[utoipa::path(get, path = "/v1/disks", tag = "disks", operation_id = "listDisks",
     responses((status = 200, body = Disks)))]
 pub async fn list(State(asking): State<Asking>) -> Result<Json<Value>, Problem> {
@@ -206,7 +209,7 @@ pub async fn remove(
     };
     let removed: Answer = asking.try_to(Some(name), command).await?;
     match removed {
-        Err(refusal) if refusal.kind == Kind::Unknown => {
+        Err(refusal) if refusal.kind == ErrorKind::Unknown => {
             only_if.check(name, None)?;
             Err(refusal.into())
         }
@@ -318,6 +321,27 @@ pub async fn thaw(State(asking): State<Asking>, name: Named) -> Result<Json<Valu
         .ask(Some(name.name()?), Command::Thaw)
         .await
         .map(Json)
+}
+
+/// Make a disk persistent
+///
+/// Writes the definition of the disk to `disks-dir`, with the options that the disk has now. The disk is then served
+/// again after a restart. Fails with 409 while the configuration or the command line defines the disk, because a name
+/// has one definition: remove the entry there first, and send this request before the server reads the configuration
+/// again.
+#[utoipa::path(post, path = "/v1/disks/{name}/adopt", tag = "disks", operation_id = "adoptDisk",
+    params(("name" = String, Path)),
+    responses(
+        (status = 200, body = Disk),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "The disk is defined elsewhere, is being changed, or the server has no disks-dir"),
+        (status = 422, body = Problem, content_type = "application/problem+json",
+            description = "The disk's file cannot be written, or the configuration cannot be read")))]
+pub async fn adopt(State(asking): State<Asking>, name: Named) -> Result<Response, Problem> {
+    let mut disk = asking.ask(Some(name.name()?), Command::Adopt).await?;
+    { disk.as_object_mut() }.and_then(|members| members.remove("created"));
+    Ok(tagged(StatusCode::OK, disk))
 }
 
 /// Change options of a filter

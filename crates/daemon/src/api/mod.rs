@@ -243,6 +243,7 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(disks::resize))
         .routes(routes!(disks::freeze))
         .routes(routes!(disks::thaw))
+        .routes(routes!(disks::adopt))
         .routes(routes!(backup::begin, backup::end))
         .routes(routes!(backup::go))
         .routes(routes!(bitmaps::list))

@@ -1,8 +1,8 @@
 //! How errors look: RFC 9457.
 
-use crate::answer::{Kind, Refusal};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+use fathom_control::{ErrorKind, RequestError};
 use fathom_units::{cause, redacted};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -33,7 +33,7 @@ impl Problem {
 
     /// Of a request that cannot be understood.
     pub fn invalid(detail: impl Into<String>) -> Problem {
-        Problem::new(StatusCode::BAD_REQUEST, Kind::Invalid.name(), detail)
+        Problem::new(StatusCode::BAD_REQUEST, ErrorKind::Invalid.name(), detail)
     }
 
     pub fn ending() -> Problem {
@@ -42,15 +42,15 @@ impl Problem {
     }
 }
 
-impl From<Refusal> for Problem {
-    fn from(refusal: Refusal) -> Problem {
+impl From<RequestError> for Problem {
+    fn from(refusal: RequestError) -> Problem {
         let status = match refusal.kind {
-            Kind::Invalid => StatusCode::BAD_REQUEST,
-            Kind::Unknown => StatusCode::NOT_FOUND,
-            Kind::Conflict => StatusCode::CONFLICT,
-            Kind::Failed => StatusCode::UNPROCESSABLE_ENTITY,
-            Kind::Late => StatusCode::GATEWAY_TIMEOUT,
-            Kind::Changed | Kind::Exists => StatusCode::PRECONDITION_FAILED,
+            ErrorKind::Invalid => StatusCode::BAD_REQUEST,
+            ErrorKind::Unknown => StatusCode::NOT_FOUND,
+            ErrorKind::Conflict => StatusCode::CONFLICT,
+            ErrorKind::Failed => StatusCode::UNPROCESSABLE_ENTITY,
+            ErrorKind::Late => StatusCode::GATEWAY_TIMEOUT,
+            ErrorKind::Changed | ErrorKind::Exists => StatusCode::PRECONDITION_FAILED,
         };
         Problem::new(status, refusal.kind.name(), refusal.text)
     }
@@ -69,7 +69,7 @@ impl IntoResponse for Problem {
 
 pub async fn no_such_place(uri: Uri) -> Problem {
     let detail = format!("no resource {}; /openapi.json lists all", uri.path());
-    Problem::new(StatusCode::NOT_FOUND, Kind::Unknown.name(), detail)
+    Problem::new(StatusCode::NOT_FOUND, ErrorKind::Unknown.name(), detail)
 }
 
 pub async fn no_such_method(method: Method, uri: Uri) -> Problem {

@@ -1,6 +1,6 @@
 //! JSON Schemas of what other crates define.
 
-use crate::owner::Owner;
+use fathom_control::Owner;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use utoipa::ToSchema;

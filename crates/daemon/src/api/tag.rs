@@ -1,7 +1,7 @@
 //! Reads the conditions of a request from its headers.
 
-use crate::condition::Condition;
 use axum::http::{HeaderMap, header};
+use fathom_control::Condition;
 
 /// Returns the condition that `If-Match` and `If-None-Match` state.
 pub fn condition(headers: &HeaderMap) -> Condition {

@@ -4,8 +4,9 @@
 //! with its last.
 
 use super::Book;
-use crate::answer::{self, Answer, Asker, Refusal};
+use crate::answer::{Answer, Asker};
 use crate::command::Command;
+use fathom_control::RequestError;
 use fathom_stack::FilterInfo;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -104,7 +105,7 @@ impl Book {
                 done.push(disk);
                 book.set_next(left, done, group, change, asker);
             }
-            Err(Refusal { kind, text }) => asker(Err(kind.because(match done.is_empty() {
+            Err(RequestError { kind, text }) => asker(Err(kind.because(match done.is_empty() {
                 true => format!("disk '{disk}': {text}"),
                 false => format!(
                     "disk '{disk}': {text}; the new limits are already in force for {}",
@@ -167,8 +168,8 @@ fn tell(members: impl IntoIterator<Item = Member>) -> Value {
     json!({ "groups": groups })
 }
 
-fn unknown(name: &str, others: Vec<Member>) -> Refusal {
+fn unknown(name: &str, others: Vec<Member>) -> RequestError {
     let names: BTreeSet<_> = others.into_iter().map(|one| one.group).collect();
     let names: Vec<_> = names.into_iter().collect();
-    answer::unknown("throttle group", name, &names)
+    fathom_control::unknown("throttle group", name, &names)
 }

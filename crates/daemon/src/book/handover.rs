@@ -1,11 +1,12 @@
 //! A server that goes on in another process.
 
-use super::{Book, Definitions, Origin};
-use crate::answer::{Asker, Kind, Refusal};
+use super::{Book, registry_settings};
+use crate::answer::Asker;
 use crate::error::Error;
 use crate::files::KeptDisks;
 use crate::handover::{Estate, Given};
 use crate::host::Host;
+use fathom_control::{Definition, Definitions, ErrorKind, Registry, RequestError};
 use fathom_units::cause;
 use std::collections::BTreeMap;
 use std::io;
@@ -35,7 +36,7 @@ impl Book {
         disconnect: bool,
         asker: Asker,
     ) {
-        let conflict = |text| Kind::Conflict.because(text);
+        let conflict = |text| ErrorKind::Conflict.because(text);
         let refusal = match (&self.upgrade, self.host.estate()) {
             (Some(_), _) => Some(conflict(
                 "another upgrade is in progress; retry when it has ended".to_owned(),
@@ -89,7 +90,7 @@ impl Book {
         if let Some(late) = self.upgrade.take_if(|upgrade| upgrade.until <= now) {
             let text = "an operation on a disk is still in progress, or a disk's process does not \
                  respond; retry the upgrade later";
-            (late.asker)(Err(Kind::Conflict.because(text)));
+            (late.asker)(Err(ErrorKind::Conflict.because(text)));
         }
         None
     }
@@ -100,7 +101,7 @@ impl Book {
     }
 
     /// The disks, for another process.
-    pub fn estate(&mut self) -> Result<&mut dyn Estate, Refusal> {
+    pub fn estate(&mut self) -> Result<&mut dyn Estate, RequestError> {
         self.host.estate()
     }
 
@@ -117,23 +118,27 @@ impl Book {
             |error: io::Error| format!("cannot duplicate a file descriptor: {}", cause(error));
         given.state.kept = kept.map_err(failed)?;
         given.state.files = given.files.len();
-        given.state.origins = self.origins.clone();
-        given.state.definitions = Some(self.definitions.clone());
+        let (served, definitions) = self.registry.to_handover();
+        given.state.origins = served;
+        given.state.definitions = Some(definitions);
         Ok(given)
     }
 
     /// Continues where a predecessor stops. The directory of its persistent disks comes with its lock.
     pub fn take(
         &mut self,
-        origins: BTreeMap<String, Origin>,
+        origins: BTreeMap<String, Definition>,
         definitions: Definitions,
         kept: Option<(PathBuf, OwnedFd)>,
     ) -> Result<(), Error> {
-        self.origins = origins;
-        self.definitions = definitions;
-        match kept {
-            Some((path, dir)) => self.start_keeper(KeptDisks::adopt(path, dir)),
-            None => Ok(()),
+        if let Some((path, dir)) = kept {
+            self.start_keeper(KeptDisks::adopt(path, dir))?;
         }
+        let settings = registry_settings(&*self.host, self.settings.kept.clone());
+        let places = self.registry.places().clone();
+        let (registry, effects) = Registry::from_handover(settings, origins, definitions, places);
+        self.registry = registry;
+        self.start(effects);
+        Ok(())
     }
 }

@@ -1,6 +1,7 @@
-//! Where the configuration defines each disk.
+//! What the configuration says of each disk, and where.
 
 use crate::options::DiskOptions;
+use fathom_spec::DiskSpec;
 use std::collections::BTreeMap;
 
 /// Returns `FILE:LINE` of each disk's entry in the configuration.
@@ -9,4 +10,9 @@ pub(super) fn places(disks: &[DiskOptions]) -> BTreeMap<String, String> {
         .iter()
         .filter_map(|disk| Some((disk.name.clone(), disk.defined_at.clone()?)));
     places.collect()
+}
+
+/// The definitions of these disks.
+pub(super) fn specs(disks: &[DiskOptions]) -> impl Iterator<Item = &DiskSpec> {
+    disks.iter().filter_map(|disk| disk.table.as_deref())
 }

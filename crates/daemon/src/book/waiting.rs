@@ -1,6 +1,7 @@
 //! Who waits for something that may take long, and for how long he does.
 
-use crate::answer::{Asker, Kind};
+use crate::answer::Asker;
+use fathom_control::ErrorKind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -44,7 +45,7 @@ impl Waiting {
                 && let Some(asker) = take(&one.asker)
             {
                 tracing::warn!("{}", one.text);
-                asker(Err(Kind::Late.because(one.text.clone())));
+                asker(Err(ErrorKind::Late.because(one.text.clone())));
             }
             one.asker
                 .lock()

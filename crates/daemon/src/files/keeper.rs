@@ -1,7 +1,8 @@
 //! Writing on a thread of its own: file systems take their time.
 
-use super::kept::{Found, KeptDisks};
+use super::kept::KeptDisks;
 use crate::signals::LeftToThisThread;
+use fathom_control::Found;
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_spec::DiskSpec;
 use std::io;
@@ -11,10 +12,14 @@ use std::thread;
 /// Told what has come of it, on that thread; the error is one line for the user.
 pub type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 
+/// Gets what a disk's file says, on that thread; `None`: the file does not exist.
+pub type DoneReading = Box<dyn FnOnce(Result<Option<Box<DiskSpec>>, String>) + Send>;
+
 enum Job {
     Keep(Box<DiskSpec>, Done),
     Forget(String, Done),
     Read(Box<dyn FnOnce(Found) + Send>),
+    ReadOne(String, DoneReading),
 }
 
 /// Does one thing after the other, in the order in which it is told.
@@ -31,6 +36,7 @@ impl Keeper {
                     Job::Keep(disk, done) => done(kept.keep(&disk)),
                     Job::Forget(name, done) => done(kept.forget(&name)),
                     Job::Read(done) => done(kept.read()),
+                    Job::ReadOne(name, done) => done(kept.read_one(&name)),
                 }
             }
         })?;
@@ -47,6 +53,11 @@ impl Keeper {
 
     pub fn read(&self, done: Box<dyn FnOnce(Found) + Send>) {
         self.send(Job::Read(done));
+    }
+
+    /// Reads the file of one disk.
+    pub fn read_one(&self, name: String, done: DoneReading) {
+        self.send(Job::ReadOne(name, done));
     }
 
     fn send(&self, job: Job) {

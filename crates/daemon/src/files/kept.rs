@@ -4,6 +4,7 @@
 //! under another name, synced, and renamed.
 
 use super::config;
+use fathom_control::Found;
 use fathom_spec::{DiskSpec, check_name};
 use fathom_units::cause;
 use rustix::fs::{FlockOperation, flock};
@@ -16,26 +17,10 @@ use std::path::{Path, PathBuf};
 /// Of files that are not whole yet; those of a server that was killed are removed.
 const UNFINISHED: &str = ".unfinished";
 
-impl Found {
-    /// Whether a file defines a disk of that name, readable or not.
-    pub fn has(&self, name: &str) -> bool {
-        let readable = self.disks.iter().any(|disk| disk.name == name);
-        readable || self.problems.iter().any(|(stem, _)| stem == name)
-    }
-}
-
 /// The directory, which no other server has while this is there.
 pub struct KeptDisks {
     path: PathBuf,
     dir: File,
-}
-
-/// What the directory has.
-#[derive(Default)]
-pub struct Found {
-    pub disks: Vec<DiskSpec>,
-    /// Files that cannot be used: what each should be named after, and a line about it.
-    pub problems: Vec<(String, String)>,
 }
 
 impl KeptDisks {
@@ -96,6 +81,19 @@ impl KeptDisks {
             }
         }
         found
+    }
+
+    /// Reads the file of one disk; `None`: there is no such file.
+    pub fn read_one(&self, name: &str) -> Result<Option<Box<DiskSpec>>, String> {
+        let path = self.path_of(name);
+        match fs::metadata(&path) {
+            Ok(metadata) if !metadata.is_file() => return Ok(None),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(format!("{}: {}", path.display(), cause(error))),
+        }
+        let disk = read(&path).map_err(|problem| format!("{}{problem}", path.display()))?;
+        Ok(Some(Box::new(disk)))
     }
 
     fn path_of(&self, name: &str) -> PathBuf {

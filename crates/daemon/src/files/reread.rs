@@ -2,10 +2,10 @@
 
 use super::config::read_config;
 use super::keeper::Keeper;
-use super::kept::Found;
 use crate::error::Error;
 use crate::options::ServeOptions;
 use crate::signals::LeftToThisThread;
+use fathom_control::Found;
 use fathom_core::{ThreadKind, thread_starts};
 use std::io;
 use std::path::PathBuf;

@@ -4,13 +4,14 @@ use super::left::taken;
 use super::state::{Counted, DiskState, Go, Hello, State, Stopped, Word};
 use super::wire::{Peer, WireError};
 use crate::api::{Adopted, Door};
-use crate::book::{Book, Definitions};
+use crate::book::Book;
 use crate::error::Error;
 use crate::host::Host;
 use crate::metrics::Scale;
 use crate::objects::Objects;
 use crate::options::{DiskOptions, ServeOptions};
 use crate::supervisor::Tenants;
+use fathom_control::Definitions;
 use fathom_exports::vhost_user::{Arrival, Arriving, arrival};
 use fathom_exports::{Bound, Descriptors, Listener};
 use fathom_spec::SocketSpec;
@@ -151,7 +152,10 @@ fn prepare(
     // (What the configuration said when a predecessor without them read it is not known.)
     let listed = options.disks.iter();
     let listed = listed.filter_map(|disk| disk.table.as_deref().cloned());
-    let definitions = state.definitions.unwrap_or_else(|| Definitions::of(listed));
+    let definitions = state.definitions.unwrap_or_else(|| Definitions {
+        declared: listed.map(|spec| (spec.name.clone(), spec)).collect(),
+        ..Definitions::default()
+    });
     let hz = state.api.as_ref().and_then(|api| api.ticks_per_second);
     let api = state
         .api

@@ -6,9 +6,9 @@ use super::starter::Starter;
 use super::state::{Counted, Go, Hello, Progress, Renewal, State, Stopped, Word};
 use super::successor::Successor;
 use super::wire::{Peer, WireError};
-use crate::answer::{Kind, Refusal};
 use crate::api::Api;
 use crate::book::Book;
+use fathom_control::{ErrorKind, RequestError};
 use fathom_exports::Descriptors;
 use fathom_exports::vhost_user::{Frozen, Halting};
 use fathom_units::cause;
@@ -67,9 +67,9 @@ pub fn hand_over(
     api: Option<&Api>,
     starter: &Starter,
     binary: Option<PathBuf>,
-) -> Result<HandedOver, Refusal> {
+) -> Result<HandedOver, RequestError> {
     let checked = book.estate()?.may_be_handed_over();
-    checked.map_err(|text| Kind::Conflict.because(text))?;
+    checked.map_err(|text| ErrorKind::Conflict.because(text))?;
     let successor = Successor::start(starter, binary);
     let outcome = successor.and_then(greet).and_then(|greeted| {
         api.inspect(|api| api.hold(true));
@@ -81,7 +81,7 @@ pub fn hand_over(
         // The successor is dead, and front-ends are served again.
         book.estate()?.take_back();
         api.inspect(|api| api.hold(false));
-        Err(Kind::Failed.because(problem))
+        Err(ErrorKind::Failed.because(problem))
     })
 }
 

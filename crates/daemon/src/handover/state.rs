@@ -16,9 +16,9 @@
 //! gone, says that it will not.
 
 use super::left::LeftState;
-use crate::book::{Definitions, Origin};
 use crate::info::WorkerInfo;
 use crate::users::User;
+use fathom_control::{Definition, Definitions};
 use fathom_exports::ListenerState;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::ExportState;
@@ -77,7 +77,7 @@ pub struct State {
     pub files: usize,
     pub disks: Vec<DiskState>,
     /// Why they are there.
-    pub origins: BTreeMap<String, Origin>,
+    pub origins: BTreeMap<String, Definition>,
     /// Their definitions; an older predecessor has none.
     #[serde(default)]
     pub definitions: Option<Definitions>,

@@ -27,9 +27,8 @@ use super::disk::{Common, Served};
 use super::freeze::Waiting;
 use super::nbd::Nbd;
 use super::tracer::Tracer;
-use crate::answer::{self, Answer, Asker, Kind, Refusal};
+use crate::answer::{Answer, Asker};
 use crate::command::{Ask, Command};
-use crate::condition::version_of;
 use crate::error::Error;
 use crate::handover::Estate;
 use crate::host::Host;
@@ -38,6 +37,7 @@ use crate::mailbox::Mailbox;
 use crate::metrics::{Measured, ProcessInfo};
 use crate::options::ServeOptions;
 use crate::stop_timeout::StopTimeout;
+use fathom_control::{ErrorKind, RequestError, version_of};
 use fathom_exports::Listener;
 use fathom_spec::check_path;
 use fathom_stack::Pools;
@@ -241,30 +241,33 @@ impl Objects {
                 return self.order_snapshots(index, order, asker);
             }
             (command, Some(index)) => self.handle_for(index, command),
-            (_, None) => Err(Kind::Invalid.because("the request must name a disk")),
+            (_, None) => Err(ErrorKind::Invalid.because("the request must name a disk")),
         };
         asker(answered);
     }
 
     /// The disk that is meant.
-    fn find(&self, name: &str) -> Result<usize, Refusal> {
+    fn find(&self, name: &str) -> Result<usize, RequestError> {
         if let Some(found) = self.disks.iter().position(|disk| disk.name() == name) {
             return Ok(found);
         }
         if let Some(refusal) = self.is_changing(name) {
             return Err(refusal);
         }
-        Err(answer::unknown_disk(name, &self.names()))
+        Err(fathom_control::unknown_disk(name, &self.names()))
     }
 
     /// Why there is nothing to be done with that disk now.
-    fn is_changing(&self, name: &str) -> Option<Refusal> {
+    fn is_changing(&self, name: &str) -> Option<RequestError> {
         let change = self.changing.iter().find(|change| change.name == name)?;
-        Some(answer::changing_disk(name, change.what == What::Added))
+        Some(fathom_control::changing_disk(
+            name,
+            change.what == What::Added,
+        ))
     }
 
     fn handle_for(&mut self, index: usize, command: Command) -> Answer {
-        let failed = |text| Kind::Failed.because(text);
+        let failed = |text| ErrorKind::Failed.because(text);
         if matches!(command, Command::Trace { .. } | Command::Set { .. })
             && let Some(refusal) = self.is_busy(self.disks[index].name())
         {
@@ -284,7 +287,7 @@ impl Objects {
             }
             Command::Trace { file } => {
                 let checked = file.as_deref().map_or(Ok(()), check_path);
-                checked.map_err(|text| Kind::Invalid.because(text))?;
+                checked.map_err(|text| ErrorKind::Invalid.because(text))?;
                 disk.switch_trace(file).map_err(failed)
             }
             Command::Set {
@@ -293,6 +296,7 @@ impl Objects {
             Command::List
             | Command::ListGroups
             | Command::SetGroup { .. }
+            | Command::Adopt
             | Command::Quit
             | Command::Upgrade { .. }
             | Command::Put { .. }
@@ -313,7 +317,8 @@ impl Objects {
             | Command::Bitmaps(_)
             | Command::Snapshots(_)
             | Command::Remove { .. } => {
-                Err(Kind::Invalid.because("the request is about the server, not about one disk"))
+                Err(ErrorKind::Invalid
+                    .because("the request is about the server, not about one disk"))
             }
         }
     }
@@ -334,7 +339,7 @@ impl Objects {
     }
 
     /// The version that conditions of requests name.
-    fn version(&self, index: usize) -> Result<String, Refusal> {
+    fn version(&self, index: usize) -> Result<String, RequestError> {
         let options = to_json(&self.disks[index].table())?;
         Ok(version_of(&options))
     }
@@ -380,5 +385,5 @@ impl Objects {
 }
 
 fn to_json(value: &impl Serialize) -> Answer {
-    serde_json::to_value(value).map_err(|error| Kind::Failed.because(error.to_string()))
+    serde_json::to_value(value).map_err(|error| ErrorKind::Failed.because(error.to_string()))
 }

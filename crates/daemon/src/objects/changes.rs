@@ -7,13 +7,13 @@ use super::freeze::{Users, Waiting, on_a_thread};
 use super::mirror;
 use super::snapshots;
 use super::stream;
-use crate::answer::{Asker, Refusal};
+use crate::answer::Asker;
 use crate::command::BitmapOrder;
-use crate::condition::Condition;
 use crate::error::Error;
 use crate::info::{BackupInfo, BitmapInfo, MirrorInfo, SnapshotInfo, StreamInfo};
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
+use fathom_control::{Condition, RequestError};
 use fathom_core::{DiskError, Resize, ThreadKind, WorkerHandle, thread_starts};
 use fathom_exports::Listener;
 use fathom_exports::nbd;
@@ -105,13 +105,13 @@ pub enum Event {
     /// A mirror of the disk of that name has begun, or cannot, for this reason.
     MirrorBegun(String, Box<Result<mirror::Running, String>>),
     /// It has ended, or has not yet, for this reason.
-    MirrorEnded(String, Box<Result<MirrorInfo, Refusal>>),
+    MirrorEnded(String, Box<Result<MirrorInfo, RequestError>>),
     /// The image of the disk of that name begins to make its own what is below, or cannot, for this reason.
     StreamBegun(String, Box<Result<stream::Running, String>>),
     /// A job of the disk of that name is over, in whatever way it has ended.
     JobOver(String),
     /// That was waited for; or it goes on, for this reason.
-    StreamEnded(String, Box<Result<StreamInfo, Refusal>>),
+    StreamEnded(String, Box<Result<StreamInfo, RequestError>>),
     /// The disk of that name has another image now, and these options; it is waited for whether it is to stay so.
     Switched(String, Box<DiskSpec>, SyncSender<bool>),
     /// What was to be done with the bitmaps of the disk of that name is done; or not, for this reason.

@@ -3,10 +3,10 @@
 use super::freeze::Users;
 use super::shared_disk::SharedDisk;
 use super::unanswered;
-use crate::answer::{Kind, Refusal};
 use crate::events::{Events, Happened};
 use crate::info::MirrorInfo;
 use crate::options::DiskOptions;
+use fathom_control::{ErrorKind, RequestError};
 use fathom_files::{UsedFile, check_same};
 use fathom_formats::Format;
 use fathom_formats::served::{ChainImage, ImageDisk};
@@ -161,10 +161,10 @@ impl Running {
     ///
     /// `users` is present unless the end is forced: the users wait, and the target becomes the disk as
     /// of that instant. When that fails the mirror stays as it is. May block. The error is for the user.
-    pub fn end(&self, users: Option<Users>) -> Result<MirrorInfo, Refusal> {
+    pub fn end(&self, users: Option<Users>) -> Result<MirrorInfo, RequestError> {
         if let Some(users) = users.filter(|_| !self.is_over()) {
             let finished = self.finish(users);
-            finished.map_err(|problem| Kind::Failed.because(problem))?;
+            finished.map_err(|problem| ErrorKind::Failed.because(problem))?;
         }
         let following = &self.mirror.following;
         match following.end_unless_stuck(Instant::now() + END) {

@@ -2,9 +2,9 @@
 
 use super::shared_disk::SharedDisk;
 use super::unanswered;
-use crate::answer::Refusal;
 use crate::events::{Events, Happened};
 use crate::info::StreamInfo;
+use fathom_control::RequestError;
 use fathom_files::gate;
 use fathom_formats::served::{Beside, ChainImage, ImageDisk};
 use fathom_formats::{Format, resolve};
@@ -255,7 +255,7 @@ impl Running {
     }
 
     /// Ends the job. Returns its final state, or an error for the user if its images do not answer. May block.
-    pub fn end(&self) -> Result<StreamInfo, Refusal> {
+    pub fn end(&self) -> Result<StreamInfo, RequestError> {
         match self.following.end_unless_stuck(Instant::now() + END) {
             true => Ok(self.info()),
             false => Err(unanswered::refusal(&self.images)),

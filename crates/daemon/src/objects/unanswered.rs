@@ -1,6 +1,6 @@
 //! What is told of a job that was ended while its disk's own images do not answer.
 
-use crate::answer::{Kind, Refusal};
+use fathom_control::{ErrorKind, RequestError};
 use fathom_formats::served::ChainImage;
 use fathom_units::redacted;
 
@@ -21,8 +21,8 @@ pub fn span(images: &[ChainImage]) -> String {
 
 /// The job waits for requests to one of these images. Until they are answered, the images must not be used by another
 /// job: a late write would land on what that job has written.
-pub fn refusal(images: &str) -> Refusal {
-    Kind::Late.because(format!(
+pub fn refusal(images: &str) -> RequestError {
+    ErrorKind::Late.because(format!(
         "stopping: the storage of {images} does not respond; the job ends when that storage \
          responds, and the disk is unchanged"
     ))

@@ -5,12 +5,12 @@ use super::permits::Permits;
 use super::process::Process;
 use super::tenant::{Asked, Disk, MARGIN, Tenant, What, nothing_done, to_log};
 use super::{Listing, Tenants, reply};
-use crate::answer::{self, Asker, Kind, Refusal};
+use crate::answer::Asker;
 use crate::command::{Ask, Command};
-use crate::condition::version_of;
 use crate::link::ToTenant;
 use crate::options::DiskOptions;
 use crate::socket;
+use fathom_control::{ErrorKind, RequestError, version_of};
 use fathom_exports::Listener;
 use fathom_spec::SocketSpec;
 use fathom_spec::{DiskSpec, check_name};
@@ -37,7 +37,9 @@ impl Tenants {
             }
             (_, Some(name)) => self.ask_about(name.clone(), What::Other, ask, asker),
             (_, None) => {
-                return asker(Err(Kind::Invalid.because("the request must name a disk")));
+                return asker(Err(
+                    ErrorKind::Invalid.because("the request must name a disk")
+                ));
             }
         };
         if let Err((refusal, asker)) = asked {
@@ -69,7 +71,7 @@ impl Tenants {
         if let Some(named) = named.take() {
             match table.over(&named, &disk.table) {
                 Ok(table) => **options = table,
-                Err(problem) => return asker(Err(Kind::Invalid.because(problem))),
+                Err(problem) => return asker(Err(ErrorKind::Invalid.because(problem))),
             }
         }
         if let Err((refusal, asker)) = self.ask_about(name, What::Other, ask, asker) {
@@ -88,14 +90,14 @@ impl Tenants {
         what: What,
         ask: Ask,
         asker: Asker,
-    ) -> Result<(), (Refusal, Asker)> {
+    ) -> Result<(), (RequestError, Asker)> {
         let names: Vec<_> = self.disks().map(|disk| disk.table.name.clone()).collect();
         let Some(tenant) = self.tenant_of(&name) else {
-            return Err((answer::unknown_disk(&name, &names), asker));
+            return Err((fathom_control::unknown_disk(&name, &names), asker));
         };
         if let Some(change) = tenant.is_changing(&name) {
             let is_coming = change == What::Added;
-            return Err((answer::changing_disk(&name, is_coming), asker));
+            return Err((fathom_control::changing_disk(&name, is_coming), asker));
         }
         if let Err(refusal) = reply::refuse(&ask.command, &name) {
             return Err((refusal, asker));
@@ -147,8 +149,8 @@ impl Tenants {
     }
 
     /// Makes its socket, and its tenant's process if that is the first disk there.
-    fn begin_to_add(&mut self, table: &DiskSpec) -> Result<(), Refusal> {
-        let invalid = |text| Kind::Invalid.because(text);
+    fn begin_to_add(&mut self, table: &DiskSpec) -> Result<(), RequestError> {
+        let invalid = |text| ErrorKind::Invalid.because(text);
         check_name(&table.name).map_err(invalid)?;
         table.check_paths().map_err(invalid)?;
         if let Some(pool) = &table.pool
@@ -169,7 +171,7 @@ impl Tenants {
         };
         if let Some(tenant) = self.all.get_mut(&name) {
             if disk.connects() && !tenant.connects() {
-                return Err(Kind::Conflict.because(format!(
+                return Err(ErrorKind::Conflict.because(format!(
                     "tenant '{name}' has no disks on {}, so its process cannot connect to any; \
                      give the disk another tenant, or add it before the tenant's other disks",
                     table.image.kind().name
@@ -178,7 +180,7 @@ impl Tenants {
             tenant.disks.push(disk);
         } else {
             let user = self.user_of(&name);
-            let user = user.map_err(|text| Kind::Conflict.because(text))?;
+            let user = user.map_err(|text| ErrorKind::Conflict.because(text))?;
             let mut tenant = Tenant::new(name.clone(), user);
             tenant.disks.push(disk);
             let started = self.start(&tenant, tenant.permits.clone(), None);
@@ -188,7 +190,7 @@ impl Tenants {
                     cause(error)
                 )
             };
-            let process = started.map_err(|error| Kind::Failed.because(failed(error)))?;
+            let process = started.map_err(|error| ErrorKind::Failed.because(failed(error)))?;
             tenant.process = Some(process);
             self.all.insert(name, tenant);
         }
@@ -311,7 +313,7 @@ impl Tenants {
             tenant.permits.end_change(&name, false);
         }
         let text = format!("disk '{name}': the disk's process did not respond in time");
-        (asked.asker)(Err(Kind::Late.because(text)));
+        (asked.asker)(Err(ErrorKind::Late.because(text)));
     }
 
     /// Nothing of that disk is here any more; a tenant that has no other one ends.
@@ -396,17 +398,17 @@ fn note(disk: &mut Disk, done: Command, answer: &Value) {
 }
 
 /// Where the disk's front-ends connect, as long as it is known here.
-fn listen(options: &DiskOptions) -> Result<Option<Listener>, Refusal> {
+fn listen(options: &DiskOptions) -> Result<Option<Listener>, RequestError> {
     match &options.vhost_user {
         None => Ok(None),
         Some(spec @ SocketSpec::Path(_)) => {
             let listener = socket::listen_for_front_ends(spec, options.access);
             let listener = listener.map(Some);
-            listener.map_err(|error| Kind::Failed.because(error.to_string()))
+            listener.map_err(|error| ErrorKind::Failed.because(error.to_string()))
         }
         Some(_) => {
             let text = "vhost-user: tenants cannot inherit sockets; give a path";
-            Err(Kind::Invalid.because(text))
+            Err(ErrorKind::Invalid.because(text))
         }
     }
 }

@@ -4,12 +4,14 @@
 //! sizes from its own records and from what it asked, and all texts are made safe to show.
 
 use super::log::shown;
-use crate::answer::{Answer, Kind, Refusal};
-use crate::command::{Command, SwitchTo};
+use crate::answer::Answer;
+use crate::command::Command;
 use crate::info::{BackupInfo, Bitmaps, Info, MirrorInfo, Snapshots, StreamInfo, TenantLimits};
 use crate::link::FromTenant;
 use crate::metrics::Sent;
 use crate::untrusted::clean;
+use fathom_control::SwitchTo;
+use fathom_control::{ErrorKind, RequestError};
 use fathom_spec::DiskSpec;
 use fathom_stack::FilterInfo;
 use fathom_trace::{SlowRequest, Summary};
@@ -32,8 +34,9 @@ pub struct Known<'a> {
 }
 
 /// Refuses commands that no tenant's process can carry out: the opposite would be a lie.
-pub fn refuse(command: &Command, name: &str) -> Result<(), Refusal> {
-    let conflict = |problem: &str| Err(Kind::Conflict.because(format!("disk '{name}': {problem}")));
+pub fn refuse(command: &Command, name: &str) -> Result<(), RequestError> {
+    let conflict =
+        |problem: &str| Err(ErrorKind::Conflict.because(format!("disk '{name}': {problem}")));
     match command {
         Command::BeginBackup { .. } => {
             conflict("a tenant's disk in use cannot be backed up; stop its virtual machine first")
@@ -51,7 +54,7 @@ pub fn refuse(command: &Command, name: &str) -> Result<(), Refusal> {
             ..
         }
         | Command::EndSwitch { .. } => {
-            Err(Kind::Unknown.because(format!("disk '{name}': no mirror is in progress")))
+            Err(ErrorKind::Unknown.because(format!("disk '{name}': no mirror is in progress")))
         }
         _ => Ok(()),
     }
@@ -127,13 +130,14 @@ pub fn read(command: &Command, is_new: bool, known: &Known<'_>, message: Vec<u8>
         | Command::BeginSwitch { .. }
         | Command::EndSwitch { .. }
         | Command::CompleteMirror(_)
+        | Command::Adopt
         | Command::Snapshot(_)
         | Command::List
         | Command::ListGroups
         | Command::SetGroup { .. }
         | Command::Upgrade { .. }
         | Command::Quit => {
-            Err(Kind::Invalid.because("a tenant's process does not support this command"))
+            Err(ErrorKind::Invalid.because("a tenant's process does not support this command"))
         }
     }
 }
@@ -147,7 +151,7 @@ fn typed<T: DeserializeOwned>(
     let unusable = |problem: &str| {
         let name = known.name;
         let problem = shown(problem);
-        Kind::Failed.because(format!(
+        ErrorKind::Failed.because(format!(
             "disk '{name}': the disk's process sent a malformed reply: {problem}"
         ))
     };
@@ -162,7 +166,7 @@ fn typed<T: DeserializeOwned>(
             Ok(value)
         }
         FromTenant::Answer {
-            answer: Err(Refusal { kind, text }),
+            answer: Err(RequestError { kind, text }),
             ..
         } => Err(kind.because(shown(&text))),
         _ => Err(unusable("not a reply")),
@@ -199,7 +203,7 @@ fn disk(known: &Known<'_>, table: Option<&DiskSpec>, shown: Shown) -> Result<Val
 /// Measurements are many, so they are read by a thread that nobody waits for.
 fn measured(known: &Known<'_>, message: Vec<u8>) -> Answer {
     typed(known, &message, |_: IgnoredAny| Ok(Value::Null))?;
-    let failed = |error: String| Kind::Failed.because(error);
+    let failed = |error: String| ErrorKind::Failed.because(error);
     let sent = Sent {
         name: known.name.to_owned(),
         pid: known.pid,

@@ -5,11 +5,12 @@ use super::log::shown;
 use super::permits::Permits;
 use super::process::Process;
 use super::reply::{self, Known};
-use crate::answer::{Answer, Asker, Kind, Refusal};
+use crate::answer::{Answer, Asker};
 use crate::command::{Ask, Command};
 use crate::link::{FromTenant, ToTenant};
 use crate::objects::Outcome;
 use crate::users::User;
+use fathom_control::{ErrorKind, RequestError};
 use fathom_exports::Listener;
 use fathom_spec::DiskSpec;
 use fathom_trace::Summary;
@@ -245,7 +246,7 @@ impl Tenant {
         }
     }
 
-    fn send(&self, number: u64, asked: &Asked) -> Result<(), Refusal> {
+    fn send(&self, number: u64, asked: &Asked) -> Result<(), RequestError> {
         let Some(process) = &self.process else {
             return Err(gone(&asked.ask));
         };
@@ -261,7 +262,7 @@ impl Tenant {
                 "tenant '{name}': its process does not read commands: {}",
                 cause(error)
             );
-            Kind::Late.because(text)
+            ErrorKind::Late.because(text)
         })
     }
 
@@ -464,13 +465,13 @@ impl Tenant {
 /// The last of a disk that went with its process: nobody knows what it has done.
 pub fn nothing_done() -> Answer {
     let none = serde_json::to_value(Summary::default());
-    none.map_err(|error| Kind::Failed.because(error.to_string()))
+    none.map_err(|error| ErrorKind::Failed.because(error.to_string()))
 }
 
-fn gone(ask: &Ask) -> Refusal {
+fn gone(ask: &Ask) -> RequestError {
     let disk = ask.about().unwrap_or_default();
     let text = format!("disk '{disk}': the disk's process has ended and is being restarted; retry");
-    Kind::Failed.because(text)
+    ErrorKind::Failed.because(text)
 }
 
 /// An answer for nobody but the log.

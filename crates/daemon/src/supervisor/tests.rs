@@ -1,10 +1,11 @@
 //! A supervisor with a tenant whose process is the test: the other ends of its sockets.
 
 use super::*;
-use crate::answer::{Answer, Kind};
+use crate::answer::Answer;
 use crate::handover::{ProcessState, TenantDisk, TenantState};
 use crate::link::{self, Link, ToTenant};
 use crate::options::DiskOptions;
+use fathom_control::ErrorKind;
 use fathom_exports::Descriptors;
 use fathom_spec::DiskSpec;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -88,7 +89,10 @@ fn process_that_is_killed_and_does_not_end_holds_up_nobody() {
     // Something that is no message.
     fake.link.send(&7, None, true).unwrap();
     fake.tenants.turn();
-    assert_eq!(answered.try_recv().unwrap().unwrap_err().kind, Kind::Failed);
+    assert_eq!(
+        answered.try_recv().unwrap().unwrap_err().kind,
+        ErrorKind::Failed
+    );
     // It may still write to its image: another one starts after its end.
     assert!(fake.tenant().process.is_none() && fake.tenant().restarts().is_none());
     assert!(!fake.tenants.is_settled());
@@ -112,10 +116,10 @@ fn commands_without_a_reply_do_not_prevent_an_upgrade() {
     expired
         .into_iter()
         .for_each(|one| fake.tenants.give_up(one));
-    assert_eq!(stats.try_recv().unwrap().unwrap_err().kind, Kind::Late);
+    assert_eq!(stats.try_recv().unwrap().unwrap_err().kind, ErrorKind::Late);
     assert!(thaw.try_recv().is_err() && !fake.tenants.is_settled());
     fake.tenants.give_up_commands();
-    assert_eq!(thaw.try_recv().unwrap().unwrap_err().kind, Kind::Late);
+    assert_eq!(thaw.try_recv().unwrap().unwrap_err().kind, ErrorKind::Late);
     assert!(fake.tenants.is_settled());
     // A late reply is ignored, and the tenant goes on.
     let number = fake.asked();

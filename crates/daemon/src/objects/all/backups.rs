@@ -2,11 +2,12 @@
 
 use super::freezing::no_thread;
 use super::{Objects, to_json};
-use crate::answer::{Answer, Asker, Kind, Refusal};
+use crate::answer::{Answer, Asker};
 use crate::command::BackupOrder;
 use crate::info::BackupInfo;
 use crate::objects::backup::{Beginning, Running};
 use crate::objects::changes;
+use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
 use fathom_spec::check_path;
 
@@ -28,7 +29,7 @@ impl Objects {
         let disk = &self.disks[index];
         let order = match disk.backup_order(id.clone(), order) {
             Ok(order) => order,
-            Err(problem) => return asker(Err(Kind::Invalid.because(problem))),
+            Err(problem) => return asker(Err(ErrorKind::Invalid.because(problem))),
         };
         let name = disk.name().to_owned();
         match changes::begin_backup(order, self.mail.post()) {
@@ -41,7 +42,7 @@ impl Objects {
         }
     }
 
-    fn may_not_be_backed_up(&self, index: usize, order: &BackupOrder) -> Option<Refusal> {
+    fn may_not_be_backed_up(&self, index: usize, order: &BackupOrder) -> Option<RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
         if let Some(refusal) = self.is_busy(name) {
@@ -49,7 +50,7 @@ impl Objects {
         }
         let paths = order.socket.iter().chain(&order.scratch);
         if let Some(text) = paths.map(|path| check_path(path)).find_map(Result::err) {
-            return Some(Kind::Invalid.because(text));
+            return Some(ErrorKind::Invalid.because(text));
         }
         let problem = match gate::other() {
             Some(_) => Some(
@@ -61,7 +62,7 @@ impl Objects {
             }
             None => disk.may_not_be_disturbed(),
         };
-        problem.map(|problem| Kind::Conflict.because(format!("disk '{name}': {problem}")))
+        problem.map(|problem| ErrorKind::Conflict.because(format!("disk '{name}': {problem}")))
     }
 
     pub(super) fn take_in_backup(&mut self, name: &str, begun: Result<Running, String>) {
@@ -87,7 +88,7 @@ impl Objects {
             }
             (Err(problem), end) => {
                 let text = format!("disk '{name}': backup not started: {problem}");
-                let refusal = Kind::Failed.because(text);
+                let refusal = ErrorKind::Failed.because(text);
                 end.into_iter().for_each(|end| end(Err(refusal.clone())));
                 asker(Err(refusal));
             }
@@ -95,18 +96,18 @@ impl Objects {
     }
 
     /// The disk's backup of that identity.
-    fn backup_of(&self, index: usize, id: &str) -> Result<&Running, Refusal> {
+    fn backup_of(&self, index: usize, id: &str) -> Result<&Running, RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
         match disk.backup() {
             Some(running) if running.id() == id => Ok(running),
-            Some(running) => Err(Kind::Conflict.because(format!(
+            Some(running) => Err(ErrorKind::Conflict.because(format!(
                 "disk '{name}': backup {id} has ended; backup {} has begun since",
                 running.id()
             ))),
             None => {
                 let text = format!("disk '{name}': no backup with the identity {id}");
-                Err(Kind::Unknown.because(text))
+                Err(ErrorKind::Unknown.because(text))
             }
         }
     }
@@ -117,7 +118,7 @@ impl Objects {
         let info = match (running.go_on(), running.info()) {
             (false, info) if info.problem.is_none() => {
                 let text = format!("disk '{}': its backup is ending", self.disks[index].name());
-                return Err(Kind::Conflict.because(text));
+                return Err(ErrorKind::Conflict.because(text));
             }
             (_, info) => info,
         };
@@ -136,7 +137,7 @@ impl Objects {
                 None => beginning.end = Some(asker),
                 Some(_) => {
                     let text = format!("disk '{name}': its backup is already ending");
-                    asker(Err(Kind::Conflict.because(text)));
+                    asker(Err(ErrorKind::Conflict.because(text)));
                 }
             };
         }
@@ -165,6 +166,6 @@ impl Objects {
     }
 }
 
-fn ended_early(id: &str) -> Refusal {
-    Kind::Conflict.because(format!("backup {id} was ended before it began"))
+fn ended_early(id: &str) -> RequestError {
+    ErrorKind::Conflict.because(format!("backup {id} was ended before it began"))
 }

@@ -2,10 +2,11 @@
 
 use super::freezing::no_thread;
 use super::{Objects, to_json};
-use crate::answer::{Asker, Kind, Refusal};
+use crate::answer::Asker;
 use crate::command::BitmapOrder;
 use crate::info::BitmapInfo;
 use crate::objects::changes;
+use fathom_control::{ErrorKind, RequestError};
 use serde_json::json;
 
 impl Objects {
@@ -22,7 +23,7 @@ impl Objects {
         }
     }
 
-    fn may_not_be_ordered(&self, index: usize, order: &BitmapOrder) -> Option<Refusal> {
+    fn may_not_be_ordered(&self, index: usize, order: &BitmapOrder) -> Option<RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
         if let Some(refusal) = self.is_busy(name) {
@@ -30,7 +31,7 @@ impl Objects {
         }
         let is_read = disk.backup().is_some_and(|backup| !backup.is_over());
         (is_read && *order != BitmapOrder::List).then(|| {
-            Kind::Conflict.because(format!(
+            ErrorKind::Conflict.because(format!(
                 "disk '{name}': a backup is in progress; end it first"
             ))
         })
@@ -42,7 +43,7 @@ impl Objects {
         };
         asker(match done {
             Ok(bitmaps) => to_json(&bitmaps).map(|bitmaps| json!({ "bitmaps": bitmaps })),
-            Err(problem) => Err(Kind::Failed.because(format!("disk '{name}': {problem}"))),
+            Err(problem) => Err(ErrorKind::Failed.because(format!("disk '{name}': {problem}"))),
         });
     }
 }

@@ -7,13 +7,14 @@ use super::Objects;
 use super::freezing::no_thread;
 use super::mirrors::not_ended;
 use super::to_json;
-use crate::answer::{Answer, Asker, Kind, Refusal};
+use crate::answer::{Answer, Asker};
 use crate::command::{CommitOrder, StreamOrder};
 use crate::info::StreamInfo;
 use crate::objects::changes::{self, Next};
 use crate::objects::remake::Also;
 use crate::objects::stream::Running;
 use crate::options::DiskOptions;
+use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
 use fathom_formats::served::Beside;
 use fathom_units::cause;
@@ -55,11 +56,11 @@ impl Objects {
         &self,
         index: usize,
         next: Result<(Beside, Next), String>,
-    ) -> Result<Next, Refusal> {
+    ) -> Result<Next, RequestError> {
         let disk = &self.disks[index];
         let conflict = |problem: String| {
             let name = disk.name();
-            Kind::Conflict.because(format!(
+            ErrorKind::Conflict.because(format!(
                 "disk '{name}': the images cannot be changed while the disk is served: {problem}"
             ))
         };
@@ -68,7 +69,7 @@ impl Objects {
             None => (disk.may_not_be_mirrored()).or_else(|| disk.may_not_have_layer()),
         };
         problem.map_or(Ok(()), |problem| Err(conflict(problem)))?;
-        let (beside, next) = next.map_err(|problem| Kind::Invalid.because(problem))?;
+        let (beside, next) = next.map_err(|problem| ErrorKind::Invalid.because(problem))?;
         self.begin_to_work(index, Some(beside), &conflict)?;
         Ok(next)
     }
@@ -78,8 +79,8 @@ impl Objects {
         &self,
         index: usize,
         beside: Option<Beside>,
-        conflict: &dyn Fn(String) -> Refusal,
-    ) -> Result<(), Refusal> {
+        conflict: &dyn Fn(String) -> RequestError,
+    ) -> Result<(), RequestError> {
         let disk = &self.disks[index];
         if let Some(refusal) = self.is_busy(disk.name()) {
             return Err(refusal);
@@ -106,7 +107,7 @@ impl Objects {
         let no_thread = |error| format!("cannot start a thread: {}", cause(error));
         match begun.and_then(|begun| begun.map_err(no_thread)) {
             Ok(()) => drop(self.busy.insert(disk.name().to_owned(), asker)),
-            Err(problem) => self.end_work(index, Err(Kind::Failed.because(problem)), asker),
+            Err(problem) => self.end_work(index, Err(ErrorKind::Failed.because(problem)), asker),
         }
     }
 
@@ -133,7 +134,7 @@ impl Objects {
             }
             Err(problem) => {
                 let text = format!("disk '{name}': the images are unchanged: {problem}");
-                self.end_work(index, Err(Kind::Failed.because(text)), asker);
+                self.end_work(index, Err(ErrorKind::Failed.because(text)), asker);
             }
         }
     }
@@ -142,7 +143,7 @@ impl Objects {
         let name = self.disks[index].name().to_owned();
         let Some(running) = self.disks[index].stream().cloned() else {
             let text = format!("disk '{name}': no stream or commit is in progress");
-            return asker(Err(Kind::Unknown.because(text)));
+            return asker(Err(ErrorKind::Unknown.because(text)));
         };
         if running.following.is_over()
             && let Some(first) = self.busy.remove(&name)
@@ -164,7 +165,11 @@ impl Objects {
         }
     }
 
-    pub(super) fn take_in_ended_stream(&mut self, name: &str, ended: Result<StreamInfo, Refusal>) {
+    pub(super) fn take_in_ended_stream(
+        &mut self,
+        name: &str,
+        ended: Result<StreamInfo, RequestError>,
+    ) {
         let Some((index, asker)) = self.answers(name) else {
             return;
         };
@@ -221,7 +226,7 @@ impl Objects {
         // Unless it has them then.
         let name = self.disks[index].name().to_owned();
         self.jobs_over.entry(name).or_default().try_again();
-        let failed = |problem: String| Kind::Failed.because(problem);
+        let failed = |problem: String| ErrorKind::Failed.because(problem);
         match self.begin_to_work(index, None, &failed) {
             Ok(()) => {
                 let name = self.disks[index].name().to_owned();

@@ -1,14 +1,14 @@
 //! Disks that come, and that change while they are served.
 
 use super::{Objects, to_json};
-use crate::answer::{Answer, Asker, Kind, Refusal};
-use crate::condition::Condition;
+use crate::answer::{Answer, Asker};
 use crate::events::Happened;
 use crate::objects::changes::{self, Changing, What};
 use crate::objects::disk::Served;
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
 use crate::socket;
+use fathom_control::{Condition, ErrorKind, RequestError};
 use fathom_exports::Listener;
 use fathom_files::gate::{self, Wanted};
 use fathom_spec::Changes;
@@ -41,7 +41,7 @@ impl Objects {
             };
             return match wanted {
                 Ok(wanted) => self.change(index, wanted, asker),
-                Err(problem) => asker(Err(Kind::Invalid.because(problem))),
+                Err(problem) => asker(Err(ErrorKind::Invalid.because(problem))),
             };
         }
         let name = table.name.clone();
@@ -62,7 +62,7 @@ impl Objects {
         name: &str,
         present: Option<usize>,
         only_if: &Condition,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let version = present.map(|index| self.version(index)).transpose()?;
         only_if.check(name, version.as_deref())?;
         // Another change is in progress. If that succeeds, the version is another one.
@@ -79,8 +79,8 @@ impl Objects {
         Ok(shown)
     }
 
-    fn begin_to_add(&self, table: DiskSpec) -> Result<(), Refusal> {
-        let invalid = |text| Kind::Invalid.because(text);
+    fn begin_to_add(&self, table: DiskSpec) -> Result<(), RequestError> {
+        let invalid = |text| ErrorKind::Invalid.because(text);
         check_name(&table.name).map_err(invalid)?;
         if let Some(refusal) = self.is_changing(&table.name) {
             return Err(refusal);
@@ -94,7 +94,7 @@ impl Objects {
         let (common, post) = (self.common.clone(), self.mail.post());
         let begun = changes::open(options, listener, common, post);
         begun.map_err(|error| {
-            Kind::Failed.because(format!("cannot start a thread: {}", cause(error)))
+            ErrorKind::Failed.because(format!("cannot start a thread: {}", cause(error)))
         })
     }
 
@@ -107,23 +107,23 @@ impl Objects {
         let (What::Added, Some(asker)) = (what, waiting) else {
             return;
         };
-        let opened = opened.map_err(|error| Kind::Failed.because(error.to_string()));
+        let opened = opened.map_err(|error| ErrorKind::Failed.because(error.to_string()));
         let index = opened.and_then(|disk| self.let_in(*disk));
         asker(index.and_then(|index| self.shown(index, true)));
     }
 
     /// Its index.
-    fn let_in(&mut self, mut disk: Served) -> Result<usize, Refusal> {
+    fn let_in(&mut self, mut disk: Served) -> Result<usize, RequestError> {
         let _signals = LeftToThisThread::new();
         let added = self.nbd.as_ref().map_or(Ok(()), |nbd| nbd.add(&disk));
         if let Err(text) = added {
             changes::give_up(disk);
-            return Err(Kind::Conflict.because(text));
+            return Err(ErrorKind::Conflict.because(text));
         }
         if let Err(error) = disk.serve() {
             self.nbd.iter().for_each(|nbd| drop(nbd.remove(&disk)));
             changes::give_up(disk);
-            return Err(Kind::Failed.because(error.to_string()));
+            return Err(ErrorKind::Failed.because(error.to_string()));
         }
         tracing::info!("{}", disk.describe());
         changes::watch_size(&disk, self.mail.post());
@@ -145,7 +145,7 @@ impl Objects {
             Some(Changes::Remake) => return self.remake(index, wanted, asker),
             Some(Changes::Others(keys)) => {
                 let (name, keys) = (disk.name(), keys.join(", "));
-                Err(Kind::Conflict.because(format!(
+                Err(ErrorKind::Conflict.because(format!(
                     "disk '{name}': already served with other options ({keys}), which cannot be \
                      changed while it is served; remove the disk first"
                 )))
@@ -156,7 +156,7 @@ impl Objects {
                      another name",
                     disk.name()
                 );
-                Err(Kind::Conflict.because(text))
+                Err(ErrorKind::Conflict.because(text))
             }
         };
         asker(changed.and_then(|()| self.shown(index, false)));
@@ -167,7 +167,7 @@ impl Objects {
         index: usize,
         wanted: &DiskSpec,
         changes: Vec<BTreeMap<String, String>>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let disk = &mut self.disks[index];
         let is = disk.table().map(|table| table.filters.clone());
         let is = is.unwrap_or_default();
@@ -175,12 +175,14 @@ impl Objects {
         for (at, options) in changes.into_iter().enumerate() {
             if is.get(at) != wanted.filters.get(at) {
                 let set = disk.set_filter(at, &options);
-                set.map_err(|text| Kind::Invalid.because(text))?;
+                set.map_err(|text| ErrorKind::Invalid.because(text))?;
                 changed = true;
             }
         }
         match changed {
-            true => self.look(index).map_err(|text| Kind::Failed.because(text)),
+            true => self
+                .look(index)
+                .map_err(|text| ErrorKind::Failed.because(text)),
             false => Ok(()),
         }
     }
@@ -195,36 +197,36 @@ impl Objects {
         let disk = &mut self.disks[index];
         let at = disk.position_of_filter(filter);
         let info = at.and_then(|at| disk.set_filter(at, options));
-        let info = info.map_err(|text| Kind::Invalid.because(text))?;
+        let info = info.map_err(|text| ErrorKind::Invalid.because(text))?;
         self.look(index)
-            .map_err(|text| Kind::Failed.because(text))?;
+            .map_err(|text| ErrorKind::Failed.because(text))?;
         to_json(&info)
     }
 }
 
 /// Where its front-ends are to connect.
-fn listen(options: &DiskOptions) -> Result<Option<Listener>, Refusal> {
+fn listen(options: &DiskOptions) -> Result<Option<Listener>, RequestError> {
     match &options.vhost_user {
         None => Ok(None),
         Some(SocketSpec::Path(_)) if let Some(gate) = gate::other() => {
             let disk = options.name.clone();
             let got = gate.get(&Wanted::FrontEnds { disk }, None);
-            let got = got.map_err(|no| Kind::Failed.because(no.text))?;
+            let got = got.map_err(|no| ErrorKind::Failed.because(no.text))?;
             let listener = Listener::taken_over(got.file);
             let failed = |error| format!("cannot listen for front-ends: {}", cause(error));
-            Ok(Some(
-                listener.map_err(|error| Kind::Failed.because(failed(error)))?,
-            ))
+            Ok(Some(listener.map_err(|error| {
+                ErrorKind::Failed.because(failed(error))
+            })?))
         }
         Some(spec @ SocketSpec::Path(_)) => {
             let listener = socket::listen_for_front_ends(spec, options.access);
             let listener = listener.map(Some);
-            listener.map_err(|error| Kind::Failed.because(error.to_string()))
+            listener.map_err(|error| ErrorKind::Failed.because(error.to_string()))
         }
         Some(_) => {
             let text =
                 "vhost-user: sockets can be inherited only at the server's start; give a path";
-            Err(Kind::Invalid.because(text))
+            Err(ErrorKind::Invalid.because(text))
         }
     }
 }

@@ -1,11 +1,12 @@
 //! Disks that stand still for a while.
 
 use super::Objects;
-use crate::answer::{Asker, Kind, Refusal};
+use crate::answer::Asker;
 use crate::events::Happened;
 use crate::objects::changes::Event;
 use crate::objects::freeze::{Users, Waiting};
 use crate::objects::nbd::Nbd;
+use fathom_control::{ErrorKind, RequestError};
 use fathom_units::cause;
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -46,7 +47,7 @@ impl Objects {
         self.thaw_at.remove(&name);
         let Some(waiting) = self.frozen.remove(&name) else {
             let text = format!("disk '{name}': not frozen");
-            return asker(Err(Kind::Conflict.because(text)));
+            return asker(Err(ErrorKind::Conflict.because(text)));
         };
         let (post, of) = (self.mail.post(), name.clone());
         match waiting.begin_to_thaw(move || post.send(Event::Thawed(of))) {
@@ -75,7 +76,7 @@ impl Objects {
         });
         if let Some(asker) = self.busy.remove(name) {
             asker(answer.map_err(|problem| {
-                Kind::Failed.because(format!("disk '{name}': not frozen: {problem}"))
+                ErrorKind::Failed.because(format!("disk '{name}': not frozen: {problem}"))
             }));
         }
     }
@@ -123,6 +124,6 @@ impl Objects {
     }
 }
 
-pub(super) fn no_thread(error: &std::io::Error) -> Refusal {
-    Kind::Failed.because(format!("cannot start a thread: {}", cause(error)))
+pub(super) fn no_thread(error: &std::io::Error) -> RequestError {
+    ErrorKind::Failed.because(format!("cannot start a thread: {}", cause(error)))
 }

@@ -1,13 +1,13 @@
 //! Disks that go.
 
 use super::{Objects, to_json};
-use crate::answer::{Asker, Kind};
-use crate::condition::Condition;
+use crate::answer::Asker;
 use crate::error::Error;
 use crate::events::Happened;
 use crate::objects::changes::{self, Changing, Event, Leaving, What};
 use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
+use fathom_control::{Condition, ErrorKind};
 use fathom_trace::Summary;
 use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -51,7 +51,7 @@ impl Objects {
             Some(_) if Instant::now() < leaving.until => self.leaving.push(leaving),
             Some(users) => {
                 let name = leaving.name;
-                let refusal = Kind::Conflict.because(format!(
+                let refusal = ErrorKind::Conflict.because(format!(
                     "disk '{name}': in use by {users}; unplug it there first, or remove it with \
                      --force"
                 ));
@@ -74,7 +74,7 @@ impl Objects {
             Ok(close) => close,
             Err(error) => {
                 let text = format!("cannot start a thread: {}", cause(error));
-                return asker(Err(Kind::Failed.because(text)));
+                return asker(Err(ErrorKind::Failed.because(text)));
             }
         };
         let disk = self.disks.remove(index);

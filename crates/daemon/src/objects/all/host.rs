@@ -1,7 +1,7 @@
 //! These objects as what a book asks.
 
 use super::Objects;
-use crate::answer::{Asker, Refusal};
+use crate::answer::Asker;
 use crate::command::Ask;
 use crate::error::Error;
 use crate::handover::Estate;
@@ -11,6 +11,7 @@ use crate::objects::disk::{Outcome, Served};
 use crate::objects::nbd::Nbd;
 use crate::objects::tracer::{CALIBRATE_EVERY, Tracer};
 use crate::stop_timeout::StopTimeout;
+use fathom_control::RequestError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -92,7 +93,7 @@ impl Host for Objects {
         self.disks.iter().map(outcome).collect()
     }
 
-    fn estate(&mut self) -> Result<&mut dyn Estate, Refusal> {
+    fn estate(&mut self) -> Result<&mut dyn Estate, RequestError> {
         Ok(self)
     }
 }

@@ -2,11 +2,12 @@
 
 use super::freezing::no_thread;
 use super::{Objects, to_json};
-use crate::answer::{Asker, Kind, Refusal};
+use crate::answer::Asker;
 use crate::command::MirrorOrder;
 use crate::info::MirrorInfo;
 use crate::objects::changes;
 use crate::objects::mirror::Running;
+use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
 
 impl Objects {
@@ -18,14 +19,14 @@ impl Objects {
                 Some(_) => Some("tenants' disks cannot be mirrored".to_owned()),
                 None => disk.may_not_be_mirrored(),
             };
-            problem.map(|problem| Kind::Conflict.because(format!("disk '{name}': {problem}")))
+            problem.map(|problem| ErrorKind::Conflict.because(format!("disk '{name}': {problem}")))
         });
         if let Some(refusal) = refusal {
             return asker(Err(refusal));
         }
         let order = match disk.mirror_order(order, self.nbd.is_some()) {
             Ok(order) => order,
-            Err(problem) => return asker(Err(Kind::Invalid.because(problem))),
+            Err(problem) => return asker(Err(ErrorKind::Invalid.because(problem))),
         };
         match changes::begin_mirror(order, self.mail.post(), self.mail.post()) {
             Ok(()) => drop(self.busy.insert(name, asker)),
@@ -46,7 +47,7 @@ impl Objects {
             }
             Err(problem) => {
                 let text = format!("disk '{name}': mirror not started: {problem}");
-                self.end_work(index, Err(Kind::Failed.because(text)), asker);
+                self.end_work(index, Err(ErrorKind::Failed.because(text)), asker);
             }
         }
     }
@@ -64,7 +65,7 @@ impl Objects {
                  incomplete target",
                 running.info().phase
             );
-            return asker(Err(Kind::Conflict.because(text)));
+            return asker(Err(ErrorKind::Conflict.because(text)));
         }
         let users = (!force).then(|| self.users_of(index));
         match changes::end_mirror(name.clone(), running, users, self.mail.post()) {
@@ -74,18 +75,22 @@ impl Objects {
     }
 
     /// One that there is, and nothing else is done with its disk.
-    pub(super) fn mirror_of(&self, index: usize) -> Result<&Running, Refusal> {
+    pub(super) fn mirror_of(&self, index: usize) -> Result<&Running, RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
         if let Some(refusal) = self.is_busy(name) {
             return Err(refusal);
         }
         disk.mirror().ok_or_else(|| {
-            Kind::Unknown.because(format!("disk '{name}': no mirror is in progress"))
+            ErrorKind::Unknown.because(format!("disk '{name}': no mirror is in progress"))
         })
     }
 
-    pub(super) fn take_in_ended_mirror(&mut self, name: &str, ended: Result<MirrorInfo, Refusal>) {
+    pub(super) fn take_in_ended_mirror(
+        &mut self,
+        name: &str,
+        ended: Result<MirrorInfo, RequestError>,
+    ) {
         let Some((index, asker)) = self.answers(name) else {
             return;
         };
@@ -100,9 +105,9 @@ impl Objects {
 }
 
 /// The refusal for a client that has asked for the end of `job`.
-pub(super) fn not_ended(job: &str, refusal: Refusal) -> Refusal {
+pub(super) fn not_ended(job: &str, refusal: RequestError) -> RequestError {
     let refusal = refusal.kind.because(format!("{job}: {}", refusal.text));
-    if refusal.kind == Kind::Late {
+    if refusal.kind == ErrorKind::Late {
         tracing::warn!("{refusal}");
     }
     refusal

@@ -2,7 +2,7 @@
 
 use super::freezing::no_thread;
 use super::{MAX_LEFT, Objects};
-use crate::answer::{Asker, Kind, Refusal};
+use crate::answer::Asker;
 use crate::events::Happened;
 use crate::objects::changes;
 use crate::objects::definitions::definition_of;
@@ -11,6 +11,7 @@ use crate::objects::nbd::Nbd;
 use crate::objects::remake::{Also, Remake};
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
+use fathom_control::{ErrorKind, RequestError};
 use fathom_spec::DiskSpec;
 use fathom_storage::{OnSuperseded, PART};
 
@@ -24,12 +25,12 @@ impl Objects {
         }
     }
 
-    fn begin_to_remake(&self, index: usize, wanted: DiskSpec) -> Result<(), Refusal> {
+    fn begin_to_remake(&self, index: usize, wanted: DiskSpec) -> Result<(), RequestError> {
         let disk = &self.disks[index];
-        let invalid = |text| Kind::Invalid.because(text);
+        let invalid = |text| ErrorKind::Invalid.because(text);
         let conflict = |problem| {
             let name = disk.name();
-            Kind::Conflict.because(format!(
+            ErrorKind::Conflict.because(format!(
                 "disk '{name}': cannot be changed while it is served: {problem}"
             ))
         };
@@ -49,8 +50,8 @@ impl Objects {
         index: usize,
         mut options: DiskOptions,
         also: Also,
-        conflict: &dyn Fn(String) -> Refusal,
-    ) -> Result<(), Refusal> {
+        conflict: &dyn Fn(String) -> RequestError,
+    ) -> Result<(), RequestError> {
         let disk = &self.disks[index];
         // It is traced when somebody asks for it again.
         options.trace = None;
@@ -118,7 +119,7 @@ impl Objects {
                 self.disks[index].set_unsettled(problem.clone());
                 tracing::warn!("disk '{name}': not changed: {problem}");
                 let text = format!("disk '{name}': not changed: {problem}");
-                asker(Err(Kind::Failed.because(text)));
+                asker(Err(ErrorKind::Failed.because(text)));
             }
         }
     }

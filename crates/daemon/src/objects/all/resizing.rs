@@ -1,8 +1,9 @@
 //! Disks that get other sizes.
 
 use super::Objects;
-use crate::answer::{Asker, Kind, Refusal};
+use crate::answer::Asker;
 use crate::objects::changes;
+use fathom_control::{ErrorKind, RequestError};
 use fathom_core::DiskError;
 use fathom_units::cause;
 use serde_json::json;
@@ -17,7 +18,7 @@ impl Objects {
         }
         if let Err(error) = changes::resize(disk, size, shrink, self.mail.post()) {
             let text = format!("cannot start a thread: {}", cause(error));
-            return asker(Err(Kind::Failed.because(text)));
+            return asker(Err(ErrorKind::Failed.because(text)));
         }
         self.busy.insert(name, asker);
     }
@@ -37,7 +38,7 @@ impl Objects {
     }
 
     /// Why nothing else can be done with that disk now.
-    pub(super) fn is_busy(&self, name: &str) -> Option<Refusal> {
+    pub(super) fn is_busy(&self, name: &str) -> Option<RequestError> {
         let what = if self.busy.contains_key(name) {
             "being changed by another request; retry when that request has completed"
         } else if self.frozen.contains_key(name) {
@@ -45,15 +46,15 @@ impl Objects {
         } else {
             return None;
         };
-        Some(Kind::Conflict.because(format!("disk '{name}': {what}")))
+        Some(ErrorKind::Conflict.because(format!("disk '{name}': {what}")))
     }
 
     /// Likewise, of what would disturb its move.
-    pub(super) fn is_on_its_way(&self, name: &str) -> Option<Refusal> {
+    pub(super) fn is_on_its_way(&self, name: &str) -> Option<RequestError> {
         let disk = self.disks.iter().find(|disk| disk.name() == name);
         let problem = disk.and_then(|disk| disk.may_not_be_disturbed());
         let refusal =
-            problem.map(|problem| Kind::Conflict.because(format!("disk '{name}': {problem}")));
+            problem.map(|problem| ErrorKind::Conflict.because(format!("disk '{name}': {problem}")));
         self.is_busy(name).or(refusal)
     }
 
@@ -66,7 +67,7 @@ impl Objects {
         }
         let answer = resized.map(|size| json!({ "size": size }));
         if let Some(asker) = self.busy.remove(name) {
-            asker(answer.map_err(|error| Kind::Failed.because(error.to_string())));
+            asker(answer.map_err(|error| ErrorKind::Failed.because(error.to_string())));
         }
     }
 }

@@ -2,13 +2,14 @@
 
 use super::freezing::no_thread;
 use super::{Objects, to_json};
-use crate::answer::{Answer, Asker, Kind, Refusal};
+use crate::answer::{Answer, Asker};
 use crate::command::SnapshotsOrder;
 use crate::info::SnapshotInfo;
 use crate::objects::changes;
 use crate::objects::remake::Also;
 use crate::objects::snapshots::{Change, SnapshotWork};
 use crate::options::DiskOptions;
+use fathom_control::{ErrorKind, RequestError};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -36,7 +37,7 @@ impl Objects {
         }
     }
 
-    fn begin_to_list(&self, index: usize) -> Result<(), Refusal> {
+    fn begin_to_list(&self, index: usize) -> Result<(), RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
         if let Some(refusal) = self.is_busy(name) {
@@ -53,13 +54,17 @@ impl Objects {
         listed: Result<Vec<SnapshotInfo>, String>,
     ) {
         if let Some(asker) = self.busy.remove(name) {
-            let failed = |problem| Kind::Failed.because(format!("disk '{name}': {problem}"));
+            let failed = |problem| ErrorKind::Failed.because(format!("disk '{name}': {problem}"));
             asker(listed.map_err(failed).and_then(|all| answer(&all)));
         }
     }
 
     /// The same disk takes its place, and in between the image is nobody's.
-    fn begin_snapshot_work(&self, index: usize, work: Arc<SnapshotWork>) -> Result<(), Refusal> {
+    fn begin_snapshot_work(
+        &self,
+        index: usize,
+        work: Arc<SnapshotWork>,
+    ) -> Result<(), RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
         if let Some(refusal) = self.is_busy(name) {
@@ -67,7 +72,7 @@ impl Objects {
         }
         disk.qcow2_image().ok_or_else(|| have_none(name))?;
         let conflict = |problem| {
-            Kind::Conflict.because(format!(
+            ErrorKind::Conflict.because(format!(
                 "disk '{name}': its snapshots cannot be changed while it is served: {problem}"
             ))
         };
@@ -82,8 +87,8 @@ impl Objects {
     }
 }
 
-fn have_none(name: &str) -> Refusal {
-    Kind::Invalid.because(format!(
+fn have_none(name: &str) -> RequestError {
+    ErrorKind::Invalid.because(format!(
         "disk '{name}': no internal snapshots, which only qcow2 images without --filter cow have"
     ))
 }

@@ -4,10 +4,11 @@
 //! users still wait: now it is to be kept. The second one has them go on with it, or as before.
 
 use super::{Objects, to_json};
-use crate::answer::{Asker, Kind, Refusal};
-use crate::command::SwitchTo;
+use crate::answer::Asker;
 use crate::objects::remake::{Also, Other, Switch};
 use crate::options::DiskOptions;
+use fathom_control::SwitchTo;
+use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
 use fathom_spec::DiskSpec;
 use std::path::PathBuf;
@@ -36,11 +37,11 @@ impl Objects {
         index: usize,
         to: SwitchTo,
         leave_bitmaps: bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let disk = &self.disks[index];
         let conflict = |problem| {
             let name = disk.name();
-            Kind::Conflict.because(format!(
+            ErrorKind::Conflict.because(format!(
                 "disk '{name}': not switched to another image: {problem}"
             ))
         };
@@ -57,8 +58,8 @@ impl Objects {
     fn to_mirror(
         &self,
         index: usize,
-        conflict: &dyn Fn(String) -> Refusal,
-    ) -> Result<(DiskOptions, Other), Refusal> {
+        conflict: &dyn Fn(String) -> RequestError,
+    ) -> Result<(DiskOptions, Other), RequestError> {
         let running = self.mirror_of(index)?;
         if !running.is_ready() {
             let info = running.info();
@@ -76,8 +77,8 @@ impl Objects {
         &self,
         index: usize,
         path: PathBuf,
-        conflict: &dyn Fn(String) -> Refusal,
-    ) -> Result<(DiskOptions, Other), Refusal> {
+        conflict: &dyn Fn(String) -> RequestError,
+    ) -> Result<(DiskOptions, Other), RequestError> {
         let disk = &self.disks[index];
         if let Some(refusal) = self.is_busy(disk.name()) {
             return Err(refusal);
@@ -88,7 +89,7 @@ impl Objects {
         };
         problem.map_or(Ok(()), |problem| Err(conflict(problem)))?;
         let options = disk.layered(path, self.nbd.is_some());
-        options.map_err(|problem| Kind::Invalid.because(problem))
+        options.map_err(|problem| ErrorKind::Invalid.because(problem))
     }
 
     pub(super) fn take_in_switched(
@@ -115,7 +116,7 @@ impl Objects {
             Some(Ok(())) => drop(self.busy.insert(name, asker)),
             Some(Err(_)) | None => {
                 let text = format!("disk '{name}': no switch to another image is in progress");
-                asker(Err(Kind::Failed.because(text)));
+                asker(Err(ErrorKind::Failed.because(text)));
             }
         }
     }

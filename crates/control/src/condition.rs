@@ -1,6 +1,6 @@
 //! Conditions of requests about disks (RFC 9110, section 13), which are evaluated where the disks are.
 
-use crate::answer::{Kind, Refusal};
+use crate::error::{ErrorKind, RequestError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -30,12 +30,17 @@ impl Condition {
         self.wanted.iter().any(|tag| tag != ANY)
     }
 
+    /// Whether the disk must not exist.
+    pub fn rules_out_existing(&self) -> bool {
+        self.unwanted.iter().any(|tag| tag == ANY)
+    }
+
     /// Refuses a request that is not meant for the disk as it is. `present`: the disk's version, if the
     /// disk exists.
-    pub fn check(&self, disk: &str, present: Option<&str>) -> Result<(), Refusal> {
+    pub fn check(&self, disk: &str, present: Option<&str>) -> Result<(), RequestError> {
         let is_it = |tag: &str| present.is_some_and(|present| tag == ANY || tag == present);
         if !self.wanted.is_empty() && !self.wanted.iter().any(|tag| is_it(tag)) {
-            return Err(Kind::Changed.because(match present {
+            return Err(ErrorKind::Changed.because(match present {
                 Some(_) => format!(
                     "disk '{disk}': changed since the client read it (If-Match); read the disk \
                      again, and repeat the request"
@@ -46,7 +51,7 @@ impl Condition {
         // (Weak comparison: section 13.1.2.)
         let strong = |tag: &String| is_it(tag.strip_prefix("W/").unwrap_or(tag));
         match self.unwanted.iter().any(strong) {
-            true => Err(Kind::Exists.because(format!(
+            true => Err(ErrorKind::Exists.because(format!(
                 "a disk named '{disk}' already exists; use 'fathom disk change', or choose \
                  another name"
             ))),
@@ -55,8 +60,8 @@ impl Condition {
     }
 
     /// The refusal while another request changes the disk.
-    pub fn overtaken(disk: &str) -> Refusal {
-        Kind::Changed.because(format!(
+    pub fn overtaken(disk: &str) -> RequestError {
+        ErrorKind::Changed.because(format!(
             "disk '{disk}': being changed by another request (If-Match); read the disk again, \
              and repeat the request"
         ))

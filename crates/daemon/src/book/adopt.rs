@@ -1,0 +1,37 @@
+//! Makes disks persistent.
+
+use super::Book;
+use crate::answer::Asker;
+use crate::files::{Reread, reread};
+use fathom_control::{ErrorKind, Owner, Request};
+use fathom_units::cause;
+
+impl Book {
+    /// Stores the definition of a disk, unless the configuration still defines the disk.
+    pub(super) fn adopt(&mut self, name: String, asker: Asker) {
+        let is_static = self.registry.owner_of(&name) == Some(Owner::Static);
+        let Some(config) = self.config.clone().filter(|_| is_static) else {
+            let defined_at = is_static.then(|| "on the server's command line".to_owned());
+            return self.request(name, Request::Adopt { defined_at }, asker);
+        };
+        let done = self.later(|book, Reread { options, .. }: Reread| {
+            let options = match options {
+                Ok(options) => options,
+                Err(error) => return asker(Err(ErrorKind::Failed.because(error.to_string()))),
+            };
+            let entry = options.disks.into_iter().find(|disk| disk.name == name);
+            let defined_at = entry.map(|disk| match disk.defined_at {
+                Some(place) => format!("in {place}"),
+                None => "in the configuration".to_owned(),
+            });
+            book.request(name, Request::Adopt { defined_at }, asker);
+        });
+        // (An asker that is dropped tells its client that the server did not reply.)
+        if let Err(error) = reread(config, None, done) {
+            tracing::error!(
+                "cannot start a thread to read the configuration: {}",
+                cause(error)
+            );
+        }
+    }
+}
