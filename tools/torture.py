@@ -45,6 +45,7 @@ LONG = ["edit::", "bitmap::"]
 # to the API.
 JOBS = [
     "switch_kills",
+    "control_kills",
     "upgrade::kills",
     "backups",
     "bitmaps",

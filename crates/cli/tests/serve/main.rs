@@ -10,6 +10,7 @@ mod bitmaps;
 mod browser;
 mod clients;
 mod commits;
+mod control_kills;
 mod daemon;
 mod disks;
 #[path = "../support/driver.rs"]

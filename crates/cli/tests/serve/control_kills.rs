@@ -1,0 +1,468 @@
+//! Kills a server while three clients change its disks in every way and others reload and upgrade the server, and restarts
+//! it as a user would.
+//!
+//! After each restart, every disk must have all writes that were acknowledged, and every persistent disk must be as its
+//! last change has left it: present or not, with the image and the options that the client got a success for.
+
+use crate::exercise::{Random, variable};
+use crate::mirror::{disk_after_a_kill, uri_of, write_in_order, written};
+use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, short_dir};
+use fathom_testing::{Tried, is_time_up};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// Kills of one run; `FATHOM_ROUNDS` multiplies them.
+const ROUNDS: u64 = 6;
+
+/// The longest time from the first change to the kill.
+const LONGEST: Duration = Duration::from_millis(1500);
+
+/// Who owns a disk's definition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Static,
+    Persistent,
+    Transient,
+}
+
+impl Owner {
+    fn disk(self) -> &'static str {
+        match self {
+            Owner::Static => "static",
+            Owner::Persistent => "persistent",
+            Owner::Transient => "transient",
+        }
+    }
+}
+
+/// What a disk may be after a restart: as the last success has left it, or as a change would have that has no reply.
+#[derive(Clone, Debug)]
+struct Expected {
+    images: Vec<String>,
+    iothreads: BTreeSet<u64>,
+    is_present: BTreeSet<bool>,
+}
+
+/// A client, which changes one disk.
+struct Client<'a> {
+    owner: Owner,
+    dir: &'a Path,
+    round: u64,
+    api: String,
+    nbd: String,
+    random: Random,
+    is_killed: &'a AtomicBool,
+    expected: Expected,
+    /// Number of images that the client has named.
+    images: u64,
+    load: Option<Kept>,
+    /// Where the loads note the writes that were acknowledged.
+    log: PathBuf,
+}
+
+impl Client<'_> {
+    /// Runs a command about the disk. `None`: the server was killed meanwhile, so the command may have taken place.
+    fn try_to(&self, words: &[&str]) -> Option<bool> {
+        let output = fathom().args(words).output().unwrap();
+        let is_done = output.status.success();
+        match is_done || !self.is_killed.load(Ordering::SeqCst) {
+            true => Some(is_done),
+            false => None,
+        }
+    }
+
+    /// A static disk changes its image only if the command says that.
+    fn for_now(&self) -> &'static [&'static str] {
+        match self.owner {
+            Owner::Static => &["--transient"],
+            Owner::Persistent | Owner::Transient => &[],
+        }
+    }
+
+    fn image(&self) -> &str {
+        self.expected.images.last().unwrap()
+    }
+
+    fn new_image(&mut self) -> String {
+        self.images += 1;
+        let name = format!("{}-{}-{}", self.owner.disk(), self.round, self.images);
+        as_arg(&self.dir.join(name))
+    }
+
+    /// Changes the disk in some way, until the server is killed.
+    fn run(mut self) -> Expected {
+        while !self.is_killed.load(Ordering::SeqCst) {
+            match self.random.below(8) {
+                0 | 1 => self.change(),
+                2 => self.snapshot(),
+                3 => self.mirror(),
+                4 => self.commit(),
+                5 => self.stream(),
+                6 => self.backup(),
+                _ => self.remove_and_add(),
+            }
+        }
+        self.expected
+    }
+
+    fn change(&mut self) {
+        let threads = 1 + self.random.below(4);
+        let option = format!("iothreads={threads}");
+        let disk = self.owner.disk();
+        let words = ["disk", "change", disk, "--server", &self.api, &option];
+        match self.try_to(&words) {
+            Some(true) => self.expected.iothreads = BTreeSet::from([threads]),
+            Some(false) => {}
+            None => drop(self.expected.iothreads.insert(threads)),
+        }
+    }
+
+    /// The disk gets another image by this command.
+    fn switch(&mut self, words: &[&str], image: String) {
+        match self.try_to(&[words, self.for_now()].concat()) {
+            Some(true) => self.expected.images = vec![image],
+            Some(false) => {}
+            // (The newer one is tried first.)
+            None => self.expected.images.insert(0, image),
+        }
+    }
+
+    fn snapshot(&mut self) {
+        let overlay = self.new_image();
+        let (api, disk) = (self.api.clone(), self.owner.disk());
+        self.switch(
+            &["snapshot", &api, "--disk", disk, &overlay],
+            overlay.clone(),
+        );
+    }
+
+    fn mirror(&mut self) {
+        let target = self.new_image();
+        let (api, disk) = (self.api.clone(), self.owner.disk());
+        let start = ["mirror", "start", &api, "--disk", disk, &target];
+        if self.try_to(&[&start, &["-O", "qcow2", "--wait"][..]].concat()) != Some(true) {
+            return;
+        }
+        let is_completed = self.random.below(3) > 0;
+        match is_completed {
+            true => self.switch(
+                &["mirror", "complete", &api, "--disk", disk, "--quiet"],
+                target.clone(),
+            ),
+            false => drop(self.try_to(&["mirror", "stop", &api, "--disk", disk])),
+        }
+    }
+
+    /// A snapshot, and back.
+    fn commit(&mut self) {
+        let base = self.image().to_owned();
+        self.snapshot();
+        if self.image() != base {
+            let (api, disk) = (self.api.clone(), self.owner.disk());
+            let words = ["commit", &api, "--disk", disk, &base, "--quiet"];
+            self.switch(&words, base.clone());
+        }
+    }
+
+    fn stream(&self) {
+        let start = ["stream", "start", &self.api, "--disk", self.owner.disk()];
+        self.try_to(&[&start[..], &["--wait"]].concat());
+    }
+
+    fn backup(&self) {
+        let disk = self.owner.disk();
+        if self.try_to(&["backup", "start", &self.api, "--disk", disk]) == Some(true) {
+            self.try_to(&["backup", "stop", &self.api, "--disk", disk]);
+        }
+    }
+
+    fn remove_and_add(&mut self) {
+        if self.owner == Owner::Static {
+            return;
+        }
+        // (The load would lose its connection in the middle of a write.)
+        let Some(load) = self.load.take() else {
+            return;
+        };
+        drop(load);
+        let disk = self.owner.disk();
+        let remove = ["disk", "remove", "--server", &self.api, disk, "--force"];
+        match self.try_to(&remove) {
+            Some(true) => self.expected.is_present = BTreeSet::from([false]),
+            Some(false) => return,
+            None => drop(self.expected.is_present.insert(false)),
+        }
+        let add = add_words(&self.api, self.owner, self.image());
+        let added = self.try_to(&add.iter().map(String::as_str).collect::<Vec<_>>());
+        match added {
+            Some(true) => {
+                self.expected.is_present = BTreeSet::from([true]);
+                self.expected.iothreads = BTreeSet::from([1]);
+            }
+            Some(false) => {}
+            None => {
+                self.expected.is_present.insert(true);
+                self.expected.iothreads.insert(1);
+            }
+        }
+        if added == Some(true) && !self.log.exists() {
+            self.load = Some(write_in_order(&self.nbd, &self.log));
+        }
+    }
+}
+
+fn format_of(image: &str) -> &'static str {
+    match image.ends_with(".raw") {
+        true => "raw",
+        false => "qcow2",
+    }
+}
+
+fn add_words(api: &str, owner: Owner, image: &str) -> Vec<String> {
+    let words = ["disk", "add", "--server", api, owner.disk(), image];
+    let mut words: Vec<_> = words.map(str::to_owned).into();
+    words.extend(["--format".into(), format_of(image).into()]);
+    words.push("--nbd".into());
+    if owner == Owner::Transient {
+        words.push("--transient".into());
+    }
+    words
+}
+
+/// Writes the configuration with this image of the static disk.
+fn configure(dir: &Path, image: &str) {
+    let path = |name: &str| as_arg(&dir.join(name));
+    let text = format!(
+        "disks-dir = 'disks'\napi = {{ socket = '{}' }}\n[nbd]\nlisten = ['unix:{}']\n\
+         [[disk]]\nname = 'static'\nimage = '{image}'\nformat = '{}'\n",
+        path("c"),
+        path("n"),
+        format_of(image),
+    );
+    fs::write(path("conf"), text).unwrap();
+}
+
+/// Starts the server with its configuration. Returns its log if it ends.
+fn start(dir: tempfile::TempDir) -> Result<Served, (tempfile::TempDir, String)> {
+    let mut command = fathom();
+    command.args(["serve", "--config", &as_arg(&dir.path().join("conf"))]);
+    let mut served = Served::spawn(command, dir);
+    let has_ended = eventually("a server", || {
+        if served.log().contains("the API is at") {
+            return Some(false);
+        }
+        served.child.try_wait().unwrap().map(|_| true)
+    });
+    match has_ended {
+        false => Ok(served),
+        true => {
+            let log = served.log();
+            Err((std::mem::replace(&mut served.dir, short_dir()), log))
+        }
+    }
+}
+
+/// The image that the refusal of a superseded image names.
+fn newer_image(refusal: &str) -> String {
+    let words = "superseded by ";
+    let at = refusal.find(words).unwrap_or_else(|| panic!("{refusal}"));
+    let rest = &refusal[at + words.len()..];
+    let end = rest.find([' ', ',', ';', ':', '\n']).unwrap_or(rest.len());
+    rest[..end].trim_matches('\'').to_owned()
+}
+
+/// Starts the server, and has its configuration name the newer image as long as the server refuses an image for that
+/// reason.
+fn start_as_a_user(mut dir: tempfile::TempDir) -> Served {
+    for _ in 0..100 {
+        let log = match start(dir) {
+            Ok(served) => return served,
+            Err((same, log)) => {
+                dir = same;
+                log
+            }
+        };
+        configure(dir.path(), &newer_image(&log));
+    }
+    panic!("the server refuses all images");
+}
+
+/// Adds a disk on this image, or on a newer image that the server names.
+fn add_as_a_user(served: &Served, owner: Owner, image: &str) {
+    let mut image = image.to_owned();
+    for _ in 0..100 {
+        let add = add_words(&served.api(), owner, &image);
+        let output = fathom().args(add).output().unwrap();
+        if output.status.success() {
+            return;
+        }
+        let refusal = String::from_utf8(output.stderr).unwrap();
+        image = newer_image(&refusal);
+    }
+    panic!("the server refuses all images");
+}
+
+/// Checks what the server shows of the persistent disk.
+fn check_definition(served: &Served, expected: &Expected) -> bool {
+    let shown = |what: &str| {
+        let shown = fathom().args(["show", &served.api(), "--json"]).output();
+        let disks: Value = serde_json::from_slice(&shown.unwrap().stdout).unwrap();
+        // (A server with one disk shows that.)
+        disks["persistent"].get(what).cloned()
+    };
+    if expected.is_present == BTreeSet::from([true]) {
+        eventually("the persistent disk", || shown("name"));
+    }
+    let Some(image) = shown("disk") else {
+        assert!(expected.is_present.contains(&false), "{expected:?}");
+        return false;
+    };
+    assert!(expected.is_present.contains(&true), "{expected:?}");
+    let image = image.as_str().unwrap();
+    assert!(
+        expected.images.iter().any(|one| one == image),
+        "{image}: {expected:?}"
+    );
+    let workers = shown("workers").unwrap().as_array().unwrap().len() as u64;
+    assert!(
+        expected.iothreads.contains(&workers),
+        "{workers}: {expected:?}"
+    );
+    true
+}
+
+/// Kills the server.
+fn end(mut served: Served) -> tempfile::TempDir {
+    served.signal("KILL");
+    let _ = served.end();
+    std::mem::replace(&mut served.dir, short_dir())
+}
+
+/// Has another process continue, unless the server refuses while a disk is being changed. Returns its process id.
+fn try_to_upgrade(served: &Served) -> Option<u64> {
+    let upgrade = fathom().args(["upgrade", &served.api(), "--json"]).output();
+    let reply: Value = serde_json::from_slice(&upgrade.unwrap().stdout).ok()?;
+    let pid = reply["pid"].as_u64()?;
+    served.succeeded_by(pid);
+    Some(pid)
+}
+
+/// Kills a successor, and waits for its end.
+fn kill(pid: u64) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    let path = format!("/proc/{}/status", pid.as_raw_nonzero());
+    eventually("the end of the successor", || {
+        let status = fs::read_to_string(&path).unwrap_or_default();
+        (status.is_empty() || status.contains("State:\tZ")).then_some(())
+    });
+}
+
+#[test]
+fn disks_are_as_last_changed_when_the_server_is_killed() {
+    let rounds = ROUNDS * variable("FATHOM_ROUNDS").unwrap_or(1);
+    let seed = variable("FATHOM_SEED").unwrap_or(1);
+    let mut random = Random::new(7);
+    let mut dir = short_dir();
+    for round in 0..rounds {
+        if is_time_up() {
+            break;
+        }
+        dir = one_kill(dir, round, seed, &mut random);
+        Tried::Kills.count(1);
+    }
+}
+
+/// One round: returns the server's directory.
+fn one_kill(
+    dir: tempfile::TempDir,
+    round: u64,
+    seed: u64,
+    random: &mut Random,
+) -> tempfile::TempDir {
+    let images = disk_dir();
+    let owners = [Owner::Static, Owner::Persistent, Owner::Transient];
+    let first = owners.map(|owner| {
+        let path = images.path().join(format!("{}.raw", owner.disk()));
+        File::create(&path).unwrap().set_len(4 << 20).unwrap();
+        as_arg(&path)
+    });
+    configure(dir.path(), &first[0]);
+    let served = start(dir).unwrap_or_else(|(_, log)| panic!("{log}"));
+    for (owner, image) in owners.iter().zip(&first).skip(1) {
+        add_as_a_user(&served, *owner, image);
+    }
+    let is_killed = AtomicBool::new(false);
+    let log = |owner: Owner| images.path().join(format!("{}.log", owner.disk()));
+    let clients = owners.map(|owner| {
+        let nbd = uri_of(&served, owner.disk());
+        Client {
+            owner,
+            dir: images.path(),
+            round,
+            api: served.api(),
+            load: Some(write_in_order(&nbd, &log(owner))),
+            nbd,
+            random: Random::new((seed << 20 | round << 4 | owner as u64) as usize),
+            is_killed: &is_killed,
+            expected: Expected {
+                images: vec![first[owner as usize].clone()],
+                iothreads: BTreeSet::from([1]),
+                is_present: BTreeSet::from([true]),
+            },
+            images: 0,
+            log: log(owner),
+        }
+    });
+    for owner in owners {
+        eventually("writes", || (written(&log(owner)) > 5).then_some(()));
+    }
+    let pause = Duration::from_micros(random.below(LONGEST.as_micros() as u64));
+    let (reloads, upgrades) = (random.below(2) == 0, random.below(3) == 0);
+    let (dir, expected) = thread::scope(|scope| {
+        let running = clients.map(|client| scope.spawn(|| client.run()));
+        thread::sleep(pause / 2);
+        if reloads {
+            served.signal("HUP");
+        }
+        let successor = if upgrades {
+            try_to_upgrade(&served)
+        } else {
+            None
+        };
+        thread::sleep(pause / 2);
+        is_killed.store(true, Ordering::SeqCst);
+        successor.into_iter().for_each(kill);
+        let dir = end(served);
+        (dir, running.map(|client| client.join().unwrap()))
+    });
+    let served = start_as_a_user(dir);
+    let is_present = check_definition(&served, &expected[1]);
+    add_as_a_user(
+        &served,
+        Owner::Transient,
+        expected[2].images.last().unwrap(),
+    );
+    for owner in owners {
+        if owner != Owner::Persistent || is_present {
+            disk_after_a_kill(&served, owner.disk(), &log(owner), 0);
+        }
+    }
+    for owner in &owners[1..] {
+        let remove = [
+            "disk",
+            "remove",
+            "--server",
+            &served.api(),
+            owner.disk(),
+            "--force",
+        ];
+        let _ = fathom().args(remove).output();
+    }
+    end(served)
+}
