@@ -223,6 +223,24 @@ fn format_of(image: &str) -> &'static str {
     }
 }
 
+/// Images that the server has refused, one after the other.
+#[derive(Default)]
+struct Refused(BTreeSet<String>);
+
+impl Refused {
+    /// The image to try next, and whether each of two images names the other: a switch back to an earlier image was
+    /// interrupted, and both have everything.
+    fn next(&mut self, refusal: &str) -> (String, bool) {
+        let words = "superseded by ";
+        let at = refusal.find(words).unwrap_or_else(|| panic!("{refusal}"));
+        let rest = &refusal[at + words.len()..];
+        let end = rest.find([' ', ',', ';', ':', '\n']).unwrap_or(rest.len());
+        let image = rest[..end].trim_matches('\'').to_owned();
+        let is_circle = !self.0.insert(image.clone());
+        (image, is_circle)
+    }
+}
+
 fn add_words(api: &str, owner: Owner, image: &str) -> Vec<String> {
     let words = ["disk", "add", "--server", api, owner.disk(), image];
     let mut words: Vec<_> = words.map(str::to_owned).into();
@@ -235,11 +253,11 @@ fn add_words(api: &str, owner: Owner, image: &str) -> Vec<String> {
 }
 
 /// Writes the configuration with this image of the static disk.
-fn configure(dir: &Path, image: &str) {
+fn configure(dir: &Path, image: &str, more: &str) {
     let path = |name: &str| as_arg(&dir.join(name));
     let text = format!(
         "disks-dir = 'disks'\napi = {{ socket = '{}' }}\n[nbd]\nlisten = ['unix:{}']\n\
-         [[disk]]\nname = 'static'\nimage = '{image}'\nformat = '{}'\n",
+         [[disk]]\nname = 'static'\nimage = '{image}'\nformat = '{}'\n{more}",
         path("c"),
         path("n"),
         format_of(image),
@@ -267,19 +285,11 @@ fn start(dir: tempfile::TempDir) -> Result<Served, (tempfile::TempDir, String)> 
     }
 }
 
-/// The image that the refusal of a superseded image names.
-fn newer_image(refusal: &str) -> String {
-    let words = "superseded by ";
-    let at = refusal.find(words).unwrap_or_else(|| panic!("{refusal}"));
-    let rest = &refusal[at + words.len()..];
-    let end = rest.find([' ', ',', ';', ':', '\n']).unwrap_or(rest.len());
-    rest[..end].trim_matches('\'').to_owned()
-}
-
 /// Starts the server, and has its configuration name the newer image as long as the server refuses an image for that
 /// reason.
 fn start_as_a_user(mut dir: tempfile::TempDir) -> Served {
-    for _ in 0..100 {
+    let mut refused = Refused::default();
+    loop {
         let log = match start(dir) {
             Ok(served) => return served,
             Err((same, log)) => {
@@ -287,24 +297,32 @@ fn start_as_a_user(mut dir: tempfile::TempDir) -> Served {
                 log
             }
         };
-        configure(dir.path(), &newer_image(&log));
+        let (image, is_circle) = refused.next(&log);
+        let more = if is_circle {
+            "allow-superseded = true\n"
+        } else {
+            ""
+        };
+        configure(dir.path(), &image, more);
     }
-    panic!("the server refuses all images");
 }
 
 /// Adds a disk on this image, or on a newer image that the server names.
 fn add_as_a_user(served: &Served, owner: Owner, image: &str) {
+    let mut refused = Refused::default();
     let mut image = image.to_owned();
-    for _ in 0..100 {
-        let add = add_words(&served.api(), owner, &image);
+    let mut more = Vec::new();
+    loop {
+        let mut add = add_words(&served.api(), owner, &image);
+        add.append(&mut more);
         let output = fathom().args(add).output().unwrap();
         if output.status.success() {
             return;
         }
-        let refusal = String::from_utf8(output.stderr).unwrap();
-        image = newer_image(&refusal);
+        let (newer, is_circle) = refused.next(&String::from_utf8(output.stderr).unwrap());
+        image = newer;
+        more.extend(is_circle.then(|| "--allow-superseded".to_owned()));
     }
-    panic!("the server refuses all images");
 }
 
 /// Checks what the server shows of the persistent disk.
@@ -392,7 +410,7 @@ fn one_kill(
         File::create(&path).unwrap().set_len(4 << 20).unwrap();
         as_arg(&path)
     });
-    configure(dir.path(), &first[0]);
+    configure(dir.path(), &first[0], "");
     let served = start(dir).unwrap_or_else(|(_, log)| panic!("{log}"));
     for (owner, image) in owners.iter().zip(&first).skip(1) {
         add_as_a_user(&served, *owner, image);
