@@ -34,6 +34,8 @@ SEEDS_A_ROUND = 10
 # How much longer than in `make test` the tests are that make all rounds in one run, and those that kill servers during jobs.
 LONGER = 8
 JOB_ROUNDS = 4
+# States of each world in which the control plane is explored.
+MODEL_STATES = 3_000_000
 
 # Modules of fathom-formats' test `formats` that run once for each seed.
 SEEDED = ["model::", "power_cut::", "kill::", "lying_keepsake::", "compressed_writes::", "resize::"]
@@ -70,8 +72,8 @@ def programs(package, tests):
     return {u["target"]["name"]: u["executable"] for u in ours}
 
 
-def plan(formats, cli, seed):
-    """Returns all runs in their order, without end. `formats` is a program, `cli` has programs by name."""
+def plan(formats, cli, model, seed):
+    """Returns all runs in their order, without end. `formats` and `model` are programs, `cli` has programs by name."""
     for done in itertools.count():
         first = {"FATHOM_SEED": str(seed + done * SEEDS_A_ROUND)}
         some = first | {"FATHOM_ROUNDS": str(SEEDS_A_RUN)}
@@ -83,6 +85,7 @@ def plan(formats, cli, seed):
         if done == 0:
             # All that there is, whatever the seed.
             yield "fathom-cli", "img", cli["img"], {"FATHOM_ROUNDS": "1"}, []
+            yield "fathom-control", "model", model, {"FATHOM_MODEL_STATES": str(MODEL_STATES)}, []
         for module in LONG:
             yield "fathom-formats", "formats", formats, longer, [module]
         yield "fathom-formats", "formats", formats, once, [STORAGE_ERRORS]
@@ -167,12 +170,13 @@ def version():
 def main():
     seed, minutes = int(sys.argv[1]), float(sys.argv[2])
     formats = programs("fathom-formats", ["formats"])["formats"]
+    model = programs("fathom-control", ["model"])["model"]
     # The tests of fathom-cli run the fathom program next to them.
     subprocess.run([CARGO, "build", "--workspace", "--bin=fathom", "--test=serve"], check=True)
     cli = programs("fathom-cli", ["img", "serve"])
     begin = time.time()
     with tempfile.NamedTemporaryFile() as tally:
-        torture = Torture(plan(formats, cli, seed), begin + minutes * 60, tally.name)
+        torture = Torture(plan(formats, cli, model, seed), begin + minutes * 60, tally.name)
         with concurrent.futures.ThreadPoolExecutor() as pool:
             workers = [pool.submit(torture.work) for _ in range(os.cpu_count())]
             while concurrent.futures.wait(workers, timeout=60).not_done:

@@ -1,8 +1,8 @@
 //! A running daemon: what it is made of, and the thread that watches it.
 
 use crate::api::{Api, Door};
-use crate::book::{Book, Upgrade, one_definition_each};
 use crate::cage;
+use crate::controller::{Controller, Upgrade, one_definition_each};
 use crate::error::Error;
 use crate::files::KeptDisks;
 use crate::handover::{self, HandedOver, Renewal, Starter};
@@ -40,7 +40,7 @@ pub struct Ended {
 
 /// Some disks being served.
 pub struct Daemon {
-    book: Book,
+    controller: Controller,
     api: Option<Api>,
     termination: Termination,
     reload: Option<Reload>,
@@ -67,23 +67,23 @@ impl Daemon {
         let kept = kept.map_err(Error::Options)?;
         let found = kept.as_ref().map(KeptDisks::read).unwrap_or_default();
         let disks = one_definition_each(&options.disks, &found, options.kept.as_deref());
-        let (mut book, door) = match options.tenants {
+        let (mut controller, door) = match options.tenants {
             true => (
-                book(Box::new(Tenants::new(&options)?), &options)?,
+                controller(Box::new(Tenants::new(&options)?), &options)?,
                 Door::open(&options.api)?,
             ),
             false => open_here(&options, &disks)?,
         };
-        book.begin(&options, kept, found)?;
-        book.wait_for_coming();
+        controller.begin(&options, kept, found)?;
+        controller.wait_for_coming();
         let scale = Scale::new(Clock::get().hz());
         let groups = options.api.groups;
-        let start = |door| Api::start(door, scale, groups, book.post(), options.events);
+        let start = |door| Api::start(door, scale, groups, controller.post(), options.events);
         let api = door.map(start).transpose();
         let api = api.map_err(Error::io("cannot serve the API"))?;
         drop(signals);
         let daemon = Daemon {
-            book,
+            controller,
             api,
             termination,
             reload,
@@ -105,7 +105,7 @@ impl Daemon {
         } = surround(&options)?;
         let (groups, events) = (options.api.groups, options.events.clone());
         let mut heir = handover::receive(options, socket)?;
-        let post = heir.book.post();
+        let post = heir.controller.post();
         let api = heir
             .door
             .take()
@@ -118,7 +118,7 @@ impl Daemon {
         drop(signals);
         heir.settle();
         let daemon = Daemon {
-            book: heir.renew_tenants(),
+            controller: heir.renew_tenants(),
             api,
             termination,
             reload,
@@ -130,10 +130,10 @@ impl Daemon {
     }
 
     fn announce(&self) {
-        for line in self.book.host().describe() {
+        for line in self.controller.host().describe() {
             tracing::info!("{line}");
         }
-        if self.book.host().names().is_empty() {
+        if self.controller.host().names().is_empty() {
             tracing::info!("no disk is served yet; add one with 'fathom disk add'");
         }
         if let Some(api) = &self.api {
@@ -167,8 +167,8 @@ impl Daemon {
         }
         notify_manager(NotifyState::Stopping);
         tracing::info!("stopping");
-        let stopped = self.book.host_mut().stop();
-        let outcomes = self.book.host().outcomes();
+        let stopped = self.controller.host_mut().stop();
+        let outcomes = self.controller.host().outcomes();
         if matches!(stopped, Err(Error::Abandoned { .. })) {
             // Dropped, it would be waited for.
             drop(self.api.take());
@@ -184,27 +184,27 @@ impl Daemon {
     /// Sleep until there is something to do, and do it. False: it is to end.
     fn wait(&mut self) -> Result<bool, Error> {
         let is_told = self.poll().map_err(Error::io("cannot wait for events"))?;
-        if is_told || !self.book.turn() {
+        if is_told || !self.controller.turn() {
             return Ok(false);
         }
-        if self.book.take_reloaded() {
+        if self.controller.take_reloaded() {
             notify_manager(NotifyState::Ready);
         }
         if self.reload.as_ref().is_some_and(Reload::take) {
             notify_manager(NotifyState::Reloading);
-            self.book.reload();
+            self.controller.reload();
         }
-        if let Some(upgrade) = self.book.take_upgrade() {
+        if let Some(upgrade) = self.controller.take_upgrade() {
             self.upgrade(upgrade);
         }
-        Ok(!self.book.is_ending() && self.successor.is_none())
+        Ok(!self.controller.is_ending() && self.successor.is_none())
     }
 
     /// Have another process go on, if it can.
     fn upgrade(&mut self, Upgrade { binary, asker, .. }: Upgrade) {
         tracing::info!("upgrade: handing over to a new process");
         let api = self.api.as_ref();
-        match handover::hand_over(&mut self.book, api, &self.starter, binary) {
+        match handover::hand_over(&mut self.controller, api, &self.starter, binary) {
             Err(refusal) => {
                 tracing::error!("upgrade failed: {refusal}");
                 asker(Err(refusal));
@@ -222,9 +222,9 @@ impl Daemon {
     fn poll(&self) -> io::Result<bool> {
         let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = vec![input(self.termination.as_fd())];
-        fds.extend(self.book.events().into_iter().map(input));
+        fds.extend(self.controller.events().into_iter().map(input));
         fds.extend(self.reload.iter().map(|reload| input(reload.as_fd())));
-        let timeout = self.book.patience();
+        let timeout = self.controller.patience();
         let timeout = timeout.map(|t| Timespec::try_from(t).expect("some seconds"));
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(!fds[0].revents().is_empty()),
@@ -255,7 +255,10 @@ fn tell(mut done: HandedOver) -> Value {
 }
 
 /// Opens these disks in this process.
-fn open_here(options: &ServeOptions, disks: &[DiskOptions]) -> Result<(Book, Option<Door>), Error> {
+fn open_here(
+    options: &ServeOptions,
+    disks: &[DiskOptions],
+) -> Result<(Controller, Option<Door>), Error> {
     let front_ends = disks.iter().map(|disk| {
         let socket = disk.vhost_user.as_ref();
         let listen = |spec| socket::listen_for_front_ends(spec, disk.access);
@@ -272,11 +275,11 @@ fn open_here(options: &ServeOptions, disks: &[DiskOptions]) -> Result<(Book, Opt
     let mut objects = Objects::open(opened, front_ends, clients)?;
     let door = Door::open(&options.api)?;
     objects.serve()?;
-    Ok((book(Box::new(objects), options)?, door))
+    Ok((controller(Box::new(objects), options)?, door))
 }
 
-fn book(host: Box<dyn Host>, options: &ServeOptions) -> Result<Book, Error> {
-    Book::new(host, options).map_err(Error::io("cannot create a command queue"))
+fn controller(host: Box<dyn Host>, options: &ServeOptions) -> Result<Controller, Error> {
+    Controller::new(host, options).map_err(Error::io("cannot create a command queue"))
 }
 
 /// What a daemon has around it, before it has threads.

@@ -6,9 +6,9 @@ mod alarm;
 mod allowance;
 mod answer;
 mod api;
-mod book;
 mod cage;
 mod command;
+mod controller;
 mod daemon;
 mod error;
 mod events;
@@ -40,11 +40,11 @@ mod users;
 
 pub use access::{access, groups};
 pub use alarm::AlarmInfo;
-pub use book::ThrottleGroup;
 pub use command::{
     Advance, BackupOrder, CommitOrder, Completion, Merged, MirrorOrder, NewBitmap, NewName,
     SnapshotOrder, StreamOrder,
 };
+pub use controller::ThrottleGroup;
 pub use daemon::{Daemon, Ended};
 pub use error::Error;
 pub use events::Events;

@@ -128,7 +128,7 @@ fn objects(options: ServeOptions, predecessor: Option<OwnedFd>) -> Result<Box<dy
     };
     let mut heir = handover::receive(options, socket)?;
     heir.settle();
-    Ok(heir.book.into_host())
+    Ok(heir.controller.into_host())
 }
 
 fn sockets() -> io::Result<(Link, Link)> {

@@ -3,8 +3,8 @@
 use super::problem::Problem;
 use super::request::{Flags, Named, parse, read};
 use super::state::Asking;
-use crate::book::ThrottleGroup;
 use crate::command::Command;
+use crate::controller::ThrottleGroup;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};

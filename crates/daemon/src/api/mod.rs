@@ -39,7 +39,7 @@ mod stream;
 mod tag;
 mod web;
 
-use crate::book::Step;
+use crate::controller::Step;
 use crate::events::Events;
 use crate::handover::ApiState;
 use crate::mailbox::Post;

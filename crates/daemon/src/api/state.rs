@@ -3,8 +3,8 @@
 use super::pages::Pages;
 use super::problem::Problem;
 use crate::answer::Answer;
-use crate::book::{Book, Step};
 use crate::command::{Ask, Command};
+use crate::controller::{Controller, Step};
 use crate::events::Events;
 use crate::live::Listeners;
 use crate::mailbox::Post;
@@ -64,24 +64,26 @@ impl Asking {
             disk: disk.map(str::to_owned),
             command,
         };
-        self.hear(|book, asker| book.handle(ask, asker)).await
+        self.hear(|controller, asker| controller.handle(ask, asker))
+            .await
     }
 
     /// All disks.
     pub async fn measure(&self) -> Result<Measures, Problem> {
-        self.hear(|book, asker| book.host_mut().measure_all(asker))
+        self.hear(|controller, asker| controller.host_mut().measure_all(asker))
             .await
     }
 
     /// What comes of it.
     async fn hear<T: Send + 'static>(
         &self,
-        step: impl FnOnce(&mut Book, Box<dyn FnOnce(T) + Send>) + Send + 'static,
+        step: impl FnOnce(&mut Controller, Box<dyn FnOnce(T) + Send>) + Send + 'static,
     ) -> Result<T, Problem> {
         let (send, answer) = oneshot::channel();
         // It may be gone.
         let asker = Box::new(|answer| drop(send.send(answer)));
-        self.post.send(Box::new(|book| step(book, asker)));
+        self.post
+            .send(Box::new(|controller| step(controller, asker)));
         answer.await.map_err(|_| Problem::ending())
     }
 }

@@ -4,7 +4,7 @@ use super::left::taken;
 use super::state::{Counted, DiskState, Go, Hello, State, Stopped, Word};
 use super::wire::{Peer, WireError};
 use crate::api::{Adopted, Door};
-use crate::book::Book;
+use crate::controller::Controller;
 use crate::error::Error;
 use crate::host::Host;
 use crate::metrics::Scale;
@@ -26,7 +26,7 @@ const COUNT: Duration = Duration::from_secs(2);
 
 /// What was a predecessor's and is this process's now.
 pub struct Heir {
-    pub book: Book,
+    pub controller: Controller,
     /// With what metrics are told by.
     pub door: Option<(Door, Scale)>,
     peer: Peer,
@@ -37,7 +37,7 @@ impl Heir {
     pub fn settle(&mut self) {
         match self.peer.receive(Some(COUNT)) {
             Ok((Counted(counts), _)) => {
-                if let Ok(estate) = self.book.estate() {
+                if let Ok(estate) = self.controller.estate() {
                     estate.inherit(&counts);
                 }
             }
@@ -50,13 +50,13 @@ impl Heir {
     }
 
     /// Have tenants go on by this program, too, and the predecessor hear of it.
-    pub fn renew_tenants(mut self) -> Book {
+    pub fn renew_tenants(mut self) -> Controller {
         let mut peer = self.peer;
-        if let Ok(estate) = self.book.estate() {
+        if let Ok(estate) = self.controller.estate() {
             // It may be gone.
             estate.renew(Box::new(move |progress| drop(peer.send(&progress))));
         }
-        self.book
+        self.controller
     }
 }
 
@@ -97,7 +97,7 @@ fn refuse(peer: &mut Peer, problem: String) -> Error {
 
 /// Everything is open, and nothing touched.
 struct Prepared {
-    book: Book,
+    controller: Controller,
     exports: Vec<Option<Arriving>>,
     nbd: Vec<Bound>,
     api: Option<(Adopted, Option<SocketSpec>, Scale)>,
@@ -175,14 +175,14 @@ fn prepare(
             (Box::new(objects), exports)
         }
     };
-    let book = Book::new(host, &options);
-    let mut book =
-        book.map_err(|error| format!("cannot create a command queue: {}", cause(error)))?;
-    let taken = book.take(state.origins, definitions, kept);
+    let controller = Controller::new(host, &options);
+    let mut controller =
+        controller.map_err(|error| format!("cannot create a command queue: {}", cause(error)))?;
+    let taken = controller.take(state.origins, definitions, kept);
     taken.map_err(cause)?;
     Ok(Prepared {
         exports,
-        book,
+        controller,
         nbd: bounds,
         api,
         pid: state.pid,
@@ -250,7 +250,7 @@ impl Prepared {
         } = stopped;
         let left = left.into_iter().map(|left| taken(left, &mut files));
         let left = left.collect::<Result<_, _>>()?;
-        let estate = self.book.estate().map_err(|refusal| refusal.text)?;
+        let estate = self.controller.estate().map_err(|refusal| refusal.text)?;
         estate.take_left(left)?;
         if bases.len() != self.exports.len() {
             return Err("the predecessor's disks are not those of the handover".into());
@@ -262,14 +262,14 @@ impl Prepared {
         }
         self.wait()?;
         // Some only come where there is a virtual machine.
-        let estate = self.book.estate().map_err(|refusal| refusal.text)?;
+        let estate = self.controller.estate().map_err(|refusal| refusal.text)?;
         estate.adopt_clients(clients, &mut files)
     }
 
     fn run(mut self, peer: Peer) -> Heir {
         let exports = self.exports.iter().flatten();
         exports.for_each(Arriving::run);
-        if let Ok(estate) = self.book.estate() {
+        if let Ok(estate) = self.controller.estate() {
             estate.own(self.nbd);
         }
         let pid = self.pid;
@@ -277,7 +277,7 @@ impl Prepared {
             .api
             .map(|(adopted, path, scale)| (Door::adopt(pid, adopted, path), scale));
         Heir {
-            book: self.book,
+            controller: self.controller,
             door,
             peer,
         }

@@ -7,7 +7,7 @@ use super::state::{Counted, Go, Hello, Progress, Renewal, State, Stopped, Word};
 use super::successor::Successor;
 use super::wire::{Peer, WireError};
 use crate::api::Api;
-use crate::book::Book;
+use crate::controller::Controller;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_exports::Descriptors;
 use fathom_exports::vhost_user::{Frozen, Halting};
@@ -63,23 +63,23 @@ impl HandedOver {
 
 /// Have another process go on. On an error all is as before; it is one line for the user.
 pub fn hand_over(
-    book: &mut Book,
+    controller: &mut Controller,
     api: Option<&Api>,
     starter: &Starter,
     binary: Option<PathBuf>,
 ) -> Result<HandedOver, RequestError> {
-    let checked = book.estate()?.may_be_handed_over();
+    let checked = controller.estate()?.may_be_handed_over();
     checked.map_err(|text| ErrorKind::Conflict.because(text))?;
     let successor = Successor::start(starter, binary);
     let outcome = successor.and_then(greet).and_then(|greeted| {
         api.inspect(|api| api.hold(true));
-        let given = book.give()?;
-        let estate = book.estate().map_err(|refusal| refusal.text)?;
+        let given = controller.give()?;
+        let estate = controller.estate().map_err(|refusal| refusal.text)?;
         give(greeted, given, estate, api)
     });
     outcome.or_else(|problem| {
         // The successor is dead, and front-ends are served again.
-        book.estate()?.take_back();
+        controller.estate()?.take_back();
         api.inspect(|api| api.hold(false));
         Err(ErrorKind::Failed.because(problem))
     })

@@ -1,4 +1,4 @@
-//! These objects as what a book asks.
+//! Carries out the commands that the controller forwards.
 
 use super::Objects;
 use crate::answer::Asker;

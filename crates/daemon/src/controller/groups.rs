@@ -3,7 +3,7 @@
 //! A group is what its disks' filters say, and nothing besides: it comes with its first disk and goes
 //! with its last.
 
-use super::Book;
+use super::Controller;
 use crate::answer::{Answer, Asker};
 use crate::command::Command;
 use fathom_control::RequestError;
@@ -48,11 +48,11 @@ struct Member {
     options: BTreeMap<String, String>,
 }
 
-impl Book {
+impl Controller {
     /// All groups.
     pub(super) fn list_groups(&mut self, asker: Asker) {
-        self.then(None, Command::List, |book, answer| {
-            asker(answer.map(|list| tell(book.members(&list))));
+        self.then(None, Command::List, |controller, answer| {
+            asker(answer.map(|list| tell(controller.members(&list))));
         });
     }
 
@@ -66,17 +66,23 @@ impl Book {
         asker: Asker,
     ) {
         let change = Change { options, temporary };
-        self.then(None, Command::List, move |book, answer| match answer {
-            Err(refusal) => asker(Err(refusal)),
-            Ok(list) => {
-                let all = book.members(&list).into_iter();
-                let (members, others): (Vec<_>, _) = all.partition(|one| one.group == name);
-                match members.is_empty() {
-                    true => asker(Err(unknown(&name, others))),
-                    false => book.set_next(members.into(), Vec::new(), name, change, asker),
+        self.then(
+            None,
+            Command::List,
+            move |controller, answer| match answer {
+                Err(refusal) => asker(Err(refusal)),
+                Ok(list) => {
+                    let all = controller.members(&list).into_iter();
+                    let (members, others): (Vec<_>, _) = all.partition(|one| one.group == name);
+                    match members.is_empty() {
+                        true => asker(Err(unknown(&name, others))),
+                        false => {
+                            controller.set_next(members.into(), Vec::new(), name, change, asker)
+                        }
+                    }
                 }
-            }
-        });
+            },
+        );
     }
 
     /// The next disk of a group, after those that are `done`; when there is none, the group as it is now.
@@ -90,9 +96,9 @@ impl Book {
         asker: Asker,
     ) {
         let Some(Member { disk, filter, .. }) = left.pop_front() else {
-            return self.then(None, Command::List, move |book, answer| {
+            return self.then(None, Command::List, move |controller, answer| {
                 let of_it = |list| {
-                    let members = book.members(&list).into_iter();
+                    let members = controller.members(&list).into_iter();
                     tell(members.filter(|member| member.group == group))
                 };
                 asker(answer.map(of_it));
@@ -100,19 +106,23 @@ impl Book {
         };
         let Change { options, temporary } = change.clone();
         let name = disk.clone();
-        let next = self.later(move |book: &mut Book, answer: Answer| match answer {
-            Ok(_) => {
-                done.push(disk);
-                book.set_next(left, done, group, change, asker);
-            }
-            Err(RequestError { kind, text }) => asker(Err(kind.because(match done.is_empty() {
-                true => format!("disk '{disk}': {text}"),
-                false => format!(
-                    "disk '{disk}': {text}; the new limits are already in force for {}",
-                    done.join(", ")
-                ),
-            }))),
-        });
+        let next = self.later(
+            move |controller: &mut Controller, answer: Answer| match answer {
+                Ok(_) => {
+                    done.push(disk);
+                    controller.set_next(left, done, group, change, asker);
+                }
+                Err(RequestError { kind, text }) => {
+                    asker(Err(kind.because(match done.is_empty() {
+                        true => format!("disk '{disk}': {text}"),
+                        false => format!(
+                            "disk '{disk}': {text}; the new limits are already in force for {}",
+                            done.join(", ")
+                        ),
+                    })))
+                }
+            },
+        );
         self.set_filter(name, filter, options, temporary, next);
     }
 

@@ -1,6 +1,6 @@
 //! A server that goes on in another process.
 
-use super::{Book, registry_settings};
+use super::{Controller, registry_settings};
 use crate::answer::Asker;
 use crate::error::Error;
 use crate::files::KeptDisks;
@@ -28,7 +28,7 @@ const SETTLE: Duration = Duration::from_secs(20);
 /// How often commands are given up after that: more often than any operation has commands.
 const GIVEN_UP: usize = 16;
 
-impl Book {
+impl Controller {
     /// What cannot be handed over is refused before anything is waited for.
     pub(super) fn begin_upgrade(
         &mut self,

@@ -1,7 +1,7 @@
 //! Carries out commands, on the control thread.
 //!
 //! The registry (`fathom_control`) decides what is to be done about disks' definitions. Disks themselves belong to the
-//! [`Host`]. The result of an operation arrives in a later [`Book::turn`], as a [`Step`].
+//! [`Host`]. The result of an operation arrives in a later [`Controller::turn`], as a [`Step`].
 //!
 //! - `effects` starts the operations that the registry wants;
 //! - `reload` reads definitions, `adopt` stores those of static disks;
@@ -55,10 +55,10 @@ const LONG: Duration = Duration::from_secs(60);
 /// Time that the users of a disk that is being removed may take to leave.
 const LEAVE: Duration = Duration::from_secs(1);
 
-/// What is to be done on the book's own thread.
-pub type Step = Box<dyn FnOnce(&mut Book) + Send>;
+/// A step that runs on the control thread.
+pub type Step = Box<dyn FnOnce(&mut Controller) + Send>;
 
-pub struct Book {
+pub struct Controller {
     host: Box<dyn Host>,
     /// Which disks exist, and who owns their names.
     registry: Registry,
@@ -117,9 +117,9 @@ fn registry_settings(host: &dyn Host, disks_dir: Option<PathBuf>) -> fathom_cont
     }
 }
 
-impl Book {
+impl Controller {
     /// The disks that `host` has are the configuration's.
-    pub fn new(host: Box<dyn Host>, options: &ServeOptions) -> io::Result<Book> {
+    pub fn new(host: Box<dyn Host>, options: &ServeOptions) -> io::Result<Controller> {
         let names = host.names();
         let served = specs(&options.disks).filter(|spec| names.contains(&spec.name));
         let registry = Registry::new(
@@ -127,7 +127,7 @@ impl Book {
             served.cloned(),
             places(&options.disks),
         );
-        Ok(Book {
+        Ok(Controller {
             registry,
             askers: BTreeMap::new(),
             next_request: 0,
@@ -166,7 +166,7 @@ impl Book {
         self.is_ending
     }
 
-    /// One of these is readable when there is something for [`Book::turn`].
+    /// One of these is readable when there is something for [`Controller::turn`].
     pub fn events(&self) -> Vec<BorrowedFd<'_>> {
         let mut events = self.host.events();
         events.push(self.mail.as_fd());
@@ -178,7 +178,7 @@ impl Book {
         Arc::strong_count(&self.under_way) == 1
     }
 
-    /// How long [`Book::turn`] can wait.
+    /// How long [`Controller::turn`] can wait.
     pub fn patience(&self) -> Option<Duration> {
         let retry = self.retries.values().min();
         let retry = retry.map(|at| at.saturating_duration_since(Instant::now()));
@@ -377,7 +377,7 @@ impl Book {
         &mut self,
         disk: Option<String>,
         command: Command,
-        next: impl FnOnce(&mut Book, Answer) + Send + 'static,
+        next: impl FnOnce(&mut Controller, Answer) + Send + 'static,
     ) {
         let asker = self.later(next);
         self.host.ask(Ask { disk, command }, asker);
@@ -386,12 +386,12 @@ impl Book {
     /// Takes what comes, and goes on with it in a later step.
     fn later<T: Send + 'static>(
         &self,
-        next: impl FnOnce(&mut Book, T) + Send + 'static,
+        next: impl FnOnce(&mut Controller, T) + Send + 'static,
     ) -> Box<dyn FnOnce(T) + Send> {
         let (post, under_way) = (self.mail.post(), self.under_way.clone());
         Box::new(move |came| {
-            let step: Step = Box::new(move |book| {
-                next(book, came);
+            let step: Step = Box::new(move |controller| {
+                next(controller, came);
                 drop(under_way);
             });
             post.send(step);
@@ -412,23 +412,23 @@ impl Book {
             return asker(Err(error));
         }
         let asker = self.briefly(Some(&name), asker);
-        self.then(Some(name), Command::Show, |book, answer| {
+        self.then(Some(name), Command::Show, |controller, answer| {
             asker(answer.map(|mut disk| {
-                book.add_origin(&mut disk);
+                controller.add_origin(&mut disk);
                 disk
             }));
         });
     }
 
     fn list(&mut self, asker: Asker) {
-        self.then(None, Command::List, |book, answer| {
+        self.then(None, Command::List, |controller, answer| {
             asker(answer.map(|mut list| {
                 let disks = list["disks"].as_array_mut();
                 disks
                     .into_iter()
                     .flatten()
-                    .for_each(|disk| book.add_origin(disk));
-                list["failed"] = book.failed();
+                    .for_each(|disk| controller.add_origin(disk));
+                list["failed"] = controller.failed();
                 list
             }));
         });

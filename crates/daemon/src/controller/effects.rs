@@ -1,6 +1,6 @@
 //! Starts the operations that the registry wants, and reports their ends to it.
 
-use super::Book;
+use super::Controller;
 use crate::answer::{Answer, Asker};
 use crate::command::Command;
 use fathom_control::{
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-impl Book {
+impl Controller {
     /// Has the registry carry out a request; the asker gets its reply.
     pub(super) fn request(&mut self, disk: String, request: Request, asker: Asker) {
         let id = RequestId(self.next_request);
@@ -43,7 +43,8 @@ impl Book {
             } => self.ask_host(disk, slot, request),
             Effect::Write(spec) => {
                 let disk = spec.name.clone();
-                let done = self.later(|book, outcome| book.feed(Event::Stored { disk, outcome }));
+                let done = self
+                    .later(|controller, outcome| controller.feed(Event::Stored { disk, outcome }));
                 match &self.keeper {
                     Some(keeper) => keeper.keep(*spec, done),
                     None => done(Err(no_directory())),
@@ -51,7 +52,8 @@ impl Book {
             }
             Effect::Erase { disk } => {
                 let name = disk.clone();
-                let done = self.later(|book, outcome| book.feed(Event::Stored { disk, outcome }));
+                let done = self
+                    .later(|controller, outcome| controller.feed(Event::Stored { disk, outcome }));
                 match &self.keeper {
                     Some(keeper) => keeper.forget(name, done),
                     None => done(Err(no_directory())),
@@ -59,7 +61,8 @@ impl Book {
             }
             Effect::ReadFile { disk } => {
                 let name = disk.clone();
-                let done = self.later(|book, found| book.feed(Event::FileRead { disk, found }));
+                let done = self
+                    .later(|controller, found| controller.feed(Event::FileRead { disk, found }));
                 match &self.keeper {
                     Some(keeper) => keeper.read_one(name, done),
                     None => done(Ok(None)),
@@ -96,15 +99,15 @@ impl Book {
             _ => Some(disk.clone()),
         };
         let command = command_of(&request);
-        self.then(name, command, move |book, answer| {
+        self.then(name, command, move |controller, answer| {
             let is_done = answer.is_ok();
             let outcome = answer.and_then(|value| done_of(&request, value));
             let is_switch = matches!(request, HostRequest::BeginSwitch { .. });
             if is_switch && is_done && outcome.is_err() {
                 // (Users wait.)
-                book.give_up_switch(&disk);
+                controller.give_up_switch(&disk);
             }
-            book.feed(Event::HostDone {
+            controller.feed(Event::HostDone {
                 disk,
                 slot,
                 outcome,

@@ -1,7 +1,7 @@
 //! Definitions of disks, which are read at the server's start and at each reload.
 
 use super::places::{places, specs};
-use super::{Book, Settings};
+use super::{Controller, Settings};
 use crate::error::Error;
 use crate::events::Happened;
 use crate::files::{Keeper, KeptDisks, Reread, reread};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Time within which all disks should be served before the server reports that it is ready.
 const OPEN: Duration = Duration::from_secs(10);
 
-impl Book {
+impl Controller {
     /// Serves the disks of these definitions, and stores new ones in `kept`. A disk that cannot be served is logged, and
     /// the server tries again.
     pub fn begin(
@@ -62,7 +62,11 @@ impl Book {
             return;
         };
         let post = self.mail.post();
-        let done = move |read| post.send(Box::new(|book: &mut Book| book.take_in_reread(read)));
+        let done = move |read| {
+            post.send(Box::new(|controller: &mut Controller| {
+                controller.take_in_reread(read)
+            }))
+        };
         if let Err(error) = reread(config, self.keeper.as_ref(), done) {
             tracing::error!(
                 "configuration: not read again: cannot start a thread: {}",

@@ -1,12 +1,12 @@
 //! Makes disks persistent.
 
-use super::Book;
+use super::Controller;
 use crate::answer::Asker;
 use crate::files::{Reread, reread};
 use fathom_control::{ErrorKind, Owner, Request};
 use fathom_units::cause;
 
-impl Book {
+impl Controller {
     /// Stores the definition of a disk, unless the configuration still defines the disk.
     pub(super) fn adopt(&mut self, name: String, asker: Asker) {
         let is_static = self.registry.owner_of(&name) == Some(Owner::Static);
@@ -14,7 +14,7 @@ impl Book {
             let defined_at = is_static.then(|| "on the server's command line".to_owned());
             return self.request(name, Request::Adopt { defined_at }, asker);
         };
-        let done = self.later(|book, Reread { options, .. }: Reread| {
+        let done = self.later(|controller, Reread { options, .. }: Reread| {
             let options = match options {
                 Ok(options) => options,
                 Err(error) => return asker(Err(ErrorKind::Failed.because(error.to_string()))),
@@ -24,7 +24,7 @@ impl Book {
                 Some(place) => format!("in {place}"),
                 None => "in the configuration".to_owned(),
             });
-            book.request(name, Request::Adopt { defined_at }, asker);
+            controller.request(name, Request::Adopt { defined_at }, asker);
         });
         // (An asker that is dropped tells its client that the server did not reply.)
         if let Err(error) = reread(config, None, done) {
