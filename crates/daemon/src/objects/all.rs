@@ -21,10 +21,10 @@ mod resizing;
 mod snapshots;
 mod switching;
 
-use super::backup::{Beginning, EndedBackups};
-use super::changes::{self, Changing, Event, Leaving, Next, Over, What};
+use super::activity::Activities;
+use super::backup::EndedBackups;
+use super::changes::{self, Event, Leaving, Over};
 use super::disk::{Common, Served};
-use super::freeze::Waiting;
 use super::nbd::Nbd;
 use super::tracer::Tracer;
 use crate::answer::{Answer, Asker};
@@ -43,9 +43,7 @@ use fathom_spec::check_path;
 use fathom_stack::Pools;
 use serde::Serialize;
 use serde_json::json;
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 /// So many slow requests are told of a disk at most.
@@ -58,26 +56,11 @@ const MAX_LEFT: usize = 32;
 /// The disks, in the order in which they came, and the server of their NBD clients.
 pub struct Objects {
     disks: Vec<Served>,
-    /// Disks that come or go: their names are taken.
-    changing: Vec<Changing>,
+    /// What is done with disks.
+    activities: Activities,
     /// Disks that are to go when nobody uses them.
     leaving: Vec<Leaving>,
-    /// Disks that are getting another size or other options, and who waits for it.
-    busy: BTreeMap<String, Asker>,
-    /// Backups that are beginning, by disk.
-    beginning_backups: BTreeMap<String, Beginning>,
     ended_backups: EndedBackups,
-    /// Disks that may have got another size elsewhere, which is to be taken in.
-    sizes_seen: BTreeSet<String>,
-    /// Disks that stand still, and when those that may not for ever go on.
-    frozen: BTreeMap<String, Waiting>,
-    thaw_at: BTreeMap<String, Instant>,
-    /// Disks of which it is waited for whether they go on with what has taken their place.
-    deciding: BTreeMap<String, SyncSender<bool>>,
-    /// What is to be done with disks once they have got other options.
-    next: BTreeMap<String, Next>,
-    /// Disks whose jobs are over, and when they are to get the options back that they had.
-    jobs_over: BTreeMap<String, Over>,
     nbd: Option<Nbd>,
     /// Of an upgrade: NBD clients by TLS end with this process.
     encrypted_end: bool,
@@ -125,17 +108,9 @@ impl Objects {
             .for_each(|disk| changes::watch_size(disk, mail.post()));
         Ok(Objects {
             disks,
-            changing: Vec::new(),
+            activities: Activities::default(),
             leaving: Vec::new(),
-            busy: BTreeMap::new(),
-            beginning_backups: BTreeMap::new(),
             ended_backups: EndedBackups::default(),
-            sizes_seen: BTreeSet::new(),
-            frozen: BTreeMap::new(),
-            thaw_at: BTreeMap::new(),
-            deciding: BTreeMap::new(),
-            next: BTreeMap::new(),
-            jobs_over: BTreeMap::new(),
             nbd: nbd.transpose()?,
             encrypted_end: false,
             common,
@@ -161,7 +136,7 @@ impl Objects {
             Event::Opened(name, opened) => self.take_in_opened(&name, opened),
             Event::Closed(name, summary) => self.take_in_closed(&name, &summary),
             Event::Resized(name, resized) => self.take_in_resized(&name, resized),
-            Event::SizeSeen(name) => drop(self.sizes_seen.insert(name)),
+            Event::SizeSeen(name) => self.activities.note_size(&name),
             Event::Frozen(name, frozen) => self.take_in_frozen(&name, *frozen),
             Event::Thawed(name) => self.take_in_thawed(&name),
             Event::Remade(name, remade) => self.take_in_remade(&name, remade),
@@ -170,7 +145,7 @@ impl Objects {
             Event::MirrorBegun(name, begun) => self.take_in_mirror(&name, *begun),
             Event::MirrorEnded(name, ended) => self.take_in_ended_mirror(&name, *ended),
             Event::StreamBegun(name, begun) => self.take_in_stream(&name, *begun),
-            Event::JobOver(name) => drop(self.jobs_over.insert(name, Over::default())),
+            Event::JobOver(name) => *self.activities.job_over(&name) = Over::default(),
             Event::StreamEnded(name, ended) => self.take_in_ended_stream(&name, *ended),
             Event::Switched(name, table, decision) => {
                 self.take_in_switched(&name, &table, decision)
@@ -251,25 +226,16 @@ impl Objects {
         if let Some(found) = self.disks.iter().position(|disk| disk.name() == name) {
             return Ok(found);
         }
-        if let Some(refusal) = self.is_changing(name) {
-            return Err(refusal);
+        if let Some(error) = self.activities.coming_or_going(name) {
+            return Err(error);
         }
         Err(fathom_control::unknown_disk(name, &self.names()))
-    }
-
-    /// Why there is nothing to be done with that disk now.
-    fn is_changing(&self, name: &str) -> Option<RequestError> {
-        let change = self.changing.iter().find(|change| change.name == name)?;
-        Some(fathom_control::changing_disk(
-            name,
-            change.what == What::Added,
-        ))
     }
 
     fn handle_for(&mut self, index: usize, command: Command) -> Answer {
         let failed = |text| ErrorKind::Failed.because(text);
         if matches!(command, Command::Trace { .. } | Command::Set { .. })
-            && let Some(refusal) = self.is_busy(self.disks[index].name())
+            && let Some(refusal) = self.activities.busy(self.disks[index].name())
         {
             return Err(refusal);
         }
@@ -377,7 +343,7 @@ impl Objects {
         let nbd = self.nbd.as_ref().zip(disk.export_name());
         Info {
             nbd: nbd.map(|(nbd, export)| nbd.info(export)),
-            frozen: self.frozen.contains_key(disk.name()),
+            frozen: self.activities.is_frozen(disk.name()),
             uptime_seconds: self.started.elapsed().as_secs(),
             ..disk.info()
         }

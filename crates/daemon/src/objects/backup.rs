@@ -2,7 +2,6 @@
 
 use super::serving::Serving;
 use super::shared_disk::SharedDisk;
-use crate::answer::Asker;
 use crate::events::{Events, Happened};
 use crate::info::BackupInfo;
 use fathom_core::{ThreadKind, thread_starts};
@@ -50,14 +49,6 @@ pub struct Running {
     successor: Option<u64>,
     since: Instant,
     shared: Arc<Shared>,
-}
-
-/// A backup that is beginning.
-pub struct Beginning {
-    /// The backup's identity.
-    pub id: String,
-    /// Who has asked for its end meanwhile.
-    pub end: Option<Asker>,
 }
 
 /// Identities of backups that have ended, or were to end before they began: no backup may have one of them again, or a

@@ -28,20 +28,6 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A disk that is not there yet, or no longer.
-pub struct Changing {
-    pub name: String,
-    pub what: What,
-    /// Who wants to hear of its end.
-    pub waiting: Option<Asker>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
-    Added,
-    Removed,
-}
-
 /// A disk that is to be removed, but was in use.
 pub struct Leaving {
     pub name: String,

@@ -1,6 +1,7 @@
 //! What a daemon has by name: its disks, each with its exports and its trace, and the server of NBD
 //! clients that they share. Disks come and go while others are served.
 
+mod activity;
 mod all;
 mod backup;
 mod changes;

@@ -5,7 +5,8 @@ use super::{Objects, to_json};
 use crate::answer::{Answer, Asker};
 use crate::command::BackupOrder;
 use crate::info::BackupInfo;
-use crate::objects::backup::{Beginning, Running};
+use crate::objects::activity::Change;
+use crate::objects::backup::Running;
 use crate::objects::changes;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
@@ -34,9 +35,8 @@ impl Objects {
         let name = disk.name().to_owned();
         match changes::begin_backup(order, self.mail.post()) {
             Ok(()) => {
-                let beginning = Beginning { id, end: None };
-                self.beginning_backups.insert(name.clone(), beginning);
-                self.busy.insert(name, asker);
+                let change = Change::StartingBackup { id, end: None };
+                self.activities.begin(&name, asker, change);
             }
             Err(error) => asker(Err(no_thread(&error))),
         }
@@ -45,7 +45,7 @@ impl Objects {
     fn may_not_be_backed_up(&self, index: usize, order: &BackupOrder) -> Option<RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
-        if let Some(refusal) = self.is_busy(name) {
+        if let Some(refusal) = self.activities.busy(name) {
             return Some(refusal);
         }
         let paths = order.socket.iter().chain(&order.scratch);
@@ -66,13 +66,12 @@ impl Objects {
     }
 
     pub(super) fn take_in_backup(&mut self, name: &str, begun: Result<Running, String>) {
-        let beginning = self.beginning_backups.remove(name);
-        let end = beginning.and_then(|beginning| beginning.end);
-        let asker = self.busy.remove(name);
-        let index = self.disks.iter().position(|disk| disk.name() == name);
-        // (It does not go while it is busy.)
-        let (Some(asker), Some(index)) = (asker, index) else {
+        let Some((index, asker, change)) = self.changed(name) else {
             return;
+        };
+        let end = match change {
+            Change::StartingBackup { end, .. } => end,
+            _ => None,
         };
         match (begun, end) {
             (Ok(running), None) => {
@@ -130,19 +129,20 @@ impl Objects {
     pub(super) fn end_backup(&mut self, index: usize, id: &str, asker: Asker) {
         let name = self.disks[index].name().to_owned();
         self.ended_backups.add(id);
-        if let Some(beginning) = self.beginning_backups.get_mut(&name)
-            && beginning.id == id
+        if let Some(Change::StartingBackup { id: beginning, end }) =
+            self.activities.change_mut(&name)
+            && beginning == id
         {
-            return match beginning.end {
-                None => beginning.end = Some(asker),
+            return match end {
+                None => *end = Some(asker),
                 Some(_) => {
                     let text = format!("disk '{name}': its backup is already ending");
                     asker(Err(ErrorKind::Conflict.because(text)));
                 }
             };
         }
-        if self.busy.contains_key(&name)
-            && let Some(refusal) = self.is_busy(&name)
+        if self.activities.is_changing(&name)
+            && let Some(refusal) = self.activities.busy(&name)
         {
             return asker(Err(refusal));
         }
@@ -151,7 +151,7 @@ impl Objects {
             Err(refusal) => return asker(Err(refusal)),
         };
         match changes::end_backup(name.clone(), running, self.mail.post()) {
-            Ok(()) => drop(self.busy.insert(name, asker)),
+            Ok(()) => self.activities.begin(&name, asker, Change::Plain),
             Err(error) => asker(Err(no_thread(&error))),
         }
     }
@@ -160,7 +160,7 @@ impl Objects {
         if let Some(disk) = self.disks.iter_mut().find(|disk| disk.name() == name) {
             disk.forget_backup();
         }
-        if let Some(asker) = self.busy.remove(name) {
+        if let Some((asker, _)) = self.activities.end(name) {
             asker(to_json(info));
         }
     }

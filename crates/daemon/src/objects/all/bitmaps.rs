@@ -5,6 +5,7 @@ use super::{Objects, to_json};
 use crate::answer::Asker;
 use crate::command::BitmapOrder;
 use crate::info::BitmapInfo;
+use crate::objects::activity::Change;
 use crate::objects::changes;
 use fathom_control::{ErrorKind, RequestError};
 use serde_json::json;
@@ -18,7 +19,7 @@ impl Objects {
         let disk = &self.disks[index];
         let name = disk.name().to_owned();
         match changes::order_bitmaps(disk, order, self.mail.post()) {
-            Ok(()) => drop(self.busy.insert(name, asker)),
+            Ok(()) => self.activities.begin(&name, asker, Change::Plain),
             Err(error) => asker(Err(no_thread(&error))),
         }
     }
@@ -26,7 +27,7 @@ impl Objects {
     fn may_not_be_ordered(&self, index: usize, order: &BitmapOrder) -> Option<RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
-        if let Some(refusal) = self.is_busy(name) {
+        if let Some(refusal) = self.activities.busy(name) {
             return Some(refusal);
         }
         let is_read = disk.backup().is_some_and(|backup| !backup.is_over());
@@ -38,7 +39,7 @@ impl Objects {
     }
 
     pub(super) fn take_in_bitmaps(&mut self, name: &str, done: Result<Vec<BitmapInfo>, String>) {
-        let Some(asker) = self.busy.remove(name) else {
+        let Some((asker, _)) = self.activities.end(name) else {
             return;
         };
         asker(match done {

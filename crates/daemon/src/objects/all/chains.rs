@@ -10,6 +10,7 @@ use super::to_json;
 use crate::answer::{Answer, Asker};
 use crate::command::{CommitOrder, StreamOrder};
 use crate::info::StreamInfo;
+use crate::objects::activity::Change;
 use crate::objects::changes::{self, Next};
 use crate::objects::remake::Also;
 use crate::objects::stream::Running;
@@ -44,9 +45,9 @@ impl Objects {
     fn begin_job(&mut self, index: usize, next: Result<(Beside, Next), String>, asker: Asker) {
         match self.begin_to_begin(index, next) {
             Ok(next) => {
-                let name = self.disks[index].name().to_owned();
-                self.next.insert(name.clone(), next);
-                self.busy.insert(name, asker);
+                let name = self.disks[index].name();
+                self.activities
+                    .begin(name, asker, Change::PreparingJob(next));
             }
             Err(refusal) => asker(Err(refusal)),
         }
@@ -82,7 +83,7 @@ impl Objects {
         conflict: &dyn Fn(String) -> RequestError,
     ) -> Result<(), RequestError> {
         let disk = &self.disks[index];
-        if let Some(refusal) = self.is_busy(disk.name()) {
+        if let Some(refusal) = self.activities.busy(disk.name()) {
             return Err(refusal);
         }
         disk.may_be_left().map_err(conflict)?;
@@ -106,7 +107,7 @@ impl Objects {
         };
         let no_thread = |error| format!("cannot start a thread: {}", cause(error));
         match begun.and_then(|begun| begun.map_err(no_thread)) {
-            Ok(()) => drop(self.busy.insert(disk.name().to_owned(), asker)),
+            Ok(()) => self.activities.begin(disk.name(), asker, Change::Plain),
             Err(problem) => self.end_work(index, Err(ErrorKind::Failed.because(problem)), asker),
         }
     }
@@ -146,7 +147,7 @@ impl Objects {
             return asker(Err(ErrorKind::Unknown.because(text)));
         };
         if running.following.is_over()
-            && let Some(first) = self.busy.remove(&name)
+            && let Some((first, change)) = self.activities.end(&name)
         {
             // The disk is getting its options back.
             self.disks[index].forget_stream();
@@ -155,13 +156,13 @@ impl Objects {
                 first(answer);
                 asker(info);
             };
-            self.busy.insert(name, Box::new(both));
-        } else if let Some(refusal) = self.is_busy(&name) {
+            self.activities.begin(&name, Box::new(both), change);
+        } else if let Some(refusal) = self.activities.busy(&name) {
             asker(Err(refusal));
         } else if let Err(error) = changes::end_stream(name.clone(), running, self.mail.post()) {
             asker(Err(no_thread(&error)));
         } else {
-            self.busy.insert(name, asker);
+            self.activities.begin(&name, asker, Change::Plain);
         }
     }
 
@@ -184,37 +185,40 @@ impl Objects {
 
     /// Who waits for what is done with that disk. (It does not go while it is busy.)
     pub(super) fn answers(&mut self, name: &str) -> Option<(usize, Asker)> {
-        let asker = self.busy.remove(name)?;
-        let index = self.disks.iter().position(|disk| disk.name() == name)?;
+        let (index, asker, _) = self.changed(name)?;
         Some((index, asker))
+    }
+
+    /// Notes the end of a change of a disk: its index, who gets the reply, and what was done. (A disk stays in the list
+    /// while it is changed.)
+    pub(super) fn changed(&mut self, name: &str) -> Option<(usize, Asker, Change)> {
+        let (asker, change) = self.activities.end(name)?;
+        let index = self.disks.iter().position(|disk| disk.name() == name)?;
+        Some((index, asker, change))
     }
 
     /// Disks whose jobs are over, and with which nothing else is done, get the options that they had.
     pub(super) fn see_to_jobs(&mut self) {
         let now = Instant::now();
-        let due = self
-            .jobs_over
-            .iter()
-            .filter(|(_, over)| over.look_at <= now);
+        let due = { self.activities.jobs_over() }.filter(|(_, look_at)| *look_at <= now);
         let due: Vec<_> = due.map(|(name, _)| name.clone()).collect();
         for name in due {
             let index = self.disks.iter().position(|disk| disk.name() == name);
             let Some(index) = index.filter(|index| self.disks[*index].is_worked_on()) else {
-                self.jobs_over.remove(&name);
+                self.activities.forget_job(&name);
                 continue;
             };
             match self.is_on_its_way(&name) {
                 None => self.end_work(index, Ok(Value::Null), Box::new(drop)),
-                Some(_) => {
-                    let over = self.jobs_over.entry(name).or_default();
-                    over.look_at = now + LOOK;
-                }
+                Some(_) => self.activities.job_over(&name).look_at = now + LOOK,
             }
         }
     }
 
     pub(super) fn until_next_job(&self) -> Option<Duration> {
-        let next = self.jobs_over.values().map(|over| over.look_at).min();
+        let next = { self.activities.jobs_over() }
+            .map(|(_, look_at)| look_at)
+            .min();
         next.map(|next| next.saturating_duration_since(Instant::now()))
     }
 
@@ -225,13 +229,13 @@ impl Objects {
         }
         // Unless it has them then.
         let name = self.disks[index].name().to_owned();
-        self.jobs_over.entry(name).or_default().try_again();
+        self.activities.job_over(&name).try_again();
         let failed = |problem: String| ErrorKind::Failed.because(problem);
         match self.begin_to_work(index, None, &failed) {
             Ok(()) => {
-                let name = self.disks[index].name().to_owned();
                 // (If it fails, that is told, and the disk goes on as it is.)
-                self.busy.insert(name, Box::new(move |_| asker(answer)));
+                let asker: Asker = Box::new(move |_| asker(answer));
+                self.activities.begin(&name, asker, Change::Plain);
             }
             Err(refusal) => {
                 tracing::warn!("{refusal}");

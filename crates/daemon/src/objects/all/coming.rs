@@ -3,7 +3,7 @@
 use super::{Objects, to_json};
 use crate::answer::{Answer, Asker};
 use crate::events::Happened;
-use crate::objects::changes::{self, Changing, What};
+use crate::objects::changes;
 use crate::objects::disk::Served;
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
@@ -47,11 +47,7 @@ impl Objects {
         let name = table.name.clone();
         match self.begin_to_add(table) {
             Err(refusal) => asker(Err(refusal)),
-            Ok(()) => self.changing.push(Changing {
-                name,
-                what: What::Added,
-                waiting: Some(asker),
-            }),
+            Ok(()) => self.activities.begin_to_open(&name, asker),
         }
     }
 
@@ -66,7 +62,7 @@ impl Objects {
         let version = present.map(|index| self.version(index)).transpose()?;
         only_if.check(name, version.as_deref())?;
         // Another change is in progress. If that succeeds, the version is another one.
-        match only_if.names_versions() && self.busy.contains_key(name) {
+        match only_if.names_versions() && self.activities.is_changing(name) {
             true => Err(Condition::overtaken(name)),
             false => Ok(()),
         }
@@ -82,7 +78,7 @@ impl Objects {
     fn begin_to_add(&self, table: DiskSpec) -> Result<(), RequestError> {
         let invalid = |text| ErrorKind::Invalid.because(text);
         check_name(&table.name).map_err(invalid)?;
-        if let Some(refusal) = self.is_changing(&table.name) {
+        if let Some(refusal) = self.activities.coming_or_going(&table.name) {
             return Err(refusal);
         }
         table.check_paths().map_err(invalid)?;
@@ -100,11 +96,7 @@ impl Objects {
 
     /// The disk is open, or could not be.
     pub(super) fn take_in_opened(&mut self, name: &str, opened: Result<Box<Served>, crate::Error>) {
-        let Some(change) = self.changing.iter().position(|one| one.name == name) else {
-            return;
-        };
-        let Changing { what, waiting, .. } = self.changing.swap_remove(change);
-        let (What::Added, Some(asker)) = (what, waiting) else {
+        let Some(asker) = self.activities.opened(name) else {
             return;
         };
         let opened = opened.map_err(|error| ErrorKind::Failed.because(error.to_string()));
@@ -136,7 +128,7 @@ impl Objects {
     /// Make a disk that is served as it is wanted, or leave it as it is.
     fn change(&mut self, index: usize, wanted: DiskSpec, asker: Asker) {
         let disk = &self.disks[index];
-        if let Some(refusal) = self.is_busy(disk.name()) {
+        if let Some(refusal) = self.activities.busy(disk.name()) {
             return asker(Err(refusal));
         }
         let changes = disk.table().map(|is| is.changes_to(&wanted));

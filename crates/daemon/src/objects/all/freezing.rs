@@ -3,6 +3,7 @@
 use super::Objects;
 use crate::answer::Asker;
 use crate::events::Happened;
+use crate::objects::activity::Change;
 use crate::objects::changes::Event;
 use crate::objects::freeze::{Users, Waiting};
 use crate::objects::nbd::Nbd;
@@ -26,10 +27,9 @@ impl Objects {
         if let Err(error) = begun {
             return asker(Err(no_thread(&error)));
         }
-        if let Some(until) = timeout.and_then(|timeout| Instant::now().checked_add(timeout)) {
-            self.thaw_at.insert(name.clone(), until);
-        }
-        self.busy.insert(name, asker);
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        self.activities
+            .begin(&name, asker, Change::Freezing { until });
     }
 
     /// Whom a disk is served to.
@@ -44,14 +44,13 @@ impl Objects {
     /// Let it go on.
     pub(super) fn thaw(&mut self, index: usize, asker: Asker) {
         let name = self.disks[index].name().to_owned();
-        self.thaw_at.remove(&name);
-        let Some(waiting) = self.frozen.remove(&name) else {
+        let Some(waiting) = self.activities.take_frozen(&name) else {
             let text = format!("disk '{name}': not frozen");
             return asker(Err(ErrorKind::Conflict.because(text)));
         };
         let (post, of) = (self.mail.post(), name.clone());
         match waiting.begin_to_thaw(move || post.send(Event::Thawed(of))) {
-            Ok(()) => drop(self.busy.insert(name, asker)),
+            Ok(()) => self.activities.begin(&name, asker, Change::Plain),
             Err(error) => {
                 tracing::warn!(
                     "disk '{name}': cannot start a thread to thaw the disk, so it is thawed at \
@@ -65,26 +64,28 @@ impl Objects {
     }
 
     pub(super) fn take_in_frozen(&mut self, name: &str, frozen: Result<Waiting, String>) {
-        if frozen.is_err() {
-            self.thaw_at.remove(name);
-        }
-        let answer = frozen.map(|waiting| {
+        let Some((asker, change)) = self.activities.end(name) else {
+            return;
+        };
+        let until = match change {
+            Change::Freezing { until } => until,
+            _ => None,
+        };
+        let answer = frozen.map(|users| {
             tracing::info!("disk '{name}': frozen; requests wait until 'fathom disk thaw'");
-            self.frozen.insert(name.to_owned(), waiting);
+            self.activities.set_frozen(name, users, until);
             self.tell_changed(name);
             json!({ "frozen": true })
         });
-        if let Some(asker) = self.busy.remove(name) {
-            asker(answer.map_err(|problem| {
-                ErrorKind::Failed.because(format!("disk '{name}': not frozen: {problem}"))
-            }));
-        }
+        asker(answer.map_err(|problem| {
+            ErrorKind::Failed.because(format!("disk '{name}': not frozen: {problem}"))
+        }));
     }
 
     pub(super) fn take_in_thawed(&mut self, name: &str) {
         tracing::info!("disk '{name}': thawed; requests continue");
         self.tell_changed(name);
-        if let Some(asker) = self.busy.remove(name) {
+        if let Some((asker, _)) = self.activities.end(name) {
             asker(Ok(json!({ "frozen": false })));
         }
     }
@@ -92,10 +93,9 @@ impl Objects {
     /// Those that have stood still for long enough go on.
     pub(super) fn thaw_late(&mut self) {
         let now = Instant::now();
-        let late = self.thaw_at.iter().filter(|(_, until)| **until <= now);
-        // (One that is still becoming so is looked at again then.)
-        let late = late.map(|(name, _)| name.clone());
-        let late: Vec<_> = late.filter(|name| self.frozen.contains_key(name)).collect();
+        let frozen = self.activities.frozen();
+        let late = frozen.filter(|(_, until)| until.is_some_and(|until| until <= now));
+        let late: Vec<_> = late.map(|(name, _)| name.clone()).collect();
         for name in late {
             tracing::warn!("disk '{name}': frozen for the maximum time; the disk is thawed");
             if let Ok(index) = self.find(&name) {
@@ -106,16 +106,23 @@ impl Objects {
 
     /// None: there is none that goes on by itself.
     pub(super) fn until_next_thaw(&self) -> Option<Duration> {
-        let frozen = self.thaw_at.iter();
-        let until = frozen.filter(|(name, _)| self.frozen.contains_key(*name));
-        let next = until.map(|(_, until)| *until).min()?;
+        let next = { self.activities.frozen() }
+            .filter_map(|(_, until)| until)
+            .min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
     /// For the end.
     pub(super) fn thaw_all(&mut self) {
-        let frozen = std::mem::take(&mut self.frozen);
-        frozen.into_values().for_each(Waiting::thaw);
+        let frozen: Vec<_> = { self.activities.frozen() }
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in frozen {
+            self.activities
+                .take_frozen(&name)
+                .into_iter()
+                .for_each(Waiting::thaw);
+        }
     }
 
     fn tell_changed(&self, name: &str) {

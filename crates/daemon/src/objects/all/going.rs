@@ -4,7 +4,7 @@ use super::{Objects, to_json};
 use crate::answer::Asker;
 use crate::error::Error;
 use crate::events::Happened;
-use crate::objects::changes::{self, Changing, Event, Leaving, What};
+use crate::objects::changes::{self, Event, Leaving};
 use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
 use fathom_control::{Condition, ErrorKind};
@@ -67,7 +67,7 @@ impl Objects {
 
     fn close(&mut self, index: usize, asker: Asker) {
         let name = self.disks[index].name().to_owned();
-        if let Some(refusal) = self.is_busy(&name) {
+        if let Some(refusal) = self.activities.busy(&name) {
             return asker(Err(refusal));
         }
         let close = match changes::close(self.mail.post()) {
@@ -81,20 +81,14 @@ impl Objects {
         let clients = self.nbd.as_ref().and_then(|nbd| nbd.remove(&disk));
         // It waits for that.
         let _ = close.send((disk, clients));
-        self.changing.push(Changing {
-            name,
-            what: What::Removed,
-            waiting: Some(asker),
-        });
+        self.activities.begin_to_close(&name, asker);
     }
 
     pub(super) fn take_in_closed(&mut self, name: &str, summary: &Summary) {
         tracing::info!("disk '{name}': removed");
         let disk = name.to_owned();
         self.common.events.tell(Happened::Removed { disk });
-        if let Some(index) = self.changing.iter().position(|one| one.name == name)
-            && let Some(asker) = self.changing.swap_remove(index).waiting
-        {
+        if let Some(asker) = self.activities.closed(name) {
             asker(to_json(summary));
         }
     }
@@ -119,11 +113,10 @@ impl Objects {
                 None => late.push(nbd.clients()),
             }
         }
-        // Of those that were just being opened nothing can be in flight.
-        self.changing.retain(|change| change.what == What::Removed);
+        // (Of disks that are being opened nothing can be in flight.)
         self.wait_for_removals(deadline);
-        let changing = self.changing.iter();
-        late.extend(changing.map(|change| format!("disk '{}'", change.name)));
+        let closing = self.activities.closing();
+        late.extend(closing.map(|name| format!("disk '{name}'")));
         if late.is_empty() {
             let busy = |disk: &&Served| !disk.end_workers(deadline);
             let busy = self.disks.iter().filter(busy);
@@ -140,7 +133,7 @@ impl Objects {
 
     /// Until `deadline`. What a disk is served by is known then.
     fn wait_for_changes(&mut self, deadline: Instant) {
-        while !self.busy.is_empty() && self.wait_for_event(deadline) {
+        while self.activities.is_any_changing() && self.wait_for_event(deadline) {
             for event in self.mail.take() {
                 self.take_in(event);
             }
@@ -149,10 +142,10 @@ impl Objects {
 
     /// Until `deadline`.
     fn wait_for_removals(&mut self, deadline: Instant) {
-        while !self.changing.is_empty() && self.wait_for_event(deadline) {
+        while self.activities.closing().next().is_some() && self.wait_for_event(deadline) {
             for event in self.mail.take() {
                 if let Event::Closed(name, _) = event {
-                    self.changing.retain(|change| change.name != name);
+                    self.activities.closed(&name);
                 }
             }
         }

@@ -59,9 +59,8 @@ fn version_of(disks: &[GivenDisk]) -> u32 {
 
 impl Estate for Objects {
     fn may_be_handed_over(&self) -> Result<(), String> {
-        let is_settled =
-            self.changing.is_empty() && self.leaving.is_empty() && self.busy.is_empty();
-        if let Some(name) = self.frozen.keys().next() {
+        let is_settled = self.activities.is_settled() && self.leaving.is_empty();
+        if let Some((name, _)) = self.activities.frozen().next() {
             return Err(format!("disk '{name}': frozen; thaw it first"));
         }
         if !is_settled {

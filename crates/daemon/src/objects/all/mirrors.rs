@@ -5,6 +5,7 @@ use super::{Objects, to_json};
 use crate::answer::Asker;
 use crate::command::MirrorOrder;
 use crate::info::MirrorInfo;
+use crate::objects::activity::Change;
 use crate::objects::changes;
 use crate::objects::mirror::Running;
 use fathom_control::{ErrorKind, RequestError};
@@ -14,7 +15,7 @@ impl Objects {
     pub(super) fn begin_mirror(&mut self, index: usize, order: MirrorOrder, asker: Asker) {
         let disk = &self.disks[index];
         let name = disk.name().to_owned();
-        let refusal = self.is_busy(&name).or_else(|| {
+        let refusal = self.activities.busy(&name).or_else(|| {
             let problem = match gate::other() {
                 Some(_) => Some("tenants' disks cannot be mirrored".to_owned()),
                 None => disk.may_not_be_mirrored(),
@@ -29,7 +30,7 @@ impl Objects {
             Err(problem) => return asker(Err(ErrorKind::Invalid.because(problem))),
         };
         match changes::begin_mirror(order, self.mail.post(), self.mail.post()) {
-            Ok(()) => drop(self.busy.insert(name, asker)),
+            Ok(()) => self.activities.begin(&name, asker, Change::Plain),
             Err(error) => asker(Err(no_thread(&error))),
         }
     }
@@ -69,7 +70,7 @@ impl Objects {
         }
         let users = (!force).then(|| self.users_of(index));
         match changes::end_mirror(name.clone(), running, users, self.mail.post()) {
-            Ok(()) => drop(self.busy.insert(name, asker)),
+            Ok(()) => self.activities.begin(&name, asker, Change::Plain),
             Err(error) => asker(Err(no_thread(&error))),
         }
     }
@@ -78,7 +79,7 @@ impl Objects {
     pub(super) fn mirror_of(&self, index: usize) -> Result<&Running, RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
-        if let Some(refusal) = self.is_busy(name) {
+        if let Some(refusal) = self.activities.busy(name) {
             return Err(refusal);
         }
         disk.mirror().ok_or_else(|| {

@@ -4,6 +4,7 @@ use super::freezing::no_thread;
 use super::{MAX_LEFT, Objects};
 use crate::answer::Asker;
 use crate::events::Happened;
+use crate::objects::activity::Change;
 use crate::objects::changes;
 use crate::objects::definitions::definition_of;
 use crate::objects::disk::Served;
@@ -20,7 +21,7 @@ impl Objects {
     pub(super) fn remake(&mut self, index: usize, wanted: DiskSpec, asker: Asker) {
         let name = wanted.name.clone();
         match self.begin_to_remake(index, wanted) {
-            Ok(()) => drop(self.busy.insert(name, asker)),
+            Ok(()) => self.activities.begin(&name, asker, Change::Plain),
             Err(refusal) => asker(Err(refusal)),
         }
     }
@@ -87,14 +88,13 @@ impl Objects {
 
     /// It is served by another one now, or by the same one as before.
     pub(super) fn take_in_remade(&mut self, name: &str, remade: Result<Box<Served>, String>) {
-        let asker = self.busy.remove(name);
-        let index = self.disks.iter().position(|disk| disk.name() == name);
-        // (It does not go while it is busy.)
-        let (Some(asker), Some(index)) = (asker, index) else {
+        let Some((index, asker, change)) = self.changed(name) else {
             return;
         };
-        // (Nobody may have said so.)
-        self.deciding.remove(name);
+        let next = match change {
+            Change::PreparingJob(next) => Some(next),
+            _ => None,
+        };
         match remade {
             Ok(mut disk) => {
                 let _signals = LeftToThisThread::new();
@@ -102,20 +102,19 @@ impl Objects {
                 disk.succeed(self.disks[index].shared());
                 changes::watch_size(&disk, self.mail.post());
                 tracing::info!("disk changed: {}", disk.describe());
-                if !self.next.contains_key(name) {
+                if next.is_none() {
                     disk.keep_jobs(&mut self.disks[index]);
                 }
                 let old = std::mem::replace(&mut self.disks[index], *disk);
                 changes::give_up(old);
                 let disk = name.to_owned();
                 self.common.events.tell(Happened::Changed { disk });
-                match self.next.remove(name) {
+                match next {
                     Some(next) => self.go_on(index, next, asker),
                     None => asker(self.shown(index, false)),
                 }
             }
             Err(problem) => {
-                self.next.remove(name);
                 self.disks[index].set_unsettled(problem.clone());
                 tracing::warn!("disk '{name}': not changed: {problem}");
                 let text = format!("disk '{name}': not changed: {problem}");

@@ -2,12 +2,12 @@
 
 use super::Objects;
 use crate::answer::Asker;
+use crate::objects::activity::Change;
 use crate::objects::changes;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_core::DiskError;
 use fathom_units::cause;
 use serde_json::json;
-use std::collections::BTreeSet;
 
 impl Objects {
     pub(super) fn resize(&mut self, index: usize, size: Option<u64>, shrink: bool, asker: Asker) {
@@ -20,16 +20,16 @@ impl Objects {
             let text = format!("cannot start a thread: {}", cause(error));
             return asker(Err(ErrorKind::Failed.because(text)));
         }
-        self.busy.insert(name, asker);
+        self.activities.begin(&name, asker, Change::Plain);
     }
 
     /// Take in what others may have done to sizes, of disks with which nothing else is done.
     pub(super) fn take_in_sizes(&mut self) {
-        let (later, now) = { std::mem::take(&mut self.sizes_seen).into_iter() }
-            .partition(|name| self.is_on_its_way(name).is_some());
-        self.sizes_seen = later;
-        let now: BTreeSet<String> = now;
-        for name in now {
+        let noted = self.activities.new_sizes();
+        let noted = noted.filter(|name| self.is_on_its_way(name).is_none());
+        let noted: Vec<_> = noted.cloned().collect();
+        for name in noted {
+            self.activities.forget_size(&name);
             if let Some(index) = self.disks.iter().position(|disk| disk.name() == name) {
                 // (What has failed is told there.)
                 self.resize(index, None, false, Box::new(drop));
@@ -37,25 +37,13 @@ impl Objects {
         }
     }
 
-    /// Why nothing else can be done with that disk now.
-    pub(super) fn is_busy(&self, name: &str) -> Option<RequestError> {
-        let what = if self.busy.contains_key(name) {
-            "being changed by another request; retry when that request has completed"
-        } else if self.frozen.contains_key(name) {
-            "frozen; thaw it first"
-        } else {
-            return None;
-        };
-        Some(ErrorKind::Conflict.because(format!("disk '{name}': {what}")))
-    }
-
-    /// Likewise, of what would disturb its move.
+    /// Why nothing can be done with a disk that would disturb its move.
     pub(super) fn is_on_its_way(&self, name: &str) -> Option<RequestError> {
         let disk = self.disks.iter().find(|disk| disk.name() == name);
         let problem = disk.and_then(|disk| disk.may_not_be_disturbed());
         let refusal =
             problem.map(|problem| ErrorKind::Conflict.because(format!("disk '{name}': {problem}")));
-        self.is_busy(name).or(refusal)
+        self.activities.busy(name).or(refusal)
     }
 
     pub(super) fn take_in_resized(&mut self, name: &str, resized: Result<u64, DiskError>) {
@@ -66,7 +54,7 @@ impl Objects {
             tracing::warn!("disk '{name}': not resized: {error}");
         }
         let answer = resized.map(|size| json!({ "size": size }));
-        if let Some(asker) = self.busy.remove(name) {
+        if let Some((asker, _)) = self.activities.end(name) {
             asker(answer.map_err(|error| ErrorKind::Failed.because(error.to_string())));
         }
     }

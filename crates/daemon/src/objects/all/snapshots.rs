@@ -5,6 +5,7 @@ use super::{Objects, to_json};
 use crate::answer::{Answer, Asker};
 use crate::command::SnapshotsOrder;
 use crate::info::SnapshotInfo;
+use crate::objects::activity;
 use crate::objects::changes;
 use crate::objects::remake::Also;
 use crate::objects::snapshots::{Change, SnapshotWork};
@@ -29,10 +30,11 @@ impl Objects {
         };
         match (begun, work) {
             (Err(refusal), _) => asker(Err(refusal)),
-            (Ok(()), None) => drop(self.busy.insert(name, asker)),
+            (Ok(()), None) => self.activities.begin(&name, asker, activity::Change::Plain),
             (Ok(()), Some(work)) => {
                 let told = move |answer| asker(outcome(&work, answer));
-                self.busy.insert(name, Box::new(told));
+                self.activities
+                    .begin(&name, Box::new(told), activity::Change::Plain);
             }
         }
     }
@@ -40,7 +42,7 @@ impl Objects {
     fn begin_to_list(&self, index: usize) -> Result<(), RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
-        if let Some(refusal) = self.is_busy(name) {
+        if let Some(refusal) = self.activities.busy(name) {
             return Err(refusal);
         }
         let image = disk.qcow2_image().ok_or_else(|| have_none(name))?;
@@ -53,7 +55,7 @@ impl Objects {
         name: &str,
         listed: Result<Vec<SnapshotInfo>, String>,
     ) {
-        if let Some(asker) = self.busy.remove(name) {
+        if let Some((asker, _)) = self.activities.end(name) {
             let failed = |problem| ErrorKind::Failed.because(format!("disk '{name}': {problem}"));
             asker(listed.map_err(failed).and_then(|all| answer(&all)));
         }
@@ -67,7 +69,7 @@ impl Objects {
     ) -> Result<(), RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
-        if let Some(refusal) = self.is_busy(name) {
+        if let Some(refusal) = self.activities.busy(name) {
             return Err(refusal);
         }
         disk.qcow2_image().ok_or_else(|| have_none(name))?;

@@ -5,6 +5,7 @@
 
 use super::{Objects, to_json};
 use crate::answer::Asker;
+use crate::objects::activity::Change;
 use crate::objects::remake::{Also, Other, Switch};
 use crate::options::DiskOptions;
 use fathom_control::SwitchTo;
@@ -25,8 +26,8 @@ impl Objects {
     ) {
         match self.begin_to_switch(index, to, leave_bitmaps) {
             Ok(()) => {
-                let name = self.disks[index].name().to_owned();
-                self.busy.insert(name, asker);
+                let name = self.disks[index].name();
+                self.activities.begin(name, asker, Change::Plain);
             }
             Err(refusal) => asker(Err(refusal)),
         }
@@ -80,7 +81,7 @@ impl Objects {
         conflict: &dyn Fn(String) -> RequestError,
     ) -> Result<(DiskOptions, Other), RequestError> {
         let disk = &self.disks[index];
-        if let Some(refusal) = self.is_busy(disk.name()) {
+        if let Some(refusal) = self.activities.busy(disk.name()) {
             return Err(refusal);
         }
         let problem = match gate::other() {
@@ -98,9 +99,9 @@ impl Objects {
         table: &DiskSpec,
         decision: SyncSender<bool>,
     ) {
-        // (Until that is said it is busy.)
-        if let Some(asker) = self.busy.insert(name.to_owned(), Box::new(drop)) {
-            self.deciding.insert(name.to_owned(), decision);
+        if let Some((asker, _)) = self.activities.end(name) {
+            let change = Change::Deciding(decision);
+            self.activities.begin(name, Box::new(drop), change);
             asker(to_json(table));
         }
     }
@@ -108,13 +109,13 @@ impl Objects {
     /// The second step.
     pub(super) fn end_switch(&mut self, index: usize, go: bool, asker: Asker) {
         let name = self.disks[index].name().to_owned();
-        let sent = self
-            .deciding
-            .remove(&name)
-            .map(|decision| decision.send(go));
+        let sent = match self.activities.change_mut(&name) {
+            Some(Change::Deciding(decision)) => decision.send(go).is_ok(),
+            _ => false,
+        };
         match sent {
-            Some(Ok(())) => drop(self.busy.insert(name, asker)),
-            Some(Err(_)) | None => {
+            true => self.activities.begin(&name, asker, Change::Plain),
+            false => {
                 let text = format!("disk '{name}': no switch to another image is in progress");
                 asker(Err(ErrorKind::Failed.because(text)));
             }
