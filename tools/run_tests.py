@@ -66,6 +66,10 @@ SHOWN_CHARACTERS = 100_000
 RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 
 
+# A process that wants a processor, as long as its parent runs.
+HOG = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+
+
 class Program:
     def __init__(self, unit):
         self.dir = pathlib.Path(unit["manifest_path"]).parent
@@ -264,7 +268,7 @@ def main():
     if free < NEEDED_SPACE:
         sys.exit(f"{LOGS.parent}: {free / 2**30:.1f} GiB are free, and the tests need {NEEDED_SPACE / 2**30:.0f}; free some space")
     before, begin = (mounts(), loops()), time.monotonic()
-    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.hogs)]
+    hogs = [subprocess.Popen([sys.executable, "-c", HOG]) for _ in range(args.hogs)]
     try:
         ran = run_all(wanted, with_documentation=not args.program)
     finally:
