@@ -65,6 +65,8 @@ pub struct Controller {
     /// Who gets the replies to the registry's requests.
     askers: BTreeMap<RequestId, Asker>,
     next_request: u64,
+    /// Disks that are being changed, as the host has shown them last.
+    shown: BTreeMap<String, Value>,
     /// When the server tries again to open disks, by name.
     retries: BTreeMap<String, Instant>,
     /// Had by whatever was begun and goes on in a later step.
@@ -131,6 +133,7 @@ impl Controller {
             registry,
             askers: BTreeMap::new(),
             next_request: 0,
+            shown: BTreeMap::new(),
             retries: BTreeMap::new(),
             host,
             under_way: Arc::default(),
@@ -412,22 +415,22 @@ impl Controller {
             return asker(Err(error));
         }
         let asker = self.briefly(Some(&name), asker);
-        self.then(Some(name), Command::Show, |controller, answer| {
-            asker(answer.map(|mut disk| {
-                controller.add_origin(&mut disk);
-                disk
-            }));
-        });
+        self.then(
+            Some(name.clone()),
+            Command::Show,
+            move |controller, answer| {
+                asker(answer.map(|mut disk| {
+                    controller.add_owner(&name, &mut disk);
+                    disk
+                }));
+            },
+        );
     }
 
     fn list(&mut self, asker: Asker) {
         self.then(None, Command::List, |controller, answer| {
             asker(answer.map(|mut list| {
-                let disks = list["disks"].as_array_mut();
-                disks
-                    .into_iter()
-                    .flatten()
-                    .for_each(|disk| controller.add_origin(disk));
+                controller.add_owners(&mut list);
                 list["failed"] = controller.failed();
                 list
             }));
@@ -447,9 +450,19 @@ impl Controller {
         serde_json::to_value(failed).unwrap_or_default()
     }
 
+    /// Adds the owner to each disk of a list.
+    fn add_owners(&self, list: &mut Value) {
+        for disk in list["disks"].as_array_mut().into_iter().flatten() {
+            let name = disk["state"]["name"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned();
+            self.add_owner(&name, disk);
+        }
+    }
+
     /// Adds the owner of a disk, and whether the disk is served again after a restart.
-    fn add_origin(&self, disk: &mut Value) {
-        let name = disk["state"]["name"].as_str().unwrap_or_default();
+    fn add_owner(&self, name: &str, disk: &mut Value) {
         let owner = self.registry.owner_of(name).unwrap_or(Owner::Transient);
         // (A tenant's process may say anything.)
         if let Some(disk) = disk.as_object_mut() {

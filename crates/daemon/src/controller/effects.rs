@@ -100,6 +100,7 @@ impl Controller {
         };
         let command = command_of(&request);
         self.then(name, command, move |controller, answer| {
+            controller.note_shown(&disk, &request, &answer);
             let is_done = answer.is_ok();
             let outcome = answer.and_then(|value| done_of(&request, value));
             let is_switch = matches!(request, HostRequest::BeginSwitch { .. });
@@ -115,6 +116,18 @@ impl Controller {
         });
     }
 
+    /// Keeps how the host shows a disk that it has changed, for the reply to the request.
+    fn note_shown(&mut self, disk: &str, request: &HostRequest, answer: &Answer) {
+        let is_shown = matches!(
+            request,
+            HostRequest::Put { .. } | HostRequest::EndSwitch { .. } | HostRequest::ShowOptions
+        );
+        // (Nobody waits for what the server does by itself.)
+        if let (true, false, Ok(value)) = (is_shown, self.askers.is_empty(), answer) {
+            self.shown.insert(disk.to_owned(), value.clone());
+        }
+    }
+
     fn give_up_switch(&mut self, disk: &str) {
         let command = Command::EndSwitch { go: false };
         self.then(Some(disk.to_owned()), command, |_, _| {});
@@ -122,16 +135,14 @@ impl Controller {
 
     /// Sends a reply to the asker.
     fn reply(&mut self, disk: String, reply: Result<Reply, RequestError>, asker: Asker) {
+        let shown = self.shown.remove(&disk);
         match reply {
             Err(error) => asker(Err(error)),
             Ok(Reply::Disk { created }) => {
-                let asker: Asker = Box::new(move |answer: Answer| {
-                    asker(answer.map(|mut disk| {
-                        disk["created"] = created.into();
-                        disk
-                    }));
-                });
-                self.show(disk, asker);
+                let mut shown = shown.unwrap_or_default();
+                self.add_owner(&disk, &mut shown);
+                shown["created"] = created.into();
+                asker(Ok(shown));
             }
             Ok(Reply::Removed {
                 statistics,
