@@ -445,3 +445,108 @@ fn added_disk_is_not_exported_where_nobody_is_authenticated() {
     stdout_of(&["disk", "change", &api, "--disk", "listed", "readonly=true"]);
     assert!(exported(&open, "listed"));
 }
+
+/// The disks that are defined, but not served.
+fn failed(served: &Served) -> Vec<Value> {
+    let client = fathom_client::Client::connect(Path::new(&served.api())).unwrap();
+    let all: Value = client.get(&["v1", "disks"]).send().unwrap();
+    all["failed"].as_array().unwrap().clone()
+}
+
+#[test]
+fn persistent_disk_that_cannot_be_opened_is_shown_and_tried_again() {
+    let images = disk_dir();
+    let image = as_arg(&images.path().join("i"));
+    let dir = short_dir();
+    fs::create_dir(dir.path().join("disks")).unwrap();
+    let definition = format!("image = '{image}'\n");
+    fs::write(dir.path().join("disks/a.toml"), &definition).unwrap();
+    fs::write(dir.path().join("disks/b.toml"), "image = \n").unwrap();
+    let served = start(dir, "");
+    let [a, b] = &failed(&served)[..] else {
+        panic!("{:?}", failed(&served));
+    };
+    assert_eq!(
+        (&a["name"], &a["owner"]),
+        (&json!("a"), &json!("persistent"))
+    );
+    assert_eq!(
+        (&a["retried"], &a["options"]["image"]),
+        (&json!(true), &json!(image))
+    );
+    assert!(
+        a["problem"].as_str().unwrap().contains("no such file"),
+        "{a}"
+    );
+    assert_eq!((&b["name"], &b["retried"]), (&json!("b"), &json!(false)));
+    assert!(b["problem"].as_str().unwrap().contains("b.toml:1"), "{b}");
+    // The command names the reason, and the name is in use.
+    let api = served.api();
+    refused(
+        1,
+        &["show", &api, "--disk", "a"],
+        &["'a': not served", "no such file"],
+    );
+    refused(
+        1,
+        &["disk", "add", "--server", &api, "a", "null:1M"],
+        &["already exists", "no such file"],
+    );
+    refused(
+        1,
+        &["disk", "add", "--server", &api, "b", "null:1M"],
+        &["b.toml:1"],
+    );
+    let listed = stderr_of(&["list"]);
+    assert!(listed.contains("disk 'a' is not served"), "{listed}");
+    assert_eq!(
+        fs::read_to_string(served.path("disks/a.toml")).unwrap(),
+        definition
+    );
+    // The server tries again by itself.
+    fs::write(&image, vec![0; 1 << 20]).unwrap();
+    eventually("the disk", || (names(&served) == ["a"]).then_some(()));
+    assert_eq!(failed(&served).len(), 1);
+    // A successor knows what its predecessor could not open.
+    fs::write(served.path("disks/c.toml"), "image = '/none'\n").unwrap();
+    reload(&served, "");
+    eventually("the failure", || (failed(&served).len() == 2).then_some(()));
+    served.upgrade();
+    assert!(failed(&served).iter().any(|one| one["name"] == "c"));
+    stdout_of(&["disk", "remove", "--server", &api, "c"]);
+    assert!(!served.path("disks/c.toml").exists());
+}
+
+#[test]
+fn adopted_disk_is_persistent() {
+    let listed = static_disk("a", "null:1M", "");
+    let served = start(short_dir(), &listed);
+    let api = served.api();
+    add(&served, "now", &["--transient"]);
+    stdout_of(&["disk", "change", "--server", &api, "now", "cache=writeback"]);
+    assert_eq!(shown(&served, "now")["owner"], "transient");
+    stdout_of(&["disk", "adopt", "--server", &api, "now"]);
+    assert_eq!(shown(&served, "now")["owner"], "persistent");
+    // The configuration has to let go of the name first.
+    stderr_of(&["disk", "change", "--server", &api, "a", "cache=writeback"]);
+    refused(
+        1,
+        &["disk", "adopt", "--server", &api, "a"],
+        &["still defined in", "remove it there"],
+    );
+    let conf = fs::read_to_string(served.path("conf")).unwrap();
+    fs::write(served.path("conf"), conf.split("[[disk]]").next().unwrap()).unwrap();
+    stdout_of(&["disk", "adopt", "--server", &api, "a"]);
+    assert_eq!(shown(&served, "a")["owner"], "persistent");
+    reload(&served, "");
+    let served = again(served, "TERM", "");
+    for name in ["a", "now"] {
+        assert_eq!(shown(&served, name)["owner"], "persistent");
+        assert_eq!(shown(&served, name)["options"]["cache"], "writeback");
+    }
+    refused(
+        1,
+        &["disk", "adopt", "--server", &served.api(), "none"],
+        &["no disk 'none'"],
+    );
+}
