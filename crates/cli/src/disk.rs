@@ -10,6 +10,7 @@ use crate::show::{self, ShowArgs};
 use crate::stats;
 use crate::target::Target;
 use clap::{Args, Subcommand};
+use fathom_control::Owner;
 use fathom_daemon::Info;
 use fathom_spec::{DiskSpec, SocketSpec, check_name};
 use fathom_storage::Location;
@@ -191,8 +192,12 @@ fn change(args: ChangeArgs) -> anyhow::Result<()> {
         let tried = serde_json::from_value::<DiskSpec>(Value::Object(tried));
         table.insert(option, if tried.is_ok() { parsed } else { text });
     }
-    let put = disk.server.put(&place).header("if-match", "*").json(table);
-    let put = put.flag("temporary", args.temporary).patiently();
+    let table = Value::Object(std::mem::take(table));
+    // (Otherwise the request would make a transient disk persistent.)
+    let is_transient = shown["owner"] == Owner::Transient.name();
+    let put = disk.server.put(&place).header("if-match", "*").json(&table);
+    let put = put.flag("temporary", args.temporary || is_transient);
+    let put = put.patiently();
     let changed: Shown = put.send()?;
     let info = changed.info();
     note_owner(&disk.name, info.owner);

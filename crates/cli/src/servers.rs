@@ -4,6 +4,7 @@ use anyhow::{Context, anyhow, bail};
 use fathom_client::{Client, ClientError, place};
 use fathom_control::Owner;
 use fathom_daemon::Info;
+use fathom_spec::DiskSpec;
 use fathom_units::did_you_mean;
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
@@ -20,14 +21,31 @@ pub struct Shown {
     /// An older server does not say.
     #[serde(default)]
     owner: Option<Owner>,
+    #[serde(default)]
+    options: Value,
+    /// An older server does not say.
+    #[serde(default)]
+    definition: Value,
 }
 
 impl Shown {
     pub fn info(self) -> Info {
         Info {
             owner: self.owner,
+            changed: self.changed(),
             ..self.state
         }
+    }
+
+    /// Options in which the disk differs from its definition. (None, if a newer server has options of which this
+    /// program does not know.)
+    fn changed(&self) -> Vec<String> {
+        let definition = DiskSpec::deserialize(&self.definition);
+        let options = DiskSpec::deserialize(&self.options);
+        let both = definition.ok().zip(options.ok());
+        both.map_or_else(Vec::new, |(definition, options)| {
+            definition.differences(&options)
+        })
     }
 }
 

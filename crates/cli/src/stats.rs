@@ -160,6 +160,10 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
     if let Some(owner) = info.owner {
         writeln!(out, "owner:      {}", owner.describe())?;
     }
+    if !info.changed.is_empty() {
+        let changed = info.changed.join(", ");
+        writeln!(out, "changed:    {changed}, until the server restarts")?;
+    }
     writeln!(out, "engine:     {}{cache}", info.engine)?;
     if let Some(sandbox) = &info.sandbox {
         writeln!(out, "sandbox:    {sandbox}")?;

@@ -153,6 +153,16 @@ impl Registry {
         owner.or(declared).or(conflict)
     }
 
+    /// What a disk is after a restart; `None`: the disk is transient, or the name is free.
+    pub fn definition_of(&self, name: &str) -> Option<&DiskSpec> {
+        let entry = self.entries.get(name)?;
+        match &entry.owner {
+            Some(Definition::Persistent(stored)) => Some(stored),
+            Some(Definition::Static) => entry.declared.as_deref(),
+            Some(Definition::Transient) | None => None,
+        }
+    }
+
     /// Disks that are defined, but could not be opened, by name.
     pub fn failures(&self) -> impl Iterator<Item = Failure<'_>> {
         self.entries.iter().filter_map(|(name, entry)| {

@@ -461,13 +461,17 @@ impl Controller {
         }
     }
 
-    /// Adds the owner of a disk, and whether the disk is served again after a restart.
+    /// Adds the owner of a disk, and what the disk is after a restart.
     fn add_owner(&self, name: &str, disk: &mut Value) {
         let owner = self.registry.owner_of(name).unwrap_or(Owner::Transient);
+        let definition = self.registry.definition_of(name);
+        let definition = definition.map(|spec| spec.clone().without_defaults());
         // (A tenant's process may say anything.)
         if let Some(disk) = disk.as_object_mut() {
             disk.insert("kept".into(), (owner != Owner::Transient).into());
             disk.insert("owner".into(), owner.name().into());
+            let definition = serde_json::to_value(definition);
+            disk.insert("definition".into(), definition.unwrap_or_default());
         }
     }
 }

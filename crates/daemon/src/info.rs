@@ -26,6 +26,10 @@ pub struct Info {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(ignore)]
     pub owner: Option<Owner>,
+    /// Options in which the disk differs from its definition; the command line derives them from the API's reply.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(ignore)]
+    pub changed: Vec<String>,
     /// Location of the image: a path or a URI, without passwords.
     pub disk: String,
     /// Format of the image.

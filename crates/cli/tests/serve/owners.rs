@@ -529,6 +529,9 @@ fn adopted_disk_is_persistent() {
     assert_eq!(shown(&served, "now")["owner"], "persistent");
     // The configuration has to let go of the name first.
     stderr_of(&["disk", "change", "--server", &api, "a", "cache=writeback"]);
+    let differs = "changed:    cache, until the server restarts";
+    assert!(stdout_of(&["show", &api, "--disk", "a"]).contains(differs));
+    assert_eq!(shown(&served, "a")["definition"].get("cache"), None);
     refused(
         1,
         &["disk", "adopt", "--server", &api, "a"],
@@ -542,7 +545,7 @@ fn adopted_disk_is_persistent() {
     let served = again(served, "TERM", "");
     for name in ["a", "now"] {
         assert_eq!(shown(&served, name)["owner"], "persistent");
-        assert_eq!(shown(&served, name)["options"]["cache"], "writeback");
+        assert_eq!(shown(&served, name)["definition"]["cache"], "writeback");
     }
     refused(
         1,

@@ -32,11 +32,8 @@ impl Registry {
         if let Err(error) = self.check_put(name, &mut spec, &only_if, out) {
             return reply(by, name, Err(error), out);
         }
-        let entry = self.entry(name);
-        let is_static = entry.is_static();
-        let is_transient = entry.is_served() && entry.owner == Some(Definition::Transient);
-        let is_stored = !is_static && !is_transient && !until_restart;
-        let is_written = is_stored && self.settings.disks_dir.is_some();
+        let is_static = self.entry(name).is_static();
+        let is_written = !is_static && !until_restart && self.settings.disks_dir.is_some();
         let owner = match (is_static, is_written) {
             (true, _) => Definition::Static,
             (false, true) => {

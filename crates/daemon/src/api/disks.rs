@@ -27,8 +27,10 @@ use utoipa::ToSchema;
 /// A disk: its options, its owner and its state.
 #[derive(Serialize, ToSchema)]
 pub struct Disk {
-    /// Options of the disk, without options at their defaults.
+    /// Options with which the disk is served, without options at their defaults.
     options: DiskSpec,
+    /// Options that the disk has after a restart of the server, as its definition says. Null for a transient disk.
+    definition: Option<DiskSpec>,
     /// The disk is served again after a restart of the server. False for a transient disk.
     kept: bool,
     /// Owner of the disk's name. Changes of a static disk last until the server restarts.
@@ -125,7 +127,8 @@ pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Response,
 /// Add or change a disk
 ///
 /// Opens the image and serves the disk, or changes the options of a disk that is already served. The request
-/// returns when the disk is served. If the server has a `disks-dir`, the disk is persistent.
+/// returns when the disk is served. If the server has a `disks-dir`, the disk is persistent, also if it was transient
+/// before.
 ///
 /// The options are those of a `[[disk]]` in a configuration: fathom.toml(5). Options that the body does not name
 /// get their defaults, except those of a static disk (`owner` is `static`): a static disk keeps options that the
