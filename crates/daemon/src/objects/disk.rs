@@ -441,6 +441,7 @@ impl Served {
             pid: std::process::id(),
             name: options.name.clone(),
             owner: None,
+            changed: Vec::new(),
             disk: redacted(&options.disk.location.to_string()).into_owned(),
             format: stack.format.name().into(),
             size,
