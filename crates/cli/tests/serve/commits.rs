@@ -140,7 +140,6 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
     let dir = dir.path();
     let mut random = Random::new(12);
     let mut served = keep::start(short_dir(), "");
-    let mut within = 150_000;
     let mut rounds = KillRounds::new();
     while let Some(round) = rounds.next() {
         let path = |name: &str| as_arg(&dir.join(format!("{name}{round}")));
@@ -161,18 +160,13 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
         let mut commits = fathom();
         commits.args(["commit", &api, &image, "--quiet", "--speed", "2M"]);
         let commits = Kept::spawn(commits.stderr(std::process::Stdio::null()));
-        thread::sleep(Duration::from_micros(random.below(within)));
+        thread::sleep(rounds.pause(&mut random, Duration::from_millis(150)));
         served = keep::again(served, "KILL", "");
         drop(commits);
         drop(load);
         let contents = after_a_kill(&served, &log, 251);
         let table = fs::read_to_string(served.path("disks/d.toml")).unwrap();
         rounds.note(!table.contains(&layer));
-        // (How long it takes depends on what else goes on.)
-        within = match table.contains(&layer) {
-            true => within * 5 / 4,
-            false => within * 3 / 4,
-        };
         // Beginning again is all it takes.
         let api = served.api();
         if table.contains(&layer) {

@@ -124,7 +124,7 @@ fn whenever_the_server_is_killed_the_image_is_sound() {
         let mut takes = fathom();
         takes.args(["snapshot", &api, "--internal", "then"]);
         let takes = Kept::spawn(takes.stderr(Stdio::null()));
-        thread::sleep(Duration::from_micros(random.below(60_000)));
+        thread::sleep(rounds.pause(&mut random, Duration::from_millis(60)));
         served = keep::again(served, "KILL", "");
         drop(takes);
         drop(load);

@@ -182,7 +182,7 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
         let args = ["commit", &api, &base, "--top", &middle];
         commits.args(args).args(["--quiet", "--speed", "12M"]);
         let commits = Kept::spawn(commits.stderr(Stdio::null()));
-        thread::sleep(Duration::from_micros(random.below(450_000)));
+        thread::sleep(rounds.pause(&mut random, Duration::from_millis(450)));
         served = keep::again(served, "KILL", "");
         drop(commits);
         drop(load);

@@ -201,7 +201,7 @@ fn whenever_the_server_is_killed_nothing_is_lost() {
         }
         let completes = Kept::spawn(completes.stderr(Stdio::null()));
         if round % 2 == 0 {
-            thread::sleep(Duration::from_micros(random.below(60_000)));
+            thread::sleep(rounds.pause(&mut random, Duration::from_millis(60)));
         } else {
             // While users wait, or just after that.
             let end = Instant::now() + Duration::from_secs(10);

@@ -279,7 +279,7 @@ fn whenever_the_server_is_killed_it_is_the_same_disk() {
             "stream", "start", &api, "--quiet", "--wait", "--speed", "40M",
         ]);
         let streams = Kept::spawn(streams.stderr(Stdio::null()));
-        thread::sleep(Duration::from_micros(random.below(200_000)));
+        thread::sleep(rounds.pause(&mut random, Duration::from_millis(200)));
         served = keep::again(served, "KILL", "");
         drop(streams);
         drop(load);

@@ -3,6 +3,7 @@
 use super::driver::{Driver, MAX_LEN, Request};
 use super::kinds::SIZE;
 use std::ops::Range;
+use std::time::Duration;
 
 /// Returns the first byte at which they differ.
 pub fn differ(ours: &[u8], theirs: &[u8]) -> Option<usize> {
@@ -132,7 +133,12 @@ pub struct KillRounds {
     wanted: usize,
     begun: usize,
     completed: usize,
+    /// Factor of the pauses: it follows the time that an operation takes on this machine.
+    scale: f64,
 }
+
+/// Limits of [`KillRounds::scale`].
+const SCALES: [f64; 2] = [0.01, 50.0];
 
 impl KillRounds {
     /// Ten, times FATHOM_ROUNDS.
@@ -141,7 +147,14 @@ impl KillRounds {
             wanted: 10 * variable("FATHOM_ROUNDS").unwrap_or(1) as usize,
             begun: 0,
             completed: 0,
+            scale: 1.0,
         }
+    }
+
+    /// A time from the beginning of the operation to the kill: up to `longest` in the first round.
+    pub fn pause(&self, random: &mut Random, longest: Duration) -> Duration {
+        let longest = longest.mul_f64(self.scale);
+        Duration::from_micros(random.below(longest.as_micros() as u64 + 1))
     }
 
     /// The number of the next round, from 0. There are more than were wanted until both outcomes have been seen.
@@ -159,5 +172,7 @@ impl KillRounds {
     /// Whether the operation of this round had been completed.
     pub fn note(&mut self, is_completed: bool) {
         self.completed += usize::from(is_completed);
+        let factor = if is_completed { 0.8 } else { 1.25 };
+        self.scale = (self.scale * factor).clamp(SCALES[0], SCALES[1]);
     }
 }
