@@ -1,5 +1,6 @@
 //! What a worker counts, for others to read.
 
+use fathom_trace::Clock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -47,8 +48,8 @@ pub struct Counters {
     pub notifications: Counter,
     /// Times that it went to sleep.
     pub sleeps: Counter,
-    /// Ticks of the clock in which it looked for work instead of sleeping.
-    pub polled: Counter,
+    /// Time that the worker has polled, in nanoseconds.
+    pub polled_ns: Counter,
     /// Times that it did so and found some, and that it did not.
     pub polls_paid: Counter,
     pub polls_vain: Counter,
@@ -80,7 +81,7 @@ impl Counters {
     }
 
     pub(crate) fn polled(&self, ticks: u64, found: bool) {
-        self.polled.add(ticks);
+        self.polled_ns.add(Clock::get().interval_ns(ticks));
         match found {
             true => self.polls_paid.increment(),
             false => self.polls_vain.increment(),

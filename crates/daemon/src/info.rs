@@ -2,7 +2,7 @@
 
 use crate::alarm::AlarmInfo;
 use fathom_control::Owner;
-use fathom_core::{Clock, Counter, WorkerHandle};
+use fathom_core::{Counter, WorkerHandle};
 use fathom_formats::qcow2::snapshot::Snapshot;
 use fathom_formats::served::{ImageDisk, ImageProblem as Found};
 use fathom_jobs::pull::Status;
@@ -496,7 +496,7 @@ impl WorkerInfo {
             requests: counters.answered.get(),
             notifications: counters.notifications.get(),
             sleeps: counters.sleeps.get(),
-            polled_ns: Clock::get().ns(counters.polled.get()),
+            polled_ns: counters.polled_ns.get(),
             polls_paid: counters.polls_paid.get(),
             polls_vain: counters.polls_vain.get(),
             kicks: counters.kicks.get(),

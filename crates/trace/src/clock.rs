@@ -76,6 +76,12 @@ impl Clock {
         (ticks as f64 * 1e9 / self.hz()) as u64
     }
 
+    /// A short time in nanoseconds, by the frequency measured at the start: always the same, so that sums of such times
+    /// never become smaller. (A cumulative number of ticks may, as [`Clock::hz`] becomes more exact.)
+    pub fn interval_ns(&self, ticks: u64) -> u64 {
+        (ticks as f64 * 1e9 / self.initial_hz) as u64
+    }
+
     /// A duration as ticks, by the frequency measured at the start: for
     /// time-outs, not for results.
     pub fn ticks(&self, duration: Duration) -> u64 {
@@ -84,8 +90,7 @@ impl Clock {
 
     /// The inverse of [`Clock::ticks`], rounded up.
     pub fn duration(&self, ticks: u64) -> Duration {
-        let ns = (ticks as f64 * 1e9 / self.initial_hz) as u64;
-        Duration::from_nanos(ns.saturating_add(1))
+        Duration::from_nanos(self.interval_ns(ticks).saturating_add(1))
     }
 
     /// Both clocks, read together.
