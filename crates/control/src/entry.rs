@@ -48,7 +48,7 @@ pub enum Presence {
     },
 }
 
-/// Who gets the reply.
+/// Receiver of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Requester {
     Client(RequestId),

@@ -7,6 +7,7 @@
 use crate::exercise::{Random, variable};
 use crate::mirror::{disk_after_a_kill, uri_of, write_in_order, written};
 use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, short_dir};
+use crate::switch_kills::start;
 use fathom_testing::{Tried, is_time_up};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -265,27 +266,7 @@ fn configure(dir: &Path, image: &str, more: &str) {
     fs::write(path("conf"), text).unwrap();
 }
 
-/// Starts the server with its configuration. Returns its log if it ends.
-fn start(dir: tempfile::TempDir) -> Result<Served, (tempfile::TempDir, String)> {
-    let mut command = fathom();
-    command.args(["serve", "--config", &as_arg(&dir.path().join("conf"))]);
-    let mut served = Served::spawn(command, dir);
-    let has_ended = eventually("a server", || {
-        if served.log().contains("the API is at") {
-            return Some(false);
-        }
-        served.child.try_wait().unwrap().map(|_| true)
-    });
-    match has_ended {
-        false => Ok(served),
-        true => {
-            let log = served.log();
-            Err((std::mem::replace(&mut served.dir, short_dir()), log))
-        }
-    }
-}
-
-/// Starts the server, and has its configuration name the newer image as long as the server refuses an image for that
+/// Starts the server, and changes its configuration to the newer image as long as the server refuses an image for that
 /// reason.
 fn start_as_a_user(mut dir: tempfile::TempDir) -> Served {
     let mut refused = Refused::default();
@@ -361,7 +342,7 @@ fn end(mut served: Served) -> tempfile::TempDir {
     std::mem::replace(&mut served.dir, short_dir())
 }
 
-/// Has another process continue, unless the server refuses while a disk is being changed. Returns its process id.
+/// Upgrades the server, unless it refuses because a disk is being changed. Returns the process id of the successor.
 fn try_to_upgrade(served: &Served) -> Option<u64> {
     let upgrade = fathom().args(["upgrade", &served.api(), "--json"]).output();
     let reply: Value = serde_json::from_slice(&upgrade.unwrap().stdout).ok()?;

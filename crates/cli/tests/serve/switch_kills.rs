@@ -175,7 +175,7 @@ fn configure(dir: &Path, disk: &Disk, image: &str) {
 }
 
 /// Starts the server with its configuration. Returns its log if it ends.
-fn start(dir: tempfile::TempDir) -> Result<Served, (tempfile::TempDir, String)> {
+pub fn start(dir: tempfile::TempDir) -> Result<Served, (tempfile::TempDir, String)> {
     let mut command = fathom();
     command.args(["serve", "--config", &as_arg(&dir.path().join("conf"))]);
     let mut served = Served::spawn(command, dir);

@@ -166,7 +166,7 @@ impl Registry {
         self.follow(&name, spec.clone(), owner, out);
     }
 
-    /// Has a disk be as its definition says, once nothing else is done with it.
+    /// Changes a disk to its definition, after the change of the disk that is in progress.
     fn follow(&mut self, name: &str, spec: DiskSpec, owner: Definition, out: &mut Vec<Effect>) {
         if !self.is_busy(name) {
             return self.begin_definition(name, spec, owner, out);

@@ -86,7 +86,7 @@ impl Registry {
         }
     }
 
-    /// Has the definition follow.
+    /// Removes or keeps the definition of a disk that the host has removed.
     pub(super) fn finish_removal(
         &mut self,
         name: &str,

@@ -1,7 +1,6 @@
 //! Writes the files of persistent disks, one change of a disk after the other.
 //!
-//! A definition changes only once its file is durable, and each change is made to the definition that the change before
-//! has left.
+//! A definition changes only once its file is durable. Each change begins with the result of the previous change.
 
 use super::{Registry, log, reply};
 use crate::definition::Definition;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Store {
-    /// What is durable.
+    /// Durable contents of the directory.
     pub files: BTreeMap<String, DiskSpec>,
     /// Writes, removals and reads of files that have not ended.
     pub operations: VecDeque<Effect>,

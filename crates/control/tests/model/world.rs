@@ -200,7 +200,7 @@ impl World {
         steps
     }
 
-    /// Has the step happen. The error is a violation of a property.
+    /// Carries out a step. The error is a violation of a property.
     pub fn apply(&mut self, step: &Step) -> Result<(), String> {
         match step {
             Step::Send(at) => self.send(*at)?,
