@@ -62,7 +62,7 @@ pub struct Controller {
     host: Box<dyn Host>,
     /// Which disks exist, and who owns their names.
     registry: Registry,
-    /// Who gets the replies to the registry's requests.
+    /// Receivers of the replies to the registry's requests.
     askers: BTreeMap<RequestId, Asker>,
     next_request: u64,
     /// Disks that are being changed, as the host has shown them last.

@@ -7,8 +7,8 @@
 use crate::exercise::{Random, variable};
 use crate::mirror::{disk_after_a_kill, uri_of, write_in_order, written};
 use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, short_dir};
-use crate::switch_kills::start;
-use fathom_testing::{Tried, is_time_up};
+use crate::switch_kills::{OWNERS, Owner, start};
+use fathom_testing::is_time_up;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -22,24 +22,6 @@ const ROUNDS: u64 = 6;
 
 /// The longest time from the first change to the kill.
 const LONGEST: Duration = Duration::from_millis(1500);
-
-/// Who owns a disk's definition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
-    Static,
-    Persistent,
-    Transient,
-}
-
-impl Owner {
-    fn disk(self) -> &'static str {
-        match self {
-            Owner::Static => "static",
-            Owner::Persistent => "persistent",
-            Owner::Transient => "transient",
-        }
-    }
-}
 
 /// What a disk may be after a restart: as the last success has left it, or as a change would have that has no reply.
 #[derive(Clone, Debug)]
@@ -373,7 +355,6 @@ fn disks_are_as_last_changed_when_the_server_is_killed() {
             break;
         }
         dir = one_kill(dir, round, seed, &mut random);
-        Tried::Kills.count(1);
     }
 }
 
@@ -385,7 +366,7 @@ fn one_kill(
     random: &mut Random,
 ) -> tempfile::TempDir {
     let images = disk_dir();
-    let owners = [Owner::Static, Owner::Persistent, Owner::Transient];
+    let owners = OWNERS;
     let first = owners.map(|owner| {
         let path = images.path().join(format!("{}.raw", owner.disk()));
         File::create(&path).unwrap().set_len(4 << 20).unwrap();

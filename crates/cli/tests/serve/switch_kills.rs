@@ -22,9 +22,9 @@ const LONGEST: Duration = Duration::from_millis(200);
 /// The least that it becomes.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// Who owns a disk's definition.
+/// The owner of a disk's definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
+pub enum Owner {
     /// The configuration.
     Static,
     /// A file in the server's `disks-dir`.
@@ -33,10 +33,10 @@ enum Owner {
     Transient,
 }
 
-const OWNERS: [Owner; 3] = [Owner::Static, Owner::Persistent, Owner::Transient];
+pub const OWNERS: [Owner; 3] = [Owner::Static, Owner::Persistent, Owner::Transient];
 
 impl Owner {
-    fn disk(self) -> &'static str {
+    pub fn disk(self) -> &'static str {
         match self {
             Owner::Static => "static",
             Owner::Persistent => "persistent",

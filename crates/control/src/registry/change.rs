@@ -9,7 +9,7 @@ use fathom_spec::DiskSpec;
 use fathom_stack::position_of_filter;
 use std::collections::BTreeMap;
 
-/// Name of a filter, and what becomes of its options.
+/// Name of a filter, and the new values of its options.
 type FilterChange = (String, BTreeMap<String, String>);
 
 impl Registry {

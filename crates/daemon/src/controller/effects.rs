@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::time::Instant;
 
 impl Controller {
-    /// Has the registry carry out a request; the asker gets its reply.
+    /// Gives the registry a request, whose reply the asker gets.
     pub(super) fn request(&mut self, disk: String, request: Request, asker: Asker) {
         let id = RequestId(self.next_request);
         self.next_request += 1;

@@ -1,4 +1,4 @@
-//! What is done with each disk beside serving it: one phase for each name.
+//! The activities of disks beside serving: one phase for each name.
 
 use super::changes::{Next, Over};
 use super::freeze::Waiting;
@@ -38,7 +38,7 @@ enum Phase {
     Closing(Asker),
 }
 
-/// What is being done with a disk that is in the list of disks.
+/// A change of a disk that is in the list of disks.
 pub enum Change {
     /// The end of this needs nothing but the asker.
     Plain,

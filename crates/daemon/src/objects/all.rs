@@ -56,7 +56,7 @@ const MAX_LEFT: usize = 32;
 /// The disks, in the order in which they came, and the server of their NBD clients.
 pub struct Objects {
     disks: Vec<Served>,
-    /// What is done with disks.
+    /// Activities of the disks beside serving.
     activities: Activities,
     /// Disks that are to go when nobody uses them.
     leaving: Vec<Leaving>,
