@@ -46,12 +46,19 @@ const IN_GUEST: &str = "FATHOM_IN_GUEST";
 
 #[test]
 fn a_kernel_is_traced() {
+    let was_mounted = is_mounted();
     match Tracefs::open() {
         Ok(tracefs) => {
             for (name, test) in TESTS {
                 println!("{name}");
                 test(&tracefs);
             }
+            println!("who mounted it does not unmount it while another uses it");
+            let other = Tracefs::open().unwrap();
+            drop(tracefs);
+            assert!(other.has_event("sched/sched_switch"));
+            drop(other);
+            assert_eq!(is_mounted(), was_mounted);
         }
         Err(error) => {
             let said = error.to_string();
@@ -60,6 +67,11 @@ fn a_kernel_is_traced() {
             in_a_guest();
         }
     }
+}
+
+fn is_mounted() -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    mounts.contains(" tracefs ")
 }
 
 fn says_what_to_do(said: &str) {

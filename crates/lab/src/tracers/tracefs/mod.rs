@@ -13,6 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use super::ftrace::{Format, Layout};
@@ -22,6 +23,12 @@ pub use instance::{Instance, Stats, TraceClock};
 pub use sweep::{remove_all, remove_all_on_abort};
 
 const PLACE: &str = "/sys/kernel/tracing";
+/// In the table of mounts, where fathom has mounted it.
+const SOURCE: &str = "fathom";
+/// Of the file system (TRACEFS_MAGIC in linux/magic.h).
+const MAGIC: rustix::fs::FsWord = 0x7472_6163;
+/// How often it is looked for, where others unmount it.
+const TRIES: u32 = 10;
 /// Every name that we make starts with this.
 const PREFIX: &str = "fathom";
 
@@ -34,32 +41,58 @@ pub struct Tracefs {
 #[derive(Debug)]
 struct Mount {
     root: PathBuf,
-    /// Ours to unmount.
+    /// The root, open: whoever else unmounts it is refused as long as it is.
+    hold: Option<fs::File>,
+    /// Mounted by fathom, in this process or another: whoever uses it last unmounts it.
     is_ours: bool,
+}
+
+impl Mount {
+    /// Finds it, or mounts it.
+    fn open() -> Result<Mount> {
+        for _ in 0..TRIES {
+            let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+            let (root, is_ours) = match find(&mounts) {
+                Some(found) => found,
+                None => (mount_it()?, true),
+            };
+            let hold = fs::File::open(&root).map_err(|error| refused(&error))?;
+            let kind = rustix::fs::fstatfs(&hold).map_err(|error| refused(&error.into()))?;
+            // Its last user may just have unmounted it.
+            if kind.f_type == MAGIC {
+                let hold = Some(hold);
+                return Ok(Mount {
+                    root,
+                    hold,
+                    is_ours,
+                });
+            }
+        }
+        Err(Error::Unusable {
+            path: PLACE.into(),
+            reason: "another file system is mounted over it".into(),
+        })
+    }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
+        drop(self.hold.take());
         if self.is_ours {
-            // Somebody else may have begun to use it: then it stays.
+            // Somebody else may be using it: then it stays.
             let _ = unmount(&self.root, UnmountFlags::empty());
         }
     }
 }
 
 impl Tracefs {
-    /// Finds the file system, or mounts it for as long as the value (and its instances) lives; and
-    /// removes what killed runs have left in it.
+    /// Finds the file system, or mounts it for as long as anybody has such a value (or an instance
+    /// of it), here or in another process; and removes what killed runs have left in it.
     ///
     /// # Errors
     /// One line that says what is missing: root, the file system, or an unlocked kernel.
     pub fn open() -> Result<Tracefs> {
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let (root, is_ours) = match find(&mounts) {
-            Some(root) => (root, false),
-            None => (mount_it()?, true),
-        };
-        let mount = Arc::new(Mount { root, is_ours });
+        let mount = Arc::new(Mount::open()?);
         let tracefs = Tracefs { mount };
         tracefs.check_access()?;
         sweep::sweep(tracefs.root());
@@ -152,22 +185,28 @@ fn refused(error: &io::Error) -> Error {
     }
 }
 
-/// The place where a table of mounts (proc_pid_mounts(5)) has a tracefs.
-fn find(mounts: &str) -> Option<PathBuf> {
+/// The place where a table of mounts (proc_pid_mounts(5)) has a tracefs, and whether fathom has
+/// mounted it.
+fn find(mounts: &str) -> Option<(PathBuf, bool)> {
     mounts
         .lines()
         .map(|line| line.split(' ').collect::<Vec<_>>())
         .filter(|fields| fields.get(2) == Some(&"tracefs"))
-        .map(|fields| PathBuf::from(fields[1].replace("\\040", " ")))
+        .map(|fields| {
+            let place = PathBuf::from(fields[1].replace("\\040", " "));
+            (place, fields[0] == SOURCE)
+        })
         // A second one may be an automount below debugfs; the usual place is the better name.
-        .min_by_key(|path| path.as_path() != Path::new(PLACE))
+        .min_by_key(|(path, _)| path.as_path() != Path::new(PLACE))
 }
 
 fn mount_it() -> Result<PathBuf> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    let mounted = mount("nodev", PLACE, "tracefs", flags, None::<&std::ffi::CStr>);
-    mounted.map_err(|error| refused(&error.into()))?;
-    Ok(PLACE.into())
+    match mount(SOURCE, PLACE, "tracefs", flags, None::<&std::ffi::CStr>) {
+        // Busy: somebody else has just mounted it.
+        Ok(()) | Err(Errno::BUSY) => Ok(PLACE.into()),
+        Err(error) => Err(refused(&error.into())),
+    }
 }
 
 /// Reads a small file with room to spare: some of tracefs give all that they have to the first
@@ -207,9 +246,11 @@ mod tests {
         let mounts = "proc /proc proc rw 0 0\n\
              tracefs /sys/kernel/debug/tracing tracefs rw 0 0\n\
              none /sys/kernel/tracing tracefs rw,relatime 0 0\n";
-        assert_eq!(find(mounts), Some(PLACE.into()));
+        assert_eq!(find(mounts), Some((PLACE.into(), false)));
         let elsewhere = "t /mnt/with\\040space tracefs rw 0 0\n";
-        assert_eq!(find(elsewhere), Some("/mnt/with space".into()));
+        assert_eq!(find(elsewhere), Some(("/mnt/with space".into(), false)));
+        let ours = "fathom /sys/kernel/tracing tracefs rw,nosuid 0 0\n";
+        assert_eq!(find(ours), Some((PLACE.into(), true)));
         assert_eq!(find("proc /proc proc rw 0 0\n"), None);
     }
 }
