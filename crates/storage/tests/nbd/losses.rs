@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const MEMORY: [&str; 2] = ["memory", "2M"];
@@ -48,23 +48,40 @@ fn a_server_may_die_as_often_as_it_likes() {
             connections,
             ..NbdOptions::default()
         });
-        let is_over = AtomicBool::new(false);
+        let (is_over, rounds) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| {
-            let load = scope.spawn(|| write_and_read(&disk, kind, &is_over));
+            let load = scope.spawn(|| write_and_read(&disk, kind, &is_over, &rounds));
+            let _end = SetAtEnd(&is_over);
             for n in 0..8 {
-                std::thread::sleep(Duration::from_millis(50 + 100 * n));
+                let before = rounds.load(Ordering::Relaxed);
+                until("a round of requests", || {
+                    load.is_finished() || rounds.load(Ordering::Relaxed) > before
+                });
+                // (At any moment of the next one.)
+                std::thread::sleep(Duration::from_millis(20 * n));
                 server.kill();
                 server.restart(&args);
             }
-            is_over.store(true, Ordering::Relaxed);
-            let rounds = load.join().expect("sound");
-            assert!(rounds > 8, "{rounds}");
         });
     }
 }
 
-/// Until it is over; returns how often.
-fn write_and_read(disk: &Arc<NbdDisk>, kind: EngineKind, is_over: &AtomicBool) -> usize {
+/// Set when this value is dropped, also if a test fails.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Makes rounds of requests until it is over, and counts them.
+fn write_and_read(
+    disk: &Arc<NbdDisk>,
+    kind: EngineKind,
+    is_over: &AtomicBool,
+    rounds: &AtomicUsize,
+) {
     let mut guests = [guest(disk, kind), guest(disk, kind)];
     let mut model = Model::new(SECTORS);
     let mut zeroes = Ask::new(Op::WriteZeroes, 0, SECTORS * 512);
@@ -72,16 +89,14 @@ fn write_and_read(disk: &Arc<NbdDisk>, kind: EngineKind, is_over: &AtomicBool) -
     assert_eq!(guests[0].run(zeroes).0, 0);
     let mut runner = TestRunner::deterministic();
     let batch = prop::collection::vec(plans(SECTORS, 2), 100);
-    let mut rounds = 0;
     while !is_over.load(Ordering::Relaxed) {
         let batch = batch.new_tree(&mut runner).expect("plans").current();
         model.run(&mut guests, &batch);
-        rounds += 1;
+        rounds.fetch_add(1, Ordering::Relaxed);
     }
     let all = guests[0].read(0, SECTORS * 512).expect("read");
     model.check(0, &all);
     guests.into_iter().for_each(Guest::detach);
-    rounds
 }
 
 /// A server that loses what it was not told to flush (its memory).
