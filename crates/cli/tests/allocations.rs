@@ -3,11 +3,12 @@
 mod support;
 
 use fathom_client::Client;
-use fathom_daemon::{Daemon, SandboxMode, ServeOptions};
+use fathom_daemon::{Daemon, DiskOptions, SandboxMode, ServeOptions};
 use fathom_formats::Format;
-use fathom_spec::SocketSpec;
-use fathom_stack::{Description, PoolOptions};
+use fathom_spec::{DiskSpec, SocketSpec};
+use fathom_stack::PoolOptions;
 use fathom_storage::Location;
+use serde_json::json;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::OsStr;
 use std::path::Path;
@@ -106,34 +107,39 @@ fn check_image(
     load: &[&str],
 ) {
     for pool in [None, Some("p")] {
-        let specs = filters.iter().map(|filter| filter.parse().unwrap());
-        let description = Description {
-            format,
-            filters: specs.collect(),
-            pool: pool.map(str::to_owned),
-            ..Description::new(disk.clone())
-        };
-        check_worker(description, trace, load);
+        let mut spec = json!({ "name": "d", "image": disk.to_string(), "filters": filters });
+        let text = [
+            ("format", format.map(|format| format.to_string())),
+            ("pool", pool.map(str::to_owned)),
+            ("trace", trace.map(|path| path.to_str().unwrap().to_owned())),
+        ];
+        for (key, value) in text {
+            if let Some(value) = value {
+                spec[key] = value.into();
+            }
+        }
+        check_worker(spec, load);
     }
 }
 
-fn check_worker(description: Description, trace: Option<&Path>, load: &[&str]) {
+fn check_worker(mut spec: serde_json::Value, load: &[&str]) {
     let dir = short_dir();
     let (socket, api) = (dir.path().join("s"), dir.path().join("c"));
-    let is_connected = description.location.kind().name == "nbd";
-    let thread = match description.pool {
+    spec["vhost-user"] = socket.to_str().unwrap().into();
+    let spec: DiskSpec = serde_json::from_value(spec).unwrap();
+    let is_connected = spec.image.kind().name == "nbd";
+    let thread = match spec.pool {
         Some(_) => "pool p/0",
         None => "worker 0",
     };
-    let what = format!("{} {load:?} {thread}", description.location);
-    let (format, is_plain) = (description.format, description.filters.is_empty());
-    let mut options = ServeOptions::new(description, SocketSpec::Path(socket.clone()));
+    let what = format!("{} {load:?} {thread}", spec.image);
+    let (format, is_plain) = (spec.format, spec.filters.is_empty());
+    let mut options = ServeOptions::of(DiskOptions::of(spec, false).unwrap());
     options.pools.push(PoolOptions {
         threads: 1,
         ..PoolOptions::new("p".into())
     });
     options.api.socket = Some(SocketSpec::Path(api.clone()));
-    options.disks[0].trace = trace.map(Path::to_owned);
     // This process starts programs, beside being a server.
     options.sandbox = SandboxMode::Off;
     let daemon = Daemon::start(options).unwrap();

@@ -1,8 +1,8 @@
 //! Conditions of requests about disks (RFC 9110, section 13), which are evaluated where the disks are.
 
 use crate::error::{ErrorKind, RequestError};
+use fathom_spec::DiskSpec;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Matches every disk that exists.
@@ -18,10 +18,16 @@ pub struct Condition {
 }
 
 /// Returns the version of a disk with these options: an entity tag (RFC 9110, section 8.8.3).
-pub fn version_of(options: &Value) -> String {
+///
+/// # Errors
+/// If the options cannot be written as JSON: a path is not UTF-8.
+pub fn version_of(spec: &DiskSpec) -> Result<String, RequestError> {
+    // (The members of a value are sorted.)
+    let options = serde_json::to_value(spec);
+    let options = options.map_err(|error| ErrorKind::Failed.because(error.to_string()))?;
     let mut hasher = DefaultHasher::new();
     options.to_string().hash(&mut hasher);
-    format!("\"{:016x}\"", hasher.finish())
+    Ok(format!("\"{:016x}\"", hasher.finish()))
 }
 
 impl Condition {
@@ -75,8 +81,12 @@ mod tests {
 
     #[test]
     fn conditions_compare_with_the_present_version() {
-        let tag = version_of(&json!({ "name": "a" }));
-        assert_ne!(tag, version_of(&json!({ "name": "b" })));
+        let version = |name| {
+            let spec = json!({ "name": name, "image": "null:1M" });
+            version_of(&serde_json::from_value(spec).unwrap()).unwrap()
+        };
+        let tag = version("a");
+        assert_ne!(tag, version("b"));
         let weak = format!("W/{tag}");
         for (tags, present, if_match, if_none_match) in [
             (&["*"][..], None, false, true),

@@ -5,39 +5,34 @@
 //!
 //! - `effects` starts the operations that the registry wants;
 //! - `reload` reads definitions, `adopt` stores those of static disks;
-//! - `failed` are disks that are defined, but not served;
 //! - `groups` are disks that share limits;
 //! - `waiting` has the timeouts of commands;
 //! - `handover` continues in another process.
 
 mod adopt;
 mod effects;
-mod failed;
 mod groups;
 mod handover;
 mod places;
 mod reload;
 mod waiting;
 
-use crate::answer::{Answer, Asker};
 use crate::command::{Ask, Command};
 use crate::events::Events;
 use crate::files::Keeper;
 use crate::host::Host;
 use crate::mailbox::{Mailbox, Post};
 use crate::options::{ApiOptions, NbdOptions, ServeOptions};
+use crate::reply::{Answer, Asker, Disk, Disks, Done, FailedDisk, Shown};
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
-pub use failed::FailedDisk;
 use fathom_control::Condition;
-use fathom_control::{Owner, Registry, Removal, Request, RequestId, SwitchTo};
+use fathom_control::{Owner, Registry, Removal, Request, RequestError, RequestId, SwitchTo};
 use fathom_sandbox::Mode;
 use fathom_stack::PoolOptions;
-pub use groups::ThrottleGroup;
 pub use handover::Upgrade;
 use places::{places, specs};
 pub use reload::one_definition_each;
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -66,7 +61,7 @@ pub struct Controller {
     askers: BTreeMap<RequestId, Asker>,
     next_request: u64,
     /// Disks that are being changed, as the host has shown them last.
-    shown: BTreeMap<String, Value>,
+    shown: BTreeMap<String, Shown>,
     /// When the server tries again to open disks, by name.
     retries: BTreeMap<String, Instant>,
     /// Had by whatever was begun and goes on in a later step.
@@ -284,7 +279,7 @@ impl Controller {
             }
             (Command::Quit, None) => {
                 self.is_ending = true;
-                asker(Ok(json!({ "quitting": true })));
+                asker(Ok(Done {}.into()));
             }
             (Command::BeginCommit(order), Some(name)) => {
                 match self.registry.check_image_change(&name, order.unkept) {
@@ -415,30 +410,36 @@ impl Controller {
             return asker(Err(error));
         }
         let asker = self.briefly(Some(&name), asker);
-        self.then(
-            Some(name.clone()),
-            Command::Show,
-            move |controller, answer| {
-                asker(answer.map(|mut disk| {
-                    controller.add_owner(&name, &mut disk);
-                    disk
-                }));
-            },
-        );
+        self.then(Some(name), Command::Show, |controller, answer| {
+            let shown = answer.and_then(Shown::try_from);
+            asker(shown.map(|shown| controller.disk(shown).into()));
+        });
     }
 
     fn list(&mut self, asker: Asker) {
+        self.list_shown(|controller, shown| {
+            let disks = |shown: Vec<Shown>| Disks {
+                disks: { shown.into_iter() }
+                    .map(|shown| controller.disk(shown))
+                    .collect(),
+                failed: controller.failed(),
+            };
+            asker(shown.map(|shown| disks(shown).into()));
+        });
+    }
+
+    /// All disks that are served, as their hosts show them.
+    fn list_shown(
+        &mut self,
+        next: impl FnOnce(&mut Controller, Result<Vec<Shown>, RequestError>) + Send + 'static,
+    ) {
         self.then(None, Command::List, |controller, answer| {
-            asker(answer.map(|mut list| {
-                controller.add_owners(&mut list);
-                list["failed"] = controller.failed();
-                list
-            }));
+            next(controller, answer.and_then(<Vec<Shown>>::try_from));
         });
     }
 
     /// The disks that are defined, but not served.
-    fn failed(&self) -> Value {
+    fn failed(&self) -> Vec<FailedDisk> {
         let failures = self.registry.failures().map(|failure| FailedDisk {
             name: failure.name.to_owned(),
             owner: failure.owner,
@@ -446,32 +447,21 @@ impl Controller {
             problem: failure.problem.to_owned(),
             retried: failure.is_retried,
         });
-        let failed: Vec<_> = failures.collect();
-        serde_json::to_value(failed).unwrap_or_default()
+        failures.collect()
     }
 
-    /// Adds the owner to each disk of a list.
-    fn add_owners(&self, list: &mut Value) {
-        for disk in list["disks"].as_array_mut().into_iter().flatten() {
-            let name = disk["state"]["name"]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned();
-            self.add_owner(&name, disk);
-        }
-    }
-
-    /// Adds the owner of a disk, and what the disk is after a restart.
-    fn add_owner(&self, name: &str, disk: &mut Value) {
+    /// Adds the disk's owner, and what the disk is after a restart.
+    fn disk(&self, shown: Shown) -> Disk {
+        let name = &shown.options.name;
         let owner = self.registry.owner_of(name).unwrap_or(Owner::Transient);
         let definition = self.registry.definition_of(name);
-        let definition = definition.map(|spec| spec.clone().without_defaults());
-        // (A tenant's process may say anything.)
-        if let Some(disk) = disk.as_object_mut() {
-            disk.insert("kept".into(), (owner != Owner::Transient).into());
-            disk.insert("owner".into(), owner.name().into());
-            let definition = serde_json::to_value(definition);
-            disk.insert("definition".into(), definition.unwrap_or_default());
+        Disk {
+            definition: definition.map(|spec| spec.clone().without_defaults()),
+            kept: owner != Owner::Transient,
+            owner,
+            options: shown.options,
+            state: shown.state,
+            created: shown.created,
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::limits;
 use crate::metrics::Scale;
 use crate::objects::{Objects, Outcome};
 use crate::options::{DiskOptions, ServeOptions};
+use crate::reply::{Successor, TenantSuccessor};
 use crate::signals::{LeftToThisThread, Reload, Termination};
 use crate::socket;
 use crate::supervisor::Tenants;
@@ -22,7 +23,6 @@ use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use sd_notify::NotifyState;
-use serde_json::{Value, json};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -212,7 +212,7 @@ impl Daemon {
             Ok(done) => {
                 self.successor = Some(done.pid);
                 notify_manager(NotifyState::MainPid(done.pid));
-                asker(Ok(tell(done)));
+                asker(Ok(successor(done).into()));
                 self.api.take().into_iter().for_each(Api::leave);
             }
         }
@@ -233,25 +233,34 @@ impl Daemon {
     }
 }
 
-/// What has become of it.
-fn tell(mut done: HandedOver) -> Value {
+/// The reply to an upgrade.
+fn successor(mut done: HandedOver) -> Successor {
     let pid = done.pid;
     let pause_ms = done.pause.as_secs_f64() * 1e3;
     let Some(mut tenants) = done.tenants() else {
         tracing::info!(
             "upgrade: process {pid} has taken over; queues stood still for {pause_ms:.1} ms"
         );
-        return json!({ "pid": pid, "pause_ms": pause_ms });
+        return Successor {
+            pid,
+            pause_ms,
+            tenants: None,
+        };
     };
     tenants.sort_by(|a, b| a.tenant.cmp(&b.tenant));
     let pauses = tenants.iter().filter_map(|one| one.outcome.as_ref().ok());
     let longest = pauses.copied().fold(0.0, f64::max);
-    let tenant = |one: Renewal| match one.outcome {
-        Ok(pause_ms) => json!({ "tenant": one.tenant, "pid": one.pid, "pause_ms": pause_ms }),
-        Err(problem) => json!({ "tenant": one.tenant, "pid": one.pid, "problem": problem }),
+    let tenant = |one: Renewal| TenantSuccessor {
+        tenant: one.tenant,
+        pid: one.pid,
+        pause_ms: one.outcome.as_ref().ok().copied(),
+        problem: one.outcome.err(),
     };
-    let tenants: Vec<_> = tenants.into_iter().map(tenant).collect();
-    json!({ "pid": pid, "pause_ms": longest, "tenants": tenants })
+    Successor {
+        pid,
+        pause_ms: longest,
+        tenants: Some(tenants.into_iter().map(tenant).collect()),
+    }
 }
 
 /// Opens these disks in this process.

@@ -1,11 +1,11 @@
 //! Who has a server's disks: this process, or others.
 
-use crate::answer::Asker;
 use crate::command::Ask;
 use crate::error::Error;
 use crate::handover::Estate;
 use crate::metrics::Measures;
 use crate::objects::Outcome;
+use crate::reply::Asker;
 use crate::stop_timeout::StopTimeout;
 use fathom_control::RequestError;
 use std::os::fd::BorrowedFd;

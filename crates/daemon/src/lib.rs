@@ -4,7 +4,6 @@
 mod access;
 mod alarm;
 mod allowance;
-mod answer;
 mod api;
 mod cage;
 mod command;
@@ -27,6 +26,7 @@ mod objects;
 mod options;
 mod pull_terms;
 mod repeats;
+mod reply;
 mod runtime;
 mod signals;
 mod socket;
@@ -44,7 +44,6 @@ pub use command::{
     Advance, BackupOrder, CommitOrder, Completion, Merged, MirrorOrder, NewBitmap, NewName,
     SnapshotOrder, StreamOrder,
 };
-pub use controller::ThrottleGroup;
 pub use daemon::{Daemon, Ended};
 pub use error::Error;
 pub use events::Events;
@@ -67,6 +66,7 @@ pub use options::{
     ApiOptions, DiskOptions, ExportOptions, NbdOptions, RemoteOptions, ServeOptions, TlsOptions,
 };
 pub use repeats::Repeats;
+pub use reply::ThrottleGroup;
 pub use stderr::Stderr;
 pub use stop_timeout::StopTimeout;
 pub use tenancy::Tenancy;

@@ -18,7 +18,6 @@ use rustix::net::{
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -79,7 +78,7 @@ pub enum ToTenant {
 /// On the link, from the tenant. `A` is the type of a reply's content: the supervisor first finds
 /// out which command a reply belongs to, and then reads it as that command's type.
 #[derive(Serialize, Deserialize)]
-pub enum FromTenant<A = Value> {
+pub enum FromTenant<A> {
     Answer {
         /// Number of the command.
         number: u64,
@@ -306,6 +305,7 @@ impl AsFd for Link {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
 
     #[test]
     fn messages_arrive_whole_with_their_descriptors() {

@@ -47,13 +47,6 @@ pub struct ServeOptions {
 }
 
 impl ServeOptions {
-    /// One disk at one vhost-user socket.
-    pub fn new(disk: Description, socket: SocketSpec) -> ServeOptions {
-        let mut disk = DiskOptions::new(disk);
-        disk.vhost_user = Some(socket);
-        ServeOptions::of(disk)
-    }
-
     /// One disk.
     pub fn of(disk: DiskOptions) -> ServeOptions {
         ServeOptions {
@@ -236,36 +229,18 @@ pub struct DiskOptions {
     pub alarms: Vec<Alarm>,
     /// It is to come from another server.
     pub pull: Option<pull::Terms>,
-    /// As it was written, if it was.
-    pub table: Option<Box<DiskSpec>>,
+    /// The definition that these options come from, without options at their defaults.
+    pub spec: Box<DiskSpec>,
     /// `FILE:LINE` of its definition, if a configuration defines it.
     pub defined_at: Option<String>,
 }
 
 impl DiskOptions {
-    /// The defaults for this disk, which nobody can reach.
-    pub fn new(disk: Description) -> DiskOptions {
-        DiskOptions {
-            name: disk.location.to_string(),
-            disk,
-            vhost_user: None,
-            access: Access::default(),
-            nbd: None,
-            queues: DEFAULT_QUEUES,
-            serial: None,
-            trace: None,
-            alarms: Vec::new(),
-            pull: None,
-            table: None,
-            defined_at: None,
-        }
-    }
-
     /// The error is one line for the user.
     pub fn of(table: DiskSpec, has_nbd: bool) -> Result<DiskOptions, String> {
         let export = ExportOptions::of(&table)?;
         table.check(has_nbd)?;
-        let written = Some(Box::new(table.clone().without_defaults()));
+        let spec = Box::new(table.clone().without_defaults());
         let base_cache = table.cache_terms();
         let pull = pull_terms(&table)?;
         let new = Description::new(table.image);
@@ -302,19 +277,19 @@ impl DiskOptions {
             filters: table.filters,
             ..new
         };
-        let new = DiskOptions::new(disk);
         let options = DiskOptions {
             name: table.name,
+            disk,
             vhost_user: table.vhost_user,
             access: access(table.socket_mode, table.socket_group),
             nbd: export.filter(|_| has_nbd),
-            queues: table.queues.unwrap_or(new.queues),
+            queues: table.queues.unwrap_or(DEFAULT_QUEUES),
             serial: table.serial,
             trace: table.trace,
             alarms: table.alarms,
             pull,
-            table: written,
-            ..new
+            spec,
+            defined_at: None,
         };
         options.validate(has_nbd)?;
         Ok(options)

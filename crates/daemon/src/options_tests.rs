@@ -1,18 +1,10 @@
 use super::*;
-use fathom_storage::Location;
-use std::ffi::OsStr;
-
-fn null() -> Description {
-    Description::new(Location::parse(OsStr::new("null:512")).unwrap())
-}
 
 #[test]
 fn every_disk_can_be_reached_and_told_from_others() {
     let disk = |name: &str| {
-        let mut disk = DiskOptions::new(null());
-        disk.name = name.into();
-        disk.nbd = Some(ExportOptions::default());
-        disk
+        let spec = serde_json::json!({ "name": name, "image": "null:512" });
+        DiskOptions::of(serde_json::from_value(spec).unwrap(), true).unwrap()
     };
     let mut options = ServeOptions::of(disk("a"));
     assert!(options.validate().unwrap_err().contains("--vhost-user"));

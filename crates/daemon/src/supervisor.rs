@@ -28,7 +28,6 @@ mod tests;
 mod turns;
 mod users;
 
-use crate::answer::Asker;
 use crate::command::{Ask, Command};
 use crate::error::Error;
 use crate::events::{Events, Happened};
@@ -38,6 +37,7 @@ use crate::link::FromTenant;
 use crate::metrics::Measures;
 use crate::objects::Outcome;
 use crate::options::ServeOptions;
+use crate::reply::{Asker, Reply};
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
 use crate::users::User;
@@ -49,7 +49,6 @@ use groups::Groups;
 use listing::Listing;
 use process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -303,10 +302,8 @@ impl Host for Tenants {
     }
 
     fn measure_all(&mut self, asker: Box<dyn FnOnce(Measures) + Send>) {
-        let told = |disks: Vec<Value>| {
-            let sent = disks
-                .into_iter()
-                .filter_map(|sent| serde_json::from_value(sent).ok());
+        let told = |replies: Vec<Reply>| {
+            let sent = replies.into_iter().filter_map(|sent| sent.try_into().ok());
             asker(Measures::OfTenants(sent.collect()));
         };
         self.ask_all(Command::Measure, Box::new(told));

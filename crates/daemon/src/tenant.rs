@@ -1,7 +1,6 @@
 //! A tenant: a process that has some disks and nothing else, and does what its supervisor says. What
 //! it cannot open itself it gets from there.
 
-use crate::answer::Answer;
 use crate::cage;
 use crate::command::Ask;
 use crate::error::Error;
@@ -12,6 +11,7 @@ use crate::limits;
 use crate::link::{AtGate, FromGate, FromTenant, Link, ToTenant};
 use crate::objects::Objects;
 use crate::options::{ApiOptions, ServeOptions};
+use crate::reply::{Answer, Reply};
 use crate::signals::LeftToThisThread;
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
@@ -282,7 +282,7 @@ impl Tenant {
         }
     }
 
-    fn tell(&self, message: &FromTenant) {
+    fn tell(&self, message: &FromTenant<Reply>) {
         if let Err(error) = self.link.send(message, None, true) {
             gone(&error);
         }
@@ -295,7 +295,7 @@ const KILL: Duration = Duration::from_secs(10);
 /// Have the supervisor kill the process that was to take over.
 fn end_successor(link: &Link) -> Result<(), String> {
     let failed = |error: io::Error| format!("the supervisor: {}", cause(error));
-    let message: FromTenant = FromTenant::EndSuccessor;
+    let message: FromTenant<Reply> = FromTenant::EndSuccessor;
     let asked = link.send(&message, None, true);
     asked.map_err(failed)?;
     if !link.has_message(KILL) {

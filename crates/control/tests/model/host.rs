@@ -77,8 +77,7 @@ impl Host {
         } = &asked.request
         {
             let present = self.disks.get(name);
-            let version =
-                present.map(|disk| version_of(&serde_json::to_value(&disk.spec).unwrap()));
+            let version = present.map(|disk| version_of(&disk.spec).unwrap());
             only_if.check(name, version.as_deref())?;
             let spec = spec.clone().without_defaults();
             return match present {

@@ -59,7 +59,7 @@ pub fn conditional(before: &DiskSpec, after: &DiskSpec) -> (String, Request) {
         named: None,
         until_restart: false,
         only_if: Condition {
-            wanted: vec![version_of(&serde_json::to_value(before).unwrap())],
+            wanted: vec![version_of(&before).unwrap()],
             unwanted: Vec::new(),
         },
     };

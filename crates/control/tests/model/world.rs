@@ -268,8 +268,7 @@ impl World {
             && let Request::Put { only_if, .. } = &mut request
             && let Some(served) = self.host.disks.get(&disk)
         {
-            let version = serde_json::to_value(&served.spec).unwrap();
-            let version = fathom_control::version_of(&version);
+            let version = fathom_control::version_of(&served.spec).unwrap();
             if only_if.check(&disk, Some(&version)).is_ok() {
                 *only_if = Default::default();
             }

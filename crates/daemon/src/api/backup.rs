@@ -9,7 +9,6 @@ use crate::info::BackupInfo;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
-use serde_json::Value;
 
 /// Begin a backup of a disk
 ///
@@ -36,7 +35,7 @@ pub async fn begin(
     name: Named,
     RawQuery(query): RawQuery,
     body: Body,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<BackupInfo>, Problem> {
     let id = identity(query)?.unwrap_or_else(new_identity);
     let order: BackupOrder = parse_any(read(body).await?)?;
     let command = Command::BeginBackup { id, order };
@@ -58,7 +57,7 @@ pub async fn go(
     State(asking): State<Asking>,
     name: Named,
     RawQuery(query): RawQuery,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<BackupInfo>, Problem> {
     let id = identity(query)?.ok_or_else(nameless)?;
     let command = Command::GoOnWithBackup { id };
     asking.ask(Some(name.name()?), command).await.map(Json)
@@ -82,7 +81,7 @@ pub async fn end(
     State(asking): State<Asking>,
     name: Named,
     RawQuery(query): RawQuery,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<BackupInfo>, Problem> {
     let id = identity(query)?.ok_or_else(nameless)?;
     let command = Command::EndBackup { id };
     asking.ask(Some(name.name()?), command).await.map(Json)

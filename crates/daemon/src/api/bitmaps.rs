@@ -8,9 +8,12 @@ use crate::info::Bitmaps;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
-use serde_json::Value;
 
-async fn order(asking: &Asking, name: &Named, order: BitmapOrder) -> Result<Json<Value>, Problem> {
+async fn order(
+    asking: &Asking,
+    name: &Named,
+    order: BitmapOrder,
+) -> Result<Json<Bitmaps>, Problem> {
     let command = Command::Bitmaps(order);
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
@@ -29,7 +32,7 @@ async fn order(asking: &Asking, name: &Named, order: BitmapOrder) -> Result<Json
             description = "The disk cannot have bitmaps, or their files cannot be used"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
-pub async fn list(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+pub async fn list(State(asking): State<Asking>, name: Named) -> Result<Json<Bitmaps>, Problem> {
     order(&asking, &name, BitmapOrder::List).await
 }
 
@@ -53,7 +56,7 @@ pub async fn add(
     State(asking): State<Asking>,
     name: Named,
     body: Body,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<Bitmaps>, Problem> {
     let NewBitmap { granularity } = parse_any(read(body).await?)?;
     let add = BitmapOrder::Add {
         bitmap: name.get("bitmap")?.into(),
@@ -74,7 +77,7 @@ pub async fn add(
         (status = 422, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
-pub async fn remove(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+pub async fn remove(State(asking): State<Asking>, name: Named) -> Result<Json<Bitmaps>, Problem> {
     let remove = BitmapOrder::Remove {
         bitmap: name.get("bitmap")?.into(),
     };
@@ -104,7 +107,7 @@ pub async fn advance(
     State(asking): State<Asking>,
     name: Named,
     body: Body,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<Bitmaps>, Problem> {
     let Advance { to } = parse_any(read(body).await?)?;
     let advance = BitmapOrder::Advance {
         bitmap: name.get("bitmap")?.into(),
@@ -126,7 +129,7 @@ pub async fn advance(
         (status = 422, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
-pub async fn clear(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+pub async fn clear(State(asking): State<Asking>, name: Named) -> Result<Json<Bitmaps>, Problem> {
     let clear = BitmapOrder::Clear {
         bitmap: name.get("bitmap")?.into(),
     };
@@ -151,7 +154,7 @@ pub async fn rename(
     State(asking): State<Asking>,
     name: Named,
     body: Body,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<Bitmaps>, Problem> {
     let NewName { to } = parse(read(body).await?)?;
     let rename = BitmapOrder::Rename {
         bitmap: name.get("bitmap")?.into(),
@@ -179,7 +182,7 @@ pub async fn merge(
     State(asking): State<Asking>,
     name: Named,
     body: Body,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<Bitmaps>, Problem> {
     let Merged { from } = parse(read(body).await?)?;
     let merge = BitmapOrder::Merge {
         bitmap: name.get("bitmap")?.into(),

@@ -2,19 +2,18 @@
 
 use super::problem::Problem;
 use super::request::{Flags, LISTED, Named, parse, parse_any, read};
-use super::schema::{Filter, SlowRequests, Statistics};
 use super::state::Asking;
 use super::tag;
-use crate::answer::Answer;
 use crate::command::Command;
-use crate::controller::FailedDisk;
-use crate::info::Info;
+use crate::reply::{
+    Answer, Disk, Disks, Filter, Frozen, Size, SlowRequests, Statistics, TraceState,
+};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use fathom_control::{ErrorKind, Owner, version_of};
+use fathom_control::{ErrorKind, version_of};
 use fathom_spec::DiskSpec;
 use fathom_spec::text;
 use fathom_units::serde_text;
@@ -23,40 +22,6 @@ use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use utoipa::ToSchema;
-
-/// A disk: its options, its owner and its state.
-#[derive(Serialize, ToSchema)]
-pub struct Disk {
-    /// Options with which the disk is served, without options at their defaults.
-    options: DiskSpec,
-    /// Options that the disk has after a restart of the server, as its definition says. Null for a transient disk.
-    definition: Option<DiskSpec>,
-    /// The disk is served again after a restart of the server. False for a transient disk.
-    kept: bool,
-    /// Owner of the disk's name. Changes of a static disk last until the server restarts.
-    owner: Owner,
-    /// State of the disk.
-    state: Info,
-}
-
-/// All disks of a server.
-#[derive(Serialize, ToSchema)]
-pub struct Disks {
-    /// The disks, in the order in which they were added.
-    disks: Vec<Disk>,
-    /// Disks that are defined, but not served.
-    failed: Vec<FailedDisk>,
-}
-
-/// Size of a disk after a resize.
-#[derive(Serialize, Deserialize, ToSchema)]
-pub struct Size {
-    /// Size of the disk in bytes.
-    size: u64,
-    /// Owner of the disk's name: `static` if the disk has this size only until the server restarts. Absent otherwise.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    owner: Option<Owner>,
-}
 
 /// Options of a resize.
 #[derive(Default, Deserialize, ToSchema)]
@@ -81,14 +46,6 @@ pub struct Freezing {
     timeout_ms: Option<u64>,
 }
 
-/// Result of a freeze or a thaw.
-#[derive(Serialize, ToSchema)]
-#[allow(dead_code, reason = "it describes an answer")]
-pub struct Frozen {
-    /// The disk is frozen.
-    frozen: bool,
-}
-
 /// A trace of all requests of a disk.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -104,7 +61,7 @@ pub struct Trace {
 /// defined but not served.
 #[utoipa::path(get, path = "/v1/disks", tag = "disks", operation_id = "listDisks",
     responses((status = 200, body = Disks)))]
-pub async fn list(State(asking): State<Asking>) -> Result<Json<Value>, Problem> {
+pub async fn list(State(asking): State<Asking>) -> Result<Json<Disks>, Problem> {
     asking.ask(None, Command::List).await.map(Json)
 }
 
@@ -121,7 +78,7 @@ pub async fn list(State(asking): State<Asking>) -> Result<Json<Value>, Problem> 
             description = "The disk is being added or removed")))]
 pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Response, Problem> {
     let disk = asking.ask(Some(name.name()?), Command::Show).await?;
-    Ok(tagged(StatusCode::OK, disk))
+    tagged(StatusCode::OK, disk)
 }
 
 /// Add or change a disk
@@ -166,14 +123,12 @@ pub async fn put(
         temporary: query.flag("temporary"),
         only_if: tag::condition(&headers),
     };
-    let mut disk = asking.ask(None, command).await?;
-    let members = disk.as_object_mut();
-    let created = members.and_then(|members| members.remove("created"));
-    let status = match created {
-        Some(Value::Bool(true)) => StatusCode::CREATED,
-        _ => StatusCode::OK,
+    let disk: Disk = asking.ask(None, command).await?;
+    let status = match disk.created {
+        true => StatusCode::CREATED,
+        false => StatusCode::OK,
     };
-    Ok(tagged(status, disk))
+    tagged(status, disk)
 }
 
 /// Stop serving a disk
@@ -201,7 +156,7 @@ pub async fn remove(
     name: Named,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<Statistics>, Problem> {
     let name = name.name()?;
     let query = Flags::parse(query, &["force", "temporary"])?;
     let only_if = tag::condition(&headers);
@@ -216,7 +171,7 @@ pub async fn remove(
             only_if.check(name, None)?;
             Err(refusal.into())
         }
-        removed => Ok(Json(removed?)),
+        removed => Ok(Json(removed.and_then(Statistics::try_from)?)),
     }
 }
 
@@ -230,7 +185,10 @@ pub async fn remove(
         (status = 200, body = SlowRequests),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json")))]
-pub async fn slow(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+pub async fn slow(
+    State(asking): State<Asking>,
+    name: Named,
+) -> Result<Json<SlowRequests>, Problem> {
     let name = name.name()?;
     asking.ask(Some(name), Command::Slow).await.map(Json)
 }
@@ -244,7 +202,7 @@ pub async fn slow(State(asking): State<Asking>, name: Named) -> Result<Json<Valu
         (status = 200, body = Statistics),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json")))]
-pub async fn stats(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+pub async fn stats(State(asking): State<Asking>, name: Named) -> Result<Json<Statistics>, Problem> {
     asking
         .ask(Some(name.name()?), Command::Stats)
         .await
@@ -272,7 +230,7 @@ pub async fn resize(
     State(asking): State<Asking>,
     name: Named,
     body: Body,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<Size>, Problem> {
     let NewSize { size, shrink } = parse_any(read(body).await?)?;
     let command = Command::Resize { size, shrink };
     asking.ask(Some(name.name()?), command).await.map(Json)
@@ -299,7 +257,7 @@ pub async fn freeze(
     State(asking): State<Asking>,
     name: Named,
     body: Body,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<Frozen>, Problem> {
     let Freezing { timeout_ms } = parse_any(read(body).await?)?;
     let command = Command::Freeze { timeout_ms };
     asking.ask(Some(name.name()?), command).await.map(Json)
@@ -319,7 +277,7 @@ pub async fn freeze(
         (status = 422, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
-pub async fn thaw(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+pub async fn thaw(State(asking): State<Asking>, name: Named) -> Result<Json<Frozen>, Problem> {
     asking
         .ask(Some(name.name()?), Command::Thaw)
         .await
@@ -342,9 +300,8 @@ pub async fn thaw(State(asking): State<Asking>, name: Named) -> Result<Json<Valu
         (status = 422, body = Problem, content_type = "application/problem+json",
             description = "The disk's file cannot be written, or the configuration cannot be read")))]
 pub async fn adopt(State(asking): State<Asking>, name: Named) -> Result<Response, Problem> {
-    let mut disk = asking.ask(Some(name.name()?), Command::Adopt).await?;
-    { disk.as_object_mut() }.and_then(|members| members.remove("created"));
-    Ok(tagged(StatusCode::OK, disk))
+    let disk = asking.ask(Some(name.name()?), Command::Adopt).await?;
+    tagged(StatusCode::OK, disk)
 }
 
 /// Change options of a filter
@@ -370,7 +327,7 @@ pub async fn set_filter(
     name: Named,
     RawQuery(query): RawQuery,
     body: Body,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<Filter>, Problem> {
     let query = Flags::parse(query, &["temporary"])?;
     let command = Command::Set {
         filter: name.get("filter")?.to_owned(),
@@ -398,13 +355,13 @@ pub async fn start_trace(
     State(asking): State<Asking>,
     name: Named,
     body: Body,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<Trace>, Problem> {
     let Trace { file } = parse(read(body).await?)?;
     let command = Command::Trace {
         file: Some(file.clone()),
     };
-    asking.ask(Some(name.name()?), command).await?;
-    Ok(Json(serde_json::json!({ "file": file })))
+    let _: TraceState = asking.ask(Some(name.name()?), command).await?;
+    Ok(Json(Trace { file }))
 }
 
 /// Stop to trace a disk's requests
@@ -418,7 +375,7 @@ pub async fn start_trace(
         (status = 409, body = Problem, content_type = "application/problem+json")))]
 pub async fn stop_trace(State(asking): State<Asking>, name: Named) -> Result<StatusCode, Problem> {
     let command = Command::Trace { file: None };
-    asking.ask(Some(name.name()?), command).await?;
+    let _: TraceState = asking.ask(Some(name.name()?), command).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -438,11 +395,12 @@ fn table(name: &str, body: Vec<u8>) -> Result<(DiskSpec, BTreeSet<String>), Prob
     Ok((table, named))
 }
 
-fn tagged(status: StatusCode, disk: Value) -> Response {
-    let tag = HeaderValue::from_str(&version_of(&disk["options"]));
+/// A reply with a disk, and the version of its options.
+fn tagged(status: StatusCode, disk: Disk) -> Result<Response, Problem> {
+    let tag = HeaderValue::from_str(&version_of(&disk.options)?);
     let mut response = (status, Json(disk)).into_response();
     if let Ok(tag) = tag {
         response.headers_mut().insert(header::ETAG, tag);
     }
-    response
+    Ok(response)
 }

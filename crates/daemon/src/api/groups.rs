@@ -4,21 +4,10 @@ use super::problem::Problem;
 use super::request::{Flags, Named, parse, read};
 use super::state::Asking;
 use crate::command::Command;
-use crate::controller::ThrottleGroup;
+use crate::reply::ThrottleGroups;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
-use serde::Serialize;
-use serde_json::Value;
-use utoipa::ToSchema;
-
-/// Throttle groups of a server.
-#[derive(Serialize, ToSchema)]
-#[allow(dead_code, reason = "it describes an answer")]
-pub struct ThrottleGroups {
-    /// The groups, by name and tenant.
-    groups: Vec<ThrottleGroup>,
-}
 
 /// List the throttle groups
 ///
@@ -26,7 +15,7 @@ pub struct ThrottleGroups {
 /// it.
 #[utoipa::path(get, path = "/v1/throttle-groups", tag = "disks", operation_id = "listThrottleGroups",
     responses((status = 200, body = ThrottleGroups)))]
-pub async fn list(State(asking): State<Asking>) -> Result<Json<Value>, Problem> {
+pub async fn list(State(asking): State<Asking>) -> Result<Json<ThrottleGroups>, Problem> {
     asking.ask(None, Command::ListGroups).await.map(Json)
 }
 
@@ -55,7 +44,7 @@ pub async fn set(
     name: Named,
     RawQuery(query): RawQuery,
     body: Body,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<ThrottleGroups>, Problem> {
     let query = Flags::parse(query, &["temporary"])?;
     let command = Command::SetGroup {
         group: name.name()?.to_owned(),

@@ -3,11 +3,10 @@
 use super::problem::Problem;
 use super::state::Asking;
 use crate::command::Command;
-use crate::info::Info;
 use crate::jobs::Jobs;
+use crate::reply::Disks;
 use axum::Json;
 use axum::extract::State;
-use serde::Deserialize;
 
 /// List the jobs of all disks
 ///
@@ -16,11 +15,8 @@ use serde::Deserialize;
 #[utoipa::path(get, path = "/v1/jobs", tag = "disks", operation_id = "listJobs",
     responses((status = 200, body = Jobs)))]
 pub async fn list(State(asking): State<Asking>) -> Result<Json<Jobs>, Problem> {
-    let disks = asking.ask(None, Command::List).await?;
-    let disks = disks["disks"].as_array().into_iter().flatten();
-    // (Of a disk whose process says something else nothing is known.)
-    let infos = disks.filter_map(|disk| Info::deserialize(&disk["state"]).ok());
-    let jobs = infos.flat_map(|info| info.jobs());
+    let Disks { disks, .. } = asking.ask(None, Command::List).await?;
+    let jobs = disks.iter().flat_map(|disk| disk.state.jobs());
     Ok(Json(Jobs {
         jobs: jobs.collect(),
     }))

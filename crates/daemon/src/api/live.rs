@@ -6,6 +6,7 @@ use super::state::Asking;
 use super::stream::JSON_LINES;
 use crate::command::Command;
 use crate::live::{Full, Listener, Sample};
+use crate::reply::Disk;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
@@ -78,7 +79,7 @@ pub async fn live(
     })?;
     let interval = wanted.interval()?;
     if let Some(disk) = &wanted.disk {
-        asking.ask(Some(disk), Command::Show).await?;
+        let _: Disk = asking.ask(Some(disk), Command::Show).await?;
     }
     let measure = {
         let asking = asking.clone();

@@ -1,15 +1,14 @@
 //! Disks that are copied to others, or get other images, while they are used.
 
-use super::disks::Disk;
 use super::problem::Problem;
 use super::request::{Flags, Named, parse, parse_any, read};
 use super::state::Asking;
 use crate::command::{Command, CommitOrder, Completion, MirrorOrder, SnapshotOrder, StreamOrder};
 use crate::info::{MirrorInfo, StreamInfo};
+use crate::reply::Disk;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
-use serde_json::Value;
 
 /// Copy a disk to another image while it is in use
 ///
@@ -34,7 +33,7 @@ pub async fn begin(
     State(asking): State<Asking>,
     name: Named,
     body: Body,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<MirrorInfo>, Problem> {
     let order: MirrorOrder = parse(read(body).await?)?;
     let command = Command::BeginMirror(Box::new(order));
     asking.ask(Some(name.name()?), command).await.map(Json)
@@ -61,7 +60,7 @@ pub async fn end(
     State(asking): State<Asking>,
     name: Named,
     RawQuery(query): RawQuery,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<MirrorInfo>, Problem> {
     let force = Flags::parse(query, &["force"])?.flag("force");
     let command = Command::EndMirror { force };
     asking.ask(Some(name.name()?), command).await.map(Json)
@@ -89,7 +88,7 @@ pub async fn complete(
     State(asking): State<Asking>,
     name: Named,
     body: Body,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<Disk>, Problem> {
     let how: Completion = parse_any(read(body).await?)?;
     let command = Command::CompleteMirror(how);
     asking.ask(Some(name.name()?), command).await.map(Json)
@@ -118,7 +117,7 @@ pub async fn commit(
     State(asking): State<Asking>,
     name: Named,
     body: Body,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<MirrorInfo>, Problem> {
     let order: CommitOrder = parse(read(body).await?)?;
     let command = Command::BeginCommit(order);
     asking.ask(Some(name.name()?), command).await.map(Json)
@@ -147,7 +146,7 @@ pub async fn begin_stream(
     State(asking): State<Asking>,
     name: Named,
     body: Body,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<StreamInfo>, Problem> {
     let order: StreamOrder = parse(read(body).await?)?;
     let command = Command::BeginStream(order);
     asking.ask(Some(name.name()?), command).await.map(Json)
@@ -166,7 +165,10 @@ pub async fn begin_stream(
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
-pub async fn end_stream(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+pub async fn end_stream(
+    State(asking): State<Asking>,
+    name: Named,
+) -> Result<Json<StreamInfo>, Problem> {
     asking
         .ask(Some(name.name()?), Command::EndStream)
         .await
@@ -195,7 +197,7 @@ pub async fn snapshot(
     State(asking): State<Asking>,
     name: Named,
     body: Body,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<Disk>, Problem> {
     let order: SnapshotOrder = parse(read(body).await?)?;
     let command = Command::Snapshot(order);
     asking.ask(Some(name.name()?), command).await.map(Json)

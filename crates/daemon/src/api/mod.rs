@@ -11,8 +11,7 @@
 //! - `metrics` is what is counted (on `pages`), `live` what goes on right now, `page` shows that in a
 //!   browser, and `web` is what can be had by TCP, `remote` by TLS;
 //! - `rights` says who may do what;
-//! - `problem` is how errors look (RFC 9457), `tag` how two versions of a disk are told apart;
-//! - `schema` describes in JSON Schema what is defined elsewhere.
+//! - `problem` is how errors look (RFC 9457), `tag` how two versions of a disk are told apart.
 
 mod backup;
 mod bitmaps;
@@ -31,7 +30,6 @@ mod problem;
 mod remote;
 mod request;
 mod rights;
-mod schema;
 mod server;
 mod snapshots;
 mod state;

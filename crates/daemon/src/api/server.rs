@@ -4,12 +4,12 @@ use super::problem::Problem;
 use super::request::{parse_any, read};
 use super::state::Asking;
 use crate::command::Command;
+use crate::reply::{Done, Successor};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::path::PathBuf;
 use utoipa::ToSchema;
 
@@ -41,7 +41,7 @@ pub async fn show() -> Json<Server> {
 #[utoipa::path(post, path = "/v1/server/quit", tag = "server", operation_id = "quit",
     responses((status = 202, description = "The server is stopping")))]
 pub async fn quit(State(asking): State<Asking>) -> Result<StatusCode, Problem> {
-    asking.ask(None, Command::Quit).await?;
+    let _: Done = asking.ask(None, Command::Quit).await?;
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -60,36 +60,6 @@ pub struct Binary {
     disconnect: bool,
 }
 
-/// The new server process after an upgrade.
-#[derive(Serialize, ToSchema)]
-#[allow(dead_code, reason = "it describes an answer")]
-pub struct Successor {
-    /// Process ID of the new process.
-    pid: u32,
-    /// Time for which virtqueues were stopped, in milliseconds. For a server with tenants: the longest of the tenants'
-    /// times.
-    pause_ms: f64,
-    /// Results of the tenants' upgrades, by tenant. Absent if the server has no tenants.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tenants: Option<Vec<TenantSuccessor>>,
-}
-
-/// The process of a tenant after an upgrade of the server.
-#[derive(Serialize, ToSchema)]
-#[allow(dead_code, reason = "it describes an answer")]
-pub struct TenantSuccessor {
-    /// Name of the tenant.
-    tenant: String,
-    /// Process ID of the tenant's process. Null if the process is being started.
-    pid: Option<u32>,
-    /// Time for which the tenant's virtqueues were stopped, in milliseconds. Absent if the handover failed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pause_ms: Option<f64>,
-    /// Why the tenant keeps its old process, or has a new process without a handover. Absent if the handover succeeded.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    problem: Option<String>,
-}
-
 /// Replace the server by a new process
 ///
 /// Starts a new process, hands all disks over to it and ends. Virtual machines stay connected; their requests
@@ -104,7 +74,7 @@ pub struct TenantSuccessor {
             description = "A disk or a client cannot be handed over"),
         (status = 422, body = Problem, content_type = "application/problem+json",
             description = "The new process failed to take over; the server continues")))]
-pub async fn upgrade(State(asking): State<Asking>, body: Body) -> Result<Json<Value>, Problem> {
+pub async fn upgrade(State(asking): State<Asking>, body: Body) -> Result<Json<Successor>, Problem> {
     let Binary { binary, disconnect } = parse_any(read(body).await?)?;
     asking
         .ask(None, Command::Upgrade { binary, disconnect })

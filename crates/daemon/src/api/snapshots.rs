@@ -7,13 +7,12 @@ use crate::command::{Command, SnapshotsOrder};
 use crate::info::Snapshots;
 use axum::Json;
 use axum::extract::State;
-use serde_json::Value;
 
 async fn order(
     asking: &Asking,
     name: &Named,
     order: SnapshotsOrder,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<Snapshots>, Problem> {
     let command = Command::Snapshots(order);
     asking.ask(Some(name.name()?), command).await.map(Json)
 }
@@ -32,7 +31,7 @@ async fn order(
         (status = 422, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
-pub async fn list(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+pub async fn list(State(asking): State<Asking>, name: Named) -> Result<Json<Snapshots>, Problem> {
     order(&asking, &name, SnapshotsOrder::List).await
 }
 
@@ -53,7 +52,7 @@ pub async fn list(State(asking): State<Asking>, name: Named) -> Result<Json<Valu
             description = "A snapshot of that name exists, or no space is left"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
-pub async fn take(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+pub async fn take(State(asking): State<Asking>, name: Named) -> Result<Json<Snapshots>, Problem> {
     let snapshot = name.get("snapshot")?.into();
     order(&asking, &name, SnapshotsOrder::Take { snapshot }).await
 }
@@ -75,7 +74,7 @@ pub async fn take(State(asking): State<Asking>, name: Named) -> Result<Json<Valu
             description = "No such snapshot, or it cannot be deleted"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
-pub async fn delete(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+pub async fn delete(State(asking): State<Asking>, name: Named) -> Result<Json<Snapshots>, Problem> {
     let snapshot = name.get("snapshot")?.into();
     order(&asking, &name, SnapshotsOrder::Delete { snapshot }).await
 }

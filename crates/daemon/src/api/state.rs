@@ -2,14 +2,14 @@
 
 use super::pages::Pages;
 use super::problem::Problem;
-use crate::answer::Answer;
 use crate::command::{Ask, Command};
 use crate::controller::{Controller, Step};
 use crate::events::Events;
 use crate::live::Listeners;
 use crate::mailbox::Post;
 use crate::metrics::Measures;
-use serde_json::Value;
+use crate::reply::{Answer, Reply};
+use fathom_control::RequestError;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 use utoipa::openapi::OpenApi;
@@ -53,12 +53,16 @@ impl Asking {
         &self.listeners
     }
 
-    /// Of a disk, or of the daemon.
-    pub async fn ask(&self, disk: Option<&str>, command: Command) -> Result<Value, Problem> {
-        self.try_to(disk, command).await?.map_err(Problem::from)
+    /// Sends a request about a disk, or about the server. `T`: the content of its reply.
+    pub async fn ask<T>(&self, disk: Option<&str>, command: Command) -> Result<T, Problem>
+    where
+        T: TryFrom<Reply, Error = RequestError>,
+    {
+        let answer = self.try_to(disk, command).await?;
+        Ok(answer.and_then(T::try_from)?)
     }
 
-    /// The same, for who goes by the reason of a refusal.
+    /// The same, for a caller that needs the kind of an error.
     pub async fn try_to(&self, disk: Option<&str>, command: Command) -> Result<Answer, Problem> {
         let ask = Ask {
             disk: disk.map(str::to_owned),

@@ -1,8 +1,8 @@
 //! Makes disks persistent.
 
 use super::Controller;
-use crate::answer::Asker;
 use crate::files::{Reread, reread};
+use crate::reply::Asker;
 use fathom_control::{ErrorKind, Owner, Request};
 use fathom_units::cause;
 

@@ -1,15 +1,13 @@
 //! Starts the operations that the registry wants, and reports their ends to it.
 
 use super::Controller;
-use crate::answer::{Answer, Asker};
 use crate::command::Command;
+use crate::reply::{Asker, Filter, Reply, Shown, Size, Statistics};
 use fathom_control::{
-    Done, Effect, ErrorKind, Event, HostRequest, Level, Owner, Reply, Request, RequestError,
-    RequestId, Slot,
+    Done, Effect, ErrorKind, Event, HostRequest, Level, Owner, Request, RequestError, RequestId,
+    Slot,
 };
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use fathom_spec::DiskSpec;
 use std::time::Instant;
 
 impl Controller {
@@ -100,10 +98,9 @@ impl Controller {
         };
         let command = command_of(&request);
         self.then(name, command, move |controller, answer| {
-            controller.note_shown(&disk, &request, &answer);
-            let is_done = answer.is_ok();
-            let outcome = answer.and_then(|value| done_of(&request, value));
             let is_switch = matches!(request, HostRequest::BeginSwitch { .. });
+            let is_done = answer.is_ok();
+            let outcome = answer.and_then(|reply| controller.done_of(&disk, &request, reply));
             if is_switch && is_done && outcome.is_err() {
                 // (Users wait.)
                 controller.give_up_switch(&disk);
@@ -116,15 +113,46 @@ impl Controller {
         });
     }
 
+    /// Reads the host's reply.
+    fn done_of(
+        &mut self,
+        disk: &str,
+        request: &HostRequest,
+        reply: Reply,
+    ) -> Result<Done, RequestError> {
+        Ok(match request {
+            HostRequest::Put { .. } => {
+                let shown = Shown::try_from(reply)?;
+                let created = shown.created;
+                self.note_shown(disk, shown);
+                Done::Put { created }
+            }
+            HostRequest::Remove { .. } => {
+                Done::Removed(Box::new(Statistics::try_from(reply)?.summary))
+            }
+            HostRequest::SetFilter { .. } => Done::FilterSet(Filter::try_from(reply)?.info()),
+            HostRequest::Resize { .. } => Done::Resized(Size::try_from(reply)?.size),
+            HostRequest::BeginSwitch { .. } => {
+                Done::SwitchPrepared(Box::new(DiskSpec::try_from(reply)?))
+            }
+            HostRequest::EndSwitch { .. } => {
+                self.note_shown(disk, Shown::try_from(reply)?);
+                Done::Switched
+            }
+            HostRequest::ShowOptions => {
+                let shown = Shown::try_from(reply)?;
+                let options = Box::new(shown.options.clone());
+                self.note_shown(disk, shown);
+                Done::Options(options)
+            }
+        })
+    }
+
     /// Keeps how the host shows a disk that it has changed, for the reply to the request.
-    fn note_shown(&mut self, disk: &str, request: &HostRequest, answer: &Answer) {
-        let is_shown = matches!(
-            request,
-            HostRequest::Put { .. } | HostRequest::EndSwitch { .. } | HostRequest::ShowOptions
-        );
+    fn note_shown(&mut self, disk: &str, shown: Shown) {
         // (Nobody waits for what the server does by itself.)
-        if let (true, false, Ok(value)) = (is_shown, self.askers.is_empty(), answer) {
-            self.shown.insert(disk.to_owned(), value.clone());
+        if !self.askers.is_empty() {
+            self.shown.insert(disk.to_owned(), shown);
         }
     }
 
@@ -134,40 +162,42 @@ impl Controller {
     }
 
     /// Sends a reply to the asker.
-    fn reply(&mut self, disk: String, reply: Result<Reply, RequestError>, asker: Asker) {
+    fn reply(
+        &mut self,
+        disk: String,
+        reply: Result<fathom_control::Reply, RequestError>,
+        asker: Asker,
+    ) {
+        use fathom_control::Reply;
         let shown = self.shown.remove(&disk);
-        match reply {
-            Err(error) => asker(Err(error)),
-            Ok(Reply::Disk { created }) => {
-                let mut shown = shown.unwrap_or_default();
-                self.add_owner(&disk, &mut shown);
-                shown["created"] = created.into();
-                asker(Ok(shown));
+        let owner = |is_static: bool| is_static.then_some(Owner::Static);
+        asker(reply.and_then(|reply| {
+            match reply {
+                Reply::Disk { created } => match shown {
+                    Some(shown) => Ok(self.disk(Shown { created, ..shown }).into()),
+                    None => Err(ErrorKind::Failed.because(format!("disk '{disk}': not shown"))),
+                },
+                Reply::Removed {
+                    statistics,
+                    is_static,
+                } => Ok(Statistics {
+                    summary: *statistics,
+                    owner: owner(is_static),
+                }
+                .into()),
+                Reply::Filter { info, is_static } => Ok(Filter::new(info, owner(is_static)).into()),
+                Reply::Size { bytes, is_static } => Ok(Size {
+                    size: bytes,
+                    owner: owner(is_static),
+                }
+                .into()),
             }
-            Ok(Reply::Removed {
-                statistics,
-                is_static,
-            }) => asker(with_owner(&statistics, is_static)),
-            Ok(Reply::Filter { info, is_static }) => asker(with_owner(&info, is_static)),
-            Ok(Reply::Size { bytes, is_static }) => {
-                asker(with_owner(&json!({ "size": bytes }), is_static));
-            }
-        }
+        }));
     }
 }
 
 fn no_directory() -> String {
     "the server has no disks-dir".to_owned()
-}
-
-/// The content of a reply, with `owner` if the change lasts until the server restarts.
-fn with_owner(content: &impl Serialize, is_static: bool) -> Answer {
-    let mut value = serde_json::to_value(content)
-        .map_err(|error| ErrorKind::Failed.because(error.to_string()))?;
-    if is_static && let Some(members) = value.as_object_mut() {
-        members.insert("owner".into(), Owner::Static.name().into());
-    }
-    Ok(value)
 }
 
 fn command_of(request: &HostRequest) -> Command {
@@ -199,24 +229,4 @@ fn command_of(request: &HostRequest) -> Command {
         HostRequest::EndSwitch { go } => Command::EndSwitch { go },
         HostRequest::ShowOptions => Command::Show,
     }
-}
-
-/// Reads the host's reply.
-fn done_of(request: &HostRequest, mut value: Value) -> Result<Done, RequestError> {
-    Ok(match request {
-        HostRequest::Put { .. } => Done::Put {
-            created: value["created"] == true,
-        },
-        HostRequest::Remove { .. } => Done::Removed(read(value)?),
-        HostRequest::SetFilter { .. } => Done::FilterSet(read(value)?),
-        HostRequest::Resize { .. } => Done::Resized(read(value["size"].take())?),
-        HostRequest::BeginSwitch { .. } => Done::SwitchPrepared(read(value)?),
-        HostRequest::EndSwitch { .. } => Done::Switched,
-        HostRequest::ShowOptions => Done::Options(read(value["options"].take())?),
-    })
-}
-
-fn read<T: DeserializeOwned>(value: Value) -> Result<T, RequestError> {
-    let failed = |error| ErrorKind::Failed.because(format!("unexpected reply: {error}"));
-    serde_json::from_value(value).map_err(failed)
 }

@@ -4,31 +4,12 @@
 //! with its last.
 
 use super::Controller;
-use crate::answer::{Answer, Asker};
-use crate::command::Command;
+use crate::reply::{Answer, Asker, Shown, ThrottleGroup, ThrottleGroups};
 use fathom_control::RequestError;
-use fathom_stack::FilterInfo;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use utoipa::ToSchema;
 
 const THROTTLE: &str = "throttle";
 const GROUP: &str = "group";
-
-/// A throttle group: disks that share limits.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ThrottleGroup {
-    /// Name of the group.
-    pub name: String,
-    /// Tenant of the disks: each tenant has groups of its own. Absent if the server has no tenants.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tenant: Option<String>,
-    /// Names of the disks.
-    pub disks: BTreeSet<String>,
-    /// Limits that are not at their defaults, by option of the filter `throttle`.
-    pub options: BTreeMap<String, String>,
-}
 
 /// What becomes of a group's options; an empty value is the option's default.
 #[derive(Clone)]
@@ -51,8 +32,8 @@ struct Member {
 impl Controller {
     /// All groups.
     pub(super) fn list_groups(&mut self, asker: Asker) {
-        self.then(None, Command::List, |controller, answer| {
-            asker(answer.map(|list| tell(controller.members(&list))));
+        self.list_shown(|controller, shown| {
+            asker(shown.map(|disks| groups(controller.members(&disks)).into()));
         });
     }
 
@@ -66,23 +47,17 @@ impl Controller {
         asker: Asker,
     ) {
         let change = Change { options, temporary };
-        self.then(
-            None,
-            Command::List,
-            move |controller, answer| match answer {
-                Err(refusal) => asker(Err(refusal)),
-                Ok(list) => {
-                    let all = controller.members(&list).into_iter();
-                    let (members, others): (Vec<_>, _) = all.partition(|one| one.group == name);
-                    match members.is_empty() {
-                        true => asker(Err(unknown(&name, others))),
-                        false => {
-                            controller.set_next(members.into(), Vec::new(), name, change, asker)
-                        }
-                    }
+        self.list_shown(move |controller, shown| match shown {
+            Err(refusal) => asker(Err(refusal)),
+            Ok(disks) => {
+                let all = controller.members(&disks).into_iter();
+                let (members, others): (Vec<_>, _) = all.partition(|one| one.group == name);
+                match members.is_empty() {
+                    true => asker(Err(unknown(&name, others))),
+                    false => controller.set_next(members.into(), Vec::new(), name, change, asker),
                 }
-            },
-        );
+            }
+        });
     }
 
     /// The next disk of a group, after those that are `done`; when there is none, the group as it is now.
@@ -96,12 +71,12 @@ impl Controller {
         asker: Asker,
     ) {
         let Some(Member { disk, filter, .. }) = left.pop_front() else {
-            return self.then(None, Command::List, move |controller, answer| {
-                let of_it = |list| {
-                    let members = controller.members(&list).into_iter();
-                    tell(members.filter(|member| member.group == group))
+            return self.list_shown(move |controller, shown| {
+                let of_it = |disks: Vec<_>| {
+                    let members = controller.members(&disks).into_iter();
+                    groups(members.filter(|member| member.group == group)).into()
                 };
-                asker(answer.map(of_it));
+                asker(shown.map(of_it));
             });
         };
         let Change { options, temporary } = change.clone();
@@ -126,25 +101,26 @@ impl Controller {
         self.set_filter(name, filter, options, temporary, next);
     }
 
-    /// The filters that are in groups, of a list of disks.
-    fn members(&self, list: &Value) -> Vec<Member> {
-        let disks = list["disks"].as_array().into_iter().flatten();
-        disks.flat_map(|disk| self.members_of(disk)).collect()
+    /// The filters that are in groups.
+    fn members(&self, disks: &[Shown]) -> Vec<Member> {
+        disks
+            .iter()
+            .flat_map(|disk| self.members_of(disk))
+            .collect()
     }
 
-    fn members_of(&self, disk: &Value) -> Vec<Member> {
-        let name = disk["state"]["name"].as_str().unwrap_or_default();
-        let tenant = match (self.settings.tenants.0, disk["options"]["tenant"].as_str()) {
-            (true, tenant) => Some(tenant.unwrap_or(name).to_owned()),
-            (false, _) => None,
-        };
-        let filters = disk["state"]["filters"].as_array().into_iter().flatten();
-        let filters = filters.filter_map(|filter| FilterInfo::deserialize(filter).ok());
-        let throttles = filters.filter(|filter| filter.name == THROTTLE);
+    fn members_of(&self, disk: &Shown) -> Vec<Member> {
+        let name = &disk.options.name;
+        let tenant = self.settings.tenants.0.then(|| {
+            let tenant = disk.options.tenant.as_ref();
+            tenant.unwrap_or(name).clone()
+        });
+        let filters = disk.state.filters.iter();
+        let throttles = filters.filter(|filter| filter.name == THROTTLE).cloned();
         let members = throttles.enumerate().filter_map(|(index, mut throttle)| {
             Some(Member {
                 group: throttle.options.remove(GROUP)?,
-                disk: name.to_owned(),
+                disk: name.clone(),
                 tenant: tenant.clone(),
                 filter: format!("{THROTTLE}#{}", index + 1),
                 options: throttle.options,
@@ -154,8 +130,8 @@ impl Controller {
     }
 }
 
-/// `{"groups": [a ThrottleGroup, ...]}`, by name and tenant.
-fn tell(members: impl IntoIterator<Item = Member>) -> Value {
+/// The groups of these filters, by name and tenant.
+fn groups(members: impl IntoIterator<Item = Member>) -> ThrottleGroups {
     let mut groups = BTreeMap::<_, ThrottleGroup>::new();
     for Member {
         disk,
@@ -174,8 +150,9 @@ fn tell(members: impl IntoIterator<Item = Member>) -> Value {
         });
         known.disks.insert(disk);
     }
-    let groups: Vec<_> = groups.into_values().collect();
-    json!({ "groups": groups })
+    ThrottleGroups {
+        groups: groups.into_values().collect(),
+    }
 }
 
 fn unknown(name: &str, others: Vec<Member>) -> RequestError {

@@ -1,11 +1,11 @@
 //! A server that goes on in another process.
 
 use super::{Controller, registry_settings};
-use crate::answer::Asker;
 use crate::error::Error;
 use crate::files::KeptDisks;
 use crate::handover::{Estate, Given};
 use crate::host::Host;
+use crate::reply::Asker;
 use fathom_control::{Definition, Definitions, ErrorKind, Registry, RequestError};
 use fathom_units::cause;
 use std::collections::BTreeMap;

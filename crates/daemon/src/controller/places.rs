@@ -14,5 +14,5 @@ pub(super) fn places(disks: &[DiskOptions]) -> BTreeMap<String, String> {
 
 /// The definitions of these disks.
 pub(super) fn specs(disks: &[DiskOptions]) -> impl Iterator<Item = &DiskSpec> {
-    disks.iter().filter_map(|disk| disk.table.as_deref())
+    disks.iter().map(|disk| &*disk.spec)
 }

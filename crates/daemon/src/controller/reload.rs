@@ -127,9 +127,6 @@ pub fn one_definition_each(
     disks_dir: Option<&Path>,
 ) -> Vec<DiskOptions> {
     let known = without_conflicts(specs(disks), found, disks_dir);
-    let is_known = |disk: &&DiskOptions| match &disk.table {
-        Some(spec) => known.contains(&&**spec),
-        None => true,
-    };
+    let is_known = |disk: &&DiskOptions| known.contains(&&*disk.spec);
     disks.iter().filter(is_known).cloned().collect()
 }

@@ -1,6 +1,6 @@
 //! Who waits for something that may take long, and for how long he does.
 
-use crate::answer::Asker;
+use crate::reply::Asker;
 use fathom_control::ErrorKind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

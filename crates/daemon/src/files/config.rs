@@ -285,10 +285,9 @@ mod tests {
         assert_eq!(disk.nbd, None);
         assert!(options.nbd.is_none());
         // All else is as on the command line.
-        let plain = DiskOptions::new(Description::new(null()));
-        assert_eq!(disk.queues, plain.queues);
+        assert_eq!(disk.queues, fathom_spec::DEFAULT_QUEUES);
         let told = |disk: &Description| (disk.iothreads, disk.discard, disk.cache);
-        assert_eq!(told(&disk.disk), told(&plain.disk));
+        assert_eq!(told(&disk.disk), told(&Description::new(null())));
     }
 
     #[test]

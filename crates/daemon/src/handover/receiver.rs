@@ -151,7 +151,7 @@ fn prepare(
     }
     // (What the configuration said when a predecessor without them read it is not known.)
     let listed = options.disks.iter();
-    let listed = listed.filter_map(|disk| disk.table.as_deref().cloned());
+    let listed = listed.map(|disk| (*disk.spec).clone());
     let definitions = state.definitions.unwrap_or_else(|| Definitions {
         declared: listed.map(|spec| (spec.name.clone(), spec)).collect(),
         ..Definitions::default()

@@ -2,7 +2,7 @@
 
 use super::changes::{Next, Over};
 use super::freeze::Waiting;
-use crate::answer::Asker;
+use crate::reply::Asker;
 use fathom_control::{ErrorKind, RequestError, changing_disk};
 use std::collections::BTreeMap;
 use std::sync::mpsc::SyncSender;

@@ -27,7 +27,6 @@ use super::changes::{self, Event, Leaving, Over};
 use super::disk::{Common, Served};
 use super::nbd::Nbd;
 use super::tracer::Tracer;
-use crate::answer::{Answer, Asker};
 use crate::command::{Ask, Command};
 use crate::error::Error;
 use crate::handover::Estate;
@@ -36,13 +35,12 @@ use crate::info::Info;
 use crate::mailbox::Mailbox;
 use crate::metrics::{Measured, ProcessInfo};
 use crate::options::ServeOptions;
+use crate::reply::{Answer, Asker, Shown, SlowRequests, TraceState};
 use crate::stop_timeout::StopTimeout;
 use fathom_control::{ErrorKind, RequestError, version_of};
 use fathom_exports::Listener;
 use fathom_spec::check_path;
 use fathom_stack::Pools;
-use serde::Serialize;
-use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -134,22 +132,20 @@ impl Objects {
     fn take_in(&mut self, event: Event) {
         match event {
             Event::Opened(name, opened) => self.take_in_opened(&name, opened),
-            Event::Closed(name, summary) => self.take_in_closed(&name, &summary),
+            Event::Closed(name, summary) => self.take_in_closed(&name, *summary),
             Event::Resized(name, resized) => self.take_in_resized(&name, resized),
             Event::SizeSeen(name) => self.activities.note_size(&name),
             Event::Frozen(name, frozen) => self.take_in_frozen(&name, *frozen),
             Event::Thawed(name) => self.take_in_thawed(&name),
             Event::Remade(name, remade) => self.take_in_remade(&name, remade),
             Event::BackupBegun(name, begun) => self.take_in_backup(&name, *begun),
-            Event::BackupEnded(name, info) => self.take_in_ended_backup(&name, &info),
+            Event::BackupEnded(name, info) => self.take_in_ended_backup(&name, *info),
             Event::MirrorBegun(name, begun) => self.take_in_mirror(&name, *begun),
             Event::MirrorEnded(name, ended) => self.take_in_ended_mirror(&name, *ended),
             Event::StreamBegun(name, begun) => self.take_in_stream(&name, *begun),
             Event::JobOver(name) => *self.activities.job_over(&name) = Over::default(),
             Event::StreamEnded(name, ended) => self.take_in_ended_stream(&name, *ended),
-            Event::Switched(name, table, decision) => {
-                self.take_in_switched(&name, &table, decision)
-            }
+            Event::Switched(name, spec, decision) => self.take_in_switched(&name, *spec, decision),
             Event::BitmapsDone(name, done) => self.take_in_bitmaps(&name, done),
             Event::SnapshotsListed(name, listed) => self.take_in_snapshots(&name, listed),
         }
@@ -174,8 +170,7 @@ impl Objects {
             ) => return self.put(*options, named.as_ref(), &only_if, asker),
             (Command::List, None) => {
                 let disks = (0..self.disks.len()).map(|index| self.show(index));
-                let disks = disks.collect::<Result<Vec<_>, _>>();
-                disks.map(|disks| json!({ "disks": disks }))
+                Ok(disks.collect::<Vec<_>>().into())
             }
             (Command::Remove { force, only_if, .. }, Some(index)) => {
                 return self.remove(index, force, only_if, asker);
@@ -241,20 +236,24 @@ impl Objects {
         }
         let disk = &mut self.disks[index];
         match command {
-            Command::Stats => to_json(&disk.summary()),
-            Command::Slow => Ok(json!({ "requests": to_json(&disk.slow(MAX_SLOW))? })),
-            Command::Show => self.show(index),
+            Command::Stats => Ok(disk.summary().into()),
+            Command::Slow => {
+                let requests = disk.slow(MAX_SLOW);
+                Ok(SlowRequests { requests }.into())
+            }
+            Command::Show => Ok(self.show(index).into()),
             Command::GoOnWithBackup { id } => self.go_on_with_backup(index, &id),
             Command::Measure => {
                 let mut measured = self.measure(index, ProcessInfo::own());
                 // So that the reply is no longer for many workers than for one.
                 measured.counts.merge_histograms();
-                to_json(&measured)
+                Ok(measured.into())
             }
             Command::Trace { file } => {
                 let checked = file.as_deref().map_or(Ok(()), check_path);
                 checked.map_err(|text| ErrorKind::Invalid.because(text))?;
-                disk.switch_trace(file).map_err(failed)
+                disk.switch_trace(file.as_deref()).map_err(failed)?;
+                Ok(TraceState { trace: file }.into())
             }
             Command::Set {
                 filter, options, ..
@@ -306,16 +305,15 @@ impl Objects {
 
     /// The version that conditions of requests name.
     fn version(&self, index: usize) -> Result<String, RequestError> {
-        let options = to_json(&self.disks[index].table())?;
-        Ok(version_of(&options))
+        version_of(self.disks[index].spec())
     }
 
-    fn show(&self, index: usize) -> Answer {
-        let disk = &self.disks[index];
-        Ok(json!({
-            "options": to_json(&disk.table())?,
-            "state": self.info(index),
-        }))
+    fn show(&self, index: usize) -> Shown {
+        Shown {
+            options: self.disks[index].spec().clone(),
+            state: self.info(index),
+            created: false,
+        }
     }
 
     fn measure(&self, index: usize, process: ProcessInfo) -> Measured {
@@ -348,8 +346,4 @@ impl Objects {
             ..disk.info()
         }
     }
-}
-
-fn to_json(value: &impl Serialize) -> Answer {
-    serde_json::to_value(value).map_err(|error| ErrorKind::Failed.because(error.to_string()))
 }

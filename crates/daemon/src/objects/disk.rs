@@ -206,9 +206,9 @@ impl Served {
         self.moves.may_go().err().or(job)
     }
 
-    /// What it is served by, if it was written.
-    pub fn table(&self) -> Option<&DiskSpec> {
-        self.options.table.as_deref()
+    /// The options that the disk is served with, without options at their defaults.
+    pub fn spec(&self) -> &DiskSpec {
+        &self.options.spec
     }
 
     pub fn name(&self) -> &str {
@@ -488,9 +488,7 @@ impl Served {
         options: &BTreeMap<String, String>,
     ) -> Result<FilterInfo, String> {
         let info = self.stack.filters.set(at, options.clone())?;
-        if let Some(table) = &mut self.options.table {
-            table.set_filter(at, options);
-        }
+        self.options.spec.set_filter(at, options);
         let disk = self.name().to_owned();
         self.events.tell(Happened::Changed { disk });
         Ok(info)
@@ -538,9 +536,7 @@ impl Served {
             tracing::info!("{disk}: resized to {}", Size(size));
             if let Some(location) = disk.with_size(size) {
                 self.options.disk.location = location.clone();
-                if let Some(table) = &mut self.options.table {
-                    table.image = location;
-                }
+                self.options.spec.image = location;
             }
         }
         if let Some(export) = self.vhost_user.as_ref().map(Serving::export)

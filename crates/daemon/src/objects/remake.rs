@@ -315,15 +315,15 @@ impl Remake {
     /// written it down by then. Nothing has been changed in the new image yet. Returns why the old image could not be
     /// marked.
     fn decide(&self, disk: &Served, post: &Post<Event>) -> Result<Option<String>, String> {
-        let (Some(_), Some(table)) = (self.also.switch(), &self.options.table) else {
+        if self.also.switch().is_none() {
             return Ok(None);
-        };
+        }
         // (Where nobody has it yet, it would be found out too late that it cannot be used.)
         let _in_use = disk.try_to_use()?;
         let marks = Marks::set(&self.old, disk, self.definition.clone())?;
         let (decide, decision) = sync_channel(1);
         let name = self.options.name.clone();
-        post.send(Event::Switched(name, table.clone(), decide));
+        post.send(Event::Switched(name, self.options.spec.clone(), decide));
         match decision.recv() {
             Ok(true) => Ok(marks.finish()),
             Ok(false) => {

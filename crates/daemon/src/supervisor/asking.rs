@@ -3,12 +3,12 @@
 use super::listing::Told;
 use super::permits::Permits;
 use super::process::Process;
-use super::tenant::{Asked, Disk, MARGIN, Tenant, What, nothing_done, to_log};
+use super::tenant::{Asked, Disk, MARGIN, Tenant, What, no_statistics, to_log};
 use super::{Listing, Tenants, reply};
-use crate::answer::Asker;
 use crate::command::{Ask, Command};
 use crate::link::ToTenant;
 use crate::options::DiskOptions;
+use crate::reply::{Asker, Reply, Shown};
 use crate::socket;
 use fathom_control::{ErrorKind, RequestError, version_of};
 use fathom_exports::Listener;
@@ -16,7 +16,6 @@ use fathom_spec::SocketSpec;
 use fathom_spec::{DiskSpec, check_name};
 use fathom_stack::position_of_filter;
 use fathom_units::cause;
-use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,8 +28,11 @@ impl Tenants {
         let asked = match (&ask.command, &ask.disk) {
             (Command::Put { .. }, None) => return self.put(ask, asker),
             (Command::List, None) => {
-                let told = Box::new(|disks| asker(Ok(json!({ "disks": disks }))));
-                return self.ask_all(Command::Show, told);
+                let told = |replies: Vec<Reply>| {
+                    let shown = replies.into_iter().filter_map(|one| one.try_into().ok());
+                    asker(Ok(shown.collect::<Vec<Shown>>().into()));
+                };
+                return self.ask_all(Command::Show, Box::new(told));
             }
             (Command::Remove { .. }, Some(name)) => {
                 self.ask_about(name.clone(), What::Removed, ask, asker)
@@ -104,15 +106,16 @@ impl Tenants {
         }
         let is_nowhere = tenant.process.is_none() && tenant.replacement.is_none();
         if what == What::Removed && is_nowhere {
-            let options = tenant.disk(&name).map(|disk| json!(disk.table));
-            let version = options.as_ref().map(version_of);
-            if let Command::Remove { only_if, .. } = &ask.command
-                && let Err(refusal) = only_if.check(&name, version.as_deref())
-            {
+            let version = tenant.disk(&name).map(|disk| version_of(&disk.table));
+            let checked = version.transpose().and_then(|version| match &ask.command {
+                Command::Remove { only_if, .. } => only_if.check(&name, version.as_deref()),
+                _ => Ok(()),
+            });
+            if let Err(refusal) = checked {
                 return Err((refusal, asker));
             }
             self.forget(&name);
-            asker(nothing_done());
+            asker(Ok(no_statistics()));
             return Ok(());
         }
         let at = Instant::now();
@@ -167,7 +170,7 @@ impl Tenants {
             table: table.clone(),
             listener,
             is_there: false,
-            shown: Value::Null,
+            shown: None,
         };
         if let Some(tenant) = self.all.get_mut(&name) {
             if disk.connects() && !tenant.connects() {
@@ -282,11 +285,11 @@ impl Tenants {
             }
             (What::Removed, Err(_)) | (What::Other, _) => {}
         }
-        if let (Ok(value), Some(disk)) =
+        if let (Ok(reply), Some(disk)) =
             (&answer, self.tenant_of(&name).and_then(|t| t.disk(&name)))
         {
             disk.is_there = true;
-            note(disk, ask.command, value);
+            note(disk, ask.command, reply);
         }
         asker(answer);
     }
@@ -342,8 +345,8 @@ impl Tenants {
         let names: Vec<_> = self.disks().map(|disk| disk.table.name.clone()).collect();
         for (index, name) in names.into_iter().enumerate() {
             let known = match command {
-                Command::Show => self.shown(&name),
-                _ => Value::Null,
+                Command::Show => self.shown(&name).map(Reply::from),
+                _ => None,
             };
             let place = listing.place(index, known);
             let ask = Ask {
@@ -357,9 +360,9 @@ impl Tenants {
         self.listings.push(listing);
     }
 
-    fn shown(&mut self, name: &str) -> Value {
+    fn shown(&mut self, name: &str) -> Option<Shown> {
         let disk = self.tenant_of(name).and_then(|tenant| tenant.disk(name));
-        disk.map_or(Value::Null, |disk| disk.shown.clone())
+        disk.and_then(|disk| disk.shown.clone())
     }
 }
 
@@ -371,13 +374,14 @@ fn put(table: DiskSpec) -> Ask {
 }
 
 /// What the disk is served by from now on, and how it is shown.
-fn note(disk: &mut Disk, done: Command, answer: &Value) {
+fn note(disk: &mut Disk, done: Command, reply: &Reply) {
+    if let Reply::Shown(shown) = reply {
+        disk.shown = Some((**shown).clone());
+    }
     match done {
         Command::Put { options, .. } => {
             disk.table = options.without_defaults();
-            disk.shown = json!({"options": answer["options"], "state": answer["state"]});
         }
-        Command::Show => disk.shown = answer.clone(),
         Command::Set {
             filter, options, ..
         } => {
@@ -387,8 +391,9 @@ fn note(disk: &mut Disk, done: Command, answer: &Value) {
             }
         }
         Command::Resize { .. } => {
-            let size = answer["size"].as_u64();
-            if let Some(image) = size.and_then(|size| disk.table.image.with_size(size)) {
+            if let Reply::Size(now) = reply
+                && let Some(image) = disk.table.image.with_size(now.size)
+            {
                 disk.table.image = image;
             }
         }

@@ -1,15 +1,16 @@
 //! Answers of several that are put together.
 
-use crate::answer::{Answer, Asker};
-use serde_json::Value;
+use crate::reply::{Answer, Asker, Reply};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// In the order in which they were asked: what is known, and whether it was answered.
-type Places = Arc<Mutex<Vec<(Value, bool)>>>;
+type Places = Arc<Mutex<Vec<Place>>>;
+
+type Place = (Option<Reply>, bool);
 
 /// Takes what is known of all.
-pub type Told = Box<dyn FnOnce(Vec<Value>) + Send>;
+pub type Told = Box<dyn FnOnce(Vec<Reply>) + Send>;
 
 pub struct Listing {
     told: Option<Told>,
@@ -27,12 +28,12 @@ impl Listing {
     }
 
     /// The next one, who puts his answer in place of what was `known`; a refusal says nothing.
-    pub fn place(&self, index: usize, known: Value) -> Asker {
+    pub fn place(&self, index: usize, known: Option<Reply>) -> Asker {
         let places = self.places.clone();
         lock(&places).push((known, false));
         Box::new(move |answer: Answer| {
             if let Some(place) = lock(&places).get_mut(index) {
-                *place = (answer.unwrap_or_else(|_| place.0.take()), true);
+                *place = (answer.ok().or_else(|| place.0.take()), true);
             }
         })
     }
@@ -43,14 +44,14 @@ impl Listing {
         if now < self.until && !places.iter().all(|(_, is_answered)| *is_answered) {
             return false;
         }
-        let known = places.iter_mut().map(|(value, _)| value.take());
+        let known = places.iter_mut().filter_map(|(reply, _)| reply.take());
         if let Some(told) = self.told.take() {
-            told(known.filter(|value| !value.is_null()).collect());
+            told(known.collect());
         }
         true
     }
 }
 
-fn lock(places: &Places) -> std::sync::MutexGuard<'_, Vec<(Value, bool)>> {
+fn lock(places: &Places) -> std::sync::MutexGuard<'_, Vec<Place>> {
     places.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,20 +4,19 @@
 //! sizes from its own records and from what it asked, and all texts are made safe to show.
 
 use super::log::shown;
-use crate::answer::Answer;
 use crate::command::Command;
 use crate::info::{BackupInfo, Bitmaps, Info, MirrorInfo, Snapshots, StreamInfo, TenantLimits};
 use crate::link::FromTenant;
 use crate::metrics::Sent;
+use crate::reply::{Answer, Filter, Frozen, Reply, Shown, Size, SlowRequests, TraceState};
 use crate::untrusted::clean;
 use fathom_control::SwitchTo;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_spec::DiskSpec;
 use fathom_stack::FilterInfo;
-use fathom_trace::{SlowRequest, Summary};
+use fathom_trace::Summary;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
 /// Most requests in a list of slow ones.
 const MAX_SLOW: usize = 256;
@@ -60,23 +59,9 @@ pub fn refuse(command: &Command, name: &str) -> Result<(), RequestError> {
     }
 }
 
+/// What is read of a disk as a tenant's process shows it.
 #[derive(Serialize, Deserialize)]
-struct Slow {
-    requests: Vec<SlowRequest>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Frozen {
-    frozen: bool,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Resized {
-    size: u64,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Shown {
+struct State {
     state: Info,
 }
 
@@ -85,14 +70,19 @@ struct Shown {
 pub fn read(command: &Command, is_new: bool, known: &Known<'_>, message: Vec<u8>) -> Answer {
     let text = &message[..];
     match command {
-        Command::Stats | Command::Remove { .. } => typed(known, text, plain::<Summary>),
-        Command::Slow => typed(known, text, |mut slow: Slow| {
+        Command::Stats | Command::Remove { .. } => typed::<Summary>(known, text, plain),
+        Command::Slow => typed(known, text, |mut slow: SlowRequests| {
             slow.requests.truncate(MAX_SLOW);
             plain(slow)
         }),
         Command::Measure => measured(known, message),
-        Command::Trace { file } => typed(known, text, |_: IgnoredAny| Ok(json!({ "trace": file }))),
-        Command::Resize { size, .. } => typed(known, text, |resized: Resized| {
+        Command::Trace { file } => parse::<IgnoredAny>(known, text).map(|_| {
+            TraceState {
+                trace: file.clone(),
+            }
+            .into()
+        }),
+        Command::Resize { size, .. } => typed(known, text, |resized: Size| {
             let is_sized = known
                 .table
                 .is_some_and(|table| table.image.with_size(1 << 20).is_some());
@@ -105,22 +95,24 @@ pub fn read(command: &Command, is_new: bool, known: &Known<'_>, message: Vec<u8>
                 false => Err(format!("{} unexpected bytes", resized.size)),
             }
         }),
-        Command::Freeze { .. } | Command::Thaw => typed(known, text, plain::<Frozen>),
-        Command::Set { .. } => typed(known, text, plain::<FilterInfo>),
-        Command::Bitmaps(_) => typed(known, text, plain::<Bitmaps>),
-        Command::Snapshots(_) => typed(known, text, plain::<Snapshots>),
+        Command::Freeze { .. } | Command::Thaw => typed::<Frozen>(known, text, plain),
+        Command::Set { .. } => typed(known, text, |info: FilterInfo| {
+            Ok(Filter::new(info, None).into())
+        }),
+        Command::Bitmaps(_) => typed::<Bitmaps>(known, text, plain),
+        Command::Snapshots(_) => typed::<Snapshots>(known, text, plain),
         Command::EndBackup { .. } | Command::GoOnWithBackup { .. } => {
-            typed(known, text, plain::<BackupInfo>)
+            typed::<BackupInfo>(known, text, plain)
         }
-        Command::EndMirror { .. } => typed(known, text, plain::<MirrorInfo>),
-        Command::EndStream => typed(known, text, plain::<StreamInfo>),
-        Command::Show => typed(known, text, |shown: Shown| disk(known, known.table, shown)),
+        Command::EndMirror { .. } => typed::<MirrorInfo>(known, text, plain),
+        Command::EndStream => typed::<StreamInfo>(known, text, plain),
+        Command::Show => typed(known, text, |said: State| {
+            disk(known, known.table, said, false)
+        }),
         Command::Put { options, .. } => {
             let table = (**options).clone().without_defaults();
-            typed(known, text, |shown: Shown| {
-                let mut shown = disk(known, Some(&table), shown)?;
-                shown["created"] = is_new.into();
-                Ok(shown)
+            typed(known, text, |said: State| {
+                disk(known, Some(&table), said, is_new)
             })
         }
         Command::BeginBackup { .. }
@@ -142,45 +134,62 @@ pub fn read(command: &Command, is_new: bool, known: &Known<'_>, message: Vec<u8>
     }
 }
 
-/// Reads a reply with a `T`, of which `convert` makes what the caller gets.
-fn typed<T: DeserializeOwned>(
+/// Reads a reply with a `T`, whose texts are made safe to show, and of which `convert` makes what the caller gets.
+fn typed<T: Serialize + DeserializeOwned>(
     known: &Known<'_>,
     message: &[u8],
-    convert: impl FnOnce(T) -> Result<Value, String>,
+    convert: impl FnOnce(T) -> Result<Reply, String>,
 ) -> Answer {
-    let unusable = |problem: &str| {
-        let name = known.name;
-        let problem = shown(problem);
-        ErrorKind::Failed.because(format!(
-            "disk '{name}': the disk's process sent a malformed reply: {problem}"
-        ))
-    };
+    let content = cleaned(parse::<T>(known, message)?).and_then(convert);
+    content.map_err(|problem| malformed(known, &problem))
+}
+
+/// Reads a reply with a `T`.
+fn parse<T: DeserializeOwned>(known: &Known<'_>, message: &[u8]) -> Result<T, RequestError> {
     let message = serde_json::from_slice::<FromTenant<T>>(message);
-    match message.map_err(|error| unusable(&error.to_string()))? {
+    match message.map_err(|error| malformed(known, &error.to_string()))? {
         FromTenant::Answer {
             answer: Ok(content),
             ..
-        } => {
-            let mut value = convert(content).map_err(|problem| unusable(&problem))?;
-            clean(&mut value);
-            Ok(value)
-        }
+        } => Ok(content),
         FromTenant::Answer {
             answer: Err(RequestError { kind, text }),
             ..
         } => Err(kind.because(shown(&text))),
-        _ => Err(unusable("not a reply")),
+        _ => Err(malformed(known, "not a reply")),
     }
 }
 
-fn plain<T: Serialize>(content: T) -> Result<Value, String> {
-    serde_json::to_value(content).map_err(|error| error.to_string())
+/// Makes the texts of a reply safe to show.
+fn cleaned<T: Serialize + DeserializeOwned>(content: T) -> Result<T, String> {
+    let value = serde_json::to_value(content).map(|mut value| {
+        clean(&mut value);
+        value
+    });
+    let content = value.and_then(serde_json::from_value);
+    content.map_err(|error| error.to_string())
+}
+
+fn malformed(known: &Known<'_>, problem: &str) -> RequestError {
+    let (name, problem) = (known.name, shown(problem));
+    ErrorKind::Failed.because(format!(
+        "disk '{name}': the disk's process sent a malformed reply: {problem}"
+    ))
+}
+
+fn plain<T: Into<Reply>>(content: T) -> Result<Reply, String> {
+    Ok(content.into())
 }
 
 /// A disk as it is shown, `table` being its options.
-fn disk(known: &Known<'_>, table: Option<&DiskSpec>, shown: Shown) -> Result<Value, String> {
+fn disk(
+    known: &Known<'_>,
+    table: Option<&DiskSpec>,
+    said: State,
+    created: bool,
+) -> Result<Reply, String> {
     let table = table.ok_or("no such disk in the tenant's process")?;
-    let said = shown.state;
+    let said = said.state;
     let state = Info {
         name: known.name.to_owned(),
         pid: known.pid,
@@ -196,26 +205,33 @@ fn disk(known: &Known<'_>, table: Option<&DiskSpec>, shown: Shown) -> Result<Val
         stream: None,
         ..said
     };
-    let options = plain(table)?;
-    Ok(json!({ "options": options, "state": plain(state)? }))
+    let options = table.clone();
+    Ok(Shown {
+        options,
+        state,
+        created,
+    }
+    .into())
 }
 
 /// Measurements are many, so they are read by a thread that nobody waits for.
 fn measured(known: &Known<'_>, message: Vec<u8>) -> Answer {
-    typed(known, &message, |_: IgnoredAny| Ok(Value::Null))?;
-    let failed = |error: String| ErrorKind::Failed.because(error);
-    let sent = Sent {
+    parse::<IgnoredAny>(known, &message)?;
+    let message = String::from_utf8(message);
+    let message = message.map_err(|error| ErrorKind::Failed.because(error.to_string()))?;
+    Ok(Sent {
         name: known.name.to_owned(),
         pid: known.pid,
-        message: String::from_utf8(message).map_err(|error| failed(error.to_string()))?,
-    };
-    plain(sent).map_err(failed)
+        message,
+    }
+    .into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::metrics::Measured;
+    use serde_json::{Value, json};
 
     fn table() -> DiskSpec {
         let text =
@@ -223,7 +239,12 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    fn read_as(command: &Command, is_new: bool, content: Value) -> Answer {
+    /// Reads the reply as it is sent on.
+    fn read_as(command: &Command, is_new: bool, content: Value) -> Result<Value, RequestError> {
+        read_reply(command, is_new, content).map(|reply| serde_json::to_value(reply).unwrap())
+    }
+
+    fn read_reply(command: &Command, is_new: bool, content: Value) -> Answer {
         let table = table();
         let known = Known {
             name: "a",
@@ -324,7 +345,8 @@ mod tests {
         let put = Command::put(table());
         for created in [true, false] {
             let lie = json!({"options": {}, "state": state(), "created": !created});
-            assert_eq!(read_as(&put, created, lie).unwrap()["created"], created);
+            let shown = Shown::try_from(read_reply(&put, created, lie).unwrap()).unwrap();
+            assert_eq!(shown.created, created);
         }
         assert!(read_as(&Command::Show, false, shown).is_ok());
     }

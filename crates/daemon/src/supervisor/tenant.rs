@@ -5,10 +5,10 @@ use super::log::shown;
 use super::permits::Permits;
 use super::process::Process;
 use super::reply::{self, Known};
-use crate::answer::{Answer, Asker};
 use crate::command::{Ask, Command};
 use crate::link::{FromTenant, ToTenant};
 use crate::objects::Outcome;
+use crate::reply::{Answer, Asker, Reply, Shown};
 use crate::users::User;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_exports::Listener;
@@ -16,7 +16,6 @@ use fathom_spec::DiskSpec;
 use fathom_trace::Summary;
 use fathom_units::cause;
 use serde::de::IgnoredAny;
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -43,7 +42,7 @@ pub struct Disk {
     /// The process has it.
     pub is_there: bool,
     /// How it was last shown.
-    pub shown: Value,
+    pub shown: Option<Shown>,
 }
 
 /// What it was asked, and not answered yet.
@@ -390,7 +389,7 @@ impl Tenant {
                 self.disks.retain(|disk| disk.table.name != name);
             }
             (asked.asker)(match asked.what {
-                What::Removed => nothing_done(),
+                What::Removed => Ok(no_statistics()),
                 _ => Err(gone(&asked.ask)),
             });
         }
@@ -462,10 +461,9 @@ impl Tenant {
     }
 }
 
-/// The last of a disk that went with its process: nobody knows what it has done.
-pub fn nothing_done() -> Answer {
-    let none = serde_json::to_value(Summary::default());
-    none.map_err(|error| ErrorKind::Failed.because(error.to_string()))
+/// The last statistics of a disk whose process has ended: nobody knows them.
+pub fn no_statistics() -> Reply {
+    Summary::default().into()
 }
 
 fn gone(ask: &Ask) -> RequestError {

@@ -1,10 +1,10 @@
 //! A supervisor with a tenant whose process is the test: the other ends of its sockets.
 
 use super::*;
-use crate::answer::Answer;
 use crate::handover::{ProcessState, TenantDisk, TenantState};
 use crate::link::{self, Link, ToTenant};
 use crate::options::DiskOptions;
+use crate::reply::Answer;
 use fathom_control::ErrorKind;
 use fathom_exports::Descriptors;
 use fathom_spec::DiskSpec;
@@ -44,7 +44,7 @@ impl Fake {
             listener: None,
             is_there: true,
             found: Vec::new(),
-            shown: Value::Null,
+            shown: None,
         };
         let state = TenantState {
             name: "a".into(),
@@ -123,8 +123,8 @@ fn commands_without_a_reply_do_not_prevent_an_upgrade() {
     assert!(fake.tenants.is_settled());
     // A late reply is ignored, and the tenant goes on.
     let number = fake.asked();
-    let answer = Ok(Value::Null);
-    let late: FromTenant = FromTenant::Answer { number, answer };
+    let answer = Ok(());
+    let late: FromTenant<()> = FromTenant::Answer { number, answer };
     fake.link.send(&late, None, true).unwrap();
     fake.tenants.turn();
     assert!(fake.tenant().process.is_some());
@@ -134,13 +134,13 @@ fn commands_without_a_reply_do_not_prevent_an_upgrade() {
 fn only_a_tenant_that_was_told_to_end_has_ended_well() {
     let mut fake = Fake::new();
     let summary = || fathom_trace::Summary::default();
-    let ended: FromTenant = FromTenant::Ended(vec![("other".into(), summary())]);
+    let ended: FromTenant<()> = FromTenant::Ended(vec![("other".into(), summary())]);
     fake.link.send(&ended, None, true).unwrap();
     fake.tenants.turn();
     let tenant = fake.tenant();
     assert!(!tenant.ended_well && tenant.outcomes.is_empty());
     tenant.tell_to_end();
-    let outcome: FromTenant = FromTenant::Outcome("a".into(), Box::new(summary()));
+    let outcome: FromTenant<()> = FromTenant::Outcome("a".into(), Box::new(summary()));
     fake.link.send(&outcome, None, true).unwrap();
     fake.link.send(&outcome, None, true).unwrap();
     fake.link.send(&ended, None, true).unwrap();

@@ -1,13 +1,13 @@
 //! Disks of which backups are made.
 
+use super::Objects;
 use super::freezing::no_thread;
-use super::{Objects, to_json};
-use crate::answer::{Answer, Asker};
 use crate::command::BackupOrder;
 use crate::info::BackupInfo;
 use crate::objects::activity::Change;
 use crate::objects::backup::Running;
 use crate::objects::changes;
+use crate::reply::{Answer, Asker};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
 use fathom_spec::check_path;
@@ -77,7 +77,7 @@ impl Objects {
             (Ok(running), None) => {
                 let info = running.info();
                 self.disks[index].set_backup(running);
-                asker(to_json(&info));
+                asker(Ok(info.into()));
             }
             (Ok(running), Some(end)) => {
                 let id = running.id().to_owned();
@@ -121,7 +121,7 @@ impl Objects {
             }
             (_, info) => info,
         };
-        to_json(&info)
+        Ok(info.into())
     }
 
     /// Ends the backup of that identity. If it is just beginning, it ends as soon as it has begun; if it has not begun, it
@@ -156,12 +156,12 @@ impl Objects {
         }
     }
 
-    pub(super) fn take_in_ended_backup(&mut self, name: &str, info: &BackupInfo) {
+    pub(super) fn take_in_ended_backup(&mut self, name: &str, info: BackupInfo) {
         if let Some(disk) = self.disks.iter_mut().find(|disk| disk.name() == name) {
             disk.forget_backup();
         }
         if let Some((asker, _)) = self.activities.end(name) {
-            asker(to_json(info));
+            asker(Ok(info.into()));
         }
     }
 }

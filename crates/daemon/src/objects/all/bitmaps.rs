@@ -1,14 +1,13 @@
 //! Disks' dirty bitmaps.
 
+use super::Objects;
 use super::freezing::no_thread;
-use super::{Objects, to_json};
-use crate::answer::Asker;
 use crate::command::BitmapOrder;
-use crate::info::BitmapInfo;
+use crate::info::{BitmapInfo, Bitmaps};
 use crate::objects::activity::Change;
 use crate::objects::changes;
+use crate::reply::Asker;
 use fathom_control::{ErrorKind, RequestError};
-use serde_json::json;
 
 impl Objects {
     /// See to a disk's bitmaps.
@@ -43,7 +42,7 @@ impl Objects {
             return;
         };
         asker(match done {
-            Ok(bitmaps) => to_json(&bitmaps).map(|bitmaps| json!({ "bitmaps": bitmaps })),
+            Ok(bitmaps) => Ok(Bitmaps { bitmaps }.into()),
             Err(problem) => Err(ErrorKind::Failed.because(format!("disk '{name}': {problem}"))),
         });
     }

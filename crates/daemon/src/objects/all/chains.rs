@@ -6,8 +6,6 @@
 use super::Objects;
 use super::freezing::no_thread;
 use super::mirrors::not_ended;
-use super::to_json;
-use crate::answer::{Answer, Asker};
 use crate::command::{CommitOrder, StreamOrder};
 use crate::info::StreamInfo;
 use crate::objects::activity::Change;
@@ -15,11 +13,11 @@ use crate::objects::changes::{self, Next};
 use crate::objects::remake::Also;
 use crate::objects::stream::Running;
 use crate::options::DiskOptions;
+use crate::reply::{Answer, Asker, Done};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
 use fathom_formats::served::Beside;
 use fathom_units::cause;
-use serde_json::Value;
 use std::time::{Duration, Instant};
 
 /// Between looks whether a disk can get its options back.
@@ -87,10 +85,8 @@ impl Objects {
             return Err(refusal);
         }
         disk.may_be_left().map_err(conflict)?;
-        let table = disk.table().cloned();
-        let table =
-            table.ok_or_else(|| conflict("the server does not know the disk's options".into()))?;
-        let mut options = DiskOptions::of(table, self.nbd.is_some()).map_err(conflict)?;
+        let mut options =
+            DiskOptions::of(disk.spec().clone(), self.nbd.is_some()).map_err(conflict)?;
         options.disk.beside = beside;
         self.begin_remake(index, options, Also::Nothing, conflict)
     }
@@ -131,7 +127,7 @@ impl Objects {
                     }
                 }
                 self.disks[index].set_stream(running);
-                asker(to_json(&info));
+                asker(Ok(info.into()));
             }
             Err(problem) => {
                 let text = format!("disk '{name}': the images are unchanged: {problem}");
@@ -151,10 +147,10 @@ impl Objects {
         {
             // The disk is getting its options back.
             self.disks[index].forget_stream();
-            let info = to_json(&running.info());
+            let info = running.info();
             let both = move |answer| {
                 first(answer);
-                asker(info);
+                asker(Ok(info.into()));
             };
             self.activities.begin(&name, Box::new(both), change);
         } else if let Some(refusal) = self.activities.busy(&name) {
@@ -177,7 +173,7 @@ impl Objects {
         match ended {
             Ok(info) => {
                 self.disks[index].forget_stream();
-                self.end_work(index, to_json(&info), asker);
+                self.end_work(index, Ok(info.into()), asker);
             }
             Err(refusal) => asker(Err(not_ended(&format!("disk '{name}': stream"), refusal))),
         }
@@ -209,7 +205,7 @@ impl Objects {
                 continue;
             };
             match self.is_on_its_way(&name) {
-                None => self.end_work(index, Ok(Value::Null), Box::new(drop)),
+                None => self.end_work(index, Ok(Done {}.into()), Box::new(drop)),
                 Some(_) => self.activities.job_over(&name).look_at = now + LOOK,
             }
         }

@@ -1,11 +1,11 @@
 //! Disks that come, and that change while they are served.
 
-use super::{Objects, to_json};
-use crate::answer::{Answer, Asker};
+use super::Objects;
 use crate::events::Happened;
 use crate::objects::changes;
 use crate::objects::disk::Served;
 use crate::options::DiskOptions;
+use crate::reply::{Answer, Asker, Filter, Reply};
 use crate::signals::LeftToThisThread;
 use crate::socket;
 use fathom_control::{Condition, ErrorKind, RequestError};
@@ -32,11 +32,11 @@ impl Objects {
             return asker(Err(refusal));
         }
         if let Some(index) = present {
-            let is = self.disks[index].table();
+            let is = self.disks[index].spec();
             // (It cannot change, and its default depends on where the disk comes from.)
-            table.nbd = table.nbd.or(is.and_then(|is| is.nbd));
-            let wanted = match named.zip(is) {
-                Some((named, is)) => table.over(named, is),
+            table.nbd = table.nbd.or(is.nbd);
+            let wanted = match named {
+                Some(named) => table.over(named, is),
                 None => Ok(table),
             };
             return match wanted {
@@ -69,10 +69,10 @@ impl Objects {
     }
 
     /// What is answered to who wanted the disk to be there.
-    pub(super) fn shown(&self, index: usize, created: bool) -> Answer {
-        let mut shown = self.show(index)?;
-        shown["created"] = created.into();
-        Ok(shown)
+    pub(super) fn shown(&self, index: usize, created: bool) -> Reply {
+        let mut shown = self.show(index);
+        shown.created = created;
+        shown.into()
     }
 
     fn begin_to_add(&self, table: DiskSpec) -> Result<(), RequestError> {
@@ -101,7 +101,7 @@ impl Objects {
         };
         let opened = opened.map_err(|error| ErrorKind::Failed.because(error.to_string()));
         let index = opened.and_then(|disk| self.let_in(*disk));
-        asker(index.and_then(|index| self.shown(index, true)));
+        asker(index.map(|index| self.shown(index, true)));
     }
 
     /// Its index.
@@ -131,27 +131,18 @@ impl Objects {
         if let Some(refusal) = self.activities.busy(disk.name()) {
             return asker(Err(refusal));
         }
-        let changes = disk.table().map(|is| is.changes_to(&wanted));
-        let changed = match changes {
-            Some(Changes::Filters(changes)) => self.change_filters(index, &wanted, changes),
-            Some(Changes::Remake) => return self.remake(index, wanted, asker),
-            Some(Changes::Others(keys)) => {
+        let changed = match disk.spec().changes_to(&wanted) {
+            Changes::Filters(changes) => self.change_filters(index, &wanted, changes),
+            Changes::Remake => return self.remake(index, wanted, asker),
+            Changes::Others(keys) => {
                 let (name, keys) = (disk.name(), keys.join(", "));
                 Err(ErrorKind::Conflict.because(format!(
                     "disk '{name}': already served with other options ({keys}), which cannot be \
                      changed while it is served; remove the disk first"
                 )))
             }
-            None => {
-                let text = format!(
-                    "a disk named '{}' already exists; use 'fathom disk change', or choose \
-                     another name",
-                    disk.name()
-                );
-                Err(ErrorKind::Conflict.because(text))
-            }
         };
-        asker(changed.and_then(|()| self.shown(index, false)));
+        asker(changed.map(|()| self.shown(index, false)));
     }
 
     fn change_filters(
@@ -161,8 +152,7 @@ impl Objects {
         changes: Vec<BTreeMap<String, String>>,
     ) -> Result<(), RequestError> {
         let disk = &mut self.disks[index];
-        let is = disk.table().map(|table| table.filters.clone());
-        let is = is.unwrap_or_default();
+        let is = disk.spec().filters.clone();
         let mut changed = false;
         for (at, options) in changes.into_iter().enumerate() {
             if is.get(at) != wanted.filters.get(at) {
@@ -192,7 +182,7 @@ impl Objects {
         let info = info.map_err(|text| ErrorKind::Invalid.because(text))?;
         self.look(index)
             .map_err(|text| ErrorKind::Failed.because(text))?;
-        to_json(&info)
+        Ok(Filter::new(info, None).into())
     }
 }
 

@@ -1,15 +1,14 @@
 //! Disks that stand still for a while.
 
 use super::Objects;
-use crate::answer::Asker;
 use crate::events::Happened;
 use crate::objects::activity::Change;
 use crate::objects::changes::Event;
 use crate::objects::freeze::{Users, Waiting};
 use crate::objects::nbd::Nbd;
+use crate::reply::{Asker, Frozen};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_units::cause;
-use serde_json::json;
 use std::time::{Duration, Instant};
 
 impl Objects {
@@ -58,7 +57,7 @@ impl Objects {
                     cause(error)
                 );
                 self.tell_changed(&name);
-                asker(Ok(json!({ "frozen": false })));
+                asker(Ok(Frozen { frozen: false }.into()));
             }
         }
     }
@@ -75,7 +74,7 @@ impl Objects {
             tracing::info!("disk '{name}': frozen; requests wait until 'fathom disk thaw'");
             self.activities.set_frozen(name, users, until);
             self.tell_changed(name);
-            json!({ "frozen": true })
+            Frozen { frozen: true }.into()
         });
         asker(answer.map_err(|problem| {
             ErrorKind::Failed.because(format!("disk '{name}': not frozen: {problem}"))
@@ -86,7 +85,7 @@ impl Objects {
         tracing::info!("disk '{name}': thawed; requests continue");
         self.tell_changed(name);
         if let Some((asker, _)) = self.activities.end(name) {
-            asker(Ok(json!({ "frozen": false })));
+            asker(Ok(Frozen { frozen: false }.into()));
         }
     }
 

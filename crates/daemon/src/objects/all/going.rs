@@ -1,12 +1,12 @@
 //! Disks that go.
 
-use super::{Objects, to_json};
-use crate::answer::Asker;
+use super::Objects;
 use crate::error::Error;
 use crate::events::Happened;
 use crate::objects::changes::{self, Event, Leaving};
 use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
+use crate::reply::Asker;
 use fathom_control::{Condition, ErrorKind};
 use fathom_trace::Summary;
 use fathom_units::cause;
@@ -84,12 +84,12 @@ impl Objects {
         self.activities.begin_to_close(&name, asker);
     }
 
-    pub(super) fn take_in_closed(&mut self, name: &str, summary: &Summary) {
+    pub(super) fn take_in_closed(&mut self, name: &str, summary: Summary) {
         tracing::info!("disk '{name}': removed");
         let disk = name.to_owned();
         self.common.events.tell(Happened::Removed { disk });
         if let Some(asker) = self.activities.closed(name) {
-            asker(to_json(summary));
+            asker(Ok(summary.into()));
         }
     }
 

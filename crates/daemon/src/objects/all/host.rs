@@ -1,7 +1,6 @@
 //! Carries out the commands that the controller forwards.
 
 use super::Objects;
-use crate::answer::Asker;
 use crate::command::Ask;
 use crate::error::Error;
 use crate::handover::Estate;
@@ -10,6 +9,7 @@ use crate::metrics::{Measures, ProcessInfo};
 use crate::objects::disk::{Outcome, Served};
 use crate::objects::nbd::Nbd;
 use crate::objects::tracer::{CALIBRATE_EVERY, Tracer};
+use crate::reply::Asker;
 use crate::stop_timeout::StopTimeout;
 use fathom_control::RequestError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -1,13 +1,13 @@
 //! Disks that are copied to others, which may take their places.
 
+use super::Objects;
 use super::freezing::no_thread;
-use super::{Objects, to_json};
-use crate::answer::Asker;
 use crate::command::MirrorOrder;
 use crate::info::MirrorInfo;
 use crate::objects::activity::Change;
 use crate::objects::changes;
 use crate::objects::mirror::Running;
+use crate::reply::Asker;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
 
@@ -44,7 +44,7 @@ impl Objects {
                 let info = running.info();
                 tracing::info!("disk '{name}': mirroring to {}", info.target);
                 self.disks[index].set_mirror(running);
-                asker(to_json(&info));
+                asker(Ok(info.into()));
             }
             Err(problem) => {
                 let text = format!("disk '{name}': mirror not started: {problem}");
@@ -98,7 +98,7 @@ impl Objects {
         match ended {
             Ok(info) => {
                 self.disks[index].forget_mirror();
-                self.end_work(index, to_json(&info), asker);
+                self.end_work(index, Ok(info.into()), asker);
             }
             Err(refusal) => asker(Err(not_ended(&format!("disk '{name}': mirror"), refusal))),
         }

@@ -2,7 +2,6 @@
 
 use super::freezing::no_thread;
 use super::{MAX_LEFT, Objects};
-use crate::answer::Asker;
 use crate::events::Happened;
 use crate::objects::activity::Change;
 use crate::objects::changes;
@@ -11,6 +10,7 @@ use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
 use crate::objects::remake::{Also, Remake};
 use crate::options::DiskOptions;
+use crate::reply::Asker;
 use crate::signals::LeftToThisThread;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_spec::DiskSpec;
@@ -111,7 +111,7 @@ impl Objects {
                 self.common.events.tell(Happened::Changed { disk });
                 match next {
                     Some(next) => self.go_on(index, next, asker),
-                    None => asker(self.shown(index, false)),
+                    None => asker(Ok(self.shown(index, false))),
                 }
             }
             Err(problem) => {

@@ -1,13 +1,12 @@
 //! Disks that get other sizes.
 
 use super::Objects;
-use crate::answer::Asker;
 use crate::objects::activity::Change;
 use crate::objects::changes;
+use crate::reply::{Asker, Size};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_core::DiskError;
 use fathom_units::cause;
-use serde_json::json;
 
 impl Objects {
     pub(super) fn resize(&mut self, index: usize, size: Option<u64>, shrink: bool, asker: Asker) {
@@ -53,7 +52,7 @@ impl Objects {
         if let Err(error) = &resized {
             tracing::warn!("disk '{name}': not resized: {error}");
         }
-        let answer = resized.map(|size| json!({ "size": size }));
+        let answer = resized.map(|size| Size { size, owner: None }.into());
         if let Some((asker, _)) = self.activities.end(name) {
             asker(answer.map_err(|error| ErrorKind::Failed.because(error.to_string())));
         }

@@ -1,17 +1,16 @@
 //! Internal snapshots of disks' images.
 
+use super::Objects;
 use super::freezing::no_thread;
-use super::{Objects, to_json};
-use crate::answer::{Answer, Asker};
 use crate::command::SnapshotsOrder;
-use crate::info::SnapshotInfo;
+use crate::info::{SnapshotInfo, Snapshots};
 use crate::objects::activity;
 use crate::objects::changes;
 use crate::objects::remake::Also;
 use crate::objects::snapshots::{Change, SnapshotWork};
 use crate::options::DiskOptions;
+use crate::reply::{Answer, Asker};
 use fathom_control::{ErrorKind, RequestError};
-use serde_json::json;
 use std::sync::Arc;
 
 impl Objects {
@@ -57,7 +56,11 @@ impl Objects {
     ) {
         if let Some((asker, _)) = self.activities.end(name) {
             let failed = |problem| ErrorKind::Failed.because(format!("disk '{name}': {problem}"));
-            asker(listed.map_err(failed).and_then(|all| answer(&all)));
+            asker(
+                listed
+                    .map_err(failed)
+                    .map(|snapshots| Snapshots { snapshots }.into()),
+            );
         }
     }
 
@@ -81,10 +84,7 @@ impl Objects {
         let problem = disk.may_not_have_snapshots();
         problem.map_or(Ok(()), |problem| Err(conflict(problem)))?;
         disk.may_be_left().map_err(conflict)?;
-        let table = disk.table().cloned();
-        let table =
-            table.ok_or_else(|| conflict("the server does not know the disk's options".into()))?;
-        let options = DiskOptions::of(table, self.nbd.is_some()).map_err(conflict)?;
+        let options = DiskOptions::of(disk.spec().clone(), self.nbd.is_some()).map_err(conflict)?;
         self.begin_remake(index, options, Also::Snapshots(work), &conflict)
     }
 }
@@ -95,14 +95,13 @@ fn have_none(name: &str) -> RequestError {
     ))
 }
 
-fn answer(all: &[SnapshotInfo]) -> Answer {
-    to_json(&all).map(|all| json!({ "snapshots": all }))
-}
-
 /// The disk goes on, or as before.
 fn outcome(work: &SnapshotWork, remade: Answer) -> Answer {
     match (work.done(), remade) {
-        (Some(all), Ok(_)) => answer(all),
+        (Some(all), Ok(_)) => {
+            let snapshots = all.to_vec();
+            Ok(Snapshots { snapshots }.into())
+        }
         (Some(_), Err(mut refusal)) => {
             refusal.text.push_str(" (the snapshots were changed)");
             Err(refusal)

@@ -3,11 +3,11 @@
 //! A switch has two steps, for whoever keeps what disks there are. After the first the other image is in use, and all
 //! users still wait: now it is to be kept. The second one has them go on with it, or as before.
 
-use super::{Objects, to_json};
-use crate::answer::Asker;
+use super::Objects;
 use crate::objects::activity::Change;
 use crate::objects::remake::{Also, Other, Switch};
 use crate::options::DiskOptions;
+use crate::reply::Asker;
 use fathom_control::SwitchTo;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
@@ -96,13 +96,13 @@ impl Objects {
     pub(super) fn take_in_switched(
         &mut self,
         name: &str,
-        table: &DiskSpec,
+        spec: DiskSpec,
         decision: SyncSender<bool>,
     ) {
         if let Some((asker, _)) = self.activities.end(name) {
             let change = Change::Deciding(decision);
             self.activities.begin(name, Box::new(drop), change);
-            asker(to_json(table));
+            asker(Ok(spec.into()));
         }
     }
 

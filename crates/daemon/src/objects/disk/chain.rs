@@ -32,12 +32,10 @@ impl Served {
         };
         let (target, own) = (&images[depth], &images[0]);
         same_size(target, own)?;
-        let table = self
-            .table()
-            .ok_or("the server does not know the disk's options")?;
-        let table = DiskSpec {
-            allow_dirs: dirs_of(&images[depth..], &table.allow_dirs),
-            ..(table.clone()).on(Location::file(&target.path), Some(target.format))
+        let spec = self.spec();
+        let spec = DiskSpec {
+            allow_dirs: dirs_of(&images[depth..], &spec.allow_dirs),
+            ..(spec.clone()).on(Location::file(&target.path), Some(target.format))
         };
         Ok(Commit {
             depth,
@@ -46,7 +44,7 @@ impl Served {
                 rate: order.speed,
                 brakes: order.active,
             },
-            target: DiskOptions::of(table, has_nbd)?,
+            target: DiskOptions::of(spec, has_nbd)?,
         })
     }
 

@@ -43,9 +43,6 @@ impl Served {
             {
                 "a flush failed, which another process would not know".to_owned()
             }
-            None if self.options.table.is_none() => {
-                "the server does not know the disk's options".to_owned()
-            }
             None => return Ok(()),
         };
         Err(problem)
@@ -53,15 +50,13 @@ impl Served {
 
     /// What it is, for a successor, and its export, which stands still from now on.
     pub fn give(&self) -> Result<GivenDisk, String> {
-        let table = self.options.table.as_deref().cloned();
         let export = self
             .vhost_user
             .as_ref()
             .map(|serving| serving.export().freeze());
         let named = |problem| format!("disk '{}': cannot be handed over: {problem}", self.name());
         let state = DiskState {
-            table: table
-                .ok_or_else(|| named("the server does not know the disk's options".to_owned()))?,
+            table: self.spec().clone(),
             export: None,
             files: 0,
             lent: Default::default(),

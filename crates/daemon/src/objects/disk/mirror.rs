@@ -23,15 +23,12 @@ const MIRRORED: &str = "a mirror is in progress; end it first, or switch to its 
 impl Served {
     /// What it takes to begin. The error is for the user.
     pub fn mirror_order(&self, order: MirrorOrder, has_nbd: bool) -> Result<Order, String> {
-        let table = self
-            .table()
-            .ok_or("the server does not know the disk's options")?;
-        let mut table: DiskSpec = table.clone().on(order.target, order.format);
+        let mut spec: DiskSpec = self.spec().clone().on(order.target, order.format);
         if !order.keys.is_empty() {
-            table.keys = order.keys;
+            spec.keys = order.keys;
         }
-        table.check_keys()?;
-        table.image.path().map_or(Ok(()), check_path)?;
+        spec.check_keys()?;
+        spec.image.path().map_or(Ok(()), check_path)?;
         Ok(Order {
             disk: self.options.name.clone(),
             source: self.source(),
@@ -39,7 +36,7 @@ impl Served {
                 rate: order.speed,
                 brakes: order.active,
             },
-            target: DiskOptions::of(table, has_nbd)?,
+            target: DiskOptions::of(spec, has_nbd)?,
             above: None,
             shared: self.shared.clone(),
             events: self.events.clone(),
@@ -79,7 +76,7 @@ impl Served {
             Some("other processes may change the image, which a mirror would miss".into())
         } else if self.moves.going.is_some() {
             Some("another server may take the disk over (nbd-move)".into())
-        } else if self.table().is_some_and(|table| has_filter(table, "cow")) {
+        } else if has_filter(self.spec(), "cow") {
             Some("its changes are discarded when the server ends (--filter cow)".into())
         } else {
             self.may_not_be_disturbed()
@@ -88,7 +85,7 @@ impl Served {
 
     /// Why there can be no image on top of its own.
     pub fn may_not_have_layer(&self) -> Option<String> {
-        let (disk, table) = (&self.options.disk, self.table());
+        let disk = &self.options.disk;
         let problem = if !disk.location.path().is_some_and(Path::is_file) {
             "its image is not a file"
         } else if disk.read_only {
@@ -97,7 +94,7 @@ impl Served {
             "the disk is a part of its file (offset, size)"
         } else if disk.base.is_some() || disk.data_file.is_some() {
             "the disk has a base or a data file that its image does not name"
-        } else if table.is_some_and(|table| has_filter(table, "cow")) {
+        } else if has_filter(self.spec(), "cow") {
             "its changes are discarded when the server ends (--filter cow)"
         } else {
             return self.may_not_be_disturbed();
@@ -108,14 +105,12 @@ impl Served {
     /// With a new image of that path on top. The error is for the user.
     pub fn layered(&self, path: PathBuf, has_nbd: bool) -> Result<(DiskOptions, Other), String> {
         check_path(&path)?;
-        let table = self
-            .table()
-            .ok_or("the server does not know the disk's options")?;
-        let below = table.image.path().ok_or("its image is not a file")?;
+        let spec = self.spec();
+        let below = spec.image.path().ok_or("its image is not a file")?;
         // (However it is called: it is seen from another directory now.)
         let below = fs::canonicalize(below);
         let below = below.map_err(|error| format!("cannot find its image: {}", cause(error)))?;
-        let mut dirs = table.allow_dirs.clone();
+        let mut dirs = spec.allow_dirs.clone();
         if let Some(dir) = below.parent().filter(|dir| path.parent() != Some(dir))
             && !dirs.iter().any(|allowed| allowed == dir)
         {
@@ -128,11 +123,11 @@ impl Served {
             below,
             keys: self.options.disk.keys.clone(),
         };
-        let table = DiskSpec {
+        let spec = DiskSpec {
             allow_dirs: dirs,
-            ..table.clone().on(Location::file(path), Some(Format::Qcow2))
+            ..spec.clone().on(Location::file(path), Some(Format::Qcow2))
         };
-        Ok((DiskOptions::of(table, has_nbd)?, Other::Layer(layer)))
+        Ok((DiskOptions::of(spec, has_nbd)?, Other::Layer(layer)))
     }
 
     pub fn set_mirror(&mut self, mirror: Running) {
@@ -149,6 +144,6 @@ impl Served {
     }
 }
 
-pub(super) fn has_filter(table: &DiskSpec, name: &str) -> bool {
-    table.filters.iter().any(|filter| filter.name == name)
+pub(super) fn has_filter(spec: &DiskSpec, name: &str) -> bool {
+    spec.filters.iter().any(|filter| filter.name == name)
 }

@@ -28,6 +28,6 @@ impl Served {
 
     /// What is changed goes with the server: its image is another one than the user's.
     fn is_temporary(&self) -> bool {
-        self.table().is_none_or(|table| has_filter(table, "cow"))
+        has_filter(self.spec(), "cow")
     }
 }

@@ -3,8 +3,7 @@
 use super::Served;
 use crate::objects::tracer::Tracer;
 use fathom_units::redacted;
-use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 impl Served {
     pub fn trace(&self) -> Option<&Tracer> {
@@ -17,8 +16,9 @@ impl Served {
         }
     }
 
-    pub fn switch_trace(&mut self, file: Option<PathBuf>) -> Result<Value, String> {
-        match &file {
+    /// Starts a trace, or without a file ends it.
+    pub fn switch_trace(&mut self, file: Option<&Path>) -> Result<(), String> {
+        match file {
             Some(path) => {
                 let trace = self.start_trace(path);
                 self.trace = Some(trace.map_err(|error| error.to_string())?);
@@ -29,7 +29,7 @@ impl Served {
                 tracing::info!("tracing stopped");
             }
         }
-        Ok(json!({ "trace": file }))
+        Ok(())
     }
 
     pub(super) fn start_trace(&self, path: &Path) -> Result<Tracer, fathom_trace::TraceError> {
