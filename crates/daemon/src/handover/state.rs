@@ -17,7 +17,6 @@
 
 use super::left::LeftState;
 use crate::info::WorkerInfo;
-use crate::reply::Shown;
 use crate::users::User;
 use fathom_control::{Definition, Definitions};
 use fathom_exports::ListenerState;
@@ -26,7 +25,7 @@ use fathom_exports::vhost_user::ExportState;
 use fathom_files::UsedFile;
 use fathom_spec::DiskSpec;
 use fathom_trace::{HistogramsState, SlowRequest};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -169,14 +168,8 @@ pub struct TenantDisk {
     pub is_there: bool,
     /// Where files were found that its image names.
     pub found: Vec<PathBuf>,
-    /// How it was last shown. (If another version of the program has shown it in another way, it is not known.)
-    #[serde(deserialize_with = "if_readable")]
-    pub shown: Option<Shown>,
-}
-
-fn if_readable<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Shown>, D::Error> {
-    let value = Value::deserialize(from)?;
-    Ok(serde_json::from_value(value).ok())
+    /// How it was last shown.
+    pub shown: Value,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -67,7 +67,8 @@ impl Tenants {
                 table: state.table,
                 listener,
                 is_there: state.is_there,
-                shown: state.shown,
+                // (Another version of the program may have shown it in another way.)
+                shown: serde_json::from_value(state.shown).ok(),
             });
         }
         if tenant.disks.iter().any(|disk| !disk.is_there) {
@@ -89,7 +90,7 @@ impl Tenants {
                     listener: listener.transpose()?,
                     is_there: disk.is_there,
                     found: tenant.permits.found(&disk.table.name),
-                    shown: disk.shown.clone(),
+                    shown: serde_json::to_value(&disk.shown)?,
                 })
             });
             Ok(TenantState {

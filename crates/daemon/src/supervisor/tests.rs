@@ -44,7 +44,7 @@ impl Fake {
             listener: None,
             is_there: true,
             found: Vec::new(),
-            shown: None,
+            shown: serde_json::Value::Null,
         };
         let state = TenantState {
             name: "a".into(),
