@@ -1,5 +1,6 @@
 //! What can be asked of a server: the only way to change anything of it.
 
+use crate::jobs::JobId;
 use fathom_control::Condition;
 use fathom_control::SwitchTo;
 use fathom_formats::Format;
@@ -258,6 +259,15 @@ pub enum BitmapOrder {
     },
 }
 
+/// What is to be done with a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JobOrder {
+    /// In bytes per second; without a limit as fast as possible.
+    SetSpeed { limit: Option<u64> },
+    /// `force`: leaves an incomplete target of a mirror.
+    End { force: bool },
+}
+
 /// What is to be done with the internal snapshots of a disk's image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SnapshotsOrder {
@@ -322,6 +332,8 @@ pub enum Command {
     Bitmaps(BitmapOrder),
     /// Internal snapshots: answered by those that there are then, [`Snapshots`](crate::info::Snapshots).
     Snapshots(SnapshotsOrder),
+    /// The job with this identity: answered by a [`JobInfo`](crate::jobs::JobInfo).
+    Job { id: JobId, order: JobOrder },
     /// Change options of one of the disk's filters: all of them, or none.
     /// `filter` is its name, with `#2` for the second one of that name; an
     /// empty value is the option's default. Answered by a

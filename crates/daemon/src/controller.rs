@@ -293,6 +293,7 @@ impl Controller {
                 | Command::EndStream
                 | Command::BeginBackup { .. }
                 | Command::EndBackup { .. }
+                | Command::Job { .. }
                 | Command::Bitmaps(_)
                 | Command::Snapshots(_)
                 | Command::EndMirror { .. }),

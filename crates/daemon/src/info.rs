@@ -223,6 +223,9 @@ impl From<BitmapStatus> for BitmapInfo {
 /// A mirror: a disk is copied to a target while the disk is in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MirrorInfo {
+    /// Number of the mirror, which no other job has: the last part of its identity in `/v1/jobs`.
+    #[serde(default)]
+    pub id: String,
     /// Location of the target: a path or a URI, without passwords.
     pub target: String,
     /// Format of the target.
@@ -240,6 +243,9 @@ pub struct MirrorInfo {
     pub copied: u64,
     /// Number of bytes still to be copied, as far as known.
     pub left: u64,
+    /// Maximum number of bytes copied per second. Null if there is no limit.
+    #[serde(default)]
+    pub speed: Option<u64>,
     /// After the first complete copy, guests and clients are slowed down to the speed of the copying.
     pub active: bool,
     /// Time since the mirror began, in seconds.
@@ -253,6 +259,9 @@ pub struct MirrorInfo {
 /// the disk's top image. A commit copies data from `top` and the images below it into `base`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StreamInfo {
+    /// Number of the job, which no other job has: the last part of its identity in `/v1/jobs`.
+    #[serde(default)]
+    pub id: String,
     /// Path of the backing image after the stream, or of the image that the commit writes to. Null if the disk's image
     /// will have no backing image.
     pub base: Option<String>,
@@ -273,6 +282,9 @@ pub struct StreamInfo {
     pub copied: u64,
     /// Number of bytes of the disk still to be examined, or for a commit still to be copied.
     pub left: u64,
+    /// Maximum number of bytes copied per second. Null if there is no limit.
+    #[serde(default)]
+    pub speed: Option<u64>,
     /// Time since the job began, in seconds.
     pub seconds: u64,
     /// Why the job has failed, or why a `finishing` job does not end. Null if it has no problem.

@@ -1,7 +1,10 @@
-//! All that is done with disks beside their users, as one list.
+//! Jobs: what a server does with disks beside serving them, as one list.
 
 use crate::info::{BackupInfo, Info, MirrorInfo, PullInfo, StreamInfo};
+use fathom_control::{ErrorKind, RequestError};
 use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
 use utoipa::ToSchema;
 
 /// Jobs of all disks.
@@ -14,8 +17,11 @@ pub struct Jobs {
 /// A job of a disk. The state of the disk has further details.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobInfo {
-    /// Name of the disk. A job other than a pull is ended by DELETE of `/v1/disks/DISK/KIND`, where the kind `commit`
-    /// is `stream`.
+    /// Identity of the job, for `/v1/jobs/{id}`: the disk, the kind, and a number that no other job has, separated by
+    /// dots. A pull, which a disk has only once, has no number.
+    #[serde(default)]
+    pub id: String,
+    /// Name of the disk.
     pub disk: String,
     /// Kind of the job:
     ///
@@ -25,6 +31,9 @@ pub struct JobInfo {
     /// - `stream`: a stream.
     /// - `commit`: a commit of images in the middle of the backing chain.
     pub kind: String,
+    /// State of the job, in the same words for all kinds.
+    #[serde(default)]
+    pub state: JobState,
     /// Phase of the job: `keeping` or `failed` for a backup, otherwise `phase` of the pull, mirror or stream.
     pub phase: String,
     /// Number of bytes copied. For a backup: number of bytes in the scratch file.
@@ -32,6 +41,9 @@ pub struct JobInfo {
     /// Number of bytes still to be copied or examined, as far as known. Null for a backup, which continues until it is
     /// ended.
     pub left: Option<u64>,
+    /// Maximum number of bytes copied per second. Null if there is no limit, and for a pull or a backup.
+    #[serde(default)]
+    pub speed: Option<u64>,
     /// Time since the job began, in seconds. Null for a pull.
     pub seconds: Option<u64>,
     /// Target of a mirror, new backing image of a stream, image that a commit writes to, or URI of a backup. Null for a
@@ -41,73 +53,219 @@ pub struct JobInfo {
     pub problem: Option<String>,
 }
 
+/// State of a job:
+///
+/// - `running`: it makes progress, or a backup can be read.
+/// - `waiting`: the virtual machine has released the disk. The job continues when the machine is back.
+/// - `ready`: the disk can be switched to the mirror's target, or the guest can migrate.
+/// - `finishing`: it ends by itself, soon.
+/// - `done`: it has succeeded.
+/// - `failed`: it has ended without success.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum JobState {
+    #[default]
+    Running,
+    Waiting,
+    Ready,
+    Finishing,
+    Done,
+    Failed,
+}
+
+impl JobState {
+    /// The state in a phase of any kind of job.
+    fn of(phase: &str) -> JobState {
+        match phase {
+            "waiting" => JobState::Waiting,
+            "ready" => JobState::Ready,
+            "stopping" | "finishing" | "switching" | "arriving" => JobState::Finishing,
+            "done" => JobState::Done,
+            "failed" => JobState::Failed,
+            _ => JobState::Running,
+        }
+    }
+}
+
+/// Kind of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JobKind {
+    Pull,
+    Backup,
+    Mirror,
+    Stream,
+    Commit,
+}
+
+impl JobKind {
+    const ALL: [JobKind; 5] = [
+        JobKind::Pull,
+        JobKind::Backup,
+        JobKind::Mirror,
+        JobKind::Stream,
+        JobKind::Commit,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            JobKind::Pull => "pull",
+            JobKind::Backup => "backup",
+            JobKind::Mirror => "mirror",
+            JobKind::Stream => "stream",
+            JobKind::Commit => "commit",
+        }
+    }
+}
+
+/// Identity of a job, as text `DISK.KIND.NUMBER`, or `DISK.pull`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobId {
+    pub disk: String,
+    pub kind: JobKind,
+    /// Identity that no other job has; empty for a pull.
+    pub number: String,
+}
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (disk, kind) = (&self.disk, self.kind.name());
+        match self.kind {
+            JobKind::Pull => write!(f, "{disk}.{kind}"),
+            _ => write!(f, "{disk}.{kind}.{}", self.number),
+        }
+    }
+}
+
+impl FromStr for JobId {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<JobId, ()> {
+        let (front, number) = match text.strip_suffix(".pull") {
+            Some(_) => (text, ""),
+            None => text.rsplit_once('.').ok_or(())?,
+        };
+        // (A disk's name may contain dots, too.)
+        let (disk, kind) = front.rsplit_once('.').ok_or(())?;
+        let kind = JobKind::ALL.into_iter().find(|one| one.name() == kind);
+        Ok(JobId {
+            disk: disk.to_owned(),
+            kind: kind.ok_or(())?,
+            number: number.to_owned(),
+        })
+    }
+}
+
+/// The error for a job that does not exist.
+pub fn unknown_job(id: &str) -> RequestError {
+    let text = format!("no job '{id}', or it has been removed; 'fathom jobs --json' lists all");
+    ErrorKind::Unknown.because(text)
+}
+
 impl Info {
+    /// The jobs of the disk.
     pub fn jobs(&self) -> Vec<JobInfo> {
         let disk = &self.name;
-        let pull = self.pull.iter().map(|one| pull(disk, one));
-        let jobs = pull.chain(self.backup.iter().map(|one| backup(disk, one)));
-        let jobs = jobs.chain(self.mirror.iter().map(|one| mirror(disk, one)));
-        jobs.chain(self.stream.iter().map(|one| stream(disk, one)))
+        let pull = self.pull.iter().map(|one| JobInfo::pull(disk, one));
+        let jobs = pull.chain(self.backup.iter().map(|one| JobInfo::backup(disk, one)));
+        let jobs = jobs.chain(self.mirror.iter().map(|one| JobInfo::mirror(disk, one)));
+        jobs.chain(self.stream.iter().map(|one| JobInfo::stream(disk, one)))
             .collect()
     }
 }
 
-fn pull(disk: &str, pull: &PullInfo) -> JobInfo {
-    JobInfo {
-        disk: disk.into(),
-        kind: "pull".into(),
-        phase: pull.phase.clone(),
-        copied: pull.copied,
-        left: Some(pull.left),
-        seconds: None,
-        target: None,
-        problem: pull.problem.clone(),
+impl JobInfo {
+    /// A job of which only this is known.
+    fn new(disk: &str, kind: JobKind, number: &str, phase: &str) -> JobInfo {
+        let id = JobId {
+            disk: disk.to_owned(),
+            kind,
+            number: number.to_owned(),
+        };
+        JobInfo {
+            id: id.to_string(),
+            disk: disk.to_owned(),
+            kind: kind.name().to_owned(),
+            state: JobState::of(phase),
+            phase: phase.to_owned(),
+            copied: 0,
+            left: None,
+            speed: None,
+            seconds: None,
+            target: None,
+            problem: None,
+        }
+    }
+
+    fn pull(disk: &str, pull: &PullInfo) -> JobInfo {
+        JobInfo {
+            copied: pull.copied,
+            left: Some(pull.left),
+            problem: pull.problem.clone(),
+            ..JobInfo::new(disk, JobKind::Pull, "", &pull.phase)
+        }
+    }
+
+    pub fn backup(disk: &str, backup: &BackupInfo) -> JobInfo {
+        let phase = match backup.problem {
+            None => "keeping",
+            Some(_) => "failed",
+        };
+        JobInfo {
+            copied: backup.kept,
+            seconds: Some(backup.seconds),
+            target: Some(backup.uri.clone()),
+            problem: backup.problem.clone(),
+            ..JobInfo::new(disk, JobKind::Backup, &backup.id, phase)
+        }
+    }
+
+    pub fn mirror(disk: &str, mirror: &MirrorInfo) -> JobInfo {
+        JobInfo {
+            copied: mirror.copied,
+            left: Some(mirror.left),
+            speed: mirror.speed,
+            seconds: Some(mirror.seconds),
+            target: Some(mirror.target.clone()),
+            problem: mirror.problem.clone(),
+            ..JobInfo::new(disk, JobKind::Mirror, &mirror.id, &mirror.phase)
+        }
+    }
+
+    pub fn stream(disk: &str, stream: &StreamInfo) -> JobInfo {
+        let kind = match stream.top {
+            None => JobKind::Stream,
+            Some(_) => JobKind::Commit,
+        };
+        JobInfo {
+            copied: stream.copied,
+            left: Some(stream.left),
+            speed: stream.speed,
+            seconds: Some(stream.seconds),
+            target: stream.base.clone(),
+            problem: stream.problem.clone(),
+            ..JobInfo::new(disk, kind, &stream.id, &stream.phase)
+        }
     }
 }
 
-fn backup(disk: &str, backup: &BackupInfo) -> JobInfo {
-    let phase = match backup.problem {
-        None => "keeping",
-        Some(_) => "failed",
-    };
-    JobInfo {
-        disk: disk.into(),
-        kind: "backup".into(),
-        phase: phase.into(),
-        copied: backup.kept,
-        left: None,
-        seconds: Some(backup.seconds),
-        target: Some(backup.uri.clone()),
-        problem: backup.problem.clone(),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn mirror(disk: &str, mirror: &MirrorInfo) -> JobInfo {
-    JobInfo {
-        disk: disk.into(),
-        kind: "mirror".into(),
-        phase: mirror.phase.clone(),
-        copied: mirror.copied,
-        left: Some(mirror.left),
-        seconds: Some(mirror.seconds),
-        target: Some(mirror.target.clone()),
-        problem: mirror.problem.clone(),
-    }
-}
-
-fn stream(disk: &str, stream: &StreamInfo) -> JobInfo {
-    let kind = match stream.top {
-        None => "stream",
-        Some(_) => "commit",
-    };
-    JobInfo {
-        disk: disk.into(),
-        kind: kind.into(),
-        phase: stream.phase.clone(),
-        copied: stream.copied,
-        left: Some(stream.left),
-        seconds: Some(stream.seconds),
-        target: stream.base.clone(),
-        problem: stream.problem.clone(),
+    #[test]
+    fn identity_of_a_job_is_read_as_it_is_written() {
+        for (text, disk, kind) in [
+            ("vm1.mirror.3f", "vm1", JobKind::Mirror),
+            ("a.stream.b.commit.3f", "a.stream.b", JobKind::Commit),
+            ("vm1.pull", "vm1", JobKind::Pull),
+            ("vm1.backup.9.pull", "vm1.backup.9", JobKind::Pull),
+        ] {
+            let id: JobId = text.parse().unwrap();
+            assert_eq!((&*id.disk, id.kind), (disk, kind));
+            assert_eq!(id.to_string(), text);
+        }
+        for text in ["", "vm1", "mirror", "vm1.mirror", "vm1.other.3f", ".."] {
+            assert_eq!(text.parse::<JobId>(), Err(()), "{text}");
+        }
     }
 }

@@ -55,7 +55,7 @@ pub use info::{
     BackupInfo, BitmapInfo, Bitmaps, ConnectionInfo, FrontEnd, Info, MirrorInfo, NbdInfo,
     SnapshotInfo, Snapshots, StreamInfo, TenantLimits, WorkerInfo,
 };
-pub use jobs::{JobInfo, Jobs};
+pub use jobs::{JobInfo, JobState, Jobs};
 pub use limits::survive_size_limit;
 pub use live::{
     BUCKETS_PER_DOUBLING, DiskSample, Figures, FrontEndSample, Limiter, LimiterKind, OpSample,

@@ -2,6 +2,7 @@
 //! controller to the API.
 
 use crate::info::{BackupInfo, Bitmaps, Info, MirrorInfo, Snapshots, StreamInfo};
+use crate::jobs::JobInfo;
 use crate::metrics::{Measured, Sent};
 use fathom_control::{ErrorKind, Owner, RequestError};
 use fathom_spec::DiskSpec;
@@ -67,6 +68,7 @@ replies! {
     Backup(BackupInfo),
     Mirror(MirrorInfo),
     Stream(StreamInfo),
+    Job(JobInfo),
     ThrottleGroups(ThrottleGroups),
     Successor(Successor),
 }

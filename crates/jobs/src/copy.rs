@@ -8,6 +8,8 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Bytes of a piece, and of one that counts as small.
@@ -49,31 +51,69 @@ pub(crate) struct Copy<'a> {
     pub(crate) slice: Duration,
 }
 
-/// How fast it may be copied.
+/// A limit in bytes per second, which may change while a job runs. 0: no limit.
+#[derive(Debug, Default)]
+pub(crate) struct Rate(AtomicU64);
+
+impl Rate {
+    pub(crate) fn new(limit: Option<u64>) -> Arc<Rate> {
+        Arc::new(Rate(AtomicU64::new(limit.unwrap_or(0))))
+    }
+
+    pub(crate) fn limit(&self) -> Option<u64> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|limit| *limit > 0)
+    }
+
+    pub(crate) fn set(&self, limit: Option<u64>) {
+        self.0.store(limit.unwrap_or(0), Ordering::Relaxed);
+    }
+}
+
+/// Keeps copying within a rate.
 pub(crate) struct Pace {
-    /// Bytes a second; `None`: as many as there can be.
-    rate: Option<u64>,
-    /// When that allows the next piece.
+    rate: Arc<Rate>,
+    /// The rate does not apply at present.
+    is_free: Cell<bool>,
+    /// The limit that `next` comes from.
+    limit: Cell<Option<u64>>,
+    /// When the next piece may begin.
     next: Cell<Instant>,
 }
 
 impl Pace {
-    pub(crate) fn new(rate: Option<u64>) -> Pace {
+    pub(crate) fn new(rate: Arc<Rate>) -> Pace {
         Pace {
             rate,
+            is_free: Cell::new(false),
+            limit: Cell::new(None),
             next: Cell::new(Instant::now()),
         }
     }
 
+    /// Suspends the rate, or applies it again.
+    pub(crate) fn set_free(&self, is_free: bool) {
+        self.is_free.set(is_free);
+    }
+
+    fn limit(&self) -> Option<u64> {
+        let limit = self.rate.limit().filter(|_| !self.is_free.get());
+        if self.limit.replace(limit) != limit {
+            // (With the limit of before, the next piece might be hours away.)
+            self.next.set(Instant::now());
+        }
+        limit
+    }
+
     /// Whether the rate allows more.
     pub(crate) fn may_begin(&self) -> bool {
-        self.rate.is_none() || self.next.get() <= Instant::now()
+        self.limit().is_none() || self.next.get() <= Instant::now()
     }
 
     /// How long to wait for an answer before looking at the clock.
     pub(crate) fn patience(&self) -> Duration {
+        let is_limited = self.limit().is_some();
         let due = self.next.get().saturating_duration_since(Instant::now());
-        match self.rate.is_some() && !due.is_zero() {
+        match is_limited && !due.is_zero() {
             true => due.min(TICK),
             false => TICK,
         }
@@ -81,8 +121,8 @@ impl Pace {
 
     /// So much has begun.
     pub(crate) fn has_begun(&self, bytes: u64) {
-        if let Some(rate) = self.rate {
-            let time = Duration::from_secs_f64(bytes as f64 / rate as f64);
+        if let Some(limit) = self.limit() {
+            let time = Duration::from_secs_f64(bytes as f64 / limit as f64);
             // (What was late is made up for, as far as that goes.)
             let now = Instant::now();
             let from = self.next.get().max(now.checked_sub(TICK).unwrap_or(now));

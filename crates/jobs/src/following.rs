@@ -1,5 +1,6 @@
 //! Jobs that follow a disk: what their thread and the others know of them.
 
+use crate::copy::Rate;
 use crate::source::InUse;
 use fathom_core::{Disk, DiskError};
 use fathom_stack::Job;
@@ -89,6 +90,16 @@ impl Following {
         self.shared.state().is_over
     }
 
+    /// How many bytes it may copy per second. `None`: as many as it can.
+    pub fn rate(&self) -> Option<u64> {
+        self.shared.rate.limit()
+    }
+
+    /// Sets that limit. It applies to the next piece that is copied.
+    pub fn set_rate(&self, limit: Option<u64>) {
+        self.shared.rate.set(limit);
+    }
+
     /// The disk's virtual machine lets go of it, and this must, too; to be asked again until it has. Does not wait.
     pub fn leave(&self) {
         self.shared.leave();
@@ -147,6 +158,8 @@ pub(crate) type Release = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct Shared {
     tell: Tell,
+    /// How fast it may copy.
+    pub(crate) rate: Arc<Rate>,
     abandoning: Mutex<Option<Abandoning>>,
     /// It writes to what the disk is in: the disk is let go of when nothing of that is in flight any more, however long it
     /// takes. (Whoever waits for that waits for the same files.)
@@ -209,9 +222,10 @@ impl State {
 }
 
 impl Shared {
-    pub(crate) fn new(writes: bool, tell: &Tell) -> Arc<Shared> {
+    pub(crate) fn new(writes: bool, rate: Option<u64>, tell: &Tell) -> Arc<Shared> {
         Arc::new(Shared {
             tell: tell.clone(),
+            rate: Rate::new(rate),
             abandoning: Mutex::default(),
             writes,
             state: Mutex::default(),

@@ -299,6 +299,20 @@ static EXAMPLES: &[Examples] = &[
     ),
     ("fathom jobs", &["fathom jobs", "fathom jobs --json"]),
     (
+        "fathom jobs speed",
+        &[
+            "fathom jobs speed vm1.mirror 100M",
+            "fathom jobs speed vm1.stream none",
+        ],
+    ),
+    (
+        "fathom jobs end",
+        &[
+            "fathom jobs end vm1.backup",
+            "fathom jobs end vm1.mirror --force",
+        ],
+    ),
+    (
         "fathom top",
         &[
             "fathom top",

@@ -27,6 +27,7 @@ mod formats;
 mod groups;
 mod image_problems;
 mod internal;
+mod jobs;
 mod keep;
 #[path = "../support/kinds.rs"]
 mod kinds;

@@ -1,12 +1,27 @@
 //! What is done with disks beside their users.
 
 use super::problem::Problem;
+use super::request::{Flags, Named, parse, read};
 use super::state::Asking;
-use crate::command::Command;
-use crate::jobs::Jobs;
-use crate::reply::Disks;
+use crate::command::{Command, JobOrder};
+use crate::jobs::{JobId, JobInfo, Jobs, unknown_job};
+use crate::reply::{Disk, Disks};
 use axum::Json;
-use axum::extract::State;
+use axum::body::Body;
+use axum::extract::{RawQuery, State};
+use fathom_spec::text;
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+/// Options of a job that can be changed while it runs.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct JobChange {
+    /// Maximum number of bytes copied per second, or such as "100M". Null or 0: no limit.
+    #[serde(deserialize_with = "text::size")]
+    #[schema(value_type = Option<String>)]
+    speed: Option<u64>,
+}
 
 /// List the jobs of all disks
 ///
@@ -20,4 +35,82 @@ pub async fn list(State(asking): State<Asking>) -> Result<Json<Jobs>, Problem> {
     Ok(Json(Jobs {
         jobs: jobs.collect(),
     }))
+}
+
+/// Show a job
+///
+/// A job that has ended is shown until it is deleted, or until another job of the disk begins.
+#[utoipa::path(get, path = "/v1/jobs/{id}", tag = "disks", operation_id = "showJob",
+    params(("id" = String, Path, description = "Identity of the job")),
+    responses(
+        (status = 200, body = JobInfo),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "The disk is being added or removed")))]
+pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Json<JobInfo>, Problem> {
+    let id = job_id(&name)?;
+    let disk: Disk = asking.ask(Some(&id.disk), Command::Show).await?;
+    let text = id.to_string();
+    let found = disk.state.jobs().into_iter().find(|job| job.id == text);
+    Ok(Json(found.ok_or_else(|| unknown_job(&text))?))
+}
+
+/// Change the speed of a job
+///
+/// The limit applies at once to a mirror, commit or stream. Returns the job.
+#[utoipa::path(patch, path = "/v1/jobs/{id}", tag = "disks", operation_id = "changeJob",
+    params(("id" = String, Path, description = "Identity of the job")),
+    request_body = JobChange,
+    responses(
+        (status = 200, body = JobInfo),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "The job is a backup or a pull, which have no such limit")))]
+pub async fn change(
+    State(asking): State<Asking>,
+    name: Named,
+    body: Body,
+) -> Result<Json<JobInfo>, Problem> {
+    let id = job_id(&name)?;
+    let JobChange { speed } = parse(read(body).await?)?;
+    let limit = speed.filter(|speed| *speed > 0);
+    order(&asking, id, JobOrder::SetSpeed { limit }).await
+}
+
+/// End a job
+///
+/// Ends the job with this identity, and no other job of the disk. Ends a mirror or a commit of the top image as DELETE
+/// of `/v1/disks/{name}/mirror` does: if it is not ready, only with `force`. Returns the job's last state.
+#[utoipa::path(delete, path = "/v1/jobs/{id}", tag = "disks", operation_id = "endJob",
+    params(
+        ("id" = String, Path, description = "Identity of the job"),
+        ("force" = Option<bool>, Query, description = "End a mirror at once, and leave an incomplete target")),
+    responses(
+        (status = 200, body = JobInfo, description = "The last state"),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json"),
+        (status = 504, body = Problem, content_type = "application/problem+json",
+            description = "The operation takes long, and continues")))]
+pub async fn end(
+    State(asking): State<Asking>,
+    name: Named,
+    RawQuery(query): RawQuery,
+) -> Result<Json<JobInfo>, Problem> {
+    let id = job_id(&name)?;
+    let force = Flags::parse(query, &["force"])?.flag("force");
+    order(&asking, id, JobOrder::End { force }).await
+}
+
+async fn order(asking: &Asking, id: JobId, order: JobOrder) -> Result<Json<JobInfo>, Problem> {
+    let disk = id.disk.clone();
+    let command = Command::Job { id, order };
+    asking.ask(Some(&disk), command).await.map(Json)
+}
+
+fn job_id(name: &Named) -> Result<JobId, Problem> {
+    let text = name.get("id")?;
+    let id = text.parse();
+    Ok(id.map_err(|()| unknown_job(text))?)
 }

@@ -260,6 +260,7 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(disks::set_filter))
         .routes(routes!(disks::start_trace, disks::stop_trace))
         .routes(routes!(jobs::list))
+        .routes(routes!(jobs::show, jobs::change, jobs::end))
         .routes(routes!(groups::list))
         .routes(routes!(groups::set))
         .routes(routes!(server::show))

@@ -5,6 +5,7 @@
 //! - `backups` keeps them as they were at an instant, `freezing` has them stand still;
 //! - `mirrors` copies them to others, and `switching` has them go on there;
 //! - `remaking` gives them other options, `resizing` other sizes;
+//! - `jobs` changes and ends jobs by their identities;
 //! - `host` is how they are asked.
 
 mod backups;
@@ -15,6 +16,7 @@ mod freezing;
 mod going;
 mod handover;
 mod host;
+mod jobs;
 mod mirrors;
 mod remaking;
 mod resizing;
@@ -204,6 +206,9 @@ impl Objects {
                 return self.begin_switch(index, to, leave_bitmaps, asker);
             }
             (Command::EndSwitch { go }, Some(index)) => return self.end_switch(index, go, asker),
+            (Command::Job { id, order }, Some(index)) => {
+                return self.order_job(index, &id, order, asker);
+            }
             (Command::Bitmaps(order), Some(index)) => {
                 return self.order_bitmaps(index, order, asker);
             }
@@ -279,6 +284,7 @@ impl Objects {
             | Command::Snapshot(_)
             | Command::BeginSwitch { .. }
             | Command::EndSwitch { .. }
+            | Command::Job { .. }
             | Command::Bitmaps(_)
             | Command::Snapshots(_)
             | Command::Remove { .. } => {

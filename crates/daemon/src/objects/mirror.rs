@@ -4,6 +4,7 @@ use super::freeze::Users;
 use super::shared_disk::SharedDisk;
 use super::unanswered;
 use crate::events::{Events, Happened};
+use crate::identity::new_identity;
 use crate::info::MirrorInfo;
 use crate::options::DiskOptions;
 use fathom_control::{ErrorKind, RequestError};
@@ -49,6 +50,7 @@ pub struct Order {
 /// One that has begun, and is over or not.
 #[derive(Clone)]
 pub struct Running {
+    id: String,
     pub mirror: Mirror,
     target: Arc<DiskOptions>,
     terms: Terms,
@@ -94,6 +96,7 @@ impl Order {
         self.shared
             .set_followers_leave(Box::new(move || leaving.leave()));
         Ok(Running {
+            id: new_identity(),
             mirror,
             target: Arc::new(self.target),
             terms: self.terms,
@@ -146,11 +149,13 @@ impl Running {
         let status = self.mirror.following.status();
         let disk = &self.target.disk;
         MirrorInfo {
+            id: self.id.clone(),
             target: redacted(&disk.location.to_string()).into_owned(),
             format: disk.format.unwrap_or(Format::Raw).name().into(),
             phase: status.phase.name().into(),
             copied: status.copied,
             left: status.left,
+            speed: self.mirror.following.rate(),
             active: self.terms.brakes,
             seconds: self.since.elapsed().as_secs(),
             problem: status.problem,

@@ -3,6 +3,7 @@
 use super::shared_disk::SharedDisk;
 use super::unanswered;
 use crate::events::{Events, Happened};
+use crate::identity::new_identity;
 use crate::info::StreamInfo;
 use fathom_control::RequestError;
 use fathom_files::gate;
@@ -165,6 +166,7 @@ type Over = Box<dyn FnOnce() + Send>;
 /// One that has begun, and is over or not.
 #[derive(Clone)]
 pub struct Running {
+    id: String,
     pub following: Following,
     plan: Arc<Plan>,
     /// The images that the job reads and writes, for the user.
@@ -201,6 +203,7 @@ impl Order {
         let leaving = following.clone();
         shared.set_followers_leave(Box::new(move || leaving.leave()));
         Ok(Running {
+            id: new_identity(),
             following,
             plan,
             images,
@@ -244,11 +247,13 @@ impl Running {
         let status = self.following.status();
         let shown = |image: &PathBuf| redacted(&image.display().to_string()).into_owned();
         StreamInfo {
+            id: self.id.clone(),
             base: self.plan.base().map(shown),
             top: self.plan.top().map(shown),
             phase: status.phase.name().into(),
             copied: status.copied,
             left: status.left,
+            speed: self.following.rate(),
             seconds: self.since.elapsed().as_secs(),
             problem: status.problem,
         }

@@ -41,6 +41,9 @@ pub fn refuse(command: &Command, name: &str) -> Result<(), RequestError> {
             conflict("a tenant's disk in use cannot be backed up; stop its virtual machine first")
         }
         Command::BeginMirror(_) => conflict("tenants' disks cannot be mirrored"),
+        Command::Job { id, .. } => conflict(&format!(
+            "job {id} cannot be changed: the disk belongs to a tenant"
+        )),
         Command::BeginCommit(_) | Command::BeginStream(_) => {
             conflict("images of a tenant's disk in use cannot be merged")
         }
@@ -121,6 +124,7 @@ pub fn read(command: &Command, is_new: bool, known: &Known<'_>, message: Vec<u8>
         | Command::BeginStream(_)
         | Command::BeginSwitch { .. }
         | Command::EndSwitch { .. }
+        | Command::Job { .. }
         | Command::CompleteMirror(_)
         | Command::Adopt
         | Command::Snapshot(_)

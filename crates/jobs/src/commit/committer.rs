@@ -57,7 +57,7 @@ impl Committer {
             job: &job,
             source: &middle,
             target: &below,
-            pace: Pace::new(self.terms.rate),
+            pace: Pace::new(self.shared.rate.clone()),
             stops: &stops,
             slice: SLICE,
         };

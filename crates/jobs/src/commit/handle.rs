@@ -20,7 +20,7 @@ pub fn start(
     over: Box<dyn FnOnce() + Send>,
 ) -> Result<Following, String> {
     let missing = "the images have no disk of their own";
-    let shared = Shared::new(true, &tell);
+    let shared = Shared::new(true, terms.rate, &tell);
     let committer = Committer {
         middle: image.reader().ok_or(missing)?,
         below: image.beside().ok_or(missing)?,

@@ -101,7 +101,7 @@ impl Follower {
             job: &job,
             source: &source,
             target: &target,
-            pace: Pace::new(self.terms.rate),
+            pace: Pace::new(self.shared.rate.clone()),
             stops: &stops,
             slice: SLICE,
         };
@@ -127,7 +127,7 @@ impl Follower {
         Ok(())
     }
 
-    fn copy_on(&mut self, mut copy: Copy<'_>, job: &Job, target: &Client) -> Result<Gone, String> {
+    fn copy_on(&mut self, copy: Copy<'_>, job: &Job, target: &Client) -> Result<Gone, String> {
         let mut speed = Speed::default();
         loop {
             let (stop, leaves, is_last) = {
@@ -141,10 +141,8 @@ impl Follower {
                 return Ok(Gone::Away);
             }
             self.check_disk()?;
-            if is_last {
-                // Users wait.
-                copy.pace = Pace::new(None);
-            }
+            // (At the end users wait.)
+            copy.pace.set_free(is_last);
             self.take_noted();
             let left = self.todo.changed_bytes();
             self.shared.state().status.left = left;

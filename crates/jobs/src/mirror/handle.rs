@@ -46,7 +46,7 @@ impl Mirror {
             ));
         }
         let error = |error: DiskError| error.to_string();
-        let shared = Shared::new(matches!(to, Target::Below(_)), &tell);
+        let shared = Shared::new(matches!(to, Target::Below(_)), terms.rate, &tell);
         // The activation of another target may block: its lock is taken, or its file system is away.
         // A front-end that leaves the source waits for those that use the source, so the source is
         // not used meanwhile. A target below the source is a part of it, and is activated with it.

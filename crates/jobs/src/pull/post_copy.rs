@@ -199,7 +199,7 @@ impl Puller {
             job: &job,
             source: &source,
             target: &own,
-            pace: Pace::new(None),
+            pace: Pace::new(Arc::default()),
             stops: &stops,
             slice: SLICE,
         };

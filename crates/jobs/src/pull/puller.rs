@@ -4,7 +4,7 @@ use super::record::Record;
 use super::shared::Shared;
 use super::source::{self, Todo};
 use super::terms::{Phase, Terms};
-use crate::copy::{Copy, Failure, Pace, Speed};
+use crate::copy::{Copy, Failure, Pace, Rate, Speed};
 use fathom_core::{Disk, DiskError, WorkerHandle};
 use fathom_stack::{Client, Job, Latch, Missing};
 use fathom_storage::{ChangesClient, EngineKind};
@@ -171,11 +171,11 @@ impl Puller {
             .map_err(problem)?;
         let shared = self.shared.clone();
         let stops = || shared.stops();
-        let mut copy = Copy {
+        let copy = Copy {
             job: &job,
             source: &source,
             target: &own,
-            pace: Pace::new(self.terms.rate),
+            pace: Pace::new(Rate::new(self.terms.rate)),
             stops: &stops,
             slice: SLICE,
         };
@@ -185,7 +185,7 @@ impl Puller {
                 source::fetch(&mut client, &mut self.todo, &stops)?;
                 if (self.is_wanted() || self.asked) && self.take_over(&mut client, &stops)? {
                     // A guest waits.
-                    copy.pace = Pace::new(None);
+                    copy.pace.set_free(true);
                     continue;
                 }
             }

@@ -25,7 +25,7 @@ pub fn start(
         Below::Other { disk, .. } => Some(InUse::new(disk).map_err(error)?),
         Below::Nothing | Below::Own { .. } => None,
     };
-    let shared = Shared::new(true, &tell);
+    let shared = Shared::new(true, terms.rate, &tell);
     shared.take(&source.disk).map_err(error)?;
     shared.state().status.left = source.disk.info().size;
     let streamer = Streamer {

@@ -96,7 +96,7 @@ impl Streamer {
             job: &job,
             beside: &beside,
             compare,
-            pace: Pace::new(self.terms.rate),
+            pace: Pace::new(self.shared.rate.clone()),
             in_flight: 0,
             free: Vec::new(),
         };

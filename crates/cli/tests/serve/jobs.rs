@@ -1,0 +1,169 @@
+//! Jobs by their identities: one is changed or ended, and never another one that came after it.
+
+use crate::driver::with_disk;
+use crate::kinds::{SIZE, qemu_img};
+use crate::support::{Served, as_arg, disk_dir, eventually, refused, stdout_of};
+use fathom_client::{Client, ClientError};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Slow enough that nothing ends before it is to.
+const SLOW: &str = "512k";
+
+fn client(served: &Served) -> Client {
+    Client::connect(Path::new(&served.api())).unwrap()
+}
+
+/// The jobs of a server.
+fn jobs(served: &Served) -> Vec<Value> {
+    let all: Value = client(served).get(&["v1", "jobs"]).send().unwrap();
+    serde_json::from_value(all["jobs"].clone()).unwrap()
+}
+
+/// The server's only job, and its identity.
+fn job(served: &Served) -> (String, Value) {
+    let [job] = <[Value; 1]>::try_from(jobs(served)).unwrap();
+    (job["id"].as_str().unwrap().to_owned(), job)
+}
+
+fn status_of(sent: Result<Value, ClientError>) -> u16 {
+    match sent.unwrap_err() {
+        ClientError::Refused { status, .. } => status,
+        other => panic!("{other}"),
+    }
+}
+
+/// A server with an overlay of an image that has data everywhere.
+fn served(dir: &Path) -> Served {
+    let (base, image) = (as_arg(&dir.join("base")), as_arg(&dir.join("image")));
+    std::fs::write(&base, vec![7; SIZE as usize]).unwrap();
+    qemu_img(
+        dir,
+        &[
+            "create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw", &image,
+        ],
+    );
+    Served::start(&image, &["--format", "qcow2"])
+}
+
+/// While a guest uses the disk.
+fn in_use(work: impl FnOnce(&Path, &Served)) {
+    let dir = disk_dir();
+    let served = served(dir.path());
+    with_disk(&served.arg("s"), 1, |_| work(dir.path(), &served));
+}
+
+#[test]
+fn mirror_is_hastened_and_ended_by_its_identity() {
+    in_use(hasten_and_end_a_mirror);
+}
+
+fn hasten_and_end_a_mirror(dir: &Path, served: &Served) {
+    let target = as_arg(&dir.join("target"));
+    qemu_img(
+        dir,
+        &["create", "-q", "-f", "raw", &target, &SIZE.to_string()],
+    );
+    let start = [
+        "mirror",
+        "start",
+        &served.api(),
+        &target,
+        "-O",
+        "raw",
+        "--speed",
+        SLOW,
+    ];
+    stdout_of(&start);
+    let (first, shown) = job(served);
+    let known = json!({"kind": "mirror", "state": "running", "speed": 512 << 10});
+    for (key, value) in known.as_object().unwrap() {
+        assert_eq!(&shown[key], value, "{shown}");
+    }
+    let disk = shown["disk"].as_str().unwrap();
+    assert!(first.starts_with(&format!("{disk}.mirror.")), "{first}");
+    // It is not ready: by force only.
+    refused(1, &["jobs", "end", &first], &["--force"]);
+    let client = client(served);
+    let place = ["v1", "jobs", &first];
+    let slower: Value = client
+        .patch(&place)
+        .json(&json!({"speed": "256k"}))
+        .send()
+        .unwrap();
+    assert_eq!(slower["speed"], 256 << 10);
+    for bad in [
+        json!({}),
+        json!({"speed": "fast"}),
+        json!({"speed": 1, "other": 2}),
+    ] {
+        assert_eq!(
+            status_of(client.patch(&place).json(&bad).send()),
+            400,
+            "{bad}"
+        );
+    }
+    stdout_of(&["jobs", "speed", &first, "none"]);
+    eventually("the mirror is ready", || {
+        (job(served).1["state"] == "ready").then_some(())
+    });
+    assert_eq!(job(served).1["speed"], Value::Null);
+    let told = stdout_of(&["jobs", "end", &first]);
+    assert!(told.contains("mirror is done"), "{told}");
+    assert!(jobs(served).is_empty());
+    // Another one is not meant by the first one's identity.
+    stdout_of(&start);
+    let (second, _) = job(served);
+    assert_ne!(first, second);
+    assert_eq!(
+        status_of(client.delete(&place).flag("force", true).send()),
+        404
+    );
+    assert_eq!(
+        status_of(client.patch(&place).json(&json!({"speed": null})).send()),
+        404
+    );
+    assert_eq!(status_of(client.get(&place).send()), 404);
+    refused(1, &["jobs", "end", &first], &["no job", &second]);
+    // (Without its number it is the disk's only mirror.)
+    let (short, _) = second.rsplit_once('.').unwrap();
+    stdout_of(&["jobs", "end", short, "--force"]);
+    assert!(jobs(served).is_empty());
+    assert_eq!(qemu_img(dir, &["info", "-U", &target]).is_empty(), false);
+}
+
+#[test]
+fn stream_is_hastened_and_a_backup_is_ended() {
+    in_use(hasten_a_stream_and_end_a_backup);
+}
+
+fn hasten_a_stream_and_end_a_backup(dir: &Path, served: &Served) {
+    stdout_of(&["stream", "start", &served.api(), "--speed", SLOW]);
+    let (id, _) = job(served);
+    assert!(id.contains(".stream."), "{id}");
+    stdout_of(&["jobs", "speed", &id, "1G"]);
+    eventually("the stream is done", || {
+        (job(served).1["state"] == "done").then_some(())
+    });
+    stdout_of(&["jobs", "end", &id]);
+    assert!(jobs(served).is_empty());
+    let socket = format!("unix:{}", as_arg(&dir.join("backup")));
+    stdout_of(&["backup", "start", &served.api(), "--nbd", &socket]);
+    let (id, shown) = job(served);
+    assert_eq!(
+        (&shown["phase"], &shown["state"]),
+        (&json!("keeping"), &json!("running"))
+    );
+    refused(
+        1,
+        &["jobs", "speed", &id, "1M"],
+        &["only the speed of mirrors"],
+    );
+    let ended: Value = client(served).delete(&["v1", "jobs", &id]).send().unwrap();
+    assert_eq!(ended["id"], id);
+    assert!(jobs(served).is_empty());
+    for unknown in ["vm1", "vm1.mirror.0", ".pull", "..."] {
+        let shown = client(served).get(&["v1", "jobs", unknown]).send();
+        assert_eq!(status_of(shown), 404, "{unknown}");
+    }
+}

@@ -1,0 +1,80 @@
+//! Jobs that are asked for by their identities.
+
+use super::Objects;
+use crate::command::JobOrder;
+use crate::jobs::{JobId, JobInfo, JobKind, unknown_job};
+use crate::reply::{Answer, Asker, Reply};
+use fathom_control::{ErrorKind, RequestError};
+
+impl Objects {
+    /// Changes or ends the job with this identity, and no other job of the disk.
+    pub(super) fn order_job(&mut self, index: usize, id: &JobId, order: JobOrder, asker: Asker) {
+        if let Err(error) = self.check_job(index, id) {
+            return asker(Err(error));
+        }
+        match order {
+            JobOrder::SetSpeed { limit } => {
+                let set = self.set_job_speed(index, id, limit);
+                asker(
+                    set.and_then(|()| self.check_job(index, id))
+                        .map(Reply::from),
+                );
+            }
+            JobOrder::End { force } => {
+                let disk = id.disk.clone();
+                let asker: Asker = Box::new(move |answer| {
+                    asker(answer.and_then(|ended| last_state(&disk, ended)))
+                });
+                match id.kind {
+                    JobKind::Backup => self.end_backup(index, &id.number, asker),
+                    JobKind::Mirror => self.end_mirror(index, force, asker),
+                    JobKind::Stream | JobKind::Commit => self.end_stream(index, asker),
+                    JobKind::Pull => asker(Err(ErrorKind::Conflict.because(format!(
+                        "{id}: a move cannot be ended while the disk is served; remove the disk"
+                    )))),
+                }
+            }
+        }
+    }
+
+    /// The job as it is now, or an error if it does not exist.
+    fn check_job(&self, index: usize, id: &JobId) -> Result<JobInfo, RequestError> {
+        let text = id.to_string();
+        let jobs = self.info(index).jobs();
+        let found = jobs.into_iter().find(|job| job.id == text);
+        found.ok_or_else(|| unknown_job(&text))
+    }
+
+    fn set_job_speed(
+        &self,
+        index: usize,
+        id: &JobId,
+        limit: Option<u64>,
+    ) -> Result<(), RequestError> {
+        let disk = &self.disks[index];
+        let following = match id.kind {
+            JobKind::Mirror => disk.mirror().map(|running| &running.mirror.following),
+            JobKind::Stream | JobKind::Commit => disk.stream().map(|running| &running.following),
+            JobKind::Backup | JobKind::Pull => None,
+        };
+        match following {
+            Some(following) => {
+                following.set_rate(limit);
+                Ok(())
+            }
+            None => Err(ErrorKind::Conflict.because(format!(
+                "{id}: only the speed of mirrors, commits and streams can be changed"
+            ))),
+        }
+    }
+}
+
+/// The last state of a job that has ended.
+fn last_state(disk: &str, ended: Reply) -> Answer {
+    match ended {
+        Reply::Backup(info) => Ok(JobInfo::backup(disk, &info).into()),
+        Reply::Mirror(info) => Ok(JobInfo::mirror(disk, &info).into()),
+        Reply::Stream(info) => Ok(JobInfo::stream(disk, &info).into()),
+        _ => Err(ErrorKind::Failed.because("the reply is of another kind")),
+    }
+}
