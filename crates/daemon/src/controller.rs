@@ -24,10 +24,10 @@ use crate::host::Host;
 use crate::mailbox::{Mailbox, Post};
 use crate::options::{ApiOptions, NbdOptions, ServeOptions};
 use crate::reply::{Answer, Asker, Disk, Disks, Done, FailedDisk, Shown};
+use crate::request::Request;
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
-use fathom_control::Condition;
-use fathom_control::{Owner, Registry, Removal, Request, RequestError, RequestId, SwitchTo};
+use fathom_control::{Owner, Registry, Request as Change, RequestId};
 use fathom_sandbox::Mode;
 use fathom_stack::PoolOptions;
 pub use handover::Upgrade;
@@ -201,185 +201,86 @@ impl Controller {
         }
     }
 
-    /// Carry a command out; who asks is answered at once or later.
-    pub fn handle(&mut self, ask: Ask, asker: Asker) {
-        let Ask { disk, command } = ask;
-        match (command, disk) {
-            (
-                Command::Put {
-                    options,
-                    named,
-                    temporary,
-                    only_if,
-                },
-                None,
-            ) => {
-                let request = Request::Put {
-                    spec: options.clone(),
-                    named,
-                    until_restart: temporary,
-                    only_if,
-                };
-                self.request(options.name, request, asker);
-            }
-            (
-                Command::Remove {
-                    force,
-                    temporary,
-                    only_if,
-                },
-                Some(name),
-            ) => self.remove(name, force, temporary, only_if, asker),
-            (
-                Command::Set {
-                    filter,
-                    options,
-                    temporary,
-                },
-                Some(name),
-            ) => self.set_filter(name, filter, options, temporary, asker),
-            (Command::Resize { size, shrink }, Some(name)) => {
-                let text = format!(
-                    "disk '{name}': resizing takes longer than --stop-timeout and continues"
-                );
-                let until = Instant::now() + self.stop_timeout.0;
-                let asker = self.waiting.until(until, text, asker);
-                self.request(name, Request::Resize { size, shrink }, asker);
-            }
-            (Command::CompleteMirror(how), Some(name)) => {
-                let request = Request::Switch {
-                    to: SwitchTo::Mirror,
-                    transient: how.unkept,
-                    leave_bitmaps: how.leave_bitmaps,
-                };
-                self.request(name, request, asker);
-            }
-            (Command::Snapshot(order), Some(name)) => {
-                let request = Request::Switch {
-                    to: SwitchTo::Layer(order.overlay),
-                    transient: order.unkept,
-                    leave_bitmaps: order.leave_bitmaps,
-                };
-                self.request(name, request, asker);
-            }
-            (Command::Adopt, Some(name)) => self.adopt(name, asker),
-            (Command::Show, Some(name)) => self.show(name, asker),
-            (Command::List, None) => self.list(asker),
-            (Command::ListGroups, None) => self.list_groups(asker),
-            (
-                Command::SetGroup {
-                    group,
-                    options,
-                    temporary,
-                },
-                None,
-            ) => self.set_group(group, options, temporary, asker),
-            (Command::Upgrade { binary, disconnect }, None) => {
+    /// Carries a request out; the reply comes at once or later.
+    pub fn handle(&mut self, request: Request, asker: Asker) {
+        match request {
+            Request::List => self.list(asker),
+            Request::Show { disk } => self.show(disk, asker),
+            Request::Change { disk, change } => self.change(disk, change, asker),
+            Request::Host { disk, command } => self.ask_host(disk, command, asker),
+            Request::ListGroups => self.list_groups(asker),
+            Request::SetGroup {
+                group,
+                options,
+                until_restart,
+            } => self.set_group(group, options, until_restart, asker),
+            Request::Upgrade { binary, disconnect } => {
                 self.begin_upgrade(binary, disconnect, asker);
             }
-            (Command::Quit, None) => {
+            Request::Quit => {
                 self.is_ending = true;
                 asker(Ok(Done {}.into()));
             }
-            (Command::BeginCommit(order), Some(name)) => {
-                match self.registry.check_image_change(&name, order.unkept) {
-                    Err(error) => asker(Err(error)),
-                    Ok(()) => self.slowly(name, Command::BeginCommit(order), asker),
-                }
-            }
-            (
-                command @ (Command::BeginMirror(_)
-                | Command::BeginStream(_)
-                | Command::EndStream
-                | Command::BeginBackup { .. }
-                | Command::EndBackup { .. }
-                | Command::Job { .. }
-                | Command::Bitmaps(_)
-                | Command::Snapshots(_)
-                | Command::EndMirror { .. }),
-                Some(name),
-            ) => self.slowly(name, command, asker),
-            (command, disk) => {
-                if let Some(Err(error)) =
-                    { disk.as_deref() }.map(|name| self.registry.check_served(name))
-                {
-                    return asker(Err(error));
-                }
-                let asker = self.briefly(disk.as_deref(), asker);
-                self.host.ask(Ask { disk, command }, asker);
-            }
         }
     }
 
-    fn remove(
-        &mut self,
-        name: String,
-        force: bool,
-        temporary: bool,
-        only_if: Condition,
-        asker: Asker,
-    ) {
+    /// Changes what a disk is.
+    fn change(&mut self, disk: String, change: Change, asker: Asker) {
         let timeout = self.stop_timeout;
-        let leave = if force { Duration::ZERO } else { LEAVE };
-        let text = format!(
-            "disk '{name}': requests are still in flight after {timeout}; the disk is removed as \
-             soon as they have completed"
-        );
-        let until = Instant::now() + leave + timeout.0;
-        let asker = self.waiting.until(until, text, asker);
-        let how = match temporary {
-            true => Removal::UntilRestart,
-            false => Removal::Definition,
+        let asker = match &change {
+            Change::Adopt { .. } => return self.adopt(disk, asker),
+            Change::Put { .. } | Change::Switch { .. } => asker,
+            Change::SetFilter { .. } => self.briefly(&disk, asker),
+            Change::Resize { .. } => {
+                let text = format!(
+                    "disk '{disk}': resizing takes longer than --stop-timeout and continues"
+                );
+                self.waiting.until(Instant::now() + timeout.0, text, asker)
+            }
+            Change::Remove { force, .. } => {
+                let leave = if *force { Duration::ZERO } else { LEAVE };
+                let text = format!(
+                    "disk '{disk}': requests are still in flight after {timeout}; the disk is \
+                     removed as soon as they have completed"
+                );
+                let until = Instant::now() + leave + timeout.0;
+                self.waiting.until(until, text, asker)
+            }
         };
-        let request = Request::Remove {
-            force,
-            how,
-            only_if,
-        };
-        self.request(name, request, asker);
+        self.request(disk, change, asker);
     }
 
-    /// Changes options of a filter.
-    fn set_filter(
-        &mut self,
-        name: String,
-        filter: String,
-        options: BTreeMap<String, String>,
-        temporary: bool,
-        asker: Asker,
-    ) {
-        let asker = self.briefly(Some(&name), asker);
-        let request = Request::SetFilter {
-            filter,
-            options,
-            until_restart: temporary,
+    /// Passes a command on to the disk's host.
+    fn ask_host(&mut self, disk: String, command: Command, asker: Asker) {
+        let checked = match &command {
+            Command::BeginCommit(order) => self.registry.check_image_change(&disk, order.unkept),
+            _ => Ok(()),
         };
-        self.request(name, request, asker);
-    }
-
-    /// For what may take long, and goes on then.
-    fn slowly(&mut self, name: String, command: Command, asker: Asker) {
-        let text = format!(
-            "disk '{name}': the operation takes longer than 60 s and continues in the \
-            background"
-        );
-        if let Err(error) = self.registry.check_served(&name) {
+        if let Err(error) = checked.and_then(|()| self.registry.check_served(&disk)) {
             return asker(Err(error));
         }
-        let asker = self.waiting.until(Instant::now() + LONG, text, asker);
-        let disk = Some(name);
-        self.host.ask(Ask { disk, command }, asker);
+        let asker = match command.is_slow() {
+            false => self.briefly(&disk, asker),
+            true => {
+                let text = format!(
+                    "disk '{disk}': the operation takes longer than 60 s and continues in the \
+                     background"
+                );
+                self.waiting.until(Instant::now() + LONG, text, asker)
+            }
+        };
+        self.host.ask(Ask::of(&disk, command), asker);
     }
 
-    /// Ask who has the disks, and go on with what comes of it.
+    /// Sends a command to the disk's host, and continues with the reply.
     fn then(
         &mut self,
-        disk: Option<String>,
+        disk: &str,
         command: Command,
         next: impl FnOnce(&mut Controller, Answer) + Send + 'static,
     ) {
         let asker = self.later(next);
-        self.host.ask(Ask { disk, command }, asker);
+        self.host.ask(Ask::of(disk, command), asker);
     }
 
     /// Takes what comes, and goes on with it in a later step.
@@ -398,10 +299,9 @@ impl Controller {
     }
 
     /// For what takes no time, unless a disk's process says nothing.
-    fn briefly(&mut self, disk: Option<&str>, asker: Asker) -> Asker {
-        let name = disk.unwrap_or_default();
+    fn briefly(&mut self, disk: &str, asker: Asker) -> Asker {
         let text = format!(
-            "disk '{name}': the disk's process did not respond within 5 s; retry, or see the log"
+            "disk '{disk}': the disk's process did not respond within 5 s; retry, or see the log"
         );
         self.waiting.until(Instant::now() + BRIEF, text, asker)
     }
@@ -410,8 +310,8 @@ impl Controller {
         if let Err(error) = self.registry.check_served(&name) {
             return asker(Err(error));
         }
-        let asker = self.briefly(Some(&name), asker);
-        self.then(Some(name), Command::Show, |controller, answer| {
+        let asker = self.briefly(&name, asker);
+        self.then(&name, Command::Show, |controller, answer| {
             let shown = answer.and_then(Shown::try_from);
             asker(shown.map(|shown| controller.disk(shown).into()));
         });
@@ -419,24 +319,19 @@ impl Controller {
 
     fn list(&mut self, asker: Asker) {
         self.list_shown(|controller, shown| {
-            let disks = |shown: Vec<Shown>| Disks {
-                disks: { shown.into_iter() }
-                    .map(|shown| controller.disk(shown))
-                    .collect(),
+            let disks = shown.into_iter().map(|shown| controller.disk(shown));
+            let disks = Disks {
+                disks: disks.collect(),
                 failed: controller.failed(),
             };
-            asker(shown.map(|shown| disks(shown).into()));
+            asker(Ok(disks.into()));
         });
     }
 
     /// All disks that are served, as their hosts show them.
-    fn list_shown(
-        &mut self,
-        next: impl FnOnce(&mut Controller, Result<Vec<Shown>, RequestError>) + Send + 'static,
-    ) {
-        self.then(None, Command::List, |controller, answer| {
-            next(controller, answer.and_then(<Vec<Shown>>::try_from));
-        });
+    fn list_shown(&mut self, next: impl FnOnce(&mut Controller, Vec<Shown>) + Send + 'static) {
+        let next = self.later(next);
+        self.host.list(next);
     }
 
     /// The disks that are defined, but not served.

@@ -5,19 +5,21 @@ use crate::error::Error;
 use crate::handover::Estate;
 use crate::metrics::Measures;
 use crate::objects::Outcome;
-use crate::reply::Asker;
+use crate::reply::{Asker, Shown};
 use crate::stop_timeout::StopTimeout;
 use fathom_control::RequestError;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// Disks by name, of which nobody knows here why they are there. Of all commands these are carried
-/// out: all about one disk, `Put` and `List`.
+/// Disks by name, of which nobody knows here why they are there.
 pub trait Host: Send {
     /// Carry a command out; who asks is answered at once, or in a later [`Host::turn`]. What is said
     /// of keeping a disk is not looked at. The answer to `Put` has a member more, `created`: the disk
     /// was not there before.
     fn ask(&mut self, ask: Ask, asker: Asker);
+
+    /// How all disks are, at once or in a later [`Host::turn`]. Without those whose processes have never replied.
+    fn list(&mut self, next: Box<dyn FnOnce(Vec<Shown>) + Send>);
 
     /// What is counted of all disks, at once or in a later [`Host::turn`].
     fn measure_all(&mut self, asker: Box<dyn FnOnce(Measures) + Send>);

@@ -24,9 +24,11 @@ mod mailbox;
 mod metrics;
 mod objects;
 mod options;
+mod orders;
 mod pull_terms;
 mod repeats;
 mod reply;
+mod request;
 mod runtime;
 mod signals;
 mod socket;
@@ -40,10 +42,6 @@ mod users;
 
 pub use access::{access, groups};
 pub use alarm::AlarmInfo;
-pub use command::{
-    Advance, BackupOrder, CommitOrder, Completion, Merged, MirrorOrder, NewBitmap, NewName,
-    SnapshotOrder, StreamOrder,
-};
 pub use daemon::{Daemon, Ended};
 pub use error::Error;
 pub use events::Events;
@@ -64,6 +62,10 @@ pub use live::{
 pub use objects::Outcome;
 pub use options::{
     ApiOptions, DiskOptions, ExportOptions, NbdOptions, RemoteOptions, ServeOptions, TlsOptions,
+};
+pub use orders::{
+    Advance, BackupOrder, CommitOrder, Completion, Merged, MirrorOrder, NewBitmap, NewName,
+    SnapshotOrder, StreamOrder,
 };
 pub use repeats::Repeats;
 pub use reply::ThrottleGroup;

@@ -51,7 +51,6 @@ macro_rules! replies {
 replies! {
     Done(Done),
     Shown(Shown),
-    ShownList(Vec<Shown>),
     Disk(Disk),
     Disks(Disks),
     Options(DiskSpec),

@@ -37,7 +37,7 @@ use crate::link::FromTenant;
 use crate::metrics::Measures;
 use crate::objects::Outcome;
 use crate::options::ServeOptions;
-use crate::reply::{Asker, Reply};
+use crate::reply::{Asker, Reply, Shown};
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
 use crate::users::User;
@@ -299,6 +299,14 @@ impl Tenants {
 impl Host for Tenants {
     fn ask(&mut self, ask: Ask, asker: Asker) {
         self.forward(ask, asker);
+    }
+
+    fn list(&mut self, next: Box<dyn FnOnce(Vec<Shown>) + Send>) {
+        let told = |replies: Vec<Reply>| {
+            let shown = replies.into_iter().filter_map(|one| one.try_into().ok());
+            next(shown.collect());
+        };
+        self.ask_all(Command::Show, Box::new(told));
     }
 
     fn measure_all(&mut self, asker: Box<dyn FnOnce(Measures) + Send>) {

@@ -3,9 +3,10 @@
 use super::problem::Problem;
 use super::request::{Named, parse_any, read};
 use super::state::Asking;
-use crate::command::{BackupOrder, Command};
+use crate::command::Command;
 use crate::identity::{is_identity, new_identity};
 use crate::info::BackupInfo;
+use crate::orders::BackupOrder;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
@@ -39,7 +40,7 @@ pub async fn begin(
     let id = identity(query)?.unwrap_or_else(new_identity);
     let order: BackupOrder = parse_any(read(body).await?)?;
     let command = Command::BeginBackup { id, order };
-    asking.ask(Some(name.name()?), command).await.map(Json)
+    asking.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// Resume requests that a backup holds
@@ -60,7 +61,7 @@ pub async fn go(
 ) -> Result<Json<BackupInfo>, Problem> {
     let id = identity(query)?.ok_or_else(nameless)?;
     let command = Command::GoOnWithBackup { id };
-    asking.ask(Some(name.name()?), command).await.map(Json)
+    asking.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// End a backup
@@ -84,7 +85,7 @@ pub async fn end(
 ) -> Result<Json<BackupInfo>, Problem> {
     let id = identity(query)?.ok_or_else(nameless)?;
     let command = Command::EndBackup { id };
-    asking.ask(Some(name.name()?), command).await.map(Json)
+    asking.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// The identity that the parameters name, if they do.

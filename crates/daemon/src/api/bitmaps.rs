@@ -3,8 +3,9 @@
 use super::problem::Problem;
 use super::request::{Named, parse, parse_any, read};
 use super::state::Asking;
-use crate::command::{Advance, BitmapOrder, Command, Merged, NewBitmap, NewName};
+use crate::command::Command;
 use crate::info::Bitmaps;
+use crate::orders::{Advance, BitmapOrder, Merged, NewBitmap, NewName};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
@@ -15,7 +16,7 @@ async fn order(
     order: BitmapOrder,
 ) -> Result<Json<Bitmaps>, Problem> {
     let command = Command::Bitmaps(order);
-    asking.ask(Some(name.name()?), command).await.map(Json)
+    asking.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// List a disk's dirty bitmaps

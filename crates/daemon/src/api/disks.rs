@@ -5,15 +5,15 @@ use super::request::{Flags, LISTED, Named, parse, parse_any, read};
 use super::state::Asking;
 use super::tag;
 use crate::command::Command;
-use crate::reply::{
-    Answer, Disk, Disks, Filter, Frozen, Size, SlowRequests, Statistics, TraceState,
-};
+use crate::reply::{Disk, Disks, Filter, Frozen, Size, SlowRequests, Statistics, TraceState};
+use crate::request::Request;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use fathom_control::{ErrorKind, version_of};
+use fathom_control::Request as Change;
+use fathom_control::{ErrorKind, Removal, version_of};
 use fathom_spec::DiskSpec;
 use fathom_spec::text;
 use fathom_units::serde_text;
@@ -62,7 +62,7 @@ pub struct Trace {
 #[utoipa::path(get, path = "/v1/disks", tag = "disks", operation_id = "listDisks",
     responses((status = 200, body = Disks)))]
 pub async fn list(State(asking): State<Asking>) -> Result<Json<Disks>, Problem> {
-    asking.ask(None, Command::List).await.map(Json)
+    asking.ask(Request::List).await.map(Json)
 }
 
 /// Show a disk
@@ -77,7 +77,7 @@ pub async fn list(State(asking): State<Asking>) -> Result<Json<Disks>, Problem> 
         (status = 409, body = Problem, content_type = "application/problem+json",
             description = "The disk is being added or removed")))]
 pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Response, Problem> {
-    let disk = asking.ask(Some(name.name()?), Command::Show).await?;
+    let disk = asking.show(name.name()?).await?;
     tagged(StatusCode::OK, disk)
 }
 
@@ -117,13 +117,13 @@ pub async fn put(
     let query = Flags::parse(query, &["temporary"])?;
     let name = name.name()?;
     let (options, named) = table(name, read(body).await?)?;
-    let command = Command::Put {
-        options: Box::new(options),
+    let change = Change::Put {
+        spec: Box::new(options),
         named: Some(named),
-        temporary: query.flag("temporary"),
+        until_restart: query.flag("temporary"),
         only_if: tag::condition(&headers),
     };
-    let disk: Disk = asking.ask(None, command).await?;
+    let disk: Disk = asking.change(name, change).await?;
     let status = match disk.created {
         true => StatusCode::CREATED,
         false => StatusCode::OK,
@@ -160,12 +160,16 @@ pub async fn remove(
     let name = name.name()?;
     let query = Flags::parse(query, &["force", "temporary"])?;
     let only_if = tag::condition(&headers);
-    let command = Command::Remove {
+    let change = Change::Remove {
         force: query.flag("force"),
-        temporary: query.flag("temporary"),
+        how: match query.flag("temporary") {
+            true => Removal::UntilRestart,
+            false => Removal::Definition,
+        },
         only_if: only_if.clone(),
     };
-    let removed: Answer = asking.try_to(Some(name), command).await?;
+    let disk = name.to_owned();
+    let removed = asking.answer(Request::Change { disk, change }).await?;
     match removed {
         Err(refusal) if refusal.kind == ErrorKind::Unknown => {
             only_if.check(name, None)?;
@@ -190,7 +194,7 @@ pub async fn slow(
     name: Named,
 ) -> Result<Json<SlowRequests>, Problem> {
     let name = name.name()?;
-    asking.ask(Some(name), Command::Slow).await.map(Json)
+    asking.ask_host(name, Command::Slow).await.map(Json)
 }
 
 /// Show where a disk's requests spent their time
@@ -204,7 +208,7 @@ pub async fn slow(
         (status = 409, body = Problem, content_type = "application/problem+json")))]
 pub async fn stats(State(asking): State<Asking>, name: Named) -> Result<Json<Statistics>, Problem> {
     asking
-        .ask(Some(name.name()?), Command::Stats)
+        .ask_host(name.name()?, Command::Stats)
         .await
         .map(Json)
 }
@@ -232,8 +236,8 @@ pub async fn resize(
     body: Body,
 ) -> Result<Json<Size>, Problem> {
     let NewSize { size, shrink } = parse_any(read(body).await?)?;
-    let command = Command::Resize { size, shrink };
-    asking.ask(Some(name.name()?), command).await.map(Json)
+    let change = Change::Resize { size, shrink };
+    asking.change(name.name()?, change).await.map(Json)
 }
 
 /// Freeze a disk
@@ -260,7 +264,7 @@ pub async fn freeze(
 ) -> Result<Json<Frozen>, Problem> {
     let Freezing { timeout_ms } = parse_any(read(body).await?)?;
     let command = Command::Freeze { timeout_ms };
-    asking.ask(Some(name.name()?), command).await.map(Json)
+    asking.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// Thaw a frozen disk
@@ -278,10 +282,7 @@ pub async fn freeze(
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn thaw(State(asking): State<Asking>, name: Named) -> Result<Json<Frozen>, Problem> {
-    asking
-        .ask(Some(name.name()?), Command::Thaw)
-        .await
-        .map(Json)
+    asking.ask_host(name.name()?, Command::Thaw).await.map(Json)
 }
 
 /// Make a disk persistent
@@ -300,7 +301,8 @@ pub async fn thaw(State(asking): State<Asking>, name: Named) -> Result<Json<Froz
         (status = 422, body = Problem, content_type = "application/problem+json",
             description = "The disk's file cannot be written, or the configuration cannot be read")))]
 pub async fn adopt(State(asking): State<Asking>, name: Named) -> Result<Response, Problem> {
-    let disk = asking.ask(Some(name.name()?), Command::Adopt).await?;
+    let change = Change::Adopt { defined_at: None };
+    let disk = asking.change(name.name()?, change).await?;
     tagged(StatusCode::OK, disk)
 }
 
@@ -329,12 +331,12 @@ pub async fn set_filter(
     body: Body,
 ) -> Result<Json<Filter>, Problem> {
     let query = Flags::parse(query, &["temporary"])?;
-    let command = Command::Set {
+    let change = Change::SetFilter {
         filter: name.get("filter")?.to_owned(),
         options: parse(read(body).await?)?,
-        temporary: query.flag("temporary"),
+        until_restart: query.flag("temporary"),
     };
-    asking.ask(Some(name.name()?), command).await.map(Json)
+    asking.change(name.name()?, change).await.map(Json)
 }
 
 /// Start to trace all requests of a disk
@@ -360,7 +362,7 @@ pub async fn start_trace(
     let command = Command::Trace {
         file: Some(file.clone()),
     };
-    let _: TraceState = asking.ask(Some(name.name()?), command).await?;
+    let _: TraceState = asking.ask_host(name.name()?, command).await?;
     Ok(Json(Trace { file }))
 }
 
@@ -375,7 +377,7 @@ pub async fn start_trace(
         (status = 409, body = Problem, content_type = "application/problem+json")))]
 pub async fn stop_trace(State(asking): State<Asking>, name: Named) -> Result<StatusCode, Problem> {
     let command = Command::Trace { file: None };
-    let _: TraceState = asking.ask(Some(name.name()?), command).await?;
+    let _: TraceState = asking.ask_host(name.name()?, command).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -3,8 +3,8 @@
 use super::problem::Problem;
 use super::request::{Flags, Named, parse, read};
 use super::state::Asking;
-use crate::command::Command;
 use crate::reply::ThrottleGroups;
+use crate::request::Request;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
@@ -16,7 +16,7 @@ use axum::extract::{RawQuery, State};
 #[utoipa::path(get, path = "/v1/throttle-groups", tag = "disks", operation_id = "listThrottleGroups",
     responses((status = 200, body = ThrottleGroups)))]
 pub async fn list(State(asking): State<Asking>) -> Result<Json<ThrottleGroups>, Problem> {
-    asking.ask(None, Command::ListGroups).await.map(Json)
+    asking.ask(Request::ListGroups).await.map(Json)
 }
 
 /// Change a throttle group's limits
@@ -46,10 +46,10 @@ pub async fn set(
     body: Body,
 ) -> Result<Json<ThrottleGroups>, Problem> {
     let query = Flags::parse(query, &["temporary"])?;
-    let command = Command::SetGroup {
+    let request = Request::SetGroup {
         group: name.name()?.to_owned(),
         options: parse(read(body).await?)?,
-        temporary: query.flag("temporary"),
+        until_restart: query.flag("temporary"),
     };
-    asking.ask(None, command).await.map(Json)
+    asking.ask(request).await.map(Json)
 }

@@ -3,9 +3,11 @@
 use super::problem::Problem;
 use super::request::{Flags, Named, parse, read};
 use super::state::Asking;
-use crate::command::{Command, JobOrder};
+use crate::command::Command;
 use crate::jobs::{JobId, JobInfo, Jobs, unknown_job};
-use crate::reply::{Disk, Disks};
+use crate::orders::JobOrder;
+use crate::reply::Disks;
+use crate::request::Request;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
@@ -30,7 +32,7 @@ pub struct JobChange {
 #[utoipa::path(get, path = "/v1/jobs", tag = "disks", operation_id = "listJobs",
     responses((status = 200, body = Jobs)))]
 pub async fn list(State(asking): State<Asking>) -> Result<Json<Jobs>, Problem> {
-    let Disks { disks, .. } = asking.ask(None, Command::List).await?;
+    let Disks { disks, .. } = asking.ask(Request::List).await?;
     let jobs = disks.iter().flat_map(|disk| disk.state.jobs());
     Ok(Json(Jobs {
         jobs: jobs.collect(),
@@ -49,7 +51,7 @@ pub async fn list(State(asking): State<Asking>) -> Result<Json<Jobs>, Problem> {
             description = "The disk is being added or removed")))]
 pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Json<JobInfo>, Problem> {
     let id = job_id(&name)?;
-    let disk: Disk = asking.ask(Some(&id.disk), Command::Show).await?;
+    let disk = asking.show(&id.disk).await?;
     let text = id.to_string();
     let found = disk.state.jobs().into_iter().find(|job| job.id == text);
     Ok(Json(found.ok_or_else(|| unknown_job(&text))?))
@@ -106,7 +108,7 @@ pub async fn end(
 async fn order(asking: &Asking, id: JobId, order: JobOrder) -> Result<Json<JobInfo>, Problem> {
     let disk = id.disk.clone();
     let command = Command::Job { id, order };
-    asking.ask(Some(&disk), command).await.map(Json)
+    asking.ask_host(&disk, command).await.map(Json)
 }
 
 fn job_id(name: &Named) -> Result<JobId, Problem> {

@@ -4,9 +4,7 @@ use super::problem::Problem;
 use super::request::LISTED;
 use super::state::Asking;
 use super::stream::JSON_LINES;
-use crate::command::Command;
 use crate::live::{Full, Listener, Sample};
-use crate::reply::Disk;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
@@ -79,7 +77,7 @@ pub async fn live(
     })?;
     let interval = wanted.interval()?;
     if let Some(disk) = &wanted.disk {
-        let _: Disk = asking.ask(Some(disk), Command::Show).await?;
+        asking.show(disk).await?;
     }
     let measure = {
         let asking = asking.clone();

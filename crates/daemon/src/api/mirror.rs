@@ -3,12 +3,15 @@
 use super::problem::Problem;
 use super::request::{Flags, Named, parse, parse_any, read};
 use super::state::Asking;
-use crate::command::{Command, CommitOrder, Completion, MirrorOrder, SnapshotOrder, StreamOrder};
+use crate::command::Command;
 use crate::info::{MirrorInfo, StreamInfo};
+use crate::orders::{CommitOrder, Completion, MirrorOrder, SnapshotOrder, StreamOrder};
 use crate::reply::Disk;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
+use fathom_control::Request as Change;
+use fathom_control::SwitchTo;
 
 /// Copy a disk to another image while it is in use
 ///
@@ -36,7 +39,7 @@ pub async fn begin(
 ) -> Result<Json<MirrorInfo>, Problem> {
     let order: MirrorOrder = parse(read(body).await?)?;
     let command = Command::BeginMirror(Box::new(order));
-    asking.ask(Some(name.name()?), command).await.map(Json)
+    asking.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// End a mirror or a commit
@@ -63,7 +66,7 @@ pub async fn end(
 ) -> Result<Json<MirrorInfo>, Problem> {
     let force = Flags::parse(query, &["force"])?.flag("force");
     let command = Command::EndMirror { force };
-    asking.ask(Some(name.name()?), command).await.map(Json)
+    asking.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// Switch a disk to the target of its mirror
@@ -90,8 +93,12 @@ pub async fn complete(
     body: Body,
 ) -> Result<Json<Disk>, Problem> {
     let how: Completion = parse_any(read(body).await?)?;
-    let command = Command::CompleteMirror(how);
-    asking.ask(Some(name.name()?), command).await.map(Json)
+    let change = Change::Switch {
+        to: SwitchTo::Mirror,
+        transient: how.unkept,
+        leave_bitmaps: how.leave_bitmaps,
+    };
+    asking.change(name.name()?, change).await.map(Json)
 }
 
 /// Merge a disk's image into one of its backing images while it is in use
@@ -120,7 +127,7 @@ pub async fn commit(
 ) -> Result<Json<MirrorInfo>, Problem> {
     let order: CommitOrder = parse(read(body).await?)?;
     let command = Command::BeginCommit(order);
-    asking.ask(Some(name.name()?), command).await.map(Json)
+    asking.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// Copy data from a disk's backing images into its image while it is in use
@@ -149,7 +156,7 @@ pub async fn begin_stream(
 ) -> Result<Json<StreamInfo>, Problem> {
     let order: StreamOrder = parse(read(body).await?)?;
     let command = Command::BeginStream(order);
-    asking.ask(Some(name.name()?), command).await.map(Json)
+    asking.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// End a stream
@@ -170,7 +177,7 @@ pub async fn end_stream(
     name: Named,
 ) -> Result<Json<StreamInfo>, Problem> {
     asking
-        .ask(Some(name.name()?), Command::EndStream)
+        .ask_host(name.name()?, Command::EndStream)
         .await
         .map(Json)
 }
@@ -199,6 +206,10 @@ pub async fn snapshot(
     body: Body,
 ) -> Result<Json<Disk>, Problem> {
     let order: SnapshotOrder = parse(read(body).await?)?;
-    let command = Command::Snapshot(order);
-    asking.ask(Some(name.name()?), command).await.map(Json)
+    let change = Change::Switch {
+        to: SwitchTo::Layer(order.overlay),
+        transient: order.unkept,
+        leave_bitmaps: order.leave_bitmaps,
+    };
+    asking.change(name.name()?, change).await.map(Json)
 }

@@ -3,8 +3,8 @@
 use super::problem::Problem;
 use super::request::{parse_any, read};
 use super::state::Asking;
-use crate::command::Command;
 use crate::reply::{Done, Successor};
+use crate::request::Request;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
@@ -41,7 +41,7 @@ pub async fn show() -> Json<Server> {
 #[utoipa::path(post, path = "/v1/server/quit", tag = "server", operation_id = "quit",
     responses((status = 202, description = "The server is stopping")))]
 pub async fn quit(State(asking): State<Asking>) -> Result<StatusCode, Problem> {
-    let _: Done = asking.ask(None, Command::Quit).await?;
+    let _: Done = asking.ask(Request::Quit).await?;
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -77,7 +77,7 @@ pub struct Binary {
 pub async fn upgrade(State(asking): State<Asking>, body: Body) -> Result<Json<Successor>, Problem> {
     let Binary { binary, disconnect } = parse_any(read(body).await?)?;
     asking
-        .ask(None, Command::Upgrade { binary, disconnect })
+        .ask(Request::Upgrade { binary, disconnect })
         .await
         .map(Json)
 }

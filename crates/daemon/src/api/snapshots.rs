@@ -3,8 +3,9 @@
 use super::problem::Problem;
 use super::request::Named;
 use super::state::Asking;
-use crate::command::{Command, SnapshotsOrder};
+use crate::command::Command;
 use crate::info::Snapshots;
+use crate::orders::SnapshotsOrder;
 use axum::Json;
 use axum::extract::State;
 
@@ -14,7 +15,7 @@ async fn order(
     order: SnapshotsOrder,
 ) -> Result<Json<Snapshots>, Problem> {
     let command = Command::Snapshots(order);
-    asking.ask(Some(name.name()?), command).await.map(Json)
+    asking.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// List the internal snapshots of a disk's image

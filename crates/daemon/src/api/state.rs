@@ -2,13 +2,14 @@
 
 use super::pages::Pages;
 use super::problem::Problem;
-use crate::command::{Ask, Command};
+use crate::command::Command;
 use crate::controller::{Controller, Step};
 use crate::events::Events;
 use crate::live::Listeners;
 use crate::mailbox::Post;
 use crate::metrics::Measures;
-use crate::reply::{Answer, Reply};
+use crate::reply::{Answer, Disk, Reply};
+use crate::request::Request;
 use fathom_control::RequestError;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -53,22 +54,42 @@ impl Asking {
         &self.listeners
     }
 
-    /// Sends a request about a disk, or about the server. `T`: the content of its reply.
-    pub async fn ask<T>(&self, disk: Option<&str>, command: Command) -> Result<T, Problem>
+    /// Sends a request. `T`: the content of its reply.
+    pub async fn ask<T>(&self, request: Request) -> Result<T, Problem>
     where
         T: TryFrom<Reply, Error = RequestError>,
     {
-        let answer = self.try_to(disk, command).await?;
+        let answer = self.answer(request).await?;
         Ok(answer.and_then(T::try_from)?)
     }
 
-    /// The same, for a caller that needs the kind of an error.
-    pub async fn try_to(&self, disk: Option<&str>, command: Command) -> Result<Answer, Problem> {
-        let ask = Ask {
-            disk: disk.map(str::to_owned),
-            command,
-        };
-        self.hear(|controller, asker| controller.handle(ask, asker))
+    /// Sends a command to the host of a disk.
+    pub async fn ask_host<T>(&self, disk: &str, command: Command) -> Result<T, Problem>
+    where
+        T: TryFrom<Reply, Error = RequestError>,
+    {
+        let disk = disk.to_owned();
+        self.ask(Request::Host { disk, command }).await
+    }
+
+    /// Changes what a disk is.
+    pub async fn change<T>(&self, disk: &str, change: fathom_control::Request) -> Result<T, Problem>
+    where
+        T: TryFrom<Reply, Error = RequestError>,
+    {
+        let disk = disk.to_owned();
+        self.ask(Request::Change { disk, change }).await
+    }
+
+    /// Shows a disk.
+    pub async fn show(&self, disk: &str) -> Result<Disk, Problem> {
+        let disk = disk.to_owned();
+        self.ask(Request::Show { disk }).await
+    }
+
+    /// Sends a request. An error of the request itself is in the answer.
+    pub async fn answer(&self, request: Request) -> Result<Answer, Problem> {
+        self.hear(|controller, asker| controller.handle(request, asker))
             .await
     }
 

@@ -3,7 +3,7 @@
 use super::Controller;
 use crate::files::{Reread, reread};
 use crate::reply::Asker;
-use fathom_control::{ErrorKind, Owner, Request};
+use fathom_control::{ErrorKind, Owner, Request as Change};
 use fathom_units::cause;
 
 impl Controller {
@@ -12,7 +12,7 @@ impl Controller {
         let is_static = self.registry.owner_of(&name) == Some(Owner::Static);
         let Some(config) = self.config.clone().filter(|_| is_static) else {
             let defined_at = is_static.then(|| "on the server's command line".to_owned());
-            return self.request(name, Request::Adopt { defined_at }, asker);
+            return self.request(name, Change::Adopt { defined_at }, asker);
         };
         let done = self.later(|controller, Reread { options, .. }: Reread| {
             let options = match options {
@@ -24,7 +24,7 @@ impl Controller {
                 Some(place) => format!("in {place}"),
                 None => "in the configuration".to_owned(),
             });
-            controller.request(name, Request::Adopt { defined_at }, asker);
+            controller.request(name, Change::Adopt { defined_at }, asker);
         });
         // (An asker that is dropped tells its client that the server did not reply.)
         if let Err(error) = reread(config, None, done) {

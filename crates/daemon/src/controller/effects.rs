@@ -38,7 +38,7 @@ impl Controller {
                 disk,
                 slot,
                 request,
-            } => self.ask_host(disk, slot, request),
+            } => self.have_done(disk, slot, request),
             Effect::Write(spec) => {
                 let disk = spec.name.clone();
                 let done = self
@@ -91,13 +91,9 @@ impl Controller {
         }
     }
 
-    fn ask_host(&mut self, disk: String, slot: Slot, request: HostRequest) {
-        let name = match request {
-            HostRequest::Put { .. } => None,
-            _ => Some(disk.clone()),
-        };
+    fn have_done(&mut self, disk: String, slot: Slot, request: HostRequest) {
         let command = command_of(&request);
-        self.then(name, command, move |controller, answer| {
+        self.then(&disk.clone(), command, move |controller, answer| {
             let is_switch = matches!(request, HostRequest::BeginSwitch { .. });
             let is_done = answer.is_ok();
             let outcome = answer.and_then(|reply| controller.done_of(&disk, &request, reply));
@@ -158,7 +154,7 @@ impl Controller {
 
     fn give_up_switch(&mut self, disk: &str) {
         let command = Command::EndSwitch { go: false };
-        self.then(Some(disk.to_owned()), command, |_, _| {});
+        self.then(disk, command, |_, _| {});
     }
 
     /// Sends a reply to the asker.

@@ -5,6 +5,7 @@
 
 use super::Controller;
 use crate::reply::{Answer, Asker, Shown, ThrottleGroup, ThrottleGroups};
+use fathom_control::Request::SetFilter;
 use fathom_control::RequestError;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -16,7 +17,7 @@ const GROUP: &str = "group";
 struct Change {
     options: BTreeMap<String, String>,
     /// Not to be kept: as before when the server starts again.
-    temporary: bool,
+    until_restart: bool,
 }
 
 /// A filter of a disk that is in a group.
@@ -32,8 +33,8 @@ struct Member {
 impl Controller {
     /// All groups.
     pub(super) fn list_groups(&mut self, asker: Asker) {
-        self.list_shown(|controller, shown| {
-            asker(shown.map(|disks| groups(controller.members(&disks)).into()));
+        self.list_shown(|controller, disks| {
+            asker(Ok(groups(controller.members(&disks)).into()));
         });
     }
 
@@ -43,19 +44,19 @@ impl Controller {
         &mut self,
         name: String,
         options: BTreeMap<String, String>,
-        temporary: bool,
+        until_restart: bool,
         asker: Asker,
     ) {
-        let change = Change { options, temporary };
-        self.list_shown(move |controller, shown| match shown {
-            Err(refusal) => asker(Err(refusal)),
-            Ok(disks) => {
-                let all = controller.members(&disks).into_iter();
-                let (members, others): (Vec<_>, _) = all.partition(|one| one.group == name);
-                match members.is_empty() {
-                    true => asker(Err(unknown(&name, others))),
-                    false => controller.set_next(members.into(), Vec::new(), name, change, asker),
-                }
+        let change = Change {
+            options,
+            until_restart,
+        };
+        self.list_shown(move |controller, disks| {
+            let all = controller.members(&disks).into_iter();
+            let (members, others): (Vec<_>, _) = all.partition(|one| one.group == name);
+            match members.is_empty() {
+                true => asker(Err(unknown(&name, others))),
+                false => controller.set_next(members.into(), Vec::new(), name, change, asker),
             }
         });
     }
@@ -71,15 +72,16 @@ impl Controller {
         asker: Asker,
     ) {
         let Some(Member { disk, filter, .. }) = left.pop_front() else {
-            return self.list_shown(move |controller, shown| {
-                let of_it = |disks: Vec<_>| {
-                    let members = controller.members(&disks).into_iter();
-                    groups(members.filter(|member| member.group == group)).into()
-                };
-                asker(shown.map(of_it));
+            return self.list_shown(move |controller, disks| {
+                let members = controller.members(&disks).into_iter();
+                let members = members.filter(|member| member.group == group);
+                asker(Ok(groups(members).into()));
             });
         };
-        let Change { options, temporary } = change.clone();
+        let Change {
+            options,
+            until_restart,
+        } = change.clone();
         let name = disk.clone();
         let next = self.later(
             move |controller: &mut Controller, answer: Answer| match answer {
@@ -98,7 +100,12 @@ impl Controller {
                 }
             },
         );
-        self.set_filter(name, filter, options, temporary, next);
+        let change = SetFilter {
+            filter,
+            options,
+            until_restart,
+        };
+        self.change(name, change, next);
     }
 
     /// The filters that are in groups.

@@ -43,6 +43,7 @@ use fathom_control::{ErrorKind, RequestError, version_of};
 use fathom_exports::Listener;
 use fathom_spec::check_path;
 use fathom_stack::Pools;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -153,72 +154,80 @@ impl Objects {
         }
     }
 
-    /// Carry a command out; who asks is answered at once or later.
+    /// Carries a command out; the reply comes at once or later.
     fn handle(&mut self, ask: Ask, asker: Asker) {
-        let index = ask.disk.as_deref().map(|name| self.find(name)).transpose();
-        let index = match index {
-            Ok(index) => index,
-            Err(refusal) => return asker(Err(refusal)),
+        let command = match ask.command {
+            Command::Put {
+                options,
+                named,
+                only_if,
+                ..
+            } => return self.put(*options, named.as_ref(), &only_if, asker),
+            command => command,
         };
-        let answered = match (ask.command, index) {
-            (
-                Command::Put {
-                    options,
-                    named,
-                    only_if,
-                    ..
-                },
-                None,
-            ) => return self.put(*options, named.as_ref(), &only_if, asker),
-            (Command::List, None) => {
-                let disks = (0..self.disks.len()).map(|index| self.show(index));
-                Ok(disks.collect::<Vec<_>>().into())
+        match self.find(ask.disk.as_deref().unwrap_or_default()) {
+            Ok(index) => self.handle_for(index, command, asker),
+            Err(refusal) => asker(Err(refusal)),
+        }
+    }
+
+    /// Carries out a command about a disk that is served.
+    fn handle_for(&mut self, index: usize, command: Command, asker: Asker) {
+        match command {
+            Command::Show => asker(Ok(self.show(index).into())),
+            Command::Stats => asker(Ok(self.disks[index].summary().into())),
+            Command::Slow => {
+                let requests = self.disks[index].slow(MAX_SLOW);
+                asker(Ok(SlowRequests { requests }.into()));
             }
-            (Command::Remove { force, only_if, .. }, Some(index)) => {
-                return self.remove(index, force, only_if, asker);
+            Command::Measure => {
+                let mut measured = self.measure(index, ProcessInfo::own());
+                // So that the reply is no longer for many workers than for one.
+                measured.counts.merge_histograms();
+                asker(Ok(measured.into()));
             }
-            (Command::Resize { size, shrink }, Some(index)) => {
-                return self.resize(index, size, shrink, asker);
+            Command::Trace { file } => asker(self.switch_trace(index, file)),
+            Command::Set {
+                filter, options, ..
+            } => asker(self.set_filter(index, &filter, &options)),
+            Command::Remove { force, only_if, .. } => self.remove(index, force, only_if, asker),
+            Command::Resize { size, shrink } => self.resize(index, size, shrink, asker),
+            Command::Freeze { timeout_ms } => {
+                self.freeze(index, timeout_ms.map(Duration::from_millis), asker);
             }
-            (Command::Freeze { timeout_ms }, Some(index)) => {
-                let timeout = timeout_ms.map(Duration::from_millis);
-                return self.freeze(index, timeout, asker);
+            Command::Thaw => self.thaw(index, asker),
+            Command::BeginBackup { id, order } => self.begin_backup(index, id, order, asker),
+            Command::GoOnWithBackup { id } => asker(self.go_on_with_backup(index, &id)),
+            Command::EndBackup { id } => self.end_backup(index, &id, asker),
+            Command::BeginMirror(order) => self.begin_mirror(index, *order, asker),
+            Command::BeginCommit(order) => self.begin_commit(index, &order, asker),
+            Command::EndMirror { force } => self.end_mirror(index, force, asker),
+            Command::BeginStream(order) => self.begin_stream(index, &order, asker),
+            Command::EndStream => self.end_stream(index, asker),
+            Command::Job { id, order } => self.order_job(index, &id, order, asker),
+            Command::BeginSwitch { to, leave_bitmaps } => {
+                self.begin_switch(index, to, leave_bitmaps, asker);
             }
-            (Command::Thaw, Some(index)) => return self.thaw(index, asker),
-            (Command::BeginBackup { id, order }, Some(index)) => {
-                return self.begin_backup(index, id, order, asker);
+            Command::EndSwitch { go } => self.end_switch(index, go, asker),
+            Command::Bitmaps(order) => self.order_bitmaps(index, order, asker),
+            Command::Snapshots(order) => self.order_snapshots(index, order, asker),
+            Command::Put { .. } => {
+                asker(Err(ErrorKind::Invalid.because("the disk's name is missing")));
             }
-            (Command::EndBackup { id }, Some(index)) => return self.end_backup(index, &id, asker),
-            (Command::BeginMirror(order), Some(index)) => {
-                return self.begin_mirror(index, *order, asker);
-            }
-            (Command::BeginCommit(order), Some(index)) => {
-                return self.begin_commit(index, &order, asker);
-            }
-            (Command::BeginStream(order), Some(index)) => {
-                return self.begin_stream(index, &order, asker);
-            }
-            (Command::EndStream, Some(index)) => return self.end_stream(index, asker),
-            (Command::EndMirror { force }, Some(index)) => {
-                return self.end_mirror(index, force, asker);
-            }
-            (Command::BeginSwitch { to, leave_bitmaps }, Some(index)) => {
-                return self.begin_switch(index, to, leave_bitmaps, asker);
-            }
-            (Command::EndSwitch { go }, Some(index)) => return self.end_switch(index, go, asker),
-            (Command::Job { id, order }, Some(index)) => {
-                return self.order_job(index, &id, order, asker);
-            }
-            (Command::Bitmaps(order), Some(index)) => {
-                return self.order_bitmaps(index, order, asker);
-            }
-            (Command::Snapshots(order), Some(index)) => {
-                return self.order_snapshots(index, order, asker);
-            }
-            (command, Some(index)) => self.handle_for(index, command),
-            (_, None) => Err(ErrorKind::Invalid.because("the request must name a disk")),
-        };
-        asker(answered);
+        }
+    }
+
+    /// Starts a trace, or without a file ends it.
+    fn switch_trace(&mut self, index: usize, file: Option<PathBuf>) -> Answer {
+        let disk = &mut self.disks[index];
+        if let Some(refusal) = self.activities.busy(disk.name()) {
+            return Err(refusal);
+        }
+        let checked = file.as_deref().map_or(Ok(()), check_path);
+        checked.map_err(|text| ErrorKind::Invalid.because(text))?;
+        let switched = disk.switch_trace(file.as_deref());
+        switched.map_err(|text| ErrorKind::Failed.because(text))?;
+        Ok(TraceState { trace: file }.into())
     }
 
     /// The disk that is meant.
@@ -230,68 +239,6 @@ impl Objects {
             return Err(error);
         }
         Err(fathom_control::unknown_disk(name, &self.names()))
-    }
-
-    fn handle_for(&mut self, index: usize, command: Command) -> Answer {
-        let failed = |text| ErrorKind::Failed.because(text);
-        if matches!(command, Command::Trace { .. } | Command::Set { .. })
-            && let Some(refusal) = self.activities.busy(self.disks[index].name())
-        {
-            return Err(refusal);
-        }
-        let disk = &mut self.disks[index];
-        match command {
-            Command::Stats => Ok(disk.summary().into()),
-            Command::Slow => {
-                let requests = disk.slow(MAX_SLOW);
-                Ok(SlowRequests { requests }.into())
-            }
-            Command::Show => Ok(self.show(index).into()),
-            Command::GoOnWithBackup { id } => self.go_on_with_backup(index, &id),
-            Command::Measure => {
-                let mut measured = self.measure(index, ProcessInfo::own());
-                // So that the reply is no longer for many workers than for one.
-                measured.counts.merge_histograms();
-                Ok(measured.into())
-            }
-            Command::Trace { file } => {
-                let checked = file.as_deref().map_or(Ok(()), check_path);
-                checked.map_err(|text| ErrorKind::Invalid.because(text))?;
-                disk.switch_trace(file.as_deref()).map_err(failed)?;
-                Ok(TraceState { trace: file }.into())
-            }
-            Command::Set {
-                filter, options, ..
-            } => self.set_filter(index, &filter, &options),
-            Command::List
-            | Command::ListGroups
-            | Command::SetGroup { .. }
-            | Command::Adopt
-            | Command::Quit
-            | Command::Upgrade { .. }
-            | Command::Put { .. }
-            | Command::Resize { .. }
-            | Command::Freeze { .. }
-            | Command::Thaw
-            | Command::BeginBackup { .. }
-            | Command::EndBackup { .. }
-            | Command::BeginMirror(_)
-            | Command::BeginCommit(_)
-            | Command::BeginStream(_)
-            | Command::EndStream
-            | Command::EndMirror { .. }
-            | Command::CompleteMirror(_)
-            | Command::Snapshot(_)
-            | Command::BeginSwitch { .. }
-            | Command::EndSwitch { .. }
-            | Command::Job { .. }
-            | Command::Bitmaps(_)
-            | Command::Snapshots(_)
-            | Command::Remove { .. } => {
-                Err(ErrorKind::Invalid
-                    .because("the request is about the server, not about one disk"))
-            }
-        }
     }
 
     /// Let all workers see what was changed for one disk: some filters share

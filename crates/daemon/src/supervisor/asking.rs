@@ -27,13 +27,6 @@ impl Tenants {
     pub(super) fn forward(&mut self, ask: Ask, asker: Asker) {
         let asked = match (&ask.command, &ask.disk) {
             (Command::Put { .. }, None) => return self.put(ask, asker),
-            (Command::List, None) => {
-                let told = |replies: Vec<Reply>| {
-                    let shown = replies.into_iter().filter_map(|one| one.try_into().ok());
-                    asker(Ok(shown.collect::<Vec<Shown>>().into()));
-                };
-                return self.ask_all(Command::Show, Box::new(told));
-            }
             (Command::Remove { .. }, Some(name)) => {
                 self.ask_about(name.clone(), What::Removed, ask, asker)
             }

@@ -124,15 +124,7 @@ pub fn read(command: &Command, is_new: bool, known: &Known<'_>, message: Vec<u8>
         | Command::BeginStream(_)
         | Command::BeginSwitch { .. }
         | Command::EndSwitch { .. }
-        | Command::Job { .. }
-        | Command::CompleteMirror(_)
-        | Command::Adopt
-        | Command::Snapshot(_)
-        | Command::List
-        | Command::ListGroups
-        | Command::SetGroup { .. }
-        | Command::Upgrade { .. }
-        | Command::Quit => {
+        | Command::Job { .. } => {
             Err(ErrorKind::Invalid.because("a tenant's process does not support this command"))
         }
     }
@@ -334,7 +326,7 @@ mod tests {
                 size: Some(512),
                 shrink: false,
             },
-            Command::Bitmaps(crate::command::BitmapOrder::List),
+            Command::Bitmaps(crate::orders::BitmapOrder::List),
         ];
         for command in &commands {
             for content in &anything {

@@ -2,11 +2,11 @@
 
 use super::Objects;
 use super::freezing::no_thread;
-use crate::command::BackupOrder;
 use crate::info::BackupInfo;
 use crate::objects::activity::Change;
 use crate::objects::backup::Running;
 use crate::objects::changes;
+use crate::orders::BackupOrder;
 use crate::reply::{Answer, Asker};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;

@@ -2,10 +2,10 @@
 
 use super::Objects;
 use super::freezing::no_thread;
-use crate::command::BitmapOrder;
 use crate::info::{BitmapInfo, Bitmaps};
 use crate::objects::activity::Change;
 use crate::objects::changes;
+use crate::orders::BitmapOrder;
 use crate::reply::Asker;
 use fathom_control::{ErrorKind, RequestError};
 

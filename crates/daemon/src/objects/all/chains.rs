@@ -6,13 +6,13 @@
 use super::Objects;
 use super::freezing::no_thread;
 use super::mirrors::not_ended;
-use crate::command::{CommitOrder, StreamOrder};
 use crate::info::StreamInfo;
 use crate::objects::activity::Change;
 use crate::objects::changes::{self, Next};
 use crate::objects::remake::Also;
 use crate::objects::stream::Running;
 use crate::options::DiskOptions;
+use crate::orders::{CommitOrder, StreamOrder};
 use crate::reply::{Answer, Asker, Done};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;

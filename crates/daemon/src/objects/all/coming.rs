@@ -177,6 +177,9 @@ impl Objects {
         options: &BTreeMap<String, String>,
     ) -> Answer {
         let disk = &mut self.disks[index];
+        if let Some(refusal) = self.activities.busy(disk.name()) {
+            return Err(refusal);
+        }
         let at = disk.position_of_filter(filter);
         let info = at.and_then(|at| disk.set_filter(at, options));
         let info = info.map_err(|text| ErrorKind::Invalid.because(text))?;

@@ -9,7 +9,7 @@ use crate::metrics::{Measures, ProcessInfo};
 use crate::objects::disk::{Outcome, Served};
 use crate::objects::nbd::Nbd;
 use crate::objects::tracer::{CALIBRATE_EVERY, Tracer};
-use crate::reply::Asker;
+use crate::reply::{Asker, Shown};
 use crate::stop_timeout::StopTimeout;
 use fathom_control::RequestError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,6 +19,11 @@ use std::time::{Duration, Instant};
 impl Host for Objects {
     fn ask(&mut self, ask: Ask, asker: Asker) {
         self.handle(ask, asker);
+    }
+
+    fn list(&mut self, next: Box<dyn FnOnce(Vec<Shown>) + Send>) {
+        let disks = (0..self.disks.len()).map(|index| self.show(index));
+        next(disks.collect());
     }
 
     fn measure_all(&mut self, asker: Box<dyn FnOnce(Measures) + Send>) {

@@ -1,8 +1,8 @@
 //! Jobs that are asked for by their identities.
 
 use super::Objects;
-use crate::command::JobOrder;
 use crate::jobs::{JobId, JobInfo, JobKind, unknown_job};
+use crate::orders::JobOrder;
 use crate::reply::{Answer, Asker, Reply};
 use fathom_control::{ErrorKind, RequestError};
 

@@ -2,11 +2,11 @@
 
 use super::Objects;
 use super::freezing::no_thread;
-use crate::command::MirrorOrder;
 use crate::info::MirrorInfo;
 use crate::objects::activity::Change;
 use crate::objects::changes;
 use crate::objects::mirror::Running;
+use crate::orders::MirrorOrder;
 use crate::reply::Asker;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;

@@ -2,13 +2,13 @@
 
 use super::Objects;
 use super::freezing::no_thread;
-use crate::command::SnapshotsOrder;
 use crate::info::{SnapshotInfo, Snapshots};
 use crate::objects::activity;
 use crate::objects::changes;
 use crate::objects::remake::Also;
 use crate::objects::snapshots::{Change, SnapshotWork};
 use crate::options::DiskOptions;
+use crate::orders::SnapshotsOrder;
 use crate::reply::{Answer, Asker};
 use fathom_control::{ErrorKind, RequestError};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! A disk of which a backup is made.
 
 use super::Served;
-use crate::command::BackupOrder;
 use crate::objects::backup::{Order, Running};
+use crate::orders::BackupOrder;
 use fathom_jobs::Source;
 use fathom_jobs::backup::Terms;
 use fathom_spec::SocketSpec;

@@ -1,11 +1,11 @@
 //! A disk that is a chain of images, which is changed.
 
 use super::Served;
-use crate::command::{CommitOrder, StreamOrder};
 use crate::info::StreamInfo;
 use crate::objects::mirror::{Commit, Order, Running};
 use crate::objects::stream::{self, Base, Middle, Plan, What};
 use crate::options::DiskOptions;
+use crate::orders::{CommitOrder, StreamOrder};
 use fathom_formats::Format;
 use fathom_formats::served::ChainImage;
 use fathom_jobs::mirror::Terms;

@@ -1,10 +1,10 @@
 //! A disk that gets another image, or is copied to one.
 
 use super::Served;
-use crate::command::MirrorOrder;
 use crate::objects::mirror::{Order, Running};
 use crate::objects::remake::{Layer, Other};
 use crate::options::DiskOptions;
+use crate::orders::MirrorOrder;
 use fathom_formats::Format;
 use fathom_jobs::InUse;
 use fathom_jobs::mirror::Terms;

@@ -1,0 +1,39 @@
+//! What a client of the API, or the server itself, asks of the controller.
+
+use crate::command::Command;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// A request to the server. Comments name the content of its reply.
+#[derive(Debug)]
+pub enum Request {
+    /// All disks: [`Disks`](crate::reply::Disks).
+    List,
+    /// A disk: [`Disk`](crate::reply::Disk).
+    Show { disk: String },
+    /// A change of what a disk is, about which the registry decides: a disk, its last statistics, a filter or a size.
+    Change {
+        disk: String,
+        change: fathom_control::Request,
+    },
+    /// A command that the disk's host carries out, which says how it replies.
+    Host { disk: String, command: Command },
+    /// [`ThrottleGroups`](crate::reply::ThrottleGroups).
+    ListGroups,
+    /// Changes options of a throttle group, for all of its disks: the groups of that name.
+    SetGroup {
+        group: String,
+        options: BTreeMap<String, String>,
+        /// The change is not stored.
+        until_restart: bool,
+    },
+    /// Has another process continue, of this program, or of the file that is now where this program came from:
+    /// [`Successor`](crate::reply::Successor).
+    Upgrade {
+        binary: Option<PathBuf>,
+        /// Ends the connections of NBD clients with TLS, which cannot be handed over.
+        disconnect: bool,
+    },
+    /// Ends the server as SIGTERM does: [`Done`](crate::reply::Done).
+    Quit,
+}
