@@ -165,4 +165,13 @@ mod tests {
         listed.sort_unstable();
         assert_eq!(keys, listed);
     }
+
+    #[test]
+    fn documentation_lists_what_can_change() {
+        let text = include_str!("../../../docs/disks.md");
+        let (_, list) = text.split_once("These options can change:").unwrap();
+        let (list, _) = list.split_once("and the list of filters").unwrap();
+        let listed = list.split('`').skip(1).step_by(2).chain(["filters"]);
+        assert_eq!(BTreeSet::from(REMADE), listed.collect());
+    }
 }
