@@ -228,7 +228,11 @@ impl Controller {
     fn change(&mut self, disk: String, change: Change, asker: Asker) {
         let timeout = self.stop_timeout;
         let asker = match &change {
-            Change::Adopt { .. } => return self.adopt(disk, asker),
+            Change::Adopt { .. } => {
+                let text = format!("disk '{disk}': the configuration was not read within 60 s");
+                let asker = self.waiting.until(Instant::now() + LONG, text, asker);
+                return self.adopt(disk, asker);
+            }
             Change::Put { .. } | Change::Switch { .. } => asker,
             Change::SetFilter { .. } => self.briefly(&disk, asker),
             Change::Resize { .. } => {

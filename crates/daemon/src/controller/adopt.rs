@@ -26,7 +26,7 @@ impl Controller {
             });
             controller.request(name, Change::Adopt { defined_at }, asker);
         });
-        // (An asker that is dropped tells its client that the server did not reply.)
+        // (Without a reply, the request times out.)
         if let Err(error) = reread(config, None, done) {
             tracing::error!(
                 "cannot start a thread to read the configuration: {}",
