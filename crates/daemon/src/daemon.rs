@@ -268,17 +268,25 @@ fn open_here(
     options: &ServeOptions,
     disks: &[DiskOptions],
 ) -> Result<(Controller, Option<Door>), Error> {
-    let front_ends = disks.iter().map(|disk| {
+    let (mut front_ends, mut listening) = (Vec::new(), Vec::new());
+    for disk in disks {
         let socket = disk.vhost_user.as_ref();
         let listen = |spec| socket::listen_for_front_ends(spec, disk.access);
-        socket.map(listen).transpose()
-    });
-    let front_ends = front_ends.collect::<Result<Vec<_>, _>>()?;
+        match socket.map(listen).transpose() {
+            Ok(listener) => {
+                front_ends.push(listener);
+                listening.push(disk.clone());
+            }
+            // (The controller tries again.)
+            Err(_) if disk.can_be_opened_later() => {}
+            Err(error) => return Err(disk.blame(error)),
+        }
+    }
     let addresses = options.nbd.iter().flat_map(|nbd| &nbd.listen);
     let access = options.nbd.as_ref().map(|nbd| nbd.access);
     let clients = socket::listen_for_nbd(addresses, access.unwrap_or_default())?;
     let opened = ServeOptions {
-        disks: disks.to_vec(),
+        disks: listening,
         ..options.clone()
     };
     let mut objects = Objects::open(opened, front_ends, clients)?;

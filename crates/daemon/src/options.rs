@@ -295,6 +295,13 @@ impl DiskOptions {
         Ok(options)
     }
 
+    /// Whether the server may start without the disk, and opens it later: a configuration defines it, and it needs no
+    /// socket that is passed at the start.
+    pub(crate) fn can_be_opened_later(&self) -> bool {
+        let is_passed = !matches!(self.vhost_user, None | Some(SocketSpec::Path(_)));
+        self.defined_at.is_some() && !is_passed
+    }
+
     /// Adds the disk's name and the place of its definition to an error, if a configuration defines the disk.
     pub(crate) fn blame(&self, error: Error) -> Error {
         match &self.defined_at {

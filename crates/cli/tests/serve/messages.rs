@@ -43,8 +43,15 @@ fn missing_image_is_reported_with_what_to_do() {
         path("c")
     );
     fs::write(path("disks.toml"), config).unwrap();
-    let words = ["disks.toml:3: disk 'vm1': ", create];
-    refused(1, &["serve", "--config", &path("disks.toml")], &words);
+    // A server with a configuration starts, and tries again.
+    let config = path("disks.toml");
+    let mut command = fathom();
+    command.args(["serve", "--config", &config]);
+    let mut served = Served::spawn(command, dir);
+    served.wait_for("no disk is served yet");
+    for words in ["disk 'vm1': ", create, "(defined in ", "disks.toml:3)"] {
+        assert!(served.log().contains(words), "{}", served.log());
+    }
 }
 
 #[test]

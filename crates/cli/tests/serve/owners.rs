@@ -518,6 +518,40 @@ fn persistent_disk_that_cannot_be_opened_is_shown_and_tried_again() {
 }
 
 #[test]
+fn static_disk_that_cannot_be_opened_does_not_keep_others_from_being_served() {
+    let images = disk_dir();
+    let image = as_arg(&images.path().join("i"));
+    let late = static_disk("late", &image, "");
+    let served = start(
+        short_dir(),
+        &format!("{}{late}", static_disk("a", "null:1M", "")),
+    );
+    assert_eq!(names(&served), ["a"]);
+    let [one] = &failed(&served)[..] else {
+        panic!("{:?}", failed(&served));
+    };
+    assert_eq!(
+        (&one["name"], &one["owner"], &one["retried"]),
+        (&json!("late"), &json!("static"), &json!(true))
+    );
+    let problem = one["problem"].as_str().unwrap();
+    assert!(
+        problem.contains("no such file") && problem.contains("conf:"),
+        "{one}"
+    );
+    fs::write(&image, vec![0; 1 << 20]).unwrap();
+    eventually("the disk", || (names(&served).len() == 2).then_some(()));
+    assert!(failed(&served).is_empty());
+    assert_eq!(shown(&served, "late")["owner"], "static");
+    // On the command line, a disk must open.
+    refused(
+        1,
+        &["serve", "/none", "--vhost-user", &served.arg("t")],
+        &["no such file"],
+    );
+}
+
+#[test]
 fn adopted_disk_is_persistent() {
     let listed = static_disk("a", "null:1M", "");
     let served = start(short_dir(), &listed);

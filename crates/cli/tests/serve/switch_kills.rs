@@ -7,6 +7,8 @@ use crate::exercise::{Random, variable};
 use crate::kinds::qemu_img;
 use crate::mirror::{disk_after_a_kill, uri_of, write_in_order, written};
 use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, short_dir, stdout_of};
+use fathom_client::Client;
+use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -174,22 +176,22 @@ fn configure(dir: &Path, disk: &Disk, image: &str) {
     fs::write(path("conf"), text).unwrap();
 }
 
-/// Starts the server with its configuration. Returns its log if it ends.
+/// Starts the server with its configuration. Returns the reason if it does not serve the configuration's disk.
 pub fn start(dir: tempfile::TempDir) -> Result<Served, (tempfile::TempDir, String)> {
     let mut command = fathom();
     command.args(["serve", "--config", &as_arg(&dir.path().join("conf"))]);
     let mut served = Served::spawn(command, dir);
-    let has_ended = eventually("a server", || {
-        if served.log().contains("the API is at") {
-            return Some(false);
-        }
-        served.child.try_wait().unwrap().map(|_| true)
-    });
-    match has_ended {
-        false => Ok(served),
-        true => {
-            let log = served.log();
-            Err((std::mem::replace(&mut served.dir, short_dir()), log))
+    served.wait_for("the API is at");
+    let client = Client::connect(Path::new(&served.api())).unwrap();
+    let all: Value = client.get(&["v1", "disks"]).send().unwrap();
+    let failed = all["failed"].as_array().unwrap();
+    match failed.iter().find(|disk| disk["owner"] == "static") {
+        None => Ok(served),
+        Some(disk) => {
+            let problem = disk["problem"].as_str().unwrap().to_owned();
+            served.signal("KILL");
+            let _ = served.end();
+            Err((std::mem::replace(&mut served.dir, short_dir()), problem))
         }
     }
 }

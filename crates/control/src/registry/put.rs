@@ -210,25 +210,32 @@ impl Registry {
         error: RequestError,
         out: &mut Vec<Effect>,
     ) {
+        let place = { self.places.get(name) }.filter(|_| owner == Definition::Static);
+        let problem = match place {
+            Some(place) => format!("{} (defined in {place})", error.text),
+            None => error.text,
+        };
         let entry = self.entry(name);
         if entry.is_served() {
-            return log(Level::Error, name, &error.text, out);
+            return log(Level::Error, name, &problem, out);
         }
         let (before, is_known) = match &entry.presence {
             Presence::Failed {
-                problem, attempts, ..
-            } => (*attempts, *problem == error.text),
+                problem: last,
+                attempts,
+                ..
+            } => (*attempts, *last == problem),
             Presence::Absent | Presence::Served => (0, false),
         };
         let is_final = error.kind == ErrorKind::Invalid;
         entry.owner = Some(owner);
         entry.presence = Presence::Failed {
-            problem: error.text.clone(),
+            problem: problem.clone(),
             attempts: before.saturating_add(1),
             is_final,
         };
         if !is_known {
-            log(Level::Error, name, &error.text, out);
+            log(Level::Error, name, &problem, out);
         }
         if !is_final {
             out.push(Effect::RetryAfter {

@@ -72,7 +72,7 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Opens the disks that there are from the start. `clients`: where those of NBD connect.
+    /// Opens the disks that there are from the start, without those that cannot be opened and may be opened later. `clients`: where those of NBD connect.
     pub fn open(
         options: ServeOptions,
         front_ends: Vec<Option<Listener>>,
@@ -96,11 +96,15 @@ impl Objects {
             definitions: options.kept,
         };
         let disks = options.disks.into_iter().zip(front_ends);
-        let disks = disks.map(|(disk, listener)| {
+        let opened = disks.filter_map(|(disk, listener)| {
             let defined = disk.clone();
-            Served::open(disk, listener, common.clone()).map_err(|error| defined.blame(error))
+            match Served::open(disk, listener, common.clone()) {
+                // (The controller tries again.)
+                Err(_) if defined.can_be_opened_later() => None,
+                opened => Some(opened.map_err(|error| defined.blame(error))),
+            }
         });
-        let disks = disks.collect::<Result<Vec<_>, _>>()?;
+        let disks = opened.collect::<Result<Vec<_>, _>>()?;
         let nbd = options.nbd.as_ref();
         let nbd = nbd.map(|nbd| Nbd::start(nbd, clients, &disks));
         let mail = Mailbox::new().map_err(Error::io("cannot create a command queue"))?;
