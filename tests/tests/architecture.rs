@@ -129,8 +129,23 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "fathom-metrics",
+        &[
+            "fathom-control",
+            "fathom-jobs",
+            "fathom-sandbox",
+            "fathom-spec",
+            "fathom-stack",
+            "fathom-formats",
+            "fathom-core",
+            "fathom-trace",
+            "fathom-units",
+        ],
+    ),
+    (
         "fathom-daemon",
         &[
+            "fathom-metrics",
             "fathom-control",
             "fathom-spec",
             "fathom-client",
@@ -202,6 +217,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-client",
             "fathom-sandbox",
             "fathom-daemon",
+            "fathom-metrics",
             "fathom-img",
             "fathom-stack",
             "fathom-exports",

@@ -14,7 +14,7 @@ use syn::{Attribute, Item, ItemUse, UseTree, Visibility};
 /// In crates/.
 const CLEAN: &[&str] = &[
     "archive", "base", "client", "control", "core", "daemon", "files", "foreign", "img", "jobs",
-    "limiter", "load", "luks", "nbd", "sandbox", "stack", "trace", "units",
+    "limiter", "load", "luks", "metrics", "nbd", "sandbox", "stack", "trace", "units",
 ];
 
 /// A module, from the crate's root on.

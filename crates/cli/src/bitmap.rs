@@ -3,7 +3,8 @@
 use crate::target::{Disk, Target};
 use clap::{Args, Subcommand};
 use fathom_client::Call;
-use fathom_daemon::{Advance, BitmapInfo, Bitmaps, Merged, NewBitmap, NewName};
+use fathom_daemon::{Advance, Merged, NewBitmap, NewName};
+use fathom_metrics::{BitmapInfo, Bitmaps};
 use fathom_units::{Size, parse_size};
 use std::io::Write;
 

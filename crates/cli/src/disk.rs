@@ -11,7 +11,7 @@ use crate::stats;
 use crate::target::Target;
 use clap::{Args, Subcommand};
 use fathom_control::Owner;
-use fathom_daemon::Info;
+use fathom_metrics::Info;
 use fathom_spec::{DiskSpec, SocketSpec, check_name};
 use fathom_storage::Location;
 use fathom_trace::Summary;

@@ -3,7 +3,7 @@
 use crate::servers::running;
 use clap::{Args, Subcommand};
 use fathom_client::Client;
-use fathom_daemon::{JobInfo, Jobs};
+use fathom_metrics::{JobInfo, Jobs};
 use fathom_units::{Size, parse_size};
 use serde_json::json;
 use std::io::Write;

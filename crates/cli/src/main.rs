@@ -49,9 +49,8 @@ mod usage;
 use anyhow::{Context, bail};
 use backend::Meant;
 use clap::{FromArgMatches as _, Parser, Subcommand};
-use fathom_daemon::{
-    Events, Repeats, Stderr, begin_tenant, serve_tenant, start_successors, survive_size_limit,
-};
+use fathom_daemon::{Stderr, begin_tenant, serve_tenant, start_successors, survive_size_limit};
+use fathom_metrics::{Events, Repeats};
 use fathom_storage::cached::finder;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};

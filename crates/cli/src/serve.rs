@@ -6,10 +6,11 @@ use crate::temporary_sockets::{replace_temporary, stop_with_parent};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Arg, ArgGroup, Args, ValueEnum};
 use fathom_daemon::{
-    ApiOptions, Daemon, DiskOptions, Events, NbdOptions, Outcome, RemoteOptions, SandboxMode,
-    ServeOptions, StopTimeout, Tenancy, TlsOptions, access, groups, read_config,
+    ApiOptions, Daemon, DiskOptions, NbdOptions, Outcome, RemoteOptions, SandboxMode, ServeOptions,
+    StopTimeout, Tenancy, TlsOptions, access, groups, read_config,
 };
 use fathom_exports::nbd::{Address, TlsMode};
+use fathom_metrics::Events;
 use fathom_spec::{DiskSpec, Group, SocketSpec, socket_parser};
 use fathom_stack::Injection;
 use fathom_storage::Location;

@@ -3,7 +3,7 @@
 use anyhow::{Context, anyhow, bail};
 use fathom_client::{Client, ClientError, place};
 use fathom_control::Owner;
-use fathom_daemon::Info;
+use fathom_metrics::Info;
 use fathom_spec::DiskSpec;
 use fathom_units::did_you_mean;
 use rustix::process::geteuid;

@@ -5,7 +5,7 @@ use crate::target::{Disk, Target};
 use anyhow::{Context, bail};
 use clap::Args;
 use fathom_client::{Client, ClientError};
-use fathom_daemon::{Info, TenantLimits};
+use fathom_metrics::{Info, TenantLimits};
 use fathom_trace::{Stage, Summary};
 use fathom_units::{NewSize, Size};
 use serde::Serialize;

@@ -4,7 +4,7 @@ use crate::servers::{Shown, disks, find};
 use anyhow::bail;
 use clap::Args;
 use fathom_client::Client;
-use fathom_daemon::Info;
+use fathom_metrics::Info;
 
 /// Arguments that select a server and a disk.
 #[derive(Args, Debug)]

@@ -1,10 +1,10 @@
 //! What the host of a disk can be asked: the objects of this process, or the process of a tenant.
 
-use crate::jobs::JobId;
 use crate::orders::{
     BackupOrder, BitmapOrder, CommitOrder, JobOrder, MirrorOrder, SnapshotsOrder, StreamOrder,
 };
 use fathom_control::{Condition, SwitchTo};
+use fathom_metrics::JobId;
 use fathom_spec::DiskSpec;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -96,20 +96,20 @@ pub enum Command {
     Freeze { timeout_ms: Option<u64> },
     /// Let it go on: `{"frozen": false}`.
     Thaw,
-    /// Keep a disk as it is now, for NBD clients: answered by a [`BackupInfo`](crate::info::BackupInfo).
+    /// Keep a disk as it is now, for NBD clients: answered by a [`BackupInfo`](fathom_metrics::BackupInfo).
     BeginBackup { id: String, order: BackupOrder },
     /// Lets users go on whom the backup of that identity holds: answered likewise.
     GoOnWithBackup { id: String },
     /// Ends the backup of that identity, which may not have begun yet: answered likewise, by its final state.
     EndBackup { id: String },
-    /// Copy a disk to another one, which may take its place: answered by a [`MirrorInfo`](crate::info::MirrorInfo).
+    /// Copy a disk to another one, which may take its place: answered by a [`MirrorInfo`](fathom_metrics::MirrorInfo).
     BeginMirror(Box<MirrorOrder>),
     /// Copy what a disk has to the image below it, which may take its place: answered likewise. It is a mirror, too.
     BeginCommit(CommitOrder),
     /// Let that be: answered likewise, by what has become of it. If it is ready, and not by `force`, the target is then
     /// the disk as it was at an instant.
     EndMirror { force: bool },
-    /// Have a disk's image make its own what is below it: answered by a [`StreamInfo`](crate::info::StreamInfo).
+    /// Have a disk's image make its own what is below it: answered by a [`StreamInfo`](fathom_metrics::StreamInfo).
     BeginStream(StreamOrder),
     /// Let that be: answered likewise, by what has become of it.
     EndStream,
@@ -121,11 +121,11 @@ pub enum Command {
     },
     /// The second one: they go on with it, or with what there was. Answered like `Show`.
     EndSwitch { go: bool },
-    /// Dirty bitmaps: answered by those that there are then, [`Bitmaps`](crate::info::Bitmaps).
+    /// Dirty bitmaps: answered by those that there are then, [`Bitmaps`](fathom_metrics::Bitmaps).
     Bitmaps(BitmapOrder),
-    /// Internal snapshots: answered by those that there are then, [`Snapshots`](crate::info::Snapshots).
+    /// Internal snapshots: answered by those that there are then, [`Snapshots`](fathom_metrics::Snapshots).
     Snapshots(SnapshotsOrder),
-    /// The job with this identity: answered by a [`JobInfo`](crate::jobs::JobInfo).
+    /// The job with this identity: answered by a [`JobInfo`](fathom_metrics::JobInfo).
     Job { id: JobId, order: JobOrder },
     /// Change options of one of the disk's filters: all of them, or none.
     /// `filter` is its name, with `#2` for the second one of that name; an
@@ -137,9 +137,9 @@ pub enum Command {
         /// Not to be kept: it is as before when the server starts again.
         temporary: bool,
     },
-    /// What is counted of a disk, a [`Measured`](crate::metrics::Measured).
+    /// What is counted of a disk, a [`Measured`](fathom_metrics::Measured).
     Measure,
-    /// A disk: `{"options": what it was added by, "state": an [`Info`](crate::info::Info)}`.
+    /// A disk: `{"options": what it was added by, "state": an [`Info`](fathom_metrics::Info)}`.
     Show,
     /// Adds a disk, or changes the disk of that name as far as possible while it is served. The reply is
     /// that of `Show`, with `"created"`.

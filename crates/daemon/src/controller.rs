@@ -18,7 +18,6 @@ mod reload;
 mod waiting;
 
 use crate::command::{Ask, Command};
-use crate::events::Events;
 use crate::files::Keeper;
 use crate::host::Host;
 use crate::mailbox::{Mailbox, Post};
@@ -28,6 +27,7 @@ use crate::request::Request;
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
 use fathom_control::{Owner, Registry, Request as Change, RequestId};
+use fathom_metrics::Events;
 use fathom_sandbox::Mode;
 use fathom_stack::PoolOptions;
 pub use handover::Upgrade;

@@ -3,11 +3,11 @@
 use crate::command::Ask;
 use crate::error::Error;
 use crate::handover::Estate;
-use crate::metrics::Measures;
 use crate::objects::Outcome;
 use crate::reply::{Asker, Shown};
 use crate::stop_timeout::StopTimeout;
 use fathom_control::RequestError;
+use fathom_metrics::Measures;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 

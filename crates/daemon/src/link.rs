@@ -3,10 +3,10 @@
 //! a tenant asks for what it cannot open itself, and tells what happens.
 
 use crate::command::Ask;
-use crate::events::Happened;
 use crate::users::User;
 use fathom_control::RequestError;
 use fathom_files::gate::{Refused, Wanted};
+use fathom_metrics::Happened;
 use fathom_spec::PoolSpec;
 use fathom_trace::Summary;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -3,13 +3,13 @@
 use crate::access::access;
 use crate::api::Groups;
 use crate::error::Error;
-use crate::events::Events;
 use crate::pull_terms::pull_terms;
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
 use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_jobs::pull;
+use fathom_metrics::Events;
 use fathom_sandbox::Mode;
 use fathom_spec::{Alarm, DEFAULT_QUEUES, DiskSpec, SocketSpec, check_text};
 use fathom_stack::{Description, KeyRing, PoolOptions};

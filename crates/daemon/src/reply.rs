@@ -1,10 +1,10 @@
 //! Replies to requests: of a disk's host to the controller, of a tenant's process to the supervisor, and of the
 //! controller to the API.
 
-use crate::info::{BackupInfo, Bitmaps, Info, MirrorInfo, Snapshots, StreamInfo};
-use crate::jobs::JobInfo;
-use crate::metrics::{Measured, Sent};
 use fathom_control::{ErrorKind, Owner, RequestError};
+use fathom_metrics::JobInfo;
+use fathom_metrics::{BackupInfo, Bitmaps, Info, MirrorInfo, Snapshots, StreamInfo};
+use fathom_metrics::{Measured, Sent};
 use fathom_spec::DiskSpec;
 use fathom_stack::FilterInfo;
 use fathom_trace::{SlowRequest, Summary};

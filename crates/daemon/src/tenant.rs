@@ -4,7 +4,6 @@
 use crate::cage;
 use crate::command::Ask;
 use crate::error::Error;
-use crate::events::{Events, Happened};
 use crate::handover::{self, HandedOver};
 use crate::host::Host;
 use crate::limits;
@@ -19,6 +18,7 @@ use crate::users::User;
 use fathom_control::ErrorKind;
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_files::gate::{self, Gate, Got, Refused, Wanted};
+use fathom_metrics::{Events, Happened};
 use fathom_spec::PoolSpec;
 use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -9,11 +9,11 @@ use crate::img::{format_options, parse_format};
 use crate::target::{Disk, Target};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use fathom_daemon::BackupInfo;
 use fathom_img::{
     self as img, Backing, CompareOptions, Comparison, ConvertOptions, Format, IncrementalOptions,
     OpenOptions, Progress, Source, StripeOptions, TargetOptions,
 };
+use fathom_metrics::BackupInfo;
 use fathom_storage::{Cache, EngineKind};
 use serde_json::json;
 use std::ffi::{OsStr, OsString};

@@ -3,8 +3,8 @@
 use crate::servers::disks;
 use anyhow::bail;
 use fathom_client::{Client, place};
-use fathom_daemon::Info;
 use fathom_load::{Nbd, server_pid};
+use fathom_metrics::Info;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 

@@ -6,7 +6,7 @@ use crate::disk::print_list;
 use crate::servers::{Disks, Failed};
 use clap::Args;
 use fathom_client::fleet::Session;
-use fathom_daemon::Info;
+use fathom_metrics::Info;
 use serde::Serialize;
 use std::io::Write;
 

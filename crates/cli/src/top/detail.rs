@@ -7,7 +7,7 @@ use super::slow::Slow;
 use super::state::State;
 use super::table::bar;
 use super::words::{megabytes, p99, percent, rate, time, time_or_dash};
-use fathom_daemon::Figures;
+use fathom_metrics::Figures;
 use fathom_trace::Stage;
 use fathom_units::Size;
 use ratatui::Frame;

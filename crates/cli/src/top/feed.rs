@@ -1,7 +1,7 @@
 //! Where samples come from: a thread for each server, which are looked for again and again.
 
 use fathom_client::{Client, ClientError, Server, place};
-use fathom_daemon::Sample;
+use fathom_metrics::Sample;
 use fathom_units::short_duration;
 use serde_json::Value;
 use std::cell::Cell;

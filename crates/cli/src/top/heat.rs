@@ -2,7 +2,7 @@
 
 use super::look::LEVELS;
 use super::model::Tick;
-use fathom_daemon::{BUCKETS_PER_DOUBLING, bucket_ns};
+use fathom_metrics::{BUCKETS_PER_DOUBLING, bucket_ns};
 use std::collections::BTreeMap;
 
 /// What it shows at most, in seconds.

@@ -1,6 +1,6 @@
 //! What is known of servers and their disks.
 
-use fathom_daemon::{BUCKETS_PER_DOUBLING, DiskSample, Sample, bucket_ns};
+use fathom_metrics::{BUCKETS_PER_DOUBLING, DiskSample, Sample, bucket_ns};
 use fathom_trace::{Stage, quantile};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};

@@ -7,7 +7,7 @@ use super::state::State;
 use super::words::{megabytes, rate, time_or_dash};
 use crate::servers::Failed;
 use anyhow::bail;
-use fathom_daemon::Sample;
+use fathom_metrics::Sample;
 use fathom_trace::Stage;
 use serde::Serialize;
 use std::collections::BTreeSet;

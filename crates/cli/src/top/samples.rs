@@ -1,7 +1,7 @@
 //! Disks and servers for tests.
 
 use super::look::Look;
-use fathom_daemon::{DiskSample, Figures, Limiter, LimiterKind, OpSample, Sample, WorkerSample};
+use fathom_metrics::{DiskSample, Figures, Limiter, LimiterKind, OpSample, Sample, WorkerSample};
 
 /// Everything that a modern terminal has.
 pub fn look() -> Look {

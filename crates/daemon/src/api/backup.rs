@@ -5,11 +5,11 @@ use super::request::{Named, parse_any, read};
 use super::state::Asking;
 use crate::command::Command;
 use crate::identity::{is_identity, new_identity};
-use crate::info::BackupInfo;
 use crate::orders::BackupOrder;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
+use fathom_metrics::BackupInfo;
 
 /// Begin a backup of a disk
 ///

@@ -4,11 +4,11 @@ use super::problem::Problem;
 use super::request::{Named, parse, parse_any, read};
 use super::state::Asking;
 use crate::command::Command;
-use crate::info::Bitmaps;
 use crate::orders::{Advance, BitmapOrder, Merged, NewBitmap, NewName};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
+use fathom_metrics::Bitmaps;
 
 async fn order(
     asking: &Asking,

@@ -3,11 +3,11 @@
 use super::pages::{PAGES, Pages};
 use super::problem::Problem;
 use super::state::Asking;
-use crate::metrics::{Form, GUESTS, Measures, Page, ProcessInfo, Scale, expose};
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use fathom_metrics::{Form, GUESTS, Measures, Page, ProcessInfo, Scale, expose};
 use futures_util::stream;
 use std::fmt;
 use std::sync::Arc;

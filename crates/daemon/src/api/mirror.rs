@@ -4,7 +4,6 @@ use super::problem::Problem;
 use super::request::{Flags, Named, parse, parse_any, read};
 use super::state::Asking;
 use crate::command::Command;
-use crate::info::{MirrorInfo, StreamInfo};
 use crate::orders::{CommitOrder, Completion, MirrorOrder, SnapshotOrder, StreamOrder};
 use crate::reply::Disk;
 use axum::Json;
@@ -12,6 +11,7 @@ use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use fathom_control::Request as Change;
 use fathom_control::SwitchTo;
+use fathom_metrics::{MirrorInfo, StreamInfo};
 
 /// Copy a disk to another image while it is in use
 ///

@@ -38,16 +38,16 @@ mod tag;
 mod web;
 
 use crate::controller::Step;
-use crate::events::Events;
 use crate::handover::ApiState;
 use crate::mailbox::Post;
-use crate::metrics::Scale;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use clients::{Asks, Clients, guard};
 use connection::{ACCEPT_PAUSE, serve};
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_exports::Descriptors;
+use fathom_metrics::Events;
+use fathom_metrics::Scale;
 use fathom_units::cause;
 use futures_util::future::{Either, select};
 pub use listen::{Adopted, Door};

@@ -1,6 +1,6 @@
 //! How pages of metrics are made, and how many at the same time.
 
-use crate::metrics::Scale;
+use fathom_metrics::Scale;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 

@@ -4,10 +4,10 @@ use super::problem::Problem;
 use super::request::Named;
 use super::state::Asking;
 use crate::command::Command;
-use crate::info::Snapshots;
 use crate::orders::SnapshotsOrder;
 use axum::Json;
 use axum::extract::State;
+use fathom_metrics::Snapshots;
 
 async fn order(
     asking: &Asking,

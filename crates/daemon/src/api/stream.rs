@@ -1,11 +1,11 @@
 //! What happens, as it happens.
 
 use super::state::Asking;
-use crate::events::{Happened, Line};
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use fathom_metrics::{Happened, Line};
 use futures_util::stream;
 use std::convert::Infallible;
 use tokio::sync::broadcast::error::RecvError;

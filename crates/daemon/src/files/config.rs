@@ -4,13 +4,13 @@
 use crate::access::{access, groups};
 use crate::allowance::AllowanceTable;
 use crate::error::Error;
-use crate::events::Events;
 use crate::options::{
     ApiOptions, DiskOptions, NbdOptions, RemoteOptions, ServeOptions, TlsOptions,
 };
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::{self, Tenancy};
 use fathom_exports::nbd::{Address, TlsMode};
+use fathom_metrics::Events;
 use fathom_sandbox::Mode as SandboxMode;
 use fathom_spec::SocketSpec;
 use fathom_spec::text;

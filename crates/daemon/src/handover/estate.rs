@@ -1,10 +1,11 @@
 //! What goes from one process to another.
 
-use super::state::{DiskCounts, DiskState, Progress, State};
+use super::state::{DiskState, Progress, State};
 use fathom_core::Legacy;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::Frozen;
 use fathom_exports::{Bound, Descriptors};
+use fathom_metrics::DiskCounts;
 use std::time::Instant;
 
 /// What a successor gets. Exports stand still until theirs are dropped.

@@ -16,15 +16,14 @@
 //! gone, says that it will not.
 
 use super::left::LeftState;
-use crate::info::WorkerInfo;
 use crate::users::User;
 use fathom_control::{Definition, Definitions};
 use fathom_exports::ListenerState;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::ExportState;
 use fathom_files::UsedFile;
+use fathom_metrics::DiskCounts;
 use fathom_spec::DiskSpec;
-use fathom_trace::{HistogramsState, SlowRequest};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -235,27 +234,6 @@ pub struct Renewal {
 /// What was counted, by disk.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Counted(pub Vec<DiskCounts>);
-
-/// By worker.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct DiskCounts {
-    pub histograms: Vec<HistogramsState>,
-    pub workers: Vec<WorkerInfo>,
-    pub refused: u64,
-    /// For how long; absent where a server of before did not know.
-    #[serde(default)]
-    pub seconds: Option<f64>,
-    /// Some of the slowest requests, the slowest first.
-    #[serde(default)]
-    pub slow: Vec<SlowRequest>,
-}
-
-impl DiskCounts {
-    /// Replaces the workers' histograms by one with what all have counted.
-    pub fn merge_histograms(&mut self) {
-        self.histograms = vec![HistogramsState::merged(&self.histograms)];
-    }
-}
 
 #[cfg(test)]
 mod tests {

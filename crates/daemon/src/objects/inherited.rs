@@ -1,7 +1,7 @@
 //! What was counted before this process was there.
 
-use crate::handover::DiskCounts;
-use crate::info::WorkerInfo;
+use fathom_metrics::DiskCounts;
+use fathom_metrics::WorkerInfo;
 use fathom_trace::{SlowRequest, StageHistograms};
 
 /// What a predecessor has counted.

@@ -3,9 +3,7 @@
 use super::freeze::Users;
 use super::shared_disk::SharedDisk;
 use super::unanswered;
-use crate::events::{Events, Happened};
 use crate::identity::new_identity;
-use crate::info::MirrorInfo;
 use crate::options::DiskOptions;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::{UsedFile, check_same};
@@ -14,6 +12,8 @@ use fathom_formats::served::{ChainImage, ImageDisk};
 use fathom_jobs::Phase;
 use fathom_jobs::Source;
 use fathom_jobs::mirror::{Mirror, Target, Terms};
+use fathom_metrics::MirrorInfo;
+use fathom_metrics::{Events, Happened};
 use fathom_stack::{check_raw, open_unserved};
 use fathom_units::redacted;
 use std::sync::Arc;

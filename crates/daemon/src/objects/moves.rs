@@ -1,11 +1,11 @@
 //! Disks that move from one server to another: those that go, and those that come.
 
 use super::shared_disk::{Guard, SharedDisk};
-use crate::events::{Events, Happened};
 use crate::options::DiskOptions;
 use fathom_core::{Disk, Part, Parts};
 use fathom_exports::nbd::Moving;
 use fathom_jobs::pull::{Going, Gone, Phase, Prepared, Pull, Status, Target, Terms};
+use fathom_metrics::{Events, Happened};
 use fathom_stack::Stack;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;

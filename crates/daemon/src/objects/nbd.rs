@@ -3,11 +3,11 @@
 use super::disk::Served;
 use super::serving::Serving;
 use crate::error::Error;
-use crate::info::{ConnectionInfo, NbdInfo};
 use crate::options::{NbdOptions, TlsOptions};
 use fathom_core::ThreadKind;
 use fathom_exports::nbd::{ClientState, Exports, Leaving, Options, Tls, local_name};
 use fathom_exports::{Bound, Descriptors, Listener, ListenerState, NbdServer};
+use fathom_metrics::{ConnectionInfo, NbdInfo};
 use fathom_tls::TlsError;
 use std::collections::BTreeSet;
 use std::io;

@@ -1,10 +1,10 @@
 //! What is done to an image's internal snapshots while its disk's users wait.
 
-use crate::info::SnapshotInfo;
 use fathom_core::DiskError;
 use fathom_formats::offline::snapshot::{create, delete, list, now};
 use fathom_formats::served::ImageDisk;
 use fathom_formats::{Error, Result};
+use fathom_metrics::SnapshotInfo;
 use std::sync::OnceLock;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,15 +2,15 @@
 
 use super::shared_disk::SharedDisk;
 use super::unanswered;
-use crate::events::{Events, Happened};
 use crate::identity::new_identity;
-use crate::info::StreamInfo;
 use fathom_control::RequestError;
 use fathom_files::gate;
 use fathom_formats::served::{Beside, ChainImage, ImageDisk};
 use fathom_formats::{Format, resolve};
 use fathom_jobs::stream::{self, Below, Terms};
 use fathom_jobs::{Following, Name, Phase, Source, Tell, commit};
+use fathom_metrics::StreamInfo;
+use fathom_metrics::{Events, Happened};
 use fathom_stack::{Description, check_raw, name_from, open_below};
 use fathom_units::{cause, redacted};
 use std::path::{Path, PathBuf};

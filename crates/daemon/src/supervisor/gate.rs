@@ -3,10 +3,10 @@
 use super::log::Log;
 use super::permits::{Denied, Permits};
 use super::relayed::Relay;
-use crate::events::Events;
 use crate::link::{AtGate, FromGate, Link};
 use crate::signals::LeftToThisThread;
 use fathom_exports::Descriptors;
+use fathom_metrics::Events;
 use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;

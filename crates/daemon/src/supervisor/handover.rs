@@ -7,11 +7,12 @@ use super::process::Process;
 use super::tenant::{Disk, Tenant};
 use super::turns::Turns;
 use crate::handover::{
-    DiskCounts, Estate, Given, GroupsState, Progress, State, TenantDisk, TenantState, VERSION,
+    Estate, Given, GroupsState, Progress, State, TenantDisk, TenantState, VERSION,
 };
 use crate::options::ServeOptions;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::{Bound, Descriptors, Listener};
+use fathom_metrics::DiskCounts;
 use fathom_units::cause;
 use std::collections::BTreeMap;
 use std::io;

@@ -6,7 +6,7 @@
 //! is there, and the others are counted.
 
 use crate::stderr;
-use crate::untrusted::one_line;
+use fathom_metrics::one_line;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};

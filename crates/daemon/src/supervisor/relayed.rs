@@ -4,8 +4,8 @@
 //! the server has read its configuration again, or that another tenant was restarted. A tenant
 //! that tells too much loses events of its own, not those of others.
 
-use crate::events::Happened;
-use crate::untrusted::one_line;
+use fathom_metrics::Happened;
+use fathom_metrics::one_line;
 use fathom_trace::SlowRequest;
 use std::time::{Duration, Instant};
 

@@ -5,13 +5,13 @@
 
 use super::log::shown;
 use crate::command::Command;
-use crate::info::{BackupInfo, Bitmaps, Info, MirrorInfo, Snapshots, StreamInfo, TenantLimits};
 use crate::link::FromTenant;
-use crate::metrics::Sent;
 use crate::reply::{Answer, Filter, Frozen, Reply, Shown, Size, SlowRequests, TraceState};
-use crate::untrusted::clean;
 use fathom_control::SwitchTo;
 use fathom_control::{ErrorKind, RequestError};
+use fathom_metrics::clean;
+use fathom_metrics::{BackupInfo, Bitmaps, Info, MirrorInfo, Snapshots, StreamInfo, TenantLimits};
+use fathom_metrics::{Measured, Sent};
 use fathom_spec::DiskSpec;
 use fathom_stack::FilterInfo;
 use fathom_trace::Summary;
@@ -219,14 +219,25 @@ fn measured(known: &Known<'_>, message: Vec<u8>) -> Answer {
         name: known.name.to_owned(),
         pid: known.pid,
         message,
+        parse: measurements,
     }
     .into())
+}
+
+fn measurements(message: &str) -> Result<Measured, String> {
+    let message = serde_json::from_str::<FromTenant<Measured>>(message);
+    match message.map_err(|error| error.to_string())? {
+        FromTenant::Answer {
+            answer: Ok(measured),
+            ..
+        } => Ok(measured),
+        _ => Err("not a message with measurements".into()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Measured;
     use serde_json::{Value, json};
 
     fn table() -> DiskSpec {
@@ -260,14 +271,12 @@ mod tests {
 
     /// An honest state.
     fn state() -> Value {
-        let made = Measured::made(
-            "a",
-            json!({"requests": 0, "notifications": 0, "sleeps": 0}),
-            json!({
-                "histograms": [], "workers": [], "refused": 0
-            }),
-        );
-        serde_json::to_value(made.info).unwrap()
+        json!({
+            "version": "", "pid": 1, "name": "a", "disk": "/a", "format": "raw", "size": 1 << 20,
+            "block_size": 512, "read_only": false, "engine": "io_uring", "max_queues": 1,
+            "queues_running": 0, "filters": [], "uptime_seconds": 1,
+            "workers": [{"requests": 0, "notifications": 0, "sleeps": 0}]
+        })
     }
 
     #[test]

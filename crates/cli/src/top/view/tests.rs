@@ -3,7 +3,7 @@ use crate::top::columns::Column;
 use crate::top::look::Look;
 use crate::top::samples::{disk, look, sample};
 use crate::top::slow::Slow;
-use fathom_daemon::{DiskSample, FrontEndSample, QueueSample};
+use fathom_metrics::{DiskSample, FrontEndSample, QueueSample};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::style::{Color, Modifier};

@@ -2,7 +2,6 @@
 
 use super::Objects;
 use super::freezing::no_thread;
-use crate::info::BackupInfo;
 use crate::objects::activity::Change;
 use crate::objects::backup::Running;
 use crate::objects::changes;
@@ -10,6 +9,7 @@ use crate::orders::BackupOrder;
 use crate::reply::{Answer, Asker};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
+use fathom_metrics::BackupInfo;
 use fathom_spec::check_path;
 
 impl Objects {

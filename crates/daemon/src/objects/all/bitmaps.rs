@@ -2,12 +2,12 @@
 
 use super::Objects;
 use super::freezing::no_thread;
-use crate::info::{BitmapInfo, Bitmaps};
 use crate::objects::activity::Change;
 use crate::objects::changes;
 use crate::orders::BitmapOrder;
 use crate::reply::Asker;
 use fathom_control::{ErrorKind, RequestError};
+use fathom_metrics::{BitmapInfo, Bitmaps};
 
 impl Objects {
     /// See to a disk's bitmaps.

@@ -6,7 +6,6 @@
 use super::Objects;
 use super::freezing::no_thread;
 use super::mirrors::not_ended;
-use crate::info::StreamInfo;
 use crate::objects::activity::Change;
 use crate::objects::changes::{self, Next};
 use crate::objects::remake::Also;
@@ -17,6 +16,7 @@ use crate::reply::{Answer, Asker, Done};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
 use fathom_formats::served::Beside;
+use fathom_metrics::StreamInfo;
 use fathom_units::cause;
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,6 @@
 //! Disks that come, and that change while they are served.
 
 use super::Objects;
-use crate::events::Happened;
 use crate::objects::changes;
 use crate::objects::disk::Served;
 use crate::options::DiskOptions;
@@ -11,6 +10,7 @@ use crate::socket;
 use fathom_control::{Condition, ErrorKind, RequestError};
 use fathom_exports::Listener;
 use fathom_files::gate::{self, Wanted};
+use fathom_metrics::Happened;
 use fathom_spec::Changes;
 use fathom_spec::SocketSpec;
 use fathom_spec::{DiskSpec, check_name};

@@ -1,13 +1,13 @@
 //! Disks that stand still for a while.
 
 use super::Objects;
-use crate::events::Happened;
 use crate::objects::activity::Change;
 use crate::objects::changes::Event;
 use crate::objects::freeze::{Users, Waiting};
 use crate::objects::nbd::Nbd;
 use crate::reply::{Asker, Frozen};
 use fathom_control::{ErrorKind, RequestError};
+use fathom_metrics::Happened;
 use fathom_units::cause;
 use std::time::{Duration, Instant};
 

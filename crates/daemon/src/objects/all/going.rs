@@ -2,12 +2,12 @@
 
 use super::Objects;
 use crate::error::Error;
-use crate::events::Happened;
 use crate::objects::changes::{self, Event, Leaving};
 use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
 use crate::reply::Asker;
 use fathom_control::{Condition, ErrorKind};
+use fathom_metrics::Happened;
 use fathom_trace::Summary;
 use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

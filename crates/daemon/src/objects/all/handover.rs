@@ -3,8 +3,7 @@
 use super::{MAX_LEFT, Objects};
 use crate::error::Error;
 use crate::handover::{
-    DiskCounts, Estate, Given, GivenDisk, Progress, State, VERSION, WITH_PARTS,
-    WITH_UNFINISHED_MESSAGES,
+    Estate, Given, GivenDisk, Progress, State, VERSION, WITH_PARTS, WITH_UNFINISHED_MESSAGES,
 };
 use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
@@ -13,6 +12,7 @@ use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::{Arrival, Arriving, ExportState};
 use fathom_exports::{Bound, Descriptors};
 use fathom_files::UsedFile;
+use fathom_metrics::DiskCounts;
 use fathom_units::cause;
 use std::collections::BTreeMap;
 use std::io;

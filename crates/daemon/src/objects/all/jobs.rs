@@ -1,10 +1,10 @@
 //! Jobs that are asked for by their identities.
 
 use super::Objects;
-use crate::jobs::{JobId, JobInfo, JobKind, unknown_job};
 use crate::orders::JobOrder;
 use crate::reply::{Answer, Asker, Reply};
 use fathom_control::{ErrorKind, RequestError};
+use fathom_metrics::{JobId, JobInfo, JobKind, unknown_job};
 
 impl Objects {
     /// Changes or ends the job with this identity, and no other job of the disk.

@@ -2,7 +2,6 @@
 
 use super::Objects;
 use super::freezing::no_thread;
-use crate::info::MirrorInfo;
 use crate::objects::activity::Change;
 use crate::objects::changes;
 use crate::objects::mirror::Running;
@@ -10,6 +9,7 @@ use crate::orders::MirrorOrder;
 use crate::reply::Asker;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
+use fathom_metrics::MirrorInfo;
 
 impl Objects {
     pub(super) fn begin_mirror(&mut self, index: usize, order: MirrorOrder, asker: Asker) {

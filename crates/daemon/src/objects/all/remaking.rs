@@ -2,7 +2,6 @@
 
 use super::freezing::no_thread;
 use super::{MAX_LEFT, Objects};
-use crate::events::Happened;
 use crate::objects::activity::Change;
 use crate::objects::changes;
 use crate::objects::definitions::definition_of;
@@ -13,6 +12,7 @@ use crate::options::DiskOptions;
 use crate::reply::Asker;
 use crate::signals::LeftToThisThread;
 use fathom_control::{ErrorKind, RequestError};
+use fathom_metrics::Happened;
 use fathom_spec::DiskSpec;
 use fathom_storage::{OnSuperseded, PART};
 

@@ -2,7 +2,6 @@
 
 use super::Objects;
 use super::freezing::no_thread;
-use crate::info::{SnapshotInfo, Snapshots};
 use crate::objects::activity;
 use crate::objects::changes;
 use crate::objects::remake::Also;
@@ -11,6 +10,7 @@ use crate::options::DiskOptions;
 use crate::orders::SnapshotsOrder;
 use crate::reply::{Answer, Asker};
 use fathom_control::{ErrorKind, RequestError};
+use fathom_metrics::{SnapshotInfo, Snapshots};
 use std::sync::Arc;
 
 impl Objects {

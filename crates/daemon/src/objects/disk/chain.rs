@@ -1,7 +1,6 @@
 //! A disk that is a chain of images, which is changed.
 
 use super::Served;
-use crate::info::StreamInfo;
 use crate::objects::mirror::{Commit, Order, Running};
 use crate::objects::stream::{self, Base, Middle, Plan, What};
 use crate::options::DiskOptions;
@@ -10,6 +9,7 @@ use fathom_formats::Format;
 use fathom_formats::served::ChainImage;
 use fathom_jobs::mirror::Terms;
 use fathom_jobs::{Following, Phase};
+use fathom_metrics::StreamInfo;
 use fathom_spec::{DiskSpec, check_path};
 use fathom_stack::KeyRing;
 use fathom_storage::Location;

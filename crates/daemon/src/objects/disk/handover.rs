@@ -2,12 +2,13 @@
 
 use super::{Served, TRACE};
 use crate::error::Error;
-use crate::handover::{DiskCounts, DiskState, GivenDisk};
+use crate::handover::{DiskState, GivenDisk};
 use crate::objects::inherited::Inherited;
 use crate::objects::shared_disk::SharedDisk;
 use fathom_core::{Legacy, Parts, WorkerHandle};
 use fathom_exports::vhost_user::Arrival;
 use fathom_files::{UsedFile, check_same};
+use fathom_metrics::DiskCounts;
 use fathom_trace::StageHistograms;
 use fathom_units::cause;
 use std::time::Instant;

@@ -2,7 +2,7 @@
 
 use super::hierarchy::{Controller, Version};
 use crate::allowance::Allowance;
-use crate::info::TenantLimits;
+use fathom_metrics::TenantLimits;
 use fathom_units::cause;
 use std::fs;
 use std::io;

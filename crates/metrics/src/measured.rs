@@ -1,6 +1,6 @@
 //! What is known of a disk, as the process that has it tells it.
 
-use crate::handover::DiskCounts;
+use crate::counts::DiskCounts;
 use crate::info::Info;
 use fathom_core::{SourceCounters, ThreadId};
 use serde::{Deserialize, Serialize};

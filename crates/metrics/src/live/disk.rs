@@ -5,7 +5,7 @@ use super::limiter::{Limiter, Seen};
 use super::sample::{DiskSample, Figures, FrontEndSample, OpSample, QueueSample, WorkerSample};
 use super::spread::{figures, histogram, rate};
 use crate::info::WorkerInfo;
-use crate::metrics::{Measured, QueueInfo};
+use crate::{Measured, QueueInfo};
 use fathom_trace::Op;
 
 /// A disk at a moment.

@@ -2,7 +2,7 @@
 
 use super::sample::Sample;
 use super::sampler::Sampler;
-use crate::metrics::{Measures, ProcessInfo};
+use crate::{Measures, ProcessInfo};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -2,10 +2,9 @@
 //! guest, so everything is checked here before it gets into a page with others' metrics.
 
 use super::measured::{Measured, ProcessInfo};
-use crate::link::FromTenant;
 use crate::untrusted::clean_text;
 use fathom_trace::{HistogramsState, Op, SlowRequest, Stage};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::collections::BTreeSet;
 
 /// Largest number of workers, of queues and of a pool's threads.
@@ -51,26 +50,21 @@ impl Measures {
 }
 
 /// A message with a [`Measured`], and what the supervisor knows about its disk.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct Sent {
     pub name: String,
     /// The process that has the disk.
     pub pid: u32,
-    /// A [`FromTenant::Answer`], in JSON.
     pub message: String,
+    /// Takes the measurements out of the message. The error says why it has none.
+    #[serde(skip)]
+    pub parse: fn(&str) -> Result<Measured, String>,
 }
 
 impl Sent {
     /// Reads and checks the measurements. The error says which of them is wrong.
     pub fn read(&self) -> Result<Measured, String> {
-        let message = serde_json::from_str::<FromTenant<Measured>>(&self.message);
-        let mut measured = match message.map_err(|error| error.to_string())? {
-            FromTenant::Answer {
-                answer: Ok(measured),
-                ..
-            } => measured,
-            _ => return Err("not a message with measurements".into()),
-        };
+        let mut measured = (self.parse)(&self.message)?;
         check_lengths(&measured)?;
         check_counts(&measured)?;
         measured.counts.slow.iter().try_for_each(check_slow)?;
@@ -173,7 +167,7 @@ fn clean_labels(measured: &mut Measured) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{Form, Page, Scale, expose};
+    use crate::{Form, Page, Scale, expose};
     use serde_json::{Value, json};
     use std::sync::Arc;
 
@@ -200,12 +194,11 @@ mod tests {
     }
 
     fn sent(name: &str, measured: &Value) -> Sent {
-        let answer = Ok(measured.clone());
-        let message = FromTenant::Answer { number: 7, answer };
         Sent {
             name: name.into(),
             pid: 42,
-            message: serde_json::to_string(&message).unwrap(),
+            message: measured.to_string(),
+            parse: |text| serde_json::from_str(text).map_err(|error| error.to_string()),
         }
     }
 

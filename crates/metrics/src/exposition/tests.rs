@@ -1,5 +1,5 @@
 use super::*;
-use crate::metrics::pieces::PIECE;
+use crate::pieces::PIECE;
 use fathom_trace::{Op, Recorder, Stage, StageHistograms, Stamps, TraceRecord, Wire};
 use serde_json::json;
 

@@ -1,6 +1,6 @@
 //! What a disk has counted until a moment: what is needed to subtract it from a later moment.
 
-use crate::handover::DiskCounts;
+use crate::counts::DiskCounts;
 use fathom_trace::{HistogramsState, Op, Stage};
 use std::collections::BTreeMap;
 

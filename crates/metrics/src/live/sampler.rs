@@ -2,7 +2,7 @@
 
 use super::disk::{Between, Moment};
 use super::sample::{DiskSample, FrontEndSample, Sample};
-use crate::metrics::{GUESTS, Measured, ProcessInfo};
+use crate::{GUESTS, Measured, ProcessInfo};
 use fathom_trace::Clock;
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};

@@ -501,7 +501,7 @@ pub struct WorkerInfo {
 }
 
 impl WorkerInfo {
-    pub(crate) fn of(worker: &WorkerHandle, is_alone: bool) -> WorkerInfo {
+    pub fn of(worker: &WorkerHandle, is_alone: bool) -> WorkerInfo {
         let counters = worker.counters();
         let cpu = worker.thread_id().cpu_time().filter(|_| is_alone);
         WorkerInfo {
@@ -518,7 +518,7 @@ impl WorkerInfo {
     }
 
     /// With what one before it has done.
-    pub(crate) fn and(self, before: &WorkerInfo) -> WorkerInfo {
+    pub fn and(self, before: &WorkerInfo) -> WorkerInfo {
         let before_of = |size| before.batches.get(size).copied().unwrap_or(0);
         let batches = self.batches.iter().enumerate();
         let batches = batches.map(|(size, n)| n + before_of(size)).collect();
