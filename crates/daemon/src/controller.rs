@@ -1,4 +1,4 @@
-//! Carries out commands, on the control thread.
+//! Carries out requests, on the control thread.
 //!
 //! The registry (`fathom_control`) decides what is to be done about disks' definitions. Disks themselves belong to the
 //! [`Host`]. The result of an operation arrives in a later [`Controller::turn`], as a [`Step`].
@@ -6,7 +6,7 @@
 //! - `effects` starts the operations that the registry wants;
 //! - `reload` reads definitions, `adopt` stores those of static disks;
 //! - `groups` are disks that share limits;
-//! - `waiting` has the timeouts of commands;
+//! - `timeouts` has the timeouts of requests;
 //! - `handover` continues in another process.
 
 mod adopt;
@@ -15,14 +15,14 @@ mod groups;
 mod handover;
 mod places;
 mod reload;
-mod waiting;
+mod timeouts;
 
 use crate::command::{Ask, Command};
 use crate::files::Keeper;
 use crate::host::Host;
 use crate::mailbox::{Mailbox, Post};
 use crate::options::{ApiOptions, NbdOptions, ServeOptions};
-use crate::reply::{Answer, Asker, Disk, Disks, Done, FailedDisk, Shown};
+use crate::reply::{Answer, Disk, Disks, Done, FailedDisk, Responder, Shown};
 use crate::request::Request;
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
@@ -39,15 +39,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use waiting::Waiting;
+use timeouts::Timeouts;
 
-/// Who asks for what takes no time waits so long at most.
+/// Timeout for commands that do no I/O.
 const BRIEF: Duration = Duration::from_secs(5);
 
-/// Who asks for what storage is waited for.
+/// Timeout for commands that wait for storage.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Time that the users of a disk that is being removed may take to leave.
+/// Time in which a disk that is to be removed must become unused.
 const LEAVE: Duration = Duration::from_secs(1);
 
 /// A step that runs on the control thread.
@@ -55,29 +55,29 @@ pub type Step = Box<dyn FnOnce(&mut Controller) + Send>;
 
 pub struct Controller {
     host: Box<dyn Host>,
-    /// Which disks exist, and who owns their names.
+    /// The disks' definitions, and the owners of their names.
     registry: Registry,
-    /// Receivers of the replies to the registry's requests.
-    askers: BTreeMap<RequestId, Asker>,
+    /// Responders of the registry's requests.
+    responders: BTreeMap<RequestId, Responder>,
     next_request: u64,
-    /// Disks that are being changed, as the host has shown them last.
+    /// How the host has last shown disks that are being changed.
     shown: BTreeMap<String, Shown>,
-    /// When the server tries again to open disks, by name.
+    /// Times of the next attempts to open disks, by name.
     retries: BTreeMap<String, Instant>,
-    /// Had by whatever was begun and goes on in a later step.
+    /// Held by every operation in progress; the strong count is one more than their number.
     under_way: Arc<()>,
-    waiting: Waiting,
+    timeouts: Timeouts,
     mail: Mailbox<Step>,
     events: Events,
     stop_timeout: StopTimeout,
     is_ending: bool,
-    /// Writes the files of disks that are kept.
+    /// Writes the files of persistent disks.
     keeper: Option<Keeper>,
-    /// Their directory, and its lock.
+    /// The directory of these files, and its lock.
     kept: Option<(PathBuf, OwnedFd)>,
-    /// Somebody wants another process to go on.
+    /// An upgrade that was requested.
     upgrade: Option<Upgrade>,
-    /// The file that says what there is to be.
+    /// The configuration file.
     config: Option<PathBuf>,
     reloaded: bool,
     settings: Settings,
@@ -115,7 +115,7 @@ fn registry_settings(host: &dyn Host, disks_dir: Option<PathBuf>) -> fathom_cont
 }
 
 impl Controller {
-    /// The disks that `host` has are the configuration's.
+    /// Creates a controller. The configuration defines all disks of `host`.
     pub fn new(host: Box<dyn Host>, options: &ServeOptions) -> io::Result<Controller> {
         let names = host.names();
         let served = specs(&options.disks).filter(|spec| names.contains(&spec.name));
@@ -126,13 +126,13 @@ impl Controller {
         );
         Ok(Controller {
             registry,
-            askers: BTreeMap::new(),
+            responders: BTreeMap::new(),
             next_request: 0,
             shown: BTreeMap::new(),
             retries: BTreeMap::new(),
             host,
             under_way: Arc::default(),
-            waiting: Waiting::default(),
+            timeouts: Timeouts::default(),
             mail: Mailbox::new()?,
             events: options.events.clone(),
             stop_timeout: options.stop_timeout,
@@ -154,47 +154,47 @@ impl Controller {
         &mut *self.host
     }
 
-    /// For who asks on other threads.
+    /// Sends steps from other threads.
     pub fn post(&self) -> Post<Step> {
         self.mail.post()
     }
 
-    /// Somebody has asked for the end.
+    /// Whether a client has asked the server to end.
     pub fn is_ending(&self) -> bool {
         self.is_ending
     }
 
-    /// One of these is readable when there is something for [`Controller::turn`].
+    /// File descriptors, one of which is readable when [`Controller::turn`] has work to do.
     pub fn events(&self) -> Vec<BorrowedFd<'_>> {
         let mut events = self.host.events();
         events.push(self.mail.as_fd());
         events
     }
 
-    /// Nothing goes on in a later step.
+    /// Whether no operation is in progress.
     fn is_settled(&self) -> bool {
         Arc::strong_count(&self.under_way) == 1
     }
 
-    /// How long [`Controller::turn`] can wait.
+    /// Time after which [`Controller::turn`] must be called in any case.
     pub fn patience(&self) -> Option<Duration> {
         let retry = self.retries.values().min();
         let retry = retry.map(|at| at.saturating_duration_since(Instant::now()));
-        let own = [self.waiting.patience(), self.until_upgrade_is_late(), retry];
+        let own = [self.timeouts.next(), self.until_upgrade_is_late(), retry];
         let own = own.into_iter().flatten();
         own.chain(self.host.patience()).min()
     }
 
-    /// Go on with what has come. False: something has ended that should not.
+    /// Handles events. False: a thread that serves clients has ended, which is an error.
     pub fn turn(&mut self) -> bool {
         let goes_on = self.host.turn();
         self.take_steps();
-        self.waiting.tell_late();
+        self.timeouts.expire();
         self.retry_due();
         goes_on
     }
 
-    /// Carries out what has come of commands.
+    /// Runs the steps that have arrived.
     fn take_steps(&mut self) {
         for step in self.mail.take() {
             step(self);
@@ -202,44 +202,45 @@ impl Controller {
     }
 
     /// Carries a request out; the reply comes at once or later.
-    pub fn handle(&mut self, request: Request, asker: Asker) {
+    pub fn handle(&mut self, request: Request, responder: Responder) {
         match request {
-            Request::List => self.list(asker),
-            Request::Show { disk } => self.show(disk, asker),
-            Request::Change { disk, change } => self.change(disk, change, asker),
-            Request::Host { disk, command } => self.ask_host(disk, command, asker),
-            Request::ListGroups => self.list_groups(asker),
+            Request::List => self.list(responder),
+            Request::Show { disk } => self.show(disk, responder),
+            Request::Change { disk, change } => self.change(disk, change, responder),
+            Request::Host { disk, command } => self.ask_host(disk, command, responder),
+            Request::ListGroups => self.list_groups(responder),
             Request::SetGroup {
                 group,
                 options,
                 until_restart,
-            } => self.set_group(group, options, until_restart, asker),
+            } => self.set_group(group, options, until_restart, responder),
             Request::Upgrade { binary, disconnect } => {
-                self.begin_upgrade(binary, disconnect, asker);
+                self.begin_upgrade(binary, disconnect, responder);
             }
             Request::Quit => {
                 self.is_ending = true;
-                asker(Ok(Done {}.into()));
+                responder(Ok(Done {}.into()));
             }
         }
     }
 
     /// Changes what a disk is.
-    fn change(&mut self, disk: String, change: Change, asker: Asker) {
+    fn change(&mut self, disk: String, change: Change, responder: Responder) {
         let timeout = self.stop_timeout;
-        let asker = match &change {
+        let responder = match &change {
             Change::Adopt { .. } => {
                 let text = format!("disk '{disk}': the configuration was not read within 60 s");
-                let asker = self.waiting.until(Instant::now() + LONG, text, asker);
-                return self.adopt(disk, asker);
+                let responder = self.timeouts.until(Instant::now() + LONG, text, responder);
+                return self.adopt(disk, responder);
             }
-            Change::Put { .. } | Change::Switch { .. } => asker,
-            Change::SetFilter { .. } => self.briefly(&disk, asker),
+            Change::Put { .. } | Change::Switch { .. } => responder,
+            Change::SetFilter { .. } => self.briefly(&disk, responder),
             Change::Resize { .. } => {
                 let text = format!(
                     "disk '{disk}': resizing takes longer than --stop-timeout and continues"
                 );
-                self.waiting.until(Instant::now() + timeout.0, text, asker)
+                self.timeouts
+                    .until(Instant::now() + timeout.0, text, responder)
             }
             Change::Remove { force, .. } => {
                 let leave = if *force { Duration::ZERO } else { LEAVE };
@@ -248,32 +249,32 @@ impl Controller {
                      removed as soon as they have completed"
                 );
                 let until = Instant::now() + leave + timeout.0;
-                self.waiting.until(until, text, asker)
+                self.timeouts.until(until, text, responder)
             }
         };
-        self.request(disk, change, asker);
+        self.request(disk, change, responder);
     }
 
     /// Passes a command on to the disk's host.
-    fn ask_host(&mut self, disk: String, command: Command, asker: Asker) {
+    fn ask_host(&mut self, disk: String, command: Command, responder: Responder) {
         let checked = match &command {
             Command::BeginCommit(order) => self.registry.check_image_change(&disk, order.unkept),
             _ => Ok(()),
         };
         if let Err(error) = checked.and_then(|()| self.registry.check_served(&disk)) {
-            return asker(Err(error));
+            return responder(Err(error));
         }
-        let asker = match command.is_slow() {
-            false => self.briefly(&disk, asker),
+        let responder = match command.is_slow() {
+            false => self.briefly(&disk, responder),
             true => {
                 let text = format!(
                     "disk '{disk}': the operation takes longer than 60 s and continues in the \
                      background"
                 );
-                self.waiting.until(Instant::now() + LONG, text, asker)
+                self.timeouts.until(Instant::now() + LONG, text, responder)
             }
         };
-        self.host.ask(Ask::of(&disk, command), asker);
+        self.host.ask(Ask::of(&disk, command), responder);
     }
 
     /// Sends a command to the disk's host, and continues with the reply.
@@ -283,11 +284,11 @@ impl Controller {
         command: Command,
         next: impl FnOnce(&mut Controller, Answer) + Send + 'static,
     ) {
-        let asker = self.later(next);
-        self.host.ask(Ask::of(disk, command), asker);
+        let responder = self.later(next);
+        self.host.ask(Ask::of(disk, command), responder);
     }
 
-    /// Takes what comes, and goes on with it in a later step.
+    /// Returns a callback that continues with its argument in a later step.
     fn later<T: Send + 'static>(
         &self,
         next: impl FnOnce(&mut Controller, T) + Send + 'static,
@@ -302,33 +303,33 @@ impl Controller {
         })
     }
 
-    /// For what takes no time, unless a disk's process says nothing.
-    fn briefly(&mut self, disk: &str, asker: Asker) -> Asker {
+    /// Adds the timeout for commands that do no I/O: only a tenant's process can exceed it.
+    fn briefly(&mut self, disk: &str, responder: Responder) -> Responder {
         let text = format!(
             "disk '{disk}': the disk's process did not respond within 5 s; retry, or see the log"
         );
-        self.waiting.until(Instant::now() + BRIEF, text, asker)
+        self.timeouts.until(Instant::now() + BRIEF, text, responder)
     }
 
-    fn show(&mut self, name: String, asker: Asker) {
+    fn show(&mut self, name: String, responder: Responder) {
         if let Err(error) = self.registry.check_served(&name) {
-            return asker(Err(error));
+            return responder(Err(error));
         }
-        let asker = self.briefly(&name, asker);
+        let responder = self.briefly(&name, responder);
         self.then(&name, Command::Show, |controller, answer| {
             let shown = answer.and_then(Shown::try_from);
-            asker(shown.map(|shown| controller.disk(shown).into()));
+            responder(shown.map(|shown| controller.disk(shown).into()));
         });
     }
 
-    fn list(&mut self, asker: Asker) {
+    fn list(&mut self, responder: Responder) {
         self.list_shown(|controller, shown| {
             let disks = shown.into_iter().map(|shown| controller.disk(shown));
             let disks = Disks {
                 disks: disks.collect(),
                 failed: controller.failed(),
             };
-            asker(Ok(disks.into()));
+            responder(Ok(disks.into()));
         });
     }
 

@@ -201,18 +201,23 @@ impl Daemon {
     }
 
     /// Have another process go on, if it can.
-    fn upgrade(&mut self, Upgrade { binary, asker, .. }: Upgrade) {
+    fn upgrade(
+        &mut self,
+        Upgrade {
+            binary, responder, ..
+        }: Upgrade,
+    ) {
         tracing::info!("upgrade: handing over to a new process");
         let api = self.api.as_ref();
         match handover::hand_over(&mut self.controller, api, &self.starter, binary) {
-            Err(refusal) => {
-                tracing::error!("upgrade failed: {refusal}");
-                asker(Err(refusal));
+            Err(error) => {
+                tracing::error!("upgrade failed: {error}");
+                responder(Err(error));
             }
             Ok(done) => {
                 self.successor = Some(done.pid);
                 notify_manager(NotifyState::MainPid(done.pid));
-                asker(Ok(successor(done).into()));
+                responder(Ok(successor(done).into()));
                 self.api.take().into_iter().for_each(Api::leave);
             }
         }

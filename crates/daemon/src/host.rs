@@ -1,64 +1,62 @@
-//! Who has a server's disks: this process, or others.
+//! The host of a server's disks: this process, or the processes of tenants.
 
 use crate::command::Ask;
 use crate::error::Error;
 use crate::handover::Estate;
 use crate::objects::Outcome;
-use crate::reply::{Asker, Shown};
+use crate::reply::{Responder, Shown};
 use crate::stop_timeout::StopTimeout;
 use fathom_control::RequestError;
 use fathom_metrics::Measures;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// Disks by name, of which nobody knows here why they are there.
+/// Has disks by name. The controller knows their definitions, a host does not.
 pub trait Host: Send {
-    /// Carry a command out; who asks is answered at once, or in a later [`Host::turn`]. What is said
-    /// of keeping a disk is not looked at. The answer to `Put` has a member more, `created`: the disk
-    /// was not there before.
-    fn ask(&mut self, ask: Ask, asker: Asker);
+    /// Carries a command out. The reply comes at once, or in a later [`Host::turn`].
+    fn ask(&mut self, ask: Ask, responder: Responder);
 
-    /// How all disks are, at once or in a later [`Host::turn`]. Without those whose processes have never replied.
+    /// Shows all disks, at once or in a later [`Host::turn`]. Disks whose processes have never replied are left out.
     fn list(&mut self, next: Box<dyn FnOnce(Vec<Shown>) + Send>);
 
-    /// What is counted of all disks, at once or in a later [`Host::turn`].
-    fn measure_all(&mut self, asker: Box<dyn FnOnce(Measures) + Send>);
+    /// Returns the measurements of all disks, at once or in a later [`Host::turn`].
+    fn measure_all(&mut self, responder: Box<dyn FnOnce(Measures) + Send>);
 
-    /// One of these is readable when there is something for [`Host::turn`].
+    /// File descriptors, one of which is readable when [`Host::turn`] has work to do.
     fn events(&self) -> Vec<BorrowedFd<'_>>;
 
-    /// How long [`Host::turn`] can wait.
+    /// Time after which [`Host::turn`] must be called in any case.
     fn patience(&self) -> Option<Duration>;
 
-    /// Go on with what has come. False: something has ended that should not.
+    /// Handles events. False: a thread that serves clients has ended, which is an error.
     fn turn(&mut self) -> bool;
 
-    /// For people: what is served, and where.
+    /// Lines for the log: the disks, and where clients connect.
     fn describe(&self) -> Vec<String>;
 
     fn names(&self) -> Vec<String>;
 
-    /// An NBD listener that authenticates nobody, as its address is written; None: there is none.
+    /// Address of an NBD listener that authenticates no client. None: there is no such listener.
     fn open_listener(&self) -> Option<String> {
         None
     }
 
     fn set_stop_timeout(&mut self, timeout: StopTimeout);
 
-    /// Let everybody go, and wait for what is in flight, if that does not take too long.
+    /// Disconnects front-ends and clients, and waits for requests in flight, with a timeout.
     fn stop(&mut self) -> Result<(), Error>;
 
-    /// Where the requests spent their time, by disk; as far as it is known here.
+    /// Statistics of each disk, as far as they are known in this process.
     fn outcomes(&self) -> Vec<(String, Outcome)>;
 
-    /// Nobody waits for an answer that another process would have to give if there were an upgrade now.
+    /// Whether no reply of another process is outstanding, so that an upgrade is possible.
     fn is_settled(&self) -> bool {
         true
     }
 
-    /// No longer waits for replies of other processes: each command that has none is answered by an error.
+    /// Answers each command whose reply is outstanding by an error.
     fn give_up_commands(&mut self) {}
 
-    /// For a successor, where there can be one.
+    /// What a successor gets. An error if the disks cannot be handed over.
     fn estate(&mut self) -> Result<&mut dyn Estate, RequestError>;
 }

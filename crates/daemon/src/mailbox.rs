@@ -1,4 +1,4 @@
-//! What other threads have for the daemon's own.
+//! A queue of messages from other threads to the control thread.
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -6,14 +6,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// Its end of it.
+/// The receiver.
 pub struct Mailbox<T> {
     received: Receiver<T>,
     sender: Sender<T>,
     event: Arc<OwnedFd>,
 }
 
-/// For other threads.
+/// A sender, for other threads.
 pub struct Post<T> {
     sender: Sender<T>,
     event: Arc<OwnedFd>,
@@ -37,15 +37,15 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// What has come; then it is no longer readable until there is more.
+    /// Takes all messages. The mailbox is then not readable until the next message.
     pub fn take(&self) -> Vec<T> {
-        // It need not have been readable.
+        // (The eventfd may already be at zero.)
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
         self.received.try_iter().collect()
     }
 }
 
-/// Readable when something has come.
+/// Readable when there is a message.
 impl<T> AsFd for Mailbox<T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
@@ -53,7 +53,7 @@ impl<T> AsFd for Mailbox<T> {
 }
 
 impl<T> Post<T> {
-    /// What comes after the daemon's end is lost.
+    /// Sends a message. Messages after the end of the receiver are lost.
     pub fn send(&self, message: T) {
         let _ = self.sender.send(message);
         // An eventfd's counter cannot overflow by ones.

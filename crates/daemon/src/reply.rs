@@ -17,7 +17,7 @@ use utoipa::ToSchema;
 pub type Answer = Result<Reply, RequestError>;
 
 /// Takes the reply to a request.
-pub type Asker = Box<dyn FnOnce(Answer) + Send>;
+pub type Responder = Box<dyn FnOnce(Answer) + Send>;
 
 /// Defines [`Reply`], and converts it from and into each of its contents.
 macro_rules! replies {

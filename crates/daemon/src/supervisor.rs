@@ -35,7 +35,7 @@ use crate::host::Host;
 use crate::link::FromTenant;
 use crate::objects::Outcome;
 use crate::options::ServeOptions;
-use crate::reply::{Asker, Reply, Shown};
+use crate::reply::{Reply, Responder, Shown};
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
 use crate::users::User;
@@ -297,8 +297,8 @@ impl Tenants {
 }
 
 impl Host for Tenants {
-    fn ask(&mut self, ask: Ask, asker: Asker) {
-        self.forward(ask, asker);
+    fn ask(&mut self, ask: Ask, responder: Responder) {
+        self.forward(ask, responder);
     }
 
     fn list(&mut self, next: Box<dyn FnOnce(Vec<Shown>) + Send>) {
@@ -309,10 +309,10 @@ impl Host for Tenants {
         self.ask_all(Command::Show, Box::new(told));
     }
 
-    fn measure_all(&mut self, asker: Box<dyn FnOnce(Measures) + Send>) {
+    fn measure_all(&mut self, responder: Box<dyn FnOnce(Measures) + Send>) {
         let told = |replies: Vec<Reply>| {
             let sent = replies.into_iter().filter_map(|sent| sent.try_into().ok());
-            asker(Measures::OfTenants(sent.collect()));
+            responder(Measures::OfTenants(sent.collect()));
         };
         self.ask_all(Command::Measure, Box::new(told));
     }

@@ -248,15 +248,15 @@ impl Tenant {
 
     fn ask(&mut self, number: u64, ask: Ask) {
         let answers = self.answers.clone();
-        let asker = move |answer| drop(answers.send((number, answer)));
-        self.objects.ask(ask, Box::new(asker));
+        let responder = move |answer| drop(answers.send((number, answer)));
+        self.objects.ask(ask, Box::new(responder));
     }
 
     /// Have the process at the other end of the socket go on, if it can.
     fn hand_over(&mut self, socket: OwnedFd) {
         let link = &self.link;
         let kill = Box::new(|| end_successor(link));
-        let estate = self.objects.estate().map_err(|refusal| refusal.text);
+        let estate = self.objects.estate().map_err(|error| error.text);
         let outcome = estate.and_then(|estate| handover::hand_over_disks(estate, socket, kill));
         match outcome {
             Ok(HandedOver { pause, .. }) => {

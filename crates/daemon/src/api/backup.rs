@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::request::{Named, parse_any, read};
-use super::state::Asking;
+use super::state::ServerHandle;
 use crate::command::Command;
 use crate::identity::{is_identity, new_identity};
 use crate::orders::BackupOrder;
@@ -32,7 +32,7 @@ use fathom_metrics::BackupInfo;
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn begin(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     RawQuery(query): RawQuery,
     body: Body,
@@ -40,7 +40,7 @@ pub async fn begin(
     let id = identity(query)?.unwrap_or_else(new_identity);
     let order: BackupOrder = parse_any(read(body).await?)?;
     let command = Command::BeginBackup { id, order };
-    asking.ask_host(name.name()?, command).await.map(Json)
+    server.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// Resume requests that a backup holds
@@ -55,13 +55,13 @@ pub async fn begin(
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json")))]
 pub async fn go(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     RawQuery(query): RawQuery,
 ) -> Result<Json<BackupInfo>, Problem> {
     let id = identity(query)?.ok_or_else(nameless)?;
     let command = Command::GoOnWithBackup { id };
-    asking.ask_host(name.name()?, command).await.map(Json)
+    server.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// End a backup
@@ -79,13 +79,13 @@ pub async fn go(
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn end(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     RawQuery(query): RawQuery,
 ) -> Result<Json<BackupInfo>, Problem> {
     let id = identity(query)?.ok_or_else(nameless)?;
     let command = Command::EndBackup { id };
-    asking.ask_host(name.name()?, command).await.map(Json)
+    server.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// The identity that the parameters name, if they do.

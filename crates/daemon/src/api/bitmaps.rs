@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::request::{Named, parse, parse_any, read};
-use super::state::Asking;
+use super::state::ServerHandle;
 use crate::command::Command;
 use crate::orders::{Advance, BitmapOrder, Merged, NewBitmap, NewName};
 use axum::Json;
@@ -11,12 +11,12 @@ use axum::extract::State;
 use fathom_metrics::Bitmaps;
 
 async fn order(
-    asking: &Asking,
+    server: &ServerHandle,
     name: &Named,
     order: BitmapOrder,
 ) -> Result<Json<Bitmaps>, Problem> {
     let command = Command::Bitmaps(order);
-    asking.ask_host(name.name()?, command).await.map(Json)
+    server.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// List a disk's dirty bitmaps
@@ -33,8 +33,11 @@ async fn order(
             description = "The disk cannot have bitmaps, or their files cannot be used"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
-pub async fn list(State(asking): State<Asking>, name: Named) -> Result<Json<Bitmaps>, Problem> {
-    order(&asking, &name, BitmapOrder::List).await
+pub async fn list(
+    State(server): State<ServerHandle>,
+    name: Named,
+) -> Result<Json<Bitmaps>, Problem> {
+    order(&server, &name, BitmapOrder::List).await
 }
 
 /// Add a bitmap
@@ -54,7 +57,7 @@ pub async fn list(State(asking): State<Asking>, name: Named) -> Result<Json<Bitm
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn add(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     body: Body,
 ) -> Result<Json<Bitmaps>, Problem> {
@@ -63,7 +66,7 @@ pub async fn add(
         bitmap: name.get("bitmap")?.into(),
         granularity,
     };
-    order(&asking, &name, add).await
+    order(&server, &name, add).await
 }
 
 /// Remove a bitmap
@@ -78,11 +81,14 @@ pub async fn add(
         (status = 422, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
-pub async fn remove(State(asking): State<Asking>, name: Named) -> Result<Json<Bitmaps>, Problem> {
+pub async fn remove(
+    State(server): State<ServerHandle>,
+    name: Named,
+) -> Result<Json<Bitmaps>, Problem> {
     let remove = BitmapOrder::Remove {
         bitmap: name.get("bitmap")?.into(),
     };
-    order(&asking, &name, remove).await
+    order(&server, &name, remove).await
 }
 
 /// Clear what the last backup has saved in a bitmap
@@ -105,7 +111,7 @@ pub async fn remove(State(asking): State<Asking>, name: Named) -> Result<Json<Bi
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn advance(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     body: Body,
 ) -> Result<Json<Bitmaps>, Problem> {
@@ -114,7 +120,7 @@ pub async fn advance(
         bitmap: name.get("bitmap")?.into(),
         to,
     };
-    order(&asking, &name, advance).await
+    order(&server, &name, advance).await
 }
 
 /// Clear a bitmap
@@ -130,11 +136,14 @@ pub async fn advance(
         (status = 422, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
-pub async fn clear(State(asking): State<Asking>, name: Named) -> Result<Json<Bitmaps>, Problem> {
+pub async fn clear(
+    State(server): State<ServerHandle>,
+    name: Named,
+) -> Result<Json<Bitmaps>, Problem> {
     let clear = BitmapOrder::Clear {
         bitmap: name.get("bitmap")?.into(),
     };
-    order(&asking, &name, clear).await
+    order(&server, &name, clear).await
 }
 
 /// Rename a bitmap
@@ -152,7 +161,7 @@ pub async fn clear(State(asking): State<Asking>, name: Named) -> Result<Json<Bit
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn rename(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     body: Body,
 ) -> Result<Json<Bitmaps>, Problem> {
@@ -161,7 +170,7 @@ pub async fn rename(
         bitmap: name.get("bitmap")?.into(),
         to,
     };
-    order(&asking, &name, rename).await
+    order(&server, &name, rename).await
 }
 
 /// Merge other bitmaps into a bitmap
@@ -180,7 +189,7 @@ pub async fn rename(
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn merge(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     body: Body,
 ) -> Result<Json<Bitmaps>, Problem> {
@@ -189,5 +198,5 @@ pub async fn merge(
         bitmap: name.get("bitmap")?.into(),
         from,
     };
-    order(&asking, &name, merge).await
+    order(&server, &name, merge).await
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::task::AbortHandle;
 
 /// Connections at once of those who have the same rights. One more takes the place of the oldest
-/// that is not just asking for something, so that clients which hang keep nobody out.
+/// that is not just server for something, so that clients which hang keep nobody out.
 const MAX_CLIENTS: usize = 64;
 
 /// Connections, the oldest first.

@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::request::{Flags, LISTED, Named, parse, parse_any, read};
-use super::state::Asking;
+use super::state::ServerHandle;
 use super::tag;
 use crate::command::Command;
 use crate::reply::{Disk, Disks, Filter, Frozen, Size, SlowRequests, Statistics, TraceState};
@@ -61,8 +61,8 @@ pub struct Trace {
 /// defined but not served.
 #[utoipa::path(get, path = "/v1/disks", tag = "disks", operation_id = "listDisks",
     responses((status = 200, body = Disks)))]
-pub async fn list(State(asking): State<Asking>) -> Result<Json<Disks>, Problem> {
-    asking.ask(Request::List).await.map(Json)
+pub async fn list(State(server): State<ServerHandle>) -> Result<Json<Disks>, Problem> {
+    server.ask(Request::List).await.map(Json)
 }
 
 /// Show a disk
@@ -76,8 +76,8 @@ pub async fn list(State(asking): State<Asking>) -> Result<Json<Disks>, Problem> 
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
             description = "The disk is being added or removed")))]
-pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Response, Problem> {
-    let disk = asking.show(name.name()?).await?;
+pub async fn show(State(server): State<ServerHandle>, name: Named) -> Result<Response, Problem> {
+    let disk = server.show(name.name()?).await?;
     tagged(StatusCode::OK, disk)
 }
 
@@ -108,7 +108,7 @@ pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Response,
         (status = 422, body = Problem, content_type = "application/problem+json",
             description = "The image cannot be opened, or the disk's socket or file cannot be created")))]
 pub async fn put(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
@@ -123,7 +123,7 @@ pub async fn put(
         until_restart: query.flag("temporary"),
         only_if: tag::condition(&headers),
     };
-    let disk: Disk = asking.change(name, change).await?;
+    let disk: Disk = server.change(name, change).await?;
     let status = match disk.created {
         true => StatusCode::CREATED,
         false => StatusCode::OK,
@@ -152,7 +152,7 @@ pub async fn put(
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The disk is removed as soon as its requests in flight have completed")))]
 pub async fn remove(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
@@ -169,11 +169,11 @@ pub async fn remove(
         only_if: only_if.clone(),
     };
     let disk = name.to_owned();
-    let removed = asking.answer(Request::Change { disk, change }).await?;
+    let removed = server.answer(Request::Change { disk, change }).await?;
     match removed {
-        Err(refusal) if refusal.kind == ErrorKind::Unknown => {
+        Err(error) if error.kind == ErrorKind::Unknown => {
             only_if.check(name, None)?;
-            Err(refusal.into())
+            Err(error.into())
         }
         removed => Ok(Json(removed.and_then(Statistics::try_from)?)),
     }
@@ -190,11 +190,11 @@ pub async fn remove(
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json")))]
 pub async fn slow(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
 ) -> Result<Json<SlowRequests>, Problem> {
     let name = name.name()?;
-    asking.ask_host(name, Command::Slow).await.map(Json)
+    server.ask_host(name, Command::Slow).await.map(Json)
 }
 
 /// Show where a disk's requests spent their time
@@ -206,8 +206,11 @@ pub async fn slow(
         (status = 200, body = Statistics),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json")))]
-pub async fn stats(State(asking): State<Asking>, name: Named) -> Result<Json<Statistics>, Problem> {
-    asking
+pub async fn stats(
+    State(server): State<ServerHandle>,
+    name: Named,
+) -> Result<Json<Statistics>, Problem> {
+    server
         .ask_host(name.name()?, Command::Stats)
         .await
         .map(Json)
@@ -231,13 +234,13 @@ pub async fn stats(State(asking): State<Asking>, name: Named) -> Result<Json<Sta
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn resize(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     body: Body,
 ) -> Result<Json<Size>, Problem> {
     let NewSize { size, shrink } = parse_any(read(body).await?)?;
     let change = Change::Resize { size, shrink };
-    asking.change(name.name()?, change).await.map(Json)
+    server.change(name.name()?, change).await.map(Json)
 }
 
 /// Freeze a disk
@@ -258,13 +261,13 @@ pub async fn resize(
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn freeze(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     body: Body,
 ) -> Result<Json<Frozen>, Problem> {
     let Freezing { timeout_ms } = parse_any(read(body).await?)?;
     let command = Command::Freeze { timeout_ms };
-    asking.ask_host(name.name()?, command).await.map(Json)
+    server.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// Thaw a frozen disk
@@ -281,8 +284,11 @@ pub async fn freeze(
         (status = 422, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
-pub async fn thaw(State(asking): State<Asking>, name: Named) -> Result<Json<Frozen>, Problem> {
-    asking.ask_host(name.name()?, Command::Thaw).await.map(Json)
+pub async fn thaw(
+    State(server): State<ServerHandle>,
+    name: Named,
+) -> Result<Json<Frozen>, Problem> {
+    server.ask_host(name.name()?, Command::Thaw).await.map(Json)
 }
 
 /// Make a disk persistent
@@ -300,9 +306,9 @@ pub async fn thaw(State(asking): State<Asking>, name: Named) -> Result<Json<Froz
             description = "The disk is defined elsewhere, is being changed, or the server has no disks-dir"),
         (status = 422, body = Problem, content_type = "application/problem+json",
             description = "The disk's file cannot be written, or the configuration cannot be read")))]
-pub async fn adopt(State(asking): State<Asking>, name: Named) -> Result<Response, Problem> {
+pub async fn adopt(State(server): State<ServerHandle>, name: Named) -> Result<Response, Problem> {
     let change = Change::Adopt { defined_at: None };
-    let disk = asking.change(name.name()?, change).await?;
+    let disk = server.change(name.name()?, change).await?;
     tagged(StatusCode::OK, disk)
 }
 
@@ -325,7 +331,7 @@ pub async fn adopt(State(asking): State<Asking>, name: Named) -> Result<Response
         (status = 422, body = Problem, content_type = "application/problem+json",
             description = "A worker does not respond; the change takes effect for that worker when it responds")))]
 pub async fn set_filter(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     RawQuery(query): RawQuery,
     body: Body,
@@ -336,7 +342,7 @@ pub async fn set_filter(
         options: parse(read(body).await?)?,
         until_restart: query.flag("temporary"),
     };
-    asking.change(name.name()?, change).await.map(Json)
+    server.change(name.name()?, change).await.map(Json)
 }
 
 /// Start to trace all requests of a disk
@@ -354,7 +360,7 @@ pub async fn set_filter(
         (status = 422, body = Problem, content_type = "application/problem+json",
             description = "The file cannot be created")))]
 pub async fn start_trace(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     body: Body,
 ) -> Result<Json<Trace>, Problem> {
@@ -362,7 +368,7 @@ pub async fn start_trace(
     let command = Command::Trace {
         file: Some(file.clone()),
     };
-    let _: TraceState = asking.ask_host(name.name()?, command).await?;
+    let _: TraceState = server.ask_host(name.name()?, command).await?;
     Ok(Json(Trace { file }))
 }
 
@@ -375,9 +381,12 @@ pub async fn start_trace(
         (status = 204),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json")))]
-pub async fn stop_trace(State(asking): State<Asking>, name: Named) -> Result<StatusCode, Problem> {
+pub async fn stop_trace(
+    State(server): State<ServerHandle>,
+    name: Named,
+) -> Result<StatusCode, Problem> {
     let command = Command::Trace { file: None };
-    let _: TraceState = asking.ask_host(name.name()?, command).await?;
+    let _: TraceState = server.ask_host(name.name()?, command).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::request::{Flags, Named, parse, read};
-use super::state::Asking;
+use super::state::ServerHandle;
 use crate::reply::ThrottleGroups;
 use crate::request::Request;
 use axum::Json;
@@ -15,8 +15,8 @@ use axum::extract::{RawQuery, State};
 /// it.
 #[utoipa::path(get, path = "/v1/throttle-groups", tag = "disks", operation_id = "listThrottleGroups",
     responses((status = 200, body = ThrottleGroups)))]
-pub async fn list(State(asking): State<Asking>) -> Result<Json<ThrottleGroups>, Problem> {
-    asking.ask(Request::ListGroups).await.map(Json)
+pub async fn list(State(server): State<ServerHandle>) -> Result<Json<ThrottleGroups>, Problem> {
+    server.ask(Request::ListGroups).await.map(Json)
 }
 
 /// Change a throttle group's limits
@@ -40,7 +40,7 @@ pub async fn list(State(asking): State<Asking>) -> Result<Json<ThrottleGroups>, 
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "A disk's process does not respond")))]
 pub async fn set(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     RawQuery(query): RawQuery,
     body: Body,
@@ -51,5 +51,5 @@ pub async fn set(
         options: parse(read(body).await?)?,
         until_restart: query.flag("temporary"),
     };
-    asking.ask(request).await.map(Json)
+    server.ask(request).await.map(Json)
 }

@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::request::{Flags, Named, parse, read};
-use super::state::Asking;
+use super::state::ServerHandle;
 use crate::command::Command;
 use crate::orders::JobOrder;
 use crate::reply::Disks;
@@ -31,8 +31,8 @@ pub struct JobChange {
 /// the progress of each, and the problem if there is one.
 #[utoipa::path(get, path = "/v1/jobs", tag = "disks", operation_id = "listJobs",
     responses((status = 200, body = Jobs)))]
-pub async fn list(State(asking): State<Asking>) -> Result<Json<Jobs>, Problem> {
-    let Disks { disks, .. } = asking.ask(Request::List).await?;
+pub async fn list(State(server): State<ServerHandle>) -> Result<Json<Jobs>, Problem> {
+    let Disks { disks, .. } = server.ask(Request::List).await?;
     let jobs = disks.iter().flat_map(|disk| disk.state.jobs());
     Ok(Json(Jobs {
         jobs: jobs.collect(),
@@ -49,9 +49,12 @@ pub async fn list(State(asking): State<Asking>) -> Result<Json<Jobs>, Problem> {
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
             description = "The disk is being added or removed")))]
-pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Json<JobInfo>, Problem> {
+pub async fn show(
+    State(server): State<ServerHandle>,
+    name: Named,
+) -> Result<Json<JobInfo>, Problem> {
     let id = job_id(&name)?;
-    let disk = asking.show(&id.disk).await?;
+    let disk = server.show(&id.disk).await?;
     let text = id.to_string();
     let found = disk.state.jobs().into_iter().find(|job| job.id == text);
     Ok(Json(found.ok_or_else(|| unknown_job(&text))?))
@@ -70,14 +73,14 @@ pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Json<JobI
         (status = 409, body = Problem, content_type = "application/problem+json",
             description = "The job is a backup or a pull, which have no such limit")))]
 pub async fn change(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     body: Body,
 ) -> Result<Json<JobInfo>, Problem> {
     let id = job_id(&name)?;
     let JobChange { speed } = parse(read(body).await?)?;
     let limit = speed.filter(|speed| *speed > 0);
-    order(&asking, id, JobOrder::SetSpeed { limit }).await
+    order(&server, id, JobOrder::SetSpeed { limit }).await
 }
 
 /// End a job
@@ -96,19 +99,23 @@ pub async fn change(
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn end(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     RawQuery(query): RawQuery,
 ) -> Result<Json<JobInfo>, Problem> {
     let id = job_id(&name)?;
     let force = Flags::parse(query, &["force"])?.flag("force");
-    order(&asking, id, JobOrder::End { force }).await
+    order(&server, id, JobOrder::End { force }).await
 }
 
-async fn order(asking: &Asking, id: JobId, order: JobOrder) -> Result<Json<JobInfo>, Problem> {
+async fn order(
+    server: &ServerHandle,
+    id: JobId,
+    order: JobOrder,
+) -> Result<Json<JobInfo>, Problem> {
     let disk = id.disk.clone();
     let command = Command::Job { id, order };
-    asking.ask_host(&disk, command).await.map(Json)
+    server.ask_host(&disk, command).await.map(Json)
 }
 
 fn job_id(name: &Named) -> Result<JobId, Problem> {

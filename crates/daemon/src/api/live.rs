@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::request::LISTED;
-use super::state::Asking;
+use super::state::ServerHandle;
 use super::stream::JSON_LINES;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
@@ -63,7 +63,7 @@ impl Wanted {
         (status = 503, body = Problem, content_type = "application/problem+json",
             description = "Too many clients read live numbers")))]
 pub async fn live(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     query: Result<Query<Wanted>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(wanted) = query.map_err(|error| {
@@ -77,17 +77,17 @@ pub async fn live(
     })?;
     let interval = wanted.interval()?;
     if let Some(disk) = &wanted.disk {
-        asking.show(disk).await?;
+        server.show(disk).await?;
     }
     let measure = {
-        let asking = asking.clone();
+        let server = server.clone();
         move || {
-            let asking = asking.clone();
+            let server = server.clone();
             // An error: the server is ending.
-            async move { asking.measure().await.ok() }
+            async move { server.measure().await.ok() }
         }
     };
-    let listener = asking.listeners().listen(interval, measure);
+    let listener = server.listeners().listen(interval, measure);
     let listener = listener
         .map_err(|Full(text)| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", text))?;
     let kind = [

@@ -2,7 +2,7 @@
 
 use super::pages::{PAGES, Pages};
 use super::problem::Problem;
-use super::state::Asking;
+use super::state::ServerHandle;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -36,15 +36,15 @@ type Piece = Result<Bytes, fmt::Error>;
         (status = 503, body = Problem, content_type = "application/problem+json",
             description = "Too many clients are reading metrics")))]
 pub async fn metrics(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let accept = headers.get(header::ACCEPT);
     let form = Form::wanted(accept.and_then(|accept| accept.to_str().ok()).unwrap_or(""));
-    let Pages { scale, turns } = asking.pages().clone();
+    let Pages { scale, turns } = server.pages().clone();
     let turn = timeout(TURN, turns.acquire_owned()).await;
     let turn = turn.ok().and_then(Result::ok).ok_or_else(busy)?;
-    let measured = asking.measure().await?;
+    let measured = server.measure().await?;
     // On a thread of its own, for this one has other clients.
     let page = spawn_blocking(move || page(measured, scale, form)).await;
     let page = page.map_err(|_| Problem::ending())?;

@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::request::{Flags, Named, parse, parse_any, read};
-use super::state::Asking;
+use super::state::ServerHandle;
 use crate::command::Command;
 use crate::orders::{CommitOrder, Completion, MirrorOrder, SnapshotOrder, StreamOrder};
 use crate::reply::Disk;
@@ -33,13 +33,13 @@ use fathom_metrics::{MirrorInfo, StreamInfo};
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn begin(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     body: Body,
 ) -> Result<Json<MirrorInfo>, Problem> {
     let order: MirrorOrder = parse(read(body).await?)?;
     let command = Command::BeginMirror(Box::new(order));
-    asking.ask_host(name.name()?, command).await.map(Json)
+    server.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// End a mirror or a commit
@@ -60,13 +60,13 @@ pub async fn begin(
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn end(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     RawQuery(query): RawQuery,
 ) -> Result<Json<MirrorInfo>, Problem> {
     let force = Flags::parse(query, &["force"])?.flag("force");
     let command = Command::EndMirror { force };
-    asking.ask_host(name.name()?, command).await.map(Json)
+    server.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// Switch a disk to the target of its mirror
@@ -88,7 +88,7 @@ pub async fn end(
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn complete(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     body: Body,
 ) -> Result<Json<Disk>, Problem> {
@@ -98,7 +98,7 @@ pub async fn complete(
         transient: how.unkept,
         leave_bitmaps: how.leave_bitmaps,
     };
-    asking.change(name.name()?, change).await.map(Json)
+    server.change(name.name()?, change).await.map(Json)
 }
 
 /// Merge a disk's image into one of its backing images while it is in use
@@ -121,13 +121,13 @@ pub async fn complete(
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn commit(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     body: Body,
 ) -> Result<Json<MirrorInfo>, Problem> {
     let order: CommitOrder = parse(read(body).await?)?;
     let command = Command::BeginCommit(order);
-    asking.ask_host(name.name()?, command).await.map(Json)
+    server.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// Copy data from a disk's backing images into its image while it is in use
@@ -150,13 +150,13 @@ pub async fn commit(
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn begin_stream(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     body: Body,
 ) -> Result<Json<StreamInfo>, Problem> {
     let order: StreamOrder = parse(read(body).await?)?;
     let command = Command::BeginStream(order);
-    asking.ask_host(name.name()?, command).await.map(Json)
+    server.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// End a stream
@@ -173,10 +173,10 @@ pub async fn begin_stream(
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn end_stream(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
 ) -> Result<Json<StreamInfo>, Problem> {
-    asking
+    server
         .ask_host(name.name()?, Command::EndStream)
         .await
         .map(Json)
@@ -201,7 +201,7 @@ pub async fn end_stream(
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
 pub async fn snapshot(
-    State(asking): State<Asking>,
+    State(server): State<ServerHandle>,
     name: Named,
     body: Body,
 ) -> Result<Json<Disk>, Problem> {
@@ -211,5 +211,5 @@ pub async fn snapshot(
         transient: order.unkept,
         leave_bitmaps: order.leave_bitmaps,
     };
-    asking.change(name.name()?, change).await.map(Json)
+    server.change(name.name()?, change).await.map(Json)
 }

@@ -54,7 +54,7 @@ pub use listen::{Adopted, Door};
 use pages::{PAGES, Pages};
 pub use rights::Groups;
 use rights::Rights;
-use state::Asking;
+use state::ServerHandle;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -131,7 +131,7 @@ impl Api {
         let (held, is_held) = watch::channel(false);
         let (routes, description) = routes();
         let pages = Pages::new(scale.clone());
-        let asking = Asking::new(post, description, events, pages);
+        let server = ServerHandle::new(post, description, events, pages);
         let body = move || {
             thread_starts(ThreadKind::General);
             let serve = async {
@@ -140,11 +140,11 @@ impl Api {
                     tokio::spawn(web::accept(
                         web,
                         is_held.clone(),
-                        web::router(asking.clone()),
+                        web::router(server.clone()),
                         async |client| Some(client),
                     ));
                 }
-                let router = router(routes, asking);
+                let router = router(routes, server);
                 if let Some(remote) = remote {
                     let accepted = remote::accept(remote, is_held.clone(), router.clone());
                     tokio::spawn(async {
@@ -232,7 +232,7 @@ impl Drop for Api {
 }
 
 /// All that can be asked, with its description.
-fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
+fn routes() -> (Router<ServerHandle>, utoipa::openapi::OpenApi) {
     OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(disks::list))
         .routes(routes!(disks::show, disks::put, disks::remove))
@@ -273,11 +273,11 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .split_for_parts()
 }
 
-fn router(routes: Router<Asking>, asking: Asking) -> Router {
+fn router(routes: Router<ServerHandle>, server: ServerHandle) -> Router {
     routes
         .fallback(problem::no_such_place)
         .method_not_allowed_fallback(problem::no_such_method)
-        .with_state(asking)
+        .with_state(server)
 }
 
 async fn accept_clients(

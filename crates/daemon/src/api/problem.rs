@@ -43,8 +43,8 @@ impl Problem {
 }
 
 impl From<RequestError> for Problem {
-    fn from(refusal: RequestError) -> Problem {
-        let status = match refusal.kind {
+    fn from(error: RequestError) -> Problem {
+        let status = match error.kind {
             ErrorKind::Invalid => StatusCode::BAD_REQUEST,
             ErrorKind::Unknown => StatusCode::NOT_FOUND,
             ErrorKind::Conflict => StatusCode::CONFLICT,
@@ -52,7 +52,7 @@ impl From<RequestError> for Problem {
             ErrorKind::Late => StatusCode::GATEWAY_TIMEOUT,
             ErrorKind::Changed | ErrorKind::Exists => StatusCode::PRECONDITION_FAILED,
         };
-        Problem::new(status, refusal.kind.name(), refusal.text)
+        Problem::new(status, error.kind.name(), error.text)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::request::{parse_any, read};
-use super::state::Asking;
+use super::state::ServerHandle;
 use crate::reply::{Done, Successor};
 use crate::request::Request;
 use axum::Json;
@@ -40,8 +40,8 @@ pub async fn show() -> Json<Server> {
 /// server has ended.
 #[utoipa::path(post, path = "/v1/server/quit", tag = "server", operation_id = "quit",
     responses((status = 202, description = "The server is stopping")))]
-pub async fn quit(State(asking): State<Asking>) -> Result<StatusCode, Problem> {
-    let _: Done = asking.ask(Request::Quit).await?;
+pub async fn quit(State(server): State<ServerHandle>) -> Result<StatusCode, Problem> {
+    let _: Done = server.ask(Request::Quit).await?;
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -74,9 +74,12 @@ pub struct Binary {
             description = "A disk or a client cannot be handed over"),
         (status = 422, body = Problem, content_type = "application/problem+json",
             description = "The new process failed to take over; the server continues")))]
-pub async fn upgrade(State(asking): State<Asking>, body: Body) -> Result<Json<Successor>, Problem> {
+pub async fn upgrade(
+    State(server): State<ServerHandle>,
+    body: Body,
+) -> Result<Json<Successor>, Problem> {
     let Binary { binary, disconnect } = parse_any(read(body).await?)?;
-    asking
+    server
         .ask(Request::Upgrade { binary, disconnect })
         .await
         .map(Json)
@@ -87,8 +90,10 @@ pub async fn upgrade(State(asking): State<Asking>, body: Body) -> Result<Json<Su
 /// Returns the description of the API, in OpenAPI 3.1.
 #[utoipa::path(get, path = "/openapi.json", tag = "server", operation_id = "openapi",
     responses((status = 200, body = Object)))]
-pub async fn openapi(State(asking): State<Asking>) -> Result<Json<serde_json::Value>, Problem> {
-    let description = serde_json::to_value(asking.description());
+pub async fn openapi(
+    State(server): State<ServerHandle>,
+) -> Result<Json<serde_json::Value>, Problem> {
+    let description = serde_json::to_value(server.description());
     description
         .map(Json)
         .map_err(|error| Problem::invalid(error.to_string()))

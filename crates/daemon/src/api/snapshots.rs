@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::request::Named;
-use super::state::Asking;
+use super::state::ServerHandle;
 use crate::command::Command;
 use crate::orders::SnapshotsOrder;
 use axum::Json;
@@ -10,12 +10,12 @@ use axum::extract::State;
 use fathom_metrics::Snapshots;
 
 async fn order(
-    asking: &Asking,
+    server: &ServerHandle,
     name: &Named,
     order: SnapshotsOrder,
 ) -> Result<Json<Snapshots>, Problem> {
     let command = Command::Snapshots(order);
-    asking.ask_host(name.name()?, command).await.map(Json)
+    server.ask_host(name.name()?, command).await.map(Json)
 }
 
 /// List the internal snapshots of a disk's image
@@ -32,8 +32,11 @@ async fn order(
         (status = 422, body = Problem, content_type = "application/problem+json"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
-pub async fn list(State(asking): State<Asking>, name: Named) -> Result<Json<Snapshots>, Problem> {
-    order(&asking, &name, SnapshotsOrder::List).await
+pub async fn list(
+    State(server): State<ServerHandle>,
+    name: Named,
+) -> Result<Json<Snapshots>, Problem> {
+    order(&server, &name, SnapshotsOrder::List).await
 }
 
 /// Take an internal snapshot of a disk's image
@@ -53,9 +56,12 @@ pub async fn list(State(asking): State<Asking>, name: Named) -> Result<Json<Snap
             description = "A snapshot of that name exists, or no space is left"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
-pub async fn take(State(asking): State<Asking>, name: Named) -> Result<Json<Snapshots>, Problem> {
+pub async fn take(
+    State(server): State<ServerHandle>,
+    name: Named,
+) -> Result<Json<Snapshots>, Problem> {
     let snapshot = name.get("snapshot")?.into();
-    order(&asking, &name, SnapshotsOrder::Take { snapshot }).await
+    order(&server, &name, SnapshotsOrder::Take { snapshot }).await
 }
 
 /// Delete an internal snapshot, by its name or ID
@@ -75,7 +81,10 @@ pub async fn take(State(asking): State<Asking>, name: Named) -> Result<Json<Snap
             description = "No such snapshot, or it cannot be deleted"),
         (status = 504, body = Problem, content_type = "application/problem+json",
             description = "The operation takes long, and continues")))]
-pub async fn delete(State(asking): State<Asking>, name: Named) -> Result<Json<Snapshots>, Problem> {
+pub async fn delete(
+    State(server): State<ServerHandle>,
+    name: Named,
+) -> Result<Json<Snapshots>, Problem> {
     let snapshot = name.get("snapshot")?.into();
-    order(&asking, &name, SnapshotsOrder::Delete { snapshot }).await
+    order(&server, &name, SnapshotsOrder::Delete { snapshot }).await
 }

@@ -1,4 +1,4 @@
-//! Asking the daemon's thread.
+//! Sends requests to the control thread.
 
 use super::pages::Pages;
 use super::problem::Problem;
@@ -15,20 +15,25 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use utoipa::openapi::OpenApi;
 
-/// What every request has at hand.
+/// State of the API's routes.
 #[derive(Clone)]
-pub struct Asking {
+pub struct ServerHandle {
     post: Arc<Post<Step>>,
     description: Arc<OpenApi>,
     events: Events,
     pages: Pages,
-    /// Those who look at what goes on.
+    /// Clients of `/v1/live`.
     listeners: Listeners,
 }
 
-impl Asking {
-    pub fn new(post: Post<Step>, description: OpenApi, events: Events, pages: Pages) -> Asking {
-        Asking {
+impl ServerHandle {
+    pub fn new(
+        post: Post<Step>,
+        description: OpenApi,
+        events: Events,
+        pages: Pages,
+    ) -> ServerHandle {
+        ServerHandle {
             post: Arc::new(post),
             description: Arc::new(description),
             events,
@@ -45,7 +50,7 @@ impl Asking {
         &self.events
     }
 
-    /// How metrics are told.
+    /// Makes pages of metrics.
     pub fn pages(&self) -> &Pages {
         &self.pages
     }
@@ -89,26 +94,26 @@ impl Asking {
 
     /// Sends a request. An error of the request itself is in the answer.
     pub async fn answer(&self, request: Request) -> Result<Answer, Problem> {
-        self.hear(|controller, asker| controller.handle(request, asker))
+        self.hear(|controller, responder| controller.handle(request, responder))
             .await
     }
 
-    /// All disks.
+    /// Returns the measurements of all disks.
     pub async fn measure(&self) -> Result<Measures, Problem> {
-        self.hear(|controller, asker| controller.host_mut().measure_all(asker))
+        self.hear(|controller, responder| controller.host_mut().measure_all(responder))
             .await
     }
 
-    /// What comes of it.
+    /// Runs a step on the control thread, and returns its result.
     async fn hear<T: Send + 'static>(
         &self,
         step: impl FnOnce(&mut Controller, Box<dyn FnOnce(T) + Send>) + Send + 'static,
     ) -> Result<T, Problem> {
         let (send, answer) = oneshot::channel();
-        // It may be gone.
-        let asker = Box::new(|answer| drop(send.send(answer)));
+        // (The client may have disconnected.)
+        let responder = Box::new(|answer| drop(send.send(answer)));
         self.post
-            .send(Box::new(|controller| step(controller, asker)));
+            .send(Box::new(|controller| step(controller, responder)));
         answer.await.map_err(|_| Problem::ending())
     }
 }

@@ -1,6 +1,6 @@
 //! What happens, as it happens.
 
-use super::state::Asking;
+use super::state::ServerHandle;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::header;
@@ -19,8 +19,8 @@ pub const JSON_LINES: &str = "application/jsonl";
 /// server ends. A client that reads too slowly misses events; a line then says how many.
 #[utoipa::path(get, path = "/v1/events", tag = "server", operation_id = "events",
     responses((status = 200, body = Line, content_type = "application/jsonl")))]
-pub async fn events(State(asking): State<Asking>) -> Response {
-    let listener = asking.events().listen();
+pub async fn events(State(server): State<ServerHandle>) -> Response {
+    let listener = server.events().listen();
     let lines = stream::unfold(listener, |mut listener| async {
         let line = match listener.recv().await {
             Ok(line) => Bytes::copy_from_slice(line.as_bytes()),

@@ -9,7 +9,7 @@ use super::metrics;
 use super::page;
 use super::problem;
 use super::rights::Rights;
-use super::state::Asking;
+use super::state::ServerHandle;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::get;
@@ -21,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-pub fn router(asking: Asking) -> Router {
+pub fn router(server: ServerHandle) -> Router {
     Router::new()
         .route("/", get(page::page))
         .route("/metrics", get(metrics::metrics))
@@ -29,7 +29,7 @@ pub fn router(asking: Asking) -> Router {
         .route("/v1/disks/{name}/slow", get(disks::slow))
         .fallback(problem::no_such_place)
         .method_not_allowed_fallback(problem::no_such_method)
-        .with_state(asking)
+        .with_state(server)
 }
 
 /// Let clients in, but for as long as they are held; `greet` makes of each what it talks through. They may

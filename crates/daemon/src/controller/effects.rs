@@ -2,7 +2,7 @@
 
 use super::Controller;
 use crate::command::Command;
-use crate::reply::{Asker, Filter, Reply, Shown, Size, Statistics};
+use crate::reply::{Filter, Reply, Responder, Shown, Size, Statistics};
 use fathom_control::{
     Done, Effect, ErrorKind, Event, HostRequest, Level, Owner, Request, RequestError, RequestId,
     Slot,
@@ -11,15 +11,15 @@ use fathom_spec::DiskSpec;
 use std::time::Instant;
 
 impl Controller {
-    /// Gives the registry a request, whose reply the asker gets.
-    pub(super) fn request(&mut self, disk: String, request: Request, asker: Asker) {
+    /// Passes a request to the registry, whose reply goes to `responder`.
+    pub(super) fn request(&mut self, disk: String, request: Request, responder: Responder) {
         let id = RequestId(self.next_request);
         self.next_request += 1;
-        self.askers.insert(id, asker);
+        self.responders.insert(id, responder);
         self.feed(Event::Requested { id, disk, request });
     }
 
-    /// Gives the registry an event.
+    /// Passes an event to the registry.
     pub(super) fn feed(&mut self, event: Event) {
         let effects = self.registry.take(event);
         self.start(effects);
@@ -67,8 +67,8 @@ impl Controller {
                 }
             }
             Effect::Reply { to, disk, reply } => {
-                if let Some(asker) = self.askers.remove(&to) {
-                    self.reply(disk, reply, asker);
+                if let Some(responder) = self.responders.remove(&to) {
+                    self.reply(disk, reply, responder);
                 }
             }
             Effect::RetryAfter { disk, pause } => {
@@ -98,7 +98,7 @@ impl Controller {
             let is_done = answer.is_ok();
             let outcome = answer.and_then(|reply| controller.done_of(&disk, &request, reply));
             if is_switch && is_done && outcome.is_err() {
-                // (Users wait.)
+                // (Guests and clients wait.)
                 controller.give_up_switch(&disk);
             }
             controller.feed(Event::HostDone {
@@ -144,10 +144,10 @@ impl Controller {
         })
     }
 
-    /// Keeps how the host shows a disk that it has changed, for the reply to the request.
+    /// Stores how the host shows a disk that it has changed, for the reply to the request.
     fn note_shown(&mut self, disk: &str, shown: Shown) {
-        // (Nobody waits for what the server does by itself.)
-        if !self.askers.is_empty() {
+        // (Changes that the server begins by itself have no responder.)
+        if !self.responders.is_empty() {
             self.shown.insert(disk.to_owned(), shown);
         }
     }
@@ -157,17 +157,17 @@ impl Controller {
         self.then(disk, command, |_, _| {});
     }
 
-    /// Sends a reply to the asker.
+    /// Sends a reply to the responder.
     fn reply(
         &mut self,
         disk: String,
         reply: Result<fathom_control::Reply, RequestError>,
-        asker: Asker,
+        responder: Responder,
     ) {
         use fathom_control::Reply;
         let shown = self.shown.remove(&disk);
         let owner = |is_static: bool| is_static.then_some(Owner::Static);
-        asker(reply.and_then(|reply| {
+        responder(reply.and_then(|reply| {
             match reply {
                 Reply::Disk { created } => match shown {
                     Some(shown) => Ok(self.disk(Shown { created, ..shown }).into()),

@@ -1,10 +1,9 @@
 //! Throttle groups: disks that share limits, which are changed for all of them at once.
 //!
-//! A group is what its disks' filters say, and nothing besides: it comes with its first disk and goes
-//! with its last.
+//! A group exists as long as a disk has a filter that names the group, and has no state besides these filters.
 
 use super::Controller;
-use crate::reply::{Answer, Asker, Shown, ThrottleGroup, ThrottleGroups};
+use crate::reply::{Answer, Responder, Shown, ThrottleGroup, ThrottleGroups};
 use fathom_control::Request::SetFilter;
 use fathom_control::RequestError;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -12,11 +11,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 const THROTTLE: &str = "throttle";
 const GROUP: &str = "group";
 
-/// What becomes of a group's options; an empty value is the option's default.
+/// A change of a group's options. An empty value is the option's default.
 #[derive(Clone)]
 struct Change {
     options: BTreeMap<String, String>,
-    /// Not to be kept: as before when the server starts again.
+    /// The change is not stored.
     until_restart: bool,
 }
 
@@ -24,28 +23,28 @@ struct Change {
 struct Member {
     disk: String,
     tenant: Option<String>,
-    /// What it is called there.
+    /// Name of the filter, with its number.
     filter: String,
     group: String,
     options: BTreeMap<String, String>,
 }
 
 impl Controller {
-    /// All groups.
-    pub(super) fn list_groups(&mut self, asker: Asker) {
+    /// Lists all groups.
+    pub(super) fn list_groups(&mut self, responder: Responder) {
         self.list_shown(|controller, disks| {
-            asker(Ok(groups(controller.members(&disks)).into()));
+            responder(Ok(groups(controller.members(&disks)).into()));
         });
     }
 
-    /// Change the limits of a group, of each tenant that has one of that name. Each disk is told, so that
-    /// each that is kept has it in its file.
+    /// Changes the limits of all groups with this name: each tenant may have one. Changes each disk, so that the files of
+    /// persistent disks have the new limits.
     pub(super) fn set_group(
         &mut self,
         name: String,
         options: BTreeMap<String, String>,
         until_restart: bool,
-        asker: Asker,
+        responder: Responder,
     ) {
         let change = Change {
             options,
@@ -55,27 +54,27 @@ impl Controller {
             let all = controller.members(&disks).into_iter();
             let (members, others): (Vec<_>, _) = all.partition(|one| one.group == name);
             match members.is_empty() {
-                true => asker(Err(unknown(&name, others))),
-                false => controller.set_next(members.into(), Vec::new(), name, change, asker),
+                true => responder(Err(unknown(&name, others))),
+                false => controller.set_next(members.into(), Vec::new(), name, change, responder),
             }
         });
     }
 
-    /// The next disk of a group, after those that are `done`; when there is none, the group as it is now.
-    /// The first that refuses ends it: nothing has changed then, if the options make no sense.
+    /// Changes the next disk of a group, after those that are `done`, and replies with the group after the last disk. The
+    /// first error ends the change. Options that are invalid fail at the first disk, so that nothing has changed then.
     fn set_next(
         &mut self,
         mut left: VecDeque<Member>,
         mut done: Vec<String>,
         group: String,
         change: Change,
-        asker: Asker,
+        responder: Responder,
     ) {
         let Some(Member { disk, filter, .. }) = left.pop_front() else {
             return self.list_shown(move |controller, disks| {
                 let members = controller.members(&disks).into_iter();
                 let members = members.filter(|member| member.group == group);
-                asker(Ok(groups(members).into()));
+                responder(Ok(groups(members).into()));
             });
         };
         let Change {
@@ -87,10 +86,10 @@ impl Controller {
             move |controller: &mut Controller, answer: Answer| match answer {
                 Ok(_) => {
                     done.push(disk);
-                    controller.set_next(left, done, group, change, asker);
+                    controller.set_next(left, done, group, change, responder);
                 }
                 Err(RequestError { kind, text }) => {
-                    asker(Err(kind.because(match done.is_empty() {
+                    responder(Err(kind.because(match done.is_empty() {
                         true => format!("disk '{disk}': {text}"),
                         false => format!(
                             "disk '{disk}': {text}; the new limits are already in force for {}",

@@ -1,11 +1,11 @@
-//! A server that goes on in another process.
+//! Hands the server over to another process.
 
 use super::{Controller, registry_settings};
 use crate::error::Error;
 use crate::files::KeptDisks;
 use crate::handover::{Estate, Given};
 use crate::host::Host;
-use crate::reply::Asker;
+use crate::reply::Responder;
 use fathom_control::{Definition, Definitions, ErrorKind, Registry, RequestError};
 use fathom_units::cause;
 use std::collections::BTreeMap;
@@ -14,30 +14,30 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Another process is to go on.
+/// A request for an upgrade.
 pub struct Upgrade {
-    /// None: the program that is now where this one came from.
+    /// None: the file that now has the path of this program.
     pub binary: Option<PathBuf>,
-    pub asker: Asker,
-    /// Until then, what is half done is waited for.
+    pub responder: Responder,
+    /// Operations in progress must end by then.
     until: Instant,
 }
 
-/// What was begun before an upgrade has so long to end.
+/// Time in which operations in progress must end before an upgrade.
 const SETTLE: Duration = Duration::from_secs(20);
-/// How often commands are given up after that: more often than any operation has commands.
+/// Number of times that outstanding commands are given up after that: more than any operation has commands.
 const GIVEN_UP: usize = 16;
 
 impl Controller {
-    /// What cannot be handed over is refused before anything is waited for.
+    /// Checks first whether the disks can be handed over at all.
     pub(super) fn begin_upgrade(
         &mut self,
         binary: Option<PathBuf>,
         disconnect: bool,
-        asker: Asker,
+        responder: Responder,
     ) {
         let conflict = |text| ErrorKind::Conflict.because(text);
-        let refusal = match (&self.upgrade, self.host.estate()) {
+        let error = match (&self.upgrade, self.host.estate()) {
             (Some(_), _) => Some(conflict(
                 "another upgrade is in progress; retry when it has ended".to_owned(),
             )),
@@ -45,28 +45,28 @@ impl Controller {
                 estate.let_encrypted_end(disconnect);
                 estate.may_be_handed_over().map_err(conflict).err()
             }
-            (None, Err(refusal)) => Some(refusal),
+            (None, Err(error)) => Some(error),
         };
-        match refusal {
-            Some(refusal) => asker(Err(refusal)),
+        match error {
+            Some(error) => responder(Err(error)),
             None => {
                 self.upgrade = Some(Upgrade {
                     binary,
-                    asker,
+                    responder,
                     until: Instant::now() + SETTLE,
                 });
             }
         }
     }
 
-    /// How long an upgrade may still wait.
+    /// Time for which an upgrade may still wait.
     pub(super) fn until_upgrade_is_late(&self) -> Option<Duration> {
         let until = self.upgrade.as_ref()?.until;
         Some(until.saturating_duration_since(Instant::now()))
     }
 
-    /// Somebody wants another process to go on, and nothing is half done any more. Who has waited for
-    /// that for too long is told so.
+    /// Returns the requested upgrade when no operation is in progress any more. An upgrade that has waited for too long
+    /// fails.
     pub fn take_upgrade(&mut self) -> Option<Upgrade> {
         if self.is_settled() && self.host.is_settled() {
             return self.upgrade.take();
@@ -77,7 +77,7 @@ impl Controller {
             .as_ref()
             .is_some_and(|upgrade| upgrade.until <= now)
         {
-            // Other processes that do not answer are left as they are. An operation of several commands then sends its
+            // Processes that do not respond stay as they are. An operation of several commands then sends its
             // next command, which the next round gives up. Commands that arrive meanwhile are given up, too.
             for _ in 0..GIVEN_UP {
                 self.host.give_up_commands();
@@ -90,24 +90,24 @@ impl Controller {
         if let Some(late) = self.upgrade.take_if(|upgrade| upgrade.until <= now) {
             let text = "an operation on a disk is still in progress, or a disk's process does not \
                  respond; retry the upgrade later";
-            (late.asker)(Err(ErrorKind::Conflict.because(text)));
+            (late.responder)(Err(ErrorKind::Conflict.because(text)));
         }
         None
     }
 
-    /// Who has the disks, and nothing else.
+    /// The host alone.
     pub fn into_host(self) -> Box<dyn Host> {
         self.host
     }
 
-    /// The disks, for another process.
+    /// What another process gets of the disks.
     pub fn estate(&mut self) -> Result<&mut dyn Estate, RequestError> {
         self.host.estate()
     }
 
-    /// What a successor gets: the disks, from now on as they are, and why they are there.
+    /// What a successor gets: the disks, which do not change from now on, and their definitions.
     pub fn give(&mut self) -> Result<Given, String> {
-        let estate = self.host.estate().map_err(|refusal| refusal.text)?;
+        let estate = self.host.estate().map_err(|error| error.text)?;
         let mut given = estate.give()?;
         let mut add = |(path, dir): &(PathBuf, OwnedFd)| {
             let number = given.files.add(dir)?;

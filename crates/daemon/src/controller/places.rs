@@ -1,4 +1,4 @@
-//! What the configuration says of each disk, and where.
+//! The definitions in the configuration, and their places.
 
 use crate::options::DiskOptions;
 use fathom_spec::DiskSpec;

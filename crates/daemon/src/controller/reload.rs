@@ -64,7 +64,7 @@ impl Controller {
         let post = self.mail.post();
         let done = move |read| {
             post.send(Box::new(|controller: &mut Controller| {
-                controller.take_in_reread(read)
+                controller.apply_reread(read)
             }))
         };
         if let Err(error) = reread(config, self.keeper.as_ref(), done) {
@@ -82,7 +82,7 @@ impl Controller {
     }
 
     /// Changes what has changed in the configuration.
-    fn take_in_reread(
+    fn apply_reread(
         &mut self,
         Reread {
             options,

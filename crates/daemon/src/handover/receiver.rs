@@ -250,7 +250,7 @@ impl Prepared {
         } = stopped;
         let left = left.into_iter().map(|left| taken(left, &mut files));
         let left = left.collect::<Result<_, _>>()?;
-        let estate = self.controller.estate().map_err(|refusal| refusal.text)?;
+        let estate = self.controller.estate().map_err(|error| error.text)?;
         estate.take_left(left)?;
         if bases.len() != self.exports.len() {
             return Err("the predecessor's disks are not those of the handover".into());
@@ -262,7 +262,7 @@ impl Prepared {
         }
         self.wait()?;
         // Some only come where there is a virtual machine.
-        let estate = self.controller.estate().map_err(|refusal| refusal.text)?;
+        let estate = self.controller.estate().map_err(|error| error.text)?;
         estate.adopt_clients(clients, &mut files)
     }
 

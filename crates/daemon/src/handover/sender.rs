@@ -74,7 +74,7 @@ pub fn hand_over(
     let outcome = successor.and_then(greet).and_then(|greeted| {
         api.inspect(|api| api.hold(true));
         let given = controller.give()?;
-        let estate = controller.estate().map_err(|refusal| refusal.text)?;
+        let estate = controller.estate().map_err(|error| error.text)?;
         give(greeted, given, estate, api)
     });
     outcome.or_else(|problem| {

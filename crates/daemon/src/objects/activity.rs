@@ -2,7 +2,7 @@
 
 use super::changes::{Next, Over};
 use super::freeze::Waiting;
-use crate::reply::Asker;
+use crate::reply::Responder;
 use fathom_control::{ErrorKind, RequestError, changing_disk};
 use std::collections::BTreeMap;
 use std::sync::mpsc::SyncSender;
@@ -26,26 +26,26 @@ enum Phase {
     #[default]
     Idle,
     /// A thread opens the disk, which is not in the list of disks yet.
-    Opening(Asker),
+    Opening(Responder),
     /// A thread changes the disk.
-    Changing(Asker, Change),
+    Changing(Responder, Change),
     /// The disk's users wait.
     Frozen {
         users: Box<Waiting>,
         until: Option<Instant>,
     },
     /// A thread closes the disk, which is no longer in the list of disks.
-    Closing(Asker),
+    Closing(Responder),
 }
 
 /// A change of a disk that is in the list of disks.
 pub enum Change {
-    /// The end of this needs nothing but the asker.
+    /// The end of this needs nothing but the responder.
     Plain,
     /// Users are being held, to be released at this time.
     Freezing { until: Option<Instant> },
     /// A backup of this identity begins. `end`: who has asked for its end meanwhile.
-    StartingBackup { id: String, end: Option<Asker> },
+    StartingBackup { id: String, end: Option<Responder> },
     /// The disk gets the options that a job needs; then the job begins.
     PreparingJob(Next),
     /// The disk's users wait for the decision whether the disk continues on its new image.
@@ -54,17 +54,17 @@ pub enum Change {
 
 impl Activities {
     /// Notes that the disk is being changed.
-    pub fn begin(&mut self, name: &str, asker: Asker, change: Change) {
-        self.entry(name).phase = Phase::Changing(asker, change);
+    pub fn begin(&mut self, name: &str, responder: Responder, change: Change) {
+        self.entry(name).phase = Phase::Changing(responder, change);
     }
 
     /// Notes the end of a change: returns who gets the reply.
-    pub fn end(&mut self, name: &str) -> Option<(Asker, Change)> {
+    pub fn end(&mut self, name: &str) -> Option<(Responder, Change)> {
         let activity = self.0.get_mut(name)?;
         match std::mem::take(&mut activity.phase) {
-            Phase::Changing(asker, change) => {
+            Phase::Changing(responder, change) => {
                 self.tidy(name);
-                Some((asker, change))
+                Some((responder, change))
             }
             other => {
                 activity.phase = other;
@@ -103,21 +103,21 @@ impl Activities {
         Some(ErrorKind::Conflict.because(format!("disk '{name}': {what}")))
     }
 
-    pub fn begin_to_open(&mut self, name: &str, asker: Asker) {
-        self.entry(name).phase = Phase::Opening(asker);
+    pub fn begin_to_open(&mut self, name: &str, responder: Responder) {
+        self.entry(name).phase = Phase::Opening(responder);
     }
 
-    pub fn begin_to_close(&mut self, name: &str, asker: Asker) {
-        self.entry(name).phase = Phase::Closing(asker);
+    pub fn begin_to_close(&mut self, name: &str, responder: Responder) {
+        self.entry(name).phase = Phase::Closing(responder);
     }
 
     /// Notes that a disk is open, or could not be opened.
-    pub fn opened(&mut self, name: &str) -> Option<Asker> {
+    pub fn opened(&mut self, name: &str) -> Option<Responder> {
         let activity = self.0.get_mut(name)?;
         match std::mem::take(&mut activity.phase) {
-            Phase::Opening(asker) => {
+            Phase::Opening(responder) => {
                 self.tidy(name);
-                Some(asker)
+                Some(responder)
             }
             other => {
                 activity.phase = other;
@@ -127,9 +127,9 @@ impl Activities {
     }
 
     /// Notes that a disk is closed.
-    pub fn closed(&mut self, name: &str) -> Option<Asker> {
+    pub fn closed(&mut self, name: &str) -> Option<Responder> {
         match self.0.remove(name)?.phase {
-            Phase::Closing(asker) => Some(asker),
+            Phase::Closing(responder) => Some(responder),
             _ => None,
         }
     }

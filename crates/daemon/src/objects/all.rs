@@ -1,24 +1,23 @@
-//! All objects of a daemon, and what is asked of them.
+//! The disks of this process, and the commands about them.
 //!
-//! - `coming` and `going` are how disks come, change and go;
-//! - `handover` takes all of them to another process;
-//! - `backups` keeps them as they were at an instant, `freezing` has them stand still;
-//! - `mirrors` copies them to others, and `switching` has them go on there;
-//! - `remaking` gives them other options, `resizing` other sizes;
-//! - `jobs` changes and ends jobs by their identities;
-//! - `host` is how they are asked.
+//! - `put` adds and changes disks, `remove` removes them;
+//! - `remaking` replaces a disk by one with other options, `resizing` changes sizes, `switching` changes images;
+//! - `backups`, `mirrors` and `chains` begin and end jobs, `jobs` finds a job by its identity;
+//! - `bitmaps` and `snapshots` manage dirty bitmaps and internal snapshots, `freezing` stops disks for a while;
+//! - `handover` hands all disks over to another process;
+//! - `host` implements `Host` for all of it.
 
 mod backups;
 mod bitmaps;
 mod chains;
-mod coming;
 mod freezing;
-mod going;
 mod handover;
 mod host;
 mod jobs;
 mod mirrors;
+mod put;
 mod remaking;
+mod remove;
 mod resizing;
 mod snapshots;
 mod switching;
@@ -35,7 +34,7 @@ use crate::handover::Estate;
 use crate::host::Host;
 use crate::mailbox::Mailbox;
 use crate::options::ServeOptions;
-use crate::reply::{Answer, Asker, Shown, SlowRequests, TraceState};
+use crate::reply::{Answer, Responder, Shown, SlowRequests, TraceState};
 use crate::stop_timeout::StopTimeout;
 use fathom_control::{ErrorKind, RequestError, version_of};
 use fathom_exports::Listener;
@@ -47,23 +46,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// So many slow requests are told of a disk at most.
+/// Maximum number of slow requests in a reply.
 const MAX_SLOW: usize = 256;
-/// With what it has counted.
+/// Maximum number of slow requests in a reply with measurements.
 const MAX_TOLD: usize = 8;
-/// To another process, or another disk in its place, so many are left.
+/// Maximum number of slow requests that a disk leaves to its successor.
 const MAX_LEFT: usize = 32;
 
-/// The disks, in the order in which they came, and the server of their NBD clients.
+/// The disks, in the order in which they were added, and the server of their NBD clients.
 pub struct Objects {
     disks: Vec<Served>,
     /// Activities of the disks beside serving.
     activities: Activities,
-    /// Disks that are to go when nobody uses them.
+    /// Disks that are removed as soon as they are not in use.
     leaving: Vec<Leaving>,
     ended_backups: EndedBackups,
     nbd: Option<Nbd>,
-    /// Of an upgrade: NBD clients by TLS end with this process.
+    /// In an upgrade, the connections of NBD clients with TLS end.
     encrypted_end: bool,
     common: Common,
     mail: Mailbox<Event>,
@@ -72,7 +71,8 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Opens the disks that there are from the start, without those that cannot be opened and may be opened later. `clients`: where those of NBD connect.
+    /// Opens the disks of the configuration, except those that cannot be opened and may be opened later. `clients`: the
+    /// listeners of NBD clients.
     pub fn open(
         options: ServeOptions,
         front_ends: Vec<Option<Listener>>,
@@ -83,7 +83,7 @@ impl Objects {
         Ok(objects)
     }
 
-    /// Likewise; nobody comes in by NBD yet.
+    /// The same, without admitting NBD clients yet.
     pub fn open_held(
         options: ServeOptions,
         front_ends: Vec<Option<Listener>>,
@@ -125,98 +125,98 @@ impl Objects {
         })
     }
 
-    /// Let front-ends in.
+    /// Admits front-ends.
     pub fn serve(&mut self) -> Result<(), Error> {
         self.disks.iter_mut().try_for_each(Served::serve)
     }
 
-    /// Traces being written, each with its disk's index.
+    /// The traces in progress, each with the index of its disk.
     fn traces(&self) -> impl Iterator<Item = (usize, &Tracer)> {
         let disks = self.disks.iter().enumerate();
         disks.filter_map(|(i, disk)| Some((i, disk.trace()?)))
     }
 
-    fn take_in(&mut self, event: Event) {
+    fn on_event(&mut self, event: Event) {
         match event {
-            Event::Opened(name, opened) => self.take_in_opened(&name, opened),
-            Event::Closed(name, summary) => self.take_in_closed(&name, *summary),
-            Event::Resized(name, resized) => self.take_in_resized(&name, resized),
+            Event::Opened(name, opened) => self.on_opened(&name, opened),
+            Event::Closed(name, summary) => self.on_closed(&name, *summary),
+            Event::Resized(name, resized) => self.on_resized(&name, resized),
             Event::SizeSeen(name) => self.activities.note_size(&name),
-            Event::Frozen(name, frozen) => self.take_in_frozen(&name, *frozen),
-            Event::Thawed(name) => self.take_in_thawed(&name),
-            Event::Remade(name, remade) => self.take_in_remade(&name, remade),
-            Event::BackupBegun(name, begun) => self.take_in_backup(&name, *begun),
-            Event::BackupEnded(name, info) => self.take_in_ended_backup(&name, *info),
-            Event::MirrorBegun(name, begun) => self.take_in_mirror(&name, *begun),
-            Event::MirrorEnded(name, ended) => self.take_in_ended_mirror(&name, *ended),
-            Event::StreamBegun(name, begun) => self.take_in_stream(&name, *begun),
+            Event::Frozen(name, frozen) => self.on_frozen(&name, *frozen),
+            Event::Thawed(name) => self.on_thawed(&name),
+            Event::Remade(name, remade) => self.on_remade(&name, remade),
+            Event::BackupBegun(name, begun) => self.on_backup_begun(&name, *begun),
+            Event::BackupEnded(name, info) => self.on_backup_ended(&name, *info),
+            Event::MirrorBegun(name, begun) => self.on_mirror_begun(&name, *begun),
+            Event::MirrorEnded(name, ended) => self.on_mirror_ended(&name, *ended),
+            Event::StreamBegun(name, begun) => self.on_stream_begun(&name, *begun),
             Event::JobOver(name) => *self.activities.job_over(&name) = Over::default(),
-            Event::StreamEnded(name, ended) => self.take_in_ended_stream(&name, *ended),
-            Event::Switched(name, spec, decision) => self.take_in_switched(&name, *spec, decision),
-            Event::BitmapsDone(name, done) => self.take_in_bitmaps(&name, done),
-            Event::SnapshotsListed(name, listed) => self.take_in_snapshots(&name, listed),
+            Event::StreamEnded(name, ended) => self.on_stream_ended(&name, *ended),
+            Event::Switched(name, spec, decision) => self.on_switched(&name, *spec, decision),
+            Event::BitmapsDone(name, done) => self.on_bitmaps_done(&name, done),
+            Event::SnapshotsListed(name, listed) => self.on_snapshots_listed(&name, listed),
         }
     }
 
     /// Carries a command out; the reply comes at once or later.
-    fn handle(&mut self, ask: Ask, asker: Asker) {
+    fn handle(&mut self, ask: Ask, responder: Responder) {
         let command = match ask.command {
             Command::Put {
                 options,
                 named,
                 only_if,
                 ..
-            } => return self.put(*options, named.as_ref(), &only_if, asker),
+            } => return self.put(*options, named.as_ref(), &only_if, responder),
             command => command,
         };
         match self.find(ask.disk.as_deref().unwrap_or_default()) {
-            Ok(index) => self.handle_for(index, command, asker),
-            Err(refusal) => asker(Err(refusal)),
+            Ok(index) => self.handle_for(index, command, responder),
+            Err(error) => responder(Err(error)),
         }
     }
 
     /// Carries out a command about a disk that is served.
-    fn handle_for(&mut self, index: usize, command: Command, asker: Asker) {
+    fn handle_for(&mut self, index: usize, command: Command, responder: Responder) {
         match command {
-            Command::Show => asker(Ok(self.show(index).into())),
-            Command::Stats => asker(Ok(self.disks[index].summary().into())),
+            Command::Show => responder(Ok(self.show(index).into())),
+            Command::Stats => responder(Ok(self.disks[index].summary().into())),
             Command::Slow => {
                 let requests = self.disks[index].slow(MAX_SLOW);
-                asker(Ok(SlowRequests { requests }.into()));
+                responder(Ok(SlowRequests { requests }.into()));
             }
             Command::Measure => {
                 let mut measured = self.measure(index, ProcessInfo::own());
-                // So that the reply is no longer for many workers than for one.
+                // (The reply must not grow with the number of workers.)
                 measured.counts.merge_histograms();
-                asker(Ok(measured.into()));
+                responder(Ok(measured.into()));
             }
-            Command::Trace { file } => asker(self.switch_trace(index, file)),
+            Command::Trace { file } => responder(self.switch_trace(index, file)),
             Command::Set {
                 filter, options, ..
-            } => asker(self.set_filter(index, &filter, &options)),
-            Command::Remove { force, only_if, .. } => self.remove(index, force, only_if, asker),
-            Command::Resize { size, shrink } => self.resize(index, size, shrink, asker),
+            } => responder(self.set_filter(index, &filter, &options)),
+            Command::Remove { force, only_if, .. } => self.remove(index, force, only_if, responder),
+            Command::Resize { size, shrink } => self.resize(index, size, shrink, responder),
             Command::Freeze { timeout_ms } => {
-                self.freeze(index, timeout_ms.map(Duration::from_millis), asker);
+                self.freeze(index, timeout_ms.map(Duration::from_millis), responder);
             }
-            Command::Thaw => self.thaw(index, asker),
-            Command::BeginBackup { id, order } => self.begin_backup(index, id, order, asker),
-            Command::GoOnWithBackup { id } => asker(self.go_on_with_backup(index, &id)),
-            Command::EndBackup { id } => self.end_backup(index, &id, asker),
-            Command::BeginMirror(order) => self.begin_mirror(index, *order, asker),
-            Command::BeginCommit(order) => self.begin_commit(index, &order, asker),
-            Command::EndMirror { force } => self.end_mirror(index, force, asker),
-            Command::BeginStream(order) => self.begin_stream(index, &order, asker),
-            Command::EndStream => self.end_stream(index, asker),
-            Command::Job { id, order } => self.order_job(index, &id, order, asker),
+            Command::Thaw => self.thaw(index, responder),
+            Command::BeginBackup { id, order } => self.begin_backup(index, id, order, responder),
+            Command::GoOnWithBackup { id } => responder(self.go_on_with_backup(index, &id)),
+            Command::EndBackup { id } => self.end_backup(index, &id, responder),
+            Command::BeginMirror(order) => self.begin_mirror(index, *order, responder),
+            Command::BeginCommit(order) => self.begin_commit(index, &order, responder),
+            Command::EndMirror { force } => self.end_mirror(index, force, responder),
+            Command::BeginStream(order) => self.begin_stream(index, &order, responder),
+            Command::EndStream => self.end_stream(index, responder),
+            Command::Job { id, order } => self.order_job(index, &id, order, responder),
             Command::BeginSwitch { to, leave_bitmaps } => {
-                self.begin_switch(index, to, leave_bitmaps, asker);
+                self.begin_switch(index, to, leave_bitmaps, responder);
             }
-            Command::EndSwitch { go } => self.end_switch(index, go, asker),
-            Command::Bitmaps(order) => self.order_bitmaps(index, order, asker),
-            Command::Snapshots(order) => self.order_snapshots(index, order, asker),
+            Command::EndSwitch { go } => self.end_switch(index, go, responder),
+            Command::Bitmaps(order) => self.order_bitmaps(index, order, responder),
+            Command::Snapshots(order) => self.order_snapshots(index, order, responder),
             Command::Put { .. } => {
-                asker(Err(ErrorKind::Invalid.because("the disk's name is missing")));
+                responder(Err(ErrorKind::Invalid.because("the disk's name is missing")));
             }
         }
     }
@@ -224,8 +224,8 @@ impl Objects {
     /// Starts a trace, or without a file ends it.
     fn switch_trace(&mut self, index: usize, file: Option<PathBuf>) -> Answer {
         let disk = &mut self.disks[index];
-        if let Some(refusal) = self.activities.busy(disk.name()) {
-            return Err(refusal);
+        if let Some(error) = self.activities.busy(disk.name()) {
+            return Err(error);
         }
         let checked = file.as_deref().map_or(Ok(()), check_path);
         checked.map_err(|text| ErrorKind::Invalid.because(text))?;
@@ -234,7 +234,7 @@ impl Objects {
         Ok(TraceState { trace: file }.into())
     }
 
-    /// The disk that is meant.
+    /// Index of the disk with this name.
     fn find(&self, name: &str) -> Result<usize, RequestError> {
         if let Some(found) = self.disks.iter().position(|disk| disk.name() == name) {
             return Ok(found);
@@ -245,9 +245,8 @@ impl Objects {
         Err(fathom_control::unknown_disk(name, &self.names()))
     }
 
-    /// Let all workers see what was changed for one disk: some filters share
-    /// with those of other disks. A worker that is stuck holds up nobody for
-    /// long, and matters to its own disk's user only.
+    /// Has all workers apply a change of one disk's filters: some filters share their state with those of other disks.
+    /// The wait for each worker has a timeout. Only a worker of the disk itself that does not respond is an error.
     fn look(&self, index: usize) -> Result<(), String> {
         let looking: Vec<_> = self.disks.iter().map(Served::begin_look).collect();
         let mut outcome = Ok(());
@@ -260,7 +259,7 @@ impl Objects {
         outcome
     }
 
-    /// The version that conditions of requests name.
+    /// The version of a disk's options, which conditions of requests name.
     fn version(&self, index: usize) -> Result<String, RequestError> {
         version_of(self.disks[index].spec())
     }

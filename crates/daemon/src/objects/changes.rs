@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
 use crate::orders::BitmapOrder;
-use crate::reply::Asker;
+use crate::reply::Responder;
 use fathom_control::{Condition, RequestError};
 use fathom_core::{DiskError, Resize, ThreadKind, WorkerHandle, thread_starts};
 use fathom_exports::Listener;
@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 /// A disk that is to be removed, but was in use.
 pub struct Leaving {
     pub name: String,
-    pub asker: Asker,
+    pub responder: Responder,
     pub until: Instant,
     pub only_if: Condition,
 }

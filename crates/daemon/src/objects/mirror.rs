@@ -174,7 +174,7 @@ impl Running {
         let following = &self.mirror.following;
         match following.end_unless_stuck(Instant::now() + END) {
             true => Ok(self.info()),
-            false => Err(unanswered::refusal(&self.images)),
+            false => Err(unanswered::error(&self.images)),
         }
     }
 

@@ -263,7 +263,7 @@ impl Running {
     pub fn end(&self) -> Result<StreamInfo, RequestError> {
         match self.following.end_unless_stuck(Instant::now() + END) {
             true => Ok(self.info()),
-            false => Err(unanswered::refusal(&self.images)),
+            false => Err(unanswered::error(&self.images)),
         }
     }
 }

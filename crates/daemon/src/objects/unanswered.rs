@@ -21,7 +21,7 @@ pub fn span(images: &[ChainImage]) -> String {
 
 /// The job waits for requests to one of these images. Until they are answered, the images must not be used by another
 /// job: a late write would land on what that job has written.
-pub fn refusal(images: &str) -> RequestError {
+pub fn error(images: &str) -> RequestError {
     ErrorKind::Late.because(format!(
         "stopping: the storage of {images} does not respond; the job ends when that storage \
          responds, and the disk is unchanged"

@@ -8,7 +8,7 @@ use super::{Listing, Tenants, reply};
 use crate::command::{Ask, Command};
 use crate::link::ToTenant;
 use crate::options::DiskOptions;
-use crate::reply::{Asker, Reply, Shown};
+use crate::reply::{Reply, Responder, Shown};
 use crate::socket;
 use fathom_control::{ErrorKind, RequestError, version_of};
 use fathom_exports::Listener;
@@ -24,26 +24,26 @@ use std::time::{Duration, Instant};
 const LIST: Duration = Duration::from_secs(3);
 
 impl Tenants {
-    pub(super) fn forward(&mut self, ask: Ask, asker: Asker) {
+    pub(super) fn forward(&mut self, ask: Ask, responder: Responder) {
         let asked = match (&ask.command, &ask.disk) {
-            (Command::Put { .. }, None) => return self.put(ask, asker),
+            (Command::Put { .. }, None) => return self.put(ask, responder),
             (Command::Remove { .. }, Some(name)) => {
-                self.ask_about(name.clone(), What::Removed, ask, asker)
+                self.ask_about(name.clone(), What::Removed, ask, responder)
             }
-            (_, Some(name)) => self.ask_about(name.clone(), What::Other, ask, asker),
+            (_, Some(name)) => self.ask_about(name.clone(), What::Other, ask, responder),
             (_, None) => {
-                return asker(Err(
+                return responder(Err(
                     ErrorKind::Invalid.because("the request must name a disk")
                 ));
             }
         };
-        if let Err((refusal, asker)) = asked {
-            asker(Err(refusal));
+        if let Err((error, responder)) = asked {
+            responder(Err(error));
         }
     }
 
     /// Adds a disk, or has the tenant change it that has it: there the request's condition is checked.
-    fn put(&mut self, mut ask: Ask, asker: Asker) {
+    fn put(&mut self, mut ask: Ask, responder: Responder) {
         let Command::Put {
             options,
             named,
@@ -58,19 +58,19 @@ impl Tenants {
         let present = self.tenant_of(&name).and_then(|tenant| tenant.disk(&name));
         let Some(disk) = present else {
             return match only_if.check(&name, None) {
-                Ok(()) => self.add(table, asker),
-                Err(refusal) => asker(Err(refusal)),
+                Ok(()) => self.add(table, responder),
+                Err(error) => responder(Err(error)),
             };
         };
         // (What may be opened for it is known by all of its options.)
         if let Some(named) = named.take() {
             match table.over(&named, &disk.table) {
                 Ok(table) => **options = table,
-                Err(problem) => return asker(Err(ErrorKind::Invalid.because(problem))),
+                Err(problem) => return responder(Err(ErrorKind::Invalid.because(problem))),
             }
         }
-        if let Err((refusal, asker)) = self.ask_about(name, What::Other, ask, asker) {
-            asker(Err(refusal));
+        if let Err((error, responder)) = self.ask_about(name, What::Other, ask, responder) {
+            responder(Err(error));
         }
     }
 
@@ -84,18 +84,18 @@ impl Tenants {
         name: String,
         what: What,
         ask: Ask,
-        asker: Asker,
-    ) -> Result<(), (RequestError, Asker)> {
+        responder: Responder,
+    ) -> Result<(), (RequestError, Responder)> {
         let names: Vec<_> = self.disks().map(|disk| disk.table.name.clone()).collect();
         let Some(tenant) = self.tenant_of(&name) else {
-            return Err((fathom_control::unknown_disk(&name, &names), asker));
+            return Err((fathom_control::unknown_disk(&name, &names), responder));
         };
         if let Some(change) = tenant.is_changing(&name) {
             let is_coming = change == What::Added;
-            return Err((fathom_control::changing_disk(&name, is_coming), asker));
+            return Err((fathom_control::changing_disk(&name, is_coming), responder));
         }
-        if let Err(refusal) = reply::refuse(&ask.command, &name) {
-            return Err((refusal, asker));
+        if let Err(error) = reply::refuse(&ask.command, &name) {
+            return Err((error, responder));
         }
         let is_nowhere = tenant.process.is_none() && tenant.replacement.is_none();
         if what == What::Removed && is_nowhere {
@@ -104,17 +104,17 @@ impl Tenants {
                 Command::Remove { only_if, .. } => only_if.check(&name, version.as_deref()),
                 _ => Ok(()),
             });
-            if let Err(refusal) = checked {
-                return Err((refusal, asker));
+            if let Err(error) = checked {
+                return Err((error, responder));
             }
             self.forget(&name);
-            asker(Ok(no_statistics()));
+            responder(Ok(no_statistics()));
             return Ok(());
         }
         let at = Instant::now();
         tenant.ask(Asked {
             what,
-            asker,
+            responder,
             ask,
             at,
         });
@@ -122,10 +122,10 @@ impl Tenants {
     }
 
     /// A disk that is not there yet.
-    fn add(&mut self, table: DiskSpec, asker: Asker) {
+    fn add(&mut self, table: DiskSpec, responder: Responder) {
         let name = table.name.clone();
-        if let Err(refusal) = self.begin_to_add(&table) {
-            return asker(Err(refusal));
+        if let Err(error) = self.begin_to_add(&table) {
+            return responder(Err(error));
         }
         if let Some(tenant) = self.tenant_of(&name) {
             let ask = put(table);
@@ -133,7 +133,7 @@ impl Tenants {
             let at = Instant::now();
             tenant.ask(Asked {
                 what,
-                asker,
+                responder,
                 ask,
                 at,
             });
@@ -242,13 +242,13 @@ impl Tenants {
         let missing = tenant.disks.iter().filter(|disk| !disk.is_there);
         let missing: Vec<_> = missing.map(|disk| disk.table.clone()).collect();
         for table in missing {
-            let asker = to_log(table.name.clone());
+            let responder = to_log(table.name.clone());
             let ask = put(table);
             let what = What::Restored;
             let at = Instant::now();
             tenant.ask(Asked {
                 what,
-                asker,
+                responder,
                 ask,
                 at,
             });
@@ -262,7 +262,10 @@ impl Tenants {
         };
         // It may answer what it was not asked, or too late.
         let Some(Asked {
-            what, asker, ask, ..
+            what,
+            responder,
+            ask,
+            ..
         }) = tenant.take_asked(number)
         else {
             return;
@@ -284,7 +287,7 @@ impl Tenants {
             disk.is_there = true;
             note(disk, ask.command, reply);
         }
-        asker(answer);
+        responder(answer);
     }
 
     /// Answers a command by an error, since its reply does not come.
@@ -309,7 +312,7 @@ impl Tenants {
             tenant.permits.end_change(&name, false);
         }
         let text = format!("disk '{name}': the disk's process did not respond in time");
-        (asked.asker)(Err(ErrorKind::Late.because(text)));
+        (asked.responder)(Err(ErrorKind::Late.because(text)));
     }
 
     /// Nothing of that disk is here any more; a tenant that has no other one ends.
@@ -346,8 +349,8 @@ impl Tenants {
                 disk: Some(name.clone()),
                 command: command.clone(),
             };
-            if let Err((refusal, asker)) = self.ask_about(name, What::Other, ask, place) {
-                asker(Err(refusal));
+            if let Err((error, responder)) = self.ask_about(name, What::Other, ask, place) {
+                responder(Err(error));
             }
         }
         self.listings.push(listing);

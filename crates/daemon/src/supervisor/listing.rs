@@ -1,6 +1,6 @@
 //! Answers of several that are put together.
 
-use crate::reply::{Answer, Asker, Reply};
+use crate::reply::{Answer, Reply, Responder};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -27,8 +27,8 @@ impl Listing {
         }
     }
 
-    /// The next one, who puts his answer in place of what was `known`; a refusal says nothing.
-    pub fn place(&self, index: usize, known: Option<Reply>) -> Asker {
+    /// The next one, who puts his answer in place of what was `known`; a error says nothing.
+    pub fn place(&self, index: usize, known: Option<Reply>) -> Responder {
         let places = self.places.clone();
         lock(&places).push((known, false));
         Box::new(move |answer: Answer| {

@@ -8,7 +8,7 @@ use super::reply::{self, Known};
 use crate::command::{Ask, Command};
 use crate::link::{FromTenant, ToTenant};
 use crate::objects::Outcome;
-use crate::reply::{Answer, Asker, Reply, Shown};
+use crate::reply::{Answer, Reply, Responder, Shown};
 use crate::users::User;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_exports::Listener;
@@ -48,7 +48,7 @@ pub struct Disk {
 /// What it was asked, and not answered yet.
 pub struct Asked {
     pub what: What,
-    pub asker: Asker,
+    pub responder: Responder,
     pub ask: Ask,
     pub at: Instant,
 }
@@ -228,7 +228,7 @@ impl Tenant {
         if self.replacement.is_none() {
             match self.send(number, &asked) {
                 Ok(()) => {}
-                Err(refusal) => return (asked.asker)(Err(refusal)),
+                Err(error) => return (asked.responder)(Err(error)),
             }
         }
         self.asked.insert(number, asked);
@@ -240,7 +240,7 @@ impl Tenant {
             asked.at = Instant::now();
             match self.send(number, &asked) {
                 Ok(()) => drop(self.asked.insert(number, asked)),
-                Err(refusal) => (asked.asker)(Err(refusal)),
+                Err(error) => (asked.responder)(Err(error)),
             }
         }
     }
@@ -388,7 +388,7 @@ impl Tenant {
                 self.permits.forget(name);
                 self.disks.retain(|disk| disk.table.name != name);
             }
-            (asked.asker)(match asked.what {
+            (asked.responder)(match asked.what {
                 What::Removed => Ok(no_statistics()),
                 _ => Err(gone(&asked.ask)),
             });
@@ -473,11 +473,11 @@ fn gone(ask: &Ask) -> RequestError {
 }
 
 /// An answer for nobody but the log.
-pub fn to_log(name: String) -> Asker {
+pub fn to_log(name: String) -> Responder {
     Box::new(move |answer: Answer| {
-        if let Err(refusal) = answer {
+        if let Err(error) = answer {
             // It may be a tenant's.
-            tracing::error!("disk '{name}': {}", shown(&refusal.to_string()));
+            tracing::error!("disk '{name}': {}", shown(&error.to_string()));
         }
     })
 }

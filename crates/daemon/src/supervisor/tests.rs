@@ -64,8 +64,8 @@ impl Fake {
     fn ask(&mut self, command: Command) -> Receiver<Answer> {
         let (send, answered) = channel();
         let disk = Some("a".to_owned());
-        let asker = Box::new(move |answer| drop(send.send(answer)));
-        self.tenants.ask(Ask { disk, command }, asker);
+        let responder = Box::new(move |answer| drop(send.send(answer)));
+        self.tenants.ask(Ask { disk, command }, responder);
         answered
     }
 

@@ -1,4 +1,4 @@
-//! Disks of which backups are made.
+//! Begins and ends backups.
 
 use super::Objects;
 use super::freezing::no_thread;
@@ -6,47 +6,47 @@ use crate::objects::activity::Change;
 use crate::objects::backup::Running;
 use crate::objects::changes;
 use crate::orders::BackupOrder;
-use crate::reply::{Answer, Asker};
+use crate::reply::{Answer, Responder};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
 use fathom_metrics::BackupInfo;
 use fathom_spec::check_path;
 
 impl Objects {
-    /// Begins a backup of that identity.
+    /// Begins a backup with this identity.
     pub(super) fn begin_backup(
         &mut self,
         index: usize,
         id: String,
         order: BackupOrder,
-        asker: Asker,
+        responder: Responder,
     ) {
         if self.ended_backups.has(&id) {
-            return asker(Err(ended_early(&id)));
+            return responder(Err(ended_early(&id)));
         }
-        if let Some(refusal) = self.may_not_be_backed_up(index, &order) {
-            return asker(Err(refusal));
+        if let Some(error) = self.may_not_be_backed_up(index, &order) {
+            return responder(Err(error));
         }
         let disk = &self.disks[index];
         let order = match disk.backup_order(id.clone(), order) {
             Ok(order) => order,
-            Err(problem) => return asker(Err(ErrorKind::Invalid.because(problem))),
+            Err(problem) => return responder(Err(ErrorKind::Invalid.because(problem))),
         };
         let name = disk.name().to_owned();
         match changes::begin_backup(order, self.mail.post()) {
             Ok(()) => {
                 let change = Change::StartingBackup { id, end: None };
-                self.activities.begin(&name, asker, change);
+                self.activities.begin(&name, responder, change);
             }
-            Err(error) => asker(Err(no_thread(&error))),
+            Err(error) => responder(Err(no_thread(&error))),
         }
     }
 
     fn may_not_be_backed_up(&self, index: usize, order: &BackupOrder) -> Option<RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
-        if let Some(refusal) = self.activities.busy(name) {
-            return Some(refusal);
+        if let Some(error) = self.activities.busy(name) {
+            return Some(error);
         }
         let paths = order.socket.iter().chain(&order.scratch);
         if let Some(text) = paths.map(|path| check_path(path)).find_map(Result::err) {
@@ -65,8 +65,8 @@ impl Objects {
         problem.map(|problem| ErrorKind::Conflict.because(format!("disk '{name}': {problem}")))
     }
 
-    pub(super) fn take_in_backup(&mut self, name: &str, begun: Result<Running, String>) {
-        let Some((index, asker, change)) = self.changed(name) else {
+    pub(super) fn on_backup_begun(&mut self, name: &str, begun: Result<Running, String>) {
+        let Some((index, responder, change)) = self.changed(name) else {
             return;
         };
         let end = match change {
@@ -77,24 +77,24 @@ impl Objects {
             (Ok(running), None) => {
                 let info = running.info();
                 self.disks[index].set_backup(running);
-                asker(Ok(info.into()));
+                responder(Ok(info.into()));
             }
             (Ok(running), Some(end)) => {
                 let id = running.id().to_owned();
-                asker(Err(ended_early(&id)));
+                responder(Err(ended_early(&id)));
                 self.disks[index].set_backup(running);
                 self.end_backup(index, &id, end);
             }
             (Err(problem), end) => {
                 let text = format!("disk '{name}': backup not started: {problem}");
-                let refusal = ErrorKind::Failed.because(text);
-                end.into_iter().for_each(|end| end(Err(refusal.clone())));
-                asker(Err(refusal));
+                let error = ErrorKind::Failed.because(text);
+                end.into_iter().for_each(|end| end(Err(error.clone())));
+                responder(Err(error));
             }
         }
     }
 
-    /// The disk's backup of that identity.
+    /// The disk's backup with this identity.
     fn backup_of(&self, index: usize, id: &str) -> Result<&Running, RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
@@ -111,7 +111,7 @@ impl Objects {
         }
     }
 
-    /// Lets users go on whom the backup of that identity holds.
+    /// Resumes the front-end and clients that the backup with this identity holds.
     pub(super) fn go_on_with_backup(&self, index: usize, id: &str) -> Answer {
         let running = self.backup_of(index, id)?;
         let info = match (running.go_on(), running.info()) {
@@ -124,9 +124,9 @@ impl Objects {
         Ok(info.into())
     }
 
-    /// Ends the backup of that identity. If it is just beginning, it ends as soon as it has begun; if it has not begun, it
-    /// never will.
-    pub(super) fn end_backup(&mut self, index: usize, id: &str, asker: Asker) {
+    /// Ends the backup with this identity. A backup that is just beginning ends as soon as it has begun. A backup that has
+    /// not begun can then never begin.
+    pub(super) fn end_backup(&mut self, index: usize, id: &str, responder: Responder) {
         let name = self.disks[index].name().to_owned();
         self.ended_backups.add(id);
         if let Some(Change::StartingBackup { id: beginning, end }) =
@@ -134,34 +134,34 @@ impl Objects {
             && beginning == id
         {
             return match end {
-                None => *end = Some(asker),
+                None => *end = Some(responder),
                 Some(_) => {
                     let text = format!("disk '{name}': its backup is already ending");
-                    asker(Err(ErrorKind::Conflict.because(text)));
+                    responder(Err(ErrorKind::Conflict.because(text)));
                 }
             };
         }
         if self.activities.is_changing(&name)
-            && let Some(refusal) = self.activities.busy(&name)
+            && let Some(error) = self.activities.busy(&name)
         {
-            return asker(Err(refusal));
+            return responder(Err(error));
         }
         let running = match self.backup_of(index, id) {
             Ok(running) => running.clone(),
-            Err(refusal) => return asker(Err(refusal)),
+            Err(error) => return responder(Err(error)),
         };
         match changes::end_backup(name.clone(), running, self.mail.post()) {
-            Ok(()) => self.activities.begin(&name, asker, Change::Plain),
-            Err(error) => asker(Err(no_thread(&error))),
+            Ok(()) => self.activities.begin(&name, responder, Change::Plain),
+            Err(error) => responder(Err(no_thread(&error))),
         }
     }
 
-    pub(super) fn take_in_ended_backup(&mut self, name: &str, info: BackupInfo) {
+    pub(super) fn on_backup_ended(&mut self, name: &str, info: BackupInfo) {
         if let Some(disk) = self.disks.iter_mut().find(|disk| disk.name() == name) {
             disk.forget_backup();
         }
-        if let Some((asker, _)) = self.activities.end(name) {
-            asker(Ok(info.into()));
+        if let Some((responder, _)) = self.activities.end(name) {
+            responder(Ok(info.into()));
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Disks whose chains of images are changed while they are used.
+//! Begins and ends jobs that change a disk's backing chain.
 //!
-//! A disk first gets options with which that can be done, for which its users wait some milliseconds; then the job
-//! begins. When that has ended, it gets those again that it had.
+//! The disk is first replaced by one with options that the job needs, for which guests and clients wait some
+//! milliseconds. Then the job begins. When the job has ended, the disk gets its former options back.
 
 use super::Objects;
 use super::freezing::no_thread;
@@ -12,7 +12,7 @@ use crate::objects::remake::Also;
 use crate::objects::stream::Running;
 use crate::options::DiskOptions;
 use crate::orders::{CommitOrder, StreamOrder};
-use crate::reply::{Answer, Asker, Done};
+use crate::reply::{Answer, Done, Responder};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
 use fathom_formats::served::Beside;
@@ -20,34 +20,39 @@ use fathom_metrics::StreamInfo;
 use fathom_units::cause;
 use std::time::{Duration, Instant};
 
-/// Between looks whether a disk can get its options back.
+/// Interval of attempts to give a disk its former options back.
 const LOOK: Duration = Duration::from_millis(200);
 
 impl Objects {
-    pub(super) fn begin_commit(&mut self, index: usize, order: &CommitOrder, asker: Asker) {
+    pub(super) fn begin_commit(&mut self, index: usize, order: &CommitOrder, responder: Responder) {
         let commit = self.disks[index].commit(order, self.nbd.is_some());
         let next = commit.map(|commit| {
             let beside = Beside::Below(commit.depth);
             (beside, Next::Commit(Box::new(commit)))
         });
-        self.begin_job(index, next, asker);
+        self.begin_job(index, next, responder);
     }
 
-    pub(super) fn begin_stream(&mut self, index: usize, order: &StreamOrder, asker: Asker) {
+    pub(super) fn begin_stream(&mut self, index: usize, order: &StreamOrder, responder: Responder) {
         let plan = self.disks[index].plan_stream(order);
         let next = plan.map(|plan| (plan.beside(), Next::Stream(plan)));
-        self.begin_job(index, next, asker);
+        self.begin_job(index, next, responder);
     }
 
-    /// `next`: what it needs, or why it cannot be done.
-    fn begin_job(&mut self, index: usize, next: Result<(Beside, Next), String>, asker: Asker) {
+    /// Begins a job. `next`: what the job needs, or why the job is impossible.
+    fn begin_job(
+        &mut self,
+        index: usize,
+        next: Result<(Beside, Next), String>,
+        responder: Responder,
+    ) {
         match self.begin_to_begin(index, next) {
             Ok(next) => {
                 let name = self.disks[index].name();
                 self.activities
-                    .begin(name, asker, Change::PreparingJob(next));
+                    .begin(name, responder, Change::PreparingJob(next));
             }
-            Err(refusal) => asker(Err(refusal)),
+            Err(error) => responder(Err(error)),
         }
     }
 
@@ -73,7 +78,7 @@ impl Objects {
         Ok(next)
     }
 
-    /// The disk gets other options, but for that the same.
+    /// Begins to replace the disk by one whose options differ only in `beside`.
     fn begin_to_work(
         &self,
         index: usize,
@@ -81,8 +86,8 @@ impl Objects {
         conflict: &dyn Fn(String) -> RequestError,
     ) -> Result<(), RequestError> {
         let disk = &self.disks[index];
-        if let Some(refusal) = self.activities.busy(disk.name()) {
-            return Err(refusal);
+        if let Some(error) = self.activities.busy(disk.name()) {
+            return Err(error);
         }
         disk.may_be_left().map_err(conflict)?;
         let mut options =
@@ -91,8 +96,8 @@ impl Objects {
         self.begin_remake(index, options, Also::Nothing, conflict)
     }
 
-    /// It has the options for that.
-    pub(super) fn go_on(&mut self, index: usize, next: Next, asker: Asker) {
+    /// Begins the job, after the disk has got the options for it.
+    pub(super) fn go_on(&mut self, index: usize, next: Next, responder: Responder) {
         let disk = &self.disks[index];
         let post = self.mail.post();
         let begun = match next {
@@ -103,13 +108,15 @@ impl Objects {
         };
         let no_thread = |error| format!("cannot start a thread: {}", cause(error));
         match begun.and_then(|begun| begun.map_err(no_thread)) {
-            Ok(()) => self.activities.begin(disk.name(), asker, Change::Plain),
-            Err(problem) => self.end_work(index, Err(ErrorKind::Failed.because(problem)), asker),
+            Ok(()) => self.activities.begin(disk.name(), responder, Change::Plain),
+            Err(problem) => {
+                self.end_work(index, Err(ErrorKind::Failed.because(problem)), responder)
+            }
         }
     }
 
-    pub(super) fn take_in_stream(&mut self, name: &str, begun: Result<Running, String>) {
-        let Some((index, asker)) = self.answers(name) else {
+    pub(super) fn on_stream_begun(&mut self, name: &str, begun: Result<Running, String>) {
+        let Some((index, responder)) = self.answers(name) else {
             return;
         };
         match begun {
@@ -127,74 +134,70 @@ impl Objects {
                     }
                 }
                 self.disks[index].set_stream(running);
-                asker(Ok(info.into()));
+                responder(Ok(info.into()));
             }
             Err(problem) => {
                 let text = format!("disk '{name}': the images are unchanged: {problem}");
-                self.end_work(index, Err(ErrorKind::Failed.because(text)), asker);
+                self.end_work(index, Err(ErrorKind::Failed.because(text)), responder);
             }
         }
     }
 
-    pub(super) fn end_stream(&mut self, index: usize, asker: Asker) {
+    pub(super) fn end_stream(&mut self, index: usize, responder: Responder) {
         let name = self.disks[index].name().to_owned();
         let Some(running) = self.disks[index].stream().cloned() else {
             let text = format!("disk '{name}': no stream or commit is in progress");
-            return asker(Err(ErrorKind::Unknown.because(text)));
+            return responder(Err(ErrorKind::Unknown.because(text)));
         };
         if running.following.is_over()
             && let Some((first, change)) = self.activities.end(&name)
         {
-            // The disk is getting its options back.
+            // The disk is just getting its former options back.
             self.disks[index].forget_stream();
             let info = running.info();
             let both = move |answer| {
                 first(answer);
-                asker(Ok(info.into()));
+                responder(Ok(info.into()));
             };
             self.activities.begin(&name, Box::new(both), change);
-        } else if let Some(refusal) = self.activities.busy(&name) {
-            asker(Err(refusal));
+        } else if let Some(error) = self.activities.busy(&name) {
+            responder(Err(error));
         } else if let Err(error) = changes::end_stream(name.clone(), running, self.mail.post()) {
-            asker(Err(no_thread(&error)));
+            responder(Err(no_thread(&error)));
         } else {
-            self.activities.begin(&name, asker, Change::Plain);
+            self.activities.begin(&name, responder, Change::Plain);
         }
     }
 
-    pub(super) fn take_in_ended_stream(
-        &mut self,
-        name: &str,
-        ended: Result<StreamInfo, RequestError>,
-    ) {
-        let Some((index, asker)) = self.answers(name) else {
+    pub(super) fn on_stream_ended(&mut self, name: &str, ended: Result<StreamInfo, RequestError>) {
+        let Some((index, responder)) = self.answers(name) else {
             return;
         };
         match ended {
             Ok(info) => {
                 self.disks[index].forget_stream();
-                self.end_work(index, Ok(info.into()), asker);
+                self.end_work(index, Ok(info.into()), responder);
             }
-            Err(refusal) => asker(Err(not_ended(&format!("disk '{name}': stream"), refusal))),
+            Err(error) => responder(Err(not_ended(&format!("disk '{name}': stream"), error))),
         }
     }
 
-    /// Who waits for what is done with that disk. (It does not go while it is busy.)
-    pub(super) fn answers(&mut self, name: &str) -> Option<(usize, Asker)> {
-        let (index, asker, _) = self.changed(name)?;
-        Some((index, asker))
+    /// Notes the end of a change of a disk: the disk's index, and the responder.
+    pub(super) fn answers(&mut self, name: &str) -> Option<(usize, Responder)> {
+        let (index, responder, _) = self.changed(name)?;
+        Some((index, responder))
     }
 
-    /// Notes the end of a change of a disk: its index, who gets the reply, and what was done. (A disk stays in the list
+    /// Notes the end of a change of a disk: the disk's index, the responder, and the change. (A disk stays in the list
     /// while it is changed.)
-    pub(super) fn changed(&mut self, name: &str) -> Option<(usize, Asker, Change)> {
-        let (asker, change) = self.activities.end(name)?;
+    pub(super) fn changed(&mut self, name: &str) -> Option<(usize, Responder, Change)> {
+        let (responder, change) = self.activities.end(name)?;
         let index = self.disks.iter().position(|disk| disk.name() == name)?;
-        Some((index, asker, change))
+        Some((index, responder, change))
     }
 
-    /// Disks whose jobs are over, and with which nothing else is done, get the options that they had.
-    pub(super) fn see_to_jobs(&mut self) {
+    /// Gives disks whose jobs have ended their former options back, unless another operation on the disk is in progress.
+    pub(super) fn restore_options(&mut self) {
         let now = Instant::now();
         let due = { self.activities.jobs_over() }.filter(|(_, look_at)| *look_at <= now);
         let due: Vec<_> = due.map(|(name, _)| name.clone()).collect();
@@ -218,25 +221,25 @@ impl Objects {
         next.map(|next| next.saturating_duration_since(Instant::now()))
     }
 
-    /// No job changes its chain any more: answers once it has the options that it had.
-    pub(super) fn end_work(&mut self, index: usize, answer: Answer, asker: Asker) {
+    /// Replies after the disk has got its former options back: no job changes its chain any more.
+    pub(super) fn end_work(&mut self, index: usize, answer: Answer, responder: Responder) {
         if !self.disks[index].is_worked_on() {
-            return asker(answer);
+            return responder(answer);
         }
-        // Unless it has them then.
+        // (Until the disk has them.)
         let name = self.disks[index].name().to_owned();
         self.activities.job_over(&name).try_again();
         let failed = |problem: String| ErrorKind::Failed.because(problem);
         match self.begin_to_work(index, None, &failed) {
             Ok(()) => {
-                // (If it fails, that is told, and the disk goes on as it is.)
-                let asker: Asker = Box::new(move |_| asker(answer));
-                self.activities.begin(&name, asker, Change::Plain);
+                // (A failure is logged, and the disk continues as it is.)
+                let responder: Responder = Box::new(move |_| responder(answer));
+                self.activities.begin(&name, responder, Change::Plain);
             }
-            Err(refusal) => {
-                tracing::warn!("{refusal}");
-                self.disks[index].set_unsettled(refusal.to_string());
-                asker(answer);
+            Err(error) => {
+                tracing::warn!("{error}");
+                self.disks[index].set_unsettled(error.to_string());
+                responder(answer);
             }
         }
     }

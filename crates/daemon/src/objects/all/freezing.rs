@@ -1,37 +1,37 @@
-//! Disks that stand still for a while.
+//! Freezes and thaws disks.
 
 use super::Objects;
 use crate::objects::activity::Change;
 use crate::objects::changes::Event;
 use crate::objects::freeze::{Users, Waiting};
 use crate::objects::nbd::Nbd;
-use crate::reply::{Asker, Frozen};
+use crate::reply::{Frozen, Responder};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_metrics::Happened;
 use fathom_units::cause;
 use std::time::{Duration, Instant};
 
 impl Objects {
-    /// Have a disk stand still, for so long at most.
-    pub(super) fn freeze(&mut self, index: usize, timeout: Option<Duration>, asker: Asker) {
+    /// Freezes a disk, for at most `timeout`.
+    pub(super) fn freeze(&mut self, index: usize, timeout: Option<Duration>, responder: Responder) {
         let disk = &self.disks[index];
         let name = disk.name().to_owned();
-        if let Some(refusal) = self.is_on_its_way(&name) {
-            return asker(Err(refusal));
+        if let Some(error) = self.is_on_its_way(&name) {
+            return responder(Err(error));
         }
         let users = self.users_of(index);
         let (post, of) = (self.mail.post(), name.clone());
         let tell = move |frozen| post.send(Event::Frozen(of, Box::new(frozen)));
         let begun = users.begin_to_freeze(tell);
         if let Err(error) = begun {
-            return asker(Err(no_thread(&error)));
+            return responder(Err(no_thread(&error)));
         }
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         self.activities
-            .begin(&name, asker, Change::Freezing { until });
+            .begin(&name, responder, Change::Freezing { until });
     }
 
-    /// Whom a disk is served to.
+    /// The front-end and the clients of a disk.
     pub(super) fn users_of(&self, index: usize) -> Users {
         let (disk, server) = (&self.disks[index], self.nbd.as_ref().map(Nbd::server));
         Users {
@@ -40,16 +40,16 @@ impl Objects {
         }
     }
 
-    /// Let it go on.
-    pub(super) fn thaw(&mut self, index: usize, asker: Asker) {
+    /// Thaws a disk.
+    pub(super) fn thaw(&mut self, index: usize, responder: Responder) {
         let name = self.disks[index].name().to_owned();
         let Some(waiting) = self.activities.take_frozen(&name) else {
             let text = format!("disk '{name}': not frozen");
-            return asker(Err(ErrorKind::Conflict.because(text)));
+            return responder(Err(ErrorKind::Conflict.because(text)));
         };
         let (post, of) = (self.mail.post(), name.clone());
         match waiting.begin_to_thaw(move || post.send(Event::Thawed(of))) {
-            Ok(()) => self.activities.begin(&name, asker, Change::Plain),
+            Ok(()) => self.activities.begin(&name, responder, Change::Plain),
             Err(error) => {
                 tracing::warn!(
                     "disk '{name}': cannot start a thread to thaw the disk, so it is thawed at \
@@ -57,13 +57,13 @@ impl Objects {
                     cause(error)
                 );
                 self.tell_changed(&name);
-                asker(Ok(Frozen { frozen: false }.into()));
+                responder(Ok(Frozen { frozen: false }.into()));
             }
         }
     }
 
-    pub(super) fn take_in_frozen(&mut self, name: &str, frozen: Result<Waiting, String>) {
-        let Some((asker, change)) = self.activities.end(name) else {
+    pub(super) fn on_frozen(&mut self, name: &str, frozen: Result<Waiting, String>) {
+        let Some((responder, change)) = self.activities.end(name) else {
             return;
         };
         let until = match change {
@@ -76,20 +76,20 @@ impl Objects {
             self.tell_changed(name);
             Frozen { frozen: true }.into()
         });
-        asker(answer.map_err(|problem| {
+        responder(answer.map_err(|problem| {
             ErrorKind::Failed.because(format!("disk '{name}': not frozen: {problem}"))
         }));
     }
 
-    pub(super) fn take_in_thawed(&mut self, name: &str) {
+    pub(super) fn on_thawed(&mut self, name: &str) {
         tracing::info!("disk '{name}': thawed; requests continue");
         self.tell_changed(name);
-        if let Some((asker, _)) = self.activities.end(name) {
-            asker(Ok(Frozen { frozen: false }.into()));
+        if let Some((responder, _)) = self.activities.end(name) {
+            responder(Ok(Frozen { frozen: false }.into()));
         }
     }
 
-    /// Those that have stood still for long enough go on.
+    /// Thaws disks whose timeouts have passed.
     pub(super) fn thaw_late(&mut self) {
         let now = Instant::now();
         let frozen = self.activities.frozen();
@@ -103,7 +103,7 @@ impl Objects {
         }
     }
 
-    /// None: there is none that goes on by itself.
+    /// Time until the next disk must be thawed. None: no frozen disk has a timeout.
     pub(super) fn until_next_thaw(&self) -> Option<Duration> {
         let next = { self.activities.frozen() }
             .filter_map(|(_, until)| until)
@@ -111,7 +111,7 @@ impl Objects {
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    /// For the end.
+    /// Thaws all disks, before the server ends.
     pub(super) fn thaw_all(&mut self) {
         let frozen: Vec<_> = { self.activities.frozen() }
             .map(|(name, _)| name.clone())

@@ -1,4 +1,4 @@
-//! All objects on their way from one process to another.
+//! Hands all disks over to another process.
 
 use super::{MAX_LEFT, Objects};
 use crate::error::Error;
@@ -26,7 +26,7 @@ impl Objects {
         disks.try_for_each(|(disk, used)| disk.check_files(used))
     }
 
-    /// Go on from where a predecessor stops.
+    /// Continues where a predecessor stops.
     pub fn take(
         &mut self,
         disks: Vec<Option<(Arriving, Arrival)>>,
@@ -86,7 +86,7 @@ impl Estate for Objects {
         if let Some(nbd) = &self.nbd {
             nbd.keep_out();
         }
-        // Again: somebody may have come.
+        // (Checked again: a client may have connected meanwhile.)
         self.may_be_handed_over()?;
         let mut files = Descriptors::default();
         let failed =
@@ -174,7 +174,7 @@ impl Estate for Objects {
         }
     }
 
-    /// There are none.
+    /// There are no tenants.
     fn renew(&mut self, mut tell: Box<dyn FnMut(Progress) + Send>) {
         tell(Progress::Done);
     }

@@ -8,7 +8,7 @@ use crate::host::Host;
 use crate::objects::disk::{Outcome, Served};
 use crate::objects::nbd::Nbd;
 use crate::objects::tracer::{CALIBRATE_EVERY, Tracer};
-use crate::reply::{Asker, Shown};
+use crate::reply::{Responder, Shown};
 use crate::stop_timeout::StopTimeout;
 use fathom_control::RequestError;
 use fathom_metrics::{Measures, ProcessInfo};
@@ -17,8 +17,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 impl Host for Objects {
-    fn ask(&mut self, ask: Ask, asker: Asker) {
-        self.handle(ask, asker);
+    fn ask(&mut self, ask: Ask, responder: Responder) {
+        self.handle(ask, responder);
     }
 
     fn list(&mut self, next: Box<dyn FnOnce(Vec<Shown>) + Send>) {
@@ -26,10 +26,10 @@ impl Host for Objects {
         next(disks.collect());
     }
 
-    fn measure_all(&mut self, asker: Box<dyn FnOnce(Measures) + Send>) {
+    fn measure_all(&mut self, responder: Box<dyn FnOnce(Measures) + Send>) {
         let own = ProcessInfo::own();
         let disks = (0..self.disks.len()).map(|index| self.measure(index, own.clone()));
-        asker(Measures::Own(disks.collect()));
+        responder(Measures::Own(disks.collect()));
     }
 
     fn events(&self) -> Vec<BorrowedFd<'_>> {
@@ -51,14 +51,14 @@ impl Host for Objects {
     }
 
     fn turn(&mut self) -> bool {
-        self.see_to_traces();
+        self.check_traces();
         self.thaw_late();
-        self.see_to_alarms();
+        self.check_alarms();
         for event in self.mail.take() {
-            self.take_in(event);
+            self.on_event(event);
         }
-        self.take_in_sizes();
-        self.see_to_jobs();
+        self.resize_changed_files();
+        self.restore_options();
         for leaving in std::mem::take(&mut self.leaving) {
             self.leave(leaving);
         }
@@ -104,7 +104,7 @@ impl Host for Objects {
 }
 
 impl Objects {
-    /// Each is readable when serving has ended by itself, which it should not.
+    /// File descriptors that are readable after a thread that serves clients has ended by itself, which is an error.
     fn ended(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let front_ends = self.disks.iter().filter_map(Served::ended);
         front_ends.chain(self.nbd.iter().map(Nbd::ended))
@@ -119,7 +119,7 @@ impl Objects {
         next.map(|next| next.saturating_duration_since(Instant::now()))
     }
 
-    fn see_to_alarms(&mut self) {
+    fn check_alarms(&mut self) {
         let now = Instant::now();
         for disk in &mut self.disks {
             if disk.next_look_at_alarms().is_some_and(|next| next <= now) {
@@ -128,7 +128,7 @@ impl Objects {
         }
     }
 
-    fn see_to_traces(&mut self) {
+    fn check_traces(&mut self) {
         let is_cut = |(_, trace): &(usize, &Tracer)| is_readable(trace.cut_event());
         let cut: Vec<_> = self.traces().filter(is_cut).map(|(i, _)| i).collect();
         for disk in cut {

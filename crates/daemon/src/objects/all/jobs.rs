@@ -1,35 +1,41 @@
-//! Jobs that are asked for by their identities.
+//! Changes and ends jobs by their identities.
 
 use super::Objects;
 use crate::orders::JobOrder;
-use crate::reply::{Answer, Asker, Reply};
+use crate::reply::{Answer, Reply, Responder};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_metrics::{JobId, JobInfo, JobKind, unknown_job};
 
 impl Objects {
     /// Changes or ends the job with this identity, and no other job of the disk.
-    pub(super) fn order_job(&mut self, index: usize, id: &JobId, order: JobOrder, asker: Asker) {
+    pub(super) fn order_job(
+        &mut self,
+        index: usize,
+        id: &JobId,
+        order: JobOrder,
+        responder: Responder,
+    ) {
         if let Err(error) = self.check_job(index, id) {
-            return asker(Err(error));
+            return responder(Err(error));
         }
         match order {
             JobOrder::SetSpeed { limit } => {
                 let set = self.set_job_speed(index, id, limit);
-                asker(
+                responder(
                     set.and_then(|()| self.check_job(index, id))
                         .map(Reply::from),
                 );
             }
             JobOrder::End { force } => {
                 let disk = id.disk.clone();
-                let asker: Asker = Box::new(move |answer| {
-                    asker(answer.and_then(|ended| last_state(&disk, ended)))
+                let responder: Responder = Box::new(move |answer| {
+                    responder(answer.and_then(|ended| last_state(&disk, ended)))
                 });
                 match id.kind {
-                    JobKind::Backup => self.end_backup(index, &id.number, asker),
-                    JobKind::Mirror => self.end_mirror(index, force, asker),
-                    JobKind::Stream | JobKind::Commit => self.end_stream(index, asker),
-                    JobKind::Pull => asker(Err(ErrorKind::Conflict.because(format!(
+                    JobKind::Backup => self.end_backup(index, &id.number, responder),
+                    JobKind::Mirror => self.end_mirror(index, force, responder),
+                    JobKind::Stream | JobKind::Commit => self.end_stream(index, responder),
+                    JobKind::Pull => responder(Err(ErrorKind::Conflict.because(format!(
                         "{id}: a move cannot be ended while the disk is served; remove the disk"
                     )))),
                 }

@@ -1,4 +1,4 @@
-//! Disks that are copied to others, which may take their places.
+//! Begins and ends mirrors.
 
 use super::Objects;
 use super::freezing::no_thread;
@@ -6,37 +6,37 @@ use crate::objects::activity::Change;
 use crate::objects::changes;
 use crate::objects::mirror::Running;
 use crate::orders::MirrorOrder;
-use crate::reply::Asker;
+use crate::reply::Responder;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
 use fathom_metrics::MirrorInfo;
 
 impl Objects {
-    pub(super) fn begin_mirror(&mut self, index: usize, order: MirrorOrder, asker: Asker) {
+    pub(super) fn begin_mirror(&mut self, index: usize, order: MirrorOrder, responder: Responder) {
         let disk = &self.disks[index];
         let name = disk.name().to_owned();
-        let refusal = self.activities.busy(&name).or_else(|| {
+        let error = self.activities.busy(&name).or_else(|| {
             let problem = match gate::other() {
                 Some(_) => Some("tenants' disks cannot be mirrored".to_owned()),
                 None => disk.may_not_be_mirrored(),
             };
             problem.map(|problem| ErrorKind::Conflict.because(format!("disk '{name}': {problem}")))
         });
-        if let Some(refusal) = refusal {
-            return asker(Err(refusal));
+        if let Some(error) = error {
+            return responder(Err(error));
         }
         let order = match disk.mirror_order(order, self.nbd.is_some()) {
             Ok(order) => order,
-            Err(problem) => return asker(Err(ErrorKind::Invalid.because(problem))),
+            Err(problem) => return responder(Err(ErrorKind::Invalid.because(problem))),
         };
         match changes::begin_mirror(order, self.mail.post(), self.mail.post()) {
-            Ok(()) => self.activities.begin(&name, asker, Change::Plain),
-            Err(error) => asker(Err(no_thread(&error))),
+            Ok(()) => self.activities.begin(&name, responder, Change::Plain),
+            Err(error) => responder(Err(no_thread(&error))),
         }
     }
 
-    pub(super) fn take_in_mirror(&mut self, name: &str, begun: Result<Running, String>) {
-        let Some((index, asker)) = self.answers(name) else {
+    pub(super) fn on_mirror_begun(&mut self, name: &str, begun: Result<Running, String>) {
+        let Some((index, responder)) = self.answers(name) else {
             return;
         };
         match begun {
@@ -44,20 +44,20 @@ impl Objects {
                 let info = running.info();
                 tracing::info!("disk '{name}': mirroring to {}", info.target);
                 self.disks[index].set_mirror(running);
-                asker(Ok(info.into()));
+                responder(Ok(info.into()));
             }
             Err(problem) => {
                 let text = format!("disk '{name}': mirror not started: {problem}");
-                self.end_work(index, Err(ErrorKind::Failed.because(text)), asker);
+                self.end_work(index, Err(ErrorKind::Failed.because(text)), responder);
             }
         }
     }
 
-    /// Let it be.
-    pub(super) fn end_mirror(&mut self, index: usize, force: bool, asker: Asker) {
+    /// Ends a mirror. Without `force`, only a mirror that is ready ends, with a complete target.
+    pub(super) fn end_mirror(&mut self, index: usize, force: bool, responder: Responder) {
         let running = match self.mirror_of(index) {
             Ok(running) => running.clone(),
-            Err(refusal) => return asker(Err(refusal)),
+            Err(error) => return responder(Err(error)),
         };
         let name = self.disks[index].name().to_owned();
         if !force && !running.is_ready() && !running.is_over() {
@@ -66,50 +66,46 @@ impl Objects {
                  incomplete target",
                 running.info().phase
             );
-            return asker(Err(ErrorKind::Conflict.because(text)));
+            return responder(Err(ErrorKind::Conflict.because(text)));
         }
         let users = (!force).then(|| self.users_of(index));
         match changes::end_mirror(name.clone(), running, users, self.mail.post()) {
-            Ok(()) => self.activities.begin(&name, asker, Change::Plain),
-            Err(error) => asker(Err(no_thread(&error))),
+            Ok(()) => self.activities.begin(&name, responder, Change::Plain),
+            Err(error) => responder(Err(no_thread(&error))),
         }
     }
 
-    /// One that there is, and nothing else is done with its disk.
+    /// The disk's mirror. An error if the disk has none, or if another operation on the disk is in progress.
     pub(super) fn mirror_of(&self, index: usize) -> Result<&Running, RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
-        if let Some(refusal) = self.activities.busy(name) {
-            return Err(refusal);
+        if let Some(error) = self.activities.busy(name) {
+            return Err(error);
         }
         disk.mirror().ok_or_else(|| {
             ErrorKind::Unknown.because(format!("disk '{name}': no mirror is in progress"))
         })
     }
 
-    pub(super) fn take_in_ended_mirror(
-        &mut self,
-        name: &str,
-        ended: Result<MirrorInfo, RequestError>,
-    ) {
-        let Some((index, asker)) = self.answers(name) else {
+    pub(super) fn on_mirror_ended(&mut self, name: &str, ended: Result<MirrorInfo, RequestError>) {
+        let Some((index, responder)) = self.answers(name) else {
             return;
         };
         match ended {
             Ok(info) => {
                 self.disks[index].forget_mirror();
-                self.end_work(index, Ok(info.into()), asker);
+                self.end_work(index, Ok(info.into()), responder);
             }
-            Err(refusal) => asker(Err(not_ended(&format!("disk '{name}': mirror"), refusal))),
+            Err(error) => responder(Err(not_ended(&format!("disk '{name}': mirror"), error))),
         }
     }
 }
 
-/// The refusal for a client that has asked for the end of `job`.
-pub(super) fn not_ended(job: &str, refusal: RequestError) -> RequestError {
-    let refusal = refusal.kind.because(format!("{job}: {}", refusal.text));
-    if refusal.kind == ErrorKind::Late {
-        tracing::warn!("{refusal}");
+/// The error for a client whose request to end `job` has failed.
+pub(super) fn not_ended(job: &str, error: RequestError) -> RequestError {
+    let error = error.kind.because(format!("{job}: {}", error.text));
+    if error.kind == ErrorKind::Late {
+        tracing::warn!("{error}");
     }
-    refusal
+    error
 }

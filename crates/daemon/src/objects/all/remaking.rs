@@ -1,4 +1,4 @@
-//! Disks that get other options.
+//! Replaces a disk by one with other options while it is in use.
 
 use super::freezing::no_thread;
 use super::{MAX_LEFT, Objects};
@@ -9,7 +9,7 @@ use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
 use crate::objects::remake::{Also, Remake};
 use crate::options::DiskOptions;
-use crate::reply::Asker;
+use crate::reply::Responder;
 use crate::signals::LeftToThisThread;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_metrics::Happened;
@@ -17,12 +17,12 @@ use fathom_spec::DiskSpec;
 use fathom_storage::{OnSuperseded, PART};
 
 impl Objects {
-    /// Have another disk by these options in the place of one.
-    pub(super) fn remake(&mut self, index: usize, wanted: DiskSpec, asker: Asker) {
+    /// Replaces a disk by one with these options.
+    pub(super) fn remake(&mut self, index: usize, wanted: DiskSpec, responder: Responder) {
         let name = wanted.name.clone();
         match self.begin_to_remake(index, wanted) {
-            Ok(()) => self.activities.begin(&name, asker, Change::Plain),
-            Err(refusal) => asker(Err(refusal)),
+            Ok(()) => self.activities.begin(&name, responder, Change::Plain),
+            Err(error) => responder(Err(error)),
         }
     }
 
@@ -45,7 +45,7 @@ impl Objects {
         self.begin_remake(index, options, Also::Nothing, &conflict)
     }
 
-    /// Has another disk begin in the place of one.
+    /// Begins to replace a disk.
     pub(super) fn begin_remake(
         &self,
         index: usize,
@@ -54,7 +54,7 @@ impl Objects {
         conflict: &dyn Fn(String) -> RequestError,
     ) -> Result<(), RequestError> {
         let disk = &self.disks[index];
-        // It is traced when somebody asks for it again.
+        // (A trace continues only if a client starts it again.)
         options.trace = None;
         options.disk.succeeds = true;
         options.disk.known_raw = match also.switch() {
@@ -86,9 +86,9 @@ impl Objects {
         begun.map_err(|error| no_thread(&error))
     }
 
-    /// It is served by another one now, or by the same one as before.
-    pub(super) fn take_in_remade(&mut self, name: &str, remade: Result<Box<Served>, String>) {
-        let Some((index, asker, change)) = self.changed(name) else {
+    /// A disk has been replaced, or continues as before.
+    pub(super) fn on_remade(&mut self, name: &str, remade: Result<Box<Served>, String>) {
+        let Some((index, responder, change)) = self.changed(name) else {
             return;
         };
         let next = match change {
@@ -110,15 +110,15 @@ impl Objects {
                 let disk = name.to_owned();
                 self.common.events.tell(Happened::Changed { disk });
                 match next {
-                    Some(next) => self.go_on(index, next, asker),
-                    None => asker(Ok(self.shown(index, false))),
+                    Some(next) => self.go_on(index, next, responder),
+                    None => responder(Ok(self.shown(index, false))),
                 }
             }
             Err(problem) => {
                 self.disks[index].set_unsettled(problem.clone());
                 tracing::warn!("disk '{name}': not changed: {problem}");
                 let text = format!("disk '{name}': not changed: {problem}");
-                asker(Err(ErrorKind::Failed.because(text)));
+                responder(Err(ErrorKind::Failed.because(text)));
             }
         }
     }

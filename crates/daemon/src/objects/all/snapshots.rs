@@ -1,4 +1,4 @@
-//! Internal snapshots of disks' images.
+//! Manages internal snapshots of images.
 
 use super::Objects;
 use super::freezing::no_thread;
@@ -8,14 +8,19 @@ use crate::objects::remake::Also;
 use crate::objects::snapshots::{Change, SnapshotWork};
 use crate::options::DiskOptions;
 use crate::orders::SnapshotsOrder;
-use crate::reply::{Answer, Asker};
+use crate::reply::{Answer, Responder};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_metrics::{SnapshotInfo, Snapshots};
 use std::sync::Arc;
 
 impl Objects {
-    /// See to them.
-    pub(super) fn order_snapshots(&mut self, index: usize, order: SnapshotsOrder, asker: Asker) {
+    /// Lists or changes the internal snapshots of a disk's image.
+    pub(super) fn order_snapshots(
+        &mut self,
+        index: usize,
+        order: SnapshotsOrder,
+        responder: Responder,
+    ) {
         let change = match order {
             SnapshotsOrder::List => None,
             SnapshotsOrder::Take { snapshot } => Some(Change::Take(snapshot)),
@@ -28,10 +33,12 @@ impl Objects {
             Some(work) => self.begin_snapshot_work(index, work.clone()),
         };
         match (begun, work) {
-            (Err(refusal), _) => asker(Err(refusal)),
-            (Ok(()), None) => self.activities.begin(&name, asker, activity::Change::Plain),
+            (Err(error), _) => responder(Err(error)),
+            (Ok(()), None) => self
+                .activities
+                .begin(&name, responder, activity::Change::Plain),
             (Ok(()), Some(work)) => {
-                let told = move |answer| asker(outcome(&work, answer));
+                let told = move |answer| responder(outcome(&work, answer));
                 self.activities
                     .begin(&name, Box::new(told), activity::Change::Plain);
             }
@@ -41,22 +48,22 @@ impl Objects {
     fn begin_to_list(&self, index: usize) -> Result<(), RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
-        if let Some(refusal) = self.activities.busy(name) {
-            return Err(refusal);
+        if let Some(error) = self.activities.busy(name) {
+            return Err(error);
         }
         let image = disk.qcow2_image().ok_or_else(|| have_none(name))?;
         let begun = changes::list_snapshots(name.to_owned(), image, self.mail.post());
         begun.map_err(|error| no_thread(&error))
     }
 
-    pub(super) fn take_in_snapshots(
+    pub(super) fn on_snapshots_listed(
         &mut self,
         name: &str,
         listed: Result<Vec<SnapshotInfo>, String>,
     ) {
-        if let Some((asker, _)) = self.activities.end(name) {
+        if let Some((responder, _)) = self.activities.end(name) {
             let failed = |problem| ErrorKind::Failed.because(format!("disk '{name}': {problem}"));
-            asker(
+            responder(
                 listed
                     .map_err(failed)
                     .map(|snapshots| Snapshots { snapshots }.into()),
@@ -64,7 +71,7 @@ impl Objects {
         }
     }
 
-    /// The same disk takes its place, and in between the image is nobody's.
+    /// Begins to replace the disk by one with the same options. In between, the image is closed and can be changed.
     fn begin_snapshot_work(
         &self,
         index: usize,
@@ -72,8 +79,8 @@ impl Objects {
     ) -> Result<(), RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
-        if let Some(refusal) = self.activities.busy(name) {
-            return Err(refusal);
+        if let Some(error) = self.activities.busy(name) {
+            return Err(error);
         }
         disk.qcow2_image().ok_or_else(|| have_none(name))?;
         let conflict = |problem| {
@@ -95,16 +102,16 @@ fn have_none(name: &str) -> RequestError {
     ))
 }
 
-/// The disk goes on, or as before.
+/// The reply after the disk has been replaced, or continues as before.
 fn outcome(work: &SnapshotWork, remade: Answer) -> Answer {
     match (work.done(), remade) {
         (Some(all), Ok(_)) => {
             let snapshots = all.to_vec();
             Ok(Snapshots { snapshots }.into())
         }
-        (Some(_), Err(mut refusal)) => {
-            refusal.text.push_str(" (the snapshots were changed)");
-            Err(refusal)
+        (Some(_), Err(mut error)) => {
+            error.text.push_str(" (the snapshots were changed)");
+            Err(error)
         }
         (None, remade) => remade,
     }

@@ -1,13 +1,14 @@
-//! Disks that go on with other images: the targets of their mirrors, or new ones on top.
+//! Switches disks to other images: the targets of their mirrors, or new overlays.
 //!
-//! A switch has two steps, for whoever keeps what disks there are. After the first the other image is in use, and all
-//! users still wait: now it is to be kept. The second one has them go on with it, or as before.
+//! A switch has two steps. After the first step, the other image is open, and guests and clients still wait: the
+//! controller writes the new definition durably. The second step resumes guests and clients on the new image, or on the
+//! old one.
 
 use super::Objects;
 use crate::objects::activity::Change;
 use crate::objects::remake::{Also, Other, Switch};
 use crate::options::DiskOptions;
-use crate::reply::Asker;
+use crate::reply::Responder;
 use fathom_control::SwitchTo;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
@@ -16,20 +17,20 @@ use std::path::PathBuf;
 use std::sync::mpsc::SyncSender;
 
 impl Objects {
-    /// The first step: answered by the disk's options with the other image.
+    /// The first step. The reply has the disk's options with the other image.
     pub(super) fn begin_switch(
         &mut self,
         index: usize,
         to: SwitchTo,
         leave_bitmaps: bool,
-        asker: Asker,
+        responder: Responder,
     ) {
         match self.begin_to_switch(index, to, leave_bitmaps) {
             Ok(()) => {
                 let name = self.disks[index].name();
-                self.activities.begin(name, asker, Change::Plain);
+                self.activities.begin(name, responder, Change::Plain);
             }
-            Err(refusal) => asker(Err(refusal)),
+            Err(error) => responder(Err(error)),
         }
     }
 
@@ -81,8 +82,8 @@ impl Objects {
         conflict: &dyn Fn(String) -> RequestError,
     ) -> Result<(DiskOptions, Other), RequestError> {
         let disk = &self.disks[index];
-        if let Some(refusal) = self.activities.busy(disk.name()) {
-            return Err(refusal);
+        if let Some(error) = self.activities.busy(disk.name()) {
+            return Err(error);
         }
         let problem = match gate::other() {
             Some(_) => Some("snapshots of a tenant's disk in use are not supported".to_owned()),
@@ -93,31 +94,26 @@ impl Objects {
         options.map_err(|problem| ErrorKind::Invalid.because(problem))
     }
 
-    pub(super) fn take_in_switched(
-        &mut self,
-        name: &str,
-        spec: DiskSpec,
-        decision: SyncSender<bool>,
-    ) {
-        if let Some((asker, _)) = self.activities.end(name) {
+    pub(super) fn on_switched(&mut self, name: &str, spec: DiskSpec, decision: SyncSender<bool>) {
+        if let Some((responder, _)) = self.activities.end(name) {
             let change = Change::Deciding(decision);
             self.activities.begin(name, Box::new(drop), change);
-            asker(Ok(spec.into()));
+            responder(Ok(spec.into()));
         }
     }
 
     /// The second step.
-    pub(super) fn end_switch(&mut self, index: usize, go: bool, asker: Asker) {
+    pub(super) fn end_switch(&mut self, index: usize, go: bool, responder: Responder) {
         let name = self.disks[index].name().to_owned();
         let sent = match self.activities.change_mut(&name) {
             Some(Change::Deciding(decision)) => decision.send(go).is_ok(),
             _ => false,
         };
         match sent {
-            true => self.activities.begin(&name, asker, Change::Plain),
+            true => self.activities.begin(&name, responder, Change::Plain),
             false => {
                 let text = format!("disk '{name}': no switch to another image is in progress");
-                asker(Err(ErrorKind::Failed.because(text)));
+                responder(Err(ErrorKind::Failed.because(text)));
             }
         }
     }

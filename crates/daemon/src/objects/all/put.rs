@@ -1,10 +1,10 @@
-//! Disks that come, and that change while they are served.
+//! Adds disks, and changes disks that are served.
 
 use super::Objects;
 use crate::objects::changes;
 use crate::objects::disk::Served;
 use crate::options::DiskOptions;
-use crate::reply::{Answer, Asker, Filter, Reply};
+use crate::reply::{Answer, Filter, Reply, Responder};
 use crate::signals::LeftToThisThread;
 use crate::socket;
 use fathom_control::{Condition, ErrorKind, RequestError};
@@ -24,12 +24,12 @@ impl Objects {
         table: DiskSpec,
         named: Option<&BTreeSet<String>>,
         only_if: &Condition,
-        asker: Asker,
+        responder: Responder,
     ) {
         let mut table = table.without_defaults();
         let present = self.disks.iter().position(|disk| disk.name() == table.name);
-        if let Err(refusal) = self.check_condition(&table.name, present, only_if) {
-            return asker(Err(refusal));
+        if let Err(error) = self.check_condition(&table.name, present, only_if) {
+            return responder(Err(error));
         }
         if let Some(index) = present {
             let is = self.disks[index].spec();
@@ -40,19 +40,18 @@ impl Objects {
                 None => Ok(table),
             };
             return match wanted {
-                Ok(wanted) => self.change(index, wanted, asker),
-                Err(problem) => asker(Err(ErrorKind::Invalid.because(problem))),
+                Ok(wanted) => self.change(index, wanted, responder),
+                Err(problem) => responder(Err(ErrorKind::Invalid.because(problem))),
             };
         }
         let name = table.name.clone();
         match self.begin_to_add(table) {
-            Err(refusal) => asker(Err(refusal)),
-            Ok(()) => self.activities.begin_to_open(&name, asker),
+            Err(error) => responder(Err(error)),
+            Ok(()) => self.activities.begin_to_open(&name, responder),
         }
     }
 
-    /// Refuses a request that is not meant for the disk as it is. In the same step the caller changes the
-    /// disk, or marks it as busy.
+    /// Checks a request's condition. In the same step the caller changes the disk, or marks the disk as busy.
     pub(super) fn check_condition(
         &self,
         name: &str,
@@ -61,14 +60,14 @@ impl Objects {
     ) -> Result<(), RequestError> {
         let version = present.map(|index| self.version(index)).transpose()?;
         only_if.check(name, version.as_deref())?;
-        // Another change is in progress. If that succeeds, the version is another one.
+        // If the change in progress succeeds, the disk has another version.
         match only_if.names_versions() && self.activities.is_changing(name) {
             true => Err(Condition::overtaken(name)),
             false => Ok(()),
         }
     }
 
-    /// What is answered to who wanted the disk to be there.
+    /// The reply to a request to add or change a disk.
     pub(super) fn shown(&self, index: usize, created: bool) -> Reply {
         let mut shown = self.show(index);
         shown.created = created;
@@ -78,8 +77,8 @@ impl Objects {
     fn begin_to_add(&self, table: DiskSpec) -> Result<(), RequestError> {
         let invalid = |text| ErrorKind::Invalid.because(text);
         check_name(&table.name).map_err(invalid)?;
-        if let Some(refusal) = self.activities.coming_or_going(&table.name) {
-            return Err(refusal);
+        if let Some(error) = self.activities.coming_or_going(&table.name) {
+            return Err(error);
         }
         table.check_paths().map_err(invalid)?;
         let options = DiskOptions::of(table, self.nbd.is_some()).map_err(invalid)?;
@@ -94,17 +93,17 @@ impl Objects {
         })
     }
 
-    /// The disk is open, or could not be.
-    pub(super) fn take_in_opened(&mut self, name: &str, opened: Result<Box<Served>, crate::Error>) {
-        let Some(asker) = self.activities.opened(name) else {
+    /// The disk has been opened, or opening has failed.
+    pub(super) fn on_opened(&mut self, name: &str, opened: Result<Box<Served>, crate::Error>) {
+        let Some(responder) = self.activities.opened(name) else {
             return;
         };
         let opened = opened.map_err(|error| ErrorKind::Failed.because(error.to_string()));
         let index = opened.and_then(|disk| self.let_in(*disk));
-        asker(index.map(|index| self.shown(index, true)));
+        responder(index.map(|index| self.shown(index, true)));
     }
 
-    /// Its index.
+    /// Serves a disk that has been opened. Returns its index.
     fn let_in(&mut self, mut disk: Served) -> Result<usize, RequestError> {
         let _signals = LeftToThisThread::new();
         let added = self.nbd.as_ref().map_or(Ok(()), |nbd| nbd.add(&disk));
@@ -125,15 +124,15 @@ impl Objects {
         Ok(self.disks.len() - 1)
     }
 
-    /// Make a disk that is served as it is wanted, or leave it as it is.
-    fn change(&mut self, index: usize, wanted: DiskSpec, asker: Asker) {
+    /// Changes a disk that is served, or leaves it as it is.
+    fn change(&mut self, index: usize, wanted: DiskSpec, responder: Responder) {
         let disk = &self.disks[index];
-        if let Some(refusal) = self.activities.busy(disk.name()) {
-            return asker(Err(refusal));
+        if let Some(error) = self.activities.busy(disk.name()) {
+            return responder(Err(error));
         }
         let changed = match disk.spec().changes_to(&wanted) {
             Changes::Filters(changes) => self.change_filters(index, &wanted, changes),
-            Changes::Remake => return self.remake(index, wanted, asker),
+            Changes::Remake => return self.remake(index, wanted, responder),
             Changes::Others(keys) => {
                 let (name, keys) = (disk.name(), keys.join(", "));
                 Err(ErrorKind::Conflict.because(format!(
@@ -142,7 +141,7 @@ impl Objects {
                 )))
             }
         };
-        asker(changed.map(|()| self.shown(index, false)));
+        responder(changed.map(|()| self.shown(index, false)));
     }
 
     fn change_filters(
@@ -169,7 +168,7 @@ impl Objects {
         }
     }
 
-    /// Change options of a filter.
+    /// Changes options of a filter.
     pub(super) fn set_filter(
         &mut self,
         index: usize,
@@ -177,8 +176,8 @@ impl Objects {
         options: &BTreeMap<String, String>,
     ) -> Answer {
         let disk = &mut self.disks[index];
-        if let Some(refusal) = self.activities.busy(disk.name()) {
-            return Err(refusal);
+        if let Some(error) = self.activities.busy(disk.name()) {
+            return Err(error);
         }
         let at = disk.position_of_filter(filter);
         let info = at.and_then(|at| disk.set_filter(at, options));
@@ -189,7 +188,7 @@ impl Objects {
     }
 }
 
-/// Where its front-ends are to connect.
+/// Makes the listener of the disk's front-ends.
 fn listen(options: &DiskOptions) -> Result<Option<Listener>, RequestError> {
     match &options.vhost_user {
         None => Ok(None),

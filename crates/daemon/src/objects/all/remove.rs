@@ -1,11 +1,11 @@
-//! Disks that go.
+//! Removes disks, and ends all of them.
 
 use super::Objects;
 use crate::error::Error;
 use crate::objects::changes::{self, Event, Leaving};
 use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
-use crate::reply::Asker;
+use crate::reply::Responder;
 use fathom_control::{Condition, ErrorKind};
 use fathom_metrics::Happened;
 use fathom_trace::Summary;
@@ -13,87 +13,93 @@ use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
 
-/// Who has just let go of a disk may be found here still: a disk that is to be removed has so long
-/// to be out of use, and is looked at so often.
+/// Time in which a disk that is to be removed must become unused, and interval of the checks. A client that has just
+/// disconnected may still be listed.
 const LEAVE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Objects {
-    pub(super) fn remove(&mut self, index: usize, force: bool, only_if: Condition, asker: Asker) {
+    pub(super) fn remove(
+        &mut self,
+        index: usize,
+        force: bool,
+        only_if: Condition,
+        responder: Responder,
+    ) {
         let name = self.disks[index].name().to_owned();
-        if let Err(refusal) = self.check_condition(&name, Some(index), &only_if) {
-            return asker(Err(refusal));
+        if let Err(error) = self.check_condition(&name, Some(index), &only_if) {
+            return responder(Err(error));
         }
         match force {
-            true => self.close(index, asker),
+            true => self.close(index, responder),
             false => self.leave(Leaving {
                 name,
-                asker,
+                responder,
                 until: Instant::now() + LEAVE,
                 only_if,
             }),
         }
     }
 
-    /// Remove it, if nobody uses it.
+    /// Removes a disk that is not in use.
     pub(super) fn leave(&mut self, leaving: Leaving) {
         let index = match self.find(&leaving.name) {
             Ok(index) => index,
-            Err(refusal) => return (leaving.asker)(Err(refusal)),
+            Err(error) => return (leaving.responder)(Err(error)),
         };
-        // (The disk may have been changed while it was waited for.)
+        // (The disk may have changed during the wait.)
         let checked = self.check_condition(&leaving.name, Some(index), &leaving.only_if);
-        if let Err(refusal) = checked {
-            return (leaving.asker)(Err(refusal));
+        if let Err(error) = checked {
+            return (leaving.responder)(Err(error));
         }
         match self.info(index).users() {
-            None => self.close(index, leaving.asker),
+            None => self.close(index, leaving.responder),
             Some(_) if Instant::now() < leaving.until => self.leaving.push(leaving),
             Some(users) => {
                 let name = leaving.name;
-                let refusal = ErrorKind::Conflict.because(format!(
+                let error = ErrorKind::Conflict.because(format!(
                     "disk '{name}': in use by {users}; unplug it there first, or remove it with \
                      --force"
                 ));
-                (leaving.asker)(Err(refusal));
+                (leaving.responder)(Err(error));
             }
         }
     }
 
-    /// None: there is nobody to look after.
+    /// Time until the next check of disks that are to be removed. None: there are no such disks.
     pub(super) fn until_next_look(&self) -> Option<Duration> {
         (!self.leaving.is_empty()).then_some(LOOK)
     }
 
-    fn close(&mut self, index: usize, asker: Asker) {
+    fn close(&mut self, index: usize, responder: Responder) {
         let name = self.disks[index].name().to_owned();
-        if let Some(refusal) = self.activities.busy(&name) {
-            return asker(Err(refusal));
+        if let Some(error) = self.activities.busy(&name) {
+            return responder(Err(error));
         }
         let close = match changes::close(self.mail.post()) {
             Ok(close) => close,
             Err(error) => {
                 let text = format!("cannot start a thread: {}", cause(error));
-                return asker(Err(ErrorKind::Failed.because(text)));
+                return responder(Err(ErrorKind::Failed.because(text)));
             }
         };
         let disk = self.disks.remove(index);
         let clients = self.nbd.as_ref().and_then(|nbd| nbd.remove(&disk));
-        // It waits for that.
+        // (The thread waits for them.)
         let _ = close.send((disk, clients));
-        self.activities.begin_to_close(&name, asker);
+        self.activities.begin_to_close(&name, responder);
     }
 
-    pub(super) fn take_in_closed(&mut self, name: &str, summary: Summary) {
+    pub(super) fn on_closed(&mut self, name: &str, summary: Summary) {
         tracing::info!("disk '{name}': removed");
         let disk = name.to_owned();
         self.common.events.tell(Happened::Removed { disk });
-        if let Some(asker) = self.activities.closed(name) {
-            asker(Ok(summary.into()));
+        if let Some(responder) = self.activities.closed(name) {
+            responder(Ok(summary.into()));
         }
     }
 
-    /// Let everybody go, and wait for what is in flight, if that does not take too long.
+    /// Disconnects front-ends and clients, and waits for requests in flight, with a timeout.
     pub(super) fn end_all(&mut self) -> Result<(), Error> {
         let deadline = Instant::now() + self.stop_timeout.0;
         self.wait_for_changes(deadline);
@@ -113,7 +119,7 @@ impl Objects {
                 None => late.push(nbd.clients()),
             }
         }
-        // (Of disks that are being opened nothing can be in flight.)
+        // (Disks that are being opened have no requests in flight.)
         self.wait_for_removals(deadline);
         let closing = self.activities.closing();
         late.extend(closing.map(|name| format!("disk '{name}'")));
@@ -131,16 +137,16 @@ impl Objects {
         }
     }
 
-    /// Until `deadline`. What a disk is served by is known then.
+    /// Waits until no disk is being changed, or until `deadline`.
     fn wait_for_changes(&mut self, deadline: Instant) {
         while self.activities.is_any_changing() && self.wait_for_event(deadline) {
             for event in self.mail.take() {
-                self.take_in(event);
+                self.on_event(event);
             }
         }
     }
 
-    /// Until `deadline`.
+    /// Waits until no disk is being removed, or until `deadline`.
     fn wait_for_removals(&mut self, deadline: Instant) {
         while self.activities.closing().next().is_some() && self.wait_for_event(deadline) {
             for event in self.mail.take() {
@@ -151,7 +157,7 @@ impl Objects {
         }
     }
 
-    /// False: none has come until `deadline`.
+    /// Waits for an event. False: no event has arrived until `deadline`.
     fn wait_for_event(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         let Some(left) = Timespec::try_from(left).ok().filter(|_| !left.is_zero()) else {

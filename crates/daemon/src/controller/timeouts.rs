@@ -1,0 +1,65 @@
+//! Timeouts of requests.
+
+use crate::reply::Responder;
+use fathom_control::ErrorKind;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A responder, until it is used.
+type Slot = Arc<Mutex<Option<Responder>>>;
+
+struct Timeout {
+    responder: Slot,
+    until: Instant,
+    /// The error after the timeout.
+    text: String,
+}
+
+#[derive(Default)]
+pub struct Timeouts(Vec<Timeout>);
+
+impl Timeouts {
+    /// Returns a responder that passes the reply on to `responder`, unless the reply comes after `until`: then `responder`
+    /// has got the error `text`.
+    pub fn until(&mut self, until: Instant, text: String, responder: Responder) -> Responder {
+        let slot: Slot = Arc::new(Mutex::new(Some(responder)));
+        let responder = slot.clone();
+        self.0.push(Timeout {
+            responder,
+            until,
+            text,
+        });
+        Box::new(move |answer| {
+            if let Some(responder) = take(&slot) {
+                responder(answer);
+            }
+        })
+    }
+
+    /// Time until the next timeout.
+    pub fn next(&self) -> Option<Duration> {
+        let first = self.0.iter().map(|one| one.until).min()?;
+        Some(first.saturating_duration_since(Instant::now()))
+    }
+
+    /// Sends the errors of timeouts that have passed.
+    pub fn expire(&mut self) {
+        let now = Instant::now();
+        self.0.retain(|one| {
+            if one.until <= now
+                && let Some(responder) = take(&one.responder)
+            {
+                tracing::warn!("{}", one.text);
+                responder(Err(ErrorKind::Late.because(one.text.clone())));
+            }
+            one.responder
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .is_some()
+        });
+    }
+}
+
+fn take(slot: &Slot) -> Option<Responder> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
