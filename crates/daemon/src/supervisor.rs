@@ -1,14 +1,13 @@
-//! The supervisor's part: disks that are tenants', each of which has a process of its own. Here are the
-//! rights, the names and the sockets; no guest's memory is mapped, and no image is looked into.
+//! The supervisor: the host of tenants' disks, with a process for each tenant. The supervisor has the permissions, the
+//! names and the sockets. It maps no guest memory and reads no image.
 //!
-//! - `process` starts a tenant's process, which `handle` is for the kernel;
-//! - `gate` opens for it what it may have, and `permits` says what that is; `log` passes on what it says;
-//! - `tenant` is what is known of one: its disks, and what it was asked;
-//! - `users` is which user's its process is, and `groups` has it use no more than it may;
-//! - `asking` sends commands there and takes the replies, which `reply` checks; `listing` puts several
-//!   together, and `relayed` checks events;
-//! - `handover` has the tenants go on under another supervisor, and `renewal` in other processes,
-//!   by `turns`.
+//! - `process` starts a tenant's process, and `handle` is its pidfd;
+//! - `gate` opens files for the process, which `permits` allows; `log` passes its log lines on;
+//! - `tenant` is the state of a tenant: its disks, and the commands in progress;
+//! - `users` chooses the user of the process, and `groups` enforces its limits;
+//! - `asking` sends commands and receives replies, which `reply` checks; `listing` collects the replies of all tenants,
+//!   and `relayed` checks events;
+//! - `handover` hands the tenants over to another supervisor, and `renewal` replaces their processes, in `turns`.
 
 mod asking;
 mod gate;
@@ -57,21 +56,21 @@ use tenant::{Replacement, Said, Tenant};
 use turns::Turns;
 use users::Register;
 
-/// Messages of a tenant that are read before another tenant's, and bytes after which no more are.
+/// Maximum number of messages, and of their bytes, that are read from a tenant before the next tenant's turn.
 const BATCH: usize = 64;
 const BATCH_BYTES: usize = 256 << 10;
 
-/// The longest pause of a handover that is shown, in milliseconds.
+/// Maximum pause of a handover in a reply, in milliseconds.
 const MAX_PAUSE_MS: f64 = 1e6;
 
 /// All tenants.
 pub struct Tenants {
     all: BTreeMap<String, Tenant>,
-    /// Those that have no disks any more, and are ending.
+    /// Tenants without disks, whose processes are ending, and when they are killed.
     leaving: Vec<(Tenant, Instant)>,
     /// Processes that were killed and may not have ended, with the names of their tenants.
     dying: Vec<(String, Process)>,
-    /// Who wants to know of all.
+    /// Requests about all disks, in progress.
     listings: Vec<Listing>,
     pools: BTreeMap<String, PoolSpec>,
     events: Events,
@@ -81,9 +80,9 @@ pub struct Tenants {
     tenancy: Tenancy,
     groups: Groups,
     outcomes: Vec<(String, Outcome)>,
-    /// Tenants that are to have other processes.
+    /// Tenants whose processes are being replaced.
     renewing: Option<Turns>,
-    /// Where a predecessor's sockets are, which are still its own.
+    /// Sockets of a predecessor, which the predecessor still owns.
     bounds: Vec<(Arc<Listener>, Bound)>,
 }
 
@@ -116,7 +115,7 @@ impl Tenants {
         }
     }
 
-    /// Who a tenant that comes is to be.
+    /// The user of a new tenant's process.
     fn user_of(&mut self, name: &str) -> Result<Option<User>, String> {
         let leaving: BTreeSet<_> = self
             .leaving
@@ -132,14 +131,13 @@ impl Tenants {
         is_settled && self.leaving.is_empty() && self.renewing.is_none()
     }
 
-    /// Answers who asked for all disks and need not wait any longer.
+    /// Replies to the requests about all disks that are complete or late.
     fn tell_listings(&mut self) {
         let now = Instant::now();
         self.listings.retain_mut(|listing| !listing.tell(now));
     }
 
-    /// Take in what this tenant says, as far as it does not say more than others have time for; false:
-    /// it has ended.
+    /// Handles the messages of a tenant, up to a limit. False: the process has ended.
     fn hear(&mut self, name: &str) -> bool {
         let mut bytes = 0;
         for _ in 0..BATCH {
@@ -173,13 +171,13 @@ impl Tenants {
         true
     }
 
-    /// Kills a process that nobody waits for.
+    /// Kills a process, without waiting for its end.
     fn bury(&mut self, tenant: &str, mut process: Process) {
         process.kill();
         self.dying.push((tenant.to_owned(), process));
     }
 
-    /// Takes note of processes that were killed and have ended.
+    /// Reaps processes that were killed.
     fn notice_ends(&mut self) {
         for (name, mut process) in std::mem::take(&mut self.dying) {
             match process.kill() {
@@ -198,7 +196,7 @@ impl Tenants {
         }
     }
 
-    /// Commands whose replies do not come are answered by an error. With `all`, every command is.
+    /// Answers commands whose replies are late by an error. With `all`, every command.
     fn expire(&mut self, all: bool) {
         let now = Instant::now();
         let expired = self
@@ -211,7 +209,7 @@ impl Tenants {
         }
     }
 
-    /// Tenants that keep a disk which was to be taken from them are ended.
+    /// Kills tenants' processes that have not released a disk in time.
     fn end_overdue(&mut self) {
         let (now, patience) = (Instant::now(), self.stop_timeout.0 + tenant::MARGIN);
         let is_late = |(_, tenant): &(&String, &Tenant)| {
@@ -230,7 +228,7 @@ impl Tenants {
         }
     }
 
-    /// Its process has ended: whoever waits for it is told, and it is started again.
+    /// Handles the end of a tenant's process: its commands fail, and it is started again.
     fn take_up_again(&mut self, name: &str) {
         let Some(tenant) = self.all.get_mut(name) else {
             return;
@@ -241,12 +239,12 @@ impl Tenants {
         match &tenant.replacement {
             None => self.start_after(name, process),
             Some(Replacement { process: None, .. }) => self.lose(name, process),
-            // The successor knows what it has.
+            // (The successor knows its disks.)
             Some(_) => self.bury(name, process),
         }
     }
 
-    /// The last process of a tenant has ended.
+    /// Handles the end of a tenant's last process.
     fn start_after(&mut self, name: &str, process: Process) {
         let Some(tenant) = self.all.get_mut(name) else {
             return;
@@ -274,7 +272,7 @@ impl Tenants {
         }
     }
 
-    /// Those that were told to end, and have, or did not for too long.
+    /// Removes tenants whose processes were told to end and have ended, and kills those that are late.
     fn see_off(&mut self) {
         let now = Instant::now();
         let timeout = self.stop_timeout;
@@ -378,7 +376,7 @@ impl Host for Tenants {
         self.stop_timeout = timeout;
     }
 
-    /// Each tenant ends by itself, at the same time as others.
+    /// Ends all tenants at the same time.
     fn stop(&mut self) -> Result<(), Error> {
         let deadline = Instant::now() + self.stop_timeout.0 + tenant::MARGIN;
         let mut late = Vec::new();
@@ -387,7 +385,7 @@ impl Host for Tenants {
                 .disks
                 .iter()
                 .filter_map(|disk| disk.listener.as_ref());
-            // Before connections end: front-ends would come again at once.
+            // Before connections end: front-ends reconnect at once.
             listeners.for_each(|listener| listener.unbind());
             tenant.begin_to_end();
         }
@@ -402,7 +400,7 @@ impl Host for Tenants {
             let ended = tenant.take_processes().into_iter();
             processes.extend(ended.map(|process| (tenant.name.clone(), process)));
         }
-        // All of them first: together they take no longer than the slowest.
+        // (All are killed before the first wait, so that the total is the time of the slowest.)
         for (_, process) in &mut processes {
             process.kill();
         }
@@ -444,7 +442,7 @@ impl Host for Tenants {
     }
 }
 
-/// False: nothing has come from it until `deadline`, or nothing will.
+/// Waits for a message. False: no message has arrived until `deadline`, or none will.
 fn wait(tenant: &Tenant, deadline: Instant) -> bool {
     let left = deadline.saturating_duration_since(Instant::now());
     let left = Timespec::try_from(left).ok().filter(|_| !left.is_zero());

@@ -1,4 +1,4 @@
-//! Commands on their way to tenants, and what comes back.
+//! Sends commands to tenants' processes, and handles the replies.
 
 use super::listing::Told;
 use super::permits::Permits;
@@ -20,7 +20,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Who is asked for all disks does not wait longer for a tenant that says nothing.
+/// Timeout for each tenant's reply to a request about all disks.
 const LIST: Duration = Duration::from_secs(3);
 
 impl Tenants {
@@ -42,7 +42,7 @@ impl Tenants {
         }
     }
 
-    /// Adds a disk, or has the tenant change it that has it: there the request's condition is checked.
+    /// Adds a disk, or has its tenant change the disk. The tenant's process checks the request's condition.
     fn put(&mut self, mut ask: Ask, responder: Responder) {
         let Command::Put {
             options,
@@ -62,7 +62,7 @@ impl Tenants {
                 Err(error) => responder(Err(error)),
             };
         };
-        // (What may be opened for it is known by all of its options.)
+        // (All options together decide which files may be opened for the disk.)
         if let Some(named) = named.take() {
             match table.over(&named, &disk.table) {
                 Ok(table) => **options = table,
@@ -78,7 +78,7 @@ impl Tenants {
         self.all.values_mut().find(|tenant| tenant.has(disk))
     }
 
-    /// Ask the tenant that has this disk.
+    /// Sends a command to the tenant that has this disk.
     fn ask_about(
         &mut self,
         name: String,
@@ -121,7 +121,7 @@ impl Tenants {
         Ok(())
     }
 
-    /// A disk that is not there yet.
+    /// Adds a disk.
     fn add(&mut self, table: DiskSpec, responder: Responder) {
         let name = table.name.clone();
         if let Err(error) = self.begin_to_add(&table) {
@@ -138,13 +138,13 @@ impl Tenants {
                 at,
             });
             if tenant.is_changing(&name).is_none() {
-                // Its process cannot be asked, and the caller has an error.
+                // (The process is not reachable, and the client has the error.)
                 self.forget(&name);
             }
         }
     }
 
-    /// Makes its socket, and its tenant's process if that is the first disk there.
+    /// Makes the disk's socket, and starts the tenant's process for its first disk.
     fn begin_to_add(&mut self, table: &DiskSpec) -> Result<(), RequestError> {
         let invalid = |text| ErrorKind::Invalid.because(text);
         check_name(&table.name).map_err(invalid)?;
@@ -193,7 +193,7 @@ impl Tenants {
         Ok(())
     }
 
-    /// Start a process of this tenant, which may have what `permits` says.
+    /// Starts a process of this tenant, with these permissions.
     pub(super) fn start(
         &self,
         tenant: &Tenant,
@@ -214,7 +214,7 @@ impl Tenants {
         Process::start(&tenant.name, &begin, predecessor, group, permits, events)
     }
 
-    /// Start a tenant's process, if there is none, and let it have its disks.
+    /// Starts a tenant's process if it has none, and gives it its disks.
     pub(super) fn restore(&mut self, name: &str) {
         let Some(tenant) = self.all.get(name) else {
             return;
@@ -255,12 +255,12 @@ impl Tenants {
         }
     }
 
-    /// Takes a tenant's reply: a whole message, in JSON.
+    /// Handles a tenant's reply: a whole message, in JSON.
     pub(super) fn take_in(&mut self, tenant: &str, number: u64, text: Vec<u8>) {
         let Some(tenant) = self.all.get_mut(tenant) else {
             return;
         };
-        // It may answer what it was not asked, or too late.
+        // (A tenant may send a reply to no command, or a late one.)
         let Some(Asked {
             what,
             responder,
@@ -290,7 +290,7 @@ impl Tenants {
         responder(answer);
     }
 
-    /// Answers a command by an error, since its reply does not come.
+    /// Answers a command by an error, because its reply is late.
     pub(super) fn give_up(&mut self, asked: Asked) {
         let name = asked.ask.about().unwrap_or_default().to_owned();
         match asked.what {
@@ -300,7 +300,7 @@ impl Tenants {
                     tenant.try_later();
                 }
             }
-            // It is not known whether the process still has the disk: a successor finds out.
+            // (Whether the process still has the disk is not known; its successor finds out.)
             What::Removed => {
                 if let Some(disk) = self.tenant_of(&name).and_then(|tenant| tenant.disk(&name)) {
                     disk.is_there = false;
@@ -315,7 +315,7 @@ impl Tenants {
         (asked.responder)(Err(ErrorKind::Late.because(text)));
     }
 
-    /// Nothing of that disk is here any more; a tenant that has no other one ends.
+    /// Removes a disk from the supervisor's records. A tenant without disks ends.
     fn forget(&mut self, disk: &str) {
         let Some(tenant) = self.tenant_of(disk) else {
             return;
@@ -335,7 +335,7 @@ impl Tenants {
         self.all.values().flat_map(|tenant| &tenant.disks)
     }
 
-    /// Asks all about their disks. Of who does not answer how he is, what he has answered last is told.
+    /// Sends a command about each disk. For a disk whose tenant does not reply, its last state is used.
     pub(super) fn ask_all(&mut self, command: Command, told: Told) {
         let listing = Listing::new(told, Instant::now() + LIST);
         let names: Vec<_> = self.disks().map(|disk| disk.table.name.clone()).collect();
@@ -369,7 +369,7 @@ fn put(table: DiskSpec) -> Ask {
     }
 }
 
-/// What the disk is served by from now on, and how it is shown.
+/// Records the disk's new options and state after a command.
 fn note(disk: &mut Disk, done: Command, reply: &Reply) {
     if let Reply::Shown(shown) = reply {
         disk.shown = Some((**shown).clone());
@@ -398,7 +398,7 @@ fn note(disk: &mut Disk, done: Command, reply: &Reply) {
     }
 }
 
-/// Where the disk's front-ends connect, as long as it is known here.
+/// Makes the listener of the disk's front-ends.
 fn listen(options: &DiskOptions) -> Result<Option<Listener>, RequestError> {
     match &options.vhost_user {
         None => Ok(None),

@@ -1,15 +1,15 @@
-//! Answers of several that are put together.
+//! Collects the replies of several tenants.
 
 use crate::reply::{Answer, Reply, Responder};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// In the order in which they were asked: what is known, and whether it was answered.
+/// For each disk, in order: the reply so far, and whether the tenant has replied.
 type Places = Arc<Mutex<Vec<Place>>>;
 
 type Place = (Option<Reply>, bool);
 
-/// Takes what is known of all.
+/// Takes the collected replies.
 pub type Told = Box<dyn FnOnce(Vec<Reply>) + Send>;
 
 pub struct Listing {
@@ -27,7 +27,7 @@ impl Listing {
         }
     }
 
-    /// The next one, who puts his answer in place of what was `known`; a error says nothing.
+    /// Returns the responder of the next disk. Its reply replaces what was `known`; an error does not.
     pub fn place(&self, index: usize, known: Option<Reply>) -> Responder {
         let places = self.places.clone();
         lock(&places).push((known, false));
@@ -38,7 +38,7 @@ impl Listing {
         })
     }
 
-    /// Whether that is over: all have answered, or have had their time.
+    /// Passes the replies on if all tenants have replied, or at the timeout. Returns whether that is done.
     pub fn tell(&mut self, now: Instant) -> bool {
         let mut places = lock(&self.places);
         if now < self.until && !places.iter().all(|(_, is_answered)| *is_answered) {

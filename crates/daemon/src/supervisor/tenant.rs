@@ -1,4 +1,4 @@
-//! What is known of a tenant.
+//! The state of a tenant.
 
 use super::groups::Group;
 use super::log::shown;
@@ -22,30 +22,29 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How much longer than its disks a process may take to end.
+/// Time that a process may take to end in addition to its disks' time.
 pub const MARGIN: Duration = Duration::from_secs(2);
 
-/// A process that has lived for so long is started again at once when it ends; others after a while,
-/// which becomes longer.
+/// A process that ends after this time is started again at once. Others are started after a pause, which becomes longer.
 const LIVES: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// Time after which the supervisor no longer waits for the reply to a command that only asks.
+/// Timeout for replies to commands that only read.
 const EXPIRE: Duration = Duration::from_secs(10);
 
-/// One of its disks.
+/// A disk of a tenant.
 pub struct Disk {
     pub table: DiskSpec,
-    /// Its front-ends wait here while there is no process.
+    /// Front-ends wait at this listener while the tenant has no process.
     pub listener: Option<Arc<Listener>>,
-    /// The process has it.
+    /// The process serves the disk.
     pub is_there: bool,
-    /// How it was last shown.
+    /// The disk's last known state.
     pub shown: Option<Shown>,
 }
 
-/// What it was asked, and not answered yet.
+/// A command without a reply yet.
 pub struct Asked {
     pub what: What,
     pub responder: Responder,
@@ -54,7 +53,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// When the supervisor stops waiting for the reply. None: it waits, since the command may take long.
+    /// Time after which the reply is late. None: the command may take long.
     pub fn expires(&self) -> Option<Instant> {
         let only_asks = matches!(
             self.ask.command,
@@ -64,79 +63,79 @@ impl Asked {
     }
 }
 
-/// A message of a tenant. Of a reply only the number has been read.
+/// A message of a tenant. Only the number of a reply has been read.
 pub struct Said {
     pub message: FromTenant<IgnoredAny>,
-    /// All of it, in JSON.
+    /// The whole message, in JSON.
     pub text: Vec<u8>,
 }
 
-/// What its answer changes here.
+/// What the reply to a command changes in the supervisor's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// A disk comes.
+    /// The disk is added.
     Added,
-    /// One that the process had before it ended.
+    /// A disk that the previous process had is opened again.
     Restored,
-    /// A disk goes.
+    /// The disk is removed.
     Removed,
     Other,
 }
 
-/// A process that takes over, while the tenant's goes on or has ended.
+/// A process that takes over from the tenant's process, which continues or has ended.
 pub struct Replacement {
-    /// None: it has ended.
+    /// None: the process has ended.
     pub process: Option<Process>,
-    /// What it may have.
+    /// Its permissions.
     pub permits: Arc<Permits>,
-    /// When it is given up.
+    /// Time after which the replacement is given up.
     pub until: Instant,
-    /// It has taken over.
+    /// The process has taken over.
     pub serves: bool,
-    /// For how long queues stood still, in milliseconds, when the other one has told.
+    /// Time for which queues were stopped, in milliseconds, once the old process has reported it.
     pub pause_ms: Option<f64>,
-    /// The old process waits for the new one's end.
+    /// The old process waits until the new one has ended.
     pub owes_go_on: bool,
 }
 
 pub struct Tenant {
     pub name: String,
-    /// Whose its process is; None: the supervisor's user's.
+    /// User of its process. None: the supervisor's user.
     pub user: Option<User>,
-    /// None: it is to be started.
+    /// None: the process must be started.
     pub process: Option<Process>,
-    /// A process that is to take the place of that one.
+    /// A process that is about to replace it.
     pub replacement: Option<Replacement>,
-    /// A process that was killed and may not have ended: the next one starts after its end.
+    /// A process that was killed and may not have ended yet: the next process starts after its end.
     ending: Option<Process>,
-    /// In the order in which they came.
+    /// The disks, in the order in which they were added.
     pub disks: Vec<Disk>,
     asked: BTreeMap<u64, Asked>,
     next: u64,
     pub permits: Arc<Permits>,
-    /// When it is to be started, or its disks are to be tried again.
+    /// Time of the next start of its process, or of the next attempt to open its disks.
     pub restart: Option<Instant>,
     pause: Duration,
     pub outcomes: Vec<(String, Outcome)>,
-    /// The process was told to end, and may say so.
+    /// The process was told to end.
     is_to_end: bool,
     pub ended_well: bool,
 }
 
 impl Disk {
-    /// A library makes connections for it.
+    /// Whether a library makes network connections for the disk.
     pub fn connects(&self) -> bool {
         self.table.image.kind().network
     }
 }
 
 impl Tenant {
-    /// Its process makes connections; it stays so as long as it has such a disk.
+    /// Whether a disk of the tenant makes network connections.
     pub fn connects(&self) -> bool {
         self.disks.iter().any(Disk::connects)
     }
 
-    /// For its process: see [`ToTenant::Begin`].
+    /// Directories with settings of libraries: see [`ToTenant::Begin`].
     pub fn settings_dirs(&self) -> Option<Vec<PathBuf>> {
         let disks = self.disks.iter().filter(|disk| disk.connects());
         let dirs = disks.filter_map(|disk| disk.table.image.settings_dir());
@@ -170,7 +169,7 @@ impl Tenant {
         self.disks.iter_mut().find(|disk| disk.table.name == name)
     }
 
-    /// A disk that is just coming, or going.
+    /// Whether the disk is being added or removed.
     pub fn is_changing(&self, name: &str) -> Option<What> {
         let mut changes = self
             .asked
@@ -180,7 +179,7 @@ impl Tenant {
         Some(change.what)
     }
 
-    /// In which its process is.
+    /// Control group of its process.
     pub fn group(&self) -> Option<Arc<Group>> {
         self.process.as_ref().and_then(|one| one.group.clone())
     }
@@ -201,18 +200,17 @@ impl Tenant {
         self.disks.is_empty() && self.is_settled()
     }
 
-    /// Nobody waits for an answer, and its process stays what it is.
+    /// Whether no command and no replacement of the process is in progress.
     pub fn is_settled(&self) -> bool {
         self.asked.is_empty() && self.replacement.is_none() && self.ending.is_none()
     }
 
-    /// When the first command expires.
+    /// Time after which the first reply is late.
     pub fn expires(&self) -> Option<Instant> {
         self.asked.values().filter_map(Asked::expires).min()
     }
 
-    /// Takes the commands whose time has run out, or with `all` every command. A reply to one of them
-    /// is ignored from then on.
+    /// Takes the commands whose replies are late, or with `all` every command. Later replies to them are ignored.
     pub fn take_expired(&mut self, now: Instant, all: bool) -> Vec<Asked> {
         let is_over = |asked: &Asked| all || asked.expires().is_some_and(|at| at <= now);
         let asked = std::mem::take(&mut self.asked).into_iter();
@@ -221,7 +219,7 @@ impl Tenant {
         over.into_values().collect()
     }
 
-    /// Ask it; it may be that nobody is there. While its process is being replaced, that waits.
+    /// Sends a command. While the process is being replaced, the command waits. Without a process, the command fails.
     pub fn ask(&mut self, asked: Asked) {
         let number = self.next;
         self.next += 1;
@@ -234,7 +232,7 @@ impl Tenant {
         self.asked.insert(number, asked);
     }
 
-    /// Ask what has waited for a replacement, which is there or was given up.
+    /// Sends the commands that have waited for the end of a replacement.
     pub fn ask_what_waited(&mut self) {
         for (number, mut asked) in std::mem::take(&mut self.asked) {
             asked.at = Instant::now();
@@ -265,7 +263,7 @@ impl Tenant {
         })
     }
 
-    /// Let it have what it needs for that.
+    /// Grants the permissions that a command needs.
     fn permit(&self, asked: &Asked) {
         match (asked.what, &asked.ask.command) {
             (What::Added | What::Restored, Command::Put { options, .. }) => {
@@ -308,7 +306,7 @@ impl Tenant {
         Ok(Some(Said { message, text }))
     }
 
-    /// What the process says of its disks' requests when it ends.
+    /// Records the statistics that a process reports at its end.
     fn note_outcome(&mut self, name: &str, summary: &Summary) {
         let is_known = self.outcomes.iter().any(|(other, _)| other == name);
         if !self.is_to_end || !self.has(name) || is_known {
@@ -320,7 +318,7 @@ impl Tenant {
             .push((name.to_owned(), Outcome { summary, injected }));
     }
 
-    /// Take in something of the last that it says; true: it has ended.
+    /// Receives one of the last messages. True: the process has ended.
     pub fn drain(&mut self) -> bool {
         match self.receive() {
             Ok(Some(said)) => matches!(said.message, FromTenant::Ended(_)),
@@ -329,7 +327,7 @@ impl Tenant {
         }
     }
 
-    /// Since when it has been asked to let go of a disk, whoever uses that.
+    /// Time since which a forced removal of a disk has been in progress.
     pub fn is_to_let_go(&self) -> Option<Instant> {
         if self.replacement.is_some() {
             return None;
@@ -355,7 +353,7 @@ impl Tenant {
         }
     }
 
-    /// Takes all of its processes, those that have not ended yet included.
+    /// Takes all processes of the tenant, also those that were killed and have not ended.
     pub fn take_processes(&mut self) -> Vec<Process> {
         let replacement = self.replacement.take().and_then(|one| one.process);
         let all = [self.process.take(), replacement, self.ending.take()];
@@ -367,8 +365,8 @@ impl Tenant {
         self.ending.as_ref()
     }
 
-    /// No longer waits for the end of a process that was killed: the locks of its images keep another
-    /// process from using them before its last I/O has ended.
+    /// Stops waiting for the end of a killed process. The locks of its images keep another process from using them before
+    /// its last I/O has ended.
     pub fn stop_waiting_for_end(&mut self) -> Option<Process> {
         let ending = self.ending.take();
         if ending.is_some() {
@@ -377,8 +375,7 @@ impl Tenant {
         ending
     }
 
-    /// Its process has ended, or does not do what it should: it is killed, and its commands fail. Another one
-    /// is started when it has ended.
+    /// Kills a process that has ended or misbehaves. Its commands fail, and another process is started after its end.
     pub fn lose_process(&mut self, mut process: Process) {
         process.kill();
         self.ending = Some(process);
@@ -395,7 +392,7 @@ impl Tenant {
         }
     }
 
-    /// Whether a process that was killed has ended now: then another one is to be started.
+    /// Whether a killed process has ended, so that the next one can be started.
     pub fn notice_end(&mut self) -> bool {
         let Some(mut process) = self.ending.take() else {
             return false;
@@ -419,7 +416,7 @@ impl Tenant {
         true
     }
 
-    /// When it is to be started, or its disks are to be tried again, unless another process takes over.
+    /// Time of the next start of its process, or of the next attempt to open its disks, unless another process takes over.
     pub fn restarts(&self) -> Option<Instant> {
         self.restart.filter(|_| self.replacement.is_none())
     }
@@ -430,7 +427,7 @@ impl Tenant {
         self.tell(&ToTenant::End);
     }
 
-    /// Tell whoever has the disks that this is the end.
+    /// Tells the process that has the disks to end.
     pub fn begin_to_end(&mut self) {
         if let Some(Replacement {
             process: Some(new),
@@ -440,7 +437,7 @@ impl Tenant {
         }) = self.replacement.take()
         {
             match (&self.process, pause_ms) {
-                // It has not handed over, and may be waiting for this.
+                // (The old process may be waiting for this message.)
                 (Some(_), None) if !serves => {
                     new.end();
                     self.tell(&ToTenant::GoOn);
@@ -454,14 +451,14 @@ impl Tenant {
         self.tell_to_end();
     }
 
-    /// Something of it could not be had: try again later.
+    /// Schedules another attempt, after a pause.
     pub fn try_later(&mut self) {
         self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         self.restart = Some(Instant::now() + self.pause);
     }
 }
 
-/// The last statistics of a disk whose process has ended: nobody knows them.
+/// Empty statistics of a disk whose process has ended: the process has not reported any.
 pub fn no_statistics() -> Reply {
     Summary::default().into()
 }
@@ -472,11 +469,11 @@ fn gone(ask: &Ask) -> RequestError {
     ErrorKind::Failed.because(text)
 }
 
-/// An answer for nobody but the log.
+/// Returns a responder that only logs errors.
 pub fn to_log(name: String) -> Responder {
     Box::new(move |answer: Answer| {
         if let Err(error) = answer {
-            // It may be a tenant's.
+            // (The text may come from a tenant.)
             tracing::error!("disk '{name}': {}", shown(&error.to_string()));
         }
     })
