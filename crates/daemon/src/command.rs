@@ -27,7 +27,7 @@ impl Ask {
         Ask { disk, command }
     }
 
-    /// The name of the disk that is meant.
+    /// Name of the disk.
     pub fn about(&self) -> Option<&str> {
         match &self.command {
             Command::Put { options, .. } => Some(&options.name),
@@ -81,68 +81,66 @@ impl Command {
 /// A command to the host of a disk. (Tenants' processes of other versions understand these words, too.)
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
-    /// Where a disk's requests spent their time: answered by a [`Summary`](fathom_trace::Summary).
+    /// Statistics of the disk. Reply: [`Statistics`](crate::reply::Statistics).
     Stats,
-    /// A disk's slowest requests of late, the slowest first: `{"requests": [a
-    /// [`SlowRequest`](fathom_trace::SlowRequest), ...]}`.
+    /// The disk's slowest recent requests. Reply: [`SlowRequests`](crate::reply::SlowRequests).
     Slow,
-    /// Trace a disk's requests to a file from now on, or no more.
+    /// Starts a trace to a file, or without a file ends the trace. Reply: [`TraceState`](crate::reply::TraceState).
     Trace { file: Option<PathBuf> },
-    /// Give a disk another size, in bytes, or without one take in what its file has. It may become
-    /// smaller if `shrink` says so: `{"size": bytes}`.
+    /// Resizes the disk to a size in bytes, or without a size to the present size of its file. `shrink` allows a smaller
+    /// size. Reply: [`Size`](crate::reply::Size).
     Resize { size: Option<u64>, shrink: bool },
-    /// Have the disk stand still, with its image closed, until it is thawed, or for so long:
-    /// `{"frozen": true}`.
+    /// Freezes the disk and closes its image, until it is thawed or the timeout has passed. Reply:
+    /// [`Frozen`](crate::reply::Frozen).
     Freeze { timeout_ms: Option<u64> },
-    /// Let it go on: `{"frozen": false}`.
+    /// Thaws the disk. Reply: [`Frozen`](crate::reply::Frozen).
     Thaw,
-    /// Keep a disk as it is now, for NBD clients: answered by a [`BackupInfo`](fathom_metrics::BackupInfo).
+    /// Begins a backup. Reply: [`BackupInfo`](fathom_metrics::BackupInfo).
     BeginBackup { id: String, order: BackupOrder },
-    /// Lets users go on whom the backup of that identity holds: answered likewise.
+    /// Resumes guests and clients that the backup with this identity holds. The same reply.
     GoOnWithBackup { id: String },
-    /// Ends the backup of that identity, which may not have begun yet: answered likewise, by its final state.
+    /// Ends the backup with this identity, also before it has begun. Replies with its final state.
     EndBackup { id: String },
-    /// Copy a disk to another one, which may take its place: answered by a [`MirrorInfo`](fathom_metrics::MirrorInfo).
+    /// Begins a mirror. Reply: [`MirrorInfo`](fathom_metrics::MirrorInfo).
     BeginMirror(Box<MirrorOrder>),
-    /// Copy what a disk has to the image below it, which may take its place: answered likewise. It is a mirror, too.
+    /// Begins a commit of the top image, which is a mirror to a backing image. The same reply.
     BeginCommit(CommitOrder),
-    /// Let that be: answered likewise, by what has become of it. If it is ready, and not by `force`, the target is then
-    /// the disk as it was at an instant.
+    /// Ends the mirror. Replies with its final state. Without `force`, the mirror must be ready, and the target then has
+    /// the contents that the disk had at an instant.
     EndMirror { force: bool },
-    /// Have a disk's image make its own what is below it: answered by a [`StreamInfo`](fathom_metrics::StreamInfo).
+    /// Begins a stream, or a commit in the middle of the chain. Reply: [`StreamInfo`](fathom_metrics::StreamInfo).
     BeginStream(StreamOrder),
-    /// Let that be: answered likewise, by what has become of it.
+    /// Ends the stream. Replies with its final state.
     EndStream,
-    /// The first step of both: answered by the options that the disk has with that image, when its users wait.
+    /// First step of a switch to another image: opens that image and holds guests and clients. Replies with the disk's
+    /// options with that image.
     BeginSwitch {
         to: SwitchTo,
-        /// The disk's bitmaps may stay with its old image.
+        /// Allows the disk's dirty bitmaps to stay with the old image.
         leave_bitmaps: bool,
     },
-    /// The second one: they go on with it, or with what there was. Answered like `Show`.
+    /// Second step: resumes guests and clients, with `go` on the new image, otherwise on the old one. Replies like `Show`.
     EndSwitch { go: bool },
-    /// Dirty bitmaps: answered by those that there are then, [`Bitmaps`](fathom_metrics::Bitmaps).
+    /// Lists or changes dirty bitmaps. Reply: all [`Bitmaps`](fathom_metrics::Bitmaps).
     Bitmaps(BitmapOrder),
-    /// Internal snapshots: answered by those that there are then, [`Snapshots`](fathom_metrics::Snapshots).
+    /// Lists or changes internal snapshots. Reply: all [`Snapshots`](fathom_metrics::Snapshots).
     Snapshots(SnapshotsOrder),
-    /// The job with this identity: answered by a [`JobInfo`](fathom_metrics::JobInfo).
+    /// Changes or ends the job with this identity. Reply: [`JobInfo`](fathom_metrics::JobInfo).
     Job { id: JobId, order: JobOrder },
-    /// Change options of one of the disk's filters: all of them, or none.
-    /// `filter` is its name, with `#2` for the second one of that name; an
-    /// empty value is the option's default. Answered by a
-    /// [`FilterInfo`](fathom_stack::FilterInfo) once all workers go by it.
+    /// Changes options of a filter: all of them, or none. `filter` is the filter's name, with `#2` for the second filter of
+    /// that name. An empty value is the option's default. Reply, when all workers apply the change:
+    /// [`Filter`](crate::reply::Filter).
     Set {
         filter: String,
         options: BTreeMap<String, String>,
-        /// Not to be kept: it is as before when the server starts again.
+        /// Ignored by hosts: the controller decides what is stored.
         temporary: bool,
     },
-    /// What is counted of a disk, a [`Measured`](fathom_metrics::Measured).
+    /// Measurements of the disk. Reply: [`Measured`](fathom_metrics::Measured).
     Measure,
-    /// A disk: `{"options": what it was added by, "state": an [`Info`](fathom_metrics::Info)}`.
+    /// Reply: [`Shown`](crate::reply::Shown).
     Show,
-    /// Adds a disk, or changes the disk of that name as far as possible while it is served. The reply is
-    /// that of `Show`, with `"created"`.
+    /// Adds a disk, or changes the disk of that name as far as possible while it is served. Replies like `Show`.
     Put {
         options: Box<DiskSpec>,
         /// Keys that the request names, whatever their values: a disk that is served keeps all others.
@@ -153,8 +151,8 @@ pub enum Command {
         #[serde(default)]
         only_if: Condition,
     },
-    /// Stops serving a disk. The reply, its last statistics, comes when nothing of it is in flight. A
-    /// disk that is in use stays, unless `force` disconnects its users.
+    /// Stops serving the disk. Replies with its last statistics when no requests are in flight. A disk in use stays, unless
+    /// `force` disconnects its front-end and clients.
     Remove {
         force: bool,
         temporary: bool,

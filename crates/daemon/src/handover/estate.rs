@@ -1,4 +1,4 @@
-//! What goes from one process to another.
+//! What a host hands over to another process.
 
 use super::state::{DiskState, Progress, State};
 use fathom_core::Legacy;
@@ -8,73 +8,72 @@ use fathom_exports::{Bound, Descriptors};
 use fathom_metrics::DiskCounts;
 use std::time::Instant;
 
-/// What a successor gets. Exports stand still until theirs are dropped.
+/// What a successor gets. Exports are stopped until this is dropped.
 pub struct Given {
-    /// Without the disks.
+    /// The state of the server, without the disks.
     pub state: State,
-    /// Those of `state`.
+    /// The files of `state`.
     pub files: Descriptors,
     pub disks: Vec<GivenDisk>,
 }
 
 pub struct GivenDisk {
-    /// Without its export.
+    /// The state of the disk, without its export.
     pub state: DiskState,
     pub export: Option<Frozen>,
-    /// By its parts.
+    /// State that the parts of the disk lend.
     pub lent: Legacy,
 }
 
-/// Disks that can go to another process.
+/// A host whose disks can be handed over to another process.
 pub trait Estate {
-    /// Refuses what cannot be handed over, before anything is changed; one line for the user.
+    /// Checks whether all disks can be handed over, without any change. The error is one line for the user.
     fn may_be_handed_over(&self) -> Result<(), String>;
 
-    /// Whether NBD clients by TLS, which cannot go along, end with this process; otherwise nothing goes
-    /// while there are some.
+    /// Sets whether the connections of NBD clients with TLS end, because they cannot be handed over. Otherwise such a
+    /// connection prevents the handover.
     fn let_encrypted_end(&mut self, end: bool);
 
-    /// What there is, from now on as it is; [`Estate::take_back`] ends that.
+    /// Returns the state of all disks, which do not change from now on, until [`Estate::take_back`].
     fn give(&self) -> Result<Given, String>;
 
-    /// So that less has to be written while guests wait.
+    /// Flushes the disks, so that less remains to be written while guests wait.
     fn flush_early(&self);
 
-    /// NBD clients wait from now on, have nothing in flight and use no disk; or not all of them by then.
+    /// Stops NBD clients: they have no requests in flight and use no disk. Fails if that takes longer than the deadline.
     fn hold_clients(&self, deadline: Instant) -> Result<(Vec<ClientState>, Descriptors), String>;
 
-    /// Nothing is in flight any more: what the parts of each disk leave.
+    /// Returns the state that the parts of each disk leave, when no requests are in flight.
     fn leave(&self) -> Result<Vec<Legacy>, String> {
         Ok(Vec::new())
     }
 
-    /// The parts of each disk go on from there.
+    /// Gives the parts of each disk the state that the predecessor's parts have left.
     fn take_left(&mut self, _left: Vec<Legacy>) -> Result<(), String> {
         Ok(())
     }
 
-    /// A successor goes on with everything: what is still to be done, until then.
+    /// Does the remaining work of disks that a successor serves, until the deadline.
     fn end(&self, _deadline: Instant) {}
 
-    /// A predecessor's wait here; it has let go of the disks.
+    /// Takes over the predecessor's stopped NBD clients. The predecessor has released the disks.
     fn adopt_clients(
         &self,
         clients: Vec<ClientState>,
         files: &mut Descriptors,
     ) -> Result<(), String>;
 
-    /// Nobody goes on with it: serve NBD clients again.
+    /// Serves NBD clients again, after a failed handover.
     fn take_back(&self);
 
     fn counts(&self) -> Vec<DiskCounts>;
 
-    /// Count on from there.
+    /// Continues the predecessor's counters.
     fn inherit(&mut self, counts: &[DiskCounts]);
 
-    /// All is this process's from now on, NBD's sockets included.
+    /// Takes ownership of everything, including the NBD sockets.
     fn own(&mut self, bounds: Vec<Bound>);
 
-    /// Other processes that have the disks are to become such of this program; each is told of, and
-    /// the end. Does not wait for it.
+    /// Begins to replace the processes of tenants by processes of this program. `tell` hears of each, and of the end.
     fn renew(&mut self, tell: Box<dyn FnMut(Progress) + Send>);
 }

@@ -1,11 +1,9 @@
-//! One process goes, and another one goes on: an upgrade under running guests.
+//! Hands the server over to another process while guests run: an upgrade.
 //!
-//! - `estate` is what goes;
-//! - `state` is what the two say, and when, `left` what parts of disks have to say, `wire` how it gets
-//!   from one to the other;
-//! - `successor` is the other process, and `starter` who starts it, `program` which it
-//!   is;
-//! - `sender` is the old one's side, `receiver` the new one's.
+//! - `estate` is the interface of a host whose disks can be handed over;
+//! - `state` has the protocol, `left` the states of the parts of a disk, and `wire` sends messages and files;
+//! - `successor` is the new process, `starter` starts it, and `program` chooses its program;
+//! - `sender` is the side of the predecessor, `receiver` that of the successor.
 
 mod estate;
 mod left;

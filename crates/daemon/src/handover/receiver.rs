@@ -1,4 +1,4 @@
-//! Taking over.
+//! Takes over from a predecessor.
 
 use super::left::taken;
 use super::state::{Counted, DiskState, Go, Hello, State, Stopped, Word};
@@ -21,19 +21,19 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// The predecessor tells at once what it has counted, if it lives.
+/// Timeout for the predecessor's counters.
 const COUNT: Duration = Duration::from_secs(2);
 
-/// What was a predecessor's and is this process's now.
+/// What this process has taken over from a predecessor.
 pub struct Heir {
     pub controller: Controller,
-    /// With what metrics are told by.
+    /// The API's listeners, and the scale of metrics.
     pub door: Option<(Door, Scale)>,
     peer: Peer,
 }
 
 impl Heir {
-    /// Everything is served: the predecessor may end. What it has counted goes on.
+    /// Tells the predecessor that everything is served, and continues its counters.
     pub fn settle(&mut self) {
         match self.peer.receive(Some(COUNT)) {
             Ok((Counted(counts), _)) => {
@@ -45,22 +45,23 @@ impl Heir {
                 "upgrade: cannot read the predecessor's counters, so they restart at 0: {error}"
             ),
         }
-        // It may be gone.
+        // (The predecessor may have ended.)
         let _ = self.peer.send(&Word::Serving);
     }
 
-    /// Have tenants go on by this program, too, and the predecessor hear of it.
+    /// Replaces tenants' processes by processes of this program, and tells the predecessor the results.
     pub fn renew_tenants(mut self) -> Controller {
         let mut peer = self.peer;
         if let Ok(estate) = self.controller.estate() {
-            // It may be gone.
+            // (The predecessor may have ended.)
             estate.renew(Box::new(move |progress| drop(peer.send(&progress))));
         }
         self.controller
     }
 }
 
-/// Take over from the process at the other end. On an error it goes on, and this one is to end.
+/// Takes over from the process at the other end of the socket. After an error, that process continues, and this process
+/// must end.
 pub fn receive(options: ServeOptions, socket: OwnedFd) -> Result<Heir, Error> {
     let peer = Peer::new(UnixStream::from(socket));
     let mut peer = peer.map_err(Error::io("cannot talk to the predecessor"))?;
@@ -71,11 +72,10 @@ pub fn receive(options: ServeOptions, socket: OwnedFd) -> Result<Heir, Error> {
     let ((), mut prepared) = prepared.map_err(|problem| refuse(&mut peer, problem))?;
     peer.send(&Word::Prepared).map_err(gone)?;
     let (stopped, files) = peer.receive(None).map_err(gone)?;
-    // From here on the disks are this process's, as long as it lives.
+    // From here on, the disks belong to this process as long as it lives.
     let active = prepared.activate(stopped, files);
     active.map_err(|problem| refuse(&mut peer, problem))?;
-    // Whether the predecessor hears it or not: it goes on only after it has killed this process, so
-    // that it is gone says as much as its word.
+    // (The predecessor continues only after it has killed this process. Therefore its end says as much as its reply.)
     match peer.send(&Word::Active).and_then(|()| peer.receive(None)) {
         Ok((Go, _)) => {}
         Err(error) => tracing::warn!(
@@ -95,7 +95,7 @@ fn refuse(peer: &mut Peer, problem: String) -> Error {
     Error::Options(format!("cannot take over: {problem}"))
 }
 
-/// Everything is open, and nothing touched.
+/// A successor that has opened everything and changed nothing.
 struct Prepared {
     controller: Controller,
     exports: Vec<Option<Arriving>>,
@@ -189,7 +189,7 @@ fn prepare(
     })
 }
 
-/// The disks, where they are this process's.
+/// The disks of this process.
 fn take_disks(
     options: &mut ServeOptions,
     (disks, mut files): (Vec<DiskState>, Descriptors),
@@ -226,7 +226,7 @@ fn take_apart(
     let lent = taken(disk.lent, &mut files);
     let options = DiskOptions::of(disk.table, has_nbd);
     let mut options = options.map_err(|problem| format!("disk '{name}': {problem}"))?;
-    // It is traced when somebody asks for it again.
+    // (A trace continues only if a client starts it again.)
     options.trace = None;
     options.disk.succeeds = true;
     options.disk.known_raw = true;
@@ -236,7 +236,7 @@ fn take_apart(
 }
 
 impl Prepared {
-    /// Until all exports have looked at what they get, or done what they were asked to.
+    /// Waits until all exports have completed a step.
     fn wait(&self) -> Result<(), String> {
         let mut exports = self.exports.iter().flatten();
         exports.try_for_each(Arriving::wait)
@@ -261,7 +261,7 @@ impl Prepared {
                 .for_each(|export| export.begin_to_activate(bases.clone()));
         }
         self.wait()?;
-        // Some only come where there is a virtual machine.
+        // (Some exports have no front-end.)
         let estate = self.controller.estate().map_err(|error| error.text)?;
         estate.adopt_clients(clients, &mut files)
     }

@@ -1,4 +1,4 @@
-//! Handing over.
+//! Hands over to a successor.
 
 use super::estate::{Estate, Given, GivenDisk};
 use super::left::describe;
@@ -16,33 +16,33 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How long the successor may take for its first word; to open all disks and map all memory; and
-/// to take the disks into use, while guests wait.
+/// Timeouts of the successor: for its first message; for opening all disks and mapping all memory; and for taking the
+/// disks into use while guests wait.
 const START: Duration = Duration::from_secs(10);
 const PREPARE: Duration = Duration::from_secs(20);
 const ACTIVATE: Duration = Duration::from_secs(10);
-/// What is in flight has so long to end.
+/// Timeout for requests in flight.
 const HALT: Duration = Duration::from_secs(5);
-/// The successor has all, and is only waited for to be found.
+/// Timeout for the successor's last message, after it has taken over.
 const SERVE: Duration = Duration::from_secs(5);
-/// A new supervisor has so long for one of its tenants.
+/// Timeout of a new supervisor for each of its tenants.
 const TENANT: Duration = Duration::from_secs(90);
-/// How long a tenant's process may take to go to another one, whatever happens.
+/// Maximum time of a handover between two processes of a tenant.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// What disks have still to do when they are another process's.
+/// Time for the remaining work of disks that a successor serves.
 const END: Duration = Duration::from_secs(2);
 
-/// It is the successor's now: this process is to end, and touch nothing any more.
+/// A completed handover. This process must end without touching the disks.
 pub struct HandedOver {
     pub pid: u32,
-    /// From when the queues were stopped until the successor had them.
+    /// Time for which queues were stopped.
     pub pause: Duration,
-    /// Of a server with tenants.
+    /// Results of the tenants, if the server has any.
     tenants: Option<Peer>,
 }
 
 impl HandedOver {
-    /// What becomes of each tenant; None: there are none. Waits for it.
+    /// Waits for the results of all tenants. None: the server has no tenants.
     pub fn tenants(&mut self) -> Option<Vec<Renewal>> {
         let peer = self.tenants.as_mut()?;
         let mut all = Vec::new();
@@ -61,7 +61,7 @@ impl HandedOver {
     }
 }
 
-/// Have another process go on. On an error all is as before; it is one line for the user.
+/// Hands the server over to another process. After an error, the server continues; the error is one line for the user.
 pub fn hand_over(
     controller: &mut Controller,
     api: Option<&Api>,
@@ -78,15 +78,15 @@ pub fn hand_over(
         give(greeted, given, estate, api)
     });
     outcome.or_else(|problem| {
-        // The successor is dead, and front-ends are served again.
+        // (The successor has ended, and front-ends are served again.)
         controller.estate()?.take_back();
         api.inspect(|api| api.hold(false));
         Err(ErrorKind::Failed.because(problem))
     })
 }
 
-/// Have another process go on with these disks, which `kill` ends: on an error it has, and all is as
-/// before; it is one line for the user.
+/// Hands these disks over to another process. After an error, `kill` has ended that process, and the disks continue here;
+/// the error is one line for the user.
 pub fn hand_over_disks(
     estate: &mut dyn Estate,
     socket: OwnedFd,
@@ -101,7 +101,7 @@ pub fn hand_over_disks(
     outcome.inspect_err(|_| estate.take_back())
 }
 
-/// A successor, and what it understands.
+/// A successor, and the versions that it understands.
 type Greeted<'a> = (Successor<'a>, Hello);
 
 fn greet(mut successor: Successor<'_>) -> Result<Greeted<'_>, String> {
@@ -153,7 +153,7 @@ fn give(
     let pause = match commit(&mut successor, &exports, &state, files, estate) {
         Ok(pause) => pause,
         Err(problem) => {
-            // Only when it is dead may the disks be used again.
+            // (The disks may be used again only after the successor's end.)
             drop(successor);
             let going_on: Vec<_> = exports.into_iter().flatten().map(Frozen::go_on).collect();
             going_on.into_iter().for_each(|export| export.wait(HALT));
@@ -162,7 +162,7 @@ fn give(
     };
     successor.let_live();
     exports.into_iter().flatten().for_each(Frozen::leave);
-    // It may be gone, and so are the counts then.
+    // (If the successor has ended, the counters are lost.)
     let _ = successor.peer.send(&Counted(estate.counts()));
     let _ = successor.peer.receive::<Word>(Some(SERVE));
     estate.end(Instant::now() + END);
@@ -174,7 +174,7 @@ fn give(
     })
 }
 
-/// How long guests have waited.
+/// Time for which guests have waited.
 fn commit(
     successor: &mut Successor<'_>,
     exports: &[Option<Frozen>],
@@ -195,7 +195,7 @@ fn commit(
     }
     estate.flush_early();
     let begun = Instant::now();
-    // Before the disks' virtual machines let go of them, on which clients depend.
+    // (Before front-ends stop: clients depend on them.)
     let (clients, mut files) = estate.hold_clients(begun + HALT)?;
     let halting: Vec<_> = exports
         .iter()
@@ -223,8 +223,7 @@ fn commit(
         (Word::Active, _) => {}
         other => return Err(refused(other.0)),
     }
-    // Sent or not: the successor goes on by itself when this process is gone, and it can only be
-    // missing if the successor is.
+    // (The message may fail: the successor continues by itself after the end of this process.)
     peer.send(&Go)
         .map_err(told("ended before it served the disks"))?;
     Ok(begun.elapsed())
