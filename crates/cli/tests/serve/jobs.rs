@@ -129,6 +129,14 @@ fn hasten_and_end_a_mirror(dir: &Path, served: &Served) {
     let (short, _) = second.rsplit_once('.').unwrap();
     stdout_of(&["jobs", "end", short, "--force"]);
     assert!(jobs(served).is_empty());
+    // No limit.
+    let api = served.api();
+    stdout_of(&[
+        "mirror", "start", &api, &target, "-O", "raw", "--speed", "0",
+    ]);
+    eventually("the mirror is ready", || {
+        (job(served).1["state"] == "ready").then_some(())
+    });
 }
 
 #[test]
