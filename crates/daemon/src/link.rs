@@ -1,6 +1,6 @@
-//! What a supervisor and its tenants tell each other: whole messages in JSON, each with a descriptor
-//! at most, over two sockets. On the *link* the supervisor asks and the tenant answers; at the *gate*
-//! a tenant asks for what it cannot open itself, and tells what happens.
+//! The messages between a supervisor and its tenants: JSON, each with at most one file descriptor, over two sockets. On the
+//! *link*, the supervisor sends commands, and the tenant replies. At the *gate*, a tenant requests files that it cannot
+//! open itself, and reports events.
 
 use crate::command::Ask;
 use crate::users::User;
@@ -47,19 +47,18 @@ pub const VERSION: u32 = 2;
 /// The oldest version that a tenant may have: its messages are understood.
 pub const OLDEST_VERSION: u32 = 1;
 
-/// On the link, to the tenant.
+/// Messages on the link to the tenant.
 #[derive(Serialize, Deserialize)]
 pub enum ToTenant {
-    /// Once, first. With a socket, at whose other end another process of this tenant hands over what
-    /// it has.
+    /// The first message. If it comes with a socket, another process of this tenant hands over its disks there.
     Begin {
         pools: BTreeMap<String, PoolSpec>,
         stop_timeout_ms: u64,
-        /// As users write it.
+        /// In the syntax of the option `--sandbox`.
         sandbox: String,
-        /// Who it is to be; None: who it is.
+        /// The user that the process becomes. None: the process keeps its user.
         user: Option<User>,
-        /// A library makes connections for its disks, in its process, by what these directories say, too.
+        /// Directories with settings of libraries that make network connections. None: the tenant has no such disks.
         #[serde(default)]
         connects: Option<Vec<PathBuf>>,
     },
@@ -67,15 +66,15 @@ pub enum ToTenant {
         number: u64,
         ask: Ask,
     },
-    /// Finish what is in flight, and end.
+    /// Completes requests in flight, and ends.
     End,
-    /// Hand over to the process at the other end of the socket that comes with this.
+    /// Hands over to the process at the other end of the socket that comes with this message.
     HandOver,
-    /// The process that was to take over is dead.
+    /// The successor has ended, and the tenant continues.
     GoOn,
 }
 
-/// On the link, from the tenant. `A` is the type of a reply's content: the supervisor first finds
+/// Messages on the link from the tenant. `A` is the type of a reply's content: the supervisor first finds
 /// out which command a reply belongs to, and then reads it as that command's type.
 #[derive(Serialize, Deserialize)]
 pub enum FromTenant<A> {
@@ -84,29 +83,29 @@ pub enum FromTenant<A> {
         number: u64,
         answer: Result<A, RequestError>,
     },
-    /// Before the last message, for each disk: where its requests spent their time.
+    /// Statistics of a disk, before the last message.
     Outcome(String, Box<Summary>),
-    /// The last message. Tenants of version 1 list all outcomes here.
+    /// The last message. Tenants of version 1 list the statistics of all disks here.
     Ended(Vec<(String, Summary)>),
-    /// The other process serves the disks; queues stood still for so long. The last message, too.
+    /// The successor serves the disks; queues were stopped for this time. The last message, too.
     HandedOver { pause_ms: f64 },
-    /// The other process cannot take over, and is to be killed: [`ToTenant::GoOn`] says that it was.
+    /// The successor cannot take over, and must be killed: [`ToTenant::GoOn`] confirms that.
     EndSuccessor,
-    /// This one goes on. One line for the user.
+    /// The handover has failed, and this process continues. One line for the user.
     Stays(String),
-    /// It has taken over.
+    /// This process has taken over from its predecessor.
     Serving,
 }
 
-/// At the gate, from the tenant.
+/// Messages at the gate from the tenant.
 #[derive(Serialize, Deserialize)]
 pub enum AtGate {
-    /// To be answered.
+    /// A request, which gets a reply.
     Want(Wanted),
     Happened(Happened),
 }
 
-/// At the gate, to the tenant: where what was wanted is, of what was found by searching.
+/// Replies at the gate to the tenant: the path of a file that was found by a search.
 pub type FromGate = Result<Option<PathBuf>, Refused>;
 
 /// One end of one of the two sockets.
@@ -124,7 +123,7 @@ struct Pieces {
     with: Option<OwnedFd>,
 }
 
-/// A message, and the descriptor that came with it.
+/// A message, and its file descriptor.
 type Received<T> = Option<(T, Option<OwnedFd>)>;
 
 impl Link {
@@ -132,7 +131,7 @@ impl Link {
         let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let (here, there) = socketpair(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
         for end in [&here, &there] {
-            // As much as the system allows.
+            // (The system may limit the size.)
             let _ = sockopt::set_socket_send_buffer_size(end, 2 * MAX_PACKET);
         }
         Ok((here.into(), there))
@@ -199,7 +198,7 @@ impl Link {
         }
     }
 
-    /// Whether within this time there is a message, or the other side ends.
+    /// Waits for a message or the end of the other side. False: neither has come within this time.
     pub fn has_message(&self, within: Duration) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
         let within = Timespec::try_from(within).ok();

@@ -1,4 +1,4 @@
-//! What a server and its successor say to each other.
+//! The protocol between a server and its successor.
 //!
 //! ```text
 //! old                                  successor
@@ -11,9 +11,9 @@
 //! Go ──►                                serves
 //! ```
 //!
-//! Up to `Stopped` all is the old one's, and it goes on if anything fails. From then on it does so
-//! only when the successor is dead, which the successor cannot outlive: `Go`, or that the old one is
-//! gone, says that it will not.
+//! Until `Stopped`, everything belongs to the predecessor, which continues after any failure. After `Stopped`, the
+//! predecessor continues only after it has killed the successor. `Go`, or the end of the predecessor, tells the successor
+//! that this will not happen any more.
 
 use super::left::LeftState;
 use crate::users::User;
@@ -29,18 +29,16 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Of what is below. It changes when a successor that does not know of the change would do
-/// something else than go on.
+/// Version of these messages. It changes when a successor that does not know the change could not continue correctly.
 pub const VERSION: u32 = 1;
 
-/// That of a server with a disk that lends something: `DiskState::lent`, `Stopped::left`.
+/// Version of a server with a disk whose parts hand over state: `DiskState::lent`, `Stopped::left`.
 pub const WITH_PARTS: u32 = 2;
 
-/// The version of a server one of whose front-ends is in the middle of a message: an older successor
-/// would lose the part of it that has arrived.
+/// Version of a server that has received a part of a front-end's message: an older successor would lose that part.
 pub const WITH_UNFINISHED_MESSAGES: u32 = 3;
 
-/// The first word, the successor's.
+/// The first message, from the successor.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Hello {
     pub oldest: u32,
@@ -48,13 +46,13 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Of this program.
+    /// The versions that this program understands.
     pub const OURS: Hello = Hello {
         oldest: VERSION,
         newest: WITH_UNFINISHED_MESSAGES,
     };
 
-    /// Whether it understands what is said in this version. The error is for the user.
+    /// Checks whether the successor understands this version. The error is for the user.
     pub fn check(&self, version: u32) -> Result<(), String> {
         let Hello { oldest, newest } = self;
         match (oldest..=newest).contains(&&version) {
@@ -67,52 +65,53 @@ impl Hello {
     }
 }
 
-/// Numbers of files are those of a list beside it: first the server's own, then those of each disk.
+/// The state of the server. Numbers of files are indexes of the list of files that comes with it: first those of the
+/// server, then those of each disk.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct State {
     pub version: u32,
     pub pid: u32,
-    /// How many files are the server's.
+    /// Number of the server's files.
     pub files: usize,
     pub disks: Vec<DiskState>,
-    /// Why they are there.
+    /// Owners of the disks' names.
     pub origins: BTreeMap<String, Definition>,
-    /// Their definitions; an older predecessor has none.
+    /// Definitions of the disks. Older predecessors have none.
     #[serde(default)]
     pub definitions: Option<Definitions>,
-    /// Where NBD clients connect.
+    /// Listeners of NBD clients.
     pub nbd: Vec<ListenerState>,
     pub api: Option<ApiState>,
-    /// The directory of the disks that are kept, with its lock.
+    /// Directory of persistent disks, with its lock.
     pub kept: Option<(PathBuf, usize)>,
     pub uptime_ms: u64,
-    /// Who has the disks, where each tenant has a process of its own: `disks` is empty then.
+    /// Tenants, whose processes have the disks: `disks` is empty then.
     #[serde(default)]
     pub tenants: Option<Vec<TenantState>>,
-    /// Where the kernel accounts for what these use.
+    /// Control groups of the tenants.
     #[serde(default)]
     pub groups: Vec<GroupsState>,
 }
 
-/// What serves the API.
+/// State of the API.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ApiState {
     #[serde(flatten)]
     pub door: DoorState,
-    /// By which metrics are told; without it, as is measured.
+    /// Frequency of the clock of the metrics' buckets. None: as measured.
     #[serde(default)]
     pub ticks_per_second: Option<f64>,
 }
 
-/// Where its clients connect.
+/// Listeners of the API.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DoorState {
     #[serde(flatten)]
     pub listener: ListenerState,
-    /// By TCP.
+    /// The listener for metrics by TCP.
     #[serde(default)]
     pub web: Option<usize>,
-    /// By TLS.
+    /// The listener for clients with TLS.
     #[serde(default)]
     pub remote: Option<usize>,
 }
@@ -120,23 +119,23 @@ pub struct DoorState {
 /// Control groups of tenants in one hierarchy.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct GroupsState {
-    /// The kernel's, 1 or 2.
+    /// Version of the kernel's control groups, 1 or 2.
     pub version: u8,
-    /// By their names for the kernel.
+    /// Names of the controllers.
     pub controllers: Vec<String>,
-    /// The server's, which has those of tenants in it, and the file by which it is locked.
+    /// Directory of the server's group, which contains the tenants' groups, and the file that locks it.
     pub dir: PathBuf,
     pub lock: usize,
 }
 
-/// A tenant, which goes on whoever its supervisor is.
+/// A tenant, whose process continues under the new supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct TenantState {
     pub name: String,
-    /// Who its process is.
+    /// User of its process.
     #[serde(default)]
     pub user: Option<User>,
-    /// None: it is to be started.
+    /// None: the process must be started.
     pub process: Option<ProcessState>,
     pub disks: Vec<TenantDisk>,
 }
@@ -144,17 +143,17 @@ pub struct TenantState {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ProcessState {
     pub pid: u32,
-    /// Its version of what a supervisor and a tenant tell each other.
+    /// Version of the link that the process speaks.
     pub link_version: u32,
     pub lives_ms: u64,
-    /// Files: it, and the two sockets by which it is spoken to.
+    /// Numbers of files: the pidfd, and the two sockets.
     pub pidfd: usize,
     pub link: usize,
     pub gate: usize,
-    /// What it says on its standard error; None: it has this process's.
+    /// Pipe of its standard error. None: its standard error is that of the supervisor.
     #[serde(default)]
     pub log: Option<usize>,
-    /// The supervisor has taken a request for a file in, and has not answered it.
+    /// The supervisor has received a request for a file, and has not replied.
     #[serde(default)]
     pub owes_answer: bool,
 }
@@ -163,75 +162,75 @@ pub struct ProcessState {
 pub struct TenantDisk {
     pub table: DiskSpec,
     pub listener: Option<ListenerState>,
-    /// The process has it.
+    /// The process serves the disk.
     pub is_there: bool,
-    /// Where files were found that its image names.
+    /// Paths at which files that its image names were found.
     pub found: Vec<PathBuf>,
-    /// How it was last shown.
+    /// The disk's last known state, in JSON.
     pub shown: Value,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DiskState {
     pub table: DiskSpec,
-    /// None: no front-ends.
+    /// None: the disk has no front-end.
     pub export: Option<ExportState>,
-    /// How many files are its.
+    /// Number of the disk's files.
     pub files: usize,
-    /// What its parts are to be made with.
+    /// State that the parts of the disk begin with.
     #[serde(default)]
     pub lent: LeftState,
-    /// The files that the predecessor has open: the successor refuses others that are found by their names. Empty
-    /// if the predecessor does not say.
+    /// Files that the predecessor has open: the successor rejects other files that have the same names. Empty if the
+    /// predecessor is older.
     #[serde(default)]
     pub used: Vec<UsedFile>,
 }
 
-/// All queues have stopped, NBD clients wait, and the disks are closed. With the clients' files.
+/// All queues have stopped, NBD clients wait, and the disks are closed. The clients' files come with the message.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Stopped {
-    /// Where the queues of each disk are.
+    /// Positions of the queues of each disk.
     pub bases: Vec<Vec<u16>>,
     pub clients: Vec<ClientState>,
-    /// How the parts of each disk were then.
+    /// Last state of the parts of each disk.
     #[serde(default)]
     pub left: Vec<LeftState>,
 }
 
-/// What the successor has to say of it.
+/// Replies of the successor.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Word {
     Prepared,
     Active,
-    /// It serves, and can be found.
+    /// The successor serves the disks, and its API listens.
     Serving,
-    /// One line for the user.
+    /// The successor cannot take over. One line for the user.
     Refused(String),
 }
 
-/// It is the successor's.
+/// Everything belongs to the successor.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Go;
 
-/// What a successor with tenants says after `Serving`: each gets another process, too.
+/// Messages of a successor with tenants after `Serving`: each tenant gets a new process, too.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Progress {
     Tenant(Renewal),
-    /// That were all.
+    /// There are no more tenants.
     Done,
 }
 
-/// What has become of a tenant's process.
+/// Result of the replacement of a tenant's process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Renewal {
     pub tenant: String,
-    /// Who has its disks now.
+    /// The process that has the tenant's disks.
     pub pid: Option<u32>,
-    /// For so long its queues stood still, in milliseconds; or why it is the same process as before.
+    /// Time for which queues were stopped, in milliseconds, or why the tenant keeps its old process.
     pub outcome: Result<f64, String>,
 }
 
-/// What was counted, by disk.
+/// The counters of each disk.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Counted(pub Vec<DiskCounts>);
 
