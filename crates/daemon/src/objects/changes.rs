@@ -1,5 +1,4 @@
-//! Disks that come, go and change while others are served: each on a thread of its own, since
-//! opening, draining and resizing one may take long.
+//! Operations on disks that may take long, each on a thread of its own, and the events that report their ends.
 
 use super::backup::{Order, Running};
 use super::disk::{Common, Served};
@@ -36,19 +35,19 @@ pub struct Leaving {
     pub only_if: Condition,
 }
 
-/// What is to be done with a disk once it has the options for it.
+/// The job that begins once the disk has the options for it.
 pub enum Next {
     Commit(Box<mirror::Commit>),
     Stream(stream::Plan),
 }
 
-/// A disk whose job is over, and that is to get its options back.
+/// The state of a disk whose job has ended, and that must get its former options back.
 pub struct Over {
     pub look_at: Instant,
     pause: Duration,
 }
 
-/// After the first attempt, for each of which users wait; then for twice as long each time.
+/// Pause after the first failed attempt, which doubles each time: guests and clients wait during each attempt.
 const AGAIN: Duration = Duration::from_secs(30);
 
 impl Default for Over {
@@ -61,58 +60,58 @@ impl Default for Over {
 }
 
 impl Over {
-    /// It is tried now.
+    /// Schedules the next attempt.
     pub fn try_again(&mut self) {
         self.look_at = Instant::now() + self.pause;
         self.pause = self.pause.saturating_mul(2);
     }
 }
 
-/// What other threads have to say.
+/// An event that another thread reports. The string is the name of the disk; an error is the reason of a failure.
 pub enum Event {
-    /// The disk of that name is there, or will not be.
+    /// The disk has been opened.
     Opened(String, Result<Box<Served>, Error>),
-    /// The disk of that name is no more; with what it has done.
+    /// The disk has been closed, with its last statistics.
     Closed(String, Box<Summary>),
-    /// The disk of that name has this size, or has failed to get another one.
+    /// The disk has been resized.
     Resized(String, Result<u64, DiskError>),
-    /// Somebody else may have given the disk of that name another size.
+    /// Another program may have resized the disk's file.
     SizeSeen(String),
-    /// The disk of that name stands still, or cannot, for this reason.
+    /// The disk has been frozen.
     Frozen(String, Box<Result<Waiting, String>>),
-    /// It goes on.
+    /// The disk has been thawed.
     Thawed(String),
-    /// The disk of that name is served by another one now, or is as it was, for this reason.
+    /// The disk has been replaced, or continues as before.
     Remade(String, Result<Box<Served>, String>),
-    /// A backup of the disk of that name has begun, or cannot, for this reason.
+    /// A backup has begun.
     BackupBegun(String, Box<Result<Running, String>>),
-    /// It has ended.
+    /// A backup has ended.
     BackupEnded(String, Box<BackupInfo>),
-    /// A mirror of the disk of that name has begun, or cannot, for this reason.
+    /// A mirror has begun.
     MirrorBegun(String, Box<Result<mirror::Running, String>>),
-    /// It has ended, or has not yet, for this reason.
+    /// A mirror has ended, or has not ended yet.
     MirrorEnded(String, Box<Result<MirrorInfo, RequestError>>),
-    /// The image of the disk of that name begins to make its own what is below, or cannot, for this reason.
+    /// A stream has begun.
     StreamBegun(String, Box<Result<stream::Running, String>>),
-    /// A job of the disk of that name is over, in whatever way it has ended.
+    /// A job that changes the disk's chain has ended by itself, with or without success.
     JobOver(String),
-    /// That was waited for; or it goes on, for this reason.
+    /// A stream has been ended by a request, or continues.
     StreamEnded(String, Box<Result<StreamInfo, RequestError>>),
-    /// The disk of that name has another image now, and these options; it is waited for whether it is to stay so.
+    /// The disk has these options with its new image, and waits for the decision whether it keeps that image.
     Switched(String, Box<DiskSpec>, SyncSender<bool>),
-    /// What was to be done with the bitmaps of the disk of that name is done; or not, for this reason.
+    /// The disk's dirty bitmaps have been listed or changed.
     BitmapsDone(String, Result<Vec<BitmapInfo>, String>),
-    /// The internal snapshots of the image of the disk of that name.
+    /// The internal snapshots of the disk's image have been listed.
     SnapshotsListed(String, Result<Vec<SnapshotInfo>, String>),
 }
 
-/// How long a disk that is to be smaller waits for what is in flight.
+/// Timeout for requests in flight when a disk becomes smaller.
 const SETTLE: Duration = Duration::from_secs(30);
 
-/// Longer than anybody waits.
+/// A timeout that is never reached.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// Opens a disk, which uses some of what disks share.
+/// Opens a disk.
 pub fn open(
     options: DiskOptions,
     listener: Option<Listener>,
@@ -126,10 +125,10 @@ pub fn open(
     })
 }
 
-/// Lets go of a disk that nobody uses: its threads end, which others do not wait for.
+/// Closes a disk that is not in use, without waiting for its threads.
 pub fn give_up(mut disk: Served) {
     let builder = thread::Builder::new().name("give a disk up".into());
-    // (Where no thread can be made, it is dropped here.)
+    // (If no thread can be started, the disk is dropped here.)
     let _ = builder.spawn(move || {
         thread_starts(ThreadKind::General);
         disk.begin_stop();
@@ -137,11 +136,11 @@ pub fn give_up(mut disk: Served) {
     });
 }
 
-/// A disk to close, and its NBD clients.
+/// A disk to close, and the server of its NBD clients.
 pub type ToClose = (Served, Option<nbd::Leaving>);
 
-/// Makes ready for closing a disk, which it is sent then: it disconnects whoever uses the disk, lets
-/// what is in flight end, and closes it, however long that takes.
+/// Starts a thread that closes the disk that it is sent: it disconnects the front-end and clients, waits for requests in
+/// flight without a timeout, and closes the disk.
 pub fn close(post: Post<Event>) -> io::Result<SyncSender<ToClose>> {
     let (send, receive) = sync_channel(1);
     on_a_thread("remove a disk", move || {
@@ -158,13 +157,13 @@ pub fn close(post: Post<Event>) -> io::Result<SyncSender<ToClose>> {
     Ok(send)
 }
 
-/// Hears when others may have given the disk another size.
+/// Reports when another program may have resized the disk's file.
 pub fn watch_size(disk: &Served, post: Post<Event>) {
     let name = disk.name().to_owned();
     disk.watch_size(Arc::new(move || post.send(Event::SizeSeen(name.clone()))));
 }
 
-/// Gives a disk another size.
+/// Resizes a disk.
 pub fn resize(disk: &Served, size: Option<u64>, shrink: bool, post: Post<Event>) -> io::Result<()> {
     let name = disk.name().to_owned();
     let (disk, workers) = disk.resizing();
@@ -186,7 +185,7 @@ pub fn begin_backup(order: Order, post: Post<Event>) -> io::Result<()> {
     })
 }
 
-/// Ends one.
+/// Ends a backup.
 pub fn end_backup(name: String, running: Running, post: Post<Event>) -> io::Result<()> {
     on_a_thread("end a backup", move || {
         let ended = running.end();
@@ -204,7 +203,7 @@ pub fn begin_mirror(order: mirror::Order, over: Post<Event>, post: Post<Event>) 
     })
 }
 
-/// Ends one. `users`: they wait for it, if it is ready.
+/// Ends a mirror. `users`: guests and clients, which wait for the end of a mirror that is ready.
 pub fn end_mirror(
     name: String,
     running: mirror::Running,
@@ -217,7 +216,7 @@ pub fn end_mirror(
     })
 }
 
-/// Has an image begin to make its own what is below.
+/// Begins a stream.
 pub fn begin_stream(order: stream::Order, over: Post<Event>, post: Post<Event>) -> io::Result<()> {
     on_a_thread("begin a stream", move || {
         let name = order.disk.clone();
@@ -227,7 +226,7 @@ pub fn begin_stream(order: stream::Order, over: Post<Event>, post: Post<Event>) 
     })
 }
 
-/// Ends that.
+/// Ends a stream.
 pub fn end_stream(name: String, running: stream::Running, post: Post<Event>) -> io::Result<()> {
     on_a_thread("end a stream", move || {
         let ended = running.end();
@@ -283,7 +282,7 @@ pub fn list_snapshots(name: String, image: Arc<ImageDisk>, post: Post<Event>) ->
     })
 }
 
-/// Waits for the end of what the disk has of these workers.
+/// Waits until these workers no longer serve the disk.
 fn settle(workers: &[WorkerHandle]) -> Result<(), DiskError> {
     let deadline = Instant::now() + SETTLE;
     let settling: Vec<_> = workers.iter().map(WorkerHandle::begin_settle).collect();
@@ -302,7 +301,7 @@ struct Closing {
 }
 
 impl Closing {
-    /// False: it is not over at `deadline`.
+    /// Waits until `deadline`. False: the operation is still in progress.
     fn wait(&mut self, deadline: Instant) -> bool {
         self.disk.begin_stop();
         match self.disk.end(deadline) {

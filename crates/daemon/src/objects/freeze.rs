@@ -1,5 +1,4 @@
-//! A disk that stands still: nothing of it is in flight, its image is closed and free, and whoever uses
-//! it waits until it is thawed.
+//! Freezes a disk: no requests are in flight, its image is closed, and its front-end and clients wait until it is thawed.
 
 use crate::signals::LeftToThisThread;
 use fathom_core::{ThreadKind, thread_starts};
@@ -10,25 +9,25 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What is in flight has so long to end.
+/// Timeout for requests in flight.
 const HALT: Duration = Duration::from_secs(5);
 
-/// Whom a disk is served to.
+/// The front-end and the clients of a disk.
 pub struct Users {
     pub export: Option<Arc<VhostUser>>,
-    /// By the name of its export.
+    /// The NBD server, and the name of the disk's export.
     pub clients: Option<(Arc<NbdServer>, String)>,
 }
 
-/// The users of a disk that stands still. They resume when this is dropped, of which `thaw` also waits for
-/// the virtual machine.
+/// The waiting front-end and clients of a frozen disk. They resume when this is dropped. `thaw` also waits until the
+/// front-end has resumed.
 pub struct Waiting {
     export: Option<Frozen>,
     clients: Option<(Arc<NbdServer>, String)>,
 }
 
 impl Users {
-    /// Have them wait, on a thread of its own, which tells what has become of it.
+    /// Begins to freeze the disk, on a thread of its own, which reports the result.
     pub fn begin_to_freeze(
         self,
         tell: impl FnOnce(Result<Waiting, String>) + Send + 'static,
@@ -36,7 +35,7 @@ impl Users {
         on_a_thread("freeze a disk", move || tell(self.freeze()))
     }
 
-    /// Returns when they wait.
+    /// Freezes the disk. Returns when front-end and clients wait.
     pub fn freeze(self) -> Result<Waiting, String> {
         let export = self.export.map(|export| export.freeze()).transpose()?;
         let waiting = Waiting {
@@ -57,7 +56,7 @@ impl Waiting {
     fn halt(&self) -> Result<(), String> {
         let deadline = Instant::now() + HALT;
         if let Some((server, name)) = &self.clients {
-            // Before the virtual machine lets go of the disk, on which clients depend.
+            // (Before the front-end stops: clients depend on it.)
             server.hold_export(name, deadline)?;
         }
         if let Some(export) = &self.export {
@@ -66,8 +65,8 @@ impl Waiting {
         Ok(())
     }
 
-    /// Lets the users resume, on a thread of its own. If no thread can be started they resume, too, and
-    /// `tell` is not called.
+    /// Thaws the disk, on a thread of its own. If no thread can be started, the disk is thawed at once, and `tell` is not
+    /// called.
     pub fn begin_to_thaw(self, tell: impl FnOnce() + Send + 'static) -> io::Result<()> {
         on_a_thread("thaw a disk", move || {
             self.thaw();
@@ -75,7 +74,7 @@ impl Waiting {
         })
     }
 
-    /// Lets the users resume; returns when they have.
+    /// Thaws the disk. Returns when front-end and clients have resumed.
     pub fn thaw(mut self) {
         if let Some(export) = self.export.take() {
             export.go_on().wait(HALT);
@@ -85,7 +84,7 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        // The virtual machine first: clients depend on it.
+        // (The front-end first: clients depend on it.)
         drop(self.export.take());
         if let Some((server, name)) = &self.clients {
             server.go_on_export(name, None);
@@ -93,7 +92,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Has it done on a thread of its own, which signals do not come to.
+/// Runs an operation on a thread of its own, which gets no signals.
 pub fn on_a_thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let _signals = LeftToThisThread::new();
     let builder = thread::Builder::new().name(name.into());

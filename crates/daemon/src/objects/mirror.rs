@@ -1,4 +1,4 @@
-//! A disk that is copied to another one while it is used, to take its place.
+//! Mirrors: a disk in use is copied to another disk or image, which may replace it.
 
 use super::freeze::Users;
 use super::shared_disk::SharedDisk;
@@ -19,42 +19,42 @@ use fathom_units::redacted;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Users wait for so long at most.
+/// Maximum time for which guests and clients wait at the end of a mirror.
 const HALT: Duration = Duration::from_secs(5);
-/// Time in which a mirror must let go of two disks that answer.
+/// Time in which a mirror must release two disks that respond.
 const END: Duration = Duration::from_secs(30);
 
-/// A disk that is to be brought into an image below it.
+/// A commit: a mirror to a backing image.
 pub struct Commit {
-    /// Of that.
+    /// Depth of the backing image in the chain.
     pub depth: usize,
     pub image: ChainImage,
     pub terms: Terms,
-    /// The disk as it would be with that image.
+    /// Options of the disk with that image.
     pub target: DiskOptions,
 }
 
-/// What it takes to begin.
+/// What is needed to begin a mirror.
 pub struct Order {
     pub disk: String,
     pub source: Source,
     pub terms: Terms,
-    /// The disk as it would be with the target.
+    /// Options of the disk with the target.
     pub target: DiskOptions,
-    /// The image that has the target below it, and the target's depth in that chain.
+    /// For a commit: the top image, and the target's depth in its chain.
     pub above: Option<(Arc<ImageDisk>, usize)>,
     pub shared: Arc<SharedDisk>,
     pub events: Events,
 }
 
-/// One that has begun, and is over or not.
+/// A mirror that has begun, and may have ended.
 #[derive(Clone)]
 pub struct Running {
     id: String,
     pub mirror: Mirror,
     target: Arc<DiskOptions>,
     terms: Terms,
-    /// The files of the target that are written to.
+    /// The files of the target.
     files: Arc<[UsedFile]>,
     /// The images that the mirror reads and writes, for the user.
     images: Arc<str>,
@@ -62,7 +62,7 @@ pub struct Running {
 }
 
 impl Order {
-    /// `over` hears of its end. May block. The error is for the user: both disks are as they were.
+    /// Begins the mirror. `over` is called at its end. May block. The error is for the user: both disks are unchanged.
     pub fn begin(self, over: Box<dyn FnOnce() + Send>) -> Result<Running, String> {
         let (target, files, images) = match self.above.clone() {
             Some((image, depth)) => {
@@ -108,7 +108,7 @@ impl Order {
 }
 
 impl Order {
-    /// What somebody's image calls raw is not written to if it looks like something else.
+    /// Fails if a target that an image calls raw looks like another format.
     fn check_raw(&self) -> Result<(), String> {
         let disk = &self.target.disk;
         match (disk.format, disk.location.path()) {
@@ -121,12 +121,12 @@ impl Order {
 }
 
 impl Running {
-    /// The disk as it would be with the target.
+    /// Options of the disk with the target.
     pub fn target(&self) -> &DiskOptions {
         &self.target
     }
 
-    /// Fails if one of the files that were opened `now` to take the disk's place is not the one that was copied to.
+    /// Fails if one of the files that are opened `now` is not the file that the mirror has written.
     pub fn check_target(&self, now: &[UsedFile]) -> Result<(), String> {
         check_same(&self.files, now, 0)
             .map_err(|_| "its target was replaced by another file".into())
@@ -140,7 +140,7 @@ impl Running {
         self.mirror.following.status().phase == Phase::Failed
     }
 
-    /// What is left takes no longer than users can wait.
+    /// Whether the rest can be copied while guests and clients wait.
     pub fn is_ready(&self) -> bool {
         self.mirror.following.status().phase == Phase::Ready
     }
@@ -185,7 +185,7 @@ impl Running {
             true => self.finish_ready(users),
         };
         match finished {
-            // The target may have become complete, or useless, in the meantime.
+            // (The target may have become complete or unusable meanwhile.)
             Err(_) if self.is_over() => Ok(()),
             Err(problem) => Err(format!(
                 "the mirror still follows the disk: {problem}; retry, or end it with --force, \
@@ -200,7 +200,7 @@ impl Running {
         let waiting = users.freeze().inspect_err(|_| self.mirror.go_on())?;
         let finished = self.mirror.finish(Instant::now() + HALT);
         if finished.is_err() {
-            // Before the users resume: the mirror would end with the first change of theirs.
+            // (Before guests and clients resume: their first change would end the mirror.)
             self.mirror.go_on();
         }
         waiting.thaw();

@@ -15,19 +15,19 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// The server, and where it can be found.
+/// The NBD server and its listeners.
 pub struct Nbd {
     serving: Serving<NbdServer>,
     addresses: Vec<String>,
-    /// Until serving ends.
+    /// None: serving has ended.
     listeners: Weak<Vec<Listener>>,
     tls: bool,
-    /// Whether every client proves by a certificate who it is.
+    /// Whether every client must have a certificate.
     authenticates: bool,
 }
 
 impl Nbd {
-    /// Serve the disks that have an export to clients from `listeners`, who are held up at first.
+    /// Serves the disks that have an export, to clients from `listeners`. Clients wait at first.
     pub fn start(
         options: &NbdOptions,
         listeners: Vec<Listener>,
@@ -74,7 +74,7 @@ impl Nbd {
         self.serving.shared()
     }
 
-    /// One more disk, if it is for clients.
+    /// Exports a disk, if its options say so.
     pub fn add(&self, disk: &Served) -> Result<(), String> {
         let Some(export) = disk.nbd_export() else {
             return Ok(());
@@ -85,18 +85,17 @@ impl Nbd {
         Ok(())
     }
 
-    /// Take a disk from its clients; does not wait for it.
+    /// Stops exporting a disk, without waiting for its clients.
     pub fn remove(&self, disk: &Served) -> Option<Leaving> {
         self.serving.export().remove(disk.export_name()?)
     }
 
-    /// Let nobody in.
+    /// Stops accepting clients.
     pub fn keep_out(&self) {
         self.serving.export().keep_out();
     }
 
-    /// Hold the clients that there are: nothing of them is in flight, and they use no disk. The error
-    /// is for the user.
+    /// Stops the connected clients: they have no requests in flight, and use no disk. The error is for the user.
     pub fn hold(
         &self,
         deadline: Instant,
@@ -108,17 +107,17 @@ impl Nbd {
         server.describe(without_encrypted, files)
     }
 
-    /// Take a predecessor's over, which are held.
+    /// Takes over the stopped clients of a predecessor.
     pub fn adopt(&self, clients: Vec<ClientState>, files: &mut Descriptors) -> Result<(), String> {
         self.serving.export().adopt(clients, files)
     }
 
-    /// Serve who is held, and let everybody in.
+    /// Resumes stopped clients, and accepts new ones.
     pub fn go_on(&self) {
         self.serving.export().go_on();
     }
 
-    /// Somebody whose connection cannot go to another process.
+    /// A client whose connection cannot be handed over.
     pub fn encrypted_client(&self) -> Option<String> {
         let clients = self.serving.export().connections().into_iter();
         let encrypted = clients.filter(|client| client.encrypted);
@@ -134,7 +133,7 @@ impl Nbd {
             .collect()
     }
 
-    /// The sockets are no predecessor's any more.
+    /// Takes ownership of the sockets of a predecessor.
     pub fn own(&self, bounds: Vec<Bound>) {
         let listeners = self.listeners.upgrade().unwrap_or_default();
         for (listener, bound) in listeners.iter().zip(bounds) {
@@ -142,9 +141,8 @@ impl Nbd {
         }
     }
 
-    /// Where clients connect.
-    /// A listener that authenticates nobody, if there is one. The permissions of a Unix socket say who may
-    /// connect there.
+    /// Address of a listener that authenticates no client, if there is one. (The permissions of a Unix socket decide who
+    /// may connect.)
     pub fn open_listener(&self) -> Option<String> {
         let is_open = |address: &&String| !self.authenticates && !address.starts_with("unix:");
         self.addresses.iter().find(is_open).cloned()
@@ -162,13 +160,13 @@ impl Nbd {
         self.serving.begin_stop();
     }
 
-    /// Wait until `deadline`. None: it is not over.
+    /// Waits for the end of serving until `deadline`. None: serving has not ended.
     pub fn end(&mut self, deadline: Instant) -> Option<Result<(), Error>> {
         let ended = self.serving.end(deadline)?;
         Some(ended.map_err(Error::io("NBD clients are no longer served")))
     }
 
-    /// For people: who is being served now.
+    /// The connected clients, as text for errors.
     pub fn clients(&self) -> String {
         let connections = self.serving.export().connections().into_iter();
         let exports: BTreeSet<_> = connections.map(|connection| connection.export).collect();
@@ -179,7 +177,7 @@ impl Nbd {
         }
     }
 
-    /// What concerns the export of that name.
+    /// State of the export with this name.
     pub fn info(&self, export: &str) -> NbdInfo {
         let connections = self.serving.export().connections().into_iter();
         let connections = connections.filter(|connection| connection.export == export);
@@ -199,7 +197,7 @@ impl Nbd {
     }
 }
 
-/// Have the disk's clients leave when its virtual machine does.
+/// Stops the disk's clients when its front-end disconnects.
 pub fn let_disconnect(disk: &Served, server: &Arc<NbdServer>) {
     let server = Arc::downgrade(server);
     let name = disk.export_name().unwrap_or_default().to_owned();

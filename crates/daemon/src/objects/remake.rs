@@ -1,5 +1,5 @@
-//! Another disk in the place of one that is served: the same image by other options, with the same
-//! virtual machine and the same clients, who wait for some milliseconds; or the disk on another image that is the same.
+//! Replaces a disk that is in use: by the same image with other options, or by another image with the same contents. The
+//! virtual machine and the clients stay connected, and wait for some milliseconds.
 
 use super::changes::Event;
 use super::disk::{Common, Served};
@@ -27,35 +27,35 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What is in flight has so long to end.
+/// Timeout for requests in flight.
 const HALT: Duration = Duration::from_secs(5);
 
-/// What is needed for another disk, and whom it gets.
+/// What is needed to replace a disk.
 pub struct Remake {
     pub options: DiskOptions,
     pub common: Common,
-    /// Of the one that there is.
+    /// The export of the present disk.
     pub parts: Parts,
-    /// The files that the disk before this one has open.
+    /// The files that the present disk has open.
     pub files: Vec<UsedFile>,
     pub export: Option<Arc<VhostUser>>,
-    /// Whose clients it has, if it has some.
+    /// The server of its NBD clients, if it has any.
     pub clients: Option<Arc<NbdServer>>,
     pub also: Also,
-    /// Who uses the one that there is.
+    /// Front-end and clients of the present disk.
     pub before: Arc<SharedDisk>,
-    /// The image of the one that there is.
+    /// The image of the present disk.
     pub old: MarkedImage,
     /// The file of the disk's definition, if it has one.
     pub definition: Option<PathBuf>,
 }
 
-/// What is done besides.
+/// What is done in addition.
 pub enum Also {
     Nothing,
-    /// It gets another image.
+    /// The disk gets another image.
     Switch(Switch),
-    /// While nobody uses the image.
+    /// Internal snapshots are changed while the image is closed.
     Snapshots(Arc<SnapshotWork>),
 }
 
@@ -71,30 +71,30 @@ impl Also {
 /// A switch to another image.
 pub struct Switch {
     pub to: Other,
-    /// The disk's bitmaps and its size, if the bitmaps may not stay with the old image.
+    /// The disk's dirty bitmaps, if they may not stay with the old image.
     pub bitmaps: Option<(Arc<Bitmaps>, u64)>,
 }
 
-/// Another image, which is the same as the disk's when its users wait.
+/// Another image, which has the disk's contents while guests and clients wait.
 pub enum Other {
     /// The target of a mirror.
     Mirror(Running),
-    /// A new one.
+    /// A new overlay.
     Layer(Layer),
 }
 
-/// A new image, to be made on top of the one that there is.
+/// A new overlay of the present image.
 pub struct Layer {
     pub path: PathBuf,
     pub below: PathBuf,
     pub format: Format,
     pub size: u64,
-    /// It is encrypted if there are some.
+    /// Keys of the new image, which is encrypted if there are any.
     pub keys: KeyRing,
 }
 
 impl Switch {
-    /// It is there. The error is for the user.
+    /// Creates the overlay. The error is for the user.
     fn prepare(&self) -> Result<(), String> {
         match &self.to {
             Other::Mirror(_) => Ok(()),
@@ -116,7 +116,7 @@ impl Switch {
                 running.mirror.size()
             }
             Other::Layer(layer) => {
-                // The images are one below the new one.
+                // (The other images are one deeper in the new chain.)
                 before.iter_mut().for_each(|file| file.depth += 1);
                 check_same(&before, &disk.used_files(), 1)?;
                 layer.size
@@ -131,12 +131,12 @@ impl Switch {
         }
     }
 
-    /// Refuses to leave dirty bitmaps behind: the next incremental backup would find none.
+    /// Fails if dirty bitmaps would stay behind: the next incremental backup would not find them.
     fn check_bitmaps(&self) -> Result<(), String> {
         let Some((bitmaps, size)) = &self.bitmaps else {
             return Ok(());
         };
-        // (A disk that can have no bitmaps leaves none.)
+        // (A disk that cannot have bitmaps leaves none.)
         let left = bitmaps.list(*size).unwrap_or_default();
         let left: Vec<_> = left.into_iter().map(|bitmap| bitmap.name).collect();
         match left.is_empty() {
@@ -150,14 +150,14 @@ impl Switch {
         }
     }
 
-    /// Users will wait.
+    /// Prepares the other image, before guests and clients wait.
     fn begin_finish(&self) {
         if let Other::Mirror(running) = &self.to {
             running.mirror.begin_finish();
         }
     }
 
-    /// Users wait: it is the same when this returns.
+    /// Completes the other image while guests and clients wait.
     fn finish(&self, deadline: Instant) -> Result<(), String> {
         match &self.to {
             Other::Mirror(running) => running.mirror.finish(deadline),
@@ -165,7 +165,7 @@ impl Switch {
         }
     }
 
-    /// It is not wanted after all.
+    /// Gives the other image up.
     fn give_up(&self) {
         match &self.to {
             Other::Mirror(running) => running.mirror.go_on(),
@@ -183,7 +183,7 @@ impl Switch {
 }
 
 impl Remake {
-    /// On a thread of its own, which tells what has become of it.
+    /// Begins on a thread of its own, which reports the result.
     pub fn begin(self, post: Post<Event>) -> io::Result<()> {
         on_a_thread("change a disk", move || {
             let name = self.options.name.clone();
@@ -192,7 +192,7 @@ impl Remake {
         })
     }
 
-    /// On an error, which is for the user, all is as it was.
+    /// Replaces the disk. After an error, which is for the user, the disk continues as before.
     fn run(self, post: &Post<Event>) -> Result<Served, String> {
         let switch = self.also.switch();
         switch.map_or(Ok(()), Switch::prepare)?;
@@ -208,7 +208,7 @@ impl Remake {
         let mut disk = opened.map_err(|error| error.to_string())?;
         disk.succeed(&self.before);
         let switch = self.also.switch();
-        // Until here nothing was changed in what was found by name, nor taken from users.
+        // (Until here, no file was changed, and no client was disturbed.)
         match switch {
             Some(switch) => switch.check(&disk, self.files.clone())?,
             None => check_same(&self.files, &disk.used_files(), 0)?,
@@ -221,7 +221,7 @@ impl Remake {
             disk.set_unmarked(unmarked);
             Ok(arriving)
         });
-        // As a client sees it, who looks for the other one by this name.
+        // (Clients find the new disk by this name.)
         let clients = self.clients.as_ref().zip(disk.nbd_export());
         match moved {
             Ok(arriving) => {
@@ -235,10 +235,10 @@ impl Remake {
                 Ok(disk)
             }
             Err(problem) => {
-                // It has let go of the image then.
+                // (The old disk has then released the image.)
                 disk.begin_stop();
                 disk.end(Instant::now() + HALT);
-                // (Which would go on with the rest, for which the front-end would wait.)
+                // (The job would continue, and the front-end would wait for it.)
                 if let Some(Other::Mirror(running)) = switch.map(|switch| &switch.to) {
                     running.mirror.go_on();
                 }
@@ -252,7 +252,7 @@ impl Remake {
         }
     }
 
-    /// Up to where it serves.
+    /// Opens the new disk and prepares it, except that it does not serve clients yet.
     fn move_to(
         &self,
         disk: &mut Served,
@@ -268,10 +268,10 @@ impl Remake {
         self.check_room(disk)?;
         let deadline = Instant::now() + HALT;
         if let Some((server, name)) = self.clients.as_ref().zip(disk.export_name()) {
-            // Before the virtual machine lets go of it, on which clients depend.
+            // (Before the front-end stops: clients depend on it.)
             server.hold_export(name, deadline)?;
         }
-        // (The front-end lets go of the disk when all is copied.)
+        // (The front-end releases the disk when everything is copied.)
         let switch = self.also.switch();
         switch.into_iter().for_each(Switch::begin_finish);
         let halting = frozen.map(|frozen| frozen.begin_halt());
@@ -279,7 +279,7 @@ impl Remake {
         let left = self.parts.leave()?;
         if let Some(switch) = switch {
             switch.finish(deadline)?;
-            // (That is the image's own.)
+            // (The image itself has this state.)
             left.take(PART);
         }
         disk.take_left(&left)?;
@@ -294,8 +294,8 @@ impl Remake {
         Ok(arriving)
     }
 
-    /// What a disk has told the guest to be done and not written yet survives its server's end only if the front-end
-    /// keeps it.
+    /// Checks that writes that are acknowledged and not durable survive a kill of the server: the front-end must keep
+    /// their state.
     fn check_room(&self, disk: &Served) -> Result<(), String> {
         let keeps_nothing =
             |export: Option<&VhostUser>| export.is_some_and(|export| export.status().keeps_nothing);
@@ -311,14 +311,14 @@ impl Remake {
         }
     }
 
-    /// Marks the old image of a switch, and waits for whether users go on with the new one: whoever decides that has
-    /// written it down by then. Nothing has been changed in the new image yet. Returns why the old image could not be
-    /// marked.
+    /// Marks the old image of a switch, and waits for the decision whether the disk keeps the new image. The controller
+    /// writes the definition durably before it decides. The new image is unchanged until then. Returns why the old image
+    /// could not be marked.
     fn decide(&self, disk: &Served, post: &Post<Event>) -> Result<Option<String>, String> {
         if self.also.switch().is_none() {
             return Ok(None);
         }
-        // (Where nobody has it yet, it would be found out too late that it cannot be used.)
+        // (A disk that is not in use would otherwise fail too late.)
         let _in_use = disk.try_to_use()?;
         let marks = Marks::set(&self.old, disk, self.definition.clone())?;
         let (decide, decision) = sync_channel(1);
@@ -330,10 +330,10 @@ impl Remake {
                 marks.take_back();
                 Err("the definition with the other image could not be stored".into())
             }
-            // This process is about to end, and another one has what was noted.
+            // This process is about to end. Its successor has the stored definition.
             Err(_) => {
                 if self.definition.is_none() {
-                    // Nobody has noted anything.
+                    // (No definition was stored.)
                     marks.take_back();
                 }
                 loop {
