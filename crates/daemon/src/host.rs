@@ -11,7 +11,7 @@ use fathom_metrics::Measures;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// Has disks by name. The controller knows their definitions, a host does not.
+/// The owner of disks that are served. The controller knows their definitions, the host does not.
 pub trait Host: Send {
     /// Carries a command out. The reply comes at once, or in a later [`Host::turn`].
     fn ask(&mut self, ask: Ask, responder: Responder);

@@ -171,6 +171,16 @@ impl Info {
         jobs.chain(self.stream.iter().map(|one| JobInfo::stream(disk, one)))
             .collect()
     }
+
+    /// The job of the disk with this identity.
+    ///
+    /// # Errors
+    /// If the job does not exist.
+    pub fn job(&self, id: &JobId) -> Result<JobInfo, RequestError> {
+        let text = id.to_string();
+        let found = self.jobs().into_iter().find(|job| job.id == text);
+        found.ok_or_else(|| unknown_job(&text))
+    }
 }
 
 impl JobInfo {

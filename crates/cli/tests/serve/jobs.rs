@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// Slow enough that nothing ends before it is to.
-const SLOW: &str = "512k";
+const SLOW: &str = "64k";
 
 fn client(served: &Served) -> Client {
     Client::connect(Path::new(&served.api())).unwrap()
@@ -76,7 +76,7 @@ fn hasten_and_end_a_mirror(dir: &Path, served: &Served) {
     ];
     stdout_of(&start);
     let (first, shown) = job(served);
-    let known = json!({"kind": "mirror", "state": "running", "speed": 512 << 10});
+    let known = json!({"kind": "mirror", "state": "running", "speed": 64 << 10});
     for (key, value) in known.as_object().unwrap() {
         assert_eq!(&shown[key], value, "{shown}");
     }
@@ -88,10 +88,10 @@ fn hasten_and_end_a_mirror(dir: &Path, served: &Served) {
     let place = ["v1", "jobs", &first];
     let slower: Value = client
         .patch(&place)
-        .json(&json!({"speed": "256k"}))
+        .json(&json!({"speed": "32k"}))
         .send()
         .unwrap();
-    assert_eq!(slower["speed"], 256 << 10);
+    assert_eq!(slower["speed"], 32 << 10);
     for bad in [
         json!({}),
         json!({"speed": "fast"}),

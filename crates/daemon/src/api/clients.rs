@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::task::AbortHandle;
 
-/// Connections at once of those who have the same rights. One more takes the place of the oldest
-/// that is not just server for something, so that clients which hang keep nobody out.
+/// Maximum number of connections of clients with the same rights. A further connection replaces the oldest one without a
+/// request in progress, so that clients that hang do not lock others out.
 const MAX_CLIENTS: usize = 64;
 
 /// Connections, the oldest first.

@@ -55,9 +55,7 @@ pub async fn show(
 ) -> Result<Json<JobInfo>, Problem> {
     let id = job_id(&name)?;
     let disk = server.show(&id.disk).await?;
-    let text = id.to_string();
-    let found = disk.state.jobs().into_iter().find(|job| job.id == text);
-    Ok(Json(found.ok_or_else(|| unknown_job(&text))?))
+    Ok(Json(disk.state.job(&id)?))
 }
 
 /// Change the speed of a job
@@ -78,8 +76,7 @@ pub async fn change(
     body: Body,
 ) -> Result<Json<JobInfo>, Problem> {
     let id = job_id(&name)?;
-    let JobChange { speed } = parse(read(body).await?)?;
-    let limit = speed.filter(|speed| *speed > 0);
+    let JobChange { speed: limit } = parse(read(body).await?)?;
     order(&server, id, JobOrder::SetSpeed { limit }).await
 }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// A request for an upgrade.
 pub struct Upgrade {
-    /// None: the file that now has the path of this program.
+    /// The new program. Without it, the file that now has the path of this program.
     pub binary: Option<PathBuf>,
     pub responder: Responder,
     /// Operations in progress must end by then.

@@ -19,8 +19,8 @@ struct Timeout {
 pub struct Timeouts(Vec<Timeout>);
 
 impl Timeouts {
-    /// Returns a responder that passes the reply on to `responder`, unless the reply comes after `until`: then `responder`
-    /// has got the error `text`.
+    /// Returns a responder that passes the reply on to `responder`. If no reply has arrived at `until`, `responder` gets
+    /// the error `text` instead.
     pub fn until(&mut self, until: Instant, text: String, responder: Responder) -> Responder {
         let slot: Slot = Arc::new(Mutex::new(Some(responder)));
         let responder = slot.clone();

@@ -37,7 +37,7 @@ pub struct HandedOver {
     pub pid: u32,
     /// Time for which queues were stopped.
     pub pause: Duration,
-    /// Results of the tenants, if the server has any.
+    /// The successor, which reports the results of the tenants, if the server has any.
     tenants: Option<Peer>,
 }
 

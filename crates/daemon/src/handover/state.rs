@@ -135,7 +135,7 @@ pub struct TenantState {
     /// User of its process.
     #[serde(default)]
     pub user: Option<User>,
-    /// None: the process must be started.
+    /// The process. Without one, the supervisor must start it.
     pub process: Option<ProcessState>,
     pub disks: Vec<TenantDisk>,
 }
@@ -173,7 +173,7 @@ pub struct TenantDisk {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DiskState {
     pub table: DiskSpec,
-    /// None: the disk has no front-end.
+    /// The export for a front-end, if the disk has one.
     pub export: Option<ExportState>,
     /// Number of the disk's files.
     pub files: usize,

@@ -26,7 +26,7 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'.')
     .remove(b'~');
 
-/// What is needed to begin a backup.
+/// Source, limits and socket of a new backup.
 pub struct Order {
     pub disk: String,
     /// The backup's identity.

@@ -136,7 +136,7 @@ pub fn give_up(mut disk: Served) {
     });
 }
 
-/// A disk to close, and the server of its NBD clients.
+/// A disk to close, and its NBD clients that are leaving.
 pub type ToClose = (Served, Option<nbd::Leaving>);
 
 /// Starts a thread that closes the disk that it is sent: it disconnects the front-end and clients, waits for requests in
@@ -282,7 +282,7 @@ pub fn list_snapshots(name: String, image: Arc<ImageDisk>, post: Post<Event>) ->
     })
 }
 
-/// Waits until these workers no longer serve the disk.
+/// Waits for the end of the requests that these workers have in flight.
 fn settle(workers: &[WorkerHandle]) -> Result<(), DiskError> {
     let deadline = Instant::now() + SETTLE;
     let settling: Vec<_> = workers.iter().map(WorkerHandle::begin_settle).collect();

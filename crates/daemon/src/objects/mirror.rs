@@ -34,7 +34,7 @@ pub struct Commit {
     pub target: DiskOptions,
 }
 
-/// What is needed to begin a mirror.
+/// Source, target and limits of a new mirror.
 pub struct Order {
     pub disk: String,
     pub source: Source,

@@ -19,7 +19,7 @@ use std::time::Instant;
 pub struct Nbd {
     serving: Serving<NbdServer>,
     addresses: Vec<String>,
-    /// None: serving has ended.
+    /// The listeners, as long as the serving thread has them.
     listeners: Weak<Vec<Listener>>,
     tls: bool,
     /// Whether every client must have a certificate.

@@ -30,11 +30,11 @@ use std::time::{Duration, Instant};
 /// Timeout for requests in flight.
 const HALT: Duration = Duration::from_secs(5);
 
-/// What is needed to replace a disk.
+/// The new options of a disk, and the parts of the present disk that the new one takes over.
 pub struct Remake {
     pub options: DiskOptions,
     pub common: Common,
-    /// The export of the present disk.
+    /// Parts of the present disk that keep their state.
     pub parts: Parts,
     /// The files that the present disk has open.
     pub files: Vec<UsedFile>,
@@ -42,7 +42,7 @@ pub struct Remake {
     /// The server of its NBD clients, if it has any.
     pub clients: Option<Arc<NbdServer>>,
     pub also: Also,
-    /// Front-end and clients of the present disk.
+    /// The present disk, as its front-end, clients and jobs share it.
     pub before: Arc<SharedDisk>,
     /// The image of the present disk.
     pub old: MarkedImage,
@@ -71,7 +71,7 @@ impl Also {
 /// A switch to another image.
 pub struct Switch {
     pub to: Other,
-    /// The disk's dirty bitmaps, if they may not stay with the old image.
+    /// The disk's dirty bitmaps and its size, if the bitmaps may not stay with the old image.
     pub bitmaps: Option<(Arc<Bitmaps>, u64)>,
 }
 

@@ -102,7 +102,7 @@ pub struct Tenant {
     pub name: String,
     /// User of its process. None: the supervisor's user.
     pub user: Option<User>,
-    /// None: the process must be started.
+    /// The process. Without one, the supervisor must start it.
     pub process: Option<Process>,
     /// A process that is about to replace it.
     pub replacement: Option<Replacement>,

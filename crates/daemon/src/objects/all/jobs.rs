@@ -4,7 +4,7 @@ use super::Objects;
 use crate::orders::JobOrder;
 use crate::reply::{Answer, Reply, Responder};
 use fathom_control::{ErrorKind, RequestError};
-use fathom_metrics::{JobId, JobInfo, JobKind, unknown_job};
+use fathom_metrics::{JobId, JobInfo, JobKind};
 
 impl Objects {
     /// Changes or ends the job with this identity, and no other job of the disk.
@@ -15,16 +15,13 @@ impl Objects {
         order: JobOrder,
         responder: Responder,
     ) {
-        if let Err(error) = self.check_job(index, id) {
+        if let Err(error) = self.info(index).job(id) {
             return responder(Err(error));
         }
         match order {
             JobOrder::SetSpeed { limit } => {
                 let set = self.set_job_speed(index, id, limit);
-                responder(
-                    set.and_then(|()| self.check_job(index, id))
-                        .map(Reply::from),
-                );
+                responder(set.and_then(|()| self.info(index).job(id)).map(Reply::from));
             }
             JobOrder::End { force } => {
                 let disk = id.disk.clone();
@@ -41,14 +38,6 @@ impl Objects {
                 }
             }
         }
-    }
-
-    /// The job as it is now, or an error if it does not exist.
-    fn check_job(&self, index: usize, id: &JobId) -> Result<JobInfo, RequestError> {
-        let text = id.to_string();
-        let jobs = self.info(index).jobs();
-        let found = jobs.into_iter().find(|job| job.id == text);
-        found.ok_or_else(|| unknown_job(&text))
     }
 
     fn set_job_speed(
