@@ -12,6 +12,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("fathom-units", &[]),
     ("fathom-sigbus", &[]),
     ("fathom-testing", &[]),
+    ("fathom-sockets", &["fathom-units"]),
     ("fathom-tls", &["fathom-units"]),
     ("fathom-nbd", &["fathom-tls", "fathom-units"]),
     ("fathom-files", &["fathom-units"]),
@@ -56,6 +57,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-exports",
         &[
+            "fathom-sockets",
             "fathom-virtio",
             "fathom-core",
             "fathom-trace",
@@ -118,7 +120,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-units",
         ],
     ),
-    ("fathom-client", &["fathom-tls", "fathom-units"]),
+    (
+        "fathom-client",
+        &["fathom-sockets", "fathom-tls", "fathom-units"],
+    ),
     (
         "fathom-control",
         &[
@@ -145,6 +150,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-daemon",
         &[
+            "fathom-sockets",
             "fathom-metrics",
             "fathom-control",
             "fathom-spec",
@@ -210,6 +216,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-cli",
         &[
+            "fathom-sockets",
             "fathom-control",
             "fathom-spec",
             "fathom-archive",

@@ -125,7 +125,7 @@ fn not_shown(is_empty: bool) -> Option<&'static str> {
                     that user)";
         return is_empty.then_some(note);
     }
-    if place::runtime_dir().is_none() {
+    if fathom_sockets::runtime_dir().is_none() {
         return Some(
             "XDG_RUNTIME_DIR is not set, so servers of this user cannot be listed; use `sudo fathom list` \
              for servers of root",

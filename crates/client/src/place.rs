@@ -1,20 +1,9 @@
 //! Where servers are found: each has an entry in a directory of its user's, by its process id. That
 //! is its socket, or a symbolic link to it.
 
-use rustix::process::geteuid;
+use fathom_sockets::runtime_dir;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-
-/// The directory for sockets that is fathom's to make: /run/fathom for root, else
-/// $XDG_RUNTIME_DIR/fathom. None where there is no such place.
-pub fn runtime_dir() -> Option<PathBuf> {
-    let run = if geteuid().is_root() {
-        PathBuf::from("/run")
-    } else {
-        PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty())?)
-    };
-    Some(run.join("fathom"))
-}
 
 /// The entry of the server with this process id, by its user's [`runtime_dir`].
 pub fn entry_in(runtime_dir: &Path, pid: u32) -> PathBuf {

@@ -1,7 +1,7 @@
 //! Modes and groups of sockets, as the server needs them.
 
 use crate::api::Groups;
-use fathom_exports::Access;
+use fathom_sockets::Access;
 use fathom_spec::{Group, Mode};
 
 /// Returns the access to a socket. None: the default.

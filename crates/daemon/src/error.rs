@@ -1,7 +1,7 @@
 //! Why there is no daemon.
 
 use crate::stop_timeout::StopTimeout;
-use fathom_exports::ListenError;
+use fathom_sockets::{InheritedError, ListenError};
 use fathom_tls::TlsError;
 use fathom_trace::TraceError;
 use fathom_units::cause;
@@ -18,12 +18,8 @@ pub enum Error {
     Disk(#[from] fathom_stack::Error),
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// An inherited socket, and the option that wants it.
-    #[error("{option}: {problem}")]
-    Socket {
-        option: &'static str,
-        problem: String,
-    },
+    #[error(transparent)]
+    Inherited(#[from] InheritedError),
     #[error("--tls: {0}")]
     Tls(#[from] TlsError),
     #[error("--trace: {0}")]

@@ -22,7 +22,6 @@ mod orders;
 mod pull_terms;
 mod reply;
 mod request;
-mod runtime;
 mod signals;
 mod socket;
 mod stderr;

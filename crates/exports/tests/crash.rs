@@ -6,9 +6,9 @@
 mod support;
 
 use fathom_core::testing::TestDisk;
-use fathom_exports::Listener;
 use fathom_exports::VhostUser;
 use fathom_exports::vhost_user::Options;
+use fathom_sockets::Listener;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;

@@ -4,13 +4,13 @@ use super::rights::Groups;
 use crate::error::Error;
 use crate::handover::DoorState;
 use crate::options::{ApiOptions, RemoteOptions};
-use crate::runtime;
-use crate::socket::{listen_for_api, path_of};
 use fathom_client::place;
-use fathom_exports::{Access, Bound, Descriptors, Listener, occupant};
+use fathom_sockets::{Access, Bound, Descriptors, Listener, occupant};
+use fathom_sockets::{Wanted, make_parent_of, path_of};
 use fathom_spec::SocketSpec;
 use fathom_tls::{TlsError, server_config};
 use fathom_units::cause;
+use rustix::net::AddressFamily;
 use rustix::process::geteuid;
 use rustls::ServerConfig;
 use std::fs::{self, DirBuilder, symlink_metadata};
@@ -21,6 +21,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+const API: Wanted = Wanted {
+    option: "--api",
+    families: &[AddressFamily::UNIX],
+    kind: "Unix stream socket",
+};
 
 /// Listening; the socket and the entry by which it is found are removed when this is dropped.
 pub struct Door {
@@ -62,7 +68,7 @@ impl Door {
                 door => door.map(Some),
             };
         };
-        let (listener, path) = listen_for_api(spec, access(options.groups))?;
+        let (listener, path) = listen_for_clients(spec, access(options.groups))?;
         let entry = entry.and_then(|entry| Entry::make(entry, &path));
         Ok(Some(Door {
             listener,
@@ -241,6 +247,24 @@ impl Adopted {
     }
 }
 
+/// Listens for clients of the API. Returns the path at which they connect, too.
+fn listen_for_clients(spec: &SocketSpec, access: Access) -> Result<(Listener, PathBuf), Error> {
+    let listener = match spec {
+        SocketSpec::Path(path) => {
+            make_parent_of(path).map_err(Error::io("cannot create the directory of a socket"))?;
+            return Ok((Listener::bind(path, access)?, path.clone()));
+        }
+        SocketSpec::Fd(fd) => API.inherited(*fd)?,
+        SocketSpec::Activated => {
+            let problem = "an inherited API socket must be given as a path or fd:N";
+            return Err(API.problem(problem).into());
+        }
+    };
+    let path = path_of(listener.as_fd());
+    let path = path.ok_or_else(|| API.problem(format!("{spec}: the socket has no path")))?;
+    Ok((listener, path))
+}
+
 fn listen(option: &str, address: &str) -> Result<TcpListener, Error> {
     let failed = |problem: String| Error::Options(format!("{option} {address}: {problem}"));
     let found = addresses(address).map_err(failed)?;
@@ -340,7 +364,7 @@ fn prepare(entry: &Path) -> io::Result<()> {
     let Some(dir) = entry.parent() else {
         return Ok(());
     };
-    runtime::make_parent_of(dir)?;
+    make_parent_of(dir)?;
     make_private_dir(dir)?;
     remove_stale(dir);
     Ok(())

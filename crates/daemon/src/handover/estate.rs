@@ -4,8 +4,8 @@ use super::state::{DiskState, Progress, State};
 use fathom_core::Legacy;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::Frozen;
-use fathom_exports::{Bound, Descriptors};
 use fathom_metrics::DiskCounts;
+use fathom_sockets::{Bound, Descriptors};
 use std::time::Instant;
 
 /// What a successor gets. Exports are stopped until this is dropped.

@@ -1,7 +1,7 @@
 //! What the parts of a disk lend and leave, on its way from one process to another.
 
 use fathom_core::{Left, Legacy};
-use fathom_exports::Descriptors;
+use fathom_sockets::Descriptors;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;

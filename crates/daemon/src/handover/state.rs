@@ -18,11 +18,11 @@
 use super::left::LeftState;
 use crate::users::User;
 use fathom_control::{Definition, Definitions};
-use fathom_exports::ListenerState;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::ExportState;
 use fathom_files::UsedFile;
 use fathom_metrics::DiskCounts;
+use fathom_sockets::ListenerState;
 use fathom_spec::DiskSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

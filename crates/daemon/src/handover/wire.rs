@@ -3,7 +3,7 @@
 //! A message is a head (what it is, and how much there is), then the files, some with each byte,
 //! then the text. It is there whole or not at all.
 
-use fathom_exports::Descriptors;
+use fathom_sockets::Descriptors;
 use fathom_units::cause;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,

@@ -3,12 +3,13 @@
 use super::serving::Serving;
 use super::shared_disk::SharedDisk;
 use fathom_core::{ThreadKind, thread_starts};
+use fathom_exports::NbdServer;
 use fathom_exports::nbd::{Export, Exports, Options};
-use fathom_exports::{Access, Listener, NbdServer};
 use fathom_jobs::Source;
 use fathom_jobs::backup::{Backup, Status, Terms};
 use fathom_metrics::BackupInfo;
 use fathom_metrics::{Events, Happened};
+use fathom_sockets::{Access, Listener};
 use fathom_units::cause;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use std::collections::VecDeque;

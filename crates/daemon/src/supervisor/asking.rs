@@ -11,7 +11,7 @@ use crate::options::DiskOptions;
 use crate::reply::{Reply, Responder, Shown};
 use crate::socket;
 use fathom_control::{ErrorKind, RequestError, version_of};
-use fathom_exports::Listener;
+use fathom_sockets::Listener;
 use fathom_spec::SocketSpec;
 use fathom_spec::{DiskSpec, check_name};
 use fathom_stack::position_of_filter;

@@ -15,8 +15,8 @@ mod hierarchy;
 
 use crate::allowance::Allowance;
 use crate::handover::GroupsState;
-use fathom_exports::Descriptors;
 use fathom_metrics::TenantLimits;
+use fathom_sockets::Descriptors;
 use fathom_units::cause;
 use hierarchy::{Base, Controller, Version};
 use rustix::fs::{FlockOperation, flock};

@@ -11,8 +11,8 @@ use crate::handover::{
 };
 use crate::options::ServeOptions;
 use fathom_exports::nbd::ClientState;
-use fathom_exports::{Bound, Descriptors, Listener};
 use fathom_metrics::DiskCounts;
+use fathom_sockets::{Bound, Descriptors, Listener};
 use fathom_units::cause;
 use std::collections::BTreeMap;
 use std::io;

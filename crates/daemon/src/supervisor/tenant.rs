@@ -11,7 +11,7 @@ use crate::objects::Outcome;
 use crate::reply::{Answer, Reply, Responder, Shown};
 use crate::users::User;
 use fathom_control::{ErrorKind, RequestError};
-use fathom_exports::Listener;
+use fathom_sockets::Listener;
 use fathom_spec::DiskSpec;
 use fathom_trace::Summary;
 use fathom_units::cause;

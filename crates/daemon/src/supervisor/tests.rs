@@ -6,7 +6,7 @@ use crate::link::{self, Link, ToTenant};
 use crate::options::DiskOptions;
 use crate::reply::Answer;
 use fathom_control::ErrorKind;
-use fathom_exports::Descriptors;
+use fathom_sockets::Descriptors;
 use fathom_spec::DiskSpec;
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::os::fd::OwnedFd;

@@ -6,11 +6,11 @@ pub mod disks;
 
 use client::Client;
 use fathom_core::{Disk, Polling, WorkerHandle, WorkerOptions};
-use fathom_exports::Descriptors;
 use fathom_exports::nbd::connection::{
     Activity, Agreed, Described, Ending, ExportView, Limits, NbdSource, OnEnd, Stream,
 };
 use fathom_nbd::protocol::Replies;
+use fathom_sockets::Descriptors;
 use fathom_storage::{EngineKind, engine};
 use fathom_testing::PATIENCE;
 use std::os::unix::net::UnixStream;

@@ -5,7 +5,7 @@ use super::export::{Export, InUse};
 use super::peer::{self, Peer};
 use super::server::{Entered, NbdServer, Shared};
 use super::table::{Connection, Holding, Phase, ServedAt, Table};
-use crate::Descriptors;
+use fathom_sockets::Descriptors;
 use fathom_units::cause;
 use serde::{Deserialize, Serialize};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

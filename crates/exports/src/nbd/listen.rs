@@ -1,9 +1,9 @@
 //! Where NBD clients connect: addresses, and listening at them.
 
-use crate::listen::{Access, BACKLOG, ListenError, Listener};
-use crate::occupant;
 use fathom_nbd::uri::PORT;
 use fathom_nbd::vsock::{ANY_CID, VsockAddr};
+use fathom_sockets::occupant;
+use fathom_sockets::{Access, BACKLOG, ListenError, Listener};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, bind, getsockname, listen, socket_with, sockopt,

@@ -3,7 +3,7 @@
 use super::connection::{Activity, Described};
 use super::export::Export;
 use super::peer::Peer;
-use crate::Descriptors;
+use fathom_sockets::Descriptors;
 use rustix::net::{Shutdown, shutdown};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;

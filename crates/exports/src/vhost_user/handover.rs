@@ -13,7 +13,7 @@
 use super::Shared;
 use super::serve::{Connection, serve};
 use super::session::{SessionState, UnfinishedState};
-use crate::{Descriptors, Listener, ListenerState};
+use fathom_sockets::{Descriptors, Listener, ListenerState};
 use fathom_units::cause;
 use serde::{Deserialize, Serialize};
 use std::io;

@@ -24,10 +24,10 @@ mod serve;
 mod session;
 mod share;
 
-use crate::Listener;
 use crate::signal::Signal;
 use crate::watch::{Visit, Watch};
 use fathom_core::{Disk, WorkerHandle, WrapSource};
+use fathom_sockets::Listener;
 use fathom_virtio::BlkDevice;
 use handover::Freeze;
 pub use handover::{Arrival, Arriving, ExportState, Frozen, Halting, arrival};

@@ -5,7 +5,7 @@ use super::codec::{CodecError, Frame, Header, MAX_PAYLOAD, Received, Receiver, n
 use super::handover::{Attended, ConnectionState, attend};
 use super::session::{Fault, Reply, Session, UnfinishedState};
 use crate::watch::Visit;
-use crate::{Descriptors, Listener};
+use fathom_sockets::{Descriptors, Listener};
 use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

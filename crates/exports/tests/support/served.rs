@@ -2,9 +2,9 @@
 
 use super::guest::{DATA, IN, Memory, Queue, eventually, negotiate};
 use fathom_core::testing::TestDisk;
-use fathom_exports::Listener;
 use fathom_exports::VhostUser;
 use fathom_exports::vhost_user::Options;
+use fathom_sockets::Listener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;

@@ -4,9 +4,9 @@
 use super::back_channel::BackChannel;
 use super::vrings::check_eventfd;
 use super::{Fault, Session};
-use crate::Descriptors;
 use crate::vhost_user::codec::{Inflight, Receiver, Region, VringAddr};
 use crate::vhost_user::mapping::Mapping;
+use fathom_sockets::Descriptors;
 use fathom_units::cause;
 use fathom_virtio::BlkQueue;
 use fathom_virtio::features::OF_DISK;

@@ -17,17 +17,15 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-/// Connections that may wait to be accepted (or refused): as many as the
-/// administrator allows (listen(2): net.core.somaxconn). When they are too
-/// many, clients of a Unix socket that do not block give up at once.
-pub(crate) const BACKLOG: i32 = i32::MAX;
+/// Number of connections that may wait to be accepted: as many as the administrator allows (listen(2):
+/// net.core.somaxconn). When too many wait, clients of a Unix socket that do not block fail at once.
+pub const BACKLOG: i32 = i32::MAX;
 
-/// Who may connect when no mode is given, further narrowed by the umask.
-/// Connecting needs the permission to write: with the usual umask of 022 only
-/// the owner has it, with 002 the group does.
+/// Permissions without a mode, further narrowed by the umask. A client needs the permission to write: with the usual
+/// umask of 022 only the owner has it, with 002 also the group.
 const DEFAULT_MODE: u32 = 0o660;
 
-/// With a group and no mode, the group may connect whatever the umask.
+/// Permissions with a group and without a mode, whatever the umask.
 const GROUP_MODE: u32 = 0o660;
 
 /// Who may connect to a socket in the file system.
@@ -35,12 +33,12 @@ const GROUP_MODE: u32 = 0o660;
 pub struct Access {
     /// Permissions, whatever the umask.
     pub mode: Option<u32>,
-    /// The group that it belongs to, by number.
+    /// ID of the socket's group.
     pub group: Option<u32>,
 }
 
 impl Access {
-    /// Nobody but the owner.
+    /// Only the owner may connect.
     pub const PRIVATE: Access = Access {
         mode: Some(0o600),
         group: None,
@@ -51,7 +49,7 @@ impl Access {
     }
 }
 
-/// Why there is no listening socket.
+/// A socket cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     #[error("{}: in use by {by}; {}", path.display(), occupant::remedy(by, "path"))]
@@ -74,7 +72,7 @@ pub enum ListenError {
         what: &'static str,
         source: io::Error,
     },
-    /// At an address that is no path.
+    /// At an address that is not a path.
     #[error("{address}: {what}: {}", cause(source))]
     Address {
         address: String,
@@ -83,19 +81,17 @@ pub enum ListenError {
     },
 }
 
-/// A listening stream socket; removed from its path when dropped, if it has
-/// one and was bound here.
+/// A listening stream socket. Dropping it removes the socket from its path, if this process has bound it to one.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
-    /// Where it is bound, with device and inode, if it is to be removed there.
+    /// Path, device and inode of the socket that this process must remove.
     bound: Mutex<Option<(PathBuf, u64, u64)>>,
 }
 
 impl Listener {
-    /// Listen at `path`. A socket that nobody listens at any more is
-    /// replaced. Without a mode and a group its permissions are 0660 less the
-    /// umask.
+    /// Listens at `path`. Replaces a socket at which no process listens. Without a mode and a group, the permissions are
+    /// 0660 without the bits of the umask.
     pub fn bind(path: &Path, access: Access) -> Result<Listener, ListenError> {
         let failed = |what| {
             let path = path.to_owned();
@@ -110,8 +106,7 @@ impl Listener {
         let socket = stream_socket().map_err(failed("cannot create a socket"))?;
         let socket = high(socket);
         let mode = access.mode();
-        // bind(2) takes the new file's permissions from the socket, so that
-        // at no time others can connect.
+        // bind(2) takes the new file's permissions from the socket. Therefore others can never connect.
         fchmod(&socket, Mode::from_raw_mode(mode.unwrap_or(DEFAULT_MODE)))
             .map_err(failed("cannot set the socket's permissions"))?;
         bind(&socket, &addr).map_err(|error| match error {
@@ -127,7 +122,7 @@ impl Listener {
             socket,
             bound: Some((path.to_owned(), meta.dev(), meta.ino())).into(),
         };
-        // Nobody can connect before it listens.
+        // No client can connect before listen(2).
         if let Some(group) = access.group {
             lchown(path, None, Some(group))
                 .map_err(io_failed("cannot change the socket's group"))?;
@@ -140,34 +135,34 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Listen at a socket that another process has bound, and will remove: clients are told that
-    /// this process is whom they speak to (SO_PEERCRED).
+    /// Listens at a socket that another process has bound and will remove. SO_PEERCRED then tells clients that this
+    /// process is their peer.
     pub fn taken_over(socket: OwnedFd) -> io::Result<Listener> {
         listen(&socket, BACKLOG)?;
         Ok(Listener::from(socket))
     }
 
-    /// The next connection. Blocks unless [`Listener::set_nonblocking`].
-    pub(crate) fn accept(&self) -> Result<OwnedFd, Errno> {
+    /// Accepts the next connection. Blocks, unless [`Listener::set_nonblocking`] was called.
+    pub fn accept(&self) -> Result<OwnedFd, Errno> {
         accept_with(&self.socket, SocketFlags::CLOEXEC)
     }
 
-    pub(crate) fn set_nonblocking(&self) -> io::Result<()> {
+    pub fn set_nonblocking(&self) -> io::Result<()> {
         Ok(rustix::io::ioctl_fionbio(&self.socket, true)?)
     }
 }
 
-/// A listening socket on its way to another process.
+/// State of a listening socket that is handed over to another process.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ListenerState {
     socket: usize,
-    /// Where it is bound, with device and inode, if it is to be removed there.
+    /// Path, device and inode of the socket that the successor must remove.
     bound: Option<(PathBuf, u64, u64)>,
 }
 
 impl Listener {
-    /// What a successor needs to go on with it. It is then the successor's to remove: this one must
-    /// not be dropped any more.
+    /// Returns the state for a successor, which must then remove the socket. The caller must not drop this listener after a
+    /// complete handover.
     pub fn hand_over(&self, descriptors: &mut Descriptors) -> io::Result<ListenerState> {
         Ok(ListenerState {
             socket: descriptors.add(&self.socket)?,
@@ -175,7 +170,7 @@ impl Listener {
         })
     }
 
-    /// The predecessor's, which is to remove it until [`Listener::own`].
+    /// Creates a listener from a predecessor's state. The predecessor removes the socket until [`Listener::own`].
     pub fn adopt(
         state: ListenerState,
         descriptors: &mut Descriptors,
@@ -187,24 +182,24 @@ impl Listener {
         }
     }
 
-    /// The predecessor will not remove it any more.
+    /// Takes over the duty to remove the socket from the predecessor.
     pub fn own(&self, Bound(bound): Bound) {
         *self.bound() = bound;
     }
 
-    /// Remove it from its path, if that is to be done here: nobody finds it any more.
+    /// Removes the socket from its path, if that is this listener's duty. Clients cannot find the socket afterwards.
     pub fn unbind(&self) {
         let Some((path, dev, ino)) = self.bound().take() else {
             return;
         };
-        // Somebody else's by now, perhaps.
+        // (Another process may have bound its socket to the path.)
         if symlink_metadata(&path).is_ok_and(|m| m.dev() == dev && m.ino() == ino) {
             let _ = std::fs::remove_file(path);
         }
     }
 
-    /// It is another one's to remove.
-    pub(crate) fn disown(&self) {
+    /// Leaves the duty to remove the socket to another process.
+    pub fn disown(&self) {
         *self.bound() = None;
     }
 
@@ -213,12 +208,12 @@ impl Listener {
     }
 }
 
-/// Where a predecessor's socket is bound, if it is to be removed.
+/// Path of a predecessor's socket that must be removed.
 #[derive(Debug)]
 pub struct Bound(Option<(PathBuf, u64, u64)>);
 
 impl Bound {
-    /// It was renamed, if there is anything.
+    /// Notes that the socket was renamed.
     pub fn renamed(&mut self, path: PathBuf) {
         if let Some((bound, ..)) = &mut self.0 {
             *bound = path;
@@ -230,8 +225,8 @@ impl Bound {
     }
 }
 
-/// A listening stream socket that needs no removal: it has no path, or
-/// somebody else has bound it and will remove it (socket activation).
+/// Creates a listener that need not be removed: the socket has no path, or another process has bound it and will remove it
+/// (socket activation).
 impl From<OwnedFd> for Listener {
     fn from(socket: OwnedFd) -> Listener {
         Listener {
@@ -253,14 +248,13 @@ impl Drop for Listener {
     }
 }
 
-/// Above most of what a process has open.
+/// Lowest number of listeners' file descriptors: above most other descriptors of a process.
 const HIGH: i32 = 512;
 
-/// The same socket under a high number: of a process that is killed, the kernel closes what has the
-/// highest numbers first. Who loses his connection and tries again at once is refused then; he would
-/// get through, and be lost by one that has ended already.
+/// Moves a socket to a high number. The kernel closes the files of a killed process from the highest number down.
+/// Therefore a client that loses its connection and reconnects at once is refused, and is not accepted by a dead process.
 fn high(socket: OwnedFd) -> OwnedFd {
-    // There may be no such number.
+    // (The number may be above the limit of the process.)
     rustix::io::fcntl_dupfd_cloexec(&socket, HIGH).unwrap_or(socket)
 }
 
@@ -269,7 +263,7 @@ fn stream_socket() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// Make way at `path`, if only a dead listener's socket is in it.
+/// Removes the socket at `path` if no process listens there.
 fn remove_stale(path: &Path, addr: &SocketAddrUnix) -> Result<(), ListenError> {
     let failed = |what| {
         let path = path.to_owned();
@@ -289,7 +283,7 @@ fn remove_stale(path: &Path, addr: &SocketAddrUnix) -> Result<(), ListenError> {
             tracing::debug!("replacing the stale socket {}", path.display());
             std::fs::remove_file(path).map_err(failed("cannot remove the stale socket"))
         }
-        // AGAIN: alive, with a full backlog.
+        // AGAIN: a process listens, and its backlog is full.
         Ok(()) | Err(Errno::AGAIN) => Err(ListenError::InUse {
             path: path.to_owned(),
             by: occupant::at_unix(&probe),
@@ -306,7 +300,7 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     #[test]
-    fn a_socket_is_made_with_its_mode_and_removed() {
+    fn bound_socket_has_its_mode_and_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let open_to_all = Access {
@@ -323,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+    fn stale_socket_is_replaced_and_live_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         drop(UnixListener::bind(&path).unwrap());
@@ -342,11 +336,11 @@ mod tests {
     }
 
     #[test]
-    fn what_another_listener_has_bound_meanwhile_stays() {
+    fn socket_that_another_listener_has_bound_is_not_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let old = Listener::bind(&path, Access::default()).unwrap();
-        // Keep the inode's number from being reused.
+        // (Prevents that the inode's number is reused.)
         std::fs::rename(&path, dir.path().join("old")).unwrap();
         let _new = Listener::bind(&path, Access::default()).unwrap();
         drop(old);
@@ -354,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_too_long_is_an_error() {
+    fn path_that_is_too_long_is_an_error() {
         let long = PathBuf::from("x".repeat(109));
         let error = Listener::bind(&long, Access::default()).unwrap_err();
         assert!(matches!(error, ListenError::TooLong(_)), "{error}");

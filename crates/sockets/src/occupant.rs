@@ -29,7 +29,7 @@ pub fn at_tcp(address: SocketAddr) -> String {
 }
 
 /// Names the process that listens at the Unix socket to which `connection` is connected.
-pub(crate) fn at_unix(connection: impl AsFd) -> String {
+pub fn at_unix(connection: impl AsFd) -> String {
     let peer = sockopt::socket_peercred(connection).ok();
     named(peer.map(|peer| peer.pid.as_raw_pid().unsigned_abs()))
 }
