@@ -148,8 +148,21 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "fathom-requests",
+        &[
+            "fathom-control",
+            "fathom-formats",
+            "fathom-metrics",
+            "fathom-spec",
+            "fathom-stack",
+            "fathom-storage",
+            "fathom-trace",
+        ],
+    ),
+    (
         "fathom-daemon",
         &[
+            "fathom-requests",
             "fathom-sockets",
             "fathom-metrics",
             "fathom-control",
@@ -216,6 +229,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-cli",
         &[
+            "fathom-requests",
             "fathom-sockets",
             "fathom-control",
             "fathom-spec",

@@ -3,8 +3,8 @@
 use crate::target::{Disk, Target};
 use clap::{Args, Subcommand};
 use fathom_client::Call;
-use fathom_daemon::{Advance, Merged, NewBitmap, NewName};
 use fathom_metrics::{BitmapInfo, Bitmaps};
+use fathom_requests::{Advance, Merged, NewBitmap, NewName};
 use fathom_units::{Size, parse_size};
 use std::io::Write;
 

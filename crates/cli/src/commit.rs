@@ -6,8 +6,8 @@ use crate::servers::absolute;
 use crate::stream;
 use crate::target::{Disk, Target};
 use clap::Args;
-use fathom_daemon::{CommitOrder, Completion, StreamOrder};
 use fathom_metrics::{MirrorInfo, StreamInfo};
+use fathom_requests::{CommitOrder, Completion, StreamOrder};
 use fathom_units::parse_size;
 use std::path::{Path, PathBuf};
 

@@ -3,7 +3,7 @@
 use crate::filters::{changes, parse_option};
 use crate::servers::named_or_only;
 use clap::{Args, Subcommand};
-use fathom_daemon::ThrottleGroup;
+use fathom_requests::ThrottleGroup;
 use fathom_stack::FilterInfo;
 use serde::Deserialize;
 use std::io::Write;

@@ -3,8 +3,8 @@
 use crate::servers::absolute;
 use crate::target::{Disk, Target};
 use clap::Args;
-use fathom_daemon::SnapshotOrder;
 use fathom_metrics::{SnapshotInfo, Snapshots};
+use fathom_requests::SnapshotOrder;
 use fathom_units::{Size, Utc};
 use std::io::Write;
 use std::path::PathBuf;

@@ -17,17 +17,17 @@ mod places;
 mod reload;
 mod timeouts;
 
-use crate::command::{Ask, Command};
 use crate::files::Keeper;
 use crate::host::Host;
 use crate::mailbox::{Mailbox, Post};
 use crate::options::{ApiOptions, NbdOptions, ServeOptions};
-use crate::reply::{Answer, Disk, Disks, Done, FailedDisk, Responder, Shown};
-use crate::request::Request;
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
 use fathom_control::{Owner, Registry, Request as Change, RequestId};
 use fathom_metrics::Events;
+use fathom_requests::{
+    Answer, Ask, Command, Disk, Disks, Done, FailedDisk, Request, Responder, Shown,
+};
 use fathom_sandbox::Mode;
 use fathom_stack::PoolOptions;
 pub use handover::Upgrade;

@@ -1,13 +1,12 @@
 //! The host of a server's disks: this process, or the processes of tenants.
 
-use crate::command::Ask;
 use crate::error::Error;
 use crate::handover::Estate;
 use crate::objects::Outcome;
-use crate::reply::{Responder, Shown};
 use crate::stop_timeout::StopTimeout;
 use fathom_control::RequestError;
 use fathom_metrics::Measures;
+use fathom_requests::{Ask, Responder, Shown};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 

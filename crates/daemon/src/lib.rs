@@ -5,23 +5,18 @@ mod access;
 mod allowance;
 mod api;
 mod cage;
-mod command;
 mod controller;
 mod daemon;
 mod error;
 mod files;
 mod handover;
 mod host;
-mod identity;
 mod limits;
 mod link;
 mod mailbox;
 mod objects;
 mod options;
-mod orders;
 mod pull_terms;
-mod reply;
-mod request;
 mod signals;
 mod socket;
 mod stderr;
@@ -37,17 +32,11 @@ pub use error::Error;
 pub use fathom_sandbox::Mode as SandboxMode;
 pub use files::read_config;
 pub use handover::{TAKE_OVER, start_successors};
-pub use identity::new_identity;
 pub use limits::survive_size_limit;
 pub use objects::Outcome;
 pub use options::{
     ApiOptions, DiskOptions, ExportOptions, NbdOptions, RemoteOptions, ServeOptions, TlsOptions,
 };
-pub use orders::{
-    Advance, BackupOrder, CommitOrder, Completion, Merged, MirrorOrder, NewBitmap, NewName,
-    SnapshotOrder, StreamOrder,
-};
-pub use reply::ThrottleGroup;
 pub use stderr::Stderr;
 pub use stop_timeout::StopTimeout;
 pub use tenancy::Tenancy;

@@ -2,11 +2,11 @@
 //! *link*, the supervisor sends commands, and the tenant replies. At the *gate*, a tenant requests files that it cannot
 //! open itself, and reports events.
 
-use crate::command::Ask;
 use crate::users::User;
 use fathom_control::RequestError;
 use fathom_files::gate::{Refused, Wanted};
 use fathom_metrics::Happened;
+use fathom_requests::Ask;
 use fathom_spec::PoolSpec;
 use fathom_trace::Summary;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -2,7 +2,6 @@
 //! it cannot open itself it gets from there.
 
 use crate::cage;
-use crate::command::Ask;
 use crate::error::Error;
 use crate::handover::{self, HandedOver};
 use crate::host::Host;
@@ -10,7 +9,6 @@ use crate::limits;
 use crate::link::{AtGate, FromGate, FromTenant, Link, ToTenant};
 use crate::objects::Objects;
 use crate::options::{ApiOptions, ServeOptions};
-use crate::reply::{Answer, Reply};
 use crate::signals::LeftToThisThread;
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
@@ -19,6 +17,7 @@ use fathom_control::ErrorKind;
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_files::gate::{self, Gate, Got, Refused, Wanted};
 use fathom_metrics::{Events, Happened};
+use fathom_requests::{Answer, Ask, Reply};
 use fathom_spec::PoolSpec;
 use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -3,13 +3,11 @@
 use super::problem::Problem;
 use super::request::{Named, parse_any, read};
 use super::state::ServerHandle;
-use crate::command::Command;
-use crate::identity::{is_identity, new_identity};
-use crate::orders::BackupOrder;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use fathom_metrics::BackupInfo;
+use fathom_requests::{BackupOrder, Command, is_identity, new_identity};
 
 /// Begin a backup of a disk
 ///

@@ -3,12 +3,11 @@
 use super::problem::Problem;
 use super::request::{Named, parse, parse_any, read};
 use super::state::ServerHandle;
-use crate::command::Command;
-use crate::orders::{Advance, BitmapOrder, Merged, NewBitmap, NewName};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use fathom_metrics::Bitmaps;
+use fathom_requests::{Advance, BitmapOrder, Command, Merged, NewBitmap, NewName};
 
 async fn order(
     server: &ServerHandle,

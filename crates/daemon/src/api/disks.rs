@@ -4,9 +4,6 @@ use super::problem::Problem;
 use super::request::{Flags, LISTED, Named, parse, parse_any, read};
 use super::state::ServerHandle;
 use super::tag;
-use crate::command::Command;
-use crate::reply::{Disk, Disks, Filter, Frozen, Size, SlowRequests, Statistics, TraceState};
-use crate::request::Request;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
@@ -14,6 +11,9 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use fathom_control::Request as Change;
 use fathom_control::{ErrorKind, Removal, version_of};
+use fathom_requests::{
+    Command, Disk, Disks, Filter, Frozen, Request, Size, SlowRequests, Statistics, TraceState,
+};
 use fathom_spec::DiskSpec;
 use fathom_spec::text;
 use fathom_units::serde_text;

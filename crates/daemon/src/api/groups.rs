@@ -3,11 +3,10 @@
 use super::problem::Problem;
 use super::request::{Flags, Named, parse, read};
 use super::state::ServerHandle;
-use crate::reply::ThrottleGroups;
-use crate::request::Request;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
+use fathom_requests::{Request, ThrottleGroups};
 
 /// List the throttle groups
 ///

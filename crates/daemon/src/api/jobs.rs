@@ -3,14 +3,11 @@
 use super::problem::Problem;
 use super::request::{Flags, Named, parse, read};
 use super::state::ServerHandle;
-use crate::command::Command;
-use crate::orders::JobOrder;
-use crate::reply::Disks;
-use crate::request::Request;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use fathom_metrics::{JobId, JobInfo, Jobs, unknown_job};
+use fathom_requests::{Command, Disks, JobOrder, Request};
 use fathom_spec::text;
 use serde::Deserialize;
 use utoipa::ToSchema;

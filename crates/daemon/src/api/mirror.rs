@@ -3,15 +3,15 @@
 use super::problem::Problem;
 use super::request::{Flags, Named, parse, parse_any, read};
 use super::state::ServerHandle;
-use crate::command::Command;
-use crate::orders::{CommitOrder, Completion, MirrorOrder, SnapshotOrder, StreamOrder};
-use crate::reply::Disk;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use fathom_control::Request as Change;
 use fathom_control::SwitchTo;
 use fathom_metrics::{MirrorInfo, StreamInfo};
+use fathom_requests::{
+    Command, CommitOrder, Completion, Disk, MirrorOrder, SnapshotOrder, StreamOrder,
+};
 
 /// Copy a disk to another image while it is in use
 ///

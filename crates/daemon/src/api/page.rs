@@ -1,9 +1,9 @@
 //! The page at `/`: what goes on right now, for who has a browser. It reads `/v1/live` and nothing else of
 //! anybody's.
 
-use crate::identity::new_identity;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use fathom_requests::new_identity;
 
 const PAGE: &str = include_str!("page.html");
 /// What stands for it in the page.

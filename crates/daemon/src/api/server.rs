@@ -3,12 +3,11 @@
 use super::problem::Problem;
 use super::request::{parse_any, read};
 use super::state::ServerHandle;
-use crate::reply::{Done, Successor};
-use crate::request::Request;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
+use fathom_requests::{Done, Request, Successor};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use utoipa::ToSchema;

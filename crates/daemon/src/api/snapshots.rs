@@ -3,11 +3,10 @@
 use super::problem::Problem;
 use super::request::Named;
 use super::state::ServerHandle;
-use crate::command::Command;
-use crate::orders::SnapshotsOrder;
 use axum::Json;
 use axum::extract::State;
 use fathom_metrics::Snapshots;
+use fathom_requests::{Command, SnapshotsOrder};
 
 async fn order(
     server: &ServerHandle,

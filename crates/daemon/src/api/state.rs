@@ -2,15 +2,13 @@
 
 use super::pages::Pages;
 use super::problem::Problem;
-use crate::command::Command;
 use crate::controller::{Controller, Step};
 use crate::mailbox::Post;
-use crate::reply::{Answer, Disk, Reply};
-use crate::request::Request;
 use fathom_control::RequestError;
 use fathom_metrics::Events;
 use fathom_metrics::Listeners;
 use fathom_metrics::Measures;
+use fathom_requests::{Answer, Command, Disk, Reply, Request};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 use utoipa::openapi::OpenApi;

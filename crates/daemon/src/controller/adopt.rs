@@ -2,8 +2,8 @@
 
 use super::Controller;
 use crate::files::{Reread, reread};
-use crate::reply::Responder;
 use fathom_control::{ErrorKind, Owner, Request as Change};
+use fathom_requests::Responder;
 use fathom_units::cause;
 
 impl Controller {

@@ -1,12 +1,11 @@
 //! Starts the operations that the registry wants, and reports their ends to it.
 
 use super::Controller;
-use crate::command::Command;
-use crate::reply::{Filter, Reply, Responder, Shown, Size, Statistics};
 use fathom_control::{
     Done, Effect, ErrorKind, Event, HostRequest, Level, Owner, Request, RequestError, RequestId,
     Slot,
 };
+use fathom_requests::{Command, Filter, Reply, Responder, Shown, Size, Statistics};
 use fathom_spec::DiskSpec;
 use std::time::Instant;
 

@@ -3,9 +3,9 @@
 //! A group exists as long as a disk has a filter that names the group, and has no state besides these filters.
 
 use super::Controller;
-use crate::reply::{Answer, Responder, Shown, ThrottleGroup, ThrottleGroups};
 use fathom_control::Request::SetFilter;
 use fathom_control::RequestError;
+use fathom_requests::{Answer, Responder, Shown, ThrottleGroup, ThrottleGroups};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 const THROTTLE: &str = "throttle";

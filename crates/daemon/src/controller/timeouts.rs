@@ -1,7 +1,7 @@
 //! Timeouts of requests.
 
-use crate::reply::Responder;
 use fathom_control::ErrorKind;
+use fathom_requests::Responder;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 

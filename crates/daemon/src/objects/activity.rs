@@ -2,8 +2,8 @@
 
 use super::changes::{Next, Over};
 use super::freeze::Waiting;
-use crate::reply::Responder;
 use fathom_control::{ErrorKind, RequestError, changing_disk};
+use fathom_requests::Responder;
 use std::collections::BTreeMap;
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;

@@ -3,7 +3,6 @@
 use super::freeze::Users;
 use super::shared_disk::SharedDisk;
 use super::unanswered;
-use crate::identity::new_identity;
 use crate::options::DiskOptions;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::{UsedFile, check_same};
@@ -14,6 +13,7 @@ use fathom_jobs::Source;
 use fathom_jobs::mirror::{Mirror, Target, Terms};
 use fathom_metrics::MirrorInfo;
 use fathom_metrics::{Events, Happened};
+use fathom_requests::new_identity;
 use fathom_stack::{check_raw, open_unserved};
 use fathom_units::redacted;
 use std::sync::Arc;

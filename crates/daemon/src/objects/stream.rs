@@ -2,7 +2,6 @@
 
 use super::shared_disk::SharedDisk;
 use super::unanswered;
-use crate::identity::new_identity;
 use fathom_control::RequestError;
 use fathom_files::gate;
 use fathom_formats::served::{Beside, ChainImage, ImageDisk};
@@ -11,6 +10,7 @@ use fathom_jobs::stream::{self, Below, Terms};
 use fathom_jobs::{Following, Name, Phase, Source, Tell, commit};
 use fathom_metrics::StreamInfo;
 use fathom_metrics::{Events, Happened};
+use fathom_requests::new_identity;
 use fathom_stack::{Description, check_raw, name_from, open_below};
 use fathom_units::{cause, redacted};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! Collects the replies of several tenants.
 
-use crate::reply::{Answer, Reply, Responder};
+use fathom_requests::{Answer, Reply, Responder};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 

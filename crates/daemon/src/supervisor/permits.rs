@@ -1,11 +1,11 @@
 //! What a tenant may have: what the descriptions of its disks say, and no more.
 
-use crate::command::{Ask, Command};
 use fathom_files::gate::{self, Got, Refused, Wanted};
 use fathom_files::lasting::lasting_id;
 use fathom_files::superseded;
 use fathom_filters::{COW, Spec};
 use fathom_nbd::NbdUri;
+use fathom_requests::{Ask, Command};
 use fathom_sockets::Listener;
 use fathom_spec::DiskSpec;
 use fathom_stack::AllowedDirs;

@@ -4,14 +4,15 @@
 //! sizes from its own records and from what it asked, and all texts are made safe to show.
 
 use super::log::shown;
-use crate::command::Command;
 use crate::link::FromTenant;
-use crate::reply::{Answer, Filter, Frozen, Reply, Shown, Size, SlowRequests, TraceState};
 use fathom_control::SwitchTo;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_metrics::clean;
 use fathom_metrics::{BackupInfo, Bitmaps, Info, MirrorInfo, Snapshots, StreamInfo, TenantLimits};
 use fathom_metrics::{Measured, Sent};
+use fathom_requests::{
+    Answer, Command, Filter, Frozen, Reply, Shown, Size, SlowRequests, TraceState,
+};
 use fathom_spec::DiskSpec;
 use fathom_stack::FilterInfo;
 use fathom_trace::Summary;
@@ -335,7 +336,7 @@ mod tests {
                 size: Some(512),
                 shrink: false,
             },
-            Command::Bitmaps(crate::orders::BitmapOrder::List),
+            Command::Bitmaps(fathom_requests::BitmapOrder::List),
         ];
         for command in &commands {
             for content in &anything {

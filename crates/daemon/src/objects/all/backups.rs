@@ -5,11 +5,10 @@ use super::freezing::no_thread;
 use crate::objects::activity::Change;
 use crate::objects::backup::Running;
 use crate::objects::changes;
-use crate::orders::BackupOrder;
-use crate::reply::{Answer, Responder};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
 use fathom_metrics::BackupInfo;
+use fathom_requests::{Answer, BackupOrder, Responder};
 use fathom_spec::check_path;
 
 impl Objects {

@@ -4,10 +4,9 @@ use super::Objects;
 use super::freezing::no_thread;
 use crate::objects::activity::Change;
 use crate::objects::changes;
-use crate::orders::BitmapOrder;
-use crate::reply::Responder;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_metrics::{BitmapInfo, Bitmaps};
+use fathom_requests::{BitmapOrder, Responder};
 
 impl Objects {
     /// Lists or changes a disk's dirty bitmaps.

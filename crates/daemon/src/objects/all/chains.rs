@@ -11,12 +11,11 @@ use crate::objects::changes::{self, Next};
 use crate::objects::remake::Also;
 use crate::objects::stream::Running;
 use crate::options::DiskOptions;
-use crate::orders::{CommitOrder, StreamOrder};
-use crate::reply::{Answer, Done, Responder};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
 use fathom_formats::served::Beside;
 use fathom_metrics::StreamInfo;
+use fathom_requests::{Answer, CommitOrder, Done, Responder, StreamOrder};
 use fathom_units::cause;
 use std::time::{Duration, Instant};
 

@@ -5,9 +5,9 @@ use crate::objects::activity::Change;
 use crate::objects::changes::Event;
 use crate::objects::freeze::{Users, Waiting};
 use crate::objects::nbd::Nbd;
-use crate::reply::{Frozen, Responder};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_metrics::Happened;
+use fathom_requests::{Frozen, Responder};
 use fathom_units::cause;
 use std::time::{Duration, Instant};
 

@@ -1,17 +1,16 @@
 //! Carries out the commands that the controller forwards.
 
 use super::Objects;
-use crate::command::Ask;
 use crate::error::Error;
 use crate::handover::Estate;
 use crate::host::Host;
 use crate::objects::disk::{Outcome, Served};
 use crate::objects::nbd::Nbd;
 use crate::objects::tracer::{CALIBRATE_EVERY, Tracer};
-use crate::reply::{Responder, Shown};
 use crate::stop_timeout::StopTimeout;
 use fathom_control::RequestError;
 use fathom_metrics::{Measures, ProcessInfo};
+use fathom_requests::{Ask, Responder, Shown};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};

@@ -1,10 +1,9 @@
 //! Changes and ends jobs by their identities.
 
 use super::Objects;
-use crate::orders::JobOrder;
-use crate::reply::{Answer, Reply, Responder};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_metrics::{JobId, JobInfo, JobKind};
+use fathom_requests::{Answer, JobOrder, Reply, Responder};
 
 impl Objects {
     /// Changes or ends the job with this identity, and no other job of the disk.

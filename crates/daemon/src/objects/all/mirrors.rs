@@ -5,11 +5,10 @@ use super::freezing::no_thread;
 use crate::objects::activity::Change;
 use crate::objects::changes;
 use crate::objects::mirror::Running;
-use crate::orders::MirrorOrder;
-use crate::reply::Responder;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
 use fathom_metrics::MirrorInfo;
+use fathom_requests::{MirrorOrder, Responder};
 
 impl Objects {
     pub(super) fn begin_mirror(&mut self, index: usize, order: MirrorOrder, responder: Responder) {

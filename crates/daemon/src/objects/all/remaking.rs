@@ -9,10 +9,10 @@ use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
 use crate::objects::remake::{Also, Remake};
 use crate::options::DiskOptions;
-use crate::reply::Responder;
 use crate::signals::LeftToThisThread;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_metrics::Happened;
+use fathom_requests::Responder;
 use fathom_spec::DiskSpec;
 use fathom_storage::{OnSuperseded, PART};
 

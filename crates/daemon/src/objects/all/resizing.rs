@@ -3,9 +3,9 @@
 use super::Objects;
 use crate::objects::activity::Change;
 use crate::objects::changes;
-use crate::reply::{Responder, Size};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_core::DiskError;
+use fathom_requests::{Responder, Size};
 use fathom_units::cause;
 
 impl Objects {

@@ -7,10 +7,9 @@ use crate::objects::changes;
 use crate::objects::remake::Also;
 use crate::objects::snapshots::{Change, SnapshotWork};
 use crate::options::DiskOptions;
-use crate::orders::SnapshotsOrder;
-use crate::reply::{Answer, Responder};
 use fathom_control::{ErrorKind, RequestError};
 use fathom_metrics::{SnapshotInfo, Snapshots};
+use fathom_requests::{Answer, Responder, SnapshotsOrder};
 use std::sync::Arc;
 
 impl Objects {

@@ -2,9 +2,9 @@
 
 use super::Served;
 use crate::objects::backup::{Order, Running};
-use crate::orders::BackupOrder;
 use fathom_jobs::Source;
 use fathom_jobs::backup::Terms;
+use fathom_requests::BackupOrder;
 use fathom_spec::SocketSpec;
 use fathom_stack::Bitmaps;
 use std::path::Path;
