@@ -160,14 +160,29 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "fathom-api",
+        &[
+            "fathom-trace",
+            "fathom-client",
+            "fathom-control",
+            "fathom-core",
+            "fathom-metrics",
+            "fathom-requests",
+            "fathom-sockets",
+            "fathom-spec",
+            "fathom-tls",
+            "fathom-units",
+        ],
+    ),
+    (
         "fathom-daemon",
         &[
+            "fathom-api",
             "fathom-requests",
             "fathom-sockets",
             "fathom-metrics",
             "fathom-control",
             "fathom-spec",
-            "fathom-client",
             "fathom-sandbox",
             "fathom-jobs",
             "fathom-stack",
@@ -229,6 +244,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-cli",
         &[
+            "fathom-api",
             "fathom-requests",
             "fathom-sockets",
             "fathom-control",

@@ -13,8 +13,9 @@ use syn::{Attribute, Item, ItemUse, UseTree, Visibility};
 
 /// In crates/.
 const CLEAN: &[&str] = &[
-    "archive", "base", "client", "control", "core", "daemon", "files", "foreign", "img", "jobs",
-    "limiter", "load", "luks", "metrics", "nbd", "sandbox", "stack", "trace", "units",
+    "api", "archive", "base", "client", "control", "core", "daemon", "files", "foreign", "img",
+    "jobs", "limiter", "load", "luks", "metrics", "nbd", "requests", "sandbox", "sockets", "stack",
+    "trace", "units",
 ];
 
 /// A module, from the crate's root on.

@@ -5,9 +5,10 @@ use crate::sandbox_arg::sandbox;
 use crate::temporary_sockets::{replace_temporary, stop_with_parent};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Arg, ArgGroup, Args, ValueEnum};
+use fathom_api::{ApiOptions, Groups, RemoteOptions};
 use fathom_daemon::{
-    ApiOptions, Daemon, DiskOptions, NbdOptions, Outcome, RemoteOptions, SandboxMode, ServeOptions,
-    StopTimeout, Tenancy, TlsOptions, access, groups, read_config,
+    Daemon, DiskOptions, NbdOptions, Outcome, SandboxMode, ServeOptions, StopTimeout, Tenancy,
+    TlsOptions, access, read_config,
 };
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_metrics::Events;
@@ -279,7 +280,7 @@ impl ServeArgs {
             max_per_peer: self.nbd_connections_per_client.map(|n| n as usize),
             idle_timeout: self.nbd_idle_timeout.0,
         };
-        let groups = groups(self.api_group, self.api_read_group);
+        let groups = Groups::new(self.api_group, self.api_read_group);
         Ok(ServeOptions {
             disks: vec![disk],
             pools: Vec::new(),

@@ -20,9 +20,10 @@ mod timeouts;
 use crate::files::Keeper;
 use crate::host::Host;
 use crate::mailbox::{Mailbox, Post};
-use crate::options::{ApiOptions, NbdOptions, ServeOptions};
+use crate::options::{NbdOptions, ServeOptions};
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
+use fathom_api::ApiOptions;
 use fathom_control::{Owner, Registry, Request as Change, RequestId};
 use fathom_metrics::Events;
 use fathom_requests::{

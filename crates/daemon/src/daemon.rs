@@ -1,7 +1,7 @@
 //! A running daemon: what it is made of, and the thread that watches it.
 
-use crate::api::{Api, Door};
 use crate::cage;
+use crate::control_thread::ControlThread;
 use crate::controller::{Controller, Upgrade, one_definition_each};
 use crate::error::Error;
 use crate::files::KeptDisks;
@@ -13,6 +13,7 @@ use crate::options::{DiskOptions, ServeOptions};
 use crate::signals::{LeftToThisThread, Reload, Termination};
 use crate::socket;
 use crate::supervisor::Tenants;
+use fathom_api::{Api, ApiSockets};
 use fathom_files::superseded;
 use fathom_metrics::Scale;
 use fathom_requests::{Successor, TenantSuccessor};
@@ -25,6 +26,7 @@ use rustix::io::Errno;
 use sd_notify::NotifyState;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 /// How a daemon has ended.
 #[derive(Debug)]
@@ -67,10 +69,10 @@ impl Daemon {
         let kept = kept.map_err(Error::Options)?;
         let found = kept.as_ref().map(KeptDisks::read).unwrap_or_default();
         let disks = one_definition_each(&options.disks, &found, options.kept.as_deref());
-        let (mut controller, door) = match options.tenants {
+        let (mut controller, sockets) = match options.tenants {
             true => (
                 controller(Box::new(Tenants::new(&options)?), &options)?,
-                Door::open(&options.api)?,
+                ApiSockets::open(&options.api)?,
             ),
             false => open_here(&options, &disks)?,
         };
@@ -78,8 +80,9 @@ impl Daemon {
         controller.wait_for_coming();
         let scale = Scale::new(Clock::get().hz());
         let groups = options.api.groups;
-        let start = |door| Api::start(door, scale, groups, controller.post(), options.events);
-        let api = door.map(start).transpose();
+        let thread = Arc::new(ControlThread(controller.post()));
+        let start = |sockets| Api::start(sockets, scale, groups, thread, options.events);
+        let api = sockets.map(start).transpose();
         let api = api.map_err(Error::io("cannot serve the API"))?;
         drop(signals);
         let daemon = Daemon {
@@ -105,11 +108,11 @@ impl Daemon {
         } = surround(&options)?;
         let (groups, events) = (options.api.groups, options.events.clone());
         let mut heir = handover::receive(options, socket)?;
-        let post = heir.controller.post();
+        let thread = Arc::new(ControlThread(heir.controller.post()));
         let api = heir
-            .door
+            .sockets
             .take()
-            .map(|(door, scale)| Api::start(door, scale, groups, post, events));
+            .map(|(sockets, scale)| Api::start(sockets, scale, groups, thread, events));
         // Guests run: it is too late to give up.
         let api = api.transpose().unwrap_or_else(|error| {
             tracing::error!("API: cannot serve clients: {error}");
@@ -272,7 +275,7 @@ fn successor(mut done: HandedOver) -> Successor {
 fn open_here(
     options: &ServeOptions,
     disks: &[DiskOptions],
-) -> Result<(Controller, Option<Door>), Error> {
+) -> Result<(Controller, Option<ApiSockets>), Error> {
     let (mut front_ends, mut listening) = (Vec::new(), Vec::new());
     for disk in disks {
         let socket = disk.vhost_user.as_ref();
@@ -295,9 +298,9 @@ fn open_here(
         ..options.clone()
     };
     let mut objects = Objects::open(opened, front_ends, clients)?;
-    let door = Door::open(&options.api)?;
+    let sockets = ApiSockets::open(&options.api)?;
     objects.serve()?;
-    Ok((controller(Box::new(objects), options)?, door))
+    Ok((controller(Box::new(objects), options)?, sockets))
 }
 
 fn controller(host: Box<dyn Host>, options: &ServeOptions) -> Result<Controller, Error> {

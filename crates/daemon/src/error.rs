@@ -19,6 +19,8 @@ pub enum Error {
     #[error(transparent)]
     Listen(#[from] ListenError),
     #[error(transparent)]
+    Api(#[from] fathom_api::OpenError),
+    #[error(transparent)]
     Inherited(#[from] InheritedError),
     #[error("--tls: {0}")]
     Tls(#[from] TlsError),

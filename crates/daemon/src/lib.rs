@@ -3,8 +3,8 @@
 
 mod access;
 mod allowance;
-mod api;
 mod cage;
+mod control_thread;
 mod controller;
 mod daemon;
 mod error;
@@ -26,7 +26,7 @@ mod tenancy;
 mod tenant;
 mod users;
 
-pub use access::{access, groups};
+pub use access::access;
 pub use daemon::{Daemon, Ended};
 pub use error::Error;
 pub use fathom_sandbox::Mode as SandboxMode;
@@ -34,9 +34,7 @@ pub use files::read_config;
 pub use handover::{TAKE_OVER, start_successors};
 pub use limits::survive_size_limit;
 pub use objects::Outcome;
-pub use options::{
-    ApiOptions, DiskOptions, ExportOptions, NbdOptions, RemoteOptions, ServeOptions, TlsOptions,
-};
+pub use options::{DiskOptions, ExportOptions, NbdOptions, ServeOptions, TlsOptions};
 pub use stderr::Stderr;
 pub use stop_timeout::StopTimeout;
 pub use tenancy::Tenancy;

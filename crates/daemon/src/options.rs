@@ -1,11 +1,11 @@
 //! What `fathom serve` is told.
 
 use crate::access::access;
-use crate::api::Groups;
 use crate::error::Error;
 use crate::pull_terms::pull_terms;
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::Tenancy;
+use fathom_api::ApiOptions;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_jobs::pull;
 use fathom_metrics::Events;
@@ -85,51 +85,6 @@ impl ServeOptions {
             })?;
         }
         Ok(())
-    }
-}
-
-/// Where the API is, and for whom.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ApiOptions {
-    /// None: where [`entry_of`](fathom_client::place::entry_of) says, for this user alone.
-    pub socket: Option<SocketSpec>,
-    /// Beside root and the server's own user.
-    pub groups: Groups,
-    /// An address (host:port) at which anybody may see what is counted.
-    pub http: Option<String>,
-    /// For clients from other hosts.
-    pub remote: Option<RemoteOptions>,
-}
-
-/// Where clients from other hosts may look at everything, by TLS.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RemoteOptions {
-    /// host:port.
-    pub listen: String,
-    /// A directory with server-cert.pem, server-key.pem, and ca-cert.pem, by which clients' certificates
-    /// have to be signed.
-    pub certificates: PathBuf,
-}
-
-impl RemoteOptions {
-    /// Both, or neither.
-    pub fn of(
-        listen: Option<String>,
-        certificates: Option<PathBuf>,
-    ) -> Result<Option<RemoteOptions>, String> {
-        match (listen, certificates) {
-            (Some(listen), Some(certificates)) => Ok(Some(RemoteOptions {
-                listen,
-                certificates,
-            })),
-            (None, None) => Ok(None),
-            (Some(_), None) => Err("an address for other hosts needs certificates; add \
-                --api-certificates (tls-certificates of [api])"
-                .into()),
-            (None, Some(_)) => Err("certificates for other hosts need an address; add \
-                --api-listen (listen of [api])"
-                .into()),
-        }
     }
 }
 

@@ -1,14 +1,13 @@
 //! The file that `fathom serve --config` reads: TOML, with the names of the
 //! command line's options.
 
-use crate::access::{access, groups};
+use crate::access::access;
 use crate::allowance::AllowanceTable;
 use crate::error::Error;
-use crate::options::{
-    ApiOptions, DiskOptions, NbdOptions, RemoteOptions, ServeOptions, TlsOptions,
-};
+use crate::options::{DiskOptions, NbdOptions, ServeOptions, TlsOptions};
 use crate::stop_timeout::StopTimeout;
 use crate::tenancy::{self, Tenancy};
+use fathom_api::{ApiOptions, Groups, RemoteOptions};
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_metrics::Events;
 use fathom_sandbox::Mode as SandboxMode;
@@ -212,7 +211,7 @@ impl Api {
         let remote = RemoteOptions::of(self.listen, self.tls_certificates);
         Ok(ApiOptions {
             socket: self.socket,
-            groups: groups(self.group, self.read_group),
+            groups: Groups::new(self.group, self.read_group),
             http: self.http,
             remote: remote.map_err(|problem| format!(": [api]: {problem}"))?,
         })

@@ -20,6 +20,6 @@ pub use receiver::receive;
 pub use sender::{HandedOver, PATIENCE, hand_over, hand_over_disks};
 pub use starter::{Starter, TAKE_OVER, start_successors};
 pub use state::{
-    ApiState, DiskState, DoorState, GroupsState, ProcessState, Progress, Renewal, State,
-    TenantDisk, TenantState, VERSION, WITH_PARTS, WITH_UNFINISHED_MESSAGES,
+    DiskState, GroupsState, ProcessState, Progress, Renewal, State, TenantDisk, TenantState,
+    VERSION, WITH_PARTS, WITH_UNFINISHED_MESSAGES,
 };

@@ -3,13 +3,13 @@
 use super::left::taken;
 use super::state::{Counted, DiskState, Go, Hello, State, Stopped, Word};
 use super::wire::{Peer, WireError};
-use crate::api::{Adopted, Door};
 use crate::controller::Controller;
 use crate::error::Error;
 use crate::host::Host;
 use crate::objects::Objects;
 use crate::options::{DiskOptions, ServeOptions};
 use crate::supervisor::Tenants;
+use fathom_api::{AdoptedSockets, ApiSockets};
 use fathom_control::Definitions;
 use fathom_exports::vhost_user::{Arrival, Arriving, arrival};
 use fathom_metrics::Scale;
@@ -28,7 +28,7 @@ const COUNT: Duration = Duration::from_secs(2);
 pub struct Heir {
     pub controller: Controller,
     /// The API's listeners, and the scale of metrics.
-    pub door: Option<(Door, Scale)>,
+    pub sockets: Option<(ApiSockets, Scale)>,
     peer: Peer,
 }
 
@@ -100,7 +100,7 @@ struct Prepared {
     controller: Controller,
     exports: Vec<Option<Arriving>>,
     nbd: Vec<Bound>,
-    api: Option<(Adopted, Option<SocketSpec>, Scale)>,
+    api: Option<(AdoptedSockets, Option<SocketSpec>, Scale)>,
     /// The predecessor.
     pid: u32,
 }
@@ -159,7 +159,7 @@ fn prepare(
     let hz = state.api.as_ref().and_then(|api| api.ticks_per_second);
     let api = state
         .api
-        .map(|api| Adopted::new(api.door, &options.api, &mut own));
+        .map(|api| AdoptedSockets::new(api.sockets, &options.api, &mut own));
     let api = api.transpose()?;
     let scale = Scale::new(hz.unwrap_or_else(|| Clock::get().hz()));
     let api = api.map(|adopted| (adopted, options.api.socket.clone(), scale));
@@ -273,12 +273,12 @@ impl Prepared {
             estate.own(self.nbd);
         }
         let pid = self.pid;
-        let door = self
+        let sockets = self
             .api
-            .map(|(adopted, path, scale)| (Door::adopt(pid, adopted, path), scale));
+            .map(|(adopted, path, scale)| (ApiSockets::adopt(pid, adopted, path), scale));
         Heir {
             controller: self.controller,
-            door,
+            sockets,
             peer,
         }
     }

@@ -17,6 +17,7 @@
 
 use super::left::LeftState;
 use crate::users::User;
+use fathom_api::ApiState;
 use fathom_control::{Definition, Definitions};
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::ExportState;
@@ -91,29 +92,6 @@ pub struct State {
     /// Control groups of the tenants.
     #[serde(default)]
     pub groups: Vec<GroupsState>,
-}
-
-/// State of the API.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct ApiState {
-    #[serde(flatten)]
-    pub door: DoorState,
-    /// Frequency of the clock of the metrics' buckets. None: as measured.
-    #[serde(default)]
-    pub ticks_per_second: Option<f64>,
-}
-
-/// Listeners of the API.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct DoorState {
-    #[serde(flatten)]
-    pub listener: ListenerState,
-    /// The listener for metrics by TCP.
-    #[serde(default)]
-    pub web: Option<usize>,
-    /// The listener for clients with TLS.
-    #[serde(default)]
-    pub remote: Option<usize>,
 }
 
 /// Control groups of tenants in one hierarchy.

@@ -1,6 +1,6 @@
 //! What is read of a request: names in its path, parameters, its body.
 
-use super::problem::Problem;
+use crate::problem::Problem;
 use axum::body::{Body, to_bytes};
 use axum::extract::{FromRequestParts, RawPathParams};
 use axum::http::StatusCode;

@@ -1,9 +1,9 @@
 //! What can be done to disks.
 
-use super::problem::Problem;
-use super::request::{Flags, LISTED, Named, parse, parse_any, read};
-use super::state::ServerHandle;
-use super::tag;
+use crate::handle::ServerHandle;
+use crate::problem::Problem;
+use crate::request::{Flags, LISTED, Named, parse, parse_any, read};
+use crate::tag;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};

@@ -1,22 +1,28 @@
-//! Sends requests to the control thread.
+//! Sends requests to the server.
 
-use super::pages::Pages;
-use super::problem::Problem;
-use crate::controller::{Controller, Step};
-use crate::mailbox::Post;
+use crate::pages::Pages;
+use crate::problem::Problem;
 use fathom_control::RequestError;
 use fathom_metrics::Events;
 use fathom_metrics::Listeners;
 use fathom_metrics::Measures;
-use fathom_requests::{Answer, Command, Disk, Reply, Request};
+use fathom_requests::{Answer, Command, Disk, Reply, Request, Responder};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 use utoipa::openapi::OpenApi;
 
+/// The server whose API this is. Methods return at once; the reply comes later, from another thread.
+pub trait Server: Send + Sync {
+    fn request(&self, request: Request, responder: Responder);
+
+    /// Measures all disks.
+    fn measure(&self, responder: Box<dyn FnOnce(Measures) + Send>);
+}
+
 /// State of the API's routes.
 #[derive(Clone)]
 pub struct ServerHandle {
-    post: Arc<Post<Step>>,
+    server: Arc<dyn Server>,
     description: Arc<OpenApi>,
     events: Events,
     pages: Pages,
@@ -26,13 +32,13 @@ pub struct ServerHandle {
 
 impl ServerHandle {
     pub fn new(
-        post: Post<Step>,
+        server: Arc<dyn Server>,
         description: OpenApi,
         events: Events,
         pages: Pages,
     ) -> ServerHandle {
         ServerHandle {
-            post: Arc::new(post),
+            server,
             description: Arc::new(description),
             events,
             pages,
@@ -92,26 +98,18 @@ impl ServerHandle {
 
     /// Sends a request. An error of the request itself is in the answer.
     pub async fn answer(&self, request: Request) -> Result<Answer, Problem> {
-        self.hear(|controller, responder| controller.handle(request, responder))
-            .await
+        let (send, answer) = oneshot::channel();
+        // (The client may have disconnected.)
+        self.server
+            .request(request, Box::new(|answer| drop(send.send(answer))));
+        answer.await.map_err(|_| Problem::ending())
     }
 
     /// Returns the measurements of all disks.
     pub async fn measure(&self) -> Result<Measures, Problem> {
-        self.hear(|controller, responder| controller.host_mut().measure_all(responder))
-            .await
-    }
-
-    /// Runs a step on the control thread, and returns its result.
-    async fn hear<T: Send + 'static>(
-        &self,
-        step: impl FnOnce(&mut Controller, Box<dyn FnOnce(T) + Send>) + Send + 'static,
-    ) -> Result<T, Problem> {
-        let (send, answer) = oneshot::channel();
-        // (The client may have disconnected.)
-        let responder = Box::new(|answer| drop(send.send(answer)));
-        self.post
-            .send(Box::new(|controller| step(controller, responder)));
-        answer.await.map_err(|_| Problem::ending())
+        let (send, measures) = oneshot::channel();
+        self.server
+            .measure(Box::new(|measures| drop(send.send(measures))));
+        measures.await.map_err(|_| Problem::ending())
     }
 }

@@ -1,8 +1,8 @@
 //! What is counted of all disks, for Prometheus.
 
-use super::pages::{PAGES, Pages};
-use super::problem::Problem;
-use super::state::ServerHandle;
+use crate::handle::ServerHandle;
+use crate::pages::{PAGES, Pages};
+use crate::problem::Problem;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};

@@ -1,9 +1,9 @@
 //! What goes on right now.
 
-use super::problem::Problem;
-use super::request::LISTED;
-use super::state::ServerHandle;
-use super::stream::JSON_LINES;
+use crate::handle::ServerHandle;
+use crate::problem::Problem;
+use crate::request::LISTED;
+use crate::stream::JSON_LINES;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};

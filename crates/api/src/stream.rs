@@ -1,6 +1,6 @@
 //! What happens, as it happens.
 
-use super::state::ServerHandle;
+use crate::handle::ServerHandle;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::header;

@@ -1,15 +1,15 @@
 //! What anybody may see who can reach an address by TCP: metrics and what goes on right now, and nothing
 //! that changes anything.
 
-use super::clients::{Asks, Clients, guard};
-use super::connection::{ACCEPT_PAUSE, serve};
-use super::disks;
-use super::live;
-use super::metrics;
-use super::page;
-use super::problem;
-use super::rights::Rights;
-use super::state::ServerHandle;
+use crate::clients::{Asks, Clients, guard};
+use crate::connection::{ACCEPT_PAUSE, serve};
+use crate::disks;
+use crate::handle::ServerHandle;
+use crate::live;
+use crate::metrics;
+use crate::page;
+use crate::problem;
+use crate::rights::Rights;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::get;

@@ -1,17 +1,18 @@
-//! Who may do what: clients are known by the user and groups that the kernel says they have.
+//! What a client may do, by its user and groups, which the kernel knows.
 
+use fathom_spec::Group;
 use rustix::process::geteuid;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use tokio::net::UnixStream;
 
-/// Those who may use the API beside root and the user that the server runs as.
+/// Groups that may use the API. Root and the server's user always may.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Groups {
-    /// Its members may do everything.
+    /// ID of the group whose members may do everything.
     pub all: Option<u32>,
-    /// Its members may look at everything.
+    /// ID of the group whose members may read everything.
     pub read: Option<u32>,
 }
 
@@ -24,7 +25,15 @@ pub enum Rights {
 }
 
 impl Groups {
-    /// Of the client at the other end.
+    pub fn new(all: Option<Group>, read: Option<Group>) -> Groups {
+        let id = |group: Option<Group>| group.map(|group| group.0);
+        Groups {
+            all: id(all),
+            read: id(read),
+        }
+    }
+
+    /// Returns the rights of a client.
     pub fn rights(&self, client: &UnixStream) -> io::Result<Rights> {
         let peer = client.peer_cred()?;
         if peer.uid() == 0 || peer.uid() == geteuid().as_raw() {

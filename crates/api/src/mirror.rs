@@ -1,8 +1,8 @@
 //! Disks that are copied to others, or get other images, while they are used.
 
-use super::problem::Problem;
-use super::request::{Flags, Named, parse, parse_any, read};
-use super::state::ServerHandle;
+use crate::handle::ServerHandle;
+use crate::problem::Problem;
+use crate::request::{Flags, Named, parse, parse_any, read};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};

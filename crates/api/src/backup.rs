@@ -1,8 +1,8 @@
 //! Disks as they were at an instant.
 
-use super::problem::Problem;
-use super::request::{Named, parse_any, read};
-use super::state::ServerHandle;
+use crate::handle::ServerHandle;
+use crate::problem::Problem;
+use crate::request::{Named, parse_any, read};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};

@@ -1,7 +1,7 @@
 //! Clients from other hosts: by TLS, with a certificate; they look, and change nothing.
 
-use super::listen::RemoteDoor;
-use super::web;
+use crate::sockets::RemoteSocket;
+use crate::web;
 use axum::Router;
 use fathom_units::cause;
 use std::io;
@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Lets clients in, but for as long as they are held.
 pub async fn accept(
-    door: RemoteDoor,
+    door: RemoteSocket,
     held: watch::Receiver<bool>,
     router: Router,
 ) -> io::Result<()> {

@@ -1,8 +1,8 @@
 //! What concerns all disks.
 
-use super::problem::Problem;
-use super::request::{parse_any, read};
-use super::state::ServerHandle;
+use crate::handle::ServerHandle;
+use crate::problem::Problem;
+use crate::request::{parse_any, read};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;

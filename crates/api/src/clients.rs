@@ -1,9 +1,9 @@
 //! Who is connected, and what each may do.
 
-use super::problem::Problem;
-use super::request::receive;
-use super::rights::Rights;
-use super::stream::JSON_LINES;
+use crate::problem::Problem;
+use crate::request::receive;
+use crate::rights::Rights;
+use crate::stream::JSON_LINES;
 use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::Next;

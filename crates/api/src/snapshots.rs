@@ -1,8 +1,8 @@
 //! Internal snapshots of disks' images.
 
-use super::problem::Problem;
-use super::request::Named;
-use super::state::ServerHandle;
+use crate::handle::ServerHandle;
+use crate::problem::Problem;
+use crate::request::Named;
 use axum::Json;
 use axum::extract::State;
 use fathom_metrics::Snapshots;

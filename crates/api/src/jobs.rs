@@ -1,8 +1,8 @@
 //! What is done with disks beside their users.
 
-use super::problem::Problem;
-use super::request::{Flags, Named, parse, read};
-use super::state::ServerHandle;
+use crate::handle::ServerHandle;
+use crate::problem::Problem;
+use crate::request::{Flags, Named, parse, read};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
