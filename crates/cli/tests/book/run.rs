@@ -13,8 +13,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
-/// Seconds for a page.
-const LIMIT: &str = "180";
+/// Timeout of a page in seconds. Only a hang reaches it.
+const LIMIT: &str = "600";
 
 /// What all of them can use. The machine's own directories and ports are not touched, nor those of other pages:
 /// these are empty ones.

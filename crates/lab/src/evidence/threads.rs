@@ -1,5 +1,5 @@
-//! The threads of the watched processes. They may come and go: one that comes has its whole life
-//! in the window, one that goes is counted up to the last time it was seen.
+//! The threads of the watched processes. Of a thread that begins within the window, its whole life is in the window. A thread
+//! that ends within the window is counted until it was last seen.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,9 +11,11 @@ use super::schedstat::{self, Times};
 use super::{Kind, Watched};
 use crate::attach::{server_threads, threads_of};
 
-/// Of all processes together, over the window.
+/// Maximum number of threads of all processes together, over the window.
 const MAX_THREADS: usize = 4096;
-/// A thread of io_uring's that looks for submissions without sleeping (IORING_SETUP_SQPOLL).
+/// A thread gives itself a name when it begins to run. Therefore its name is read again until the thread has run this long.
+const YOUNG_NS: u64 = 1_000_000;
+/// Prefix of the name of an io_uring thread that polls for submissions (IORING_SETUP_SQPOLL).
 const SQPOLL: &str = "iou-sqp-";
 
 /// The threads that were seen so far.
@@ -30,8 +32,10 @@ struct Seen {
     /// When the window began, or the thread.
     begin: Times,
     last: Times,
-    /// Of earlier threads with the same number.
+    /// Times of earlier threads with the same number.
     before: Times,
+    /// The thread's time on a CPU when its name was last read.
+    named_ns: u64,
 }
 
 impl Threads {
@@ -48,7 +52,7 @@ impl Threads {
         self.watched.push(process);
     }
 
-    /// Looks at all of them; the first time is the window's begin.
+    /// Reads the times of all threads. The first call begins the window.
     pub fn look(&mut self) {
         for index in 0..self.watched.len() {
             let watched = self.watched[index].clone();
@@ -57,19 +61,24 @@ impl Threads {
             if found.iter().any(is_new) {
                 self.meet(&watched);
             }
+            let mut has_unnamed = false;
             for tid in found {
                 let task = format!("/proc/{}/task/{tid}", watched.pid);
                 if let Some(seen) = self.seen.get_mut(&(watched.pid, tid))
                     && let Some(times) = schedstat::read(&task)
                 {
                     seen.goes_on(times);
+                    has_unnamed |= seen.may_have_new_name();
                 }
+            }
+            if has_unnamed {
+                self.rename(&watched);
             }
         }
         self.is_first = false;
     }
 
-    /// Learns the names and roles of a process's threads that are new.
+    /// Reads the names and roles of a process's new threads.
     fn meet(&mut self, watched: &Watched) {
         let threads = match watched.kind {
             Kind::Qemu => threads_of(watched.pid),
@@ -97,6 +106,7 @@ impl Threads {
                 begin,
                 last: now,
                 before: now.zero(),
+                named_ns: 0,
             };
             self.seen.insert(key, seen);
         }
@@ -133,7 +143,9 @@ impl Threads {
 
     /// Every thread's part of the window, which ended when they were last looked at.
     pub fn times(&mut self) -> Vec<ThreadTime> {
-        self.rename();
+        for watched in self.watched.clone() {
+            self.rename(&watched);
+        }
         let time = |seen: &Seen| {
             let spent = seen.spent();
             ThreadTime {
@@ -151,25 +163,27 @@ impl Threads {
         self.seen.values().map(time).collect()
     }
 
-    /// A thread gets its name, and so its role, a moment after it began: those that were young
-    /// when they were met are asked again.
-    fn rename(&mut self) {
-        for watched in std::mem::take(&mut self.watched) {
-            let mut before = std::mem::take(&mut self.seen);
-            self.meet(&watched);
-            for (key, met) in &self.seen {
-                if let Some(seen) = before.get_mut(key) {
-                    (seen.role, seen.polls) = (met.role, met.polls);
-                    seen.thread = met.thread.clone();
-                }
+    /// Reads the names and roles of a process's threads again.
+    fn rename(&mut self, watched: &Watched) {
+        let mut before = std::mem::take(&mut self.seen);
+        self.meet(watched);
+        for (key, met) in &self.seen {
+            if let Some(seen) = before.get_mut(key) {
+                (seen.role, seen.polls) = (met.role, met.polls);
+                seen.thread = met.thread.clone();
+                seen.named_ns = seen.last.cpu_ns;
             }
-            self.seen = before;
-            self.watched.push(watched);
         }
+        self.seen = before;
     }
 }
 
 impl Seen {
+    /// Whether the thread may have given itself a name since the name was last read.
+    fn may_have_new_name(&self) -> bool {
+        self.named_ns < YOUNG_NS && self.last.cpu_ns > self.named_ns
+    }
+
     fn goes_on(&mut self, now: Times) {
         if now.cpu_ns < self.last.cpu_ns {
             // Its number belongs to a new thread.
@@ -242,6 +256,7 @@ mod tests {
             begin: times(1000, 10),
             last: times(1000, 10),
             before: times(0, 0),
+            named_ns: 1000,
         };
         seen.goes_on(times(1500, 30));
         assert_eq!(seen.spent(), times(500, 20));
