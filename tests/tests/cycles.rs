@@ -13,9 +13,32 @@ use syn::{Attribute, Item, ItemUse, UseTree, Visibility};
 
 /// In crates/.
 const CLEAN: &[&str] = &[
-    "api", "archive", "base", "client", "control", "core", "daemon", "files", "foreign", "img",
-    "jobs", "limiter", "load", "luks", "metrics", "nbd", "requests", "sandbox", "sockets", "stack",
-    "trace", "units",
+    "api",
+    "archive",
+    "base",
+    "client",
+    "control",
+    "core",
+    "daemon",
+    "disks",
+    "files",
+    "foreign",
+    "host",
+    "img",
+    "jobs",
+    "limiter",
+    "load",
+    "luks",
+    "metrics",
+    "nbd",
+    "requests",
+    "sandbox",
+    "sockets",
+    "spec",
+    "stack",
+    "supervisor",
+    "trace",
+    "units",
 ];
 
 /// A module, from the crate's root on.

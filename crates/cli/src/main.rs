@@ -49,7 +49,8 @@ mod usage;
 use anyhow::{Context, bail};
 use backend::Meant;
 use clap::{FromArgMatches as _, Parser, Subcommand};
-use fathom_daemon::{Stderr, begin_tenant, serve_tenant, start_successors, survive_size_limit};
+use fathom_daemon::{begin_tenant, serve_tenant, start_successors, survive_size_limit};
+use fathom_host::stderr::Stderr;
 use fathom_metrics::{Events, Repeats};
 use fathom_storage::cached::finder;
 use std::ffi::OsString;
@@ -118,7 +119,7 @@ enum Command {
     /// Start the successors of a server; the server starts this process
     #[command(hide = true)]
     Starter {
-        sandbox: fathom_daemon::SandboxMode,
+        sandbox: fathom_sandbox::Mode,
         #[arg(last = true)]
         arguments: Vec<OsString>,
     },

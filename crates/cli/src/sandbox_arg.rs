@@ -1,7 +1,7 @@
 //! The value of `--sandbox`.
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use fathom_daemon::SandboxMode;
+use fathom_sandbox::Mode as SandboxMode;
 use fathom_spec::values::{Words, possible};
 
 const SANDBOX_MODES: Words = &[

@@ -6,12 +6,12 @@ use crate::temporary_sockets::{replace_temporary, stop_with_parent};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Arg, ArgGroup, Args, ValueEnum};
 use fathom_api::{ApiOptions, Groups, RemoteOptions};
-use fathom_daemon::{
-    Daemon, DiskOptions, NbdOptions, Outcome, SandboxMode, ServeOptions, StopTimeout, Tenancy,
-    TlsOptions, access, read_config,
-};
+use fathom_daemon::{Daemon, read_config};
 use fathom_exports::nbd::{Address, TlsMode};
+use fathom_host::options::{DiskOptions, NbdOptions, ServeOptions, TlsOptions};
+use fathom_host::{Outcome, StopTimeout, Tenancy, access};
 use fathom_metrics::Events;
+use fathom_sandbox::Mode as SandboxMode;
 use fathom_spec::{DiskSpec, Group, SocketSpec, socket_parser};
 use fathom_stack::Injection;
 use fathom_storage::Location;

@@ -3,8 +3,10 @@
 mod support;
 
 use fathom_client::Client;
-use fathom_daemon::{Daemon, DiskOptions, SandboxMode, ServeOptions};
+use fathom_daemon::Daemon;
 use fathom_formats::Format;
+use fathom_host::options::{DiskOptions, ServeOptions};
+use fathom_sandbox::Mode as SandboxMode;
 use fathom_spec::{DiskSpec, SocketSpec};
 use fathom_stack::PoolOptions;
 use fathom_storage::Location;

@@ -1,7 +1,7 @@
 //! This server's cage: which kind of thread is shut in how.
 
-use crate::users::User;
 use fathom_core::ThreadKind;
+use fathom_host::users::User;
 use fathom_sandbox::{Allowed, Kind, Mode, PathAccess, Tenant};
 use std::fs::File;
 use std::io;

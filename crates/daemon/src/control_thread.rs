@@ -1,8 +1,8 @@
 //! Passes requests of the API on to the control thread.
 
 use crate::controller::{Controller, Step};
-use crate::mailbox::Post;
 use fathom_api::Server;
+use fathom_host::mailbox::Post;
 use fathom_metrics::Measures;
 use fathom_requests::{Request, Responder};
 

@@ -18,13 +18,11 @@ mod reload;
 mod timeouts;
 
 use crate::files::Keeper;
-use crate::host::Host;
-use crate::mailbox::{Mailbox, Post};
-use crate::options::{NbdOptions, ServeOptions};
-use crate::stop_timeout::StopTimeout;
-use crate::tenancy::Tenancy;
 use fathom_api::ApiOptions;
 use fathom_control::{Owner, Registry, Request as Change, RequestId};
+use fathom_host::mailbox::{Mailbox, Post};
+use fathom_host::options::{NbdOptions, ServeOptions};
+use fathom_host::{Host, StopTimeout, Tenancy};
 use fathom_metrics::Events;
 use fathom_requests::{
     Answer, Ask, Command, Disk, Disks, Done, FailedDisk, Request, Responder, Shown,

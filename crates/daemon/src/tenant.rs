@@ -2,21 +2,18 @@
 //! it cannot open itself it gets from there.
 
 use crate::cage;
-use crate::error::Error;
 use crate::handover::{self, HandedOver};
-use crate::host::Host;
 use crate::limits;
-use crate::link::{AtGate, FromGate, FromTenant, Link, ToTenant};
-use crate::objects::Objects;
-use crate::options::ServeOptions;
-use crate::signals::LeftToThisThread;
-use crate::stop_timeout::StopTimeout;
-use crate::tenancy::Tenancy;
-use crate::users::User;
 use fathom_api::ApiOptions;
 use fathom_control::ErrorKind;
 use fathom_core::{ThreadKind, thread_starts};
+use fathom_disks::Objects;
 use fathom_files::gate::{self, Gate, Got, Refused, Wanted};
+use fathom_host::link::{AtGate, FromGate, FromTenant, Link, ToTenant};
+use fathom_host::options::ServeOptions;
+use fathom_host::signals::LeftToThisThread;
+use fathom_host::users::User;
+use fathom_host::{Error, Host, StopTimeout, Tenancy};
 use fathom_metrics::{Events, Happened};
 use fathom_requests::{Answer, Ask, Reply};
 use fathom_spec::PoolSpec;

@@ -1,11 +1,10 @@
 //! Hands the server over to another process.
 
 use super::{Controller, registry_settings};
-use crate::error::Error;
 use crate::files::KeptDisks;
-use crate::handover::{Estate, Given};
-use crate::host::Host;
 use fathom_control::{Definition, Definitions, ErrorKind, Registry, RequestError};
+use fathom_host::handover::{Estate, Given};
+use fathom_host::{Error, Host};
 use fathom_requests::Responder;
 use fathom_units::cause;
 use std::collections::BTreeMap;

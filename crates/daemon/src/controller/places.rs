@@ -1,6 +1,6 @@
 //! The definitions in the configuration, and their places.
 
-use crate::options::DiskOptions;
+use fathom_host::options::DiskOptions;
 use fathom_spec::DiskSpec;
 use std::collections::BTreeMap;
 

@@ -2,10 +2,10 @@
 
 use super::places::{places, specs};
 use super::{Controller, Settings};
-use crate::error::Error;
 use crate::files::{Keeper, KeptDisks, Reread, reread};
-use crate::options::{DiskOptions, ServeOptions};
 use fathom_control::{Event, Found, without_conflicts};
+use fathom_host::Error;
+use fathom_host::options::{DiskOptions, ServeOptions};
 use fathom_metrics::Happened;
 use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

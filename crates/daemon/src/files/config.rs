@@ -1,28 +1,24 @@
 //! The file that `fathom serve --config` reads: TOML, with the names of the
 //! command line's options.
 
-use crate::access::access;
-use crate::allowance::AllowanceTable;
-use crate::error::Error;
-use crate::options::{DiskOptions, NbdOptions, ServeOptions, TlsOptions};
-use crate::stop_timeout::StopTimeout;
-use crate::tenancy::{self, Tenancy};
 use fathom_api::{ApiOptions, Groups, RemoteOptions};
 use fathom_exports::nbd::{Address, TlsMode};
+use fathom_host::allowance::AllowanceTable;
+use fathom_host::options::{DiskOptions, NbdOptions, ServeOptions, TlsOptions};
+use fathom_host::tenancy::{self, Tenancy};
+use fathom_host::{Error, StopTimeout, access};
 use fathom_metrics::Events;
 use fathom_sandbox::Mode as SandboxMode;
 use fathom_spec::SocketSpec;
 use fathom_spec::text;
 use fathom_spec::{DiskSpec, PoolSpec, check_first, check_name};
 use fathom_spec::{Group, Mode};
+use fathom_spec::{line_of, parse_toml, unreadable};
 use fathom_stack::PoolOptions;
-use fathom_units::{Timeout, cause, serde_text};
-use serde::de::DeserializeOwned;
+use fathom_units::Timeout;
 use serde::{Deserialize, Deserializer, de};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::io;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 
@@ -119,30 +115,6 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         stop_timeout: file.stop_timeout.unwrap_or_default(),
         arguments: Vec::new(),
     })
-}
-
-/// Why a file of the configuration is not read, to go behind the file's name.
-pub fn unreadable(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::NotFound => "no such file".into(),
-        _ => format!("cannot read the file: {}", cause(error)),
-    }
-}
-
-/// The error goes behind the file's name.
-pub fn parse_toml<T: DeserializeOwned>(text: &str) -> Result<T, String> {
-    toml::from_str(text).map_err(|error| {
-        let line = error.span().map(|span| line_of(text, span));
-        let message = error.message().lines().collect::<Vec<_>>().join(", ");
-        let message = serde_text(&message, "docs/configuration.md lists all");
-        format!("{}: {message}", line.unwrap_or_default())
-    })
-}
-
-/// Where in `text` that is, to go behind a file's name.
-fn line_of(text: &str, span: Range<usize>) -> String {
-    let before = text.get(..span.start).unwrap_or(text);
-    format!(":{}", before.matches('\n').count() + 1)
 }
 
 #[derive(Deserialize)]
@@ -266,8 +238,8 @@ fn addresses<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Address>, D::Erro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allowance::{Cpu, Memory, Tasks};
     use fathom_formats::Format;
+    use fathom_host::allowance::{Cpu, Memory, Tasks};
     use fathom_spec::SocketSpec;
     use fathom_stack::Description;
     use fathom_storage::{Cache, EngineKind, Location};

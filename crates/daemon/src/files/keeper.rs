@@ -1,9 +1,9 @@
 //! Writing on a thread of its own: file systems take their time.
 
 use super::kept::KeptDisks;
-use crate::signals::LeftToThisThread;
 use fathom_control::Found;
 use fathom_core::{ThreadKind, thread_starts};
+use fathom_host::signals::LeftToThisThread;
 use fathom_spec::DiskSpec;
 use std::io;
 use std::sync::mpsc::{Sender, channel};

@@ -3,9 +3,8 @@
 //! Each file is there whole or not at all, whenever the process or the machine stops: it is written
 //! under another name, synced, and renamed.
 
-use super::config;
 use fathom_control::Found;
-use fathom_spec::{DiskSpec, check_name};
+use fathom_spec::{DiskSpec, check_name, read_definition, stem};
 use fathom_units::cause;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
@@ -72,7 +71,7 @@ impl KeptDisks {
     pub fn read(&self) -> Found {
         let mut found = Found::default();
         for path in self.files(is_disk_file) {
-            match read(&path) {
+            match read_definition(&path) {
                 Ok(disk) => found.disks.push(disk),
                 Err(problem) => {
                     let line = format!("{}{problem}", path.display());
@@ -92,7 +91,8 @@ impl KeptDisks {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(format!("{}: {}", path.display(), cause(error))),
         }
-        let disk = read(&path).map_err(|problem| format!("{}{problem}", path.display()))?;
+        let disk =
+            read_definition(&path).map_err(|problem| format!("{}{problem}", path.display()))?;
         Ok(Some(Box::new(disk)))
     }
 
@@ -158,30 +158,6 @@ fn is_disk_file(name: &str) -> bool {
         }
         None => true,
     }
-}
-
-fn stem(path: &Path) -> &str {
-    let stem = path.file_stem().and_then(|stem| stem.to_str());
-    stem.unwrap_or_default()
-}
-
-/// The disk that a file defines. The error goes behind the file's name.
-pub fn read(path: &Path) -> Result<DiskSpec, String> {
-    let text =
-        fs::read_to_string(path).map_err(|error| format!(": {}", config::unreadable(&error)))?;
-    let mut disk: DiskSpec = config::parse_toml(&text)?;
-    let stem = stem(path);
-    if disk.name.is_empty() {
-        stem.clone_into(&mut disk.name);
-    }
-    if disk.name != stem {
-        return Err(format!(
-            ": defines disk '{0}'; rename the file to {0}.toml",
-            disk.name
-        ));
-    }
-    check_name(&disk.name).map_err(|problem| format!(": {problem}"))?;
-    Ok(disk)
 }
 
 #[cfg(test)]

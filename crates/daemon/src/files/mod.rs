@@ -8,5 +8,5 @@ mod reread;
 
 pub use config::read_config;
 pub use keeper::Keeper;
-pub use kept::{KeptDisks, read as read_definition};
+pub use kept::KeptDisks;
 pub use reread::{Reread, reread};

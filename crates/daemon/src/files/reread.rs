@@ -2,11 +2,11 @@
 
 use super::config::read_config;
 use super::keeper::Keeper;
-use crate::error::Error;
-use crate::options::ServeOptions;
-use crate::signals::LeftToThisThread;
 use fathom_control::Found;
 use fathom_core::{ThreadKind, thread_starts};
+use fathom_host::Error;
+use fathom_host::options::ServeOptions;
+use fathom_host::signals::LeftToThisThread;
 use std::io;
 use std::path::PathBuf;
 use std::thread;

@@ -1,20 +1,19 @@
 //! Takes over from a predecessor.
 
-use super::left::taken;
-use super::state::{Counted, DiskState, Go, Hello, State, Stopped, Word};
 use super::wire::{Peer, WireError};
 use crate::controller::Controller;
-use crate::error::Error;
-use crate::host::Host;
-use crate::objects::Objects;
-use crate::options::{DiskOptions, ServeOptions};
-use crate::supervisor::Tenants;
 use fathom_api::{AdoptedSockets, ApiSockets};
 use fathom_control::Definitions;
+use fathom_disks::Objects;
 use fathom_exports::vhost_user::{Arrival, Arriving, arrival};
+use fathom_host::handover::taken;
+use fathom_host::handover::{Counted, DiskState, Go, Hello, State, Stopped, Word};
+use fathom_host::options::{DiskOptions, ServeOptions};
+use fathom_host::{Error, Host};
 use fathom_metrics::Scale;
 use fathom_sockets::{Bound, Descriptors, Listener};
 use fathom_spec::SocketSpec;
+use fathom_supervisor::Tenants;
 use fathom_trace::Clock;
 use fathom_units::cause;
 use std::os::fd::OwnedFd;

@@ -1,15 +1,15 @@
 //! Hands over to a successor.
 
-use super::estate::{Estate, Given, GivenDisk};
-use super::left::describe;
 use super::starter::Starter;
-use super::state::{Counted, Go, Hello, Progress, Renewal, State, Stopped, Word};
 use super::successor::Successor;
 use super::wire::{Peer, WireError};
 use crate::controller::Controller;
 use fathom_api::Api;
 use fathom_control::{ErrorKind, RequestError};
 use fathom_exports::vhost_user::{Frozen, Halting};
+use fathom_host::handover::describe;
+use fathom_host::handover::{Counted, Go, Hello, Progress, Renewal, State, Stopped, Word};
+use fathom_host::handover::{Estate, Given, GivenDisk};
 use fathom_sockets::Descriptors;
 use fathom_units::cause;
 use std::os::fd::OwnedFd;
@@ -27,8 +27,6 @@ const HALT: Duration = Duration::from_secs(5);
 const SERVE: Duration = Duration::from_secs(5);
 /// Timeout of a new supervisor for each of its tenants.
 const TENANT: Duration = Duration::from_secs(90);
-/// Maximum time of a handover between two processes of a tenant.
-pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Time for the remaining work of disks that a successor serves.
 const END: Duration = Duration::from_secs(2);
 

@@ -2,8 +2,8 @@
 //! was started before it had one, and which a successor's cage is not built upon.
 
 use super::program::{check_binary, own_binary};
-use crate::error::Error;
-use crate::link::Link;
+use fathom_host::Error;
+use fathom_host::link::Link;
 use fathom_sandbox::Mode;
 use fathom_storage::cached::Terms;
 use fathom_storage::cached::finder::{Find, find_or_start};

@@ -1,0 +1,118 @@
+//! A trace that is being written.
+
+use fathom_core::{Left, WorkerHandle};
+use fathom_files::gate::{self, Wanted};
+use fathom_host::prepare_trace;
+use fathom_trace::{TraceError, ring::RingFile};
+use serde_json::json;
+use std::fs::File;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How often a trace gets the better value of the clock's frequency.
+pub const CALIBRATE_EVERY: Duration = Duration::from_secs(10);
+
+fn prepare(path: &Path, disk: &str, workers: usize) -> Result<File, TraceError> {
+    let Some(gate) = gate::other() else {
+        return prepare_trace(path, disk, workers);
+    };
+    let wanted = Wanted::Trace {
+        path: path.to_owned(),
+        disk: disk.to_owned(),
+        rings: workers,
+    };
+    let got = gate.get(&wanted, None);
+    let got = got.map_err(|no| TraceError::Unusable {
+        path: path.to_owned(),
+        problem: no.text,
+    });
+    got.map(|got| got.file.into())
+}
+
+/// One disk's.
+pub struct Tracer {
+    path: PathBuf,
+    file: RingFile,
+    /// None: it may be a predecessor's.
+    calibrated: Option<Instant>,
+    /// Nobody writes yet.
+    is_new: bool,
+}
+
+impl Tracer {
+    /// Trace what `workers` do from when they have looked next.
+    pub fn start(path: &Path, disk: &str, workers: &[WorkerHandle]) -> Result<Tracer, TraceError> {
+        let file = RingFile::of(path, prepare(path, disk, workers.len())?)?;
+        let mut tracer = Tracer {
+            path: path.to_owned(),
+            file,
+            calibrated: Some(Instant::now()),
+            is_new: true,
+        };
+        tracer.begin(workers);
+        Ok(tracer)
+    }
+
+    /// What a predecessor lends, for so many workers.
+    pub fn resume(mut lent: Left, workers: usize) -> Result<Tracer, String> {
+        let path = PathBuf::from(lent.values["path"].as_str().unwrap_or_default());
+        let file = RingFile::resumed(&path, lent.take_file()?.into());
+        let file = file.map_err(|error| error.to_string())?;
+        match file.rings() >= workers {
+            true => Ok(Tracer {
+                path,
+                file,
+                calibrated: None,
+                is_new: true,
+            }),
+            false => Err(format!(
+                "{}: the trace has room for {} workers, and the disk would have {workers}; stop \
+                 the trace first ('fathom trace --off')",
+                path.display(),
+                file.rings()
+            )),
+        }
+    }
+
+    /// For a successor's.
+    pub fn lend(&self) -> io::Result<Left> {
+        Ok(Left {
+            values: json!({ "path": self.path }),
+            files: vec![self.file.file().try_clone_to_owned()?],
+            is_needed: false,
+        })
+    }
+
+    /// Trace what `workers` do, from when they have looked next; a predecessor's stand still.
+    pub fn begin(&mut self, workers: &[WorkerHandle]) {
+        if std::mem::take(&mut self.is_new) {
+            for (ring, worker) in workers.iter().enumerate() {
+                worker.trace(Some(self.file.writer(ring)));
+            }
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Readable when another process has truncated the file.
+    pub fn cut_event(&self) -> BorrowedFd<'_> {
+        self.file.cut_event()
+    }
+
+    pub fn calibrate(&mut self) {
+        if self.calibrated.is_none() {
+            self.file.own();
+        }
+        if self
+            .calibrated
+            .is_none_or(|before| before.elapsed() >= CALIBRATE_EVERY)
+        {
+            self.file.calibrate();
+            self.calibrated = Some(Instant::now());
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! What `fathom serve` is told.
+
+use crate::access::access;
+use crate::error::Error;
+use crate::pull_terms::pull_terms;
+use crate::stop_timeout::StopTimeout;
+use crate::tenancy::Tenancy;
+use fathom_api::ApiOptions;
+use fathom_exports::nbd::{Address, TlsMode};
+use fathom_jobs::pull;
+use fathom_metrics::Events;
+use fathom_sandbox::Mode;
+use fathom_sockets::Access;
+use fathom_spec::{Alarm, DEFAULT_QUEUES, DiskSpec, SocketSpec, check_text};
+use fathom_stack::{Description, KeyRing, PoolOptions};
+use fathom_storage::OnSuperseded;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// One daemon.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// At least one, each with a name of its own.
+    pub disks: Vec<DiskOptions>,
+    /// Threads that disks share, each pool with a name of its own.
+    pub pools: Vec<PoolOptions>,
+    /// None: no NBD clients.
+    pub nbd: Option<NbdOptions>,
+    pub api: ApiOptions,
+    /// The file that has all this, to be read again when it has changed.
+    pub config: Option<PathBuf>,
+    /// The directory of the disks that are kept; None: what is added is gone with the server.
+    pub kept: Option<PathBuf>,
+    /// Each tenant has a process of its own.
+    pub tenants: bool,
+    /// What these are given.
+    pub tenancy: Tenancy,
+    /// Where it is told what happens.
+    pub events: Events,
+    /// What holds back a thread that somebody has taken over.
+    pub sandbox: Mode,
+    /// How long stopping may take.
+    pub stop_timeout: StopTimeout,
+    /// Those of this process, by which a successor is started.
+    pub arguments: Vec<OsString>,
+}
+
+impl ServeOptions {
+    /// One disk.
+    pub fn of(disk: DiskOptions) -> ServeOptions {
+        ServeOptions {
+            disks: vec![disk],
+            pools: Vec::new(),
+            nbd: None,
+            api: ApiOptions::default(),
+            config: None,
+            kept: None,
+            tenants: false,
+            tenancy: Tenancy::default(),
+            events: Events::default(),
+            sandbox: Mode::default(),
+            stop_timeout: StopTimeout::default(),
+            arguments: Vec::new(),
+        }
+    }
+
+    /// Refuses what does not go together.
+    pub fn validate(&self) -> Result<(), String> {
+        let several = self.disks.len() > 1;
+        if let Some(nbd) = &self.nbd {
+            nbd.validate()?;
+        }
+        for (i, disk) in self.disks.iter().enumerate() {
+            if self.disks[..i].iter().any(|other| other.name == disk.name) {
+                return Err(format!(
+                    "two disks are named '{}'; rename one of them",
+                    disk.name
+                ));
+            }
+            let checked = disk.validate(self.nbd.is_some());
+            checked.map_err(|problem| match several {
+                true => format!("disk '{}': {problem}", disk.name),
+                false => problem,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Who may connect by NBD, and how.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NbdOptions {
+    /// At least one.
+    pub listen: Vec<Address>,
+    /// Of Unix sockets that are made here.
+    pub access: Access,
+    pub tls: Option<TlsOptions>,
+    /// Connections at once, at least 1; None: as many as
+    /// [`fathom_exports::nbd::Options`] has.
+    pub max_connections: Option<usize>,
+    /// Of these, of one user, address or virtual machine, at least 1.
+    pub max_per_peer: Option<usize>,
+    /// A connection without a request for so long is ended; None: never.
+    pub idle_timeout: Option<Duration>,
+}
+
+impl NbdOptions {
+    /// Refuses what does not go together.
+    pub fn validate(&self) -> Result<(), String> {
+        let is_unix = |address: &Address| matches!(address, Address::Unix(_));
+        check_access(self.access, self.listen.iter().any(is_unix))
+    }
+}
+
+/// TLS, with files as nbdkit and QEMU have them in one directory:
+/// server-cert.pem, server-key.pem, ca-cert.pem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsOptions {
+    pub mode: TlsMode,
+    pub certificates: PathBuf,
+    /// Clients need a certificate that is signed by ca-cert.pem.
+    pub verify_peer: bool,
+}
+
+impl TlsOptions {
+    /// Whether every client has to show a certificate.
+    pub fn authenticates(&self) -> bool {
+        self.verify_peer && matches!(self.mode, TlsMode::Require)
+    }
+}
+
+/// How NBD clients see a disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExportOptions {
+    /// What clients ask for.
+    pub name: String,
+    /// For people.
+    pub description: String,
+    /// Another server may take the disk over; clients only read.
+    pub may_be_moved: bool,
+}
+
+impl ExportOptions {
+    /// None: it is not for clients.
+    fn of(table: &DiskSpec) -> Result<Option<ExportOptions>, String> {
+        if table.nbd == Some(false) {
+            return Ok(None);
+        }
+        let name = table.export_name.clone();
+        let export = ExportOptions {
+            name: name.unwrap_or_else(|| table.name.clone()),
+            description: table.export_description.clone(),
+            may_be_moved: table.nbd_move,
+        };
+        for (key, text) in [
+            ("export-name", &export.name),
+            ("export-description", &export.description),
+        ] {
+            check_text(text).map_err(|problem| format!("{key}: {problem}"))?;
+        }
+        Ok(Some(export))
+    }
+}
+
+/// One disk, and who may use it.
+#[derive(Clone, Debug)]
+pub struct DiskOptions {
+    /// What `fathom stats` and the like call it.
+    pub name: String,
+    pub disk: Description,
+    /// None: no virtual machine.
+    pub vhost_user: Option<SocketSpec>,
+    /// Of that socket, if it is made here.
+    pub access: Access,
+    /// None: not by NBD.
+    pub nbd: Option<ExportOptions>,
+    /// The most virtqueues, 1 to 256.
+    pub queues: u16,
+    /// What the guest sees as the disk's serial.
+    pub serial: Option<String>,
+    /// Trace to this file from the start.
+    pub trace: Option<PathBuf>,
+    pub alarms: Vec<Alarm>,
+    /// It is to come from another server.
+    pub pull: Option<pull::Terms>,
+    /// The definition that these options come from, without options at their defaults.
+    pub spec: Box<DiskSpec>,
+    /// `FILE:LINE` of its definition, if a configuration defines it.
+    pub defined_at: Option<String>,
+}
+
+impl DiskOptions {
+    /// The error is one line for the user.
+    pub fn of(table: DiskSpec, has_nbd: bool) -> Result<DiskOptions, String> {
+        let export = ExportOptions::of(&table)?;
+        table.check(has_nbd)?;
+        let spec = Box::new(table.clone().without_defaults());
+        let base_cache = table.cache_terms();
+        let pull = pull_terms(&table)?;
+        let new = Description::new(table.image);
+        let disk = Description {
+            base_cache,
+            base: table.base,
+            format: table.format,
+            offset: table.offset,
+            size: table.size,
+            metadata_cache: table.metadata_cache,
+            zero_missing_clusters: table.zero_missing_clusters,
+            allow_dirs: table.allow_dirs,
+            data_file: table.data_file,
+            bitmaps: table.bitmaps,
+            keys: KeyRing::new(table.keys),
+            read_only: table.readonly,
+            engine: table.aio.unwrap_or(new.engine),
+            register_memory: table.register_memory,
+            cache: table.cache.unwrap_or(new.cache),
+            server_timeout: table.server_timeout,
+            server_reconnect: table.server_reconnect,
+            server_connections: table.server_connections,
+            force_share: table.force_share,
+            succeeds: false,
+            superseded: match table.allow_superseded {
+                true => OnSuperseded::Take,
+                false => OnSuperseded::Refuse,
+            },
+            discard: table.discard.unwrap_or(new.discard),
+            iothreads: table.iothreads.map_or(new.iothreads, usize::from),
+            cpus: table.cpus.unwrap_or_default(),
+            polling: table.poll.unwrap_or(new.polling),
+            pool: table.pool,
+            filters: table.filters,
+            ..new
+        };
+        let options = DiskOptions {
+            name: table.name,
+            disk,
+            vhost_user: table.vhost_user,
+            access: access(table.socket_mode, table.socket_group),
+            nbd: export.filter(|_| has_nbd),
+            queues: table.queues.unwrap_or(DEFAULT_QUEUES),
+            serial: table.serial,
+            trace: table.trace,
+            alarms: table.alarms,
+            pull,
+            spec,
+            defined_at: None,
+        };
+        options.validate(has_nbd)?;
+        Ok(options)
+    }
+
+    /// Whether the server may start without the disk, and opens it later: a configuration defines it, and it needs no
+    /// socket that is passed at the start.
+    pub fn can_be_opened_later(&self) -> bool {
+        let is_passed = !matches!(self.vhost_user, None | Some(SocketSpec::Path(_)));
+        self.defined_at.is_some() && !is_passed
+    }
+
+    /// Adds the disk's name and the place of its definition to an error, if a configuration defines the disk.
+    pub fn blame(&self, error: Error) -> Error {
+        match &self.defined_at {
+            Some(place) => Error::Options(format!("{place}: disk '{}': {error}", self.name)),
+            None => error,
+        }
+    }
+
+    /// Refuses what does not go together.
+    pub fn validate(&self, has_nbd: bool) -> Result<(), String> {
+        if self.vhost_user.is_none() && !(has_nbd && self.nbd.is_some()) {
+            return Err("no client could connect to the disk; add --vhost-user or --nbd".into());
+        }
+        let is_path = matches!(self.vhost_user, Some(SocketSpec::Path(_)));
+        check_access(self.access, is_path)?;
+        self.disk.check()
+    }
+}
+
+/// Inherited sockets are who made them's, and others have no permissions.
+fn check_access(access: Access, is_made_here: bool) -> Result<(), String> {
+    match access == Access::default() || is_made_here {
+        true => Ok(()),
+        false => Err(
+            "--socket-mode and --socket-group apply only to Unix sockets given by a path".into(),
+        ),
+    }
+}
+
+#[cfg(test)]
+#[path = "options_tests.rs"]
+mod tests;

@@ -1,0 +1,15 @@
+//! What a server reports of a disk at its end.
+
+use fathom_stack::Injected;
+use fathom_trace::Summary;
+use serde::Serialize;
+
+/// Statistics of a disk at the end of the server.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    #[serde(flatten)]
+    pub summary: Summary,
+    /// Faults that the disk's filters have injected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub injected: Option<Injected>,
+}

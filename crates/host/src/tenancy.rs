@@ -1,0 +1,77 @@
+//! What tenants are given, as it is written in a configuration.
+
+use crate::allowance::{Allowance, AllowanceTable, Cpu, Memory, Most, Tasks, text_or_number};
+use crate::users::Users;
+use fathom_spec::text;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// For all tenants of a server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Tenancy {
+    /// None: their processes are of the supervisor's user.
+    #[serde(default, with = "text::optional")]
+    pub users: Option<Users>,
+    #[serde(default, deserialize_with = "text_or_number")]
+    memory_max: Option<Most<Memory>>,
+    #[serde(default, deserialize_with = "text_or_number")]
+    cpu_max: Option<Most<Cpu>>,
+    #[serde(default, deserialize_with = "text_or_number")]
+    tasks_max: Option<Most<Tasks>>,
+    /// What is said of single tenants.
+    #[serde(skip)]
+    pub each: BTreeMap<String, AllowanceTable>,
+}
+
+impl Tenancy {
+    /// Refuses what this process cannot give.
+    pub fn check(&self) -> Result<(), String> {
+        self.users.as_ref().map_or(Ok(()), Users::check)
+    }
+
+    fn of_all(&self) -> AllowanceTable {
+        AllowanceTable {
+            memory_max: self.memory_max,
+            cpu_max: self.cpu_max,
+            tasks_max: self.tasks_max,
+        }
+    }
+
+    /// What this tenant may use.
+    pub fn allowance_of(&self, tenant: &str) -> Allowance {
+        let own = self.each.get(tenant).cloned().unwrap_or_default();
+        own.over(&self.of_all())
+    }
+
+    /// What tenants may use: one that nothing is said of, and the others.
+    pub fn allowances(&self) -> Vec<Allowance> {
+        let all = self.of_all();
+        let each = self.each.values().map(|own| own.over(&all));
+        each.chain([AllowanceTable::default().over(&all)]).collect()
+    }
+}
+
+/// `tenants = true`, or a table `[tenants]`; None: one process has all disks.
+pub fn tenants<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Tenancy>, D::Error> {
+    struct Either;
+    impl<'de> Visitor<'de> for Either {
+        type Value = Option<Tenancy>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("true, false or a table [tenants]")
+        }
+
+        fn visit_bool<E>(self, is_on: bool) -> Result<Option<Tenancy>, E> {
+            Ok(is_on.then(Tenancy::default))
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Option<Tenancy>, A::Error> {
+            Tenancy::deserialize(MapAccessDeserializer::new(map)).map(Some)
+        }
+    }
+    from.deserialize_any(Either)
+}
