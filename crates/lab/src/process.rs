@@ -88,6 +88,10 @@ impl Process {
     /// [`Error::Timeout`] with the end of its log when it still runs after `timeout`.
     pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + timeout;
+        // (A process that was waited for has no pidfd.)
+        if let Some(status) = self.try_wait()? {
+            return Ok(status);
+        }
         let what = || format!("cannot wait for {}", self.name);
         let end = pidfd_open(self.raw_pid(), PidfdFlags::empty()).context(what)?;
         loop {

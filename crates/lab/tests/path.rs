@@ -40,23 +40,25 @@ fn comes_by(one: &Handed, functions: &[&str]) {
 
 #[test]
 fn a_read_goes_from_the_system_call_to_the_driver() {
-    let (path, value) = follow(&[("technology", "bare"), ("of", "block")]);
-    // The thread itself calls the driver, unless there is so much to do that another one does.
-    let (first, disk) = (&path.devices[0], path.devices.last().unwrap());
-    assert_eq!(disk.side, Side::Host);
-    assert!(SEEN.contains(&disk.requests), "{disk:?}");
-    assert!(
-        std::path::Path::new("/sys/block")
-            .join(&disk.device)
-            .exists()
-    );
-    assert!(first.stacks[0].thread.starts_with("fio"), "{path:?}");
-    comes_by(first, &["pread", "entry_SYSCALL_64", "vfs_read", "blk_"]);
-    comes_by(disk, &["blk_mq", "blk_mq_start_request"]);
-    assert!(value("host.frames") >= 4.0);
-    // Each read is a system call.
-    assert!(value("host.calls") >= 1.0);
-    assert!(path.between.iter().all(|one| one.what != Crossing::Exits));
+    decide(|| {
+        let (path, value) = follow(&[("technology", "bare"), ("of", "block")]);
+        // The thread itself calls the driver, unless there is so much to do that another one does.
+        let (first, disk) = (&path.devices[0], path.devices.last().unwrap());
+        assert_eq!(disk.side, Side::Host);
+        assert!(SEEN.contains(&disk.requests), "{disk:?}");
+        assert!(
+            std::path::Path::new("/sys/block")
+                .join(&disk.device)
+                .exists()
+        );
+        assert!(first.stacks[0].thread.starts_with("fio"), "{path:?}");
+        comes_by(first, &["pread", "entry_SYSCALL_64", "vfs_read", "blk_"]);
+        comes_by(disk, &["blk_mq", "blk_mq_start_request"]);
+        assert!(value("host.frames") >= 4.0);
+        // Each read is a system call.
+        assert!(value("host.calls") >= 1.0);
+        assert!(path.between.iter().all(|one| one.what != Crossing::Exits));
+    });
 }
 
 /// The mean of the device has requests in it that are not the benchmark's: fio's program may be read from the same disk.
@@ -71,34 +73,36 @@ fn device_takes_less_time_than_a_read() {
 
 #[test]
 fn a_guests_read_goes_through_two_kernels() {
-    let (path, value) = follow(&[("technology", "tcg"), ("of", "block"), ("disk", "qemu")]);
-    let [first, .., last] = &path.devices[..] else {
-        panic!("{path:#?}");
-    };
-    let driver = path.devices.iter().rfind(|one| one.side == Side::Guest);
-    let driver = driver.unwrap();
-    assert!(path.devices.iter().all(|one| SEEN.contains(&one.requests)));
-    // The program's thread goes as far as the disk's scheduler, if it has one.
-    assert!(first.stacks[0].thread.starts_with("fio"), "{first:?}");
-    comes_by(first, &["entry_SYSCALL_64", "vfs_read", "blk_mq"]);
-    comes_by(
-        driver,
-        &[
-            "blk_mq",
-            "virtio_queue_rq [virtio_blk.ko]",
-            "blk_mq_start_request",
-        ],
-    );
-    assert_eq!(last.side, Side::Host);
-    assert!(last.stacks[0].thread.starts_with("qemu: "), "{last:?}");
-    comes_by(
-        last,
-        &["entry_SYSCALL_64", "io_uring", "blk_mq_start_request"],
-    );
-    // What the host's device takes is a part of what the guest's does.
-    assert!(value("host.device") < value("guest.device"));
-    assert!(value("guest.device") < value("request"));
-    assert!(value("guest.calls") >= 1.0 && value("host.switches") > 0.0);
+    decide(|| {
+        let (path, value) = follow(&[("technology", "tcg"), ("of", "block"), ("disk", "qemu")]);
+        let [first, .., last] = &path.devices[..] else {
+            panic!("{path:#?}");
+        };
+        let driver = path.devices.iter().rfind(|one| one.side == Side::Guest);
+        let driver = driver.unwrap();
+        assert!(path.devices.iter().all(|one| SEEN.contains(&one.requests)));
+        // The program's thread goes as far as the disk's scheduler, if it has one.
+        assert!(first.stacks[0].thread.starts_with("fio"), "{first:?}");
+        comes_by(first, &["entry_SYSCALL_64", "vfs_read", "blk_mq"]);
+        comes_by(
+            driver,
+            &[
+                "blk_mq",
+                "virtio_queue_rq [virtio_blk.ko]",
+                "blk_mq_start_request",
+            ],
+        );
+        assert_eq!(last.side, Side::Host);
+        assert!(last.stacks[0].thread.starts_with("qemu: "), "{last:?}");
+        comes_by(
+            last,
+            &["entry_SYSCALL_64", "io_uring", "blk_mq_start_request"],
+        );
+        // What the host's device takes is a part of what the guest's does.
+        assert!(value("host.device") < value("guest.device"));
+        assert!(value("guest.device") < value("request"));
+        assert!(value("guest.calls") >= 1.0 && value("host.switches") > 0.0);
+    });
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, setpriority_process};
 
 use crate::error::{Context, Error, Result};
 use crate::guest::Guest;
@@ -16,8 +16,14 @@ use crate::process::Process;
 
 pub use text::{Head, Modules, Text};
 
-/// What perf says when it had more.
+/// Text of perf's log when the data has reached its size limit.
 const FULL: &str = "size limit reached";
+/// Text of perf's log when perf was too slow to take all events from the kernel.
+const LOST: &str = " and lost ";
+/// Size of the kernel's buffer for each CPU of the host: enough for the events of a busy machine until perf gets a CPU.
+const BUFFER: &str = "8M";
+/// Nice value of the host's perf: above all ordinary processes.
+const NICE: i32 = -20;
 /// A program that perf starts when it records: it says so, and ends when perf does.
 const UNTIL_ITS_END: &str = r#": >"$0"; while kill -0 $PPID; do sleep 1; done"#;
 /// For perf to begin and to end.
@@ -60,11 +66,18 @@ impl Recording {
         words.into_iter().map(str::to_owned).collect()
     }
 
-    /// That perf has given up before the end.
-    fn cut(&self, log: &str) -> Option<String> {
-        log.contains(FULL).then(|| {
-            let name = self.name;
-            format!("there were too many {name}: of a shorter --runtime they would be complete")
+    /// Says what is missing of the record, by the logs of perf.
+    fn missing(&self, log: &str) -> Option<String> {
+        let name = self.name;
+        if log.contains(FULL) {
+            let text =
+                "there were too many events: with a shorter --runtime they would be complete";
+            return Some(format!("{name}: {text}"));
+        }
+        log.contains(LOST).then(|| {
+            format!(
+                "{name}: perf lost events, because this machine is too busy: counts are too low"
+            )
         })
     }
 }
@@ -91,10 +104,15 @@ impl OnHost {
         let mut command = Command::new(host::program("perf")?);
         command
             .args(recording.record(&data.to_string_lossy(), recording.most[0]))
+            .arg(format!("--mmap-pages={BUFFER}"))
             .args(["--", "sh", "-c", UNTIL_ITS_END])
             .arg(&began)
             .stdout(Stdio::null());
         let perf = Process::spawn("perf record", command, &data.with_extension("log"))?;
+        if let Ok(pid) = i32::try_from(perf.pid()) {
+            // (Only root may. Without it, perf may lose events on a busy machine, and says so.)
+            let _ = setpriority_process(Pid::from_raw(pid), NICE);
+        }
         let recording = recording.clone();
         let mut this = OnHost {
             recording,
@@ -148,7 +166,8 @@ impl OnHost {
         if !perf.wait(PATIENCE)?.success() {
             return Err(refused(&perf.log()));
         }
-        Ok(self.recording.cut(&self.perf.log()))
+        let logs = self.perf.log() + &perf.log();
+        Ok(self.recording.missing(&logs))
     }
 }
 
@@ -211,7 +230,7 @@ impl InGuest {
             Ok(())
         })?;
         match output.status {
-            0 => Ok(self.recording.cut(&self.log)),
+            0 => Ok(self.recording.missing(&self.log)),
             _ => Err(guest.agent().failed(&text, &output)),
         }
     }
@@ -254,5 +273,28 @@ mod tests {
         assert!(refused("").to_string().contains("without a message"));
         let log = "'trace' not valid for hardware events. Ignoring.\ncannot write: disk full\n";
         assert!(refused(log).to_string().contains("disk full"));
+    }
+
+    #[test]
+    fn lost_events_are_reported() {
+        let recording = Recording {
+            name: "path",
+            words: Vec::new(),
+            fields: "",
+            with_tasks: false,
+            most: ["1G", "64M"],
+        };
+        let log = "[ perf record: Captured and wrote 3.1 MB path ]\n";
+        assert_eq!(recording.missing(log), None);
+        let lost =
+            "Warning:\nProcessed 12345 events and lost 3 chunks!\n\nCheck IO/CPU overload!\n";
+        assert!(
+            recording
+                .missing(&format!("{log}{lost}"))
+                .unwrap()
+                .contains("lost events")
+        );
+        let full = "[ perf record: perf size limit reached (1024 MB), stopping session ]\n";
+        assert!(recording.missing(full).unwrap().contains("too many"));
     }
 }
