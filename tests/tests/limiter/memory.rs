@@ -15,7 +15,9 @@ const SHAPE: Shape = Shape {
     threads: 8,
     depth: 1,
 };
-/// Of the load's file.
+/// A script that runs a command in a group.
+const IN_GROUP: &str = r#"echo $$ > "$0"/cgroup.procs && exec chrt --rr 1 "$@""#;
+/// Size of the load's file.
 const SIZE: &str = "64M";
 /// What is read again and again is missed for long enough to be known to the kernel: a limit that
 /// is much tighter looks like a file that is read once.
@@ -73,11 +75,12 @@ impl Group {
         Ok(group)
     }
 
-    /// The same command in the group from its first page on.
+    /// Returns the same command, in the group from its first page on, and before all ordinary processes: on a busy machine
+    /// the load would wait for a CPU after each read, which would be its limit then.
     fn runs(&self, command: &Command) -> Command {
         let mut shell = Command::new("sh");
         shell
-            .args(["-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$@\""])
+            .args(["-c", IN_GROUP])
             .arg(&self.0)
             .arg(command.get_program())
             .args(command.get_args());
