@@ -333,7 +333,7 @@ fn surround(options: &ServeOptions) -> Result<Surroundings, Error> {
         read_keys(options)?;
         cage::enter(sandbox);
     }
-    let signals = LeftToThisThread::new();
+    let signals = LeftToThisThread::begin();
     let reload = options.config.as_ref().map(|_| Reload::new());
     Ok(Surroundings {
         termination,

@@ -74,7 +74,7 @@ pub fn begin_tenant(events: Events) -> Result<NewTenant, Error> {
 /// supervisor the process ends at once, as if it were killed.
 pub fn serve_tenant(tenant: NewTenant) -> Result<(), Error> {
     // Signals are for the supervisor.
-    let _signals = LeftToThisThread::new();
+    let _signals = LeftToThisThread::begin();
     let NewTenant {
         link,
         gate,

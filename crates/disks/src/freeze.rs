@@ -94,7 +94,7 @@ impl Drop for Waiting {
 
 /// Runs an operation on a thread of its own, which gets no signals.
 pub fn on_a_thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let _signals = LeftToThisThread::new();
+    let _signals = LeftToThisThread::begin();
     let builder = thread::Builder::new().name(name.into());
     builder.spawn(move || {
         thread_starts(ThreadKind::General);

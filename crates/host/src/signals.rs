@@ -66,7 +66,7 @@ pub struct LeftToThisThread {
 }
 
 impl LeftToThisThread {
-    pub fn new() -> LeftToThisThread {
+    pub fn begin() -> LeftToThisThread {
         let mut set = MaybeUninit::uninit();
         let mut before = MaybeUninit::uninit();
         // SAFETY: sigemptyset(3) initialises the set, which the others then

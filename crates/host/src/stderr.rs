@@ -73,7 +73,7 @@ impl Stderr {
     fn to(mut out: impl Write + Send + 'static) -> io::Result<Stderr> {
         let shared = Arc::<Shared>::default();
         let thread = std::thread::Builder::new().name("stderr".into());
-        let _signals = LeftToThisThread::new();
+        let _signals = LeftToThisThread::begin();
         let theirs = shared.clone();
         thread.spawn(move || theirs.write_to(&mut out))?;
         Ok(Stderr(shared))

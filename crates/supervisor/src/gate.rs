@@ -38,7 +38,7 @@ impl Gate {
 
     /// Serve this tenant from now on, by what it may have.
     pub fn open(&self, tenant: &str, permits: Arc<Permits>, events: Events) -> io::Result<()> {
-        let _signals = LeftToThisThread::new();
+        let _signals = LeftToThisThread::begin();
         let post = self.0.clone();
         let tenant = tenant.to_owned();
         let thread = std::thread::Builder::new().name("gate".into());

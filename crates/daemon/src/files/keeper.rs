@@ -28,7 +28,7 @@ pub struct Keeper(Sender<Job>);
 impl Keeper {
     pub fn start(kept: KeptDisks) -> io::Result<Keeper> {
         let (send, jobs) = channel();
-        let _signals = LeftToThisThread::new();
+        let _signals = LeftToThisThread::begin();
         thread::Builder::new().name("files".into()).spawn(move || {
             thread_starts(ThreadKind::General);
             for job in jobs {

@@ -31,7 +31,7 @@ pub fn reread(
     match keeper {
         Some(keeper) => keeper.read(Box::new(read)),
         None => {
-            let _signals = LeftToThisThread::new();
+            let _signals = LeftToThisThread::begin();
             let builder = thread::Builder::new().name("reload".into());
             builder.spawn(move || {
                 thread_starts(ThreadKind::General);

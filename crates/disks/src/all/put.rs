@@ -105,7 +105,7 @@ impl Objects {
 
     /// Serves a disk that has been opened. Returns its index.
     fn let_in(&mut self, mut disk: Served) -> Result<usize, RequestError> {
-        let _signals = LeftToThisThread::new();
+        let _signals = LeftToThisThread::begin();
         let added = self.nbd.as_ref().map_or(Ok(()), |nbd| nbd.add(&disk));
         if let Err(text) = added {
             changes::give_up(disk);

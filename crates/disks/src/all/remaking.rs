@@ -97,7 +97,7 @@ impl Objects {
         };
         match remade {
             Ok(mut disk) => {
-                let _signals = LeftToThisThread::new();
+                let _signals = LeftToThisThread::begin();
                 disk.inherit(&self.disks[index].counts(MAX_LEFT));
                 disk.succeed(self.disks[index].shared());
                 changes::watch_size(&disk, self.mail.post());
