@@ -4,15 +4,17 @@
 //! After each restart, every disk must have all writes that were acknowledged, and every persistent disk must be as its
 //! last change has left it: present or not, with the image and the options that the client got a success for.
 
+mod load;
+
 use crate::exercise::{Random, variable};
-use crate::mirror::{disk_after_a_kill, uri_of, write_in_order, written};
 use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, short_dir};
 use crate::switch_kills::{OWNERS, Owner, start};
 use fathom_testing::is_time_up;
+use load::Hosting;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -37,15 +39,14 @@ struct Client<'a> {
     dir: &'a Path,
     round: u64,
     api: String,
-    nbd: String,
+    /// Options by which clients reach the disk.
+    export: Vec<String>,
     random: Random,
     is_killed: &'a AtomicBool,
     expected: Expected,
     /// Number of images that the client has named.
     images: u64,
     load: Option<Kept>,
-    /// Where the loads note the writes that were acknowledged.
-    log: PathBuf,
 }
 
 impl Client<'_> {
@@ -180,7 +181,7 @@ impl Client<'_> {
             Some(false) => return,
             None => drop(self.expected.is_present.insert(false)),
         }
-        let add = add_words(&self.api, self.owner, self.image());
+        let add = add_words(&self.api, &self.export, self.owner, self.image());
         let added = self.try_to(&add.iter().map(String::as_str).collect::<Vec<_>>());
         match added {
             Some(true) => {
@@ -192,9 +193,6 @@ impl Client<'_> {
                 self.expected.is_present.insert(true);
                 self.expected.iothreads.insert(1);
             }
-        }
-        if added == Some(true) && !self.log.exists() {
-            self.load = Some(write_in_order(&self.nbd, &self.log));
         }
     }
 }
@@ -224,33 +222,20 @@ impl Refused {
     }
 }
 
-fn add_words(api: &str, owner: Owner, image: &str) -> Vec<String> {
+fn add_words(api: &str, export: &[String], owner: Owner, image: &str) -> Vec<String> {
     let words = ["disk", "add", "--server", api, owner.disk(), image];
     let mut words: Vec<_> = words.map(str::to_owned).into();
     words.extend(["--format".into(), format_of(image).into()]);
-    words.push("--nbd".into());
+    words.extend_from_slice(export);
     if owner == Owner::Transient {
         words.push("--transient".into());
     }
     words
 }
 
-/// Writes the configuration with this image of the static disk.
-fn configure(dir: &Path, image: &str, more: &str) {
-    let path = |name: &str| as_arg(&dir.join(name));
-    let text = format!(
-        "disks-dir = 'disks'\napi = {{ socket = '{}' }}\n[nbd]\nlisten = ['unix:{}']\n\
-         [[disk]]\nname = 'static'\nimage = '{image}'\nformat = '{}'\n{more}",
-        path("c"),
-        path("n"),
-        format_of(image),
-    );
-    fs::write(path("conf"), text).unwrap();
-}
-
 /// Starts the server, and changes its configuration to the newer image as long as the server refuses an image for that
 /// reason.
-fn start_as_a_user(mut dir: tempfile::TempDir) -> Served {
+fn start_as_a_user(hosting: Hosting, mut dir: tempfile::TempDir) -> Served {
     let mut refused = Refused::default();
     loop {
         let log = match start(dir) {
@@ -260,29 +245,42 @@ fn start_as_a_user(mut dir: tempfile::TempDir) -> Served {
                 log
             }
         };
+        if is_still_locked(hosting, &log) {
+            continue;
+        }
         let (image, is_circle) = refused.next(&log);
         let more = if is_circle {
             "allow-superseded = true\n"
         } else {
             ""
         };
-        configure(dir.path(), &image, more);
+        hosting.configure(dir.path(), &image, more);
     }
 }
 
+/// Whether an image was refused because a tenant of the killed server has not ended yet.
+fn is_still_locked(hosting: Hosting, refusal: &str) -> bool {
+    hosting == Hosting::Tenants && refusal.contains("in use")
+}
+
 /// Adds a disk on this image, or on a newer image that the server names.
-fn add_as_a_user(served: &Served, owner: Owner, image: &str) {
+fn add_as_a_user(hosting: Hosting, served: &Served, owner: Owner, image: &str) {
     let mut refused = Refused::default();
     let mut image = image.to_owned();
     let mut more = Vec::new();
     loop {
-        let mut add = add_words(&served.api(), owner, &image);
-        add.append(&mut more);
+        let export = hosting.export(served, owner);
+        let mut add = add_words(&served.api(), &export, owner, &image);
+        add.extend(more.clone());
         let output = fathom().args(add).output().unwrap();
         if output.status.success() {
             return;
         }
-        let (newer, is_circle) = refused.next(&String::from_utf8(output.stderr).unwrap());
+        let refusal = String::from_utf8(output.stderr).unwrap();
+        if is_still_locked(hosting, &refusal) {
+            continue;
+        }
+        let (newer, is_circle) = refused.next(&refusal);
         image = newer;
         more.extend(is_circle.then(|| "--allow-superseded".to_owned()));
     }
@@ -346,6 +344,15 @@ fn kill(pid: u64) {
 
 #[test]
 fn disks_are_as_last_changed_when_the_server_is_killed() {
+    kill_again_and_again(Hosting::Server);
+}
+
+#[test]
+fn tenants_disks_are_as_last_changed_when_the_server_is_killed() {
+    kill_again_and_again(Hosting::Tenants);
+}
+
+fn kill_again_and_again(hosting: Hosting) {
     let rounds = ROUNDS * variable("FATHOM_ROUNDS").unwrap_or(1);
     let seed = variable("FATHOM_SEED").unwrap_or(1);
     let mut random = Random::new(7);
@@ -354,12 +361,13 @@ fn disks_are_as_last_changed_when_the_server_is_killed() {
         if is_time_up() {
             break;
         }
-        dir = one_kill(dir, round, seed, &mut random);
+        dir = one_kill(hosting, dir, round, seed, &mut random);
     }
 }
 
 /// One round: returns the server's directory.
 fn one_kill(
+    hosting: Hosting,
     dir: tempfile::TempDir,
     round: u64,
     seed: u64,
@@ -372,22 +380,22 @@ fn one_kill(
         File::create(&path).unwrap().set_len(4 << 20).unwrap();
         as_arg(&path)
     });
-    configure(dir.path(), &first[0], "");
+    hosting.configure(dir.path(), &first[0], "");
     let served = start(dir).unwrap_or_else(|(_, log)| panic!("{log}"));
     for (owner, image) in owners.iter().zip(&first).skip(1) {
-        add_as_a_user(&served, *owner, image);
+        add_as_a_user(hosting, &served, *owner, image);
     }
     let is_killed = AtomicBool::new(false);
     let log = |owner: Owner| images.path().join(format!("{}.log", owner.disk()));
     let clients = owners.map(|owner| {
-        let nbd = uri_of(&served, owner.disk());
+        let place = hosting.place(&served, owner);
         Client {
             owner,
             dir: images.path(),
             round,
             api: served.api(),
-            load: Some(write_in_order(&nbd, &log(owner))),
-            nbd,
+            load: Some(hosting.start_load(&place, &log(owner))),
+            export: hosting.export(&served, owner),
             random: Random::new((seed << 20 | round << 4 | owner as u64) as usize),
             is_killed: &is_killed,
             expected: Expected {
@@ -396,11 +404,10 @@ fn one_kill(
                 is_present: BTreeSet::from([true]),
             },
             images: 0,
-            log: log(owner),
         }
     });
     for owner in owners {
-        eventually("writes", || (written(&log(owner)) > 5).then_some(()));
+        hosting.wait_for_writes(&served, owner, &log(owner));
     }
     let pause = Duration::from_micros(random.below(LONGEST.as_micros() as u64));
     let (reloads, upgrades) = (random.below(2) == 0, random.below(3) == 0);
@@ -421,16 +428,17 @@ fn one_kill(
         let dir = end(served);
         (dir, running.map(|client| client.join().unwrap()))
     });
-    let served = start_as_a_user(dir);
+    let served = start_as_a_user(hosting, dir);
     let is_present = check_definition(&served, &expected[1]);
     add_as_a_user(
+        hosting,
         &served,
         Owner::Transient,
         expected[2].images.last().unwrap(),
     );
     for owner in owners {
         if owner != Owner::Persistent || is_present {
-            disk_after_a_kill(&served, owner.disk(), &log(owner), 0);
+            hosting.check(&served, owner, &log(owner));
         }
     }
     for owner in &owners[1..] {
