@@ -1,4 +1,4 @@
-//! A disk as it was at an instant, for NBD clients at a socket of its own.
+//! Backups: NBD clients read the disk as of an instant, at a socket of the backup's own.
 
 use super::serving::Serving;
 use super::shared_disk::SharedDisk;
@@ -19,7 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// In a path that is a part of a URI.
+/// Characters that are percent-encoded in a path in a URI.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'/')
     .remove(b'-')
@@ -52,13 +52,14 @@ pub struct Running {
     shared: Arc<Shared>,
 }
 
-/// Identities of backups that have ended, or were to end before they began: no backup may have one of them again, or a
-/// request to begin that arrives late would leave a backup behind.
+/// Identities of backups that have ended, or that were ended before they began.
+///
+/// No further backup may have such an identity: a late request to begin would leave a backup that no client ends.
 #[derive(Default)]
 pub struct EndedBackups(VecDeque<String>);
 
 impl EndedBackups {
-    /// Number of identities that are remembered. A request overtakes far fewer others.
+    /// Maximum number of stored identities. A request overtakes far fewer other requests.
     const MOST: usize = 256;
 
     pub fn add(&mut self, id: &str) {
@@ -79,23 +80,23 @@ impl EndedBackups {
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// It has ended.
+    /// Notified when the backup has ended.
     ended: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// Until it ends.
+    /// The NBD server and the backup, until the backup ends.
     parts: Option<(Serving<NbdServer>, Backup)>,
     is_ending: bool,
-    /// Nothing of it is left.
+    /// Whether the backup has ended and released the disk.
     is_over: bool,
-    /// As it was at its end.
+    /// Status of the backup at its end.
     last: Status,
 }
 
 impl Order {
-    /// May block. The error is for the user: the disk is as it was.
+    /// Begins the backup. May block. The error is for the user: the disk is unchanged.
     pub fn begin(self) -> Result<Running, String> {
         let listener = Listener::bind(&self.socket, self.access);
         let listener = listener.map_err(|error| error.to_string())?;
@@ -112,8 +113,8 @@ impl Order {
         };
         let backup = Backup::start(self.source, &self.terms, Box::new(failed))?;
         let (view, workers) = backup.view();
-        // Clients that know the backup's identity are never served another backup. The disk's name, and none, stand
-        // for whichever backup there is.
+        // Clients that know the backup's identity are never served another backup. The disk's name and the empty name
+        // refer to any present backup.
         let exports = [&self.disk, &self.id].map(|name| {
             let text = "the disk as of the backup's begin".to_owned();
             let export = Export::new(name.clone(), text, view.clone(), workers.clone());
@@ -126,7 +127,7 @@ impl Order {
         let serving = match serving {
             Ok(serving) => serving,
             Err(problem) => {
-                // (Nobody could read it.)
+                // (No client could read the backup.)
                 backup.give_up(&problem);
                 backup.end();
                 return Err(problem);
@@ -141,7 +142,7 @@ impl Order {
             }
         }));
         if shared.state().status().problem.is_some() {
-            // It had failed before there was anything to be ended.
+            // The backup failed before `parts` was set, so the callback could not end it.
             shared.end_soon(None);
         }
         let disk = self.disk;
@@ -182,7 +183,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has it end, on a thread of its own: for this reason it has failed, if there is one.
+    /// Begins to end the backup, on a thread of its own. With a `problem`, the backup has failed for this reason.
     fn end_soon(self: &Arc<Self>, problem: Option<&str>) {
         let mut state = self.state();
         let Some((_, backup)) = &state.parts else {
@@ -200,7 +201,7 @@ impl Shared {
             thread_starts(ThreadKind::General);
             own.end();
         });
-        // (It is asked for again where somebody waits for it.)
+        // (If no thread could be started, a caller that waits for the end requests the end again.)
         state.is_ending = begun.is_ok();
     }
 
@@ -208,7 +209,7 @@ impl Shared {
         let mut state = self.state();
         state.last = state.status();
         let Some((mut serving, backup)) = state.parts.take() else {
-            // Somebody else is at it.
+            // Another thread is ending the backup.
             let waited = self.ended.wait_while(state, |state| !state.is_over);
             return drop(waited.unwrap_or_else(PoisonError::into_inner));
         };
@@ -228,7 +229,7 @@ impl Shared {
 }
 
 impl Running {
-    /// Its disk's users do, if they are held. False: it is ending.
+    /// Resumes the disk's users, if the backup holds them. False: the backup is ending.
     pub fn go_on(&self) -> bool {
         let state = self.shared.state();
         let parts = state.parts.as_ref().filter(|_| !state.is_ending);
@@ -240,7 +241,7 @@ impl Running {
         &self.id
     }
 
-    /// Where clients read this backup, and no other one.
+    /// Returns the URI at which clients read this backup, and no other backup.
     pub fn uri(&self) -> String {
         format!(
             "nbd+unix:///{}?socket={}",
@@ -253,7 +254,7 @@ impl Running {
         self.shared.state().is_over
     }
 
-    /// Waits for that until `deadline`. False: it is not.
+    /// Waits until the backup is over, or until `deadline`. False: the backup is not over.
     pub fn wait(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         let (state, ended) = (self.shared.state(), &self.shared.ended);
@@ -274,13 +275,13 @@ impl Running {
         }
     }
 
-    /// The disk is needed for something else, or is not served any more; does not wait.
+    /// Begins to end the backup because the disk is being removed or the server is stopping. Does not wait for the end.
     pub fn begin_stop(&self) {
         self.shared
             .end_soon(Some("the disk is being removed, or the server is stopping"));
     }
 
-    /// Nobody needs it any more: what has become of it, when all of it is gone. May block.
+    /// Ends the backup. Returns its final state when the backup has released the disk. May block.
     pub fn end(&self) -> BackupInfo {
         self.shared.end();
         self.info()

@@ -1,4 +1,4 @@
-//! Disks that move from one server to another: those that go, and those that come.
+//! Moves of disks between servers, from this server and to this server.
 
 use super::shared_disk::{Guard, SharedDisk};
 use fathom_core::{Disk, Part, Parts};
@@ -10,20 +10,21 @@ use fathom_stack::Stack;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// What they are called among a disk's parts.
+/// Names of the moves among a disk's parts: from this server, and to this server.
 const GOES: &str = "move";
 const COMES: &str = "pull";
 
-/// How a disk goes and comes.
+/// The moves of one disk.
 pub struct Moves {
-    /// Another server may take it over.
+    /// The move to another server, if such a server may take the disk over.
     pub going: Option<Arc<Moving>>,
+    /// The move to this server, if the disk is to be moved here and has not been moved completely.
     coming: Option<Arc<Coming>>,
-    /// Of one that has come, and may go.
+    /// Records when another server takes the disk over. Only for a disk that was moved to this server before.
     watch: Option<Pull>,
 }
 
-/// A disk that comes here, once it has begun to.
+/// A move to this server. The `Pull` is present once the move has begun.
 #[derive(Default)]
 struct Coming(OnceLock<Pull>);
 
@@ -41,7 +42,7 @@ impl Moves {
         }
     }
 
-    /// Who hears of the front-end.
+    /// Returns the guards that are notified of the front-end.
     pub fn guards(&self) -> Vec<Arc<dyn Guard>> {
         let going = self.going.clone().map(|moving| moving as Arc<dyn Guard>);
         let coming = self.coming.clone().map(|coming| coming as Arc<dyn Guard>);
@@ -57,19 +58,19 @@ impl Moves {
         }
     }
 
-    /// It has been taken over by another server.
+    /// Whether another server has taken the disk over.
     pub fn has_gone(&self) -> bool {
         self.going
             .as_ref()
             .is_some_and(|going| going.taken().is_some())
     }
 
-    /// How far one is that comes.
+    /// Returns the progress of the move to this server, if such a move has begun.
     pub fn status(&self) -> Option<Status> {
         self.coming.as_ref()?.0.get().map(Pull::status)
     }
 
-    /// Refuses while it is on its way.
+    /// Fails while the disk is moving, in either direction.
     pub fn may_go(&self) -> Result<(), String> {
         let going = self.going.as_ref().map_or(Ok(()), |going| going.may_go());
         going.and_then(|()| {
@@ -79,12 +80,12 @@ impl Moves {
         })
     }
 
-    /// Let it be, if it comes; does not wait for it.
+    /// Begins to end the move to this server, if one is in progress. Does not wait for the end.
     pub fn begin_stop(&self) {
         self.pull().map(Pull::begin_stop);
     }
 
-    /// False: it has not let go of the disk at `deadline`.
+    /// Ends the move to this server. Returns false if the move still uses the disk at `deadline`.
     pub fn end(&self, deadline: Instant) -> bool {
         self.pull().is_none_or(|pull| pull.end(deadline))
     }
@@ -94,15 +95,15 @@ impl Moves {
         coming.or(self.watch.as_ref())
     }
 
-    /// Who asks for the disk, for whoever notes that it goes.
+    /// Returns the requests of other servers to take the disk over, for the thread that records such a take-over.
     fn gone(&self) -> Option<Gone> {
         let going = self.going.clone()?;
-        // Until somebody notes that, the disk stays.
+        // From now on, a take-over must be recorded before it succeeds.
         going.note_by(Arc::new(|| ()));
         Some(Box::new(Leaving(going)))
     }
 
-    /// It has come before: note when it goes. The error is for the user.
+    /// Begins to record when another server takes over a disk that was moved here before. The error is for the user.
     pub fn has_come(&mut self, prepared: Prepared) -> Result<(), String> {
         if let Some(gone) = self.gone() {
             self.watch = Some(prepared.note_going(gone)?);
@@ -110,7 +111,7 @@ impl Moves {
         Ok(())
     }
 
-    /// Have it come. The error is for the user.
+    /// Begins the move to this server, if the disk is waiting for such a move. The error is for the user.
     pub fn begin(
         &self,
         prepared: Prepared,
@@ -140,12 +141,14 @@ impl Moves {
     }
 }
 
-/// The disk that is to come, or has come before. The error is for the user.
+/// Opens the record of the move to this server, if the options ask for one. The error is for the user.
+///
+/// The move may have been completed before.
 pub fn prepare(terms: Option<&Terms>) -> Result<Option<Prepared>, String> {
     terms.cloned().map(Prepared::new).transpose()
 }
 
-/// A disk that another server takes over.
+/// Adapts [`Moving`] to [`Going`].
 struct Leaving(Arc<Moving>);
 
 impl Going for Leaving {

@@ -1,4 +1,4 @@
-//! One disk with several users: a virtual machine and NBD clients.
+//! One disk with several users: a front-end, NBD clients, and jobs.
 
 mod alone;
 
@@ -7,65 +7,60 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Counts who uses a disk: it is activated for the first user and deactivated
-/// after the last.
+/// Counts the users of a disk: the first user activates the disk, and the last user deactivates the disk.
 ///
-/// An image that is written to and has a vhost-user socket goes where its
-/// virtual machine goes: when the front-end leaves, its locks must be free at
-/// once for the server at the end of a live migration. So NBD clients are
-/// disconnected then, and turned away until the front-end is back.
+/// After a live migration, the server at the destination locks the image. A writable image with a vhost-user socket must
+/// therefore be unlocked as soon as the front-end detaches. The NBD clients of such a disk are disconnected then. Further
+/// clients are rejected until a front-end attaches again.
 ///
-/// If it wants a [`Keepsake`] (qcow2 and QED images do), they are turned away
-/// before the front-end comes for the first time, too. Only the front-end has
-/// that memory, with what a killed server has left in it: whoever changed the
-/// image before that is read could write over what the guest knows to be
-/// done.
+/// If the image needs a [`Keepsake`] (qcow2 and QED images do), clients are also rejected before the front-end attaches
+/// for the first time. Only the front-end has the saved state that a killed server may have left in the keepsake. A
+/// client that wrote to the image earlier could overwrite writes that the guest knows to be complete.
 ///
-/// Of a disk that may go to another server, clients only read, and stay when the
-/// front-end leaves. With a keepsake they are interrupted whenever it comes or
-/// leaves: it is read when the disk is activated, and all is in the image when it
-/// was deactivated.
+/// Clients of a disk that another server may take over (`nbd-move`) can only read, and stay connected when the front-end
+/// detaches. If the image needs a keepsake, these clients are disconnected whenever a front-end attaches or detaches. The
+/// activation reads the keepsake, and the deactivation writes everything to the image.
 pub struct SharedDisk {
     disk: Arc<dyn Disk>,
-    /// For messages.
+    /// Name of the disk in errors.
     name: String,
-    /// Clients leave with the front-end.
+    /// Whether clients are disconnected when the front-end detaches.
     clients_follow: bool,
-    /// Clients do not come before the front-end.
+    /// Whether clients are rejected before the front-end attaches for the first time.
     front_end_first: bool,
-    /// Clients stay without the front-end, once it has been there.
+    /// Whether clients stay connected, and are admitted, after the front-end has detached.
     clients_stay: bool,
     users: Mutex<Users>,
     guards: Vec<Arc<dyn Guard>>,
-    /// A client has left.
+    /// Notified when a client or a follower has detached.
     left: Condvar,
 }
 
-/// Hears of front-ends, and may refuse them.
+/// Is notified of front-ends, and can reject them.
 pub trait Guard: Send + Sync {
-    /// One wants the disk. The error says why it does not get it.
+    /// Called when a front-end attaches. The error says why the front-end is rejected.
     fn comes(&self) -> Result<(), String>;
 
-    /// It has left, with all that it had in flight; or did not get the disk.
+    /// Called when the front-end has detached, with no requests in flight, or was not attached after all.
     fn left(&self);
 }
 
 #[derive(Default)]
 struct Users {
     front_end: bool,
-    /// It has been there.
+    /// Whether a front-end has ever been attached.
     front_end_came: bool,
-    /// It comes or leaves, and waits for clients to leave first.
+    /// Whether the front-end is attaching or detaching, and waits until clients have detached.
     front_end_changes: bool,
     clients: usize,
-    /// Those that read it beside its users; they leave with the front-end in any case.
+    /// Number of jobs (backups, mirrors, streams) that read the disk; they always detach with the front-end.
     followers: usize,
-    /// Work on the disk goes on, which neither follows nor leads anybody.
+    /// Number of operations that use the disk independently of the front-end and clients.
     jobs: usize,
-    /// It was deactivated at the end of a job, and is to be activated again.
+    /// Whether the disk was deactivated at the end of a job, and has not been activated again yet.
     is_between: bool,
     disconnect: Option<Disconnect>,
-    /// Likewise, for followers.
+    /// Makes the followers detach.
     have_followers_leave: Option<Disconnect>,
 }
 
@@ -75,12 +70,12 @@ impl Users {
     }
 }
 
-/// Makes the disk's clients leave; need not wait for it.
+/// Begins to disconnect the users of one kind; need not wait until they have detached.
 pub type Disconnect = Box<dyn Fn() + Send + Sync>;
 
 impl SharedDisk {
-    /// `goes`: others use its image, too, and it has a vhost-user socket. `clients_stay`: it may be taken
-    /// over by a client.
+    /// Creates the shared disk, without users. `goes`: the disk has a vhost-user socket, and its image must be unlocked
+    /// when the front-end detaches. `clients_stay`: another server may take the disk over.
     pub fn new(
         disk: Arc<dyn Disk>,
         name: String,
@@ -101,7 +96,7 @@ impl SharedDisk {
         })
     }
 
-    /// The disk for the vhost-user export.
+    /// Returns the disk for the vhost-user export.
     pub fn for_front_end(self: &Arc<Self>) -> Arc<dyn Disk> {
         Arc::new(View {
             shared: self.clone(),
@@ -110,7 +105,7 @@ impl SharedDisk {
         })
     }
 
-    /// The disk for NBD connections.
+    /// Returns the disk for NBD connections.
     pub fn for_clients(self: &Arc<Self>) -> Arc<dyn Disk> {
         Arc::new(View {
             shared: self.clone(),
@@ -119,7 +114,7 @@ impl SharedDisk {
         })
     }
 
-    /// `below`, which is the disk without its filters, for whoever comes and goes like a client.
+    /// Returns `below`, which is the disk without its filters, for a job that detaches when the front-end does.
     pub fn for_follower(self: &Arc<Self>, below: Arc<dyn Disk>) -> Arc<dyn Disk> {
         Arc::new(View {
             shared: self.clone(),
@@ -128,7 +123,7 @@ impl SharedDisk {
         })
     }
 
-    /// `below`, which is the disk or a part of it, for work on it.
+    /// Returns `below`, which is the disk or a layer of the disk, for an operation on the disk.
     pub fn for_job(self: &Arc<Self>, below: Arc<dyn Disk>) -> Arc<dyn Disk> {
         Arc::new(View {
             shared: self.clone(),
@@ -137,17 +132,17 @@ impl SharedDisk {
         })
     }
 
-    /// How to make clients leave.
+    /// Sets the function that disconnects clients.
     pub fn set_disconnect(&self, disconnect: Disconnect) {
         self.users().disconnect = Some(disconnect);
     }
 
-    /// How to make followers leave.
+    /// Sets the function that makes followers detach.
     pub fn set_followers_leave(&self, end: Disconnect) {
         self.users().have_followers_leave = Some(end);
     }
 
-    /// Somebody uses it.
+    /// Whether the disk has any users.
     pub fn is_used(&self) -> bool {
         self.users().are_some()
     }
@@ -157,7 +152,7 @@ impl SharedDisk {
     }
 
     fn activate(&self, user: User) -> Result<(), DiskError> {
-        // Held while the disk is activated: others need it active.
+        // The lock is held while the disk is activated: other users must find an active disk.
         let mut users = self.users();
         let mut is_active = false;
         if matches!(user, User::Client | User::Follower) && self.are_kept_out(&users) {
@@ -206,7 +201,7 @@ impl SharedDisk {
         needs_it && !users.front_end && !has_had_it
     }
 
-    /// A front-end, if nobody has anything against it.
+    /// Asks all guards whether a front-end may attach. After an error, no guard counts the front-end as attached.
     fn let_in(&self) -> Result<(), DiskError> {
         for (n, guard) in self.guards.iter().enumerate() {
             if let Err(problem) = guard.comes() {
@@ -254,10 +249,10 @@ impl SharedDisk {
             true => Ok(()),
             false => self.disk.deactivate(),
         };
-        // (All is where others find it.)
+        // (The guest's writes have now reached the place where other users of the disk read them.)
         if user == User::FrontEnd && done.is_ok() {
             if self.clients_stay {
-                // It is not theirs.
+                // The keepsake is the front-end's: clients that use the disk without it must not use its memory.
                 self.disk.keep(None);
             }
             self.guards.iter().for_each(|guard| guard.left());
@@ -265,8 +260,8 @@ impl SharedDisk {
         done
     }
 
-    /// A front-end has come while there was a job, with a keepsake that nobody has looked at. Nothing is in
-    /// flight: all wait for the job's end.
+    /// Activates the disk again, to read the keepsake of a front-end that attached while a job used the disk. No requests
+    /// are in flight: all users wait for the end of the job.
     fn activate_again(&self, users: &mut Users) -> Result<(), DiskError> {
         if !std::mem::replace(&mut users.is_between, true) {
             self.disk.deactivate()?;
@@ -276,8 +271,8 @@ impl SharedDisk {
         Ok(())
     }
 
-    /// Has clients leave who stay else, where the front-end's coming and leaving concerns them. True: there
-    /// were some, and the disk is still active.
+    /// Disconnects the clients that stay without a front-end, if the image needs a keepsake. True: clients or followers
+    /// were disconnected, and the disk is still active.
     fn clear<'a>(&'a self, users: MutexGuard<'a, Users>) -> (MutexGuard<'a, Users>, bool) {
         let are_some = users.clients + users.followers > 0;
         match self.clients_stay && self.front_end_first && are_some {
@@ -307,14 +302,14 @@ impl SharedDisk {
         users.front_end_changes = true;
         while count(&users) > 0 {
             if let Some(leave) = how(&mut users).take() {
-                // Those that leave need the lock.
+                // Detaching users need the lock.
                 drop(users);
                 leave();
                 users = self.users();
-                // (Another one may have come.)
+                // (The function may have been replaced meanwhile.)
                 how(&mut users).get_or_insert(leave);
             }
-            // Again after a while, for one that was just coming.
+            // Repeated after a pause: the function may have missed a user that was just attaching.
             let wait = self.left.wait_timeout(users, Duration::from_millis(100));
             users = wait.unwrap_or_else(|e| e.into_inner()).0;
         }
@@ -331,7 +326,7 @@ enum User {
     Job,
 }
 
-/// The disk as one kind of user has it.
+/// The disk as one kind of user sees it.
 struct View {
     shared: Arc<SharedDisk>,
     disk: Arc<dyn Disk>,
@@ -373,7 +368,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering::SeqCst};
 
-    /// A disk that counts.
+    /// A disk that counts its activations.
     #[derive(Default)]
     struct Counted {
         active: AtomicI32,
@@ -501,7 +496,7 @@ mod tests {
         }
     }
 
-    /// A disk that a client may take over; how often clients were disconnected.
+    /// Returns a disk that a client may take over, and the number of calls that disconnect clients.
     fn movable(keepsake: u64) -> (Arc<Counted>, Arc<SharedDisk>, Arc<AtomicUsize>) {
         let disk = Arc::new(Counted {
             keepsake,
@@ -532,7 +527,7 @@ mod tests {
         assert_eq!((disk.activations.load(SeqCst), asked.load(SeqCst)), (2, 0));
     }
 
-    /// It is read when the disk is activated, and what it was for is done when it was deactivated.
+    /// The activation reads the keepsake. After the deactivation, the image has everything that the keepsake stood for.
     #[test]
     fn a_keepsake_is_read_whenever_the_front_end_comes() {
         let (disk, shared, asked) = movable(8);
@@ -545,7 +540,7 @@ mod tests {
         assert_eq!(disk.active.load(SeqCst), 0);
         client.activate().unwrap();
         assert_eq!(disk.activations.load(SeqCst), 2);
-        // (The disconnecting client of the test answers every other time.)
+        // (The test's client detaches at every other call only, beginning with the first one.)
         asked.store(0, SeqCst);
         front_end.activate().unwrap();
         assert!(asked.load(SeqCst) > 0);

@@ -1,4 +1,5 @@
-//! A disk whose image makes its own what is below it, or of which some images go into one below.
+//! Streams, which shorten a disk's backing chain: backing images are copied into the top image, or images in the middle of
+//! the chain are merged into an image below.
 
 use super::shared_disk::SharedDisk;
 use super::unanswered;
@@ -17,19 +18,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time in which a stream must let go of images that answer.
+/// Time in which a stream must release images that respond.
 const END: Duration = Duration::from_secs(30);
 
-/// What is to be below the image.
+/// The backing image that the top image has after the stream.
 #[derive(Clone, Debug)]
 pub enum Base {
     Nothing,
-    /// Of its own chain, at that depth.
+    /// The image at this depth of the disk's own chain.
     Own {
         depth: usize,
         image: ChainImage,
     },
-    /// Raw if nothing else is said, and if it does not look like something else.
+    /// Another image. Without a format, the image must be raw, and must not look like another format.
     Other {
         path: PathBuf,
         format: Option<Format>,
@@ -45,7 +46,7 @@ impl Base {
         }
     }
 
-    /// May block. The error is for the user.
+    /// Opens the new backing image of the disk that `image` describes. May block. The error is for the user.
     fn open(&self, image: &Description) -> Result<Below, String> {
         let named = |path: &Path, format: Format| {
             let own = image.location.path().ok_or("its image is not a file")?;
@@ -69,15 +70,15 @@ impl Base {
     }
 }
 
-/// What the image in the file at `above` calls the one at `path`. The error is for the user.
+/// Returns the name by which the image at `above` refers to its backing image at `path`. The error is for the user.
 fn named(above: &Path, path: &Path, format: Format) -> Result<Name, String> {
-    // (Names are seen from the directory that it is in, even if it is a link there.)
+    // (Names are relative to the directory of `above`; if `above` is a symbolic link, to the directory of the link.)
     let dir = above.parent().filter(|dir| *dir != Path::new(""));
     let dir = gate::real_path(dir.unwrap_or(Path::new(".")));
     let dir = dir.map_err(|error| format!("cannot find its directory: {}", cause(error)))?;
     let above = dir.join(above.file_name().unwrap_or_default());
     let name = name_from(&above, path)?.into_bytes();
-    // (It is going to be opened by that.)
+    // (The backing image will be opened by this name.)
     let found = resolve(&above, &name).map_err(|error| error.to_string())?;
     let is = |path: &Path| gate::real_path(path).ok();
     match is(&found).is_some_and(|found| is(path) == Some(found)) {
@@ -90,13 +91,14 @@ fn named(above: &Path, path: &Path, format: Format) -> Result<Name, String> {
     }
 }
 
-/// Images in the middle of a chain, which go into one below.
+/// Images in the middle of a chain, which are merged into an image below them.
 #[derive(Clone, Debug)]
 pub struct Middle {
-    /// The depth of the first of them, 1 or more, and of the one that they go into.
+    /// Depth of the first image that is merged: 1 or more.
     pub top: usize,
+    /// Depth of the image into which the images are merged.
     pub base: usize,
-    /// All of the chain, down to that.
+    /// The images of the chain, from the disk's top image down to `base`.
     pub images: Vec<ChainImage>,
 }
 
@@ -106,15 +108,16 @@ impl Middle {
     }
 }
 
-/// What is to be done.
+/// The kind of a stream.
 #[derive(Clone, Debug)]
 pub enum What {
-    /// What is above the base comes up.
+    /// Data of the backing images above the base is copied into the top image.
     Up(Base),
+    /// Images in the middle of the chain are merged into an image below them.
     Down(Middle),
 }
 
-/// What is to be done once the disk has the options for it.
+/// A stream that begins once the disk has the options for it.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub what: What,
@@ -122,7 +125,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What options.
+    /// Returns the option that the disk needs for the stream.
     pub fn beside(&self) -> Beside {
         match &self.what {
             What::Up(_) => Beside::CopyOnRead,
@@ -148,10 +151,10 @@ impl Plan {
     }
 }
 
-/// What it takes to begin.
+/// Disk and images of a new stream.
 pub struct Order {
     pub disk: String,
-    /// As its image is opened.
+    /// The options with which the disk's image was opened.
     pub description: Description,
     pub source: Source,
     pub image: Arc<ImageDisk>,
@@ -160,10 +163,10 @@ pub struct Order {
     pub events: Events,
 }
 
-/// Hears that it is over.
+/// Called at the end of the job.
 type Over = Box<dyn FnOnce() + Send>;
 
-/// One that has begun, and is over or not.
+/// A stream that has begun, and may have ended.
 #[derive(Clone)]
 pub struct Running {
     id: String,
@@ -175,7 +178,7 @@ pub struct Running {
 }
 
 impl Order {
-    /// `over` hears of its end. May block. The error is for the user.
+    /// Begins the stream. `over` is called at its end. May block. The error is for the user.
     pub fn begin(self, over: Over) -> Result<Running, String> {
         let (disk, events) = (self.disk.clone(), self.events.clone());
         let tell = move |phase: Phase, problem: Option<&str>| {
@@ -226,7 +229,7 @@ impl Order {
         let below = named(middle.path(above), &image.path, image.format)?;
         self.check_name(above, Some(&below))?;
         if image.format == Format::Raw {
-            // What somebody's image calls raw is not written to if it looks like something else.
+            // A file that an image calls raw is not written to if the file looks like another format.
             check_raw(&image.path).map_err(|error| error.to_string())?;
         }
         let terms = commit::Terms {
@@ -259,7 +262,7 @@ impl Running {
         }
     }
 
-    /// Ends the job. Returns its final state, or an error for the user if its images do not answer. May block.
+    /// Ends the stream. Returns its final state, or an error for the user if its images do not respond. May block.
     pub fn end(&self) -> Result<StreamInfo, RequestError> {
         match self.following.end_unless_stuck(Instant::now() + END) {
             true => Ok(self.info()),

@@ -1,10 +1,10 @@
-//! What is told of a job that was ended while its disk's own images do not answer.
+//! The error for a request to end a job while the disk's own images do not respond.
 
 use fathom_control::{ErrorKind, RequestError};
 use fathom_formats::served::ChainImage;
 use fathom_units::redacted;
 
-/// The first and the last of these images.
+/// Returns the first and the last of these images as text for errors.
 pub fn span(images: &[ChainImage]) -> String {
     let shown = |image: &ChainImage| redacted(&image.path.display().to_string()).into_owned();
     match images {
@@ -19,8 +19,9 @@ pub fn span(images: &[ChainImage]) -> String {
     }
 }
 
-/// The job waits for requests to one of these images. Until they are answered, the images must not be used by another
-/// job: a late write would land on what that job has written.
+/// Returns the error for a job that waits for requests to one of these images.
+///
+/// Until those requests are complete, no other job may use the images: a late write would overwrite that job's data.
 pub fn error(images: &str) -> RequestError {
     ErrorKind::Late.because(format!(
         "stopping: the storage of {images} does not respond; the job ends when that storage \

@@ -1,9 +1,9 @@
-//! Work on a disk's image, whoever uses it.
+//! Operations on a disk's image, whether the disk is in use or not.
 
 use super::{SharedDisk, Users};
 use fathom_core::{DiskError, Resize};
 
-/// Of a virtual machine that has not connected to this server.
+/// Why the image must not change before its virtual machine has connected to this server.
 const KNOWS_MORE: &str = "its virtual machine has not connected yet, and may know of changes that are not in the \
      image; wait until it has connected";
 
@@ -12,19 +12,20 @@ fn knows_more(disk: &SharedDisk, users: &Users) -> bool {
 }
 
 impl SharedDisk {
-    /// Why nothing may be changed in the image while nobody uses the disk: a server that was killed may have left something
-    /// with the front-end that it is to have first.
+    /// Returns why the image must not be changed while the disk is not in use, or `None` if the image may be changed.
+    ///
+    /// The front-end may keep saved state of a killed server, which must be applied to the image before other changes.
     pub fn may_not_be_changed(&self) -> Option<&'static str> {
         knows_more(self, &self.users()).then_some(KNOWS_MORE)
     }
 
-    /// This one takes the place of that one.
+    /// Notes that this disk replaces `before`: if a front-end has been attached to that disk, it counts for this one, too.
     pub fn succeed(&self, before: &SharedDisk) {
         let came = before.users().front_end_came;
         self.users().front_end_came |= came;
     }
 
-    /// Gives it another size, whoever uses it. Nobody comes or goes meanwhile.
+    /// Resizes the disk, whether the disk is in use or not. No user attaches or detaches meanwhile.
     pub fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
         let users = self.users();
         if users.are_some() || to.size.is_none() {
@@ -36,8 +37,9 @@ impl SharedDisk {
         self.use_for(&users, || self.resize_active(to))?
     }
 
-    /// Has work done on what is in the image: while the disk is in use, by its users or for this alone; or while it is
-    /// not, if nothing may be changed in the image. Nobody comes or goes meanwhile.
+    /// Calls `work`, which uses the contents of the image. No user attaches or detaches meanwhile.
+    ///
+    /// A disk without users is activated for the call. If the image must not be changed yet, the disk stays inactive.
     pub fn with_image<T>(&self, work: impl FnOnce() -> T) -> Result<T, DiskError> {
         let users = self.users();
         match users.are_some() || knows_more(self, &users) {
@@ -46,10 +48,10 @@ impl SharedDisk {
         }
     }
 
-    /// For this alone: nobody else uses it.
+    /// Activates the disk for the duration of `work`. The disk has no users.
     fn use_for<T>(&self, users: &Users, work: impl FnOnce() -> T) -> Result<T, DiskError> {
         if users.front_end_changes {
-            // (It may still be active.)
+            // (The disk may still be active.)
             let problem = format!("{}: its virtual machine is disconnecting; retry", self.name);
             return Err(DiskError::Refused(problem));
         }
