@@ -1,18 +1,18 @@
-//! The files that define disks, as far as they say which image a disk has.
+//! The files that define disks: which image each disk has.
 
 use fathom_files::superseded;
 use fathom_host::options::DiskOptions;
 use fathom_spec::read_definition;
 use std::path::{Path, PathBuf};
 
-/// The file of the disk's definition in this directory, if it has one.
+/// Returns the path of the disk's definition in this directory, if the disk has one.
 pub fn definition_of(name: &str, directory: Option<&Path>) -> Option<PathBuf> {
     let path = directory?.join(format!("{name}.toml"));
     path.is_file().then_some(path)
 }
 
-/// Removes the mark of an image that its disk's definition still names: the server has ended before a switch to a newer
-/// image was done, and nobody has used that one.
+/// Removes the mark of an image that the disk's definition still names: the server ended before a switch to a newer image
+/// was complete, and no user has written to the newer image.
 pub fn forget_unfinished(options: &DiskOptions, directory: Option<&Path>) {
     let (location, is_first) = (&options.disk.location, !options.disk.succeeds);
     let definition = definition_of(&options.name, directory).filter(|_| is_first);
@@ -30,7 +30,7 @@ pub fn forget_unfinished(options: &DiskOptions, directory: Option<&Path>) {
              the disk's image",
             options.name
         ),
-        // (Whoever opens the image says why it is refused.)
+        // (Opening the image then fails with the reason.)
         Err(problem) => tracing::warn!("{location}: {problem}"),
     }
 }

@@ -1,4 +1,4 @@
-//! One disk being served.
+//! A disk that is served.
 
 mod backup;
 mod chain;
@@ -41,22 +41,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What it is called among a disk's parts.
+/// Name of the trace among a disk's parts.
 const TRACE: &str = "trace";
 
-/// What the disks of a server have in common.
+/// Objects that all disks of a server share.
 #[derive(Clone, Default)]
 pub struct Common {
     pub filters: Arc<Filters>,
-    /// Threads that several may share.
+    /// Threads that several disks may share.
     pub pools: Arc<Pools>,
-    /// Where it is told what happens.
+    /// Receives the events of all disks.
     pub events: Events,
     /// The directory of the definitions of disks.
     pub definitions: Option<PathBuf>,
 }
 
-/// A disk with all that is its own.
+/// A disk with its front-end's export, its jobs and its trace.
 pub struct Served {
     events: Events,
     options: DiskOptions,
@@ -65,26 +65,26 @@ pub struct Served {
     backup: Option<Running>,
     mirror: Option<Mirror>,
     stream: Option<Stream>,
-    /// Why it has not got its options back after a job.
+    /// Why the disk has not got its former options back after a job.
     unsettled: Option<String>,
-    /// Why the image that it had before is not marked as superseded.
+    /// Why the disk's former image is not marked as superseded.
     unmarked: Option<String>,
     shared: Arc<SharedDisk>,
-    /// For front-ends, until they are served.
+    /// The listener for front-ends, until front-ends are served.
     listener: Option<Listener>,
     vhost_user: Option<Serving<VhostUser>>,
     trace: Option<Tracer>,
     visits: Arc<Visits>,
     alarms: Watches,
-    /// As was last told, in bytes.
+    /// Size that was reported last, in bytes.
     size: u64,
     inherited: Inherited,
     since: Instant,
 }
 
 impl Served {
-    /// Open the disk and start its workers. Front-ends from `listener`, if
-    /// there is one, are served from [`Served::serve`] on.
+    /// Opens the disk and starts its workers. Front-ends from `listener`, if there is one, are served from
+    /// [`Served::serve`] on.
     pub fn open(
         options: DiskOptions,
         listener: Option<Listener>,
@@ -105,7 +105,7 @@ impl Served {
         moves.add_to(&mut stack.parts);
         let name = options.disk.location.to_string();
         let goes = options.vhost_user.is_some() && options.disk.location.kind().locks;
-        // Who takes a disk over has it when its front-end has left.
+        // A server that takes the disk over needs its connection after the front-end has detached.
         let stay = moves.going.is_some();
         let shared = SharedDisk::new(stack.disk.clone(), name, goes, stay, moves.guards());
         if let Some(coming) = coming {
@@ -145,12 +145,12 @@ impl Served {
         Ok(served)
     }
 
-    /// Have it heard when others may have given it another size.
+    /// Sets the function that is called when another program may have resized the disk.
     pub fn watch_size(&self, watch: SizeWatch) {
         self.stack.disk.watch_size(watch);
     }
 
-    /// Serve front-ends, on a thread of their own.
+    /// Serves front-ends, on a thread of their own.
     pub fn serve(&mut self) -> Result<(), Error> {
         let Some(listener) = self.listener.take() else {
             return Ok(());
@@ -170,7 +170,7 @@ impl Served {
         Ok(())
     }
 
-    /// For front-ends, not served yet.
+    /// Creates the export for front-ends, which is not served yet.
     fn export(&self) -> std::io::Result<VhostUser> {
         let (options, stack) = (&self.options, &self.stack);
         let mut export_options = Options {
@@ -186,12 +186,12 @@ impl Served {
         VhostUser::new(disk, workers, export_options)
     }
 
-    /// What front-ends are served by, if there can be some.
+    /// Returns the export for front-ends, if front-ends are served.
     pub fn export_shared(&self) -> Option<Arc<VhostUser>> {
         self.vhost_user.as_ref().map(Serving::shared)
     }
 
-    /// Why nothing is to be done with it that takes it from its users: it moves.
+    /// Returns why the disk must stay with its users: the disk is moving, or a job is in progress.
     pub fn may_not_be_disturbed(&self) -> Option<String> {
         let job = self.job_of_others().map(str::to_owned);
         self.moves.may_go().err().or(job)
@@ -206,7 +206,7 @@ impl Served {
         &self.options.name
     }
 
-    /// What NBD clients may choose; None: not this one.
+    /// Returns the disk's NBD export, or `None` if the disk is not exported.
     pub fn nbd_export(&self) -> Option<Export> {
         let options = self.options.nbd.as_ref()?;
         let export = Export::new(
@@ -222,7 +222,7 @@ impl Served {
         })
     }
 
-    /// Tells who comes and goes in one way.
+    /// Returns a function that counts and reports the users that attach and detach through this export.
     fn watch(&self, by: By) -> Watch {
         let (events, disk) = (self.events.clone(), self.name().to_owned());
         let visits = self.visits.clone();
@@ -240,7 +240,7 @@ impl Served {
         })
     }
 
-    /// Its name among NBD exports.
+    /// Returns the name of the disk's NBD export.
     pub fn export_name(&self) -> Option<&str> {
         self.options.nbd.as_ref().map(|export| export.name.as_str())
     }
@@ -249,7 +249,7 @@ impl Served {
         &self.shared
     }
 
-    /// One line: what is served, and where.
+    /// Returns one line about the disk and its exports.
     pub fn describe(&self) -> String {
         let (stack, disk) = (&self.stack, &self.options.disk.location);
         let size = Size(stack.disk.info().size);
@@ -270,13 +270,12 @@ impl Served {
         line
     }
 
-    /// Readable when something is wrong: the serving thread has ended.
+    /// Returns a file descriptor that is readable after the thread that serves front-ends has ended.
     pub fn ended(&self) -> Option<BorrowedFd<'_>> {
         self.vhost_user.as_ref().map(Serving::ended)
     }
 
-    /// Finish what front-ends have in flight and let them go; does not wait
-    /// for it.
+    /// Begins to end the jobs, and to disconnect the front-end when its requests in flight are complete. Does not wait.
     pub fn begin_stop(&self) {
         self.moves.begin_stop();
         self.backup.iter().for_each(Running::begin_stop);
@@ -284,7 +283,7 @@ impl Served {
         self.vhost_user.iter().for_each(Serving::begin_stop);
     }
 
-    /// Wait until `deadline`. None: it is not over.
+    /// Waits for the end of the jobs and of the front-end's export. None: not all of them have ended at `deadline`.
     pub fn end(&mut self, deadline: Instant) -> Option<Result<(), Error>> {
         let ended = match &mut self.vhost_user {
             Some(serving) => serving.end(deadline)?,
@@ -300,15 +299,14 @@ impl Served {
         Some(ended.map_err(Error::io("front-ends are no longer served")))
     }
 
-    /// Let the workers end, which have no clients any more. False: they have
-    /// not until `deadline`.
+    /// Stops the workers, which have no clients any more. False: not all workers have stopped at `deadline`.
     pub fn end_workers(&self, deadline: Instant) -> bool {
         let workers = &self.stack.workers;
         workers.iter().for_each(WorkerHandle::stop);
         workers.iter().all(|w| w.wait_until_stopped(deadline))
     }
 
-    /// Where the requests spent their time.
+    /// Returns the statistics of the disk's requests, and of injected delays (`--inject`).
     pub fn outcome(&self) -> Outcome {
         let injector = self.stack.injector.as_ref();
         Outcome {
@@ -332,7 +330,7 @@ impl Served {
         }
     }
 
-    /// The virtqueues that run.
+    /// Returns the running virtqueues.
     pub fn queues(&self) -> Vec<QueueInfo> {
         let workers = self.stack.workers.iter();
         let sources = workers.flat_map(|worker| worker.counters().sources());
@@ -341,20 +339,20 @@ impl Served {
         queues
     }
 
-    /// Who has come.
+    /// Returns the numbers of front-ends and clients that have attached.
     pub fn visits(&self) -> &Visits {
         &self.visits
     }
 
     pub fn in_flight(&self) -> u64 {
         let counters = || self.stack.workers.iter().map(WorkerHandle::counters);
-        // (In this order: what is answered was taken before.)
+        // (Answered requests are read first: every answered request was counted as taken before.)
         let answered: u64 = counters().map(|one| one.answered.get()).sum();
         let taken: u64 = counters().map(|one| one.taken.get()).sum();
         taken.saturating_sub(answered)
     }
 
-    /// So many of the slowest requests of late, the slowest first.
+    /// Returns at most `most` of the slowest recent requests, the slowest first.
     pub fn slow(&self, most: usize) -> Vec<SlowRequest> {
         let now = Now::read();
         let workers = self.stack.workers.iter();
@@ -370,12 +368,12 @@ impl Served {
         all
     }
 
-    /// When its alarms are to be looked at next.
+    /// Returns the time of the next check of the disk's alarms.
     pub fn next_look_at_alarms(&self) -> Option<Instant> {
         self.alarms.next()
     }
 
-    /// Look at them, as far as it is time.
+    /// Checks the alarms that are due.
     pub fn look_at_alarms(&mut self) {
         let mut alarms = std::mem::take(&mut self.alarms);
         let seen = Seen {
@@ -394,13 +392,13 @@ impl Served {
         refused + self.inherited.refused()
     }
 
-    /// For how long it was counted.
+    /// Time that the counters cover, in seconds. None: a predecessor did not report its time.
     fn seconds(&self) -> Option<f64> {
         let before = self.inherited.seconds();
         before.map(|before| before + self.since.elapsed().as_secs_f64())
     }
 
-    /// What its workers have done, and those before them.
+    /// Returns the counters of the disk's workers, including those of the predecessor's workers.
     fn workers_info(&self) -> Vec<WorkerInfo> {
         let is_alone = self.options.disk.pool.is_none();
         let workers = self.stack.workers.iter().enumerate();
@@ -416,7 +414,7 @@ impl Served {
         is_file.then(|| self.options.disk.cache.name())
     }
 
-    /// What is told about the disk; about the daemon's rest by others.
+    /// Returns the state of the disk. The caller adds the state of the server.
     pub fn info(&self) -> Info {
         let DiskInfo {
             size,
@@ -466,13 +464,13 @@ impl Served {
         }
     }
 
-    /// Which of its filters is called `name`.
+    /// Returns the index of the filter called `name`.
     pub fn position_of_filter(&self, name: &str) -> Result<usize, String> {
         self.stack.filters.position(name)
     }
 
-    /// Change a filter's options. The workers of all disks of the daemon must
-    /// look afterwards: some filters share theirs.
+    /// Changes a filter's options. The workers of all disks must apply the change afterwards: some filters share their
+    /// state with filters of other disks.
     pub fn set_filter(
         &mut self,
         at: usize,
@@ -485,13 +483,13 @@ impl Served {
         Ok(info)
     }
 
-    /// Let the workers see what filters go by.
+    /// Begins to have the workers apply changes, such as new options of filters.
     pub fn begin_look(&self) -> Vec<Looking<'_>> {
         let workers = self.stack.workers.iter();
         workers.map(WorkerHandle::begin_look).collect()
     }
 
-    /// Wait until all that were told to look have. The error is for the user.
+    /// Waits until these workers have applied the changes, with a timeout. The error is for the user.
     pub fn wait_for_looks(&self, looking: Vec<Looking<'_>>) -> Result<(), String> {
         let unheard = looking.into_iter().filter_map(|look| look.wait().err());
         match unheard.count() {
@@ -504,20 +502,19 @@ impl Served {
         }
     }
 
-    /// Let the workers see what has changed, but do not depend on it.
+    /// Has the workers apply changes. A worker that does not respond is only logged.
     fn look(&self) {
         if let Err(problem) = self.wait_for_looks(self.begin_look()) {
             tracing::warn!("{problem}");
         }
     }
 
-    /// What it takes to give the disk another size.
+    /// Returns the objects that a resize of the disk needs.
     pub fn resizing(&self) -> (Arc<SharedDisk>, Arc<[WorkerHandle]>) {
         (self.shared.clone(), self.stack.workers.clone())
     }
 
-    /// The disk may have another size now: tell the guest. NBD clients see it
-    /// when they connect.
+    /// Reports the disk's size, which may have changed, to the guest. NBD clients see the new size when they connect.
     pub fn resized(&mut self) {
         let size = self.stack.disk.info().size;
         if size != std::mem::replace(&mut self.size, size) {

@@ -1,10 +1,10 @@
-//! What was counted before this process was there.
+//! Counters of a disk's predecessors, in this process or in others.
 
 use fathom_metrics::DiskCounts;
 use fathom_metrics::WorkerInfo;
 use fathom_trace::{SlowRequest, StageHistograms};
 
-/// What a predecessor has counted.
+/// The counters of a predecessor, which include those of its own predecessors.
 pub struct Inherited {
     histograms: Vec<StageHistograms>,
     workers: Vec<WorkerInfo>,
@@ -14,7 +14,7 @@ pub struct Inherited {
 }
 
 impl Default for Inherited {
-    /// Nothing, in no time.
+    /// Returns the counters of a disk without a predecessor.
     fn default() -> Inherited {
         Inherited {
             histograms: Vec::new(),
@@ -28,7 +28,7 @@ impl Default for Inherited {
 
 impl Inherited {
     pub fn of(counts: &DiskCounts) -> Inherited {
-        // One for all: how many there are does not grow with each upgrade.
+        // All histograms are merged into one, so that their number does not grow with each upgrade.
         let all = StageHistograms::default();
         counts.histograms.iter().for_each(|state| all.absorb(state));
         Inherited {
@@ -48,17 +48,17 @@ impl Inherited {
         self.refused
     }
 
-    /// The slowest requests of then.
+    /// Returns the slowest requests that predecessors have counted.
     pub fn slow(&self) -> &[SlowRequest] {
         &self.slow
     }
 
-    /// For how long it was counted; absent where that is not known.
+    /// Time that the counters cover, in seconds. None: the time is unknown.
     pub fn seconds(&self) -> Option<f64> {
         self.seconds
     }
 
-    /// What a worker has done by now, with what the predecessor's of its number has.
+    /// Adds the counters of the predecessor's worker with this index to those of a worker.
     pub fn add_to(&self, index: usize, own: WorkerInfo) -> WorkerInfo {
         match self.workers.get(index) {
             Some(before) => own.and(before),

@@ -1,4 +1,4 @@
-//! The marks of both images of a switch, while it is decided. (Their order: `fathom_files::superseded`.)
+//! The marks of both images of a switch, until the switch is decided. (`fathom_files::superseded` has the order of steps.)
 
 use super::disk::Served;
 use fathom_files::superseded::Superseded;
@@ -17,8 +17,9 @@ pub struct Marks<'a> {
 }
 
 impl Marks<'_> {
-    /// `new`: the disk with the new image. `definition`: the file that is going to name the new image. An old image that
-    /// cannot be marked keeps nobody from the switch. The error is for the user: both images are as they were.
+    /// Marks the old image, and removes the mark of the new image. `new`: the disk with the new image. `definition`: the
+    /// file that is going to name the new image. An old image that cannot be marked does not prevent the switch. The error
+    /// is for the user: both images have their former marks.
     pub fn set<'a>(
         old: &'a MarkedImage,
         new: &Served,
@@ -43,7 +44,8 @@ impl Marks<'_> {
         Ok(marks)
     }
 
-    /// The definition names the new image, if there is one. Returns why the old image could not be marked.
+    /// Completes the marks, when the definition, if there is one, names the new image. Returns why the old image could not
+    /// be marked.
     pub fn finish(mut self) -> Option<String> {
         if self.problem.is_none() && self.mark.definition.take().is_some() {
             self.problem = self.old.set_mark(&self.mark).err();
@@ -59,7 +61,7 @@ impl Marks<'_> {
         self.problem
     }
 
-    /// The disk stays on its old image.
+    /// Restores the former marks: the disk stays on its old image.
     pub fn take_back(self) {
         if let Some(before) = &self.before {
             tell(&self.new, self.new.set_mark(before));

@@ -20,7 +20,7 @@ use std::time::Instant;
 pub struct Nbd {
     serving: Serving<NbdServer>,
     addresses: Vec<String>,
-    /// The listeners, as long as the serving thread has them.
+    /// The listeners, which the serving thread owns.
     listeners: Weak<Vec<Listener>>,
     tls: bool,
     /// Whether every client must have a certificate.
@@ -28,7 +28,7 @@ pub struct Nbd {
 }
 
 impl Nbd {
-    /// Serves the disks that have an export, to clients from `listeners`. Clients wait at first.
+    /// Serves the disks that have an export, to clients from `listeners`. Clients wait until [`Nbd::go_on`].
     pub fn start(
         options: &NbdOptions,
         listeners: Vec<Listener>,
@@ -75,7 +75,7 @@ impl Nbd {
         self.serving.shared()
     }
 
-    /// Exports a disk, if its options say so.
+    /// Exports a disk, if the disk has NBD options.
     pub fn add(&self, disk: &Served) -> Result<(), String> {
         let Some(export) = disk.nbd_export() else {
             return Ok(());
@@ -91,12 +91,13 @@ impl Nbd {
         self.serving.export().remove(disk.export_name()?)
     }
 
-    /// Stops accepting clients.
+    /// Stops accepting clients: new clients wait.
     pub fn keep_out(&self) {
         self.serving.export().keep_out();
     }
 
-    /// Stops the connected clients: they have no requests in flight, and use no disk. The error is for the user.
+    /// Stops the connected clients, and returns their states: no client has requests in flight, or uses a disk. The error
+    /// is for the user.
     pub fn hold(
         &self,
         deadline: Instant,
@@ -118,14 +119,14 @@ impl Nbd {
         self.serving.export().go_on();
     }
 
-    /// A client whose connection cannot be handed over.
+    /// Returns a client whose connection cannot be handed over because of TLS, if there is such a client.
     pub fn encrypted_client(&self) -> Option<String> {
         let clients = self.serving.export().connections().into_iter();
         let encrypted = clients.filter(|client| client.encrypted);
         encrypted.map(|client| client.peer).next()
     }
 
-    /// The sockets, for a successor.
+    /// Returns the listening sockets for a successor.
     pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<Vec<ListenerState>> {
         let listeners = self.listeners.upgrade().unwrap_or_default();
         listeners
@@ -134,7 +135,7 @@ impl Nbd {
             .collect()
     }
 
-    /// Takes ownership of the sockets of a predecessor.
+    /// Takes ownership of the listening sockets of a predecessor.
     pub fn own(&self, bounds: Vec<Bound>) {
         let listeners = self.listeners.upgrade().unwrap_or_default();
         for (listener, bound) in listeners.iter().zip(bounds) {
@@ -142,8 +143,8 @@ impl Nbd {
         }
     }
 
-    /// Address of a listener that authenticates no client, if there is one. (The permissions of a Unix socket decide who
-    /// may connect.)
+    /// Returns the address of a TCP listener without client authentication, if there is such a listener. (The permissions
+    /// of a Unix socket decide which processes may connect.)
     pub fn open_listener(&self) -> Option<String> {
         let is_open = |address: &&String| !self.authenticates && !address.starts_with("unix:");
         self.addresses.iter().find(is_open).cloned()
@@ -167,7 +168,7 @@ impl Nbd {
         Some(ended.map_err(Error::io("NBD clients are no longer served")))
     }
 
-    /// The connected clients, as text for errors.
+    /// Returns the exports of the connected clients, as text for errors.
     pub fn clients(&self) -> String {
         let connections = self.serving.export().connections().into_iter();
         let exports: BTreeSet<_> = connections.map(|connection| connection.export).collect();
@@ -178,7 +179,7 @@ impl Nbd {
         }
     }
 
-    /// State of the export with this name.
+    /// Returns the state of the export with this name.
     pub fn info(&self, export: &str) -> NbdInfo {
         let connections = self.serving.export().connections().into_iter();
         let connections = connections.filter(|connection| connection.export == export);
@@ -198,7 +199,7 @@ impl Nbd {
     }
 }
 
-/// Stops the disk's clients when its front-end disconnects.
+/// Lets the disk disconnect its clients, which may be necessary when its front-end attaches or detaches.
 pub fn let_disconnect(disk: &Served, server: &Arc<NbdServer>) {
     let server = Arc::downgrade(server);
     let name = disk.export_name().unwrap_or_default().to_owned();

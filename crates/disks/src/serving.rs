@@ -10,18 +10,18 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// An export being served on a thread of its own.
+/// An export that is served by a thread of its own.
 pub struct Serving<E> {
     export: Arc<E>,
     stop: fn(&E),
-    /// Until its end.
+    /// The thread, until its end is noticed.
     thread: Option<JoinHandle<io::Result<()>>>,
-    /// Its other end is the thread's, so it hangs up when that ends.
+    /// This end of a connection hangs up when the thread, which has the other end, ends.
     alive: UnixStream,
 }
 
 impl<E: Send + Sync + 'static> Serving<E> {
-    /// Run `serve` on a thread of that kind with this name until `stop` makes it return.
+    /// Calls `serve` on a thread of this kind and name. `stop` makes `serve` return.
     pub fn start(
         kind: ThreadKind,
         name: &str,
@@ -55,18 +55,18 @@ impl<E: Send + Sync + 'static> Serving<E> {
         &self.export
     }
 
-    /// Readable when serving has ended by itself, which it should not.
+    /// Returns a file descriptor that is readable after the thread has ended. An end without a call of `begin_stop` is an
+    /// error.
     pub fn ended(&self) -> BorrowedFd<'_> {
         self.alive.as_fd()
     }
 
-    /// Disconnect clients with their requests drained, and remove the
-    /// sockets; does not wait for it.
+    /// Begins to drain requests, to disconnect clients, and to remove the sockets. Does not wait.
     pub fn begin_stop(&self) {
         (self.stop)(&self.export);
     }
 
-    /// Wait for the end of that until `deadline`. None: it is not over.
+    /// Waits for the end of the thread. None: the thread has not ended at `deadline`.
     pub fn end(&mut self, deadline: Instant) -> Option<io::Result<()>> {
         if !hangs_up(&self.alive, deadline) {
             return None;
@@ -79,7 +79,7 @@ impl<E: Send + Sync + 'static> Serving<E> {
     }
 }
 
-/// Whether the other end is gone before `deadline`.
+/// Waits until the other end is closed. False: the other end is still open at `deadline`.
 fn hangs_up(end: &UnixStream, deadline: Instant) -> bool {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

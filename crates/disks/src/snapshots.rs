@@ -1,4 +1,4 @@
-//! What is done to an image's internal snapshots while its disk's users wait.
+//! Changes of an image's internal snapshots, while the disk's users wait.
 
 use fathom_core::DiskError;
 use fathom_formats::offline::snapshot::{create, delete, list, now};
@@ -9,16 +9,16 @@ use std::sync::OnceLock;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The disk as it is now is kept under that name.
+    /// Takes a snapshot with this name.
     Take(String),
-    /// By its name or ID.
+    /// Deletes the snapshot with this name or ID.
     Delete(String),
 }
 
-/// A change, and what has come of it.
+/// A change of the snapshots, and its result.
 pub struct SnapshotWork {
     change: Change,
-    /// All that there are then.
+    /// All snapshots after the change.
     done: OnceLock<Vec<SnapshotInfo>>,
 }
 
@@ -30,7 +30,8 @@ impl SnapshotWork {
         }
     }
 
-    /// Nobody uses the image. May block. The error is for the user: the image is as it was.
+    /// Changes the snapshots of an image that is not in use. May block. The error is for the user: the snapshots are
+    /// unchanged.
     pub fn run(&self, image: &ImageDisk) -> std::result::Result<(), String> {
         let changed = image.alone(|file| {
             match &self.change {
@@ -48,18 +49,18 @@ impl SnapshotWork {
             list(file)
         });
         let all = changed.map_err(|error| error.to_string())?;
-        // (Once.)
+        // (The change is made only once.)
         let _ = self.done.set(all.iter().map(SnapshotInfo::from).collect());
         Ok(())
     }
 
-    /// All snapshots, if it was done.
+    /// Returns all snapshots after the change, or `None` before the change.
     pub fn done(&self) -> Option<&[SnapshotInfo]> {
         self.done.get().map(Vec::as_slice)
     }
 }
 
-/// All snapshots of an image, which may be in use. May block. The error is for the user.
+/// Returns all snapshots of an image, which may be in use. May block. The error is for the user.
 pub fn all_of(image: &ImageDisk) -> std::result::Result<Vec<SnapshotInfo>, String> {
     let all = image.look(|file| -> Result<_> { list(file) });
     let all = all.map_err(|error: DiskError| error.to_string())?;

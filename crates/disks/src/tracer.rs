@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How often a trace gets the better value of the clock's frequency.
+/// Interval at which the measured frequency of the clock is written to a trace again. The measurement improves with time.
 pub const CALIBRATE_EVERY: Duration = Duration::from_secs(10);
 
 fn prepare(path: &Path, disk: &str, workers: usize) -> Result<File, TraceError> {
@@ -31,18 +31,18 @@ fn prepare(path: &Path, disk: &str, workers: usize) -> Result<File, TraceError> 
     got.map(|got| got.file.into())
 }
 
-/// One disk's.
+/// The trace of one disk.
 pub struct Tracer {
     path: PathBuf,
     file: RingFile,
-    /// None: it may be a predecessor's.
+    /// Time of the last calibration. None: the file may still belong to a predecessor.
     calibrated: Option<Instant>,
-    /// Nobody writes yet.
+    /// Whether no worker writes to the file yet.
     is_new: bool,
 }
 
 impl Tracer {
-    /// Trace what `workers` do from when they have looked next.
+    /// Creates the file at `path`, and begins to trace `workers`. See [`Tracer::begin`].
     pub fn start(path: &Path, disk: &str, workers: &[WorkerHandle]) -> Result<Tracer, TraceError> {
         let file = RingFile::of(path, prepare(path, disk, workers.len())?)?;
         let mut tracer = Tracer {
@@ -55,7 +55,8 @@ impl Tracer {
         Ok(tracer)
     }
 
-    /// What a predecessor lends, for so many workers.
+    /// Opens the file that a predecessor shares, for this number of workers. The workers are traced from
+    /// [`Tracer::begin`] on.
     pub fn resume(mut lent: Left, workers: usize) -> Result<Tracer, String> {
         let path = PathBuf::from(lent.values["path"].as_str().unwrap_or_default());
         let file = RingFile::resumed(&path, lent.take_file()?.into());
@@ -76,7 +77,7 @@ impl Tracer {
         }
     }
 
-    /// For a successor's.
+    /// Returns the trace's file and path for a successor.
     pub fn lend(&self) -> io::Result<Left> {
         Ok(Left {
             values: json!({ "path": self.path }),
@@ -85,7 +86,9 @@ impl Tracer {
         })
     }
 
-    /// Trace what `workers` do, from when they have looked next; a predecessor's stand still.
+    /// Begins to trace `workers`, unless they are traced already. A predecessor's workers must have stopped.
+    ///
+    /// Requests are in the trace for certain once the workers have looked ([`WorkerHandle::look`]).
     pub fn begin(&mut self, workers: &[WorkerHandle]) {
         if std::mem::take(&mut self.is_new) {
             for (ring, worker) in workers.iter().enumerate() {
@@ -98,7 +101,7 @@ impl Tracer {
         &self.path
     }
 
-    /// Readable when another process has truncated the file.
+    /// Returns a file descriptor that is readable after another process has truncated the file.
     pub fn cut_event(&self) -> BorrowedFd<'_> {
         self.file.cut_event()
     }

@@ -1,4 +1,4 @@
-//! A disk of which a backup is made.
+//! Backups and dirty bitmaps of a disk.
 
 use super::Served;
 use crate::backup::{Order, Running};
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 impl Served {
-    /// Returns what is needed to begin a backup of that identity. The error is for the user.
+    /// Returns what is needed to begin a backup with this identity. The error is for the user.
     pub fn backup_order(&self, id: String, order: BackupOrder) -> Result<Order, String> {
         let options = &self.options;
         let socket = match (order.socket, &options.vhost_user) {
@@ -23,7 +23,7 @@ impl Served {
             }
             (None, _) => return Err("name a socket at which NBD clients read the backup".into()),
         };
-        // (Where a device is, there is no room for anything.)
+        // (The directory of a block device, such as /dev, has no room for a scratch file.)
         let file = options.disk.location.path().filter(|path| path.is_file());
         let beside = file.and_then(Path::parent);
         let scratch = order.scratch.or_else(|| beside.map(Path::to_owned));
@@ -45,7 +45,7 @@ impl Served {
         })
     }
 
-    /// The disk below its filters, with its workers, for a job beside its users.
+    /// Returns the disk below its filters, with its workers, for a job that runs while the disk is in use.
     pub fn source(&self) -> Source {
         let stack = &self.stack;
         Source {
@@ -56,7 +56,7 @@ impl Served {
         }
     }
 
-    /// And the bytes of the disk.
+    /// Returns the disk's dirty bitmaps, and the size of the disk in bytes.
     pub fn bitmaps(&self) -> (Arc<Bitmaps>, u64) {
         let tap = &self.stack.tap;
         (tap.bitmaps().clone(), tap.below().info().size)
@@ -70,12 +70,12 @@ impl Served {
         self.backup.as_ref()
     }
 
-    /// It has ended, and somebody has heard of it.
+    /// Forgets the backup, which has ended, and whose final state has been reported.
     pub fn forget_backup(&mut self) {
         self.backup = None;
     }
 
-    /// Others may write to it while it is read here.
+    /// Whether other processes may write to the image while this server reads it.
     pub fn is_changed_by_others(&self) -> bool {
         self.options.disk.force_share
     }

@@ -1,4 +1,4 @@
-//! A disk that is a chain of images, which is changed.
+//! Jobs that change a disk's backing chain.
 
 use super::Served;
 use crate::mirror::{Commit, Order, Running};
@@ -18,12 +18,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 impl Served {
-    /// It has the options of a job that changes its chain.
+    /// Whether the disk has the options for a job that changes its chain.
     pub fn is_worked_on(&self) -> bool {
         self.options.disk.beside.is_some()
     }
 
-    /// What it takes to bring it into an image below. The error is for the user.
+    /// Plans a commit of the disk into a backing image. The error is for the user.
     pub fn commit(&self, order: &CommitOrder, has_nbd: bool) -> Result<Commit, String> {
         check_path(&order.base)?;
         let images = self.images();
@@ -48,12 +48,12 @@ impl Served {
         })
     }
 
-    /// What unlocks its images.
+    /// Returns the keys of the disk's encrypted images.
     pub fn keys(&self) -> &KeyRing {
         &self.options.disk.keys
     }
 
-    /// And when it has the options for that.
+    /// Returns what is needed to begin a planned commit. The disk has the options for the commit.
     pub fn order_to_commit(&self, commit: Commit) -> Result<Order, String> {
         let above = self.stack.image.clone();
         let images = self.images();
@@ -73,7 +73,7 @@ impl Served {
         })
     }
 
-    /// What is to be below its image. The error is for the user.
+    /// Plans a stream. The error is for the user.
     pub fn plan_stream(&self, order: &StreamOrder) -> Result<Plan, String> {
         let images = self.images();
         let has_tables = |image: &&ChainImage| image.format.has_tables();
@@ -101,7 +101,7 @@ impl Served {
         })
     }
 
-    /// And when it has the options for that.
+    /// Returns what is needed to begin a planned stream. The disk has the options for the stream.
     pub fn order_to_stream(&self, plan: Plan) -> Result<stream::Order, String> {
         let (image, images) = (self.stack.image.clone(), self.images());
         match &plan.what {
@@ -136,23 +136,24 @@ impl Served {
         self.stream.as_ref()
     }
 
-    /// It has ended, and somebody has heard of it.
+    /// Forgets the stream, which has ended, and whose final state has been reported.
     pub fn forget_stream(&mut self) {
         self.stream = None;
     }
 
-    /// Jobs that stay with it.
+    /// Returns the jobs that follow the disk: its mirror and its stream.
     pub(super) fn following(&self) -> impl Iterator<Item = &Following> {
         let mirror = self.mirror.iter().map(|running| &running.mirror.following);
         mirror.chain(self.stream.iter().map(|running| &running.following))
     }
 
-    /// Why it has not got its options back after a job.
+    /// Sets the reason why the disk has not got its former options back after a job.
     pub fn set_unsettled(&mut self, problem: String) {
         self.unsettled = Some(problem);
     }
 
-    /// What has become of jobs that are over is still told, while the disk has the same image.
+    /// Takes over an ended stream and a failed mirror of the disk that this disk replaces, to report their final states.
+    /// Takes over nothing if the disks have different images.
     pub fn keep_jobs(&mut self, before: &mut Served) {
         if self.options.disk.location != before.options.disk.location {
             return;
@@ -163,7 +164,10 @@ impl Served {
         self.mirror = before.mirror.take_if(has_failed);
     }
 
-    /// How far its stream is. It is not done before the disk has let go of what was below.
+    /// Returns the progress of the disk's stream.
+    ///
+    /// A complete stream is still `finishing` until the disk has got its former options back, and has released the images
+    /// that left the chain.
     pub fn stream_info(&self) -> Option<StreamInfo> {
         let mut info = self.stream.as_ref()?.info();
         let holds = self.is_worked_on();
@@ -186,7 +190,7 @@ impl Served {
     }
 }
 
-/// The disk was opened again since that was found out.
+/// Fails if `image` is no longer at this depth: the disk was opened again after the job was planned.
 fn check_still(images: &[ChainImage], depth: usize, image: &ChainImage) -> Result<(), String> {
     match images.get(depth).is_some_and(|now| now.is_same(image)) {
         true => Ok(()),
@@ -194,7 +198,8 @@ fn check_still(images: &[ChainImage], depth: usize, image: &ChainImage) -> Resul
     }
 }
 
-/// They would not be what they were with something else below it. (How many there are is known of what was opened just now.)
+/// Fails if the image has internal snapshots, whose contents another backing image would change. (The number of snapshots
+/// is current, because the disk was opened just now.)
 fn refuse_snapshots(image: &ChainImage) -> Result<(), String> {
     match image.snapshots {
         0 => Ok(()),
@@ -206,7 +211,7 @@ fn refuse_snapshots(image: &ChainImage) -> Result<(), String> {
     }
 }
 
-/// What is written to an image below must fit there, and end there.
+/// Fails if the images have different sizes: the data of `above` must fill `below` exactly.
 fn same_size(below: &ChainImage, above: &ChainImage) -> Result<(), String> {
     match below.size == above.size {
         true => Ok(()),
@@ -220,7 +225,7 @@ fn same_size(below: &ChainImage, above: &ChainImage) -> Result<(), String> {
     }
 }
 
-/// What is in the middle of a chain of these.
+/// Finds the images that are merged from `top` into `base`.
 fn middle_of(
     mut images: Vec<ChainImage>,
     top: &Path,
@@ -239,7 +244,7 @@ fn middle_of(
     Ok(Middle { top, base, images })
 }
 
-/// An image that is below the first of these, or another one.
+/// Finds the new backing image at `path`: one of the top image's backing images, or another image.
 fn base_of(images: &[ChainImage], path: &Path, format: Option<Format>) -> Result<Base, String> {
     match depth_of(images, path)? {
         Some(1) => Err(format!("{} is already its backing image", path.display())),
@@ -264,7 +269,7 @@ fn real(path: &Path) -> Result<PathBuf, String> {
     })
 }
 
-/// Which of those below is the file at `path`, if any.
+/// Returns the depth of the backing image that is the file at `path`, if there is such an image.
 fn depth_of(images: &[ChainImage], path: &Path) -> Result<Option<usize>, String> {
     let wanted = real(path)?;
     for (depth, image) in images.iter().enumerate().skip(1) {
@@ -289,7 +294,7 @@ fn not_below(images: &[ChainImage], path: &Path) -> String {
     }
 }
 
-/// Where the first of these images may find the others, beside its own directory.
+/// Returns the directories in which the first of these images may find the others, besides its own directory.
 fn dirs_of(images: &[ChainImage], allowed: &[PathBuf]) -> Vec<PathBuf> {
     let own = images.first().and_then(|image| image.path.parent());
     let mut dirs = allowed.to_vec();

@@ -1,4 +1,4 @@
-//! A disk that goes from one process to another.
+//! Replaces a disk by a successor, in this process or in another one.
 
 use super::{Served, TRACE};
 use crate::inherited::Inherited;
@@ -14,14 +14,14 @@ use fathom_units::cause;
 use std::time::Instant;
 
 impl Served {
-    /// Why another process could not go on with it; one line for the user.
+    /// Fails if another process could not continue to serve the disk. The error is one line for the user.
     pub fn may_be_handed_over(&self) -> Result<(), String> {
         let name = self.name();
         self.may_be_left()
             .map_err(|problem| format!("disk '{name}': cannot be handed over: {problem}"))
     }
 
-    /// Why another one in its place would be another disk.
+    /// Fails if no other disk with the same image can replace this one: a job is in progress, or state would be lost.
     pub fn may_be_left(&self) -> Result<(), String> {
         match self.job_of_others() {
             Some(job) => Err(job.to_owned()),
@@ -29,7 +29,7 @@ impl Served {
         }
     }
 
-    /// Likewise, with another image.
+    /// Fails if no other disk can replace this one, not even with another image: state would be lost.
     pub fn may_be_switched(&self) -> Result<(), String> {
         let problem = match self.stack.parts.may_go().err() {
             Some(problem) => problem,
@@ -49,7 +49,7 @@ impl Served {
         Err(problem)
     }
 
-    /// What it is, for a successor, and its export, which stands still from now on.
+    /// Returns the disk's state for a successor, and the frozen export, which reads no further messages of the front-end.
     pub fn give(&self) -> Result<GivenDisk, String> {
         let export = self
             .vhost_user
@@ -70,18 +70,18 @@ impl Served {
         })
     }
 
-    /// The files that it has open.
+    /// Returns the files that the disk has open.
     pub fn used_files(&self) -> Vec<UsedFile> {
         self.stack.used_files()
     }
 
-    /// Fails if it has opened other files than its predecessor has open. The error is for the user.
+    /// Fails if the disk has opened other files than its predecessor has open. The error is for the user.
     pub fn check_files(&self, before: &[UsedFile]) -> Result<(), String> {
         let checked = check_same(before, &self.used_files(), 0);
         checked.map_err(|problem| format!("disk '{}': {problem}", self.name()))
     }
 
-    /// What its parts are open for, in this place and in another one.
+    /// Returns the state that the disk's parts share with a successor's parts while both disks are open.
     pub fn lend(&self) -> Result<Legacy, String> {
         let legacy = self.stack.parts.lend()?;
         if let Some(trace) = &self.trace {
@@ -95,17 +95,17 @@ impl Served {
         self.stack.parts.clone()
     }
 
-    /// Nothing is in flight: how its parts are.
+    /// Returns the last state of the disk's parts. No requests are in flight.
     pub fn leave(&self) -> Result<Legacy, String> {
         self.stack.parts.leave()
     }
 
-    /// This one takes the place of one that is used so.
+    /// Notes that this disk replaces `before`.
     pub fn succeed(&self, before: &SharedDisk) {
         self.shared.succeed(before);
     }
 
-    /// Its parts go on from there.
+    /// Gives the disk's parts the last state of the predecessor's parts, and continues the trace.
     pub fn take_left(&mut self, left: &Legacy) -> Result<(), String> {
         if let Some(trace) = &mut self.trace {
             trace.begin(&self.stack.workers);
@@ -114,12 +114,12 @@ impl Served {
         taken.map_err(|problem| format!("disk '{}': {problem}", self.name()))
     }
 
-    /// Another process goes on with it.
+    /// Does the remaining work of the disk's parts until `deadline`. Another process serves the disk.
     pub fn leave_for_good(&self, deadline: Instant) {
         self.stack.parts.end(deadline);
     }
 
-    /// Have the kernel write what it has of the disk's file, while requests go on.
+    /// Flushes the file of a disk with a front-end's export, while requests continue.
     pub fn flush_early(&self) {
         if let Some(file) = self
             .stack
@@ -131,7 +131,7 @@ impl Served {
         }
     }
 
-    /// Become the predecessor's: serve front-ends from where it stops.
+    /// Serves front-ends, from the state in which the predecessor has stopped.
     pub fn take(&mut self, arrival: Option<Arrival>) -> Result<(), Error> {
         match arrival {
             Some(arrival) => self.serve_by(move |export| export.serve_on(arrival)),
@@ -139,7 +139,7 @@ impl Served {
         }
     }
 
-    /// What was counted, by this process and those before it, with so many of the slowest requests.
+    /// Returns the disk's counters, including those of predecessors, with at most `slow` of the slowest requests.
     pub fn counts(&self, slow: usize) -> DiskCounts {
         let workers = self.stack.workers.iter();
         let own = workers.clone().map(WorkerHandle::histograms);
@@ -153,7 +153,7 @@ impl Served {
         }
     }
 
-    /// Count on from there.
+    /// Continues the predecessor's counters.
     pub fn inherit(&mut self, counts: &DiskCounts) {
         self.inherited = Inherited::of(counts);
         self.alarms.restart();

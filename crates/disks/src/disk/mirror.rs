@@ -1,4 +1,4 @@
-//! A disk that gets another image, or is copied to one.
+//! Mirrors a disk to another image, and adds overlays to a disk.
 
 use super::Served;
 use crate::mirror::{Order, Running};
@@ -14,14 +14,14 @@ use fathom_units::cause;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Why something cannot be done.
+/// Reasons why a disk cannot be changed: its jobs.
 const STREAMED: &str = "its chain of images is being changed; wait until that ends, or end it with 'fathom stream \
      stop'";
 const BACKED_UP: &str = "a backup is in progress; wait until it ends";
 const MIRRORED: &str = "a mirror is in progress; end it first, or switch to its target";
 
 impl Served {
-    /// What it takes to begin. The error is for the user.
+    /// Returns what is needed to begin a mirror. The error is for the user.
     pub fn mirror_order(&self, order: MirrorOrder, has_nbd: bool) -> Result<Order, String> {
         let mut spec: DiskSpec = self.spec().clone().on(order.target, order.format);
         if !order.keys.is_empty() {
@@ -43,12 +43,13 @@ impl Served {
         })
     }
 
-    /// In bytes.
+    /// Size of the disk in bytes.
     pub fn size(&self) -> u64 {
         self.stack.disk.info().size
     }
 
-    /// Takes it into use until that is dropped, unless somebody uses it. The error says why it cannot be used.
+    /// Takes the disk into use until the returned value is dropped. Returns `None` if the disk already has users. The error
+    /// says why the disk cannot be used.
     pub fn try_to_use(&self) -> Result<Option<InUse>, String> {
         if self.shared.is_used() {
             return Ok(None);
@@ -59,7 +60,7 @@ impl Served {
             .map_err(|error| error.to_string())
     }
 
-    /// What else goes on with it, for as long as it is where it is.
+    /// Returns which job in progress needs the disk with its present image, if there is such a job.
     pub(super) fn job_of_others(&self) -> Option<&'static str> {
         if self.backup.as_ref().is_some_and(|backup| !backup.is_over()) {
             return Some(BACKED_UP);
@@ -70,7 +71,7 @@ impl Served {
         is_mirrored.then_some(MIRRORED).or(streamed)
     }
 
-    /// Why it cannot be copied to where it would be the same.
+    /// Returns why the disk cannot be mirrored.
     pub fn may_not_be_mirrored(&self) -> Option<String> {
         if self.is_changed_by_others() {
             Some("other processes may change the image, which a mirror would miss".into())
@@ -83,7 +84,7 @@ impl Served {
         }
     }
 
-    /// Why there can be no image on top of its own.
+    /// Returns why the disk's image cannot get an overlay.
     pub fn may_not_have_layer(&self) -> Option<String> {
         let disk = &self.options.disk;
         let problem = if !disk.location.path().is_some_and(Path::is_file) {
@@ -102,12 +103,12 @@ impl Served {
         Some(problem.into())
     }
 
-    /// With a new image of that path on top. The error is for the user.
+    /// Returns the options of the disk with a new overlay at `path`. The error is for the user.
     pub fn layered(&self, path: PathBuf, has_nbd: bool) -> Result<(DiskOptions, Other), String> {
         check_path(&path)?;
         let spec = self.spec();
         let below = spec.image.path().ok_or("its image is not a file")?;
-        // (However it is called: it is seen from another directory now.)
+        // (An absolute path: the overlay may be in another directory.)
         let below = fs::canonicalize(below);
         let below = below.map_err(|error| format!("cannot find its image: {}", cause(error)))?;
         let mut dirs = spec.allow_dirs.clone();
@@ -138,7 +139,7 @@ impl Served {
         self.mirror.as_ref()
     }
 
-    /// It has ended, and somebody has heard of it.
+    /// Forgets the mirror, which has ended, and whose final state has been reported.
     pub fn forget_mirror(&mut self) {
         self.mirror = None;
     }

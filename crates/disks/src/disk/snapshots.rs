@@ -1,4 +1,4 @@
-//! A disk whose image may have internal snapshots.
+//! Internal snapshots of a disk's image.
 
 use super::Served;
 use super::mirror::has_filter;
@@ -7,13 +7,13 @@ use fathom_formats::served::ImageDisk;
 use std::sync::Arc;
 
 impl Served {
-    /// The image that can have some.
+    /// Returns the disk's image, if the image can have internal snapshots.
     pub fn qcow2_image(&self) -> Option<Arc<ImageDisk>> {
         let image = self.stack.image.clone();
         image.filter(|_| self.stack.format == Format::Qcow2 && !self.is_temporary())
     }
 
-    /// Why they cannot be changed.
+    /// Returns why the internal snapshots cannot be changed.
     pub fn may_not_have_snapshots(&self) -> Option<String> {
         if self.options.disk.read_only {
             Some("the disk is read-only".into())
@@ -26,7 +26,7 @@ impl Served {
         }
     }
 
-    /// What is changed goes with the server: its image is another one than the user's.
+    /// Whether the disk's changes are discarded when the server ends: they are then in an overlay, not in the user's image.
     fn is_temporary(&self) -> bool {
         has_filter(self.spec(), "cow")
     }

@@ -1,15 +1,15 @@
-//! A disk's image, which a newer one may supersede. (The order of steps: `fathom_files::superseded`.)
+//! A disk's image, which a newer image may supersede. (`fathom_files::superseded` has the order of steps.)
 
 use super::Served;
 use fathom_stack::MarkedImage;
 
 impl Served {
-    /// The image that it is written to.
+    /// Returns the image to which the disk writes.
     pub fn marked(&self) -> MarkedImage {
         self.stack.marked.clone()
     }
 
-    /// The image as users name it, by its absolute path if it is a file.
+    /// Returns the image as users name it; for a file, the absolute path.
     pub fn location(&self) -> String {
         let location = &self.options.disk.location;
         let path = location
@@ -18,7 +18,7 @@ impl Served {
         path.map_or_else(|| location.to_string(), |path| path.display().to_string())
     }
 
-    /// Why the image that it had before it was switched to this one is not marked.
+    /// Sets the reason why the disk's former image is not marked as superseded.
     pub fn set_unmarked(&mut self, problem: Option<String>) {
         self.unmarked = problem;
     }

@@ -48,7 +48,7 @@ impl Served {
         self.trace.take()
     }
 
-    /// Another process has truncated the trace file.
+    /// Stops the trace, because another process has truncated the trace file.
     pub fn drop_cut_trace(&mut self) {
         if let Some(trace) = self.stop_trace() {
             let path = trace.path().display();
