@@ -15,9 +15,9 @@ pub struct Activities(BTreeMap<String, Activity>);
 #[derive(Default)]
 struct Activity {
     phase: Phase,
-    /// The disk's file may have got another size, which the disk is to adopt.
+    /// Whether another program may have resized the disk's file: the disk must adopt the new size.
     has_new_size: bool,
-    /// The disk's job has ended, and the disk is to get its own options back.
+    /// Present if the disk's job has ended, and the disk must get its former options back.
     job_over: Option<Over>,
 }
 
@@ -40,11 +40,11 @@ enum Phase {
 
 /// A change of a disk that is in the list of disks.
 pub enum Change {
-    /// The end of this needs nothing but the responder.
+    /// A change at whose end only the reply is sent.
     Plain,
-    /// Users are being held, to be released at this time.
+    /// Users are being stopped, until this time at the latest.
     Freezing { until: Option<Instant> },
-    /// A backup of this identity begins. `end`: who has asked for its end meanwhile.
+    /// A backup with this identity begins. `end`: the responder of a request to end the backup that arrived meanwhile.
     StartingBackup { id: String, end: Option<Responder> },
     /// The disk gets the options that a job needs; then the job begins.
     PreparingJob(Next),
@@ -58,7 +58,7 @@ impl Activities {
         self.entry(name).phase = Phase::Changing(responder, change);
     }
 
-    /// Notes the end of a change: returns who gets the reply.
+    /// Notes the end of a change. Returns the responder, and the change.
     pub fn end(&mut self, name: &str) -> Option<(Responder, Change)> {
         let activity = self.0.get_mut(name)?;
         match std::mem::take(&mut activity.phase) {
@@ -73,7 +73,7 @@ impl Activities {
         }
     }
 
-    /// The change of a disk that is in progress.
+    /// Returns the disk's change that is in progress.
     pub fn change_mut(&mut self, name: &str) -> Option<&mut Change> {
         match &mut self.0.get_mut(name)?.phase {
             Phase::Changing(_, change) => Some(change),
@@ -91,7 +91,7 @@ impl Activities {
         all.any(|activity| matches!(activity.phase, Phase::Changing(..)))
     }
 
-    /// Why nothing else can be done with the disk now.
+    /// Returns the error for other requests while the disk is being changed or is frozen.
     pub fn busy(&self, name: &str) -> Option<RequestError> {
         let what = match self.phase(name)? {
             Phase::Changing(..) => {
@@ -111,7 +111,7 @@ impl Activities {
         self.entry(name).phase = Phase::Closing(responder);
     }
 
-    /// Notes that a disk is open, or could not be opened.
+    /// Notes that a disk is open, or could not be opened. Returns the responder.
     pub fn opened(&mut self, name: &str) -> Option<Responder> {
         let activity = self.0.get_mut(name)?;
         match std::mem::take(&mut activity.phase) {
@@ -126,7 +126,7 @@ impl Activities {
         }
     }
 
-    /// Notes that a disk is closed.
+    /// Notes that a disk is closed. Returns the responder.
     pub fn closed(&mut self, name: &str) -> Option<Responder> {
         match self.0.remove(name)?.phase {
             Phase::Closing(responder) => Some(responder),
@@ -134,7 +134,7 @@ impl Activities {
         }
     }
 
-    /// The error for requests about a disk that is being opened or closed, and so is in no list.
+    /// Returns the error for requests about a disk that is being opened or closed, and so is not in the list of disks.
     pub fn coming_or_going(&self, name: &str) -> Option<RequestError> {
         match self.phase(name)? {
             Phase::Opening(_) => Some(changing_disk(name, true)),
@@ -143,7 +143,7 @@ impl Activities {
         }
     }
 
-    /// Names of the disks that are being closed.
+    /// Returns the names of the disks that are being closed.
     pub fn closing(&self) -> impl Iterator<Item = &String> {
         let closing = |(_, activity): &(_, &Activity)| matches!(activity.phase, Phase::Closing(_));
         self.0.iter().filter(closing).map(|(name, _)| name)
@@ -166,7 +166,7 @@ impl Activities {
         matches!(self.phase(name), Some(Phase::Frozen { .. }))
     }
 
-    /// Names of the frozen disks, each with the time at which it is to be thawed.
+    /// Returns the names of the frozen disks, each with the time at which the disk must be thawed.
     pub fn frozen(&self) -> impl Iterator<Item = (&String, Option<Instant>)> {
         self.0
             .iter()
@@ -176,7 +176,7 @@ impl Activities {
             })
     }
 
-    /// The users of a frozen disk, which is not frozen any more.
+    /// Notes that a frozen disk is being thawed. Returns the disk's waiting users.
     pub fn take_frozen(&mut self, name: &str) -> Option<Waiting> {
         let activity = self.0.get_mut(name)?;
         match std::mem::take(&mut activity.phase) {
@@ -191,12 +191,12 @@ impl Activities {
         }
     }
 
-    /// Notes that the disk's file may have got another size.
+    /// Notes that another program may have resized the disk's file.
     pub fn note_size(&mut self, name: &str) {
         self.entry(name).has_new_size = true;
     }
 
-    /// Names of the disks whose files may have got another size.
+    /// Returns the names of the disks whose files another program may have resized.
     pub fn new_sizes(&self) -> impl Iterator<Item = &String> {
         let noted = self.0.iter().filter(|(_, activity)| activity.has_new_size);
         noted.map(|(name, _)| name)
@@ -207,12 +207,13 @@ impl Activities {
         self.tidy(name);
     }
 
-    /// The end of the disk's job, from the first call on.
+    /// Returns the state of the disk's ended job. The first call creates the state.
     pub fn job_over(&mut self, name: &str) -> &mut Over {
         self.entry(name).job_over.get_or_insert_default()
     }
 
-    /// Names of the disks whose jobs are over, each with the time at which the disk is to get its options back.
+    /// Returns the names of the disks whose jobs have ended, each with the time of the next attempt to give the disk
+    /// its former options back.
     pub fn jobs_over(&self) -> impl Iterator<Item = (&String, Instant)> {
         self.0.iter().filter_map(|(name, activity)| {
             let over = activity.job_over.as_ref()?;

@@ -47,7 +47,7 @@ use std::time::{Duration, Instant};
 const MAX_SLOW: usize = 256;
 /// Maximum number of slow requests in a reply with measurements.
 const MAX_TOLD: usize = 8;
-/// Maximum number of slow requests that a disk leaves to its successor.
+/// Maximum number of slow requests that a disk hands over to its successor.
 const MAX_LEFT: usize = 32;
 
 /// The disks, in the order in which they were added, and the server of their NBD clients.
@@ -59,7 +59,7 @@ pub struct Objects {
     leaving: Vec<Leaving>,
     ended_backups: EndedBackups,
     nbd: Option<Nbd>,
-    /// In an upgrade, the connections of NBD clients with TLS end.
+    /// Whether an upgrade ends the connections of NBD clients with TLS.
     encrypted_end: bool,
     common: Common,
     mail: Mailbox<Event>,
@@ -80,7 +80,7 @@ impl Objects {
         Ok(objects)
     }
 
-    /// The same, without admitting NBD clients yet.
+    /// Opens the disks like [`Objects::open`], without admitting NBD clients yet.
     pub fn open_held(
         options: ServeOptions,
         front_ends: Vec<Option<Listener>>,
@@ -127,7 +127,7 @@ impl Objects {
         self.disks.iter_mut().try_for_each(Served::serve)
     }
 
-    /// The traces in progress, each with the index of its disk.
+    /// Returns the traces in progress, each with the index of its disk.
     fn traces(&self) -> impl Iterator<Item = (usize, &Tracer)> {
         let disks = self.disks.iter().enumerate();
         disks.filter_map(|(i, disk)| Some((i, disk.trace()?)))
@@ -155,7 +155,7 @@ impl Objects {
         }
     }
 
-    /// Carries a command out; the reply comes at once or later.
+    /// Carries out a command. The reply is sent at once or later.
     fn handle(&mut self, ask: Ask, responder: Responder) {
         let command = match ask.command {
             Command::Put {
@@ -231,7 +231,7 @@ impl Objects {
         Ok(TraceState { trace: file }.into())
     }
 
-    /// Index of the disk with this name.
+    /// Returns the index of the disk with this name.
     fn find(&self, name: &str) -> Result<usize, RequestError> {
         if let Some(found) = self.disks.iter().position(|disk| disk.name() == name) {
             return Ok(found);
@@ -256,7 +256,7 @@ impl Objects {
         outcome
     }
 
-    /// The version of a disk's options, which conditions of requests name.
+    /// Returns the version of a disk's options, which conditions of requests name.
     fn version(&self, index: usize) -> Result<String, RequestError> {
         version_of(self.disks[index].spec())
     }

@@ -26,7 +26,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A disk that is to be removed, but was in use.
+/// A disk that must be removed as soon as the disk is not in use.
 pub struct Leaving {
     pub name: String,
     pub responder: Responder,
@@ -34,7 +34,7 @@ pub struct Leaving {
     pub only_if: Condition,
 }
 
-/// The job that begins once the disk has the options for it.
+/// A job that begins once the disk has the options for the job.
 pub enum Next {
     Commit(Box<mirror::Commit>),
     Stream(stream::Plan),
@@ -138,8 +138,10 @@ pub fn give_up(mut disk: Served) {
 /// A disk to close, and its NBD clients that are leaving.
 pub type ToClose = (Served, Option<nbd::Leaving>);
 
-/// Starts a thread that closes the disk that it is sent: it disconnects the front-end and clients, waits for requests in
-/// flight without a timeout, and closes the disk.
+/// Starts a thread that closes the disk that the caller sends to the thread.
+///
+/// The thread disconnects the front-end and clients, waits for requests in flight without a timeout, and closes the
+/// disk.
 pub fn close(post: Post<Event>) -> io::Result<SyncSender<ToClose>> {
     let (send, receive) = sync_channel(1);
     on_a_thread("remove a disk", move || {
@@ -300,7 +302,7 @@ struct Closing {
 }
 
 impl Closing {
-    /// Waits until `deadline`. False: the operation is still in progress.
+    /// Waits until front-end, clients, jobs and workers have ended. False: not all of them have ended at `deadline`.
     fn wait(&mut self, deadline: Instant) -> bool {
         self.disk.begin_stop();
         match self.disk.end(deadline) {

@@ -164,8 +164,8 @@ impl Running {
 
     /// Ends the mirror. Returns its final state.
     ///
-    /// `users` is present unless the end is forced: the users wait, and the target becomes the disk as of that instant. If
-    /// that fails, the mirror continues. May block. The error is for the user.
+    /// `users` is present unless the end is forced: the users wait, and the target becomes the disk as of that instant.
+    /// If that fails, the mirror continues. May block. The error is for the user.
     pub fn end(&self, users: Option<Users>) -> Result<MirrorInfo, RequestError> {
         if let Some(users) = users.filter(|_| !self.is_over()) {
             let finished = self.finish(users);

@@ -96,8 +96,8 @@ impl Nbd {
         self.serving.export().keep_out();
     }
 
-    /// Stops the connected clients, and returns their states: no client has requests in flight, or uses a disk. The error
-    /// is for the user.
+    /// Stops the connected clients, and returns their states: no client has requests in flight, or uses a disk. The
+    /// error is for the user.
     pub fn hold(
         &self,
         deadline: Instant,
@@ -143,8 +143,8 @@ impl Nbd {
         }
     }
 
-    /// Returns the address of a TCP listener without client authentication, if there is such a listener. (The permissions
-    /// of a Unix socket decide which processes may connect.)
+    /// Returns the address of a TCP listener without client authentication, if there is such a listener. (The
+    /// permissions of a Unix socket decide which processes may connect.)
     pub fn open_listener(&self) -> Option<String> {
         let is_open = |address: &&String| !self.authenticates && !address.starts_with("unix:");
         self.addresses.iter().find(is_open).cloned()

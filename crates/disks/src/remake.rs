@@ -1,5 +1,5 @@
-//! Replaces a disk that is in use: by the same image with other options, or by another image with the same contents. The
-//! virtual machine and the clients stay connected, and wait for some milliseconds.
+//! Replaces a disk that is in use: by the same image with other options, or by another image with the same contents.
+//! The virtual machine and the clients stay connected, and wait for some milliseconds.
 
 use super::changes::Event;
 use super::disk::{Common, Served};
@@ -50,7 +50,7 @@ pub struct Remake {
     pub definition: Option<PathBuf>,
 }
 
-/// What is done in addition.
+/// An operation in addition to the replacement.
 pub enum Also {
     Nothing,
     /// The disk gets another image.
@@ -165,7 +165,7 @@ impl Switch {
         }
     }
 
-    /// Gives the other image up.
+    /// Gives up the other image: a mirror continues, and a new overlay is removed.
     fn give_up(&self) {
         match &self.to {
             Other::Mirror(running) => running.mirror.go_on(),
@@ -238,7 +238,7 @@ impl Remake {
                 // (The old disk has then released the image.)
                 disk.begin_stop();
                 disk.end(Instant::now() + HALT);
-                // (The job would continue, and the front-end would wait for it.)
+                // (Otherwise the mirror would try to finish, and the front-end would wait for the mirror.)
                 if let Some(Other::Mirror(running)) = switch.map(|switch| &switch.to) {
                     running.mirror.go_on();
                 }
@@ -252,7 +252,7 @@ impl Remake {
         }
     }
 
-    /// Opens the new disk and prepares it, except that it does not serve clients yet.
+    /// Stops the users, and gives the new disk the state of the present disk. The new disk does not serve the users yet.
     fn move_to(
         &self,
         disk: &mut Served,
@@ -279,7 +279,7 @@ impl Remake {
         let left = self.parts.leave()?;
         if let Some(switch) = switch {
             switch.finish(deadline)?;
-            // (The image itself has this state.)
+            // (The state of the storage belongs to the old image.)
             left.take(PART);
         }
         disk.take_left(&left)?;
@@ -312,8 +312,8 @@ impl Remake {
     }
 
     /// Marks the old image of a switch, and waits for the decision whether the disk keeps the new image. The controller
-    /// writes the definition durably before it decides. The new image is unchanged until then. Returns why the old image
-    /// could not be marked.
+    /// writes the definition durably before it decides. The new image is unchanged until then. Returns why the old
+    /// image could not be marked.
     fn decide(&self, disk: &Served, post: &Post<Event>) -> Result<Option<String>, String> {
         if self.also.switch().is_none() {
             return Ok(None);
@@ -330,7 +330,7 @@ impl Remake {
                 marks.take_back();
                 Err("the definition with the other image could not be stored".into())
             }
-            // This process is about to end. Its successor has the stored definition.
+            // The process is about to end. Its successor has the stored definition.
             Err(_) => {
                 if self.definition.is_none() {
                     // (No definition was stored.)

@@ -9,17 +9,17 @@ use std::time::Duration;
 
 /// Counts the users of a disk: the first user activates the disk, and the last user deactivates the disk.
 ///
-/// After a live migration, the server at the destination locks the image. A writable image with a vhost-user socket must
-/// therefore be unlocked as soon as the front-end detaches. The NBD clients of such a disk are disconnected then. Further
-/// clients are rejected until a front-end attaches again.
+/// After a live migration, the server at the destination locks the image. A writable image with a vhost-user socket
+/// must therefore be unlocked as soon as the front-end detaches. The NBD clients of such a disk are disconnected then.
+/// Further clients are rejected until a front-end attaches again.
 ///
 /// If the image needs a [`Keepsake`] (qcow2 and QED images do), clients are also rejected before the front-end attaches
 /// for the first time. Only the front-end has the saved state that a killed server may have left in the keepsake. A
 /// client that wrote to the image earlier could overwrite writes that the guest knows to be complete.
 ///
-/// Clients of a disk that another server may take over (`nbd-move`) can only read, and stay connected when the front-end
-/// detaches. If the image needs a keepsake, these clients are disconnected whenever a front-end attaches or detaches. The
-/// activation reads the keepsake, and the deactivation writes everything to the image.
+/// Clients of a disk that another server may take over (`nbd-move`) can only read, and stay connected when the
+/// front-end detaches. If the image needs a keepsake, these clients are disconnected whenever a front-end attaches or
+/// detaches. The activation reads the keepsake, and the deactivation writes everything to the image.
 pub struct SharedDisk {
     disk: Arc<dyn Disk>,
     /// Name of the disk in errors.
@@ -260,8 +260,8 @@ impl SharedDisk {
         done
     }
 
-    /// Activates the disk again, to read the keepsake of a front-end that attached while a job used the disk. No requests
-    /// are in flight: all users wait for the end of the job.
+    /// Activates the disk again, to read the keepsake of a front-end that attached while a job used the disk. No
+    /// requests are in flight: all users wait for the end of the job.
     fn activate_again(&self, users: &mut Users) -> Result<(), DiskError> {
         if !std::mem::replace(&mut users.is_between, true) {
             self.disk.deactivate()?;

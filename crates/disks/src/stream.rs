@@ -1,5 +1,5 @@
-//! Streams, which shorten a disk's backing chain: backing images are copied into the top image, or images in the middle of
-//! the chain are merged into an image below.
+//! Streams, which shorten a disk's backing chain: backing images are copied into the top image, or images in the middle
+//! of the chain are merged into an image below.
 
 use super::shared_disk::SharedDisk;
 use super::unanswered;

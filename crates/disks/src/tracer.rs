@@ -11,7 +11,8 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Interval at which the measured frequency of the clock is written to a trace again. The measurement improves with time.
+/// Interval at which the measured frequency of the clock is written to a trace again. The measurement improves with
+/// time.
 pub const CALIBRATE_EVERY: Duration = Duration::from_secs(10);
 
 fn prepare(path: &Path, disk: &str, workers: usize) -> Result<File, TraceError> {

@@ -181,21 +181,22 @@ impl Objects {
         }
     }
 
-    /// Notes the end of a change of a disk: the disk's index, and the responder.
+    /// Notes the end of a change of a disk. Returns the disk's index, and the responder.
     pub(super) fn answers(&mut self, name: &str) -> Option<(usize, Responder)> {
         let (index, responder, _) = self.changed(name)?;
         Some((index, responder))
     }
 
-    /// Notes the end of a change of a disk: the disk's index, the responder, and the change. (A disk stays in the list
-    /// while it is changed.)
+    /// Notes the end of a change of a disk. Returns the disk's index, the responder, and the change. (A disk stays in
+    /// the list while it is changed.)
     pub(super) fn changed(&mut self, name: &str) -> Option<(usize, Responder, Change)> {
         let (responder, change) = self.activities.end(name)?;
         let index = self.disks.iter().position(|disk| disk.name() == name)?;
         Some((index, responder, change))
     }
 
-    /// Gives disks whose jobs have ended their former options back, unless another operation on the disk is in progress.
+    /// Gives disks whose jobs have ended their former options back, unless another operation on the disk is in
+    /// progress.
     pub(super) fn restore_options(&mut self) {
         let now = Instant::now();
         let due = { self.activities.jobs_over() }.filter(|(_, look_at)| *look_at <= now);
@@ -220,12 +221,13 @@ impl Objects {
         next.map(|next| next.saturating_duration_since(Instant::now()))
     }
 
-    /// Replies after the disk has got its former options back: no job changes its chain any more.
+    /// Begins to give the disk its former options back: no job changes its chain any more. Replies when that has ended,
+    /// with or without success.
     pub(super) fn end_work(&mut self, index: usize, answer: Answer, responder: Responder) {
         if !self.disks[index].is_worked_on() {
             return responder(answer);
         }
-        // (Until the disk has them.)
+        // (Further attempts follow until the disk has its former options.)
         let name = self.disks[index].name().to_owned();
         self.activities.job_over(&name).try_again();
         let failed = |problem: String| ErrorKind::Failed.because(problem);

@@ -31,7 +31,7 @@ impl Objects {
             .begin(&name, responder, Change::Freezing { until });
     }
 
-    /// The front-end and the clients of a disk.
+    /// Returns the front-end and the clients of a disk.
     pub(super) fn users_of(&self, index: usize) -> Users {
         let (disk, server) = (&self.disks[index], self.nbd.as_ref().map(Nbd::server));
         Users {
@@ -103,7 +103,7 @@ impl Objects {
         }
     }
 
-    /// Time until the next disk must be thawed. None: no frozen disk has a timeout.
+    /// Returns the time until the next disk must be thawed. None: no frozen disk has a timeout.
     pub(super) fn until_next_thaw(&self) -> Option<Duration> {
         let next = { self.activities.frozen() }
             .filter_map(|(_, until)| until)

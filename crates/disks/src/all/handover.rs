@@ -26,7 +26,7 @@ impl Objects {
         disks.try_for_each(|(disk, used)| disk.check_files(used))
     }
 
-    /// Continues where a predecessor stops.
+    /// Takes over the exports and the start time of a predecessor.
     pub fn take(
         &mut self,
         disks: Vec<Option<(Arriving, Arrival)>>,
@@ -44,7 +44,7 @@ impl Objects {
     }
 }
 
-/// The oldest version of a handover in which a successor understands all that these disks have.
+/// Returns the oldest version of the handover protocol that can express the states of these disks.
 fn version_of(disks: &[GivenDisk]) -> u32 {
     let exports = disks.iter().filter_map(|disk| disk.export.as_ref());
     let mut states = exports.filter_map(|export| export.state.as_ref());
@@ -174,7 +174,7 @@ impl Estate for Objects {
         }
     }
 
-    /// There are no tenants.
+    /// Reports the end at once: this host has no tenants.
     fn renew(&mut self, mut tell: Box<dyn FnMut(Progress) + Send>) {
         tell(Progress::Done);
     }

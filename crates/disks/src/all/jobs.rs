@@ -63,7 +63,7 @@ impl Objects {
     }
 }
 
-/// The last state of a job that has ended.
+/// Returns the last state of a job that has ended.
 fn last_state(disk: &str, ended: Reply) -> Answer {
     match ended {
         Reply::Backup(info) => Ok(JobInfo::backup(disk, &info).into()),

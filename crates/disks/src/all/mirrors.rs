@@ -74,7 +74,7 @@ impl Objects {
         }
     }
 
-    /// The disk's mirror. An error if the disk has none, or if another operation on the disk is in progress.
+    /// Returns the disk's mirror. Fails if the disk has no mirror, or if another operation on the disk is in progress.
     pub(super) fn mirror_of(&self, index: usize) -> Result<&Running, RequestError> {
         let disk = &self.disks[index];
         let name = disk.name();
@@ -100,7 +100,7 @@ impl Objects {
     }
 }
 
-/// The error for a client whose request to end `job` has failed.
+/// Returns the error for a client whose request to end `job` has failed.
 pub(super) fn not_ended(job: &str, error: RequestError) -> RequestError {
     let error = error.kind.because(format!("{job}: {}", error.text));
     if error.kind == ErrorKind::Late {

@@ -18,7 +18,7 @@ use fathom_units::cause;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Objects {
-    /// Adds a disk, or changes the one of that name. `named`: the keys that may change.
+    /// Adds a disk, or changes the present disk of the same name. `named`: the keys that may change.
     pub(super) fn put(
         &mut self,
         table: DiskSpec,
@@ -33,7 +33,7 @@ impl Objects {
         }
         if let Some(index) = present {
             let is = self.disks[index].spec();
-            // (It cannot change, and its default depends on where the disk comes from.)
+            // (The `nbd` option cannot change, and its default depends on whether the API has added the disk.)
             table.nbd = table.nbd.or(is.nbd);
             let wanted = match named {
                 Some(named) => table.over(named, is),
@@ -67,7 +67,7 @@ impl Objects {
         }
     }
 
-    /// The reply to a request to add or change a disk.
+    /// Returns the reply to a request to add or change a disk.
     pub(super) fn shown(&self, index: usize, created: bool) -> Reply {
         let mut shown = self.show(index);
         shown.created = created;
@@ -93,7 +93,7 @@ impl Objects {
         })
     }
 
-    /// The disk has been opened, or opening has failed.
+    /// Handles the end of opening a disk, which may have failed.
     pub(super) fn on_opened(&mut self, name: &str, opened: Result<Box<Served>, Error>) {
         let Some(responder) = self.activities.opened(name) else {
             return;
@@ -124,7 +124,7 @@ impl Objects {
         Ok(self.disks.len() - 1)
     }
 
-    /// Changes a disk that is served, or leaves it as it is.
+    /// Changes a disk that is served. After an error, the disk is unchanged.
     fn change(&mut self, index: usize, wanted: DiskSpec, responder: Responder) {
         let disk = &self.disks[index];
         if let Some(error) = self.activities.busy(disk.name()) {

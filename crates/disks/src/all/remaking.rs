@@ -65,7 +65,7 @@ impl Objects {
         options.disk.keys = options.disk.keys.or(disk.keys());
         options.disk.legacy = disk.lend().map_err(conflict)?;
         if also.switch().is_some() {
-            // (That is the image's own.)
+            // (The state of the storage belongs to the old image.)
             options.disk.legacy.take(PART);
             // The switch itself removes the mark of its image.
             options.disk.superseded = OnSuperseded::Ignore;
@@ -86,7 +86,7 @@ impl Objects {
         begun.map_err(|error| no_thread(&error))
     }
 
-    /// A disk has been replaced, or continues as before.
+    /// Handles the end of replacing a disk. After an error, the old disk continues as before.
     pub(super) fn on_remade(&mut self, name: &str, remade: Result<Box<Served>, String>) {
         let Some((index, responder, change)) = self.changed(name) else {
             return;

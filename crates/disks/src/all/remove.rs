@@ -1,4 +1,4 @@
-//! Removes disks, and ends all of them.
+//! Removes disks, and ends all disks when the server stops.
 
 use super::Objects;
 use crate::changes::{self, Event, Leaving};
@@ -13,9 +13,10 @@ use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
 
-/// Time in which a disk that is to be removed must become unused, and interval of the checks. A client that has just
-/// disconnected may still be listed.
+/// Time in which a disk that is to be removed must become unused. A client that has just disconnected may still be
+/// listed.
 const LEAVE: Duration = Duration::from_secs(1);
+/// Interval of the checks whether such a disk is in use.
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Objects {
@@ -41,7 +42,7 @@ impl Objects {
         }
     }
 
-    /// Removes a disk that is not in use.
+    /// Removes a disk that is not in use. A disk in use is checked again until the time is over.
     pub(super) fn leave(&mut self, leaving: Leaving) {
         let index = match self.find(&leaving.name) {
             Ok(index) => index,
@@ -66,7 +67,7 @@ impl Objects {
         }
     }
 
-    /// Time until the next check of disks that are to be removed. None: there are no such disks.
+    /// Returns the time until the next check of disks that are to be removed. None: there are no such disks.
     pub(super) fn until_next_look(&self) -> Option<Duration> {
         (!self.leaving.is_empty()).then_some(LOOK)
     }
@@ -85,7 +86,7 @@ impl Objects {
         };
         let disk = self.disks.remove(index);
         let clients = self.nbd.as_ref().and_then(|nbd| nbd.remove(&disk));
-        // (The thread waits for them.)
+        // (The thread waits for the clients.)
         let _ = close.send((disk, clients));
         self.activities.begin_to_close(&name, responder);
     }

@@ -36,13 +36,14 @@ impl Objects {
         for name in noted {
             self.activities.forget_size(&name);
             if let Some(index) = self.disks.iter().position(|disk| disk.name() == name) {
-                // (A failure is logged there.)
+                // (`on_resized` logs a failure.)
                 self.resize(index, None, false, Box::new(drop));
             }
         }
     }
 
-    /// Why a disk cannot be changed now: another operation is in progress, or the disk is moving to another server.
+    /// Returns why a disk cannot be changed now: another operation or job is in progress, or the disk is moving between
+    /// servers.
     pub(super) fn is_on_its_way(&self, name: &str) -> Option<RequestError> {
         let disk = self.disks.iter().find(|disk| disk.name() == name);
         let problem = disk.and_then(|disk| disk.may_not_be_disturbed());

@@ -70,7 +70,8 @@ impl Objects {
         }
     }
 
-    /// Begins to replace the disk by one with the same options. In between, the image is closed and can be changed.
+    /// Begins to replace the disk by a disk with the same options. In between, the image is closed, and its snapshots
+    /// are changed.
     fn begin_snapshot_work(
         &self,
         index: usize,
@@ -101,7 +102,7 @@ fn have_none(name: &str) -> RequestError {
     ))
 }
 
-/// The reply after the disk has been replaced, or continues as before.
+/// Returns the reply after the disk has been replaced, or continues as before.
 fn outcome(work: &SnapshotWork, remade: Answer) -> Answer {
     match (work.done(), remade) {
         (Some(all), Ok(_)) => {

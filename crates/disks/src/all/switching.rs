@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::SyncSender;
 
 impl Objects {
-    /// The first step. The reply has the disk's options with the other image.
+    /// Does the first step of a switch. The reply has the disk's options with the other image.
     pub(super) fn begin_switch(
         &mut self,
         index: usize,
@@ -102,7 +102,7 @@ impl Objects {
         }
     }
 
-    /// The second step.
+    /// Does the second step of a switch. `go`: whether the disk continues on the new image.
     pub(super) fn end_switch(&mut self, index: usize, go: bool, responder: Responder) {
         let name = self.disks[index].name().to_owned();
         let sent = match self.activities.change_mut(&name) {

@@ -152,8 +152,8 @@ impl Served {
         self.unsettled = Some(problem);
     }
 
-    /// Takes over an ended stream and a failed mirror of the disk that this disk replaces, to report their final states.
-    /// Takes over nothing if the disks have different images.
+    /// Takes over an ended stream and a failed mirror of the disk that this disk replaces, to report their final
+    /// states. Takes over nothing if the disks have different images.
     pub fn keep_jobs(&mut self, before: &mut Served) {
         if self.options.disk.location != before.options.disk.location {
             return;
@@ -166,8 +166,8 @@ impl Served {
 
     /// Returns the progress of the disk's stream.
     ///
-    /// A complete stream is still `finishing` until the disk has got its former options back, and has released the images
-    /// that left the chain.
+    /// A complete stream is still `finishing` until the disk has got its former options back, and has released the
+    /// images that left the chain.
     pub fn stream_info(&self) -> Option<StreamInfo> {
         let mut info = self.stream.as_ref()?.info();
         let holds = self.is_worked_on();
@@ -198,8 +198,8 @@ fn check_still(images: &[ChainImage], depth: usize, image: &ChainImage) -> Resul
     }
 }
 
-/// Fails if the image has internal snapshots, whose contents another backing image would change. (The number of snapshots
-/// is current, because the disk was opened just now.)
+/// Fails if the image has internal snapshots, whose contents another backing image would change. (The number of
+/// snapshots is current, because the disk was opened just now.)
 fn refuse_snapshots(image: &ChainImage) -> Result<(), String> {
     match image.snapshots {
         0 => Ok(()),

@@ -49,7 +49,8 @@ impl Served {
         Err(problem)
     }
 
-    /// Returns the disk's state for a successor, and the frozen export, which reads no further messages of the front-end.
+    /// Returns the disk's state for a successor, and the frozen export, which reads no further messages of the
+    /// front-end.
     pub fn give(&self) -> Result<GivenDisk, String> {
         let export = self
             .vhost_user

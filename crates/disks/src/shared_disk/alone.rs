@@ -19,7 +19,8 @@ impl SharedDisk {
         knows_more(self, &self.users()).then_some(KNOWS_MORE)
     }
 
-    /// Notes that this disk replaces `before`: if a front-end has been attached to that disk, it counts for this one, too.
+    /// Notes that this disk replaces `before`: if a front-end has been attached to that disk, it counts for this one,
+    /// too.
     pub fn succeed(&self, before: &SharedDisk) {
         let came = before.users().front_end_came;
         self.users().front_end_came |= came;
