@@ -42,7 +42,7 @@ enum Phase {
 pub enum Change {
     /// A change at whose end only the reply is sent.
     Plain,
-    /// Users are being stopped, until this time at the latest.
+    /// The disk is being frozen, until this time at the latest.
     Freezing { until: Option<Instant> },
     /// A backup with this identity begins. `end`: the responder of a request to end the backup that arrived meanwhile.
     StartingBackup { id: String, end: Option<Responder> },

@@ -252,7 +252,8 @@ impl Remake {
         }
     }
 
-    /// Stops the users, and gives the new disk the state of the present disk. The new disk does not serve the users yet.
+    /// Stops the users, and gives the new disk the state of the present disk. The new disk does not serve the users
+    /// yet.
     fn move_to(
         &self,
         disk: &mut Served,

@@ -77,7 +77,7 @@ impl Objects {
         Ok(next)
     }
 
-    /// Begins to replace the disk by one whose options differ only in `beside`.
+    /// Begins to replace the disk by a disk whose options differ only in `beside`.
     fn begin_to_work(
         &self,
         index: usize,
@@ -151,7 +151,7 @@ impl Objects {
         if running.following.is_over()
             && let Some((first, change)) = self.activities.end(&name)
         {
-            // The disk is just getting its former options back.
+            // The disk is just getting its former options back. Both requests get a reply when that has ended.
             self.disks[index].forget_stream();
             let info = running.info();
             let both = move |answer| {

@@ -124,7 +124,7 @@ impl Objects {
         Ok(self.disks.len() - 1)
     }
 
-    /// Changes a disk that is served. After an error, the disk is unchanged.
+    /// Changes the options of a disk that is served, as far as these options can change.
     fn change(&mut self, index: usize, wanted: DiskSpec, responder: Responder) {
         let disk = &self.disks[index];
         if let Some(error) = self.activities.busy(disk.name()) {

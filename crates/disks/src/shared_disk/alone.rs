@@ -19,7 +19,7 @@ impl SharedDisk {
         knows_more(self, &self.users()).then_some(KNOWS_MORE)
     }
 
-    /// Notes that this disk replaces `before`: if a front-end has been attached to that disk, it counts for this one,
+    /// Notes that this disk replaces `before`: a front-end that has been attached to `before` has been attached here,
     /// too.
     pub fn succeed(&self, before: &SharedDisk) {
         let came = before.users().front_end_came;
