@@ -1,4 +1,4 @@
-//! This server's cage: which kind of thread is shut in how.
+//! The sandbox of the server's and the tenants' processes, and of each kind of thread.
 
 use fathom_core::ThreadKind;
 use fathom_host::users::User;
@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Shut this process in, before it has threads that matter, and each thread as it starts.
+/// Applies the server's sandbox to this process, before it starts important threads, and to each new thread.
 pub fn enter(mode: Mode) {
     know_machine();
     let report = fathom_sandbox::cage_server(mode);
@@ -24,9 +24,11 @@ pub fn enter(mode: Mode) {
     }
 }
 
-/// Shut in a tenant, before it has threads: what it has not open by then it gets from its supervisor.
-/// `user`: who it becomes.
-/// `connects`: it has disks whose library makes connections, by what is in these directories, too.
+/// Applies a tenant's sandbox to this process, before it starts threads. From then on, the supervisor opens files for
+/// it.
+///
+/// `user`: the user that the process becomes. `connects`: the directories with settings of libraries that make network
+/// connections; None: no disk of the tenant needs these.
 pub fn lock_up(mode: Mode, user: Option<User>, connects: Option<&[PathBuf]>) -> io::Result<()> {
     know_machine();
     let network = connects.map_or(&[][..], |_| &NETWORK);
@@ -55,16 +57,16 @@ pub fn lock_up(mode: Mode, user: Option<User>, connects: Option<&[PathBuf]>) -> 
     Ok(())
 }
 
-/// Kernels before 6.4 say some things of the machine (a page's size among them) only in a file, which
-/// the first who asks opens: not every thread could.
+/// Reads facts about the machine, such as the page size, while that is possible. On kernels before 6.4, the first
+/// caller reads them from a file, and a thread in a sandbox may be unable to open that file.
 fn know_machine() {
     rustix::param::page_size();
 }
 
-/// What the kernel says of the process and of the machine.
+/// Files of the kernel about the process and the machine.
 const KERNEL: [&str; 3] = ["/proc/self", "/proc/sys/vm", "/sys/devices/system"];
 
-/// What says where others are, and who one is to them: Ceph's own, and names of hosts.
+/// Configuration files of Ceph, and of the resolver of host names.
 const NETWORK: [&str; 7] = [
     "/etc/ceph",
     "/etc/hosts",

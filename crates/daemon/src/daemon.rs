@@ -1,4 +1,4 @@
-//! A running daemon: what it is made of, and the thread that watches it.
+//! A running server: its parts, and the main loop of its control thread.
 
 use crate::cage;
 use crate::control_thread::ControlThread;
@@ -27,35 +27,36 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// How a daemon has ended.
+/// How a server has ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// The process that goes on with everything, what was counted included: nothing ends.
+    /// Process id of the successor, which serves everything from now on and continues the counters. None: the server
+    /// has stopped.
     pub successor: Option<u32>,
-    /// Where the requests spent their time, by disk.
+    /// Statistics of each disk: where its requests spent their time.
     pub outcomes: Vec<(String, Outcome)>,
-    /// Whether all that was in flight is finished. If it was abandoned, there
-    /// are threads that still have to do with it: the process is to end.
+    /// Whether all requests in flight are complete. After [`Error::Abandoned`], threads still use the disks, so the
+    /// process must exit.
     pub stopped: Result<(), Error>,
 }
 
-/// Some disks being served.
+/// A server with its disks.
 pub struct Daemon {
     controller: Controller,
     api: Option<Api>,
     termination: Termination,
     reload: Option<Reload>,
     starter: Starter,
-    /// Which there is.
+    /// Process id of the process that has taken over.
     successor: Option<u32>,
 }
 
 impl Daemon {
-    /// Open the disks, start their workers and listen for clients, who are
-    /// served from then on. Call it before there are other threads that look at
-    /// the environment, by whose variables sockets of a service manager come, or
-    /// that leave SIGTERM and SIGINT on: these are caught from here on, for
-    /// [`Daemon::run`].
+    /// Opens the disks, starts their workers, and listens for clients, which are served from then on.
+    ///
+    /// Must be called while no other thread reads the environment, because the sockets that a service manager passes
+    /// are found by environment variables. No other thread may leave SIGTERM and SIGINT unblocked: from here on, these
+    /// signals are for [`Daemon::run`].
     pub fn start(options: ServeOptions) -> Result<Daemon, Error> {
         options.validate().map_err(Error::Options)?;
         let Surroundings {
@@ -96,8 +97,8 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Go on with what the process at the other end of `socket` serves, by these options, of which
-    /// the disks do not matter. The same holds. On an error, all is that process's.
+    /// Takes over from the process at the other end of `socket`, by these options, whose disks are ignored. The rules
+    /// of [`Daemon::start`] apply. After an error, that process keeps serving everything.
     pub fn take_over(options: ServeOptions, socket: OwnedFd) -> Result<Daemon, Error> {
         let Surroundings {
             termination,
@@ -112,7 +113,7 @@ impl Daemon {
             .sockets
             .take()
             .map(|(sockets, scale)| Api::start(sockets, scale, groups, thread, events));
-        // Guests run: it is too late to give up.
+        // The guests run already, so that an API which cannot start is no reason to give up.
         let api = api.transpose().unwrap_or_else(|error| {
             tracing::error!("API: cannot serve clients: {error}");
             None
@@ -152,14 +153,13 @@ impl Daemon {
         notify_manager(NotifyState::Ready);
     }
 
-    /// Watch over it until SIGTERM, SIGINT or a client of the API
-    /// ends it. Then what is in flight is finished, unless that takes too
-    /// long, and the sockets are removed.
+    /// Runs the main loop until SIGTERM, SIGINT or a client of the API stops the server. Then completes requests in
+    /// flight, unless that exceeds the timeout, and removes the sockets.
     pub fn run(mut self) -> Result<Ended, Error> {
         while self.wait()? {}
         if self.successor.is_some() {
             let successor = self.successor;
-            // Nothing of it is this process's any more.
+            // All of the server's files and sockets are the successor's now, so no destructor may run.
             std::mem::forget(self);
             return Ok(Ended {
                 successor,
@@ -172,7 +172,7 @@ impl Daemon {
         let stopped = self.controller.host_mut().stop();
         let outcomes = self.controller.host().outcomes();
         if matches!(stopped, Err(Error::Abandoned { .. })) {
-            // Dropped, it would be waited for.
+            // A destructor would wait for the threads of the abandoned requests.
             drop(self.api.take());
             std::mem::forget(self);
         }
@@ -183,7 +183,7 @@ impl Daemon {
         })
     }
 
-    /// Sleep until there is something to do, and do it. False: it is to end.
+    /// Waits for an event and handles it. False: the server must end.
     fn wait(&mut self) -> Result<bool, Error> {
         let is_told = self.poll().map_err(Error::io("cannot wait for events"))?;
         if is_told || !self.controller.turn() {
@@ -202,7 +202,7 @@ impl Daemon {
         Ok(!self.controller.is_ending() && self.successor.is_none())
     }
 
-    /// Have another process go on, if it can.
+    /// Hands over to a new process. After an error, this process continues.
     fn upgrade(
         &mut self,
         Upgrade {
@@ -225,7 +225,7 @@ impl Daemon {
         }
     }
 
-    /// Until a signal says that it is to end (true), or there is something else to do.
+    /// Waits for an event or a timeout. True: a signal asks the server to stop.
     fn poll(&self) -> io::Result<bool> {
         let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = vec![input(self.termination.as_fd())];
@@ -240,7 +240,7 @@ impl Daemon {
     }
 }
 
-/// The reply to an upgrade.
+/// Converts the result of a handover to the reply to an upgrade request.
 fn successor(mut done: HandedOver) -> Successor {
     let pid = done.pid;
     let pause_ms = done.pause.as_secs_f64() * 1e3;
@@ -306,12 +306,12 @@ fn controller(host: Box<dyn Host>, options: &ServeOptions) -> Result<Controller,
     Controller::new(host, options).map_err(Error::io("cannot create a command queue"))
 }
 
-/// What a daemon has around it, before it has threads.
+/// Signals, helper process and the like, which a server sets up before it starts threads.
 struct Surroundings {
     termination: Termination,
     reload: Option<Reload>,
     starter: Starter,
-    /// Until all threads are there.
+    /// Blocks signals for new threads, until all threads have been started.
     signals: LeftToThisThread,
 }
 
@@ -323,7 +323,7 @@ fn surround(options: &ServeOptions) -> Result<Surroundings, Error> {
         superseded::set_directory(definitions);
     }
     let sandbox = match options.tenants {
-        // Its tenants have theirs.
+        // Each tenant's process enters a sandbox of its own.
         true => Mode::Off,
         false => options.sandbox,
     };
@@ -343,7 +343,7 @@ fn surround(options: &ServeOptions) -> Result<Surroundings, Error> {
     })
 }
 
-/// Programs that print them cannot be started from within the cage.
+/// Reads the keys that programs print, because the sandbox does not let the server start programs.
 fn read_keys(options: &ServeOptions) -> Result<(), Error> {
     let keys = options.disks.iter().map(|disk| &disk.disk.keys);
     let mut printed = keys.filter(|keys| keys.run_programs());
@@ -351,11 +351,11 @@ fn read_keys(options: &ServeOptions) -> Result<(), Error> {
     printed.try_for_each(|keys| keys.keys().map(drop).map_err(told))
 }
 
-/// Where systemd (or another manager) wants to know.
+/// Notifies the service manager, if there is one.
 fn notify_manager(state: NotifyState<'static>) {
     let mut states = vec![state];
     if matches!(states[0], NotifyState::Reloading) {
-        // That is how it tells this reload from others.
+        // systemd identifies a reload by this time.
         states.extend(NotifyState::monotonic_usec_now().ok());
     }
     if let Err(error) = sd_notify::notify(&states) {

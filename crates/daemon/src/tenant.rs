@@ -1,5 +1,5 @@
-//! A tenant: a process that has some disks and nothing else, and does what its supervisor says. What
-//! it cannot open itself it gets from there.
+//! The process of a tenant, which serves the tenant's disks by commands of its supervisor. Files that the process
+//! cannot open itself are opened by the supervisor.
 
 use crate::cage;
 use crate::handover::{self, HandedOver};
@@ -29,22 +29,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 
-/// What was answered to the question of that number.
+/// The number of a command, and the reply to that command.
 type Answered = (u64, Answer);
 
-/// A tenant that is shut in, and does nothing yet.
+/// A tenant that has entered its sandbox, and serves no disk yet.
 pub struct NewTenant {
     link: Link,
     gate: Link,
     options: ServeOptions,
-    /// At the other end is a process of this tenant that hands over.
+    /// Socket to the process of this tenant that hands over its disks.
     predecessor: Option<OwnedFd>,
 }
 
-/// Become one, before there are threads: the supervisor's link is this process's standard input, and
-/// its gate the standard output.
+/// Makes this process a tenant, and must be called before it starts threads. Standard input is the link to the
+/// supervisor, standard output the gate.
 pub fn begin_tenant(events: Events) -> Result<NewTenant, Error> {
-    // Started by way of /proc, it has a name of that. (This one is for people only.)
+    // The program was started as /proc/self/exe, which would give the process the name "exe". (Only people read the
+    // name.)
     let _ = rustix::thread::set_name(c"fathom-tenant");
     limits::raise();
     let (link, gate) = sockets().map_err(Error::io("cannot connect to the supervisor"))?;
@@ -57,7 +58,7 @@ pub fn begin_tenant(events: Events) -> Result<NewTenant, Error> {
     if connects.is_some()
         && let Err(problem) = fathom_storage::rbd::prepare()
     {
-        // Its disks say so, too.
+        // Errors of these disks name the problem, too.
         tracing::warn!("{problem}");
     }
     cage::lock_up(options.sandbox, user, connects.as_deref())
@@ -70,10 +71,10 @@ pub fn begin_tenant(events: Events) -> Result<NewTenant, Error> {
     })
 }
 
-/// Serve what the supervisor says. Returns when it has said that this is the end; without a
-/// supervisor the process ends at once, as if it were killed.
+/// Carries out the supervisor's commands. Returns after the supervisor's last command, or after a handover. If the
+/// supervisor ends, the process exits at once, as if it were killed.
 pub fn serve_tenant(tenant: NewTenant) -> Result<(), Error> {
-    // Signals are for the supervisor.
+    // Only the supervisor handles signals.
     let _signals = LeftToThisThread::begin();
     let NewTenant {
         link,
@@ -101,7 +102,7 @@ pub fn serve_tenant(tenant: NewTenant) -> Result<(), Error> {
     }
     while tenant.turn()? {}
     if tenant.has_handed_over {
-        // Nothing of it is this process's any more.
+        // All files are the successor's now, so no destructor may run.
         std::mem::forget(tenant);
         return Ok(());
     }
@@ -117,7 +118,7 @@ pub fn serve_tenant(tenant: NewTenant) -> Result<(), Error> {
     stopped
 }
 
-/// None yet, or what a predecessor has.
+/// Returns a host without disks, or one with the predecessor's disks.
 fn objects(options: ServeOptions, predecessor: Option<OwnedFd>) -> Result<Box<dyn Host>, Error> {
     let Some(socket) = predecessor else {
         let objects = Objects::open(options, Vec::new(), Vec::new())?;
@@ -137,14 +138,14 @@ fn sockets() -> io::Result<(Link, Link)> {
     Ok((link.into(), gate.into()))
 }
 
-/// How it begins.
+/// The contents of the supervisor's first message.
 struct Begun {
     options: ServeOptions,
-    /// As whom.
+    /// The user that the process becomes.
     user: Option<User>,
-    /// A library makes connections for its disks, by what is in these directories, too.
+    /// Directories with settings of a library that makes network connections for some disks. None: no disk needs that.
     connects: Option<Vec<PathBuf>>,
-    /// After which process.
+    /// Socket to the predecessor.
     predecessor: Option<OwnedFd>,
 }
 
@@ -197,19 +198,19 @@ struct Tenant {
     objects: Box<dyn Host>,
     answers: Sender<Answered>,
     answered: Receiver<Answered>,
-    /// Another process serves the disks.
+    /// A successor serves the disks.
     has_handed_over: bool,
 }
 
 impl Tenant {
-    /// Sleep until there is something to do, and do it. False: it is to end.
+    /// Waits for an event and handles it. False: the process must end.
     fn turn(&mut self) -> Result<bool, Error> {
         let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds: Vec<_> = self.objects.events().into_iter().map(input).collect();
         fds.push(input(self.link.as_fd()));
         let timeout = self.objects.patience();
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
-        // What is an error comes again.
+        // (The next call of `poll` reports the error again.)
         let _ = poll(&mut fds, timeout.as_ref());
         if !self.objects.turn() {
             return Err(Error::Options(
@@ -224,7 +225,7 @@ impl Tenant {
         Ok(goes_on)
     }
 
-    /// Do what the supervisor says. False: it says that this is the end.
+    /// Carries out the supervisor's commands. False: the process must end.
     fn listen(&mut self) -> bool {
         loop {
             match self.link.receive(false) {
@@ -249,7 +250,7 @@ impl Tenant {
         self.objects.ask(ask, Box::new(responder));
     }
 
-    /// Have the process at the other end of the socket go on, if it can.
+    /// Hands over to the process at the other end of the socket. After an error, this process continues.
     fn hand_over(&mut self, socket: OwnedFd) {
         let link = &self.link;
         let kill = Box::new(|| end_successor(link));
@@ -286,10 +287,10 @@ impl Tenant {
     }
 }
 
-/// The supervisor has so long to kill a process.
+/// Time within which the supervisor must kill a process.
 const KILL: Duration = Duration::from_secs(10);
 
-/// Have the supervisor kill the process that was to take over.
+/// Makes the supervisor kill the process that could not take over.
 fn end_successor(link: &Link) -> Result<(), String> {
     let failed = |error: io::Error| format!("the supervisor: {}", cause(error));
     let message: FromTenant<Reply> = FromTenant::EndSuccessor;
@@ -304,7 +305,7 @@ fn end_successor(link: &Link) -> Result<(), String> {
     }
 }
 
-/// The supervisor is no more, and its successor wants what this process has.
+/// Exits, because the supervisor has ended, and the next supervisor needs the disks that this process has open.
 fn gone(error: &io::Error) -> ! {
     tracing::debug!(
         "the connection to the supervisor is closed: {}",
@@ -315,7 +316,7 @@ fn gone(error: &io::Error) -> ! {
 
 struct AtSupervisor {
     socket: Link,
-    /// Held from a question to its answer.
+    /// Held from a request until its reply has arrived.
     answers: Mutex<()>,
 }
 
@@ -334,7 +335,7 @@ impl Gate for AtSupervisor {
     }
 }
 
-/// Let the supervisor know what happens, by a thread of its own.
+/// Starts a thread that reports events to the supervisor.
 fn tell_events(events: &Events, gate: Arc<AtSupervisor>) -> io::Result<()> {
     let mut listener = events.listen();
     let builder = std::thread::Builder::new().name("events".into());

@@ -1,5 +1,4 @@
-//! The file that `fathom serve --config` reads: TOML, with the names of the
-//! command line's options.
+//! Reads the configuration file (`fathom serve --config`): TOML, with the names of the command line's options.
 
 use fathom_api::{ApiOptions, Groups, RemoteOptions};
 use fathom_exports::nbd::{Address, TlsMode};
@@ -22,8 +21,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 
-/// Read a configuration. An error is one line that says where in the file it
-/// is.
+/// Reads a configuration. The error is one line that names the file and the line.
 pub fn read_config(path: &Path) -> Result<ServeOptions, Error> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Error::Options(format!("{}: {}", path.display(), unreadable(&error))))?;
@@ -43,7 +41,7 @@ pub fn read_config(path: &Path) -> Result<ServeOptions, Error> {
     Ok(options)
 }
 
-/// The error goes behind the file's name.
+/// Parses a configuration. The error is to be appended to the file's name.
 fn parse(text: &str) -> Result<ServeOptions, String> {
     let mut file: File = parse_toml(text)?;
     let mut nbd = None;
@@ -255,7 +253,7 @@ mod tests {
         assert_eq!(disk.vhost_user, Some(SocketSpec::Path("/run/a".into())));
         assert_eq!(disk.nbd, None);
         assert!(options.nbd.is_none());
-        // All else is as on the command line.
+        // All other options have the defaults of the command line.
         assert_eq!(disk.queues, fathom_spec::DEFAULT_QUEUES);
         let told = |disk: &Description| (disk.iothreads, disk.discard, disk.cache);
         assert_eq!(told(&disk.disk), told(&Description::new(null())));
@@ -378,7 +376,7 @@ mod tests {
         ];
         let examples = { pages.iter() }.flat_map(|page| page.split("```toml").skip(1));
         let examples = examples.map(|rest| {
-            // What stands behind the language is the file's name.
+            // The file's name follows the language of the code block.
             let (_, rest) = rest.split_once('\n').unwrap();
             parse(rest.split_once("```").unwrap().0).unwrap()
         });
@@ -403,7 +401,7 @@ mod tests {
         let text = include_str!("../../../../packaging/fathom.toml");
         let options = parse(text).unwrap();
         assert_eq!(options.kept, Some("disks.d".into()));
-        // What stands there as an example, too.
+        // The examples in its comments are valid, too.
         let example = text
             .lines()
             .filter_map(|line| match line.strip_prefix("# ") {
@@ -415,7 +413,7 @@ mod tests {
         assert_eq!((options.disks.len(), options.nbd.is_some()), (1, true));
     }
 
-    /// Each with what its error must say.
+    /// Each configuration, and a part of its error.
     #[test]
     fn errors_say_where_and_what() {
         let with = |line: &str| format!("{ONE}{line}\n");

@@ -1,4 +1,4 @@
-//! Writing on a thread of its own: file systems take their time.
+//! Reads and writes the definitions of disks on a thread of its own, because file systems can be slow.
 
 use super::kept::KeptDisks;
 use fathom_control::Found;
@@ -9,10 +9,10 @@ use std::io;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
-/// Told what has come of it, on that thread; the error is one line for the user.
+/// Called with the result, on that thread. The error is one line for the user.
 pub type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// Gets what a disk's file says, on that thread; `None`: the file does not exist.
+/// Called with a disk's definition, on that thread. `None`: the file does not exist.
 pub type DoneReading = Box<dyn FnOnce(Result<Option<Box<DiskSpec>>, String>) + Send>;
 
 enum Job {
@@ -22,7 +22,7 @@ enum Job {
     ReadOne(String, DoneReading),
 }
 
-/// Does one thing after the other, in the order in which it is told.
+/// Executes jobs one after the other, in their order.
 pub struct Keeper(Sender<Job>);
 
 impl Keeper {
@@ -61,7 +61,7 @@ impl Keeper {
     }
 
     fn send(&self, job: Job) {
-        // The thread ends when this is dropped.
+        // (The thread runs until this sender is dropped.)
         let _ = self.0.send(job);
     }
 }

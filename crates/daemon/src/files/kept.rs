@@ -1,7 +1,7 @@
-//! A directory with a file for each disk that is kept: `NAME.toml`, with the keys of a `[[disk]]`.
+//! The directory of the persistent disks' definitions: for each disk a file `NAME.toml`, with the keys of a `[[disk]]`.
 //!
-//! Each file is there whole or not at all, whenever the process or the machine stops: it is written
-//! under another name, synced, and renamed.
+//! A file is complete or absent, even if the process or the machine stops at any time: a new file is written under
+//! another name, synced, and renamed.
 
 use fathom_control::Found;
 use fathom_spec::{DiskSpec, check_name, read_definition, stem};
@@ -13,17 +13,17 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Of files that are not whole yet; those of a server that was killed are removed.
+/// Prefix of the names of incomplete files. The next server removes the files of a server that was killed.
 const UNFINISHED: &str = ".unfinished";
 
-/// The directory, which no other server has while this is there.
+/// The directory, which is locked against other servers while this value exists.
 pub struct KeptDisks {
     path: PathBuf,
     dir: File,
 }
 
 impl KeptDisks {
-    /// It is made if it is missing. The error is one line for the user.
+    /// Opens and locks the directory, and creates it if it is missing. The error is one line for the user.
     pub fn open(path: &Path) -> Result<KeptDisks, String> {
         let failed =
             |what| move |error: io::Error| format!("{}: {what}: {}", path.display(), cause(error));
@@ -48,13 +48,13 @@ impl KeptDisks {
         Ok(kept)
     }
 
-    /// A predecessor's, with its lock.
+    /// Takes over a predecessor's directory, with its lock.
     pub fn adopt(path: PathBuf, dir: OwnedFd) -> KeptDisks {
         let dir = dir.into();
         KeptDisks { path, dir }
     }
 
-    /// What a successor needs: the directory, which is locked as long as anybody has this.
+    /// Returns what a successor needs: the path, and the directory, which stays locked while any process has it open.
     pub fn lock(&self) -> io::Result<(PathBuf, OwnedFd)> {
         Ok((self.path.clone(), self.dir.try_clone()?.into()))
     }
@@ -67,7 +67,7 @@ impl KeptDisks {
         paths
     }
 
-    /// The disks, by name.
+    /// Reads all definitions, in the order of the files' names.
     pub fn read(&self) -> Found {
         let mut found = Found::default();
         for path in self.files(is_disk_file) {
@@ -100,7 +100,7 @@ impl KeptDisks {
         self.path.join(format!("{name}.toml"))
     }
 
-    /// When this returns, it is there whatever happens, or else all is as before.
+    /// Stores a definition durably. After an error, the file is the old one or the new one, but never a part.
     pub fn keep(&self, disk: &DiskSpec) -> Result<(), String> {
         let path = self.path_of(&disk.name);
         let failed = |error: io::Error| {
@@ -128,7 +128,7 @@ impl KeptDisks {
         self.dir.sync_all().map_err(failed)
     }
 
-    /// When this returns, it is gone whatever happens.
+    /// Removes a disk's definition durably. A missing file is no error.
     pub fn forget(&self, name: &str) -> Result<(), String> {
         let path = self.path_of(name);
         let removed = match fs::remove_file(&path) {
@@ -146,8 +146,8 @@ impl KeptDisks {
     }
 }
 
-/// Whether a file of this name defines a disk. One whose name begins with a dot is read, too, if the
-/// rest is a disk's name: that is refused, and not passed over. (Editors have others, like `.#a.toml`.)
+/// Whether a file of this name defines a disk. A name that begins with a dot counts if the rest is a disk's name: such
+/// a file is rejected with an error instead of being ignored. (Editors create other names, like `.#a.toml`.)
 fn is_disk_file(name: &str) -> bool {
     let Some(stem) = name.strip_suffix(".toml") else {
         return false;

@@ -1,5 +1,4 @@
-//! What a server reads and writes: its configuration, and a directory with a file for each disk that
-//! it keeps.
+//! The files of a server: its configuration, and the directory with the definitions of persistent disks.
 
 mod config;
 mod keeper;

@@ -1,4 +1,4 @@
-//! Reading all of a configuration again, while a server runs by what it was.
+//! Reads the whole configuration again while a server runs.
 
 use super::config::read_config;
 use super::keeper::Keeper;
@@ -11,14 +11,14 @@ use std::io;
 use std::path::PathBuf;
 use std::thread;
 
-/// What it is now.
+/// The configuration as it is now.
 pub struct Reread {
     pub options: Result<ServeOptions, Error>,
-    /// The disks that are kept.
+    /// The definitions of persistent disks.
     pub kept: Found,
 }
 
-/// Reads on another thread, and has `done` called there.
+/// Reads the configuration on another thread, and calls `done` there.
 pub fn reread(
     config: PathBuf,
     keeper: Option<&Keeper>,

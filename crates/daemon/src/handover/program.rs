@@ -1,4 +1,4 @@
-//! Which program a successor is.
+//! The program that a successor runs.
 
 use fathom_files::trusted;
 use fathom_units::cause;
@@ -8,15 +8,15 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The file that is now where this process was started from.
+/// Returns the path from which this process was started, where a new version of the program may be by now.
 pub fn own_binary() -> io::Result<PathBuf> {
     let path = fs::read_link("/proc/self/exe")?.into_os_string().into_vec();
     let path = path.strip_suffix(b" (deleted)").unwrap_or(&path);
     Ok(std::ffi::OsStr::from_bytes(path).into())
 }
 
-/// Refuse a program that somebody else could have made. Those whom a group lets use the API may not
-/// have anything run.
+/// Rejects a program that another user could have written. A group that may use the API must not be able to run
+/// programs of its own.
 pub fn check_binary(path: &Path) -> Result<(), String> {
     let shown = path.display();
     if !path.is_absolute() {
@@ -24,7 +24,7 @@ pub fn check_binary(path: &Path) -> Result<(), String> {
             "{shown}: not an absolute path; give the program's absolute path"
         ));
     }
-    // A link of somebody else could lead to any program of root's.
+    // A symbolic link of another user could lead to any program of root's.
     let file = trusted::open_path(path).map_err(|error| format!("{shown}: {}", cause(error)))?;
     let meta = File::from(file).metadata();
     let meta = meta.map_err(|error| format!("{shown}: {}", cause(error)))?;

@@ -1,5 +1,5 @@
-//! Who starts a successor: this process; or, where its cage lets it start no program, a process that
-//! was started before it had one, and which a successor's cage is not built upon.
+//! Starts successors: this process does so itself, or a helper process, the *starter*, if the sandbox lets this process
+//! start no program. The starter is started before the sandbox is entered, so a successor does not inherit the sandbox.
 
 use super::program::{check_binary, own_binary};
 use fathom_host::Error;
@@ -18,44 +18,44 @@ use std::process::{Child, Command};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// By which `fathom serve` is told that its standard input is a predecessor.
+/// The argument of `fathom serve` that says that standard input is a socket to a predecessor.
 pub const TAKE_OVER: &str = "--take-over";
 
-/// The starter has so long for its answer: longer than a keeper has to begin.
+/// Timeout for a reply of the starter, longer than the timeout for the start of a keeper.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Starts successors, with the arguments that this process was started with.
 pub struct Starter {
     arguments: Vec<OsString>,
-    /// The other process.
+    /// The starter process. None: this process starts programs itself.
     apart: Option<Arc<Apart>>,
 }
 
-/// Held from an order to its outcome.
+/// The link to the starter, and the number of the last order. Locked from an order until its outcome has arrived.
 pub type Apart = Mutex<(Link, u64)>;
 
-/// To the other process; the first one comes with the successor's standard input.
+/// Orders to the starter process. [`Order::Start`] comes with the successor's standard input.
 #[derive(Serialize, Deserialize)]
 enum Order {
     Start(Option<PathBuf>),
     Kill,
-    /// Find this base image's keeper, or start it: the outcome comes with a connection.
+    /// Finds the keeper of this base image, or starts one. The outcome comes with a connection to the keeper.
     Base(Terms),
 }
 
-/// The successor's process id, or one line for the user; of one that was killed, that it was.
+/// Process id of a successor that was started or killed, or 0. The error is one line for the user.
 type Outcome = Result<u32, String>;
 
-/// A process that has been started.
+/// A successor's process, by who has started it.
 pub enum Started<'a> {
     Here(Child),
     Apart(&'a Apart, u32),
-    /// By somebody else, who ends it if he is told to.
+    /// Started by another process, which the function asks to kill the successor.
     Elsewhere(Box<dyn FnMut() -> Result<(), String> + 'a>),
 }
 
 impl Starter {
-    /// Before the cage is entered.
+    /// Must be called before the sandbox is entered.
     pub fn new(arguments: Vec<OsString>, sandbox: Mode) -> Result<Starter, Error> {
         let apart = (sandbox != Mode::Off).then(|| apart(&arguments, sandbox));
         let apart = apart.transpose();
@@ -64,7 +64,7 @@ impl Starter {
         Ok(Starter { arguments, apart })
     }
 
-    /// Who finds the keepers of base images, which are shut in like this.
+    /// Returns a function that finds the keepers of base images, or starts them with this sandbox.
     pub fn finder(&self, sandbox: Mode) -> Find {
         let (apart, sandbox) = (self.apart.clone(), sandbox.to_string());
         Box::new(move |terms| {
@@ -82,7 +82,7 @@ impl Starter {
         })
     }
 
-    /// Start it, with this as its standard input. The error is for the user.
+    /// Starts a successor with this standard input. The error is one line for the user.
     pub fn start(&self, binary: Option<PathBuf>, input: OwnedFd) -> Result<Started<'_>, String> {
         let Some(link) = &self.apart else {
             return launch(binary, &self.arguments, input).map(Started::Here);
@@ -93,7 +93,7 @@ impl Starter {
 }
 
 impl Started<'_> {
-    /// 0: whoever has started it knows.
+    /// Process id. 0: only the process that has started the successor knows its process id.
     pub fn pid(&self) -> u32 {
         match self {
             Started::Here(child) => child.id(),
@@ -102,7 +102,7 @@ impl Started<'_> {
         }
     }
 
-    /// After this it does nothing any more.
+    /// Kills the successor. When this function returns, the successor has ended.
     pub fn kill(&mut self) {
         let killed = match self {
             Started::Here(child) => {
@@ -113,7 +113,8 @@ impl Started<'_> {
             Started::Elsewhere(kill) => kill(),
         };
         if let Err(problem) = killed {
-            // It may have the disks: two that write to them would be the end of them.
+            // The successor may have opened the disks already, and two processes that write to a disk would destroy its
+            // data.
             tracing::error!(
                 "upgrade: cannot end the failed new process: {problem}; this server ends"
             );
@@ -125,18 +126,18 @@ impl Started<'_> {
 fn apart(arguments: &[OsString], sandbox: Mode) -> io::Result<Link> {
     let (link, theirs) = Link::pair()?;
     Command::new("/proc/self/exe")
-        // Whoever looks for servers by their program's name does not mean this.
+        // Tools that look for servers by the name of the program must not find this process.
         .arg0("fathom-starter")
         .args(["starter", sandbox.name(), "--"])
         .args(arguments)
         .stdin(theirs)
-        // What a terminal has to say is said to the server.
+        // Signals from a terminal, such as SIGINT, go to the server alone.
         .process_group(0)
         .spawn()?;
     Ok(link)
 }
 
-/// Somebody has to hear of its end.
+/// Waits for the end of a child process on a thread, so that no zombie remains.
 fn reap_later(mut child: Child) {
     std::thread::spawn(move || child.wait());
 }
@@ -165,25 +166,26 @@ fn order(
         }
         match link.receive::<(u64, Outcome)>(false).map_err(failed)? {
             Some(((of, outcome), with)) if of == *number => return Ok((outcome?, with)),
-            // To an order that nobody waits for any more.
+            // A reply to an order that has timed out.
             Some(_) | None => {}
         }
     }
 }
 
-/// The other process's whole life: do what comes on standard input, until the server there has ended.
-/// `sandbox`: of the keepers of base images that it starts, whatever is said.
+/// Runs the starter process: carries out orders from standard input until the server has ended. `sandbox`: the sandbox
+/// of keepers of base images, whatever an order says.
 pub fn start_successors(sandbox: Mode, arguments: &[OsString]) -> Result<(), Error> {
-    // Started by way of /proc, it has a name of that. (This one is for people only.)
+    // The program was started as /proc/self/exe, which would give the process the name "exe". (Only people read the
+    // name.)
     let _ = rustix::thread::set_name(c"fathom-starter");
-    // Sockets that a service manager has passed are the server's.
-    // SAFETY: nothing here has opened a file yet but the standard streams.
+    // Sockets that a service manager has passed belong to the server.
+    // SAFETY: nothing in this process has opened a file yet except the standard streams.
     unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
     let link = io::stdin().as_fd().try_clone_to_owned();
     let link = Link::from(link.map_err(Error::io("the server has ended"))?);
     let mut child: Option<Child> = None;
     let mut keepers: Vec<Child> = Vec::new();
-    // An error is the server's end.
+    // An error means that the server has ended.
     while let Ok(Some(((number, order), input))) = link.receive::<(u64, Order)>(true) {
         keepers.retain_mut(|keeper| !matches!(keeper.try_wait(), Ok(Some(_))));
         let mut found = None;
@@ -241,10 +243,10 @@ fn launch(
     }
     let mut arguments: Vec<_> = arguments.collect();
     let take_over = OsString::from(TAKE_OVER);
-    // Behind the name of the command: what follows may be anything.
+    // Arguments after the name of the command may be anything, so this one comes right behind that name.
     arguments.insert(arguments.len().min(1), &take_over);
-    // What a service manager has passed comes from the predecessor: by this it is known that there
-    // was something.
+    // The predecessor hands over the sockets that a service manager has passed. The variable tells the successor that
+    // there were such sockets.
     command.args(arguments).env("LISTEN_FDS", "0");
     let started = command.stdin(input).spawn();
     started.map_err(|error| {

@@ -1,4 +1,4 @@
-//! The process that is to take over.
+//! The process that takes over.
 
 use super::starter::{Started, Starter};
 use super::wire::Peer;
@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-/// Killed when it is dropped, and waited for: after that it does nothing any more.
+/// A successor. If it has not taken over when this value is dropped, the successor is killed; then it has ended.
 pub struct Successor<'a> {
     process: Started<'a>,
     pub peer: Peer,
@@ -16,7 +16,7 @@ pub struct Successor<'a> {
 }
 
 impl Successor<'_> {
-    /// Start it. The error is for the user.
+    /// Starts the process. The error is one line for the user.
     pub fn start(starter: &Starter, binary: Option<PathBuf>) -> Result<Successor<'_>, String> {
         let failed = |error| format!("cannot start the new process: {}", cause(error));
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
@@ -28,7 +28,7 @@ impl Successor<'_> {
         })
     }
 
-    /// One that somebody else has started, at the other end of this socket; `kill` ends it.
+    /// A process at the other end of this socket, started by another process; `kill` kills the successor.
     pub fn elsewhere(
         socket: OwnedFd,
         kill: Box<dyn FnMut() -> Result<(), String> + '_>,
@@ -44,7 +44,7 @@ impl Successor<'_> {
         self.process.pid()
     }
 
-    /// It serves: it is to outlive this process.
+    /// Makes the successor outlive this process, because it serves the disks.
     pub fn let_live(&mut self) {
         self.is_needed = true;
     }
