@@ -1,16 +1,16 @@
-//! How much of the machine a tenant may use, as it is written in a configuration.
+//! Resource limits of a tenant, in the syntax of the configuration.
 
 use fathom_units::{Size, parse_size};
 use serde::{Deserialize, Deserializer, de};
 use std::fmt;
 use std::str::FromStr;
 
-/// A tenant's process has so much of its own, and some more as soon as it has a disk.
+/// Minimum memory limit of a tenant, in bytes: its process without disks. A disk needs more.
 const LEAST_MEMORY: u64 = 16 << 20;
-/// Its threads, without a disk's.
+/// Minimum limit of tasks: the threads of a tenant's process without disks.
 const LEAST_TASKS: u32 = 16;
 
-/// What one tenant may use; None: what there is.
+/// Resource limits of one tenant. None: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allowance {
     pub memory: Option<Memory>,
@@ -18,26 +18,26 @@ pub struct Allowance {
     pub tasks: Option<Tasks>,
 }
 
-/// Bytes.
+/// A number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory(pub u64);
 
-/// Hundredths of the time of one CPU.
+/// Percent of the time of one CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu(pub u32);
 
-/// Processes and threads.
+/// A number of processes and threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tasks(pub u32);
 
-/// A limit, or that there is none.
+/// A limit, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Most<T> {
     Off,
     At(T),
 }
 
-/// A table `[tenant.NAME]`: what is left out is as for all tenants.
+/// A table `[tenant.NAME]`. Absent keys have the values of the table `[tenants]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AllowanceTable {
@@ -50,7 +50,7 @@ pub struct AllowanceTable {
 }
 
 impl AllowanceTable {
-    /// `all`: what holds for all tenants.
+    /// Returns the limits of this tenant. `all`: the limits of all tenants, which apply where this table has no key.
     pub fn over(&self, all: &AllowanceTable) -> Allowance {
         Allowance {
             memory: at(self.memory_max.or(all.memory_max)),

@@ -1,4 +1,4 @@
-//! Why there is no daemon.
+//! Errors of a server.
 
 use crate::stop_timeout::StopTimeout;
 use fathom_sockets::{InheritedError, ListenError};
@@ -7,11 +7,10 @@ use fathom_trace::TraceError;
 use fathom_units::cause;
 use std::io;
 
-/// Why the daemon did not start, or why it ended before it was asked to; one
-/// line for the user.
+/// Why the server did not start, or ended by itself. The text is one line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Options that do not go together.
+    /// Options that exclude each other, or an error that is already a line for the user.
     #[error("{0}")]
     Options(String),
     #[error(transparent)]

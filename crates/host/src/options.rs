@@ -1,4 +1,4 @@
-//! What `fathom serve` is told.
+//! The options of `fathom serve`.
 
 use crate::access::access;
 use crate::error::Error;
@@ -18,36 +18,36 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// One daemon.
+/// The options of one server.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// At least one, each with a name of its own.
+    /// Disks, each with a unique name.
     pub disks: Vec<DiskOptions>,
-    /// Threads that disks share, each pool with a name of its own.
+    /// Pools of threads that disks share, each with a unique name.
     pub pools: Vec<PoolOptions>,
-    /// None: no NBD clients.
+    /// None: the server has no NBD clients.
     pub nbd: Option<NbdOptions>,
     pub api: ApiOptions,
-    /// The file that has all this, to be read again when it has changed.
+    /// The configuration file, from which these options come and which is read again on request. None: there is none.
     pub config: Option<PathBuf>,
-    /// The directory of the disks that are kept; None: what is added is gone with the server.
+    /// The directory of the definitions of persistent disks. None: added disks are lost when the server stops.
     pub kept: Option<PathBuf>,
-    /// Each tenant has a process of its own.
+    /// Whether each tenant has a process of its own.
     pub tenants: bool,
-    /// What these are given.
+    /// Users and resource limits of tenants.
     pub tenancy: Tenancy,
-    /// Where it is told what happens.
+    /// Receives the server's events.
     pub events: Events,
-    /// What holds back a thread that somebody has taken over.
+    /// Restricts what compromised threads can do.
     pub sandbox: Mode,
-    /// How long stopping may take.
+    /// Time that stopping may take.
     pub stop_timeout: StopTimeout,
-    /// Those of this process, by which a successor is started.
+    /// This process's arguments, with which a successor is started.
     pub arguments: Vec<OsString>,
 }
 
 impl ServeOptions {
-    /// One disk.
+    /// Returns options with one disk, and defaults for everything else.
     pub fn of(disk: DiskOptions) -> ServeOptions {
         ServeOptions {
             disks: vec![disk],
@@ -65,7 +65,7 @@ impl ServeOptions {
         }
     }
 
-    /// Refuses what does not go together.
+    /// Rejects options that exclude each other.
     pub fn validate(&self) -> Result<(), String> {
         let several = self.disks.len() > 1;
         if let Some(nbd) = &self.nbd {
@@ -88,33 +88,32 @@ impl ServeOptions {
     }
 }
 
-/// Who may connect by NBD, and how.
+/// Where and how NBD clients may connect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NbdOptions {
-    /// At least one.
+    /// Addresses, at least one.
     pub listen: Vec<Address>,
-    /// Of Unix sockets that are made here.
+    /// Permissions of Unix sockets that the server creates.
     pub access: Access,
     pub tls: Option<TlsOptions>,
-    /// Connections at once, at least 1; None: as many as
-    /// [`fathom_exports::nbd::Options`] has.
+    /// Maximum number of connections, at least 1. None: the default of [`fathom_exports::nbd::Options`].
     pub max_connections: Option<usize>,
-    /// Of these, of one user, address or virtual machine, at least 1.
+    /// Maximum number of connections of one user, address or virtual machine, at least 1. None: the default of
+    /// [`fathom_exports::nbd::Options`].
     pub max_per_peer: Option<usize>,
-    /// A connection without a request for so long is ended; None: never.
+    /// Time after which a connection without a request is closed. None: never.
     pub idle_timeout: Option<Duration>,
 }
 
 impl NbdOptions {
-    /// Refuses what does not go together.
+    /// Rejects options that exclude each other.
     pub fn validate(&self) -> Result<(), String> {
         let is_unix = |address: &Address| matches!(address, Address::Unix(_));
         check_access(self.access, self.listen.iter().any(is_unix))
     }
 }
 
-/// TLS, with files as nbdkit and QEMU have them in one directory:
-/// server-cert.pem, server-key.pem, ca-cert.pem.
+/// TLS. Names of files in the directory are those of nbdkit and QEMU: server-cert.pem, server-key.pem, ca-cert.pem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsOptions {
     pub mode: TlsMode,
@@ -124,7 +123,7 @@ pub struct TlsOptions {
 }
 
 impl TlsOptions {
-    /// Whether every client has to show a certificate.
+    /// Whether every client must show a certificate.
     pub fn authenticates(&self) -> bool {
         self.verify_peer && matches!(self.mode, TlsMode::Require)
     }
@@ -133,16 +132,16 @@ impl TlsOptions {
 /// How NBD clients see a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExportOptions {
-    /// What clients ask for.
+    /// The export's name in the NBD protocol.
     pub name: String,
-    /// For people.
+    /// A description, for people.
     pub description: String,
-    /// Another server may take the disk over; clients only read.
+    /// Whether another server may take the disk over. Clients can only read.
     pub may_be_moved: bool,
 }
 
 impl ExportOptions {
-    /// None: it is not for clients.
+    /// Returns a disk's export. None: the disk has no export.
     fn of(table: &DiskSpec) -> Result<Option<ExportOptions>, String> {
         if table.nbd == Some(false) {
             return Ok(None);
@@ -163,26 +162,26 @@ impl ExportOptions {
     }
 }
 
-/// One disk, and who may use it.
+/// The options of one disk.
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
-    /// What `fathom stats` and the like call it.
+    /// The disk's name in commands such as `fathom stats`.
     pub name: String,
     pub disk: Description,
-    /// None: no virtual machine.
+    /// Socket of vhost-user front-ends. None: no virtual machine uses the disk.
     pub vhost_user: Option<SocketSpec>,
-    /// Of that socket, if it is made here.
+    /// Permissions of that socket, if the server creates it.
     pub access: Access,
-    /// None: not by NBD.
+    /// None: the disk has no NBD export.
     pub nbd: Option<ExportOptions>,
-    /// The most virtqueues, 1 to 256.
+    /// Maximum number of virtqueues, 1 to 256.
     pub queues: u16,
-    /// What the guest sees as the disk's serial.
+    /// The disk's serial number, as the guest sees it.
     pub serial: Option<String>,
-    /// Trace to this file from the start.
+    /// File for a trace of requests, which begins with the disk.
     pub trace: Option<PathBuf>,
     pub alarms: Vec<Alarm>,
-    /// It is to come from another server.
+    /// Terms on which the disk is moved here from another server. None: the disk does not move.
     pub pull: Option<pull::Terms>,
     /// The definition that these options come from, without options at their defaults.
     pub spec: Box<DiskSpec>,
@@ -191,7 +190,7 @@ pub struct DiskOptions {
 }
 
 impl DiskOptions {
-    /// The error is one line for the user.
+    /// Converts a definition to options, and checks them. The error is one line for the user.
     pub fn of(table: DiskSpec, has_nbd: bool) -> Result<DiskOptions, String> {
         let export = ExportOptions::of(&table)?;
         table.check(has_nbd)?;
@@ -265,7 +264,7 @@ impl DiskOptions {
         }
     }
 
-    /// Refuses what does not go together.
+    /// Rejects options that exclude each other.
     pub fn validate(&self, has_nbd: bool) -> Result<(), String> {
         if self.vhost_user.is_none() && !(has_nbd && self.nbd.is_some()) {
             return Err("no client could connect to the disk; add --vhost-user or --nbd".into());
@@ -276,7 +275,8 @@ impl DiskOptions {
     }
 }
 
-/// Inherited sockets are who made them's, and others have no permissions.
+/// Rejects permissions without a socket that the server creates: inherited sockets belong to the process that created
+/// them, and TCP sockets have no permissions.
 fn check_access(access: Access, is_made_here: bool) -> Result<(), String> {
     match access == Access::default() || is_made_here {
         true => Ok(()),

@@ -1,4 +1,4 @@
-//! SIGTERM, SIGINT and SIGHUP as something to poll for.
+//! SIGTERM, SIGINT and SIGHUP as file descriptors for poll(2).
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
@@ -9,17 +9,17 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Readable once the process was asked to end.
+/// A file descriptor that is readable after SIGTERM or SIGINT.
 pub struct Termination(UnixStream);
 
 impl Termination {
-    /// From now on the first signal makes this readable; a second one ends
-    /// the process at once, should draining take too long for somebody.
+    /// Installs the handlers. The first signal makes the file descriptor readable. A second signal ends the process at
+    /// once, for users who do not want to wait for requests in flight.
     pub fn new() -> io::Result<Termination> {
         let (reader, writer) = UnixStream::pair()?;
         let asked = Arc::new(AtomicBool::new(false));
         for signal in [SIGTERM, SIGINT] {
-            // The order matters: the first signal must not find its own mark.
+            // The order matters: the first signal must not see the flag that it sets itself.
             flag::register_conditional_shutdown(signal, 1, asked.clone())?;
             flag::register(signal, asked.clone())?;
             low_level::pipe::register(signal, writer.try_clone()?)?;
@@ -34,7 +34,7 @@ impl AsFd for Termination {
     }
 }
 
-/// Readable when SIGHUP has come: the configuration is to be read again.
+/// A file descriptor that is readable after SIGHUP, which requests a reload of the configuration.
 pub struct Reload(UnixStream);
 
 impl Reload {
@@ -45,7 +45,7 @@ impl Reload {
         Ok(Reload(reader))
     }
 
-    /// Whether it has come since this was asked last.
+    /// Whether SIGHUP has arrived since the last call.
     pub fn take(&self) -> bool {
         let mut signals = [0; 64];
         matches!((&self.0).read(&mut signals), Ok(1..))
@@ -58,9 +58,8 @@ impl AsFd for Reload {
     }
 }
 
-/// While this lives, threads are started that leave these signals to the
-/// one which starts them: they are not interrupted in their system calls, and
-/// two signals are handled one after the other.
+/// Blocks these signals on the current thread while this value exists. Threads that are started meanwhile inherit the
+/// mask and keep it: signals interrupt none of their system calls, and another thread handles one signal after the other.
 pub struct LeftToThisThread {
     before: libc::sigset_t,
 }
@@ -69,9 +68,8 @@ impl LeftToThisThread {
     pub fn begin() -> LeftToThisThread {
         let mut set = MaybeUninit::uninit();
         let mut before = MaybeUninit::uninit();
-        // SAFETY: sigemptyset(3) initialises the set, which the others then
-        // may use; `before` is written by pthread_sigmask(3), which cannot
-        // fail with valid arguments.
+        // SAFETY: sigemptyset(3) initialises the set before the other functions use it. pthread_sigmask(3), which
+        // cannot fail with valid arguments, writes `before`.
         let before = unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             libc::sigaddset(set.as_mut_ptr(), SIGTERM);
@@ -86,8 +84,8 @@ impl LeftToThisThread {
 
 impl Drop for LeftToThisThread {
     fn drop(&mut self) {
-        // SAFETY: a mask that pthread_sigmask(3) gave; the old one is not
-        // asked for.
+        // SAFETY: the mask is one that pthread_sigmask(3) returned. A null pointer means that the old mask is not
+        // returned.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
     }
 }

@@ -1,13 +1,12 @@
-//! Standard error, which holds nobody up.
+//! Writes to standard error without delaying the server.
 //!
-//! Its reader may have stopped: a journal that hangs, a pager, a suspended
-//! terminal. Once the pipe is full, who writes to it waits, and a worker, or
-//! whoever answers `fathom stats`, must not. So one thread writes, and others
-//! leave it their lines. (O_NONBLOCK would do as well, but it belongs to the
-//! open file: to every other process that has it.)
+//! The reader of standard error may have stopped: a journal that hangs, a pager, a suspended terminal. Once the pipe is
+//! full, writers block, which must not happen to workers and to threads that reply to `fathom stats`. Therefore one
+//! thread writes, and other threads queue their lines. (O_NONBLOCK would apply to the open file, and so to every other
+//! process that has the file open.)
 //!
-//! As long as lines are read, who has one waits for the instant that writing it
-//! takes: what was said before a crash is then known after it.
+//! While the reader keeps up, a thread that logs a line waits until the line is written. Lines from before a crash are
+//! therefore in the log after the crash.
 
 use crate::signals::LeftToThisThread;
 use fathom_core::{ThreadKind, thread_starts};
@@ -16,56 +15,56 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Lines that wait to be written. More are counted and dropped.
+/// Maximum number of lines in the queue. Further lines are counted and dropped.
 const ROOM: usize = 1024;
 
-/// How long one line waits for the reader. Those after it do not, until the
-/// reader has caught up.
+/// Time that a thread waits for its line to be written. After a timeout, no thread waits until the reader has caught
+/// up.
 const COURTESY: Duration = Duration::from_millis(100);
 
-/// How long the end waits.
+/// Time that the process waits for the reader when it ends.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// This process's, once there is one.
+/// The writer of this process, once it has started.
 static STARTED: OnceLock<Stderr> = OnceLock::new();
 
-/// Leave somebody else's line here: it waits for nobody, not even for an instant.
+/// Queues a line of another process, and never waits for the reader.
 pub fn leave(line: &[u8]) {
     match STARTED.get() {
         Some(stderr) => drop(stderr.0.leave(line)),
-        // Nobody is left to tell.
+        // (There is no place to report an error.)
         None => drop(io::stderr().write_all(line)),
     }
 }
 
-/// Where lines go. What is written at once is a line.
+/// Queues lines, and each write is one line.
 #[derive(Clone)]
 pub struct Stderr(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// A line was left here, or lines have been written.
+    /// Notified when a line is queued, and when lines have been written.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     lines: Vec<Vec<u8>>,
-    /// How many were dropped after these.
+    /// Number of lines dropped after the lines in the queue.
     lost: u64,
-    /// How many there ever were, and how many of them are done with.
+    /// Number of lines ever queued or dropped, and number of these that are written or reported as lost.
     put: u64,
     written: u64,
-    /// The reader was waited for in vain.
+    /// Whether waiting for the reader has timed out.
     is_late: bool,
 }
 
 impl Stderr {
-    /// Start the thread that writes to standard error.
+    /// Starts the thread that writes to standard error.
     pub fn start() -> io::Result<Stderr> {
         let stderr = Stderr::to(io::stderr())?;
-        // There is one.
+        // (A second call keeps the first writer.)
         let _ = STARTED.set(stderr.clone());
         Ok(stderr)
     }
@@ -79,7 +78,7 @@ impl Stderr {
         Ok(Stderr(shared))
     }
 
-    /// Wait until all has been written, but not for long.
+    /// Waits until all lines are written, or a timeout has passed.
     pub fn drain(&self) {
         let state = self.0.lock();
         self.0.wait(state, PATIENCE);
@@ -101,7 +100,8 @@ impl Shared {
     fn leave(&self, line: &[u8]) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         state.put += 1;
-        // In their order: none passes those that were lost.
+        // Once a line is dropped, all lines after it are dropped until the thread takes the queue, so that the order is
+        // right.
         if state.lines.len() < ROOM && state.lost == 0 {
             state.lines.push(line.to_owned());
         } else {
@@ -111,7 +111,7 @@ impl Shared {
         state
     }
 
-    /// Wait until all that is there is written.
+    /// Waits until the lines so far are written, or until `most` has passed.
     fn wait(&self, state: MutexGuard<'_, State>, most: Duration) {
         let until = state.put;
         let unwritten = |state: &mut State| state.written < until;
@@ -124,7 +124,8 @@ impl Shared {
         let mut state = self.lock();
         let mut has_started = false;
         loop {
-            // It logs before there is anybody to be told.
+            // Entering the sandbox can log a line, so the state must be unlocked; hence it runs here, and is repeated
+            // until it succeeds.
             has_started = has_started || thread_starts(ThreadKind::Log);
             let idle = |state: &mut State| state.written == state.put;
             let waited = self.changed.wait_while(state, idle);
@@ -133,7 +134,7 @@ impl Shared {
             let lost = std::mem::take(&mut state.lost);
             let until = state.put;
             drop(state);
-            // Nobody is left to tell of a log that cannot be written.
+            // (There is no place to report that a line cannot be written.)
             for line in lines {
                 let _ = out.write_all(&line);
             }
@@ -177,7 +178,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::time::Instant;
 
-    /// Its reader stops; who writes does not.
+    /// The reader stops, and the writer does not.
     #[test]
     fn nobody_waits_for_the_reader_and_what_is_lost_is_counted() {
         const LINES: usize = 20 * ROOM;
@@ -210,7 +211,7 @@ mod tests {
         });
         let (mut reader, lost) = reading.join().unwrap();
         assert!(lost > 0);
-        // It goes on as before.
+        // The log works as before.
         stderr.write_all(b"the last\n").unwrap();
         let mut line = String::new();
         reader.read_line(&mut line).unwrap();

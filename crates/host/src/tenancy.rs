@@ -1,4 +1,4 @@
-//! What tenants are given, as it is written in a configuration.
+//! Users and resource limits of tenants, in the syntax of the configuration.
 
 use crate::allowance::{Allowance, AllowanceTable, Cpu, Memory, Most, Tasks, text_or_number};
 use crate::users::Users;
@@ -9,11 +9,11 @@ use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// For all tenants of a server.
+/// The table `[tenants]`, which applies to all tenants of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Tenancy {
-    /// None: their processes are of the supervisor's user.
+    /// None: the processes of tenants run as the supervisor's user.
     #[serde(default, with = "text::optional")]
     pub users: Option<Users>,
     #[serde(default, deserialize_with = "text_or_number")]
@@ -22,13 +22,13 @@ pub struct Tenancy {
     cpu_max: Option<Most<Cpu>>,
     #[serde(default, deserialize_with = "text_or_number")]
     tasks_max: Option<Most<Tasks>>,
-    /// What is said of single tenants.
+    /// The tables of single tenants, by name.
     #[serde(skip)]
     pub each: BTreeMap<String, AllowanceTable>,
 }
 
 impl Tenancy {
-    /// Refuses what this process cannot give.
+    /// Rejects users that this process cannot give to tenants.
     pub fn check(&self) -> Result<(), String> {
         self.users.as_ref().map_or(Ok(()), Users::check)
     }
@@ -41,13 +41,13 @@ impl Tenancy {
         }
     }
 
-    /// What this tenant may use.
+    /// Returns the limits of this tenant.
     pub fn allowance_of(&self, tenant: &str) -> Allowance {
         let own = self.each.get(tenant).cloned().unwrap_or_default();
         own.over(&self.of_all())
     }
 
-    /// What tenants may use: one that nothing is said of, and the others.
+    /// Returns the limits of each tenant with a table of its own, and of a tenant without one.
     pub fn allowances(&self) -> Vec<Allowance> {
         let all = self.of_all();
         let each = self.each.values().map(|own| own.over(&all));
@@ -55,7 +55,7 @@ impl Tenancy {
     }
 }
 
-/// `tenants = true`, or a table `[tenants]`; None: one process has all disks.
+/// Reads `tenants = true`, or a table `[tenants]`. None: one process serves all disks.
 pub fn tenants<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Tenancy>, D::Error> {
     struct Either;
     impl<'de> Visitor<'de> for Either {

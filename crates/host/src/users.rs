@@ -1,4 +1,4 @@
-//! Who the processes of tenants are: users that have no rights elsewhere.
+//! The users that tenants' processes run as, which have no other rights.
 
 use serde::{Deserialize, Serialize};
 use std::ffi::CString;
@@ -26,13 +26,13 @@ impl fmt::Display for User {
     }
 }
 
-/// Those that tenants may be, as people write them: `100000-165535`, or one of the system's users, by
-/// its name or number.
+/// Users for tenants, in the syntax of the configuration: a range such as `100000-165535`, or one user of the system by
+/// name or number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Users {
-    /// All tenants are this one.
+    /// All tenants run as this user.
     One(User),
-    /// Each is another one, with the group of the same number.
+    /// Each tenant runs as another user of the range, with the group of the same number.
     Range(RangeInclusive<u32>),
 }
 
@@ -54,7 +54,7 @@ impl FromStr for Users {
             })?,
         };
         match user.uid {
-            // -1 is nobody for the kernel.
+            // For the kernel, -1 means "no change".
             0 | u32::MAX => Err(format!(
                 "{text} cannot be a tenant's user, because it has privileges; name an \
                  unprivileged user"
@@ -74,7 +74,7 @@ impl fmt::Display for Users {
 }
 
 impl Users {
-    /// Refuses users that this process cannot give to others.
+    /// Rejects users that this process cannot switch to.
     pub fn check(&self) -> Result<(), String> {
         if !fathom_sandbox::may_change_users() {
             return Err(
@@ -88,7 +88,7 @@ impl Users {
             Users::Range(range) => (range.clone(), range.clone()),
         };
         for (map, ids) in [("uid_map", uids), ("gid_map", gids)] {
-            // (Without it there are no namespaces.)
+            // (Without the file, the kernel has no user namespaces.)
             let known = fs::read_to_string(format!("/proc/self/{map}"));
             if known.is_ok_and(|known| !has_all(&known, &ids)) {
                 return Err(format!(
@@ -101,7 +101,7 @@ impl Users {
     }
 }
 
-/// Users that somebody is would have others' rights.
+/// Parses a range, and rejects one that contains an existing user, whose files a tenant could open.
 fn range(text: &str, first: u32, last: u32) -> Result<Users, String> {
     let range = first..=last;
     if range.is_empty() {
@@ -124,8 +124,8 @@ fn range(text: &str, first: u32, last: u32) -> Result<Users, String> {
     }
 }
 
-/// Whether lines of `/proc/PID/uid_map` (first inside, first outside, count) have all of these. (A
-/// range that goes over several of them is rare enough to be refused.)
+/// Whether a line of `/proc/PID/uid_map` (first inside, first outside, count) contains all of these ids. (A range that
+/// spans several lines is rare, and rejected.)
 fn has_all(map: &str, ids: &RangeInclusive<u32>) -> bool {
     map.lines().any(|line| {
         let mut numbers = line.split_whitespace().map(str::parse::<u64>);
@@ -144,7 +144,7 @@ fn by_name(name: &str) -> Option<User> {
     let name = CString::new(name).ok()?;
     find(&|entry, buffer, found| {
         let (buffer, len) = (buffer.as_mut_ptr(), buffer.len());
-        // SAFETY: all arguments are the caller's.
+        // SAFETY: all pointers are valid: `find` passes a buffer and its length, and a place for each result.
         unsafe { libc::getpwnam_r(name.as_ptr(), entry, buffer, len, found) };
     })
 }
@@ -152,7 +152,7 @@ fn by_name(name: &str) -> Option<User> {
 fn by_number(uid: u32) -> Option<User> {
     find(&|entry, buffer, found| {
         let (buffer, len) = (buffer.as_mut_ptr(), buffer.len());
-        // SAFETY: likewise.
+        // SAFETY: see `by_name`.
         unsafe { libc::getpwuid_r(uid, entry, buffer, len, found) };
     })
 }
@@ -162,7 +162,7 @@ fn find(ask: Ask<'_>) -> Option<User> {
     let mut entry = MaybeUninit::<libc::passwd>::uninit();
     let mut found = ptr::null_mut();
     ask(entry.as_mut_ptr(), &mut buffer, &mut found);
-    // SAFETY: it is null, or `entry`, which is initialised then.
+    // SAFETY: the pointer is null, or points to `entry`, which is initialised in that case.
     let found = unsafe { found.as_ref() };
     found.map(|user| User {
         uid: user.pw_uid,
