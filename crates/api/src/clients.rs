@@ -1,4 +1,4 @@
-//! Who is connected, and what each may do.
+//! The connected clients, and the check of their rights.
 
 use crate::problem::Problem;
 use crate::request::receive;
@@ -35,12 +35,12 @@ pub struct Asks(Arc<Told>);
 #[derive(Default)]
 struct Told {
     asks: AtomicBool,
-    /// It has not shown yet who it is.
+    /// The client has not authenticated itself yet.
     is_stranger: AtomicBool,
 }
 
 impl Asks {
-    /// Of a client that has not shown yet who it is.
+    /// Returns the state of a client that has not authenticated itself yet.
     pub fn of_stranger() -> Asks {
         let asks = Asks::default();
         asks.0.is_stranger.store(true, Ordering::Relaxed);
@@ -65,12 +65,12 @@ impl Asks {
 }
 
 impl Clients {
-    /// Adds one, for which room is made among those of its rights. Strangers have places of their own, and
-    /// take nobody else's.
+    /// Adds a connection, and closes others if there are too many with the same rights. Clients that have not
+    /// authenticated themselves have a limit of their own, and never displace others.
     pub fn add(&mut self, rights: Rights, asks: Asks, task: AbortHandle) {
         self.all.retain(|client| !client.task.is_finished());
         for strangers in [false, true] {
-            // Some may be known meanwhile.
+            // Clients may have authenticated themselves meanwhile, so both limits are checked.
             let most = MAX_CLIENTS - usize::from(strangers == asks.is_stranger());
             self.keep(most, |client| {
                 client.rights == rights && client.asks.is_stranger() == strangers
@@ -79,7 +79,7 @@ impl Clients {
         self.all.push(Client { rights, asks, task });
     }
 
-    /// So many of some at most.
+    /// Closes connections until at most `most` of those with `is_one` are left.
     fn keep(&mut self, most: usize, is_one: impl Fn(&Client) -> bool) {
         while self.all.iter().filter(|client| is_one(client)).count() > most {
             let mut these = self
@@ -96,7 +96,7 @@ impl Clients {
     }
 }
 
-/// Lets through what a client has the right to.
+/// Passes on the requests that the client has the right to make, and rejects the others.
 pub async fn guard(
     State((rights, asks)): State<(Rights, Asks)>,
     request: Request,
@@ -113,7 +113,7 @@ pub async fn guard(
     if let Some(text) = problem {
         let waits = head.headers.contains_key(header::EXPECT);
         if !waits {
-            // (What has become of the body does not matter.)
+            // (Errors while the body is received do not matter.)
             let _ = receive(body).await;
         }
         return Problem::new(StatusCode::FORBIDDEN, "forbidden", text).into_response();
@@ -123,7 +123,7 @@ pub async fn guard(
         Ok(bytes) => next.run(Request::from_parts(head, bytes.into())).await,
         Err(problem) => problem.into_response(),
     };
-    // One that listens stays for as long as it likes.
+    // A client that reads a stream counts as having a request in progress.
     let listens = response.headers().get(header::CONTENT_TYPE);
     asks.set(listens.is_some_and(|kind| kind == JSON_LINES));
     response

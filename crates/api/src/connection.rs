@@ -1,4 +1,4 @@
-//! A client's connection, by whatever way it came.
+//! Serves a client's connection, over any transport.
 
 use axum::Router;
 use fathom_units::cause;
@@ -9,16 +9,16 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_io_timeout::TimeoutStream;
 
-/// A connection that sends no request for so long, or not all of its head, is closed.
+/// Time within which a client must send the whole head of a request. Otherwise, the connection is closed.
 const HEAD: Duration = Duration::from_secs(10);
-/// One that takes in nothing of its answer for so long is, too.
+/// Time after which a connection is closed whose client receives nothing of a reply.
 const STALL: Duration = Duration::from_secs(10);
-/// Of a request's head.
+/// Maximum length of a request's head, in bytes.
 const MAX_HEAD: usize = 16 << 10;
-/// How long accepting pauses when it fails for want of resources.
+/// Time for which accepting pauses after an error such as too many open files.
 pub const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// Until it is closed.
+/// Serves a connection until it is closed.
 pub async fn serve(client: impl AsyncRead + AsyncWrite + Send + 'static, router: Router) {
     let mut client = TimeoutStream::new(client);
     client.set_write_timeout(Some(STALL));

@@ -1,4 +1,4 @@
-//! What goes on right now.
+//! Streams live numbers of the disks.
 
 use crate::handle::ServerHandle;
 use crate::problem::Problem;
@@ -17,9 +17,9 @@ use std::convert::Infallible;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// What an interval may be.
+/// Minimum and maximum of an interval.
 const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(60);
-/// What it is if it is not said.
+/// Default interval.
 const USUAL: Duration = Duration::from_secs(1);
 
 #[derive(Deserialize)]
@@ -71,7 +71,7 @@ pub async fn live(
         let text = text
             .rsplit_once("query string: ")
             .map_or(&*text, |(_, why)| why);
-        // The path to an unknown key is the key.
+        // (The text before "unknown field" is the path to the field, which repeats its name.)
         let text = text.find("unknown field `").map_or(text, |at| &text[at..]);
         Problem::invalid(serde_text(text, LISTED))
     })?;
@@ -83,7 +83,7 @@ pub async fn live(
         let server = server.clone();
         move || {
             let server = server.clone();
-            // An error: the server is ending.
+            // (An error means that the server is stopping.)
             async move { server.measure().await.ok() }
         }
     };

@@ -1,4 +1,4 @@
-//! What is counted of all disks, for Prometheus.
+//! The metrics of all disks, for Prometheus.
 
 use crate::handle::ServerHandle;
 use crate::pages::{PAGES, Pages};
@@ -17,11 +17,11 @@ use tokio::sync::mpsc::{Receiver, channel};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 
-/// Who comes when there are so many waits so long at most.
+/// Time that a client waits while [`PAGES`] others read metrics.
 const TURN: Duration = Duration::from_secs(5);
-/// A page has to be taken in within this time.
+/// Time within which a client must receive a whole page.
 const TAKEN: Duration = Duration::from_secs(30);
-/// So many pieces of it wait to be sent at most.
+/// Maximum number of pieces of a page that wait to be sent.
 const QUEUED: usize = 16;
 
 type Piece = Result<Bytes, fmt::Error>;
@@ -45,14 +45,14 @@ pub async fn metrics(
     let turn = timeout(TURN, turns.acquire_owned()).await;
     let turn = turn.ok().and_then(Result::ok).ok_or_else(busy)?;
     let measured = server.measure().await?;
-    // On a thread of its own, for this one has other clients.
+    // Reading the counters takes time, so another thread does it.
     let page = spawn_blocking(move || page(measured, scale, form)).await;
     let page = page.map_err(|_| Problem::ending())?;
     let (send, pieces) = channel(QUEUED);
     spawn_blocking(move || {
         let take = |piece: Vec<u8>| send.blocking_send(Ok(piece.into())).map_err(|_| fmt::Error);
         if let Err(error) = expose(page, take) {
-            // Nobody may want it any more.
+            // (The client may have disconnected.)
             let _ = send.blocking_send(Err(error));
         }
     });
@@ -83,8 +83,8 @@ fn page(measured: Measures, scale: Arc<Scale>, form: Form) -> Page {
     }
 }
 
-/// The page, which is one of few until it is sent. For a client that takes too long it breaks off: it must
-/// not seem to be all.
+/// Returns the body, which keeps its permit until it is sent. For a client that reads too slowly, the body ends with an
+/// error, so that the page does not look complete.
 fn body(pieces: Receiver<Piece>, turn: OwnedSemaphorePermit) -> Body {
     let until = Instant::now() + TAKEN;
     Body::from_stream(stream::unfold(

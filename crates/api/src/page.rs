@@ -1,16 +1,16 @@
-//! The page at `/`: what goes on right now, for who has a browser. It reads `/v1/live` and nothing else of
-//! anybody's.
+//! The page at `/`, which shows live numbers in a browser. It only reads `/v1/live`, and loads nothing from other
+//! servers.
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use fathom_requests::new_identity;
 
 const PAGE: &str = include_str!("page.html");
-/// What stands for it in the page.
+/// Placeholder for the nonce in the page.
 const NONCE: &str = "NONCE";
 
 pub async fn page() -> Response {
-    // Nobody knows it beforehand: only scripts and styles with it count.
+    // The nonce is unpredictable, and the browser only uses scripts and styles that have it.
     let nonce = new_identity();
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
@@ -38,7 +38,7 @@ mod tests {
             assert!(parts[0].starts_with(" nonce=\"NONCE\">"), "{tag}");
         }
         assert_eq!(PAGE.matches(NONCE).count(), 2);
-        // Names come from strangers: they are text, never markup.
+        // Names come from clients: the page inserts them as text, never as markup.
         for way in [
             "innerHTML",
             "outerHTML",

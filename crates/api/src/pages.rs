@@ -1,13 +1,13 @@
-//! How pages of metrics are made, and how many at the same time.
+//! Limits how many pages of metrics are made at the same time.
 
 use fathom_metrics::Scale;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Pages that are made and sent at the same time: each has all that is counted then.
+/// Maximum number of pages that are made and sent at the same time. Each has a copy of all counters.
 pub const PAGES: usize = 4;
 
-/// How pages are made.
+/// The scale of times, and the permits to make a page.
 #[derive(Clone)]
 pub struct Pages {
     pub scale: Arc<Scale>,

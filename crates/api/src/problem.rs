@@ -1,4 +1,4 @@
-//! How errors look: RFC 9457.
+//! Errors in the format of RFC 9457.
 
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
@@ -31,7 +31,7 @@ impl Problem {
         }
     }
 
-    /// Of a request that cannot be understood.
+    /// Returns the error for a request that cannot be understood.
     pub fn invalid(detail: impl Into<String>) -> Problem {
         Problem::new(StatusCode::BAD_REQUEST, ErrorKind::Invalid.name(), detail)
     }

@@ -1,4 +1,4 @@
-//! Clients from other hosts: by TLS, with a certificate; they look, and change nothing.
+//! Serves clients on other hosts, over TLS with certificates. These clients may only read.
 
 use crate::sockets::RemoteSocket;
 use crate::web;
@@ -11,10 +11,10 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
-/// For the handshake.
+/// Timeout for the TLS handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Lets clients in, but for as long as they are held.
+/// Accepts clients while `held` is false.
 pub async fn accept(
     door: RemoteSocket,
     held: watch::Receiver<bool>,

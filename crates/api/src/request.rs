@@ -1,4 +1,4 @@
-//! What is read of a request: names in its path, parameters, its body.
+//! Reads a request: the names in its path, its parameters, and its body.
 
 use crate::problem::Problem;
 use axum::body::{Body, to_bytes};
@@ -11,17 +11,17 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Where parameters and keys are listed, for messages.
+/// The end of error messages: where all parameters and keys are listed.
 pub const LISTED: &str = "/openapi.json lists all";
 
-/// Of a request's body, in bytes.
+/// Maximum length of a request's body, in bytes.
 const MAX_BODY: usize = 64 << 10;
-/// Bytes of a body that are received, at most: what is too much of it is dropped.
+/// Maximum length of a body that is received, in bytes. What exceeds [`MAX_BODY`] is received and dropped.
 const MAX_RECEIVED: usize = 1 << 20;
-/// All of it must be here by then.
+/// Time within which a client must send the whole body.
 const BODY: Duration = Duration::from_secs(10);
 
-/// Parameters that are true or false, and false if they are left out.
+/// Boolean parameters, which are false by default.
 pub struct Flags(Vec<String>);
 
 impl Flags {
@@ -51,11 +51,11 @@ impl Flags {
     }
 }
 
-/// What stands in a path.
+/// The parts of a path that are names.
 pub struct Named(BTreeMap<String, String>);
 
 impl Named {
-    /// Of the disk, or whatever the path is about.
+    /// The name of the disk, or of another object of the path.
     pub fn name(&self) -> Result<&str, Problem> {
         self.get("name")
     }
@@ -79,8 +79,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
     }
 }
 
-/// Receives all of a request's body. A request is answered only then, even by an error: the connection of a client that
-/// is still sending would be closed, and the client might see that instead of the answer.
+/// Receives a request's whole body before a reply is sent, even if the reply is an error. Otherwise, the connection
+/// would be closed while the client is still sending, and the client might see that error instead of the reply.
 pub async fn receive(body: Body) -> Result<Vec<u8>, Problem> {
     let received = tokio::time::timeout(BODY, receive_bounded(body)).await;
     let bytes = received.map_err(|_| {
@@ -123,13 +123,13 @@ pub async fn read(body: Body) -> Result<Vec<u8>, Problem> {
     bytes.map(Into::into).map_err(|_| too_large())
 }
 
-/// A body in JSON.
+/// Parses a JSON body.
 pub fn parse<T: DeserializeOwned>(body: Vec<u8>) -> Result<T, Problem> {
     serde_json::from_slice(&body)
         .map_err(|error| Problem::invalid(serde_text(&error.to_string(), LISTED)))
 }
 
-/// Likewise, one that may be left out.
+/// Parses a JSON body. An empty body gives the default value.
 pub fn parse_any<T: DeserializeOwned + Default>(body: Vec<u8>) -> Result<T, Problem> {
     match body.is_empty() {
         true => Ok(T::default()),

@@ -1,4 +1,4 @@
-//! What happens, as it happens.
+//! Streams the server's events.
 
 use crate::handle::ServerHandle;
 use axum::body::{Body, Bytes};
@@ -10,7 +10,7 @@ use futures_util::stream;
 use std::convert::Infallible;
 use tokio::sync::broadcast::error::RecvError;
 
-/// What it is called.
+/// Content type of a stream of JSON objects, each on a line.
 pub const JSON_LINES: &str = "application/jsonl";
 
 /// Stream the server's events

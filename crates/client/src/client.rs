@@ -1,4 +1,4 @@
-//! A server that can be asked.
+//! A client of a server's API.
 
 use crate::error::ClientError;
 use crate::lines::Lines;
@@ -20,28 +20,28 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::runtime::{self, Runtime};
 
-/// How long an answer may take. A server answers at once unless it waits for storage, or is stopped.
+/// Default timeout for a reply. Servers reply at once, unless they wait for storage or are stopped.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The longest answer that is read, in bytes.
+/// Maximum length of a reply that is read, in bytes.
 const MAX_ANSWER: usize = 64 << 20;
-/// What stands for something else in a path (RFC 3986, 2.3).
+/// The characters of a path segment that are percent-encoded: all but the unreserved ones (RFC 3986, section 2.3).
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')
     .remove(b'.')
     .remove(b'~');
 
-/// A server. Each call has a connection of its own.
+/// A client of one server. Each call opens a connection of its own.
 #[derive(Debug)]
 pub struct Client {
     runtime: Runtime,
     server: Server,
-    /// For the first call.
+    /// An open connection, for the first call.
     connected: RefCell<Option<net::UnixStream>>,
 }
 
 impl Client {
-    /// That of this host at a socket. Fails when nobody listens there.
+    /// Connects to the server on this host at a socket. Fails if no process listens there.
     pub fn connect(path: &Path) -> Result<Client, ClientError> {
         let client = Client::new(Server::Local(path.to_owned()))?;
         let failed = |source| ClientError::of_connect(&client.server, source);
@@ -51,7 +51,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Any. Whether one on another host is there is seen when it is asked.
+    /// Returns a client of any server. For a remote server, the first call connects.
     pub fn of(server: Server) -> Result<Client, ClientError> {
         match server {
             Server::Local(path) => Client::connect(&path),
@@ -68,7 +68,7 @@ impl Client {
         })
     }
 
-    /// `place`: what stands between the slashes, as it is meant: `["v1", "disks", "a"]`.
+    /// Returns a GET request. `place`: the segments of the path, not yet percent-encoded: `["v1", "disks", "a"]`.
     pub fn get(&self, place: &[&str]) -> Call<'_> {
         Call::new(self, Method::GET, place)
     }
@@ -89,7 +89,7 @@ impl Client {
         Call::new(self, Method::DELETE, place)
     }
 
-    /// Where it is.
+    /// The server's location.
     pub fn server(&self) -> &Server {
         &self.server
     }
@@ -109,13 +109,13 @@ impl Client {
     }
 }
 
-/// How a place is written.
+/// Percent-encodes the segments of a path.
 pub(crate) fn path_of(place: &[&str]) -> String {
     let encoded = |part: &&str| format!("/{}", utf8_percent_encode(part, ENCODED));
     place.iter().map(encoded).collect()
 }
 
-/// A request that is not sent yet.
+/// A request that has not been sent yet.
 #[must_use]
 pub struct Call<'a> {
     client: &'a Client,
@@ -138,7 +138,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// A parameter, which is false if it is not said.
+    /// Adds a boolean parameter. The default of each is false, so `is_set` must be true for the parameter to be sent.
     pub fn flag(mut self, name: &str, is_set: bool) -> Call<'a> {
         if is_set {
             let mark = if self.path.contains('?') { '&' } else { '?' };
@@ -147,7 +147,7 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// Another one, with what it is.
+    /// Adds a parameter with a value.
     pub fn parameter(mut self, name: &str, value: &str) -> Call<'a> {
         let mark = if self.path.contains('?') { '&' } else { '?' };
         let value = utf8_percent_encode(value, ENCODED);
@@ -165,19 +165,19 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// The answer, or its beginning, may take so long.
+    /// Sets the timeout for a reply, or for the beginning of a stream.
     pub fn within(mut self, patience: Duration) -> Call<'a> {
         self.patience = Some(patience);
         self
     }
 
-    /// The answer may take as long as storage does.
+    /// Removes the timeout, for requests that wait for storage.
     pub fn patiently(mut self) -> Call<'a> {
         self.patience = None;
         self
     }
 
-    /// Waits for the answer; one without a body is read as null.
+    /// Sends the request, and waits for the reply. An empty body is read as null.
     pub fn send<T: DeserializeOwned>(self) -> Result<T, ClientError> {
         let Call {
             client, patience, ..
@@ -200,7 +200,7 @@ impl<'a> Call<'a> {
         understand(status, &body).unwrap_or_else(|| Err(client.strange()))
     }
 
-    /// Waits until the server begins to tell something line by line.
+    /// Sends the request, and waits until the server begins a stream of lines.
     pub fn stream(self) -> Result<Lines<'a>, ClientError> {
         let (client, patience) = (self.client, self.patience.unwrap_or(PATIENCE));
         let request = self.into_request()?;
@@ -252,7 +252,7 @@ async fn exchange(
     Ok((status, collect(client, response.into_body()).await?))
 }
 
-/// Up to where the answer's body begins.
+/// Sends a request, and receives the head of its reply.
 async fn begin(
     client: &Client,
     request: Request<Full<Bytes>>,
@@ -260,7 +260,7 @@ async fn begin(
     let failed = |error| ClientError::of_connection(&client.server, error);
     let socket = client.socket().await?;
     let (mut sender, connection) = http1::handshake(socket).await.map_err(failed)?;
-    // What becomes of it is told where the answer is read.
+    // Errors of the connection are reported where the reply is read.
     tokio::spawn(connection);
     sender.send_request(request).await.map_err(failed)
 }
@@ -269,7 +269,7 @@ async fn collect(client: &Client, body: Incoming) -> Result<Bytes, ClientError> 
     collect_of(&client.server, body, MAX_ANSWER).await
 }
 
-/// All of an answer, of so many bytes at most.
+/// Receives the whole body of a reply, which must be at most `limit` bytes.
 pub(crate) async fn collect_of(
     server: &Server,
     body: Incoming,
@@ -278,13 +278,13 @@ pub(crate) async fn collect_of(
     let body = Limited::new(body, limit).collect().await;
     let body = body.map_err(|error| match error.downcast::<hyper::Error>() {
         Ok(error) => ClientError::of_connection(server, *error),
-        // It is too long.
+        // The body is too long.
         Err(_) => ClientError::NotFathom(server.to_string()),
     })?;
     Ok(body.to_bytes())
 }
 
-/// None: that is not how a server answers.
+/// Converts a reply to its value, or to the server's error. None: a Fathom server does not reply like this.
 pub(crate) fn understand<T: DeserializeOwned>(
     status: StatusCode,
     body: &[u8],

@@ -1,11 +1,11 @@
-//! Why a server did not do what it was asked.
+//! Errors of requests to a server.
 
 use fathom_units::cause;
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
-/// One line for the user.
+/// An error of a request. The text is one line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("{0}: no server listens there; start one with 'fathom serve', or name another socket")]
@@ -26,13 +26,14 @@ pub enum ClientError {
     Late { server: String, after: Duration },
     #[error("{0}: not a fathom server")]
     NotFathom(String),
-    /// The server's own words, and its HTTP status.
+    /// The server replied with an error: its text, and the HTTP status.
     #[error("{text}")]
     Refused { status: u16, text: String },
 }
 
 impl ClientError {
-    /// The server is there no more, or about to end.
+    /// Whether the server has ended or is stopping. A server that is too busy for a request also replies with status
+    /// 503.
     pub fn is_gone(&self) -> bool {
         use ClientError::{Closed, NotRunning, Refused};
         matches!(
@@ -41,7 +42,7 @@ impl ClientError {
         )
     }
 
-    /// Nobody could be reached.
+    /// Converts an error of connecting.
     pub(crate) fn of_connect(server: &impl Display, source: io::Error) -> ClientError {
         match source.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
@@ -56,13 +57,13 @@ impl ClientError {
         }
     }
 
-    /// A connection has failed.
+    /// Converts an error of an established connection.
     pub(crate) fn of_connection(server: &impl Display, error: hyper::Error) -> ClientError {
         let inner = std::error::Error::source(&error);
         let inner = inner.and_then(|inner| inner.downcast_ref::<io::Error>());
         match inner {
             _ if error.is_parse() => ClientError::NotFathom(server.to_string()),
-            // A server tells by an alert that it does not believe its client.
+            // A server rejects a client's certificate by a TLS alert, which rustls reports as `InvalidData`.
             Some(inner) if inner.kind() == ErrorKind::InvalidData => ClientError::Io {
                 server: server.to_string(),
                 what: "TLS",

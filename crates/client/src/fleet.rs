@@ -1,4 +1,4 @@
-//! Many servers, asked at once.
+//! Sends requests to many servers at the same time.
 
 use crate::client::{collect_of, path_of, understand};
 use crate::error::ClientError;
@@ -16,14 +16,14 @@ use std::time::Duration;
 use tokio::runtime;
 use tokio::time::timeout;
 
-/// So many at once. The others wait for their turn.
+/// Maximum number of servers that are queried at the same time.
 const AT_ONCE: usize = 256;
-/// Of a server that is asked for many things, all answers may take so many times as long as one.
+/// A server's replies together may take this many times as long as one of them.
 const ANSWERS: u32 = 12;
-/// The longest answer that is read, in bytes: there may be as many at once.
+/// Maximum length of a reply that is read, in bytes. [`AT_ONCE`] replies may be in memory at the same time.
 const MAX_ANSWER: usize = 16 << 20;
 
-/// A connection to one server, over which it is asked one thing after the other.
+/// A connection to one server, for one request after another.
 pub struct Session<'a> {
     server: &'a Server,
     patience: Duration,
@@ -36,7 +36,7 @@ impl<'a> Session<'a> {
         let (sender, connection) = http1::handshake(socket)
             .await
             .map_err(|error| ClientError::of_connection(server, error))?;
-        // It ends with the sender; what becomes of it is told where the answer is read.
+        // The connection ends with its sender, and errors are reported where the reply is read.
         tokio::spawn(connection);
         Ok(Session {
             server,
@@ -45,7 +45,8 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// `place`: what stands between the slashes, as it is meant: `["v1", "disks", "a"]`.
+    /// Sends a GET request, and waits for the reply. `place`: the segments of the path, not yet percent-encoded:
+    /// `["v1", "disks", "a"]`.
     pub async fn get<T: DeserializeOwned>(&mut self, place: &[&str]) -> Result<T, ClientError> {
         let patience = self.patience;
         let late = late(self.server, patience);
@@ -71,12 +72,11 @@ fn late(server: &Server, after: Duration) -> ClientError {
     ClientError::Late { server, after }
 }
 
-/// Asks all `servers`, some hundreds at once; `take` gets what comes of each as it comes. One that lets wait
-/// for an answer longer than `patience`, or for all of them [`ANSWERS`] times as long, is given up: so all of
-/// it takes no longer than that for each few hundred.
+/// Queries all `servers`, of which [`AT_ONCE`] at the same time, and calls `take` with the index and result of each. A
+/// server fails if a reply takes longer than `patience`, or all replies [`ANSWERS`] times as long. The whole call takes
+/// at most that time for each [`AT_ONCE`] servers.
 ///
-/// # Errors
-/// When there can be no runtime.
+/// # Errors An error if the runtime cannot be created.
 pub fn ask_all<T>(
     servers: &[Server],
     patience: Duration,
@@ -102,15 +102,15 @@ pub fn ask_all<T>(
             take(index, answer);
         }
     });
-    // Names that are still being looked up are nobody's any more.
+    // Lookups of host names can still run on other threads, and their results are not needed.
     runtime.shutdown_background();
     Ok(())
 }
 
-/// Lets this process have as many connections as it may.
+/// Raises the limit of open files to the maximum.
 pub fn allow_files() {
     let limits = getrlimit(Resource::Nofile);
     let current = limits.maximum;
-    // Where that is refused, some servers cannot be asked, and say so.
+    // (If the limit cannot be raised, requests to some servers fail with an error.)
     let _ = setrlimit(Resource::Nofile, Rlimit { current, ..limits });
 }

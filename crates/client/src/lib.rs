@@ -1,5 +1,5 @@
-//! How a running server of disks is found and asked: HTTP and JSON, as `docs/openapi.json` describes it, on
-//! a Unix socket, or by TLS from another host. `fleet` asks many at once.
+//! A client of running servers: HTTP and JSON, as `docs/openapi.json` describes them, over a Unix socket, or over TLS
+//! from another host. `fleet` queries many servers at the same time.
 
 mod client;
 mod error;

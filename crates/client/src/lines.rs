@@ -1,4 +1,4 @@
-//! What a server tells line by line.
+//! Reads the lines that a server streams.
 
 use crate::error::ClientError;
 use crate::server::Server;
@@ -7,17 +7,17 @@ use hyper::body::Incoming;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// The longest line, in bytes.
+/// Maximum length of a line, in bytes.
 const MAX_LINE: usize = 64 << 20;
 
-/// Of one call.
+/// The lines of one stream.
 pub struct Lines<'a> {
     runtime: &'a Runtime,
     server: &'a Server,
     body: Incoming,
-    /// What has come and was not given yet: the end of it is no whole line.
+    /// Received bytes that have not been returned. The last line may be incomplete.
     buffer: Vec<u8>,
-    /// So much of it has been looked at.
+    /// Number of bytes at the start of the buffer that contain no newline.
     seen: usize,
 }
 
@@ -32,7 +32,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// The next one, without its end; None: there is none within that time.
+    /// Waits for the next line, and returns it without the newline. None: no line arrived in time.
     pub fn next(&mut self, patience: Duration) -> Result<Option<Vec<u8>>, ClientError> {
         let until = tokio::time::Instant::now() + patience;
         loop {

@@ -1,4 +1,4 @@
-//! Where a server is, and the way there.
+//! The location of a server, and connections to it.
 
 use crate::error::ClientError;
 use fathom_tls::{ClientFiles, TlsError, client_config, open_here};
@@ -13,19 +13,19 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
-/// Where servers listen for clients from other hosts, unless it is said.
+/// Default TCP port of servers for clients on other hosts.
 pub const PORT: u16 = 9826;
 
-/// One that can be asked.
+/// A server that accepts requests.
 #[derive(Clone, Debug)]
 pub enum Server {
-    /// Of this host, by its socket.
+    /// A server on this host, by its socket.
     Local(PathBuf),
-    /// Of another host.
+    /// A server on another host.
     Remote(Remote),
 }
 
-/// As people name it.
+/// Shows the server as users write it.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -35,32 +35,32 @@ impl fmt::Display for Server {
     }
 }
 
-/// By TLS, with certificates on both sides.
+/// A server that is reached over TLS, with certificates on both sides.
 #[derive(Clone, Debug)]
 pub struct Remote {
-    /// As it was named.
+    /// The host as the user wrote it.
     host: String,
-    /// What is connected to: a name or an address, and a port.
+    /// The host or address, and the port, to connect to.
     at: (String, u16),
-    /// What its certificate must be for.
+    /// The name that the server's certificate must have.
     name: ServerName<'static>,
     config: Arc<ClientConfig>,
 }
 
-/// By whom servers are believed, and as whom they are asked.
+/// The certificates that servers must have, and the certificate that this client shows.
 #[derive(Clone, Debug)]
 pub struct Credentials {
     config: Arc<ClientConfig>,
-    /// What all of the servers' certificates are for; None: each for its host.
+    /// Name that all servers' certificates must have. None: each certificate has the name of its host.
     server: Option<String>,
 }
 
 impl Credentials {
-    /// `dir` has ca-cert.pem, client-cert.pem and client-key.pem.
+    /// Loads the certificates and the key. `dir` must contain ca-cert.pem, client-cert.pem and client-key.pem.
     pub fn load(dir: &Path, server: Option<String>) -> Result<Credentials, TlsError> {
         let files = ClientFiles::of(Some(dir));
         if let Some((cert, _)) = &files.own {
-            // Without it no server would answer.
+            // Reports a missing certificate here, because servers reject clients without one.
             fathom_tls::read_certificates(cert, &open_here)?;
         }
         let config = client_config(&files, &open_here)?;
@@ -69,7 +69,7 @@ impl Credentials {
 }
 
 impl Remote {
-    /// `host`: `HOST`, `HOST:PORT`, `[IPV6]:PORT`; the error is for the user.
+    /// Returns a server. `host`: `HOST`, `HOST:PORT` or `[IPV6]:PORT`. The error is one line for the user.
     pub fn new(host: &str, credentials: &Credentials) -> Result<Remote, String> {
         let at =
             split_host(host, PORT).ok_or_else(|| format!("'{host}' is not HOST or HOST:PORT"))?;
@@ -83,7 +83,7 @@ impl Remote {
         })
     }
 
-    /// What tells it from others, however it is written.
+    /// Returns the host in lower case and the port, which identify a server however the user wrote it.
     pub fn place(&self) -> (String, u16) {
         (self.at.0.to_lowercase(), self.at.1)
     }
@@ -91,14 +91,14 @@ impl Remote {
     async fn connect(&self) -> io::Result<impl Stream + use<>> {
         let (host, port) = &self.at;
         let socket = TcpStream::connect((&**host, *port)).await?;
-        // What is asked fits into a packet, and is all that is sent.
+        // Requests are smaller than a packet, and nothing follows them, so waiting for more data would only cost time.
         socket.set_nodelay(true)?;
         let connector = TlsConnector::from(self.config.clone());
         connector.connect(self.name.clone(), socket).await
     }
 }
 
-/// A host, and its port, if that is said: `HOST`, `HOST:PORT`, `[IPV6]:PORT`.
+/// Splits a host from its port: `HOST`, `HOST:PORT` or `[IPV6]:PORT`. None: the text is none of these.
 pub fn split_host(host: &str, usual: u16) -> Option<(String, u16)> {
     let (name, port) = match host.strip_prefix('[') {
         Some(rest) => {
@@ -120,12 +120,12 @@ pub fn split_host(host: &str, usual: u16) -> Option<(String, u16)> {
     (!name.is_empty()).then_some((name.to_owned(), port?))
 }
 
-/// What bytes go through.
+/// A byte stream.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Stream for T {}
 
 impl Server {
-    /// Anew.
+    /// Opens a new connection to the server.
     pub(crate) async fn connect(&self) -> Result<TokioIo<Box<dyn Stream>>, ClientError> {
         let stream: io::Result<Box<dyn Stream>> = match self {
             Server::Local(path) => UnixStream::connect(path)

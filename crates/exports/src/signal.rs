@@ -1,10 +1,10 @@
-//! A flag that can be polled for.
+//! A flag with a file descriptor that can be polled.
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Raised by any thread, lowered by one.
+/// Raised by any thread, and lowered by one thread.
 pub struct Signal(OwnedFd);
 
 impl Signal {
@@ -14,13 +14,13 @@ impl Signal {
     }
 
     pub fn raise(&self) {
-        // An eventfd's counter cannot overflow by ones.
+        // (The eventfd's counter cannot overflow, because each call adds 1.)
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// No longer readable until raised again.
+    /// Makes the file descriptor unreadable until the next call of [`Signal::raise`].
     pub fn lower(&self) {
-        // It need not have been raised.
+        // (The read fails if the flag is not raised.)
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

@@ -1,13 +1,13 @@
-//! Who wants to hear of clients.
+//! Reports clients of a disk.
 
 use std::sync::Arc;
 
-/// Someone uses a disk, or does no more.
+/// A client attached to a disk, or detached from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visit {
     Attached,
     Detached,
 }
 
-/// Told of each client, by what it is called for people. It does not block.
+/// Called for each client, with its name for people. Must not block.
 pub type Watch = Arc<dyn Fn(Visit, &str) + Send + Sync>;

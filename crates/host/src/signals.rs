@@ -59,7 +59,7 @@ impl AsFd for Reload {
 }
 
 /// Blocks these signals on the current thread while this value exists. Threads that are started meanwhile inherit the
-/// mask and keep it: signals interrupt none of their system calls, and another thread handles one signal after the other.
+/// mask and keep it. Signals interrupt none of their system calls, and another thread handles the signals in turn.
 pub struct LeftToThisThread {
     before: libc::sigset_t,
 }

@@ -124,8 +124,8 @@ impl Shared {
         let mut state = self.lock();
         let mut has_started = false;
         loop {
-            // Entering the sandbox can log a line, so the state must be unlocked; hence it runs here, and is repeated
-            // until it succeeds.
+            // The thread starts before the process has a sandbox, so each round tries to enter the sandbox
+            // until there is one.
             has_started = has_started || thread_starts(ThreadKind::Log);
             let idle = |state: &mut State| state.written == state.put;
             let waited = self.changed.wait_while(state, idle);
