@@ -76,7 +76,8 @@ fn late(server: &Server, after: Duration) -> ClientError {
 /// server fails if a reply takes longer than `patience`, or all replies [`ANSWERS`] times as long. The whole call takes
 /// at most that time for each [`AT_ONCE`] servers.
 ///
-/// # Errors An error if the runtime cannot be created.
+/// # Errors
+/// An error if the runtime cannot be created.
 pub fn ask_all<T>(
     servers: &[Server],
     patience: Duration,

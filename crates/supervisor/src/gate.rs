@@ -1,4 +1,4 @@
-//! Who opens things for a tenant, and reads its log: a thread at its gate.
+//! The supervisor's end of a tenant's gate: a thread that opens files for the tenant, and reads its log.
 
 use super::log::Log;
 use super::permits::{Denied, Permits};
@@ -14,13 +14,13 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Who opens something for a tenant at the moment that this ends has no time for its last words.
+/// Time that [`Gate::finish`] waits for the tenant's last log lines. A thread that is opening a file reads none.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// A tenant's gate, which is attended until the tenant has ended.
+/// A tenant's gate, which a thread serves until the tenant has ended.
 pub struct Gate(Arc<Post>);
 
-/// What its thread has to do with.
+/// State that the thread shares with the supervisor.
 struct Post {
     link: Link,
     log: Mutex<Log>,
@@ -36,7 +36,7 @@ impl Gate {
         }))
     }
 
-    /// Serve this tenant from now on, by what it may have.
+    /// Starts the thread that serves the tenant, with these permissions.
     pub fn open(&self, tenant: &str, permits: Arc<Permits>, events: Events) -> io::Result<()> {
         let _signals = LeftToThisThread::begin();
         let post = self.0.clone();
@@ -50,9 +50,8 @@ impl Gate {
         started.map(drop).inspect_err(|_| self.0.turn.leave())
     }
 
-    /// Takes nothing in from now on, until [`Gate::go_on`]: requests wait in the socket. A request that was
-    /// taken in and is not answered until `deadline` is not answered while the gate is held:
-    /// [`Gate::owes_answer`] tells of it.
+    /// Stops receiving requests until [`Gate::go_on`]; meanwhile, they wait in the socket. A request in progress gets
+    /// no reply after `deadline` while the gate is held, and [`Gate::owes_answer`] then returns true.
     pub fn hold(&self, deadline: Instant) {
         self.0.turn.now().is_held = true;
         let left = deadline.saturating_duration_since(Instant::now());
@@ -60,12 +59,12 @@ impl Gate {
         now.is_late = now.is_busy;
     }
 
-    /// Whether a request is not answered while the gate is held. A successor answers it by an error.
+    /// Whether a request gets no reply while the gate is held. A successor replies to it with an error.
     pub fn owes_answer(&self) -> bool {
         self.0.turn.now().is_late
     }
 
-    /// A predecessor owes the tenant an answer.
+    /// Records that a predecessor owes the tenant a reply.
     pub fn answer_owed(&self) {
         self.0.turn.now().owes = true;
     }
@@ -77,19 +76,19 @@ impl Gate {
         self.0.turn.changed.notify_all();
     }
 
-    /// The tenant has ended: wait for its last words, but not for long.
+    /// Waits until the thread has passed on the last lines of a tenant that has ended, with a short timeout.
     pub fn finish(&self) {
         drop(self.0.turn.wait_while(LAST_WORDS, |now| now.is_attended));
     }
 
-    /// For a successor of this supervisor, while it is held: the gate, and the log.
+    /// Returns the gate and the log for a successor of this supervisor. The gate must be held.
     pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<(usize, Option<usize>)> {
         let log = self.0.log().hand_over();
         Ok((files.add(&self.0.link)?, files.add_any(log.as_ref())?))
     }
 }
 
-/// Whether the thread may take something in.
+/// Whether the thread may receive a request or send a reply.
 #[derive(Default)]
 struct Turn {
     now: Mutex<Now>,
@@ -99,13 +98,13 @@ struct Turn {
 #[derive(Default)]
 struct Now {
     is_held: bool,
-    /// Something is taken in, and not answered.
+    /// A request has been received, and has no reply yet.
     is_busy: bool,
-    /// It took too long, and is not answered while the gate is held.
+    /// The request took too long, and gets no reply while the gate is held.
     is_late: bool,
-    /// A predecessor has taken something in, and has not answered it.
+    /// A predecessor has received a request, and has not replied.
     owes: bool,
-    /// The thread is there.
+    /// The thread runs.
     is_attended: bool,
 }
 
@@ -131,7 +130,7 @@ impl Turn {
         waited.unwrap_or_else(PoisonError::into_inner).is_busy = true;
     }
 
-    /// Calls `send` to answer, when an answer may be sent.
+    /// Calls `send` as soon as a reply may be sent.
     fn answer<T>(&self, send: impl FnOnce() -> T) -> T {
         let is_late = |now: &mut Now| now.is_late;
         let waited = self.changed.wait_while(self.now(), is_late);
@@ -150,18 +149,18 @@ impl Turn {
     }
 }
 
-/// It opens files, and traces are made here.
+/// The thread opens files and creates traces, so it needs a stack of this many bytes.
 const STACK: usize = 256 << 10;
 
 impl Post {
-    /// Serve a tenant at its gate, and read its log, until it has ended.
+    /// Serves the tenant's requests and reads its log, until the tenant has ended.
     fn attend(&self, tenant: &str, permits: &Permits, events: &Events) {
         let mut is_understood = true;
         let mut relay = Relay::new(tenant);
         if std::mem::take(&mut self.turn.now().owes) {
             let text = "the server was replaced while it opened the file; retry";
             let refused: FromGate = Err(io::Error::other(text).into());
-            // An error comes again.
+            // (A broken connection is noticed below.)
             let _ = self.link.send(&refused, None, false);
         }
         loop {
@@ -190,7 +189,7 @@ impl Post {
         self.log().finish();
     }
 
-    /// Until there is something at the gate, or for the log. True: the other side has ended.
+    /// Waits for a message at the gate, or until the log has work to do. True: the tenant has closed the gate.
     fn wait(&self, is_understood: bool) -> bool {
         let (pipe, within) = self.log().awaited();
         let gate = match is_understood {
@@ -200,7 +199,7 @@ impl Post {
         let mut fds = vec![PollFd::from_borrowed_fd(self.link.as_fd(), gate)];
         fds.extend(pipe.as_ref().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
         let within = within.and_then(|within| Timespec::try_from(within).ok());
-        // What is an error comes again.
+        // (The next call of `poll` reports an error again.)
         let _ = poll(&mut fds, within.as_ref());
         fds[0].revents().contains(PollFlags::HUP)
     }
@@ -223,7 +222,8 @@ impl Post {
                     Err(denied) => (Err(denied.into()), None),
                 };
                 let file = file.as_ref().map(AsFd::as_fd);
-                // A tenant has one request at a time, so there is room, unless it does not read.
+                // A tenant has one request at a time, so the socket has room for the reply, unless the tenant does not
+                // read.
                 self.turn.answer(|| self.link.send(&answer, file, false))
             }
             Some((AtGate::Happened(happened), _)) => {
@@ -276,7 +276,7 @@ mod tests {
         assert!(is_answered(PATIENCE));
     }
 
-    /// As for a file on a server that is gone: whoever wants to hand over does not wait for it.
+    /// An example is a file on a server that is down: a handover does not wait for that file.
     #[test]
     fn request_that_takes_too_long_is_answered_by_the_successor() {
         let (ours, theirs) = Link::pair().unwrap();
@@ -285,7 +285,7 @@ mod tests {
         turn.begin();
         gate.hold(Instant::now());
         assert!(gate.owes_answer());
-        // It is got after all, too late, and again when the handover has failed.
+        // The file is opened in the end, and the reply is sent when the handover has failed.
         let sent = std::sync::atomic::AtomicBool::new(false);
         let is_sent = || sent.load(std::sync::atomic::Ordering::SeqCst);
         std::thread::scope(|scope| {
@@ -312,7 +312,7 @@ mod tests {
         let path = PathBuf::from("/nonexistent/".to_owned() + &"x".repeat(4000));
         let want = AtGate::Want(Wanted::Place { path });
         let begun = Instant::now();
-        // Until its own requests fill the socket, which nobody reads any more.
+        // The tenant sends requests until they fill the socket, because the gate does not read them any more.
         while theirs.send(&want, None, false).is_ok() && begun.elapsed() < Duration::from_secs(5) {}
         gate.hold(Instant::now() + PATIENCE);
         assert!(!gate.owes_answer());

@@ -1,14 +1,14 @@
-//! Control groups of tenants: the kernel's bookkeeping of what each uses, by which it may be limited.
+//! Control groups (cgroups) of tenants, which measure and limit what each tenant uses.
 //!
 //! ```text
 //! BASE                         the server's group
-//! ├── supervisor               its process itself, where version 2 wants that
-//! └── fathom-tenants-NUMBER    locked by the server as long as it lives
-//!     ├── tenant-NAME          as long as the tenant has a process
+//! ├── supervisor               the server's process, if version 2 requires that
+//! └── fathom-tenants-NUMBER    locked by the server while it runs
+//!     ├── tenant-NAME          exists while the tenant has a process
 //!     └── ...
 //! ```
 //!
-//! That is so in each hierarchy that has a controller which is needed. Without limits there are none.
+//! Each hierarchy with a controller that is needed has these groups. Without limits, no groups are created.
 
 mod files;
 mod hierarchy;
@@ -29,39 +29,39 @@ use std::thread::sleep;
 use std::time::Duration;
 
 const PREFIX: &str = "fathom-tenants-";
-/// Of a tenant that nobody can name so.
+/// Name of a group that tests the limits. No tenant can have this name.
 const PROBE: &str = ":probe";
-/// Whoever has ended may be in a group for another instant.
+/// Number of attempts to remove a group, because a process that has ended may stay in its group for a moment.
 const ATTEMPTS: u32 = 20;
 const INSTANT: Duration = Duration::from_millis(1);
-/// The kernel does not kill such processes, whatever memory they use.
+/// Score of a process that the kernel never kills, however much memory it uses.
 const NEVER_KILLED: &str = "-1000";
 const HARDLY_EVER: &str = "-999";
 
-/// All of this server's.
+/// The control groups of this server.
 #[derive(Default)]
 pub struct Groups(Vec<Place>);
 
-/// Those in one hierarchy.
+/// The groups in one hierarchy.
 struct Place {
     base: Base,
     controllers: Vec<Controller>,
     dir: PathBuf,
-    /// Who can lock it knows that the server is gone.
+    /// The lock on the directory. A process that can lock it knows that the server has ended.
     lock: File,
-    /// It is this process's to remove.
+    /// Whether this process must remove the groups.
     is_own: bool,
 }
 
 impl Groups {
-    /// As they are needed for limits like these, each of which can be had. The error is for the user.
+    /// Creates the groups that these limits need, and tests each limit. The error is one line for the user.
     pub fn new(limits: &[Allowance]) -> Result<Groups, String> {
         let mut groups = Groups::default();
         groups.extend(limits)?;
         Ok(groups)
     }
 
-    /// Likewise, beside those that are there.
+    /// Adds the groups that these limits need, and tests each limit.
     pub fn extend(&mut self, limits: &[Allowance]) -> Result<(), String> {
         for controller in [Controller::Memory, Controller::Cpu, Controller::Tasks] {
             if limits.iter().any(|limits| is_limited(limits, controller)) {
@@ -98,8 +98,8 @@ impl Groups {
         Ok(())
     }
 
-    /// The group for a tenant's next process; `present`: that of another one, where there is one. None:
-    /// nothing is limited.
+    /// Creates the group for a tenant's next process, and sets its limits. `present`: the group of the tenant's current
+    /// process, if there is one. None: nothing is limited.
     pub fn enter(
         &self,
         tenant: &str,
@@ -109,7 +109,7 @@ impl Groups {
         if *limits == Allowance::default() && present.is_none() {
             return Ok(None);
         }
-        // (It may be from when there were others.)
+        // (The current group may have been made for fewer hierarchies.)
         let present = present.filter(|group| group.0.len() == self.0.len());
         let group = present.unwrap_or_else(|| Arc::new(self.group(tenant)));
         for part in &group.0 {
@@ -132,14 +132,14 @@ impl Groups {
         Group(parts.collect())
     }
 
-    /// That of a tenant's process which is there; None: it has none.
+    /// Returns the group of a tenant's running process. None: the process has no group.
     pub fn adopt_group(&self, tenant: &str) -> Option<Arc<Group>> {
         let mut group = self.group(tenant);
         group.0.retain(|part| part.dir.is_dir());
         (!group.0.is_empty()).then(|| Arc::new(group))
     }
 
-    /// For a successor of this supervisor.
+    /// Returns the groups for a successor of this supervisor.
     pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<Vec<GroupsState>> {
         let places = self.0.iter().map(|place| {
             Ok(GroupsState {
@@ -159,7 +159,7 @@ impl Groups {
         places.collect()
     }
 
-    /// A predecessor's, until [`Groups::own`].
+    /// Takes over a predecessor's groups, which the predecessor owns until [`Groups::own`].
     pub fn adopt(state: Vec<GroupsState>, files: &mut Descriptors) -> Result<Groups, String> {
         let places = state.into_iter().map(|state| {
             let all = [Controller::Memory, Controller::Cpu, Controller::Tasks];
@@ -198,7 +198,7 @@ impl Place {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 made => made?,
             }
-            // Somebody who removes leftovers may have been faster.
+            // A server that removes leftover groups may have locked the directory first.
             if let Some(lock) = lock(&dir) {
                 return Ok(Place {
                     base: base.clone(),
@@ -221,7 +221,7 @@ impl Drop for Place {
     }
 }
 
-/// None: somebody else has it, or it is gone.
+/// Locks the directory. None: another process has the lock, or the directory was removed.
 fn lock(dir: &Path) -> Option<File> {
     let file = File::open(dir).ok()?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
@@ -229,7 +229,7 @@ fn lock(dir: &Path) -> Option<File> {
     (here.ino() == there.ino()).then_some(file)
 }
 
-/// Groups of servers that were killed. Theirs is what they have the lock of.
+/// Removes the groups of servers that were killed. Groups of running servers are locked.
 fn remove_leftovers(base: &Path) {
     for dir in groups_in(base) {
         let name = dir.file_name().unwrap_or_default();
@@ -242,7 +242,7 @@ fn remove_leftovers(base: &Path) {
     }
 }
 
-/// A server's, with those in it in which nobody is.
+/// Removes a server's group, and those of its tenants' groups that contain no process.
 fn remove_all(dir: &Path) {
     groups_in(dir).iter().for_each(|group| remove(group));
     remove(dir);
@@ -261,7 +261,7 @@ fn remove(dir: &Path) {
                 sleep(INSTANT);
             }
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                // The next server tries again.
+                // (The next server tries again.)
                 return tracing::debug!(
                     "{}: cannot remove the control group: {}",
                     dir.display(),
@@ -281,7 +281,8 @@ fn is_limited(limits: &Allowance, controller: Controller) -> bool {
     }
 }
 
-/// That of one tenant, in each hierarchy. It is gone when this is, if nobody is in it.
+/// The control group of one tenant, in each hierarchy. When this value is dropped, a group without processes is
+/// removed.
 pub struct Group(Vec<Part>);
 
 struct Part {
@@ -291,12 +292,12 @@ struct Part {
 }
 
 impl Group {
-    /// Put a process there, before it does anything.
+    /// Moves a process into the group. Must be called before the process does anything.
     pub fn put(&self, pid: u32) -> io::Result<()> {
         for part in &self.0 {
             files::put(&part.dir, pid)?;
         }
-        // Else its limit of memory would only have it wait.
+        // At the memory limit, a process that the kernel never kills would only hang.
         let score = format!("/proc/{pid}/oom_score_adj");
         match fs::read_to_string(&score)?.trim() == NEVER_KILLED {
             true => fs::write(score, HARDLY_EVER),
@@ -304,7 +305,7 @@ impl Group {
         }
     }
 
-    /// What the kernel says of it.
+    /// Returns the limits, and what the group uses, as the kernel reports them.
     pub fn limits(&self) -> TenantLimits {
         let mut limits = TenantLimits::default();
         for part in &self.0 {
@@ -315,7 +316,7 @@ impl Group {
         limits
     }
 
-    /// How often the kernel has ended somebody there for want of memory.
+    /// Number of processes in the group that the kernel has killed because of the memory limit.
     pub fn memory_kills(&self) -> u64 {
         let has_memory = |part: &&Part| part.controllers.contains(&Controller::Memory);
         let parts = self.0.iter().filter(has_memory);

@@ -1,4 +1,4 @@
-//! A tenant's process as the kernel knows it: started here, or by a predecessor of this supervisor.
+//! A tenant's process by its pidfd, started by this supervisor or by a predecessor.
 
 use fathom_units::cause;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -10,20 +10,20 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-/// Time that a process which was killed usually has to end.
+/// Time in which a killed process usually ends.
 pub const DIE: Duration = Duration::from_secs(5);
 
 pub struct Handle {
     pid: u32,
-    /// Nobody else has this, whoever gets its number.
+    /// Refers to this process, even if another process gets the same process id.
     pidfd: OwnedFd,
-    /// None: somebody else waits for it.
+    /// None: another process is the parent and reaps it.
     child: Option<Child>,
 }
 
 impl Handle {
     pub fn of(mut child: Child) -> io::Result<Handle> {
-        // It keeps its number until it is waited for.
+        // The process id cannot be reused before the process is reaped.
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(pidfd) => Ok(Handle {
                 pid: child.id(),
@@ -47,15 +47,15 @@ impl Handle {
         self.pid
     }
 
-    /// Kills the process without waiting. Whether it has ended: one whose I/O is stuck in the kernel
-    /// may take for ever.
+    /// Kills the process without waiting. Returns whether the process has ended. A process whose I/O is stuck in the
+    /// kernel may never end.
     pub fn kill(&self) -> bool {
-        // It may have ended.
+        // (The process may have ended already.)
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
         has_ended(&self.pidfd, Instant::now())
     }
 
-    /// Kills the process, waits for its end until `deadline` at most, and says how it has ended.
+    /// Kills the process, and waits for its end, at most until `deadline`. Returns how the process has ended.
     pub fn end(mut self, deadline: Instant) -> String {
         self.kill();
         if !has_ended(&self.pidfd, deadline) {
@@ -76,7 +76,7 @@ impl Handle {
     }
 }
 
-/// For a successor of this supervisor.
+/// The pidfd, which is readable when the process has ended. A successor of this supervisor gets it.
 impl AsFd for Handle {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()

@@ -1,5 +1,4 @@
-//! Tenants whose supervisor goes from one process to another: theirs go on meanwhile, as they do whoever
-//! it is.
+//! Hands tenants over from one supervisor to another, while the tenants' processes continue.
 
 use super::Tenants;
 use super::groups::Groups;
@@ -19,11 +18,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What tenants have just asked for has so long to be got.
+/// Time within which requests that tenants have made should be completed before a handover.
 const HOLD: Duration = Duration::from_secs(2);
 
 impl Tenants {
-    /// A predecessor's, which are its own until [`Estate::own`].
+    /// Takes over the tenants of a predecessor, which owns their sockets and groups until [`Estate::own`].
     pub fn adopt(
         options: &ServeOptions,
         tenants: Vec<TenantState>,
@@ -48,7 +47,7 @@ impl Tenants {
     }
 
     fn adopt_one(&mut self, state: TenantState, files: &mut Descriptors) -> Result<Tenant, String> {
-        // The process is who it was; the one that takes its place is who this program's options say.
+        // The process keeps its user. Its replacement gets the user that this program's options choose.
         let user = self.user_of(&state.name)?;
         let mut tenant = Tenant::new(state.name, user);
         let process = state.process;
@@ -68,7 +67,7 @@ impl Tenants {
                 table: state.table,
                 listener,
                 is_there: state.is_there,
-                // (Another version of the program may have shown it in another way.)
+                // (Another version of the program may have used another format.)
                 shown: serde_json::from_value(state.shown).ok(),
             });
         }
@@ -111,12 +110,12 @@ impl Tenants {
 }
 
 impl Estate for Tenants {
-    /// Whatever their disks are: these stay where they are, if they must.
+    /// Always succeeds: whatever the disks are, they stay in the tenants' processes.
     fn may_be_handed_over(&self) -> Result<(), String> {
         Ok(())
     }
 
-    /// They have no NBD.
+    /// (Tenants' disks have no NBD exports.)
     fn let_encrypted_end(&mut self, _: bool) {}
 
     fn give(&self) -> Result<Given, String> {
@@ -173,7 +172,7 @@ impl Estate for Tenants {
         processes.for_each(|(_, process)| process.gate.go_on());
     }
 
-    /// Each tenant has its own.
+    /// (Each tenant's process has its own counters.)
     fn counts(&self) -> Vec<DiskCounts> {
         Vec::new()
     }
@@ -191,7 +190,7 @@ impl Estate for Tenants {
             };
             let (permits, events) = (tenant.permits.clone(), self.events.clone());
             if let Err(error) = process.gate.open(&tenant.name, permits, events) {
-                // It is found when it needs something.
+                // The process notices when it needs a file.
                 tracing::error!(
                     "tenant '{}': cannot serve its process, which can open no more files: {}",
                     tenant.name,
@@ -217,7 +216,7 @@ mod tests {
     use fathom_spec::DiskSpec;
     use std::fs::File;
 
-    /// Before anything is touched.
+    /// The error comes before anything has changed.
     #[test]
     fn a_tenant_that_speaks_otherwise_is_refused() {
         let table: DiskSpec =

@@ -234,7 +234,7 @@ impl Tenants {
         match &tenant.replacement {
             None => self.start_after(name, process),
             Some(Replacement { process: None, .. }) => self.lose(name, process),
-            // (The successor knows its disks.)
+            // (The new process notices whether it has all disks, and serves or ends.)
             Some(_) => self.bury(name, process),
         }
     }
@@ -380,7 +380,7 @@ impl Host for Tenants {
                 .disks
                 .iter()
                 .filter_map(|disk| disk.listener.as_ref());
-            // Before connections end: front-ends reconnect at once.
+            // Sockets are unbound before connections end, because front-ends reconnect at once.
             listeners.for_each(|listener| listener.unbind());
             tenant.begin_to_end();
         }

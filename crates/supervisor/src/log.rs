@@ -1,9 +1,8 @@
-//! What a tenant says on its standard error: it goes to the supervisor's, as lines that say whose they
-//! are and look like nothing else, and no more of them than leave room for others'.
+//! Passes what a tenant writes to its standard error on to the supervisor's. Each line names its tenant and cannot be
+//! confused with other lines. The rate of lines is limited, to leave room for other lines.
 //!
-//! All of it is read, so that a tenant waits only for as long as a pause here takes. Lines that are too
-//! many wait for their time; of these the last ones are kept, so that what a tenant says before it ends
-//! is there, and the others are counted.
+//! All output is read, so that a tenant waits at most for a pause here. Lines beyond the limit wait. The last of them
+//! are kept, so that the log has what a tenant writes before it ends, and the others are dropped and counted.
 
 use fathom_host::stderr;
 use fathom_metrics::one_line;
@@ -17,17 +16,17 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The longest line; longer ones become several.
+/// Maximum bytes of a line. Longer lines are split.
 const LINE: usize = 1024;
-/// Who was silent for a while may say so many lines at once,
+/// Number of lines that a tenant which was silent for a while may write at once.
 const BURST: u32 = 256;
-/// and one more after each of these. Who has said too much is not read before one has passed, either.
+/// Time after which a tenant may write one more line. A tenant over its limit is not read for this time, either.
 const EACH: Duration = Duration::from_millis(50);
-/// Lines that were left out are told of as late as this.
+/// Time after which dropped lines are reported.
 const TELL: Duration = Duration::from_secs(5);
-/// So many of the last lines come out, whatever was said before.
+/// Number of the last lines that are always written.
 const LAST_WORDS: usize = 32;
-/// What is read before anything else is looked at, and at the end.
+/// Maximum number of reads before the thread does other work, and when the tenant has ended.
 const READS: usize = 16;
 const LAST_READS: usize = 1024;
 
@@ -36,24 +35,24 @@ type Say<'a> = &'a mut dyn FnMut(&str);
 
 pub struct Log {
     tenant: String,
-    /// None: it is closed, or somebody else's.
+    /// None: the pipe is closed, or a predecessor did not hand one over.
     pipe: Option<Arc<OwnedFd>>,
-    /// A line whose end has not come.
+    /// The beginning of a line whose end has not arrived.
     begun: Vec<u8>,
-    /// Lines that may be said now, and since when no more have come.
+    /// Number of lines that may be written now, and the time of the last addition to it.
     budget: u32,
     since: Instant,
-    /// Nothing is read before.
+    /// Time before which nothing is read.
     pause: Option<Instant>,
-    /// Lines that wait: the last ones.
+    /// The last lines that wait.
     waiting: VecDeque<Vec<u8>>,
-    /// Lines that were left out, and when that is told.
+    /// Number of dropped lines, and the time at which they are reported.
     left_out: u64,
     tell: Option<Instant>,
 }
 
 impl Log {
-    /// A pipe for a tenant, and its end for the tenant.
+    /// Creates a pipe for a tenant. Returns the supervisor's end and the tenant's.
     pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
         let (here, there) = pipe_with(PipeFlags::CLOEXEC)?;
         fcntl_setfl(&here, OFlags::NONBLOCK)?;
@@ -74,13 +73,13 @@ impl Log {
         }
     }
 
-    /// For a successor of this supervisor: what was read is said here, be it less than a line.
+    /// Writes what has been read, even an incomplete line, and returns the pipe for a successor of this supervisor.
     pub fn hand_over(&mut self) -> Option<Arc<OwnedFd>> {
         self.say_all(&mut leave);
         self.pipe.clone()
     }
 
-    /// When there is something for [`Log::pass_on`]: when this is readable, or after so long.
+    /// Returns when [`Log::pass_on`] has work to do: when the pipe is readable, or after a time.
     pub fn awaited(&self) -> (Option<Arc<OwnedFd>>, Option<Duration>) {
         let now = Instant::now();
         let first = self.pause.into_iter().chain(self.tell).min();
@@ -89,17 +88,17 @@ impl Log {
         (pipe, within)
     }
 
-    /// Take in what there is, and pass it on as far as it may be said now.
+    /// Reads what the tenant has written, and passes on as many lines as the limit permits.
     pub fn pass_on(&mut self) {
         self.take_in(Instant::now(), &mut leave);
     }
 
-    /// The tenant has ended: what it has said last.
+    /// Reads and writes the last lines of a tenant that has ended.
     pub fn finish(&mut self) {
         self.end(&mut leave);
     }
 
-    /// Something that this supervisor has to say of the tenant, as often as it would have a line.
+    /// Logs a warning about the tenant, which counts as one of the tenant's lines.
     pub fn warn(&mut self, words: fmt::Arguments<'_>) {
         self.refill(Instant::now());
         match self.budget.checked_sub(1) {
@@ -150,7 +149,7 @@ impl Log {
         }
     }
 
-    /// False: there is nothing now.
+    /// Reads once from the pipe. False: no bytes are available.
     fn read(&mut self, now: Instant, say: Say<'_>) -> bool {
         let Some(pipe) = &self.pipe else {
             return false;
@@ -170,7 +169,7 @@ impl Log {
         }
     }
 
-    /// Into lines.
+    /// Splits bytes into lines.
     fn cut(&mut self, mut bytes: &[u8], now: Instant, say: Say<'_>) {
         while !bytes.is_empty() {
             let room = LINE - self.begun.len();
@@ -204,7 +203,7 @@ impl Log {
         self.say_waiting(say);
     }
 
-    /// As many as may be.
+    /// Writes waiting lines, up to the limit.
     fn say_waiting(&mut self, say: Say<'_>) {
         while self.budget > 0
             && let Some(line) = self.waiting.pop_front()
@@ -242,7 +241,7 @@ impl Log {
         }
     }
 
-    /// With the tenant's name.
+    /// Returns a line with the tenant's name.
     fn line(&self, line: &[u8]) -> String {
         let text = String::from_utf8_lossy(line);
         format!("[{}] {}\n", self.tenant, shown(&text))
@@ -253,7 +252,7 @@ fn leave(line: &str) {
     stderr::leave(line.as_bytes());
 }
 
-/// Text of a tenant as one line that is safe to show.
+/// Returns a tenant's text as one line that is safe to show.
 pub fn shown(text: &str) -> String {
     one_line(text, LINE)
 }
@@ -315,12 +314,12 @@ mod tests {
         pipe.write("x\n".repeat(1000).as_bytes());
         assert_eq!(pipe.said(begin).len(), BURST as usize);
         assert!(pipe.log.awaited().0.is_none(), "it is read on");
-        // As time goes by there is room for some.
+        // As time passes, more lines may be written.
         pipe.write("y\n".repeat(1000).as_bytes());
         assert!(pipe.said(begin + EACH / 2).is_empty());
         let later = begin + 10 * EACH;
         assert_eq!(pipe.said(later), ["[a] x\n"; 10]);
-        // The last ones have waited.
+        // The last lines have waited.
         let lines = pipe.said(begin + TELL);
         assert_eq!(lines[0], "(1702 lines of tenant 'a' were dropped)\n");
         assert_eq!(lines[1..], ["[a] y\n"; LAST_WORDS]);
@@ -329,7 +328,7 @@ mod tests {
         assert!(pipe.log.awaited().0.is_some());
     }
 
-    /// Where it matters who has said it: at its end.
+    /// A dropped line is most important when a tenant ends, so the last lines are always written.
     #[test]
     fn the_last_words_come_out() {
         let mut pipe = Pipe::new();
@@ -339,7 +338,7 @@ mod tests {
         pipe.write("y\n".repeat(500).as_bytes());
         pipe.write(b"thread 'main' panicked\n");
         assert_eq!(pipe.said(now + EACH), ["[a] x\n"]);
-        // There is room for one, before the last one.
+        // The limit permits one line, which is the first that waits.
         pipe.log.refill(now + 2 * EACH);
         pipe.write(b"alas");
         let lines = pipe.last();

@@ -1,4 +1,4 @@
-//! What a tenant may have: what the descriptions of its disks say, and no more.
+//! The permissions of a tenant: the files and connections that the definitions of its disks name, and no others.
 
 use fathom_files::gate::{self, Got, Refused, Wanted};
 use fathom_files::lasting::lasting_id;
@@ -20,42 +20,43 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The longest that a connection to a server may take.
+/// Maximum timeout for a connection to a server.
 const MAX_PATIENCE: Duration = Duration::from_secs(60);
-/// The most rings of a trace: workers of a disk.
+/// Maximum number of rings of a trace. A disk has as many workers at most.
 const MAX_RINGS: usize = 256;
-/// The most files that an image's layers have.
+/// Maximum number of files that an image's layers name.
 const MAX_FOUND: usize = 1024;
 
-/// One of its disks.
+/// The permissions for one disk.
 struct Permit {
     table: DiskSpec,
-    /// The image's path as it is written, and without links.
+    /// The image's path as the user wrote it, and without symbolic links.
     image: Vec<PathBuf>,
-    /// Whether the path without links has been looked for.
+    /// Whether the path without symbolic links has been determined.
     is_resolved: bool,
-    /// Files that the image's layers name, where they were found.
+    /// Paths of the files that the image's layers name.
     found: Vec<PathBuf>,
-    /// It is being opened: all of its files may be. Later a tenant has what it needs, and who has
-    /// taken it over gets nothing more.
+    /// Whether the disk is being opened, so that all of its files may be opened. Afterwards, the process has what it
+    /// needs, and a compromised process gets no further files.
     is_opening: bool,
-    /// It is to be served by these options, for which its files are opened once more.
+    /// Options to which the disk is being changed, and for which its files may be opened again.
     change: Option<DiskSpec>,
     listener: Option<Arc<Listener>>,
     traces: Vec<PathBuf>,
     logs: Vec<PathBuf>,
-    /// When it has got connections to keepers of base images.
+    /// Times at which the tenant got connections to keepers of base images.
     bases: Vec<Instant>,
 }
 
-/// So many of them in a while: each takes something of a process that others need, too.
+/// Maximum number of connections to keepers in this time. Each connection uses resources of a keeper that other servers
+/// need, too.
 const MAX_BASES: usize = 30;
 const WHILE: Duration = Duration::from_secs(60);
 
-/// Why a tenant does not get something.
+/// Why a request of a tenant fails.
 #[derive(Debug)]
 pub enum Denied {
-    /// It may not have that.
+    /// The tenant does not have the permission.
     Forbidden,
     Failed(Refused),
 }
@@ -81,7 +82,7 @@ impl From<Denied> for Refused {
     }
 }
 
-/// All of one tenant's.
+/// The permissions of one tenant, by the names of its disks.
 #[derive(Default)]
 pub struct Permits(Mutex<BTreeMap<String, Permit>>);
 
@@ -90,7 +91,7 @@ impl Permits {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The disk's files may be opened.
+    /// Permits opening the disk's files.
     pub fn begin(&self, table: &DiskSpec, listener: Option<Arc<Listener>>) {
         let image = table.image.path();
         let permit = Permit {
@@ -108,14 +109,14 @@ impl Permits {
         self.disks().insert(table.name.clone(), permit);
     }
 
-    /// Where files were found that the disk's image names.
+    /// Returns the paths of the files that the disk's image names.
     pub fn found(&self, disk: &str) -> Vec<PathBuf> {
         let disks = self.disks();
         let found = disks.get(disk).map(|permit| permit.found.clone());
         found.unwrap_or_default()
     }
 
-    /// A disk whose files are open, as it was known to a predecessor.
+    /// Adds a disk whose files are open already, with what a predecessor knew about it.
     pub fn resume(&self, table: &DiskSpec, listener: Option<Arc<Listener>>, found: Vec<PathBuf>) {
         self.begin(table, listener);
         if let Some(permit) = self.disks().get_mut(&table.name) {
@@ -124,14 +125,14 @@ impl Permits {
         }
     }
 
-    /// They are open.
+    /// Ends the permission to open the disk's files, because they are open.
     pub fn seal(&self, disk: &str) {
         if let Some(permit) = self.disks().get_mut(disk) {
             permit.is_opening = false;
         }
     }
 
-    /// A disk that is there is to be as in this table, of the same files.
+    /// Permits opening a disk's files again for a change of its options, if the files are the same.
     pub fn begin_change(&self, wanted: &DiskSpec) {
         if let Some(permit) = self.disks().get_mut(&wanted.name) {
             let is = &permit.table;
@@ -140,7 +141,7 @@ impl Permits {
         }
     }
 
-    /// It is now, or stays as it was.
+    /// Ends a change. `is_changed`: whether the disk now has the new options.
     pub fn end_change(&self, disk: &str, is_changed: bool) {
         if let Some(permit) = self.disks().get_mut(disk)
             && let Some(change) = permit.change.take()
@@ -150,7 +151,7 @@ impl Permits {
         }
     }
 
-    /// Whether the tenant has that disk.
+    /// Whether the tenant has this disk.
     pub fn has(&self, disk: &str) -> bool {
         self.disks().contains_key(disk)
     }
@@ -159,7 +160,7 @@ impl Permits {
         self.disks().remove(disk);
     }
 
-    /// What a command names may be opened, too.
+    /// Permits opening the files that a command names.
     pub fn extend(&self, ask: &Ask) {
         let mut disks = self.disks();
         let Some(permit) = ask.about().and_then(|name| disks.get_mut(name)) else {
@@ -181,8 +182,8 @@ impl Permits {
         }
     }
 
-    /// Looks for the paths of images without links. A file system may take for ever to answer: the
-    /// calling thread must not have anything else to do, and nobody waits for it here.
+    /// Determines the paths of images without symbolic links. A file system may never reply, so the calling thread must
+    /// have nothing else to do. No lock is held meanwhile.
     fn resolve(&self) {
         let disks = self.disks();
         let unresolved = disks.iter().filter(|(_, permit)| !permit.is_resolved);
@@ -209,7 +210,7 @@ impl Permits {
         }
     }
 
-    /// Later it may be looked at, whether it is still there.
+    /// Records a file that was found, so that the tenant may later check whether the file still exists.
     fn has_found(&self, wanted: &Wanted, path: &Path) {
         let mut disks = self.disks();
         let all = disks.values_mut().filter(|permit| permit.allows(wanted));
@@ -220,7 +221,7 @@ impl Permits {
         }
     }
 
-    /// Get it for the tenant, if it may have it.
+    /// Opens a file for the tenant, or connects, if the tenant has the permission.
     pub fn get(&self, wanted: &Wanted, with: Option<BorrowedFd<'_>>) -> Result<Got, Denied> {
         let got = |file| Got { file, path: None };
         if let Wanted::FrontEnds { disk } = wanted {
@@ -296,8 +297,8 @@ impl Permits {
         }
     }
 
-    /// Refuses an image that a newer one has superseded, or removes its mark, as the disk's options say: the tenant may
-    /// not have the rights for that.
+    /// Rejects an image that a newer one has superseded, or removes its mark, as the disk's options say. The tenant's
+    /// process may not have the rights to read or remove the mark.
     fn take_mark(&self, wanted: &Wanted, path: &Path, file: &File) -> Result<(), Refused> {
         let image = superseded::Image {
             location: &path.to_string_lossy(),
@@ -323,13 +324,13 @@ impl Permit {
     fn allows(&self, wanted: &Wanted) -> bool {
         let is_image = |path: &PathBuf| self.image.contains(path);
         let is_data = |path: &PathBuf| self.table.data_file.as_ref() == Some(path);
-        // By which options it is being opened.
+        // The options for which the disk's files may be opened now.
         let opening = match self.is_opening {
             true => Some(&self.table),
             false => self.change.as_ref(),
         };
         match wanted {
-            // No more of a file than the tenant has of it.
+            // The new file descriptor has no more access than the tenant's own.
             Wanted::Again { .. } => true,
             Wanted::Place { path } => is_image(path) || is_data(path) || self.found.contains(path),
             Wanted::Append { path } => self.logs.contains(path),
@@ -361,7 +362,7 @@ impl Permit {
     }
 }
 
-/// Whether a client of this NBD server needs the file.
+/// Whether a client of this NBD server needs the file for TLS.
 fn are_for(uri: &str, path: &Path) -> bool {
     let uri: Result<NbdUri, _> = uri.parse();
     let terms = uri.ok().and_then(|uri| uri.tls().cloned());
@@ -387,7 +388,7 @@ fn option<'a>(spec: &'a Spec, filter: &str, key: &str) -> Option<&'a str> {
         .map(|(_, value)| &**value)
 }
 
-/// What is wrong, without the image's name, which the tenant adds.
+/// Returns the text of an error without the image's name, which the tenant adds.
 fn problem_of(error: fathom_core::DiskError) -> String {
     match error {
         fathom_core::DiskError::Unusable { problem, .. } => problem,
@@ -400,7 +401,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// Whoever adds a disk does not wait for the file system of its image.
+    /// Adding a disk does not wait for the file system of its image.
     #[test]
     fn path_without_links_is_looked_for_when_it_is_needed() {
         let dir = tempfile::tempdir().unwrap();
@@ -453,7 +454,7 @@ mod tests {
         permits.begin(&table, None);
         assert!(may(&image("own", true)) && may(&named("own", path("own"), "base")));
         assert!(may(&append("log")) && may(&Wanted::Place { path: path("own") }));
-        // Its own directory, whatever the layers are said to be; nobody else's.
+        // Only the disk's own directory is permitted, whatever the tenant says about layers.
         assert!(!may(&far()) && !may(&named("own", "/etc/x".into(), "hostname")));
         assert!(!may(&named("/", path("own"), "etc/hostname")));
         assert!(!may(&image("other", false)) && !may(&append("other")));

@@ -22,19 +22,19 @@ pub struct Process {
     pub link: Link,
     pub gate: Gate,
     pub started: Instant,
-    /// Version of what it says on the link.
+    /// Version of the messages that the process sends on the link.
     link_version: u32,
-    /// It was killed, and may not have ended yet.
+    /// The process was killed, and may not have ended yet.
     is_killed: bool,
-    /// In which it is; None: it may use what there is.
+    /// The process's control group. None: it has no limits.
     pub group: Option<Arc<Group>>,
-    /// How many the kernel had killed there before.
+    /// Number of processes in that group that the kernel had killed when this process was started or taken over.
     kills: u64,
 }
 
 impl Process {
-    /// Start the process of this tenant, which begins by that; `predecessor`: at whose other end another
-    /// one hands over.
+    /// Starts a process of this tenant, with `begin` as its first message. `predecessor`: a socket to the process that
+    /// hands over its disks.
     pub fn start(
         name: &str,
         begin: &ToTenant,
@@ -47,14 +47,14 @@ impl Process {
         let (gate, tenants_gate) = Link::pair()?;
         let (log, tenants_log) = Log::pipe()?;
         let child = Command::new("/proc/self/exe")
-            // Whoever looks for servers by their program's name does not mean this.
+            // Tools that look for servers by the name of the program must not find this process.
             .arg0("fathom-tenant")
             .args(["tenant", name])
             .env_remove("NOTIFY_SOCKET")
             .stdin(tenants_link)
             .stdout(tenants_gate)
             .stderr(tenants_log)
-            // Whoever ends this process from its terminal does not mean them.
+            // Signals from a terminal, such as SIGINT, go to the supervisor alone.
             .process_group(0)
             .spawn()?;
         let process = Process {
@@ -67,7 +67,7 @@ impl Process {
             kills: kills(group.as_deref()),
             group,
         };
-        // It has done nothing yet, and waits for its first message.
+        // The process has done nothing yet, because it waits for its first message.
         if let Some(group) = &process.group
             && let Err(error) = group.put(process.pid())
         {
@@ -88,8 +88,7 @@ impl Process {
         self.handle.pid()
     }
 
-    /// Readable when there is something to do: a message on the link, or, of a process that was killed,
-    /// its end.
+    /// A file descriptor that is readable when there is a message on the link, or when a killed process has ended.
     pub fn event(&self) -> BorrowedFd<'_> {
         match self.is_killed {
             true => self.handle.as_fd(),
@@ -101,19 +100,19 @@ impl Process {
         self.is_killed
     }
 
-    /// Kills it without waiting. Whether it has ended.
+    /// Kills the process without waiting. Returns whether the process has ended.
     pub fn kill(&mut self) -> bool {
         self.is_killed = true;
         self.handle.kill()
     }
 
-    /// Kills it and waits for its end for [`DIE`] at most, unless it has ended already. Says how it has
+    /// Kills the process unless it has ended, and waits for its end, at most for [`DIE`]. Returns how the process has
     /// ended.
     pub fn end(self) -> String {
         self.end_by(Instant::now() + DIE)
     }
 
-    /// Likewise, until `deadline` at most.
+    /// Kills the process, and waits for its end, at most until `deadline`. Returns how the process has ended.
     pub fn end_by(self, deadline: Instant) -> String {
         let how = self.handle.end(deadline);
         self.gate.finish();
@@ -123,7 +122,7 @@ impl Process {
         }
     }
 
-    /// For a successor of this supervisor.
+    /// Returns the process's state for a successor of this supervisor.
     pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<ProcessState> {
         let (gate, log) = self.gate.hand_over(files)?;
         Ok(ProcessState {
@@ -138,7 +137,7 @@ impl Process {
         })
     }
 
-    /// One that a predecessor has started, or got itself; nobody is at its gate yet.
+    /// Takes over a process from a predecessor. No thread serves its gate yet.
     pub fn adopt(
         tenant: &str,
         state: &ProcessState,

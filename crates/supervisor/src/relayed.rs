@@ -1,29 +1,29 @@
-//! Events of tenants, which everybody who watches the server sees.
+//! Checks events of tenants, which are shown to everybody who watches the server.
 //!
-//! A tenant tells what happens to its own disks, and errors, under its own name. It cannot say that
-//! the server has read its configuration again, or that another tenant was restarted. A tenant
-//! that tells too much loses events of its own, not those of others.
+//! A tenant reports events of its own disks, and errors under its own name. It cannot report that the server has
+//! reloaded its configuration, or that another tenant was restarted. A tenant that reports too many events loses its
+//! own events, not those of others.
 
 use fathom_metrics::Happened;
 use fathom_metrics::one_line;
 use fathom_trace::SlowRequest;
 use std::time::{Duration, Instant};
 
-/// Events that a tenant may tell at once after a while without any,
+/// Number of events that a tenant which was silent for a while may report at once.
 const BURST: u32 = 256;
-/// and one more after each of these.
+/// Time after which a tenant may report one more event.
 const EACH: Duration = Duration::from_millis(50);
-/// Bytes of the longest text of an event.
+/// Maximum bytes of a text in an event.
 const MAX_TEXT: usize = 1024;
-/// Most slow requests that an alarm tells.
+/// Maximum number of slow requests in an alarm, and of stages in each.
 const MAX_REQUESTS: usize = 16;
 
-/// What a tenant may still tell.
+/// Checks and limits the events of one tenant.
 pub struct Relay {
     tenant: String,
     budget: u32,
     since: Instant,
-    /// Events that were left out, and not told of yet.
+    /// Number of dropped events that have not been reported yet.
     left_out: u64,
 }
 
@@ -37,7 +37,7 @@ impl Relay {
         }
     }
 
-    /// Gives `tell` what others may see of an event. `has`: whether a disk is the tenant's.
+    /// Calls `tell` with the part of an event that others may see. `has`: whether the tenant has a disk.
     pub fn pass(
         &mut self,
         happened: Happened,
@@ -73,14 +73,14 @@ impl Relay {
         Happened::Error { text }
     }
 
-    /// None: nobody is to hear of it.
+    /// Returns a checked event. None: the event must not be shown.
     fn checked(&self, happened: Happened, has: impl FnOnce(&str) -> bool) -> Option<Happened> {
         let mut happened = match happened {
             Happened::Error { text } => return Some(self.error(&text)),
             Happened::Lost { count } => {
                 return Some(self.error(&format!("{count} events were lost")));
             }
-            // These are the supervisor's to tell.
+            // Only the supervisor reports these events.
             Happened::Restarted { .. } | Happened::Reloaded => return None,
             of_disk => of_disk,
         };

@@ -1,16 +1,16 @@
-//! Tenants' processes that others take the place of, of this program, under running guests.
+//! Replaces tenants' processes by processes of this program, while guests run.
 //!
 //! ```text
 //! old                        supervisor                        new
 //!                            Begin, socket ──────────────────►
 //!     ◄───────────── HandOver, socket
-//!     ◄────────── what a server and its successor say ───────►
+//!     ◄─────── messages of a handover between servers ───────►
 //! HandedOver ─────────►                 ◄───────────── Serving
 //! ```
 //!
-//! If that fails, the old one has the new one killed (`EndSuccessor`, `GoOn`), and then `Stays`. If it is
-//! gone, the new one knows whether it has what it needs, and serves or ends. So neither is killed here
-//! while it could be the only one, unless it does nothing for too long.
+//! If the handover fails, the old process has the new one killed (`EndSuccessor`, `GoOn`), and sends `Stays`. If the
+//! old process ends, the new one knows whether it has everything, and serves or ends. Therefore the supervisor kills no
+//! process that could be the only one with the disks, except after a timeout.
 
 use super::Tenants;
 use super::log::shown;
@@ -27,15 +27,16 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// So many tenants hand over at the same time.
+/// Maximum number of tenants whose processes are replaced at the same time.
 const AT_ONCE: usize = 4;
-/// What one was asked before has so long to be answered.
+/// Timeout for replies to commands that were sent before a replacement.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Who has handed over has so long to say so; who is left alone, to say what becomes of it.
+/// Time within which an old process must report its handover after the new one serves, or that it continues after the
+/// new one has ended.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 impl Tenants {
-    /// Hear what processes say that take over, and have the next ones begin.
+    /// Handles messages of the new processes, and begins further replacements.
     pub(super) fn go_on_renewing(&mut self) {
         let replaced = self.all.values().filter(|one| one.replacement.is_some());
         let names: Vec<_> = replaced.map(|tenant| tenant.name.clone()).collect();
@@ -46,7 +47,7 @@ impl Tenants {
         while self.begin_next() {}
     }
 
-    /// False: there is something to wait for first, or nothing to be done.
+    /// Begins the next replacement. False: the next one must wait, or there is none.
     fn begin_next(&mut self) -> bool {
         let is_replaced = |tenant: &&Tenant| tenant.replacement.is_some();
         let count = self.all.values().filter(is_replaced).count();
@@ -65,7 +66,7 @@ impl Tenants {
         }
         let tenant = self.all.get(&name);
         let Some(tenant) = tenant.filter(|tenant| tenant.process.is_some()) else {
-            // It is started by this program anyway.
+            // Without a process, the tenant's next process runs this program anyway.
             renewing.next();
             return true;
         };
@@ -94,7 +95,7 @@ impl Tenants {
         let Some(tenant) = self.all.get(name) else {
             return Ok(());
         };
-        // By what it is started with, not by what the other one had.
+        // The new process gets permissions of its own, for the disks' current options, not those of the old process.
         let permits: Arc<Permits> = Arc::default();
         let there = tenant.disks.iter().filter(|disk| disk.is_there);
         there.for_each(|disk| permits.begin(&disk.table, disk.listener.clone()));
@@ -154,7 +155,7 @@ impl Tenants {
         }
     }
 
-    /// The new process has ended: the old one goes on, if there is one.
+    /// Handles the end of a new process: the old process continues, if it has not ended.
     fn bring_back(&mut self, name: &str, new: Process) {
         let Some(tenant) = self.all.get_mut(name) else {
             return;
@@ -173,7 +174,7 @@ impl Tenants {
         }
     }
 
-    /// What is to be done next, if not to wait.
+    /// Takes the next step of a replacement, or waits.
     fn look_at_replacement(&mut self, name: &str) {
         let Some(tenant) = self.all.get_mut(name) else {
             return;
@@ -191,7 +192,7 @@ impl Tenants {
             (Some(_), Some(mut new)) => {
                 replacement.until = Instant::now() + FAREWELL;
                 tracing::error!("tenant '{name}': its new process took too long and is killed");
-                // The old one does not go on before the new one has ended.
+                // The old process continues after the new one has ended.
                 new.kill();
                 replacement.process = Some(new);
             }
@@ -204,7 +205,7 @@ impl Tenants {
         }
     }
 
-    /// The new process has the disks.
+    /// Completes a replacement: the new process serves the disks.
     fn replace(&mut self, name: &str, new: Process) {
         let Some(tenant) = self.all.get_mut(name) else {
             return;
@@ -223,7 +224,7 @@ impl Tenants {
         self.tell_renewal(name, Ok(replacement.pause_ms.unwrap_or_default()));
     }
 
-    /// The old process goes on, and the new one is dead.
+    /// Gives a replacement up: the old process continues, and the new one is killed.
     pub(super) fn keep(&mut self, name: &str, problem: String) {
         let Some(tenant) = self.all.get_mut(name) else {
             return;
@@ -238,7 +239,7 @@ impl Tenants {
         self.tell_renewal(name, Err(problem));
     }
 
-    /// The old process wants the new one dead.
+    /// Kills the new process, at the request of the old one.
     pub(super) fn end_successor(&mut self, name: &str) {
         let Some(tenant) = self.all.get_mut(name) else {
             return;
@@ -249,13 +250,13 @@ impl Tenants {
         let Some(new) = &mut replacement.process else {
             return tenant.tell(&ToTenant::GoOn);
         };
-        // The old one is told when the new one has ended.
+        // The old process gets the reply when the new one has ended.
         new.kill();
         replacement.owes_go_on = true;
         replacement.until = Instant::now() + FAREWELL;
     }
 
-    /// Both of them are gone, this one last.
+    /// Handles the end of both processes. `last` is the process that ended last.
     pub(super) fn lose(&mut self, name: &str, last: Process) {
         if let Some(tenant) = self.all.get_mut(name) {
             tenant.replacement = None;
@@ -275,7 +276,7 @@ impl Tenants {
             ),
             (Ok(_), None) => {}
             (Err(problem), _) => {
-                // It may be the tenant's.
+                // The text may come from the tenant.
                 let problem = shown(problem);
                 tracing::error!("tenant '{name}': not handed over: {problem}");
             }

@@ -1,4 +1,4 @@
-//! Replies of tenants, which are read as what their commands are answered by, and as nothing else.
+//! Reads replies of tenants. Each reply is parsed as the type that its command expects, and as nothing else.
 //!
 //! A tenant's process may be under the control of its guest. The supervisor takes names, paths, owners and
 //! sizes from its own records and from what it asked, and all texts are made safe to show.
@@ -19,21 +19,21 @@ use fathom_trace::Summary;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
-/// Most requests in a list of slow ones.
+/// Maximum number of requests in a list of slow ones.
 const MAX_SLOW: usize = 256;
-/// Bytes by which a disk may become larger than was asked for: to the end of a block.
+/// Number of bytes by which a disk may become larger than requested, because its size is rounded up to a block.
 const MAX_BLOCK: u64 = 64 << 10;
 
 /// What the supervisor knows about the disk that a reply is about.
 pub struct Known<'a> {
     pub name: &'a str,
-    /// None: the tenant has no such disk any more.
+    /// None: the tenant does not have the disk any more.
     pub table: Option<&'a DiskSpec>,
     pub pid: u32,
     pub limits: Option<TenantLimits>,
 }
 
-/// Refuses commands that no tenant's process can carry out: the opposite would be a lie.
+/// Rejects commands that no tenant's process can carry out: a reply that reports success would be false.
 pub fn refuse(command: &Command, name: &str) -> Result<(), RequestError> {
     let conflict =
         |problem: &str| Err(ErrorKind::Conflict.because(format!("disk '{name}': {problem}")));
@@ -63,14 +63,14 @@ pub fn refuse(command: &Command, name: &str) -> Result<(), RequestError> {
     }
 }
 
-/// What is read of a disk as a tenant's process shows it.
+/// The part of a disk that is read from the reply of a tenant's process.
 #[derive(Serialize, Deserialize)]
 struct State {
     state: Info,
 }
 
-/// Reads the reply to `command`, a whole message; `is_new`: whether the command adds the disk. A reply of
-/// another kind is an error like that of a command that has failed.
+/// Reads the reply to `command`, a whole message. `is_new`: whether the command adds the disk. A reply of another type
+/// is an error, as if the command had failed.
 pub fn read(command: &Command, is_new: bool, known: &Known<'_>, message: Vec<u8>) -> Answer {
     let text = &message[..];
     match command {
@@ -131,7 +131,7 @@ pub fn read(command: &Command, is_new: bool, known: &Known<'_>, message: Vec<u8>
     }
 }
 
-/// Reads a reply with a `T`, whose texts are made safe to show, and of which `convert` makes what the caller gets.
+/// Reads a reply with a `T`, makes its texts safe to show, and converts the result.
 fn typed<T: Serialize + DeserializeOwned>(
     known: &Known<'_>,
     message: &[u8],
@@ -178,7 +178,7 @@ fn plain<T: Into<Reply>>(content: T) -> Result<Reply, String> {
     Ok(content.into())
 }
 
-/// A disk as it is shown, `table` being its options.
+/// Returns a disk as clients see it. `table`: the disk's options.
 fn disk(
     known: &Known<'_>,
     table: Option<&DiskSpec>,
@@ -211,7 +211,7 @@ fn disk(
     .into())
 }
 
-/// Measurements are many, so they are read by a thread that nobody waits for.
+/// Only checks the reply, and keeps its text: measurements are large, so another thread reads them later.
 fn measured(known: &Known<'_>, message: Vec<u8>) -> Answer {
     parse::<IgnoredAny>(known, &message)?;
     let message = String::from_utf8(message);
@@ -247,7 +247,7 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    /// Reads the reply as it is sent on.
+    /// Reads the reply, and returns what the client gets.
     fn read_as(command: &Command, is_new: bool, content: Value) -> Result<Value, RequestError> {
         read_reply(command, is_new, content).map(|reply| serde_json::to_value(reply).unwrap())
     }
@@ -270,7 +270,7 @@ mod tests {
         )
     }
 
-    /// An honest state.
+    /// The state that an honest process sends.
     fn state() -> Value {
         json!({
             "version": "", "pid": 1, "name": "a", "disk": "/a", "format": "raw", "size": 1 << 20,

@@ -81,7 +81,7 @@ pub enum What {
     Other,
 }
 
-/// A process that takes over from the tenant's process, which continues or has ended.
+/// A process that takes over from the tenant's process, which continues until then or has ended.
 pub struct Replacement {
     /// None: the process has ended.
     pub process: Option<Process>,
@@ -103,7 +103,7 @@ pub struct Tenant {
     pub user: Option<User>,
     /// The process. Without one, the supervisor must start it.
     pub process: Option<Process>,
-    /// A process that is about to replace it.
+    /// A process that is about to take over.
     pub replacement: Option<Replacement>,
     /// A process that was killed and may not have ended yet: the next process starts after its end.
     ending: Option<Process>,

@@ -1,4 +1,4 @@
-//! A supervisor with a tenant whose process is the test: the other ends of its sockets.
+//! A supervisor with one tenant, whose process is played by the test: it has the other ends of the sockets.
 
 use super::*;
 use fathom_control::ErrorKind;
@@ -16,7 +16,7 @@ struct Fake {
     tenants: Tenants,
     link: Link,
     _gate: OwnedFd,
-    /// Something written here is the process's end, as by a pidfd.
+    /// Writing a byte here simulates the end of the process, as reported by a pidfd.
     end: OwnedFd,
 }
 
@@ -69,7 +69,7 @@ impl Fake {
         answered
     }
 
-    /// The number of the next command that the process gets.
+    /// Returns the number of the next command that the process receives.
     fn asked(&self) -> u64 {
         match self.link.receive::<ToTenant>(true).unwrap().unwrap().0 {
             ToTenant::Ask { number, .. } => number,
@@ -86,14 +86,14 @@ impl Fake {
 fn process_that_is_killed_and_does_not_end_holds_up_nobody() {
     let mut fake = Fake::new();
     let answered = fake.ask(Command::Stats);
-    // Something that is no message.
+    // The process sends something that is not a message.
     fake.link.send(&7, None, true).unwrap();
     fake.tenants.turn();
     assert_eq!(
         answered.try_recv().unwrap().unwrap_err().kind,
         ErrorKind::Failed
     );
-    // It may still write to its image: another one starts after its end.
+    // The process may still write to its image, so the next process starts after its end.
     assert!(fake.tenant().process.is_none() && fake.tenant().restarts().is_none());
     assert!(!fake.tenants.is_settled());
     rustix::io::write(&fake.end, b"x").unwrap();
@@ -109,7 +109,7 @@ fn commands_without_a_reply_do_not_prevent_an_upgrade() {
     let thaw = fake.ask(Command::Thaw);
     fake.tenants.turn();
     assert!(!fake.tenants.is_settled());
-    // Of those that only ask, by themselves.
+    // Commands that only read expire by themselves.
     let first = fake.tenant().expires().unwrap();
     let expired = fake.tenant().take_expired(first, false);
     assert_eq!(expired.len(), 1);
@@ -121,7 +121,7 @@ fn commands_without_a_reply_do_not_prevent_an_upgrade() {
     fake.tenants.give_up_commands();
     assert_eq!(thaw.try_recv().unwrap().unwrap_err().kind, ErrorKind::Late);
     assert!(fake.tenants.is_settled());
-    // A late reply is ignored, and the tenant goes on.
+    // A late reply is ignored, and the tenant continues.
     let number = fake.asked();
     let answer = Ok(());
     let late: FromTenant<()> = FromTenant::Answer { number, answer };

@@ -1,13 +1,13 @@
-//! In which order tenants get other processes.
+//! The order in which tenants' processes are replaced.
 
 use fathom_host::handover::Progress;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// Tenants whose turn it is not yet.
+/// Tenants whose processes have not been replaced yet.
 pub struct Turns {
     pub todo: VecDeque<String>,
-    /// Until when the first one may have something else to do.
+    /// Time until which the first tenant may complete earlier commands.
     pub until: Option<Instant>,
     pub tell: Box<dyn FnMut(Progress) + Send>,
 }

@@ -1,13 +1,12 @@
-//! Which tenant is which user.
+//! Chooses the users that tenants' processes run as.
 
 use fathom_host::users::{User, Users};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A tenant's user stays its own while the server lives, and when it is started again and the same
-/// tenants are there, mostly after that, too.
+/// A tenant keeps its user while the server runs, and in most cases also after a restart with the same tenants.
 pub struct Register {
     users: Option<Users>,
-    /// Those of a range that have been given, by tenant.
+    /// Users of the range that are in use, by tenant.
     given: BTreeMap<String, u32>,
 }
 
@@ -19,7 +18,7 @@ impl Register {
         }
     }
 
-    /// A predecessor's tenant is this user, and stays that, if it may be.
+    /// Keeps the user of a predecessor's tenant, if the range contains that user.
     pub fn keep(&mut self, tenant: &str, user: Option<User>) {
         if let (Some(Users::Range(range)), Some(User { uid, gid })) = (&self.users, user)
             && uid == gid
@@ -29,7 +28,8 @@ impl Register {
         }
     }
 
-    /// None: tenants are who the supervisor is. `has_process`: of those no user is taken.
+    /// Returns a tenant's user. None: processes run as the supervisor's user. `has_process`: whether a tenant has a
+    /// process, in which case its user is not given to another tenant.
     pub fn user_of(
         &mut self,
         tenant: &str,
@@ -53,7 +53,7 @@ impl Register {
             });
             numbers.find(|uid| !taken.contains(uid))
         } else {
-            // What belongs to one that is gone.
+            // The range is exhausted, so the user of a tenant without a process is taken.
             let gone = self.given.keys().find(|name| !has_process(name)).cloned();
             gone.and_then(|name| self.given.remove(&name))
         };
@@ -73,7 +73,7 @@ fn own(uid: u32) -> User {
     User { uid, gid: uid }
 }
 
-/// FNV-1a, the same in each version.
+/// FNV-1a, because the result must be the same in each version of the program.
 fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
@@ -98,11 +98,11 @@ mod tests {
         assert_eq!(different.len(), 4, "{first:?}");
         assert!(first.iter().all(|uid| (100_000..=100_003).contains(uid)));
         assert_eq!(all(&mut register), first);
-        // After another start, too.
+        // The users are the same after a restart.
         assert_eq!(all(&mut users()), first);
         let error = register.user_of("e", |_| true).unwrap_err();
         assert!(error.contains("no user is left for tenant 'e'"), "{error}");
-        // One that is gone leaves room.
+        // The user of a tenant that has ended is free.
         let user = register.user_of("e", |name| name != "c").unwrap();
         assert_eq!(user.unwrap().uid, first[2]);
         assert!(register.user_of("c", |_| true).is_err());

@@ -1,4 +1,4 @@
-//! A tenant's control group by its files: what is written there, and what they say.
+//! Reads and writes the files of a control group.
 
 use super::hierarchy::{Controller, Version};
 use fathom_host::allowance::Allowance;
@@ -8,12 +8,12 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// µs in which a group has its share of CPU time.
+/// Period for which a group's share of CPU time applies, in µs.
 const PERIOD: u64 = 100_000;
-/// Above this, version 1 means that there is no limit.
+/// In version 1, values from this one on mean that there is no limit.
 const ENDLESS: u64 = 1 << 60;
 
-/// Have a limit hold for the group `dir`, or none. The error says which file is meant.
+/// Sets a limit of the group `dir`, or removes it. The error names the file.
 pub fn limit(
     version: Version,
     dir: &Path,
@@ -24,7 +24,7 @@ pub fn limit(
         (Version::Two, Controller::Memory) => {
             let bytes = allowance.memory.map(|memory| memory.0);
             set(dir, "memory.max", &or_max(bytes))?;
-            // What does not fit is not to go to others' swap.
+            // Memory beyond the limit must not fill the swap space that others use.
             set_if_there(dir, "memory.swap.max", &or_max(bytes.map(|_| 0)))
         }
         (Version::One, Controller::Memory) => {
@@ -32,7 +32,7 @@ pub fn limit(
                 .memory
                 .map_or("-1".into(), |memory| memory.0.to_string());
             let (memory, both) = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes");
-            // The second is never less than the first.
+            // The second value is never less than the first, so the order of the writes depends on the old limit.
             if set(dir, memory, &bytes).is_err() {
                 set_if_there(dir, both, &bytes)?;
                 set(dir, memory, &bytes)?;
@@ -73,12 +73,12 @@ fn set_if_there(dir: &Path, file: &str, value: &str) -> Result<(), String> {
     }
 }
 
-/// Put a process there, with all of its threads.
+/// Moves a process with all its threads into a group.
 pub fn put(dir: &Path, pid: u32) -> io::Result<()> {
     fs::write(dir.join("cgroup.procs"), pid.to_string())
 }
 
-/// What the kernel says of the group's limits, and of what it uses.
+/// Reads the group's limits, and what the group uses.
 pub fn read(version: Version, dir: &Path, controller: Controller, into: &mut TenantLimits) {
     let number = |file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse().ok();
     let limit = |file: &str| number(file).filter(|limit: &u64| *limit < ENDLESS);
@@ -106,18 +106,18 @@ pub fn read(version: Version, dir: &Path, controller: Controller, into: &mut Ten
     }
 }
 
-/// µs in each period.
+/// Returns the CPU time in each period, in µs. None: there is no limit.
 fn cpu_limit(version: Version, dir: &Path) -> Option<u64> {
     let file = match version {
         Version::Two => "cpu.max",
         Version::One => "cpu.cfs_quota_us",
     };
     let text = fs::read_to_string(dir.join(file)).ok()?;
-    // (Or a word, or -1.)
+    // (Without a limit, the value is `max` or -1, which is not a `u64`.)
     text.split_whitespace().next()?.parse().ok()
 }
 
-/// How often the kernel has ended somebody there for want of memory.
+/// Number of processes in the group that the kernel has killed because of the memory limit.
 pub fn memory_kills(version: Version, dir: &Path) -> u64 {
     let file = match version {
         Version::Two => "memory.events",
@@ -126,7 +126,7 @@ pub fn memory_kills(version: Version, dir: &Path) -> u64 {
     entry(dir, file, "oom_kill").unwrap_or_default()
 }
 
-/// A number by its name.
+/// Returns a number of a file by its name.
 fn entry(dir: &Path, file: &str, name: &str) -> Option<u64> {
     let text = fs::read_to_string(dir.join(file)).ok()?;
     let mut entries = text.lines().filter_map(|line| line.split_once(' '));

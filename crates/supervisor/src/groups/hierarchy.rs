@@ -1,13 +1,13 @@
-//! Where the kernel's control groups are: one hierarchy for all controllers (version 2), or several for
-//! one or some of them each (version 1), and in each the group that this process is in.
+//! Finds the kernel's control groups: version 2 has one hierarchy for all controllers, version 1 several hierarchies
+//! for one or some controllers each. The process is in one group of each hierarchy.
 
 use fathom_units::cause;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The group of this process itself where groups below its own are to have controllers: no process may
-/// be in between then (version 2). systemd's DelegateSubgroup= may have made it.
+/// Name of the group that this process moves to, so that groups next to it can have controllers. Version 2 permits no
+/// process in a group whose children have controllers. systemd's DelegateSubgroup= may have made the group.
 const LEAF: &str = "supervisor";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub enum Controller {
 }
 
 impl Controller {
-    /// The kernel's name.
+    /// The kernel's name of the controller.
     pub fn name(self) -> &'static str {
         match self {
             Controller::Memory => "memory",
@@ -33,7 +33,7 @@ impl Controller {
         }
     }
 
-    /// What it is wanted for.
+    /// The configuration's key that needs the controller.
     pub fn key(self) -> &'static str {
         match self {
             Controller::Memory => "memory-max",
@@ -43,7 +43,7 @@ impl Controller {
     }
 }
 
-/// Below which group there can be others with a controller.
+/// The group below which groups with a controller can be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Base {
     pub version: Version,
@@ -51,7 +51,7 @@ pub struct Base {
 }
 
 impl Base {
-    /// The error is for the user.
+    /// Finds the base for a controller. The error is one line for the user.
     pub fn find(controller: Controller) -> Result<Base, String> {
         let read = |path: &str| {
             fs::read_to_string(path).map_err(|error| format!("{path}: {}", cause(error)))
@@ -74,7 +74,7 @@ impl Base {
         })
     }
 
-    /// Have groups below have this controller. The error is for the user.
+    /// Enables the controller for groups below this one. The error is one line for the user.
     pub fn enable(&self, controller: Controller) -> Result<(), String> {
         if self.version == Version::One {
             return Ok(());
@@ -85,7 +85,7 @@ impl Base {
         }
         let leaf = self.dir.join(LEAF);
         make(&leaf).map_err(|error| self.problem(&error))?;
-        // All of this process.
+        // Writing 0 moves this process, with all its threads.
         let moved = fs::write(leaf.join("cgroup.procs"), "0");
         moved.map_err(|error| self.problem(&error))?;
         enable(&self.dir, controller).map_err(|error| match error.kind() {
@@ -108,7 +108,7 @@ impl Base {
     }
 }
 
-/// Have the groups in this one have a controller.
+/// Enables a controller for the groups below this one.
 pub fn enable(dir: &Path, controller: Controller) -> io::Result<()> {
     const FILE: &str = "cgroup.subtree_control";
     let name = controller.name();
@@ -118,7 +118,7 @@ pub fn enable(dir: &Path, controller: Controller) -> io::Result<()> {
     }
 }
 
-/// A group that may be there.
+/// Creates a group, unless the group exists.
 pub fn make(dir: &Path) -> io::Result<()> {
     match fs::create_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -131,7 +131,7 @@ fn controllers(dir: &Path, file: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The group below which this process's are, in version 2.
+/// Returns the group below which this process makes groups, in version 2.
 fn unified(mounts: &str, own: &str) -> Option<PathBuf> {
     let path = own.lines().find_map(|line| line.strip_prefix("0::"))?;
     let dir = place(mounts, path, |kind, _| kind == "cgroup2")?;
@@ -141,7 +141,7 @@ fn unified(mounts: &str, own: &str) -> Option<PathBuf> {
     }
 }
 
-/// The group of this process, in the hierarchy of version 1 that has this controller.
+/// Returns the group of this process, in the hierarchy of version 1 with this controller.
 fn separate(mounts: &str, own: &str, controller: &str) -> Option<PathBuf> {
     let has = |list: &str| list.split(',').any(|one| one == controller);
     let path = own.lines().find_map(|line| {
@@ -154,7 +154,7 @@ fn separate(mounts: &str, own: &str, controller: &str) -> Option<PathBuf> {
     })
 }
 
-/// Where a group is, of which the kernel says this path, on a mount of that type and options.
+/// Returns the directory of a group whose path the kernel reports, below a mount of this type and these options.
 fn place(mounts: &str, path: &str, is_it: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let (before, behind) = line.split_once(" - ")?;
@@ -165,7 +165,7 @@ fn place(mounts: &str, path: &str, is_it: impl Fn(&str, &str) -> bool) -> Option
         if !is_it(kind, options) {
             return None;
         }
-        // A part of the hierarchy may be mounted there; a group above it is not to be seen.
+        // Only a part of the hierarchy may be mounted there, and groups outside of that part are not visible.
         let below = Path::new(path).strip_prefix(root).ok()?;
         let is_seen = below.components().all(|part| part.as_os_str() != "..");
         is_seen.then(|| Path::new(at).join(below))
@@ -191,7 +191,7 @@ mod tests {
         for (own, wanted) in [
             ("0::/\n", dir("/sys/fs/cgroup")),
             ("0::/a.slice/b\n", dir("/sys/fs/cgroup/a.slice/b")),
-            // It was moved by itself, or by systemd.
+            // The process was moved by itself, or by systemd.
             ("0::/b/supervisor\n", dir("/sys/fs/cgroup/b")),
             ("0::/../x\n", None),
             ("1:cpu:/\n", None),
@@ -206,7 +206,7 @@ mod tests {
         ] {
             assert_eq!(separate(SEPARATE, own, controller), wanted, "{controller}");
         }
-        // Somebody else's.
+        // The group is not in the mounted part.
         assert_eq!(separate(SEPARATE, "4:memory:/other\n", "memory"), None);
         assert_eq!(separate(UNIFIED, "0::/\n", "memory"), None);
     }
