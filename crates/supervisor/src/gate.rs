@@ -50,8 +50,8 @@ impl Gate {
         started.map(drop).inspect_err(|_| self.0.turn.leave())
     }
 
-    /// Stops receiving requests until [`Gate::go_on`]; meanwhile, they wait in the socket. A request in progress gets
-    /// no reply after `deadline` while the gate is held, and [`Gate::owes_answer`] then returns true.
+    /// Stops receiving requests until [`Gate::go_on`], so that they wait in the socket. A request in progress gets no
+    /// reply after `deadline` while the gate is held: [`Gate::owes_answer`] then returns true.
     pub fn hold(&self, deadline: Instant) {
         self.0.turn.now().is_held = true;
         let left = deadline.saturating_duration_since(Instant::now());

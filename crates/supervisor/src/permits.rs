@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum timeout for a connection to a server.
 const MAX_PATIENCE: Duration = Duration::from_secs(60);
-/// Maximum number of rings of a trace. A disk has as many workers at most.
+/// Maximum number of rings of a trace. A trace has one ring for each worker of its disk.
 const MAX_RINGS: usize = 256;
 /// Maximum number of files that an image's layers name.
 const MAX_FOUND: usize = 1024;

@@ -1,6 +1,6 @@
 //! Checks events of tenants, which are shown to everybody who watches the server.
 //!
-//! A tenant reports events of its own disks, and errors under its own name. It cannot report that the server has
+//! A tenant reports events of its own disks, and errors under its own name. A tenant cannot report that the server has
 //! reloaded its configuration, or that another tenant was restarted. A tenant that reports too many events loses its
 //! own events, not those of others.
 
