@@ -7,7 +7,7 @@ use tokio::sync::Semaphore;
 /// Maximum number of pages that are made and sent at the same time. Each has a copy of all counters.
 pub const PAGES: usize = 4;
 
-/// The scale of times, and the permits to make a page.
+/// The scale of metrics, and the permits to make a page.
 #[derive(Clone)]
 pub struct Pages {
     pub scale: Arc<Scale>,

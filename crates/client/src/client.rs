@@ -138,7 +138,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Adds a boolean parameter. The default of each is false, so `is_set` must be true for the parameter to be sent.
+    /// Adds a boolean parameter if `is_set`. Absent parameters are false.
     pub fn flag(mut self, name: &str, is_set: bool) -> Call<'a> {
         if is_set {
             let mark = if self.path.contains('?') { '&' } else { '?' };

@@ -72,9 +72,9 @@ fn late(server: &Server, after: Duration) -> ClientError {
     ClientError::Late { server, after }
 }
 
-/// Queries all `servers`, of which [`AT_ONCE`] at the same time, and calls `take` with the index and result of each. A
-/// server fails if a reply takes longer than `patience`, or all replies [`ANSWERS`] times as long. The whole call takes
-/// at most that time for each [`AT_ONCE`] servers.
+/// Queries all `servers`, up to [`AT_ONCE`] at the same time, and calls `take` with the index and the result of each.
+/// The result is an error if a reply takes longer than `patience`, or all replies of a server take [`ANSWERS`] times as
+/// long. The whole call takes at most that time for each [`AT_ONCE`] servers.
 ///
 /// # Errors
 /// An error if the runtime cannot be created.

@@ -153,8 +153,8 @@ impl Daemon {
         notify_manager(NotifyState::Ready);
     }
 
-    /// Runs the main loop until SIGTERM, SIGINT or a client of the API stops the server. Then completes requests in
-    /// flight, unless that exceeds the timeout, and removes the sockets.
+    /// Runs the main loop until SIGTERM, SIGINT or a client of the API stops the server, or a successor takes over. A
+    /// server that stops completes requests in flight, unless that exceeds the timeout, and removes its sockets.
     pub fn run(mut self) -> Result<Ended, Error> {
         while self.wait()? {}
         if self.successor.is_some() {

@@ -27,11 +27,10 @@ use std::slice;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Bytes of the largest packet. A message with more bytes is sent in pieces of this size.
+/// Maximum bytes of a packet. A message with more bytes is sent in pieces of this size.
 const MAX_PACKET: usize = 192 << 10;
 
-/// Bytes of the largest message: statistics of all operations, with every bucket of every histogram,
-/// have half as many.
+/// Maximum bytes of a message. Statistics of all operations, with every bucket of every histogram, have half as many.
 pub const MAX_MESSAGE: usize = 4 << 20;
 
 /// First byte of the first piece of a message, of pieces in the middle, and of the last one. A message
@@ -44,7 +43,7 @@ const LAST_PIECE: u8 = 3;
 /// the version changes when one side would not understand the other. Since version 2, large
 /// messages come in pieces, and a tenant sends [`FromTenant::Outcome`] before [`FromTenant::Ended`].
 pub const VERSION: u32 = 2;
-/// The oldest version that a tenant may have: its messages are understood.
+/// The oldest version of a tenant's messages that the supervisor understands.
 pub const OLDEST_VERSION: u32 = 1;
 
 /// Messages on the link to the tenant.

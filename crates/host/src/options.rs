@@ -178,7 +178,7 @@ pub struct DiskOptions {
     pub queues: u16,
     /// The disk's serial number, as the guest sees it.
     pub serial: Option<String>,
-    /// File for a trace of requests, which begins with the disk.
+    /// File for a trace of requests, which begins when the disk is opened.
     pub trace: Option<PathBuf>,
     pub alarms: Vec<Alarm>,
     /// Terms on which the disk is moved here from another server. None: the disk does not move.

@@ -213,7 +213,7 @@ impl Tenants {
         Process::start(&tenant.name, &begin, predecessor, group, permits, events)
     }
 
-    /// Starts a tenant's process if it has none, and gives it its disks.
+    /// Starts a tenant's process if there is none, and sends the process the disks that it lacks.
     pub(super) fn restore(&mut self, name: &str) {
         let Some(tenant) = self.all.get(name) else {
             return;
@@ -289,7 +289,7 @@ impl Tenants {
         responder(answer);
     }
 
-    /// Answers a command by an error, because its reply is late.
+    /// Replies to a command with an error, because the tenant's reply is late.
     pub(super) fn give_up(&mut self, asked: Asked) {
         let name = asked.ask.about().unwrap_or_default().to_owned();
         match asked.what {

@@ -1,5 +1,5 @@
 //! The supervisor: the host of tenants' disks, with a process for each tenant. The supervisor has the permissions, the
-//! names and the sockets. It maps no guest memory and reads no image.
+//! names and the sockets. The supervisor maps no guest memory and reads no image.
 //!
 //! - `process` starts a tenant's process, and `handle` is its pidfd;
 //! - `gate` opens files for the process, which `permits` allows; `log` passes its log lines on;
@@ -191,7 +191,7 @@ impl Tenants {
         }
     }
 
-    /// Answers commands whose replies are late by an error. With `all`, every command.
+    /// Replies with an error to commands whose replies are late. With `all`, to every command.
     fn expire(&mut self, all: bool) {
         let now = Instant::now();
         let expired = self

@@ -168,7 +168,7 @@ impl Tenant {
         self.disks.iter_mut().find(|disk| disk.table.name == name)
     }
 
-    /// Whether the disk is being added or removed.
+    /// Returns whether the disk is being added, restored or removed. None: no such command is in progress.
     pub fn is_changing(&self, name: &str) -> Option<What> {
         let mut changes = self
             .asked
@@ -391,7 +391,7 @@ impl Tenant {
         }
     }
 
-    /// Whether a killed process has ended, so that the next one can be started.
+    /// Schedules the next start if a killed process has ended. False: no killed process has ended.
     pub fn notice_end(&mut self) -> bool {
         let Some(mut process) = self.ending.take() else {
             return false;
