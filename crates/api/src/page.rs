@@ -1,4 +1,4 @@
-//! The page at `/`, which shows live numbers in a browser. It only reads `/v1/live`, and loads nothing from other
+//! The page at `/`, which shows live numbers in a browser. The page only reads `/v1/live`, and loads nothing from other
 //! servers.
 
 use axum::http::header;
