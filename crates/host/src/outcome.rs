@@ -9,7 +9,7 @@ use serde::Serialize;
 pub struct Outcome {
     #[serde(flatten)]
     pub summary: Summary,
-    /// Faults that the disk's filters have injected.
+    /// Delays that `--inject` has added.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub injected: Option<Injected>,
 }
