@@ -69,9 +69,11 @@ fn a_kernel_is_traced() {
     }
 }
 
+/// Whether somebody else has mounted tracefs. (A mount of a lab that was killed is removed by the next lab.)
 fn is_mounted() -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
-    mounts.contains(" tracefs ")
+    let mut mounts = mounts.lines().filter(|mount| mount.contains(" tracefs "));
+    mounts.any(|mount| !mount.starts_with("fathom "))
 }
 
 fn says_what_to_do(said: &str) {
