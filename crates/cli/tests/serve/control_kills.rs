@@ -12,15 +12,19 @@ use crate::switch_kills::{OWNERS, Owner, start};
 use fathom_testing::is_time_up;
 use load::Hosting;
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 /// Kills of one run; `FATHOM_ROUNDS` multiplies them.
 const ROUNDS: u64 = 6;
+
+/// Size of a disk at the begin of a round, in bytes.
+const SIZE: u64 = 4 << 20;
 
 /// The longest time from the first change to the kill.
 const LONGEST: Duration = Duration::from_millis(1500);
@@ -30,8 +34,12 @@ const LONGEST: Duration = Duration::from_millis(1500);
 struct Expected {
     images: Vec<String>,
     iothreads: BTreeSet<u64>,
+    sizes: BTreeSet<u64>,
     is_present: BTreeSet<bool>,
 }
+
+/// Numbers of commands that have succeeded and that have failed, by their names.
+type Replies = Mutex<BTreeMap<String, (u64, u64)>>;
 
 /// A client, which changes one disk.
 struct Client<'a> {
@@ -39,10 +47,12 @@ struct Client<'a> {
     dir: &'a Path,
     round: u64,
     api: String,
+    hosting: Hosting,
     /// Options by which clients reach the disk.
     export: Vec<String>,
     random: Random,
     is_killed: &'a AtomicBool,
+    replies: &'a Replies,
     expected: Expected,
     /// Number of images that the client has named.
     images: u64,
@@ -54,10 +64,18 @@ impl Client<'_> {
     fn try_to(&self, words: &[&str]) -> Option<bool> {
         let output = fathom().args(words).output().unwrap();
         let is_done = output.status.success();
-        match is_done || !self.is_killed.load(Ordering::SeqCst) {
-            true => Some(is_done),
-            false => None,
+        if !is_done && self.is_killed.load(Ordering::SeqCst) {
+            return None;
         }
+        let names = words
+            .iter()
+            .take(2)
+            .filter(|word| !word.starts_with(['/', '-']));
+        let mut replies = self.replies.lock().unwrap();
+        let kind = names.copied().collect::<Vec<_>>().join(" ");
+        let (succeeded, failed) = replies.entry(kind).or_default();
+        *(if is_done { succeeded } else { failed }) += 1;
+        Some(is_done)
     }
 
     /// A static disk changes its image only if the command says that.
@@ -81,14 +99,20 @@ impl Client<'_> {
     /// Changes the disk in some way, until the server is killed.
     fn run(mut self) -> Expected {
         while !self.is_killed.load(Ordering::SeqCst) {
-            match self.random.below(8) {
+            // (Disks of tenants have no jobs.)
+            let kinds = match self.hosting {
+                Hosting::Server => 9,
+                Hosting::Tenants => 3,
+            };
+            match self.random.below(kinds) {
                 0 | 1 => self.change(),
-                2 => self.snapshot(),
-                3 => self.mirror(),
-                4 => self.commit(),
-                5 => self.stream(),
-                6 => self.backup(),
-                _ => self.remove_and_add(),
+                2 => self.remove_and_add(),
+                3 => self.snapshot(),
+                4 => self.mirror(),
+                5 => self.commit(),
+                6 => self.stream(),
+                7 => self.backup(),
+                _ => self.resize(),
             }
         }
         self.expected
@@ -103,6 +127,21 @@ impl Client<'_> {
             Some(true) => self.expected.iothreads = BTreeSet::from([threads]),
             Some(false) => {}
             None => drop(self.expected.iothreads.insert(threads)),
+        }
+    }
+
+    /// Makes the persistent disk larger by 1 MiB.
+    fn resize(&mut self) {
+        if self.owner != Owner::Persistent {
+            return;
+        }
+        let size = self.expected.sizes.last().unwrap() + (1 << 20);
+        let text = size.to_string();
+        let words = ["resize", "--server", &self.api, self.owner.disk(), &text];
+        match self.try_to(&words) {
+            Some(true) => self.expected.sizes = BTreeSet::from([size]),
+            Some(false) => {}
+            None => drop(self.expected.sizes.insert(size)),
         }
     }
 
@@ -160,7 +199,12 @@ impl Client<'_> {
 
     fn backup(&self) {
         let disk = self.owner.disk();
-        if self.try_to(&["backup", "start", &self.api, "--disk", disk]) == Some(true) {
+        // (In this directory, the socket has the name of the disk.)
+        let place = format!("unix:{}", as_arg(self.dir));
+        let start = [
+            "backup", "start", &self.api, "--disk", disk, "--nbd", &place,
+        ];
+        if self.try_to(&start) == Some(true) {
             self.try_to(&["backup", "stop", &self.api, "--disk", disk]);
         }
     }
@@ -307,6 +351,8 @@ fn check_definition(served: &Served, expected: &Expected) -> bool {
         expected.images.iter().any(|one| one == image),
         "{image}: {expected:?}"
     );
+    let size = shown("size").unwrap().as_u64().unwrap();
+    assert!(expected.sizes.contains(&size), "{size}: {expected:?}");
     let workers = shown("workers").unwrap().as_array().unwrap().len() as u64;
     assert!(
         expected.iothreads.contains(&workers),
@@ -357,12 +403,19 @@ fn kill_again_and_again(hosting: Hosting) {
     let seed = variable("FATHOM_SEED").unwrap_or(1);
     let mut random = Random::new(7);
     let mut dir = short_dir();
+    let replies = Replies::default();
     for round in 0..rounds {
         if is_time_up() {
             break;
         }
-        dir = one_kill(hosting, dir, round, seed, &mut random);
+        dir = one_kill(hosting, dir, round, seed, &mut random, &replies);
     }
+    // A command that never succeeds would test nothing. (A disk on a raw image has nothing to stream.)
+    let replies = replies.into_inner().unwrap();
+    let never = |(kind, counts): &(&String, &(u64, u64))| {
+        counts.0 == 0 && counts.1 >= 5 && *kind != "stream start"
+    };
+    assert_eq!(replies.iter().find(never), None);
 }
 
 /// One round: returns the server's directory.
@@ -372,12 +425,13 @@ fn one_kill(
     round: u64,
     seed: u64,
     random: &mut Random,
+    replies: &Replies,
 ) -> tempfile::TempDir {
     let images = disk_dir();
     let owners = OWNERS;
     let first = owners.map(|owner| {
         let path = images.path().join(format!("{}.raw", owner.disk()));
-        File::create(&path).unwrap().set_len(4 << 20).unwrap();
+        File::create(&path).unwrap().set_len(SIZE).unwrap();
         as_arg(&path)
     });
     hosting.configure(dir.path(), &first[0], "");
@@ -394,13 +448,16 @@ fn one_kill(
             dir: images.path(),
             round,
             api: served.api(),
+            hosting,
             load: Some(hosting.start_load(&place, &log(owner))),
             export: hosting.export(&served, owner),
             random: Random::new((seed << 20 | round << 4 | owner as u64) as usize),
             is_killed: &is_killed,
+            replies,
             expected: Expected {
                 images: vec![first[owner as usize].clone()],
                 iothreads: BTreeSet::from([1]),
+                sizes: BTreeSet::from([SIZE]),
                 is_present: BTreeSet::from([true]),
             },
             images: 0,
