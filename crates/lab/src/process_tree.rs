@@ -1,34 +1,16 @@
-//! Processes with everything that they have started: their time on CPUs of this machine.
+//! A process with all that it has started: what they have taken of this machine's CPUs.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::mem::MaybeUninit;
 
 use rustix::param::clock_ticks_per_second;
 
-/// Seconds on a CPU of a process and of all processes below it, since they began. Includes processes that have ended and
-/// that their parents have waited for; the kernel counts those in ticks (usually 10 ms), and the others in nanoseconds.
+/// Seconds on a CPU of a process and of all processes below it, since they began; those that have
+/// ended and were waited for are in it.
 pub(crate) fn cpu_seconds(root: u32) -> f64 {
     let all = look();
-    let ticks = |ticks: u64| ticks as f64 / clock_ticks_per_second() as f64;
-    let seconds = |pid: &u32| {
-        let one = all[pid];
-        own_seconds(*pid).unwrap_or_else(|| ticks(one.ticks)) + ticks(one.of_children)
-    };
-    tree(root, &all).iter().map(seconds).sum()
-}
-
-/// Seconds on a CPU of a process, without its children. None: the process has ended.
-fn own_seconds(pid: u32) -> Option<f64> {
-    let (mut clock, mut time) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: clock_getcpuclockid(3) writes the clock's identifier if it returns 0. clock_gettime(2) gets that identifier,
-    // and writes the time if it returns 0; it fails if the process has ended.
-    let time = unsafe {
-        let found = libc::clock_getcpuclockid(pid.try_into().ok()?, clock.as_mut_ptr()) == 0;
-        let is_read = found && libc::clock_gettime(clock.assume_init(), time.as_mut_ptr()) == 0;
-        is_read.then(|| time.assume_init())?
-    };
-    Some(time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
+    let ticks: u64 = tree(root, &all).iter().map(|pid| all[pid].ticks).sum();
+    ticks as f64 / clock_ticks_per_second() as f64
 }
 
 /// A process, and those below it.
@@ -60,10 +42,8 @@ fn look() -> HashMap<u32, Stat> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stat {
     parent: u32,
-    /// Ticks on a CPU of the process itself.
+    /// Its own, and those of its children that it has waited for.
     ticks: u64,
-    /// Ticks of its children that it has waited for.
-    of_children: u64,
 }
 
 /// `358 (a name) S 356 ...`: the name may have anything in it, parentheses too.
@@ -72,10 +52,10 @@ fn parse(text: &str) -> Option<Stat> {
     // From the third field, which is the state.
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    let times = [14, 15, 16, 17].map(number);
     Some(Stat {
         parent: u32::try_from(number(4)?).ok()?,
-        ticks: number(14)? + number(15)?,
-        of_children: number(16)? + number(17)?,
+        ticks: times.into_iter().sum::<Option<u64>>()?,
     })
 }
 
@@ -100,30 +80,18 @@ mod tests {
 
     #[test]
     fn grandchildren_count() {
-        let one = |pid, parent| {
-            let (ticks, of_children) = (1, 0);
-            let stat = Stat {
-                parent,
-                ticks,
-                of_children,
-            };
-            (pid, stat)
-        };
+        let one = |pid, parent| (pid, Stat { parent, ticks: 1 });
         let all = HashMap::from([one(1, 0), one(7, 1), one(8, 7), one(9, 8), one(10, 1)]);
         assert_eq!(tree(7, &all), HashSet::from([7, 8, 9]));
         assert!(tree(77, &all).is_empty());
         let text = "8 (a) b) S 7 8 8 0 -1 4 1 2 3 4 10 20 300 4000 20 0 1 0";
-        let stat = Stat {
-            parent: 7,
-            ticks: 30,
-            of_children: 4300,
-        };
-        assert_eq!(parse(text), Some(stat));
+        let (parent, ticks) = (7, 4330);
+        assert_eq!(parse(text), Some(Stat { parent, ticks }));
         assert_eq!(parse("8 (a"), None);
     }
 
     #[test]
-    fn time_of_children_that_have_ended_is_counted() {
+    fn what_children_took_stays_when_they_have_ended() {
         let me = std::process::id();
         let before = cpu_seconds(me);
         let spin = "i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done";
@@ -132,13 +100,5 @@ mod tests {
         let done = Command::new("sh").args(["-c", &script]).status().unwrap();
         assert!(done.success());
         assert!(cpu_seconds(me) > before + 0.02);
-    }
-
-    #[test]
-    fn time_shorter_than_a_tick_is_counted() {
-        let me = std::process::id();
-        let before = own_seconds(me).unwrap();
-        assert!(own_seconds(me).unwrap() > before);
-        assert_eq!(own_seconds(u32::MAX), None);
     }
 }
