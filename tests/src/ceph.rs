@@ -10,7 +10,7 @@ use fathom_lab::Process;
 use fathom_testing::Deadline;
 use tempfile::TempDir;
 
-use crate::{Ended, run_command};
+use crate::{Ended, run_command, try_command};
 
 /// For commands of Ceph, which wait for the cluster.
 const COMMAND: Duration = Duration::from_secs(60);
@@ -20,7 +20,7 @@ const COMMAND: Duration = Duration::from_secs(60);
 pub struct Cluster {
     // Fields are dropped in order: daemons go before their directory.
     osds: Vec<Option<Process>>,
-    _manager: Process,
+    manager: Process,
     monitor: Option<Process>,
     dir: TempDir,
 }
@@ -80,7 +80,7 @@ impl Cluster {
         let mut cluster = Self {
             osds: Vec::new(),
             monitor: Some(start_daemon(dir.path(), "mon", "a")),
-            _manager: start_daemon(dir.path(), "mgr", "x"),
+            manager: start_daemon(dir.path(), "mgr", "x"),
             dir,
         };
         for n in 0..osds {
@@ -144,7 +144,20 @@ impl Cluster {
     fn ask(&self, name: &str, arguments: &[&str]) -> String {
         let mut command = program(self.dir.path(), name);
         command.args(arguments);
-        done(command)
+        let shown = format!("{command:?}");
+        let ended = try_command(command, COMMAND);
+        let ended = ended.unwrap_or_else(|error| panic!("{error}\n{}", self.last_words()));
+        assert_eq!(ended.code, Some(0), "{shown}: {}", ended.stderr);
+        ended.stdout
+    }
+
+    /// What its daemons have said last.
+    fn last_words(&self) -> String {
+        let daemons = { self.osds.iter().flatten() }
+            .chain(&self.monitor)
+            .chain([&self.manager]);
+        let said = daemons.map(|one| format!("{}: {}", one.name(), one.tail()));
+        said.collect::<Vec<_>>().join("\n")
     }
 
     /// Kills an OSD, with all that it has: in memory.
@@ -227,7 +240,7 @@ fn start_daemon(dir: &Path, kind: &str, id: &str) -> Process {
     let mut command = program(dir, &format!("ceph-{kind}"));
     command.args(["-f", "-i", id]);
     let log = dir.join(format!("{kind}.{id}.out"));
-    let started = Process::spawn(&format!("ceph-{kind}"), command, &log);
+    let started = Process::spawn(&format!("{kind}.{id}"), command, &log);
     started.unwrap_or_else(|error| panic!("{error}: `sh tools/setup.sh cluster` installs Ceph"))
 }
 
@@ -273,8 +286,8 @@ osd pool default size = {copies}
 osd pool default min size = 1
 osd crush chooseleaf type = 0
 mon allow pool size one = true
-mon data avail warn = 1
-mon data avail crit = 1
+mon data avail warn = -1
+mon data avail crit = -1
 mgr stats period = 1
 ms bind ipv6 = false
 [client]

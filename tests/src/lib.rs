@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use fathom_lab::{Process, Server};
+use fathom_lab::{Error, Process, Server};
 use tempfile::TempDir;
 
 /// The `fathom` program of the build that this test belongs to. A test that has asked for it and does
@@ -147,19 +147,24 @@ pub fn run(args: &[&str], limit: Duration) -> Ended {
 ///
 /// # Panics
 /// When it cannot be started or runs for longer than `limit`.
-pub fn run_command(mut command: Command, limit: Duration) -> Ended {
+pub fn run_command(command: Command, limit: Duration) -> Ended {
+    try_command(command, limit).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The same, for a caller that has more to say than that the command ran too long.
+///
+/// # Errors
+/// When it cannot be started or runs for longer than `limit`.
+pub fn try_command(mut command: Command, limit: Duration) -> Result<Ended, Error> {
     let dir = tempfile::tempdir().expect("a directory");
     let stdout = dir.path().join("stdout");
     command.stdout(File::create(&stdout).expect("a file"));
     let shown = format!("{command:?}");
-    let mut process = Process::spawn(&shown, command, &dir.path().join("stderr"))
-        .unwrap_or_else(|error| panic!("{error}"));
-    let status = process
-        .wait(limit)
-        .unwrap_or_else(|error| panic!("{error}"));
-    Ended {
+    let mut process = Process::spawn(&shown, command, &dir.path().join("stderr"))?;
+    let status = process.wait(limit)?;
+    Ok(Ended {
         code: status.code(),
         stdout: fs::read_to_string(&stdout).expect("its output"),
         stderr: process.log(),
-    }
+    })
 }

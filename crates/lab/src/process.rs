@@ -52,6 +52,11 @@ impl Process {
         })
     }
 
+    /// What it was called when it was started.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
