@@ -82,9 +82,13 @@ class Program:
     def is_alone(self):
         return self.name in ALONE
 
-    def threads(self):
-        """How many of its tests run at once. Guests are emulated: they want a processor each."""
-        return PROCESSORS if self.is_alone() or self.name == "tests guests" else 3 * PROCESSORS // 2
+    def threads(self, is_busy):
+        """How many of its tests run at once. Guests are emulated: they want a processor each, but get little of one beside hogs."""
+        if self.is_alone():
+            return PROCESSORS
+        if self.name == "tests guests":
+            return 2 * PROCESSORS if is_busy else PROCESSORS
+        return 3 * PROCESSORS // 2
 
     def order(self):
         return LONGEST.index(self.name) if self.name in LONGEST else len(LONGEST)
@@ -134,13 +138,13 @@ if not pathlib.Path.cwd().is_relative_to("/tmp"):
     IN_ITS_WORLD = "mount -t tmpfs none /tmp && " + IN_ITS_WORLD
 
 
-def run(program, words=()):
+def run(program, is_busy, words=()):
     """Runs a program."""
     suffix = "-".join(["", *(word.strip("-") for word in words)])
     log = LOGS / (re.sub(r"[ ()]+", "-", program.name).strip("-") + suffix + ".log")
     key, value = MARK.split("=")
     # Libtest tells times on request only where unstable options are allowed.
-    env = os.environ | {key: value, "RUST_TEST_THREADS": str(program.threads()), "RUSTC_BOOTSTRAP": "1"}
+    env = os.environ | {key: value, "RUST_TEST_THREADS": str(program.threads(is_busy)), "RUSTC_BOOTSTRAP": "1"}
     command = [program.path, "-Zunstable-options", "--report-time", *words]
     with tempfile.TemporaryDirectory() as runtime_dir:
         if os.geteuid() == 0:
@@ -186,7 +190,7 @@ def doc_tests():
     return ran
 
 
-def run_all(wanted, with_documentation):
+def run_all(wanted, is_busy, with_documentation):
     """Runs them, and says what came of each as it ends."""
     ran = []
 
@@ -194,20 +198,20 @@ def run_all(wanted, with_documentation):
         one.say()
         ran.append(one)
 
-    beside = [(run, program) for program in wanted if not program.is_alone()]
+    beside = [(run, program, is_busy) for program in wanted if not program.is_alone()]
     if os.geteuid() == 0:
-        beside += [(run, program, ["--ignored"]) for program in wanted if program.name in WITH_ROOT]
+        beside += [(run, program, is_busy, ["--ignored"]) for program in wanted if program.name in WITH_ROOT]
     else:
         print("not root, so the tests on loop devices and mounts did NOT run", file=sys.stderr)
     if with_documentation:
         beside.append((doc_tests,))
-    # One more than there are processors, as many wait most of the time.
-    with concurrent.futures.ThreadPoolExecutor(PROCESSORS + 1) as pool:
+    # One more than there are processors, as many wait most of the time; and one more beside hogs, which take most of the time.
+    with concurrent.futures.ThreadPoolExecutor(PROCESSORS + (2 if is_busy else 1)) as pool:
         for ended in concurrent.futures.as_completed([pool.submit(*call) for call in beside]):
             note(ended.result())
     for program in wanted:
         if program.is_alone():
-            note(run(program))
+            note(run(program, is_busy))
     return ran
 
 
@@ -270,7 +274,7 @@ def main():
     before, begin = (mounts(), loops()), time.monotonic()
     hogs = [subprocess.Popen([sys.executable, "-c", HOG]) for _ in range(args.hogs)]
     try:
-        ran = run_all(wanted, with_documentation=not args.program)
+        ran = run_all(wanted, args.hogs > 0, with_documentation=not args.program)
     finally:
         for hog in hogs:
             hog.kill()
