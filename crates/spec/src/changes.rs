@@ -2,8 +2,11 @@
 
 use crate::disk::DiskSpec;
 use fathom_filters::Spec;
+use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
+use utoipa::PartialSchema;
 
 /// What differs between two disks of a name.
 #[derive(Debug, PartialEq, Eq)]
@@ -16,40 +19,34 @@ pub enum Changes {
     Others(Vec<String>),
 }
 
-/// Keys that may change while the disk is in use: a second disk with the new values takes its place.
-const REMADE: [&str; 20] = [
-    "aio",
-    "alarms",
-    "allow-dirs",
-    "allow-superseded",
-    "cache",
-    "cpus",
-    "discard",
-    "filters",
-    "iothreads",
-    "keys",
-    "metadata-cache",
-    "poll",
-    "pool",
-    "readonly",
-    "register-memory",
-    "server-timeout",
-    "server-reconnect",
-    "server-connections",
-    "export-description",
-    "zero-missing-clusters",
-];
+/// What a change of an option means for a disk in use: `x-change` in the option's schema.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Change {
+    /// A second disk with the new value takes the disk's place.
+    Live,
+    /// The option decides which data the disk has: a change needs a new disk.
+    Data,
+    /// Guests or clients would notice a change, or it has no effect on a disk that is open.
+    Fixed,
+}
 
-/// Keys that decide which data a disk has. A change needs a new disk.
-const DATA: [&str; 7] = [
-    "base",
-    "data-file",
-    "format",
-    "image",
-    "offset",
-    "pull",
-    "size",
-];
+/// What changes of the options mean, by their keys.
+static CHANGES: LazyLock<BTreeMap<String, Change>> = LazyLock::new(|| {
+    let schema = serde_json::to_value(DiskSpec::schema()).unwrap_or_default();
+    let options = schema["properties"]
+        .as_object()
+        .cloned()
+        .unwrap_or_default();
+    let change = |option: &Value| serde_json::from_value(option["x-change"].clone());
+    { options.into_iter() }
+        .map(|(key, option)| (key, change(&option).unwrap_or(Change::Fixed)))
+        .collect()
+});
+
+fn is(key: &str, change: Change) -> bool {
+    CHANGES.get(key) == Some(&change)
+}
 
 impl DiskSpec {
     /// Returns these options with those that a switch to the image of `switched` changes: all that it
@@ -73,7 +70,7 @@ impl DiskSpec {
     /// Keys that decide which data the disk has, as far as they differ.
     pub fn other_data(&self, other: &DiskSpec) -> Vec<String> {
         let mut keys = self.differences(other);
-        keys.retain(|key| DATA.contains(&key.as_str()));
+        keys.retain(|key| is(key, Change::Data));
         keys
     }
 
@@ -86,7 +83,7 @@ impl DiskSpec {
         };
         if bare(self) != bare(wanted) {
             let mut others = self.differences(wanted);
-            others.retain(|key| !REMADE.contains(&key.as_str()));
+            others.retain(|key| !is(key, Change::Live));
             return match others.is_empty() {
                 true => Changes::Remake,
                 false => Changes::Others(others),
@@ -128,42 +125,17 @@ fn members(table: &DiskSpec) -> Map<String, Value> {
 mod tests {
     use super::*;
 
-    /// Keys that are neither in [`REMADE`] nor in [`DATA`]: guests or clients would notice a change, or it has no effect
-    /// on a disk that is open.
-    const FIXED: [&str; 21] = [
-        "base-cache",
-        "base-cache-size",
-        "base-fetch",
-        "base-manifest",
-        "base-profile",
-        "bitmaps",
-        "export-name",
-        "force-share",
-        "name",
-        "nbd",
-        "nbd-move",
-        "pull-post-copy",
-        "pull-record",
-        "pull-speed",
-        "queues",
-        "serial",
-        "socket-group",
-        "socket-mode",
-        "tenant",
-        "trace",
-        "vhost-user",
-    ];
-
     #[test]
-    fn each_key_is_in_one_list() {
+    fn each_option_says_what_a_change_means() {
         let error = serde_json::from_str::<DiskSpec>(r#"{"?": 1}"#).unwrap_err();
         let error = error.to_string();
         // unknown field `?`, expected one of `name`, `image` ...
-        let mut keys: Vec<_> = error.split('`').skip(3).step_by(2).collect();
-        keys.sort_unstable();
-        let mut listed: Vec<_> = { REMADE.into_iter() }.chain(DATA).chain(FIXED).collect();
-        listed.sort_unstable();
-        assert_eq!(keys, listed);
+        let keys: BTreeSet<_> = error.split('`').skip(3).step_by(2).collect();
+        assert_eq!(keys, CHANGES.keys().map(String::as_str).collect());
+        let schema = serde_json::to_value(DiskSpec::schema()).unwrap();
+        for (key, option) in schema["properties"].as_object().unwrap() {
+            assert!(option["x-change"].is_string(), "{key}: {option}");
+        }
     }
 
     #[test]
@@ -172,6 +144,10 @@ mod tests {
         let (_, list) = text.split_once("These options can change:").unwrap();
         let (list, _) = list.split_once("and the list of filters").unwrap();
         let listed = list.split('`').skip(1).step_by(2).chain(["filters"]);
-        assert_eq!(BTreeSet::from(REMADE), listed.collect());
+        let live = CHANGES.keys().filter(|key| is(key, Change::Live));
+        assert_eq!(
+            live.map(String::as_str).collect::<BTreeSet<_>>(),
+            listed.collect()
+        );
     }
 }

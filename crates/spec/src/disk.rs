@@ -25,6 +25,9 @@ use utoipa::ToSchema;
 ///
 /// In files and requests, `--no-discard` is `discard` with the value `false`, and repeatable options are lists:
 /// `allow-dirs`, `keys`, `filters` and `alarms`.
+///
+/// `x-change` says which options can change while the disk is in use: `live` options can. `data` options decide which
+/// data the disk has. A change of a `fixed` option would be noticed by guests or clients, or have no effect.
 #[derive(Args, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DiskSpec {
@@ -32,12 +35,12 @@ pub struct DiskSpec {
     /// Name of the disk. The body of a request may omit it, because the path names the disk.
     #[arg(skip)]
     #[serde(default)]
-    #[schema(pattern = "^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$", required = false)]
+    #[schema(pattern = "^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$", required = false, extensions(("x-change" = json!("fixed"))))]
     pub name: String,
     /// Location of the image: a path, `memory:SIZE`, `null:SIZE`, the URI of an NBD export, or `rbd:POOL/IMAGE`.
     #[arg(skip = Location::file(""))]
     #[serde(with = "text")]
-    #[schema(value_type = String, examples("/srv/disk.qcow2", "memory:4G"))]
+    #[schema(value_type = String, examples("/srv/disk.qcow2", "memory:4G"), extensions(("x-change" = json!("data"))))]
     pub image: Location,
 
     /// Format of the image [default: raw, if the image does not look like another format]
@@ -48,25 +51,26 @@ pub struct DiskSpec {
         serialize_with = "text::optional::serialize",
         skip_serializing_if = "Option::is_none"
     )]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("data"))))]
     pub format: Option<Format>,
     /// Let guests and clients only read
     #[arg(long, help_heading = "Image")]
     #[serde(default, skip_serializing_if = "is_false")]
+    #[schema(extensions(("x-change" = json!("live"))))]
     pub readonly: bool,
     /// Key that unlocks encrypted images, such as file:/etc/fathom/vm1.key; repeatable
     ///
     /// file:PATH, credential:NAME (a credential of systemd), fd:N, or command:PROGRAM, which prints the key.
     #[arg(long = "key", value_name = "SOURCE", help_heading = "Image")]
     #[serde(default, with = "text::list", skip_serializing_if = "Vec::is_empty")]
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<String>, extensions(("x-change" = json!("live"))))]
     pub keys: Vec<KeySource>,
     /// Directory with backing files and external data files that the image may read; repeatable
     ///
     /// [default: the directory of the image]
     #[arg(long = "allow-dir", value_name = "DIR", help_heading = "Image")]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<String>, extensions(("x-change" = json!("live"))))]
     pub allow_dirs: Vec<PathBuf>,
     /// External data file of a qcow2 image, to be written
     ///
@@ -74,7 +78,7 @@ pub struct DiskSpec {
     /// file that the image names is only read.
     #[arg(long, value_name = "FILE", help_heading = "Image")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("data"))))]
     pub data_file: Option<PathBuf>,
     /// Start of the disk in a raw image, in bytes; a multiple of 512 [default: 0]
     #[arg(long, value_name = "BYTES", value_parser = parse_size, help_heading = "Image")]
@@ -83,6 +87,7 @@ pub struct DiskSpec {
         deserialize_with = "text::size",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schema(extensions(("x-change" = json!("data"))))]
     pub offset: Option<u64>,
     /// Size of the disk in a raw image, such as 10G [default: up to the end of the image]
     #[arg(long, value_name = "BYTES", value_parser = parse_size, help_heading = "Image")]
@@ -91,23 +96,26 @@ pub struct DiskSpec {
         deserialize_with = "text::size",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schema(extensions(("x-change" = json!("data"))))]
     pub size: Option<u64>,
     /// Directory for the disk's dirty bitmaps [default: IMAGE.bitmaps]
     ///
     /// Each disk needs a directory of its own. Required for bitmaps of a disk that is not in a file.
     #[arg(long, value_name = "DIR", help_heading = "Image")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("fixed"))))]
     pub bitmaps: Option<PathBuf>,
     /// Read zeroes from clusters behind the end of a truncated image file
     ///
     /// Without this option such reads fail, and such an image is not opened for writing.
     #[arg(long, help_heading = "Image")]
     #[serde(default, skip_serializing_if = "is_false")]
+    #[schema(extensions(("x-change" = json!("live"))))]
     pub zero_missing_clusters: bool,
     /// Open the image for reading even if another process writes to it
     #[arg(long, requires = "readonly", help_heading = "Image")]
     #[serde(default, skip_serializing_if = "is_false")]
+    #[schema(extensions(("x-change" = json!("fixed"))))]
     pub force_share: bool,
     /// Write to the image even if a newer image has replaced it
     ///
@@ -115,6 +123,7 @@ pub struct DiskSpec {
     /// written to the newer image is lost.
     #[arg(long, help_heading = "Image")]
     #[serde(default, skip_serializing_if = "is_false")]
+    #[schema(extensions(("x-change" = json!("live"))))]
     pub allow_superseded: bool,
 
     /// Socket for the virtual machine, such as /run/vm1.sock
@@ -127,11 +136,12 @@ pub struct DiskSpec {
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("fixed"))))]
     pub vhost_user: Option<SocketSpec>,
     /// Serial number that the guest sees, at most 20 bytes
     #[arg(long, value_name = "STRING", value_parser = parse_serial, help_heading = "Connections")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(extensions(("x-change" = json!("fixed"))))]
     pub serial: Option<String>,
     /// Offer discard to guests and clients [default: true]
     #[arg(
@@ -142,36 +152,40 @@ pub struct DiskSpec {
         help = "Do not offer discard to guests and clients"
     )]
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(extensions(("x-change" = json!("live"))))]
     pub discard: Option<bool>,
 
     /// Export the disk to NBD clients. A disk that the API adds while one of the listeners authenticates no client is
     /// exported only with `true` [default: true, if the server listens for NBD clients]
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(extensions(("x-change" = json!("fixed"))))]
     pub nbd: Option<bool>,
     /// Name of the disk for NBD clients, such as vm1
     ///
     /// [default: the name of the disk]
     #[arg(long, value_name = "NAME", value_parser = parse_text, help_heading = "NBD")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(extensions(("x-change" = json!("fixed"))))]
     pub export_name: Option<String>,
     /// Description of the disk that NBD clients can list
     #[arg(long, value_name = "TEXT", value_parser = parse_text, default_value = "",
           hide_default_value = true, help_heading = "NBD")]
     #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schema(extensions(("x-change" = json!("live"))))]
     pub export_description: String,
 
     /// Number of threads that serve the queues, 1 to 256 [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256),
           help_heading = "Threads and I/O")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 256)]
+    #[schema(minimum = 1, maximum = 256, extensions(("x-change" = json!("live"))))]
     pub iothreads: Option<u16>,
     /// Maximum number of virtqueues, 1 to 256 [default: 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256),
           help_heading = "Threads and I/O")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 256)]
+    #[schema(minimum = 1, maximum = 256, extensions(("x-change" = json!("fixed"))))]
     pub queues: Option<u16>,
     /// CPUs to pin the threads to, such as 2-3,8 [default: no pinning]
     ///
@@ -182,7 +196,7 @@ pub struct DiskSpec {
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("live"))))]
     pub cpus: Option<CpuList>,
     /// How to do I/O [default: io_uring]
     #[arg(long, value_name = "ENGINE", value_parser = values::engine(), help_heading = "Threads and I/O")]
@@ -191,7 +205,7 @@ pub struct DiskSpec {
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("live"))))]
     pub aio: Option<EngineKind>,
     /// Time to poll for requests before sleeping, such as 20us [default: auto]
     ///
@@ -203,11 +217,12 @@ pub struct DiskSpec {
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("live"))))]
     pub poll: Option<Polling>,
     /// Name of the pool whose threads serve the disk [default: the disk has threads of its own]
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(extensions(("x-change" = json!("live"))))]
     pub pool: Option<String>,
     /// Register guest memory with io_uring, which makes requests cheaper
     ///
@@ -215,6 +230,7 @@ pub struct DiskSpec {
     /// and post-copy migration is not possible.
     #[arg(long, help_heading = "Threads and I/O")]
     #[serde(default, skip_serializing_if = "is_false")]
+    #[schema(extensions(("x-change" = json!("live"))))]
     pub register_memory: bool,
 
     /// Use of the host's page cache [default: none]
@@ -224,7 +240,7 @@ pub struct DiskSpec {
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("live"))))]
     pub cache: Option<Cache>,
     /// Memory limit for the tables of a qcow2 or qed image, at least 64k [default: 32M]
     ///
@@ -235,6 +251,7 @@ pub struct DiskSpec {
         deserialize_with = "text::size",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schema(extensions(("x-change" = json!("live"))))]
     pub metadata_cache: Option<u64>,
 
     /// Timeout of a request to the NBD server that has the disk, or off [default: 60s]
@@ -246,7 +263,7 @@ pub struct DiskSpec {
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("live"))))]
     pub server_timeout: Option<Timeout>,
     /// Time that requests wait for an unreachable NBD server, or off [default: 60s]
     ///
@@ -257,13 +274,13 @@ pub struct DiskSpec {
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("live"))))]
     pub server_reconnect: Option<Timeout>,
     /// Number of connections of each I/O thread to the NBD server, 1 to 16 [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16),
           help_heading = "Disk on an NBD server")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 16)]
+    #[schema(minimum = 1, maximum = 16, extensions(("x-change" = json!("live"))))]
     pub server_connections: Option<u8>,
 
     /// Remote base image, such as https://example.com/base.qcow2
@@ -272,13 +289,14 @@ pub struct DiskSpec {
     /// The server fetches it as needed and caches it on this host (see `fathom base`).
     #[arg(long, value_name = "IMAGE", help_heading = "Remote base image")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(extensions(("x-change" = json!("data"))))]
     pub base: Option<String>,
     /// Directory of the cache of base images [default: /var/cache/fathom for root]
     ///
     /// The default for other users is fathom in the user's own cache directory.
     #[arg(long, value_name = "DIR", help_heading = "Remote base image")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("fixed"))))]
     pub base_cache: Option<PathBuf>,
     /// Size limit of the cache of base images [default: 64G]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Remote base image")]
@@ -287,6 +305,7 @@ pub struct DiskSpec {
         deserialize_with = "text::size",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schema(extensions(("x-change" = json!("fixed"))))]
     pub base_cache_size: Option<u64>,
     /// Bytes per second to fetch in advance, or off [default: 64M]
     #[arg(long, value_name = "SIZE", help_heading = "Remote base image")]
@@ -295,19 +314,19 @@ pub struct DiskSpec {
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("fixed"))))]
     pub base_fetch: Option<FetchRate>,
     /// Manifest with checksums of the base image (see `fathom img manifest`)
     ///
     /// The server compares all fetched data with it.
     #[arg(long, value_name = "FILE", help_heading = "Remote base image")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("fixed"))))]
     pub base_manifest: Option<PathBuf>,
     /// Boot profile: the parts of the base image to fetch first (see `fathom base profile`)
     #[arg(long, value_name = "FILE", help_heading = "Remote base image")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("fixed"))))]
     pub base_profile: Option<PathBuf>,
 
     /// Allow another server to pull the disk (see --pull)
@@ -315,6 +334,7 @@ pub struct DiskSpec {
     /// NBD clients can only read, and stay connected when the guest disconnects.
     #[arg(long, help_heading = "Move and pull")]
     #[serde(default, skip_serializing_if = "is_false")]
+    #[schema(extensions(("x-change" = json!("fixed"))))]
     pub nbd_move: bool,
     /// Pull the disk from the server of this NBD URI
     ///
@@ -322,6 +342,7 @@ pub struct DiskSpec {
     /// this host. The other server must serve the disk with --nbd-move.
     #[arg(long, value_name = "URI", help_heading = "Move and pull")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(extensions(("x-change" = json!("data"))))]
     pub pull: Option<String>,
     /// File that records the progress of the pull [default: IMAGE.pull]
     #[arg(
@@ -331,7 +352,7 @@ pub struct DiskSpec {
         help_heading = "Move and pull"
     )]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("fixed"))))]
     pub pull_record: Option<PathBuf>,
     /// Limit of the pull in bytes per second, such as 100M [default: none]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "pull", help_heading = "Move and pull")]
@@ -340,12 +361,14 @@ pub struct DiskSpec {
         deserialize_with = "text::size",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schema(extensions(("x-change" = json!("fixed"))))]
     pub pull_speed: Option<u64>,
     /// Take the disk over immediately and pull its data afterwards (raw images only)
     ///
     /// Data that the guest accesses is pulled first.
     #[arg(long, requires = "pull", help_heading = "Move and pull")]
     #[serde(default, skip_serializing_if = "is_false")]
+    #[schema(extensions(("x-change" = json!("fixed"))))]
     pub pull_post_copy: bool,
 
     /// Filter for all requests, such as throttle:iops-total=500; repeatable
@@ -359,7 +382,7 @@ pub struct DiskSpec {
         serialize_with = "filters::write",
         skip_serializing_if = "Vec::is_empty"
     )]
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<String>, extensions(("x-change" = json!("live"))))]
     pub filters: Vec<Spec>,
 
     /// Raise an alarm when requests take too long, such as p99=5ms; repeatable
@@ -373,20 +396,20 @@ pub struct DiskSpec {
         help_heading = "Alarms and tracing"
     )]
     #[serde(default, with = "text::list", skip_serializing_if = "Vec::is_empty")]
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<String>, extensions(("x-change" = json!("live"))))]
     pub alarms: Vec<Alarm>,
     /// File for a trace of all requests, such as /dev/shm/vm1.trace (see `fathom trace`)
     ///
     /// A file in memory (tmpfs) costs the least.
     #[arg(long, value_name = "FILE", help_heading = "Alarms and tracing")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("fixed"))))]
     pub trace: Option<PathBuf>,
 
     /// Name of the tenant whose process serves the disk, in a server with tenants [default: the name of the disk]
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(pattern = "^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$")]
+    #[schema(pattern = "^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$", extensions(("x-change" = json!("fixed"))))]
     pub tenant: Option<String>,
     /// Permissions of new Unix sockets, such as 660 [default: 660 less the umask]
     ///
@@ -397,7 +420,7 @@ pub struct DiskSpec {
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("fixed"))))]
     pub socket_mode: Option<Mode>,
     /// Group of new Unix sockets, such as kvm [default: the group of the server]
     #[arg(long, value_name = "GROUP", help_heading = "Security")]
@@ -406,7 +429,7 @@ pub struct DiskSpec {
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, extensions(("x-change" = json!("fixed"))))]
     pub socket_group: Option<Group>,
 }
 
