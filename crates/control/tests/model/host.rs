@@ -45,6 +45,9 @@ pub struct Asked {
     pub is_explicit: bool,
 }
 
+/// Whether a request is carried out, and the reply.
+pub type Lie = (bool, Result<Done, RequestError>);
+
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Host {
     pub disks: BTreeMap<String, Served>,
@@ -52,6 +55,8 @@ pub struct Host {
     pub asked: Vec<Asked>,
     /// Number of the writes that were acknowledged to each disk's users.
     pub acknowledged: BTreeMap<String, u8>,
+    /// A disk whose process is under the control of its guest: a tenant's.
+    pub hostile: Option<String>,
     /// Old rule: superseded images get no mark.
     pub marks_nothing: bool,
     /// Old rule: users continue before the file of the disk is written.
@@ -61,6 +66,35 @@ pub struct Host {
 impl Host {
     pub fn image_of(&self, disk: &str) -> Option<String> {
         Some(self.disks.get(disk)?.spec.image.to_string())
+    }
+
+    /// What the process of a hostile disk may reply to a request, each with whether it carries the request out. (Replies
+    /// of another type never reach the registry: the supervisor turns them into errors.)
+    pub fn lies(&self, asked: &Asked) -> Vec<Lie> {
+        if self.hostile.as_ref() != Some(&asked.disk) {
+            return Vec::new();
+        }
+        let claims: Vec<Result<Done, RequestError>> = match &asked.request {
+            HostRequest::Put { .. } => [true, false]
+                .map(|created| Ok(Done::Put { created }))
+                .into(),
+            HostRequest::Remove { .. } => vec![Ok(Done::Removed(Box::default()))],
+            HostRequest::SetFilter { filter, options } => {
+                vec![Ok(Done::FilterSet(fathom_stack::FilterInfo {
+                    name: filter.clone(),
+                    options: options.clone(),
+                    held_ns: None,
+                }))]
+            }
+            // (From the supervisor's own records.)
+            HostRequest::ShowOptions => return Vec::new(),
+            other => panic!("{other:?}"),
+        };
+        let errors = [ErrorKind::Unknown, ErrorKind::Conflict, ErrorKind::Late]
+            .map(|kind| Err(kind.because("a lie")));
+        { claims.into_iter().chain(errors) }
+            .flat_map(|reply| [(true, reply.clone()), (false, reply)])
+            .collect()
     }
 
     /// Carries out a request. `files`: the definitions of persistent disks.

@@ -18,6 +18,7 @@ const ALL: Budget = Budget {
     writes: 2,
     edits: 0,
     reloads: 0,
+    lies: 0,
 };
 
 /// `disk change` and PUT wrote a file for a disk of the configuration. The disk was then switched as a persistent disk,

@@ -170,6 +170,46 @@ fn two_disks_never_write_to_one_image() {
     holds("two disks", world);
 }
 
+/// A tenant's process that lies harms its own disk only. Every request gets its reply, no name gets a second owner, and
+/// what is said to be stored is stored.
+#[test]
+fn tenant_that_answers_anything_harms_no_other_disk() {
+    let budget = Budget {
+        requests: 3,
+        crashes: 1,
+        writes: 1,
+        reloads: 1,
+        lies: 2,
+        ..Budget::default()
+    };
+    let mut lying = disk("d", "/a");
+    lying.tenant = Some("t".into());
+    let changed = DiskSpec {
+        readonly: true,
+        ..lying.clone()
+    };
+    let honest = disk("e", "/e");
+    let changed_honest = DiskSpec {
+        readonly: true,
+        ..honest.clone()
+    };
+    for files in [vec![lying.clone(), honest.clone()], vec![honest.clone()]] {
+        let mut world = World::start(vec![], files, &["/a", "/e"], budget.clone());
+        world.host.hostile = Some("d".into());
+        world.menu = vec![
+            put(&lying),
+            put(&changed),
+            remove("d", Removal::Definition),
+            remove("d", Removal::UntilRestart),
+            set_filter("d"),
+            put(&changed_honest),
+            remove("e", Removal::Definition),
+            switch("e", SwitchTo::Layer("/b".into())),
+        ];
+        holds("hostile tenant", world);
+    }
+}
+
 #[test]
 fn one_of_two_conditional_changes_succeeds() {
     let budget = Budget {

@@ -24,6 +24,8 @@ pub struct Budget {
     pub writes: u8,
     pub edits: u8,
     pub reloads: u8,
+    /// Replies of a hostile disk's process that are not true.
+    pub lies: u8,
 }
 
 /// A rule that an earlier version had, and that loses data.
@@ -81,6 +83,10 @@ pub enum Step {
     HostDoes {
         asked: usize,
         fails: bool,
+    },
+    HostLies {
+        asked: usize,
+        lie: usize,
     },
     StoreDoes(Ending),
     GuestWrites(String),
@@ -165,6 +171,10 @@ impl World {
             if left.failures > 0 && can_fail {
                 steps.push(Step::HostDoes { asked, fails: true });
             }
+            if left.lies > 0 {
+                let lies = 0..self.host.lies(request).len();
+                steps.extend(lies.map(|lie| Step::HostLies { asked, lie }));
+            }
         }
         // (The thread that reads is the one that writes, and its results arrive in order.)
         if !self.store.operations.is_empty() && self.read.is_none() {
@@ -214,6 +224,16 @@ impl World {
                     false => self.host.carry_out(&asked, &self.store.files),
                 };
                 self.host_done(asked, outcome)?;
+            }
+            Step::HostLies { asked, lie } => {
+                self.budget.lies -= 1;
+                self.has_failed = true;
+                let asked = self.host.asked.remove(*asked);
+                let (is_done, reply) = self.host.lies(&asked).swap_remove(*lie);
+                if is_done {
+                    let _ = self.host.carry_out(&asked, &self.store.files);
+                }
+                self.host_done(asked, reply)?;
             }
             Step::StoreDoes(ending) => self.store_does(*ending)?,
             Step::GuestWrites(disk) => {
