@@ -38,11 +38,19 @@ static CHANGES: LazyLock<BTreeMap<String, Change>> = LazyLock::new(|| {
         .as_object()
         .cloned()
         .unwrap_or_default();
-    let change = |option: &Value| serde_json::from_value(option["x-change"].clone());
+    let change = |option: &Value| serde_json::from_value(stated(option).clone());
     { options.into_iter() }
         .map(|(key, option)| (key, change(&option).unwrap_or(Change::Fixed)))
         .collect()
 });
+
+/// What the schema of an option says of a change. (utoipa adds to a list's items what is meant for the list.)
+fn stated(option: &Value) -> &Value {
+    match &option["x-change"] {
+        Value::Null => &option["items"]["x-change"],
+        stated => stated,
+    }
+}
 
 fn is(key: &str, change: Change) -> bool {
     CHANGES.get(key) == Some(&change)
@@ -134,7 +142,7 @@ mod tests {
         assert_eq!(keys, CHANGES.keys().map(String::as_str).collect());
         let schema = serde_json::to_value(DiskSpec::schema()).unwrap();
         for (key, option) in schema["properties"].as_object().unwrap() {
-            assert!(option["x-change"].is_string(), "{key}: {option}");
+            assert!(stated(option).is_string(), "{key}: {option}");
         }
     }
 

@@ -26,7 +26,7 @@ use utoipa::ToSchema;
 /// In files and requests, `--no-discard` is `discard` with the value `false`, and repeatable options are lists:
 /// `allow-dirs`, `keys`, `filters` and `alarms`.
 ///
-/// `x-change` says which options can change while the disk is in use: `live` options can. `data` options decide which
+/// `x-change` (of a list: that of its items) says which options can change while the disk is in use: `live` options can. `data` options decide which
 /// data the disk has. A change of a `fixed` option would be noticed by guests or clients, or have no effect.
 #[derive(Args, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
