@@ -21,14 +21,8 @@ use fathom_requests::{BackupOrder, Command, is_identity, new_identity};
     request_body = Option<BackupOrder>,
     responses(
         (status = 200, body = BackupInfo),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "Another backup is in progress, or the disk is being changed"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "No space for the scratch file, or the disk cannot be opened"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+        (status = 409, description = "Another backup is in progress, or the disk is being changed"),
+        (status = 422, description = "No space for the scratch file, or the disk cannot be opened")))]
 pub async fn begin(
     State(server): State<ServerHandle>,
     name: Named,
@@ -47,11 +41,7 @@ pub async fn begin(
 /// this request, for some seconds at most. Returns the backup; with a `problem`, the backup has failed.
 #[utoipa::path(post, path = "/v1/disks/{name}/backup/go", tag = "disks", operation_id = "goOnWithBackup",
     params(("name" = String, Path), ("id" = String, Query, description = "Identity of the backup")),
-    responses(
-        (status = 200, body = BackupInfo),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json")))]
+    responses((status = 200, body = BackupInfo)))]
 pub async fn go(
     State(server): State<ServerHandle>,
     name: Named,
@@ -70,12 +60,7 @@ pub async fn go(
     params(("name" = String, Path), ("id" = String, Query, description = "Identity of the backup")),
     responses(
         (status = 200, body = BackupInfo, description = "The last state"),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "The backup has ended and another one has begun, or the disk is being changed"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+        (status = 409, description = "The backup has ended and another one has begun, or the disk is being changed")))]
 pub async fn end(
     State(server): State<ServerHandle>,
     name: Named,

@@ -26,12 +26,7 @@ async fn order(
     params(("name" = String, Path)),
     responses(
         (status = 200, body = Bitmaps),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The disk cannot have bitmaps, or their files cannot be used"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+        (status = 422, description = "The disk cannot have bitmaps, or their files cannot be used")))]
 pub async fn list(
     State(server): State<ServerHandle>,
     name: Named,
@@ -47,14 +42,7 @@ pub async fn list(
 #[utoipa::path(put, path = "/v1/disks/{name}/bitmaps/{bitmap}", tag = "disks", operation_id = "addBitmap",
     params(("name" = String, Path), ("bitmap" = String, Path)),
     request_body = Option<NewBitmap>,
-    responses(
-        (status = 200, body = Bitmaps),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json"),
-        (status = 422, body = Problem, content_type = "application/problem+json"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+    responses((status = 200, body = Bitmaps)))]
 pub async fn add(
     State(server): State<ServerHandle>,
     name: Named,
@@ -73,13 +61,7 @@ pub async fn add(
 /// Removes the bitmap and its file. A backup in progress must have ended. Returns the remaining bitmaps.
 #[utoipa::path(delete, path = "/v1/disks/{name}/bitmaps/{bitmap}", tag = "disks", operation_id = "removeBitmap",
     params(("name" = String, Path), ("bitmap" = String, Path)),
-    responses(
-        (status = 200, body = Bitmaps),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json"),
-        (status = 422, body = Problem, content_type = "application/problem+json"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+    responses((status = 200, body = Bitmaps)))]
 pub async fn remove(
     State(server): State<ServerHandle>,
     name: Named,
@@ -101,14 +83,8 @@ pub async fn remove(
     request_body = Option<Advance>,
     responses(
         (status = 200, body = Bitmaps),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "The backup has not ended yet"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "No such backup was made, or it failed"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+        (status = 409, description = "The backup has not ended yet"),
+        (status = 422, description = "No such backup was made, or it failed")))]
 pub async fn advance(
     State(server): State<ServerHandle>,
     name: Named,
@@ -127,14 +103,7 @@ pub async fn advance(
 /// Marks all blocks clean. A backup in progress must have ended. Returns all bitmaps.
 #[utoipa::path(post, path = "/v1/disks/{name}/bitmaps/{bitmap}/clear", tag = "disks", operation_id = "clearBitmap",
     params(("name" = String, Path), ("bitmap" = String, Path)),
-    responses(
-        (status = 200, body = Bitmaps),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json"),
-        (status = 422, body = Problem, content_type = "application/problem+json"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+    responses((status = 200, body = Bitmaps)))]
 pub async fn clear(
     State(server): State<ServerHandle>,
     name: Named,
@@ -151,14 +120,7 @@ pub async fn clear(
 #[utoipa::path(post, path = "/v1/disks/{name}/bitmaps/{bitmap}/rename", tag = "disks", operation_id = "renameBitmap",
     params(("name" = String, Path), ("bitmap" = String, Path)),
     request_body = NewName,
-    responses(
-        (status = 200, body = Bitmaps),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json"),
-        (status = 422, body = Problem, content_type = "application/problem+json"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+    responses((status = 200, body = Bitmaps)))]
 pub async fn rename(
     State(server): State<ServerHandle>,
     name: Named,
@@ -179,14 +141,7 @@ pub async fn rename(
 #[utoipa::path(post, path = "/v1/disks/{name}/bitmaps/{bitmap}/merge", tag = "disks", operation_id = "mergeBitmaps",
     params(("name" = String, Path), ("bitmap" = String, Path)),
     request_body = Merged,
-    responses(
-        (status = 200, body = Bitmaps),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json"),
-        (status = 422, body = Problem, content_type = "application/problem+json"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+    responses((status = 200, body = Bitmaps)))]
 pub async fn merge(
     State(server): State<ServerHandle>,
     name: Named,

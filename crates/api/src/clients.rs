@@ -1,11 +1,11 @@
 //! The connected clients, and the check of their rights.
 
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemKind};
 use crate::request::receive;
 use crate::rights::Rights;
 use crate::stream::JSON_LINES;
 use axum::extract::{Request, State};
-use axum::http::{Method, StatusCode, header};
+use axum::http::{Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
@@ -116,7 +116,7 @@ pub async fn guard(
             // (Errors while the body is received do not matter.)
             let _ = receive(body).await;
         }
-        return Problem::new(StatusCode::FORBIDDEN, "forbidden", text).into_response();
+        return Problem::new(ProblemKind::Forbidden, text).into_response();
     }
     asks.set(true);
     let response = match receive(body).await {

@@ -73,9 +73,7 @@ pub async fn list(State(server): State<ServerHandle>) -> Result<Json<Disks>, Pro
     params(("name" = String, Path)),
     responses(
         (status = 200, body = Disk, headers(("ETag", description = "Version of the disk's options"))),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "The disk is being added or removed")))]
+        (status = 409, description = "The disk is being added or removed")))]
 pub async fn show(State(server): State<ServerHandle>, name: Named) -> Result<Response, Problem> {
     let disk = server.show(name.name()?).await?;
     tagged(StatusCode::OK, disk)
@@ -100,13 +98,11 @@ pub async fn show(State(server): State<ServerHandle>, name: Named) -> Result<Res
     responses(
         (status = 200, body = Disk, description = "The disk was already served"),
         (status = 201, body = Disk),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
+        (status = 409,
             description = "The disk is served with options that cannot be changed now, or is being added or removed"),
-        (status = 412, body = Problem, content_type = "application/problem+json",
+        (status = 412,
             description = "The disk does not match If-Match or If-None-Match, or another request is changing it"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The image cannot be opened, or the disk's socket or file cannot be created")))]
+        (status = 422, description = "The image cannot be opened, or the disk's socket or file cannot be created")))]
 pub async fn put(
     State(server): State<ServerHandle>,
     name: Named,
@@ -144,13 +140,8 @@ pub async fn put(
         ("If-Match" = Option<String>, Header)),
     responses(
         (status = 200, body = Statistics),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "The disk is in use, or is being added or removed"),
-        (status = 412, body = Problem, content_type = "application/problem+json"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The disk is removed as soon as its requests in flight have completed")))]
+        (status = 409, description = "The disk is in use, or is being added or removed"),
+        (status = 504, description = "The disk is removed as soon as its requests in flight have completed")))]
 pub async fn remove(
     State(server): State<ServerHandle>,
     name: Named,
@@ -185,10 +176,7 @@ pub async fn remove(
 /// such minutes, the slowest first.
 #[utoipa::path(get, path = "/v1/disks/{name}/slow", tag = "disks", operation_id = "slowRequests",
     params(("name" = String, Path)),
-    responses(
-        (status = 200, body = SlowRequests),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json")))]
+    responses((status = 200, body = SlowRequests)))]
 pub async fn slow(
     State(server): State<ServerHandle>,
     name: Named,
@@ -202,10 +190,7 @@ pub async fn slow(
 /// Returns counts, latencies and the time in each stage, since the disk was added.
 #[utoipa::path(get, path = "/v1/disks/{name}/stats", tag = "disks", operation_id = "diskStats",
     params(("name" = String, Path)),
-    responses(
-        (status = 200, body = Statistics),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json")))]
+    responses((status = 200, body = Statistics)))]
 pub async fn stats(
     State(server): State<ServerHandle>,
     name: Named,
@@ -226,13 +211,7 @@ pub async fn stats(
     request_body = Option<NewSize>,
     responses(
         (status = 200, body = Size),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The disk cannot have that size, or cannot be resized"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+        (status = 422, description = "The disk cannot have that size, or cannot be resized")))]
 pub async fn resize(
     State(server): State<ServerHandle>,
     name: Named,
@@ -253,13 +232,7 @@ pub async fn resize(
     request_body = Option<Freezing>,
     responses(
         (status = 200, body = Frozen),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "Requests in flight do not end; the disk is unchanged"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+        (status = 422, description = "Requests in flight do not end; the disk is unchanged")))]
 pub async fn freeze(
     State(server): State<ServerHandle>,
     name: Named,
@@ -278,12 +251,7 @@ pub async fn freeze(
     params(("name" = String, Path)),
     responses(
         (status = 200, body = Frozen),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "The disk is not frozen"),
-        (status = 422, body = Problem, content_type = "application/problem+json"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+        (status = 409, description = "The disk is not frozen")))]
 pub async fn thaw(
     State(server): State<ServerHandle>,
     name: Named,
@@ -301,11 +269,9 @@ pub async fn thaw(
     params(("name" = String, Path)),
     responses(
         (status = 200, body = Disk),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
+        (status = 409,
             description = "The disk is defined elsewhere, is being changed, or the server has no disks-dir"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The disk's file cannot be written, or the configuration cannot be read")))]
+        (status = 422, description = "The disk's file cannot be written, or the configuration cannot be read")))]
 pub async fn adopt(State(server): State<ServerHandle>, name: Named) -> Result<Response, Problem> {
     let change = Change::Adopt { defined_at: None };
     let disk = server.change(name.name()?, change).await?;
@@ -325,10 +291,7 @@ pub async fn adopt(State(server): State<ServerHandle>, name: Named) -> Result<Re
     request_body = BTreeMap<String, String>,
     responses(
         (status = 200, body = Filter),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
+        (status = 422,
             description = "A worker does not respond; the change takes effect for that worker when it responds")))]
 pub async fn set_filter(
     State(server): State<ServerHandle>,
@@ -354,11 +317,7 @@ pub async fn set_filter(
     request_body = Trace,
     responses(
         (status = 200, body = Trace),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The file cannot be created")))]
+        (status = 422, description = "The file cannot be created")))]
 pub async fn start_trace(
     State(server): State<ServerHandle>,
     name: Named,
@@ -377,10 +336,7 @@ pub async fn start_trace(
 /// Closes the trace. The file remains. The request also succeeds if the disk is not traced.
 #[utoipa::path(delete, path = "/v1/disks/{name}/trace", tag = "disks", operation_id = "stopTrace",
     params(("name" = String, Path)),
-    responses(
-        (status = 204),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json")))]
+    responses((status = 204)))]
 pub async fn stop_trace(
     State(server): State<ServerHandle>,
     name: Named,

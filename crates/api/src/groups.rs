@@ -31,13 +31,9 @@ pub async fn list(State(server): State<ServerHandle>) -> Result<Json<ThrottleGro
     request_body = BTreeMap<String, String>,
     responses(
         (status = 200, body = ThrottleGroups, description = "The groups of that name"),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
+        (status = 422,
             description = "A worker does not respond; the change takes effect for that worker when it responds"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "A disk's process does not respond")))]
+        (status = 504, description = "A disk's process does not respond")))]
 pub async fn set(
     State(server): State<ServerHandle>,
     name: Named,

@@ -43,9 +43,7 @@ pub async fn list(State(server): State<ServerHandle>) -> Result<Json<Jobs>, Prob
     params(("id" = String, Path, description = "Identity of the job")),
     responses(
         (status = 200, body = JobInfo),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "The disk is being added or removed")))]
+        (status = 409, description = "The disk is being added or removed")))]
 pub async fn show(
     State(server): State<ServerHandle>,
     name: Named,
@@ -57,16 +55,13 @@ pub async fn show(
 
 /// Change the speed of a job
 ///
-/// The limit applies at once to a mirror, commit or stream. Returns the job.
+/// The limit applies at once. Returns the job.
 #[utoipa::path(patch, path = "/v1/jobs/{id}", tag = "disks", operation_id = "changeJob",
     params(("id" = String, Path, description = "Identity of the job")),
     request_body = JobChange,
     responses(
         (status = 200, body = JobInfo),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "The job is a backup or a pull, which have no such limit")))]
+        (status = 409, description = "The job is a backup, which has no such limit, or does not run yet")))]
 pub async fn change(
     State(server): State<ServerHandle>,
     name: Named,
@@ -85,13 +80,7 @@ pub async fn change(
     params(
         ("id" = String, Path, description = "Identity of the job"),
         ("force" = Option<bool>, Query, description = "End a mirror at once, and leave an incomplete target")),
-    responses(
-        (status = 200, body = JobInfo, description = "The last state"),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+    responses((status = 200, body = JobInfo, description = "The last state")))]
 pub async fn end(
     State(server): State<ServerHandle>,
     name: Named,

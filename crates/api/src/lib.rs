@@ -16,6 +16,7 @@ mod backup;
 mod bitmaps;
 mod clients;
 mod connection;
+mod described_problems;
 mod disks;
 mod entry;
 mod error;

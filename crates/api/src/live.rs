@@ -1,13 +1,13 @@
 //! Streams live numbers of the disks.
 
 use crate::handle::ServerHandle;
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemKind};
 use crate::request::LISTED;
 use crate::stream::JSON_LINES;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use fathom_metrics::{Full, Listener, Sample};
 use fathom_units::{parse_seconds, serde_text};
@@ -57,11 +57,8 @@ impl Wanted {
         ("disk" = Option<String>, Query, description = "Only this disk")),
     responses(
         (status = 200, body = Sample, content_type = "application/jsonl"),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json",
-            description = "No such disk"),
-        (status = 503, body = Problem, content_type = "application/problem+json",
-            description = "Too many clients read live numbers")))]
+        (status = 404, description = "No such disk"),
+        (status = 503, description = "Too many clients read live numbers")))]
 pub async fn live(
     State(server): State<ServerHandle>,
     query: Result<Query<Wanted>, QueryRejection>,
@@ -88,8 +85,7 @@ pub async fn live(
         }
     };
     let listener = server.listeners().listen(interval, measure);
-    let listener = listener
-        .map_err(|Full(text)| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", text))?;
+    let listener = listener.map_err(|Full(text)| Problem::new(ProblemKind::Busy, text))?;
     let kind = [
         (header::CONTENT_TYPE, JSON_LINES),
         (header::CACHE_CONTROL, "no-store"),

@@ -2,10 +2,10 @@
 
 use crate::handle::ServerHandle;
 use crate::pages::{PAGES, Pages};
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemKind};
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use fathom_metrics::{Form, GUESTS, Measures, Page, ProcessInfo, Scale, expose};
 use futures_util::stream;
@@ -33,8 +33,7 @@ type Piece = Result<Bytes, fmt::Error>;
 #[utoipa::path(get, path = "/metrics", tag = "server", operation_id = "metrics",
     responses(
         (status = 200, body = String, content_type = "text/plain"),
-        (status = 503, body = Problem, content_type = "application/problem+json",
-            description = "Too many clients are reading metrics")))]
+        (status = 503, description = "Too many clients are reading metrics")))]
 pub async fn metrics(
     State(server): State<ServerHandle>,
     headers: HeaderMap,
@@ -62,7 +61,7 @@ pub async fn metrics(
 
 fn busy() -> Problem {
     let text = format!("{PAGES} clients are reading metrics; retry when one of them has finished");
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", text)
+    Problem::new(ProblemKind::Busy, text)
 }
 
 fn page(measured: Measures, scale: Arc<Scale>, form: Form) -> Page {

@@ -24,14 +24,8 @@ use fathom_requests::{
     request_body = MirrorOrder,
     responses(
         (status = 200, body = MirrorInfo),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "Another operation on the disk is in progress"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The target cannot be used, or has another size"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+        (status = 409, description = "Another operation on the disk is in progress"),
+        (status = 422, description = "The target cannot be used, or has another size")))]
 pub async fn begin(
     State(server): State<ServerHandle>,
     name: Named,
@@ -52,13 +46,7 @@ pub async fn begin(
     params(
         ("name" = String, Path),
         ("force" = Option<bool>, Query, description = "End at once, and leave an incomplete target")),
-    responses(
-        (status = 200, body = MirrorInfo, description = "The last state"),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+    responses((status = 200, body = MirrorInfo, description = "The last state")))]
 pub async fn end(
     State(server): State<ServerHandle>,
     name: Named,
@@ -79,14 +67,9 @@ pub async fn end(
     request_body = Option<Completion>,
     responses(
         (status = 200, body = Disk),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
+        (status = 409,
             description = "The mirror is not ready, or the disk's definition would name the old image after a restart"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The switch failed; the disk keeps its image"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+        (status = 422, description = "The switch failed; the disk keeps its image")))]
 pub async fn complete(
     State(server): State<ServerHandle>,
     name: Named,
@@ -111,15 +94,10 @@ pub async fn complete(
     request_body = CommitOrder,
     responses(
         (status = 200, body = MirrorInfo),
-        (status = 400, body = Problem, content_type = "application/problem+json",
-            description = "No such backing image, or it has another size"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
+        (status = 400, description = "No such backing image, or it has another size"),
+        (status = 409,
             description = "Another operation on the disk is in progress, or the disk's definition would name one of the merged images after a restart"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The backing image cannot be written to; another program may use it"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+        (status = 422, description = "The backing image cannot be written to; another program may use it")))]
 pub async fn commit(
     State(server): State<ServerHandle>,
     name: Named,
@@ -140,15 +118,9 @@ pub async fn commit(
     request_body = StreamOrder,
     responses(
         (status = 200, body = StreamInfo),
-        (status = 400, body = Problem, content_type = "application/problem+json",
-            description = "The image has no backing image, or `base` is already its backing image"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "Another operation on the disk is in progress"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "`base` cannot be used"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+        (status = 400, description = "The image has no backing image, or `base` is already its backing image"),
+        (status = 409, description = "Another operation on the disk is in progress"),
+        (status = 422, description = "`base` cannot be used")))]
 pub async fn begin_stream(
     State(server): State<ServerHandle>,
     name: Named,
@@ -166,12 +138,7 @@ pub async fn begin_stream(
 /// the stream's last state.
 #[utoipa::path(delete, path = "/v1/disks/{name}/stream", tag = "disks", operation_id = "endStream",
     params(("name" = String, Path)),
-    responses(
-        (status = 200, body = StreamInfo, description = "The last state"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+    responses((status = 200, body = StreamInfo, description = "The last state")))]
 pub async fn end_stream(
     State(server): State<ServerHandle>,
     name: Named,
@@ -192,14 +159,9 @@ pub async fn end_stream(
     request_body = SnapshotOrder,
     responses(
         (status = 200, body = Disk),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
+        (status = 409,
             description = "Another operation on the disk is in progress, or the disk's definition would name the old image after a restart"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The overlay cannot be created or used; the disk keeps its image"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+        (status = 422, description = "The overlay cannot be created or used; the disk keeps its image")))]
 pub async fn snapshot(
     State(server): State<ServerHandle>,
     name: Named,

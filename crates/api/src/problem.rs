@@ -7,12 +7,14 @@ use fathom_units::{cause, redacted};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+/// Content type of a problem.
+pub const CONTENT_TYPE: &str = "application/problem+json";
+
 /// Why a request failed, in the format of RFC 9457.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Problem {
-    /// Kind of the problem, for programs: `urn:fathom:problem:` and a word, such as `unknown` or `conflict`.
     #[serde(rename = "type")]
-    kind: String,
+    kind: ProblemKind,
     /// HTTP status.
     status: u16,
     /// Name of the HTTP status.
@@ -21,10 +23,74 @@ pub struct Problem {
     detail: String,
 }
 
+/// Kind of a problem, for programs.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub enum ProblemKind {
+    #[serde(rename = "urn:fathom:problem:invalid")]
+    Invalid,
+    #[serde(rename = "urn:fathom:problem:forbidden")]
+    Forbidden,
+    #[serde(rename = "urn:fathom:problem:unknown")]
+    Unknown,
+    #[serde(rename = "urn:fathom:problem:method")]
+    Method,
+    #[serde(rename = "urn:fathom:problem:slow")]
+    Slow,
+    #[serde(rename = "urn:fathom:problem:conflict")]
+    Conflict,
+    #[serde(rename = "urn:fathom:problem:changed")]
+    Changed,
+    #[serde(rename = "urn:fathom:problem:exists")]
+    Exists,
+    #[serde(rename = "urn:fathom:problem:too-large")]
+    TooLarge,
+    #[serde(rename = "urn:fathom:problem:failed")]
+    Failed,
+    #[serde(rename = "urn:fathom:problem:busy")]
+    Busy,
+    #[serde(rename = "urn:fathom:problem:ending")]
+    Ending,
+    #[serde(rename = "urn:fathom:problem:late")]
+    Late,
+}
+
+impl ProblemKind {
+    fn status(self) -> StatusCode {
+        match self {
+            ProblemKind::Invalid => StatusCode::BAD_REQUEST,
+            ProblemKind::Forbidden => StatusCode::FORBIDDEN,
+            ProblemKind::Unknown => StatusCode::NOT_FOUND,
+            ProblemKind::Method => StatusCode::METHOD_NOT_ALLOWED,
+            ProblemKind::Slow => StatusCode::REQUEST_TIMEOUT,
+            ProblemKind::Conflict => StatusCode::CONFLICT,
+            ProblemKind::Changed | ProblemKind::Exists => StatusCode::PRECONDITION_FAILED,
+            ProblemKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            ProblemKind::Failed => StatusCode::UNPROCESSABLE_ENTITY,
+            ProblemKind::Busy | ProblemKind::Ending => StatusCode::SERVICE_UNAVAILABLE,
+            ProblemKind::Late => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+}
+
+impl From<ErrorKind> for ProblemKind {
+    fn from(kind: ErrorKind) -> ProblemKind {
+        match kind {
+            ErrorKind::Invalid => ProblemKind::Invalid,
+            ErrorKind::Unknown => ProblemKind::Unknown,
+            ErrorKind::Conflict => ProblemKind::Conflict,
+            ErrorKind::Failed => ProblemKind::Failed,
+            ErrorKind::Late => ProblemKind::Late,
+            ErrorKind::Changed => ProblemKind::Changed,
+            ErrorKind::Exists => ProblemKind::Exists,
+        }
+    }
+}
+
 impl Problem {
-    pub fn new(status: StatusCode, word: &str, detail: impl Into<String>) -> Problem {
+    pub fn new(kind: ProblemKind, detail: impl Into<String>) -> Problem {
+        let status = kind.status();
         Problem {
-            kind: format!("urn:fathom:problem:{word}"),
+            kind,
             status: status.as_u16(),
             title: status.canonical_reason().unwrap_or_default(),
             detail: cause(redacted(&detail.into())),
@@ -33,35 +99,26 @@ impl Problem {
 
     /// Returns the error for a request that cannot be understood.
     pub fn invalid(detail: impl Into<String>) -> Problem {
-        Problem::new(StatusCode::BAD_REQUEST, ErrorKind::Invalid.name(), detail)
+        Problem::new(ProblemKind::Invalid, detail)
     }
 
     pub fn ending() -> Problem {
-        let detail = "the server is stopping";
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "ending", detail)
+        Problem::new(ProblemKind::Ending, "the server is stopping")
     }
 }
 
 impl From<RequestError> for Problem {
     fn from(error: RequestError) -> Problem {
-        let status = match error.kind {
-            ErrorKind::Invalid => StatusCode::BAD_REQUEST,
-            ErrorKind::Unknown => StatusCode::NOT_FOUND,
-            ErrorKind::Conflict => StatusCode::CONFLICT,
-            ErrorKind::Failed => StatusCode::UNPROCESSABLE_ENTITY,
-            ErrorKind::Late => StatusCode::GATEWAY_TIMEOUT,
-            ErrorKind::Changed | ErrorKind::Exists => StatusCode::PRECONDITION_FAILED,
-        };
-        Problem::new(status, error.kind.name(), error.text)
+        Problem::new(error.kind.into(), error.text)
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.status);
+        let status = self.kind.status();
         let mut response = axum::Json(self).into_response();
-        *response.status_mut() = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let json = HeaderValue::from_static("application/problem+json");
+        *response.status_mut() = status;
+        let json = HeaderValue::from_static(CONTENT_TYPE);
         response.headers_mut().insert(header::CONTENT_TYPE, json);
         response
     }
@@ -69,7 +126,7 @@ impl IntoResponse for Problem {
 
 pub async fn no_such_place(uri: Uri) -> Problem {
     let detail = format!("no resource {}; /openapi.json lists all", uri.path());
-    Problem::new(StatusCode::NOT_FOUND, ErrorKind::Unknown.name(), detail)
+    Problem::new(ProblemKind::Unknown, detail)
 }
 
 pub async fn no_such_method(method: Method, uri: Uri) -> Problem {
@@ -77,5 +134,5 @@ pub async fn no_such_method(method: Method, uri: Uri) -> Problem {
         "{method} is not allowed for {}; /openapi.json lists the methods",
         uri.path()
     );
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method", detail)
+    Problem::new(ProblemKind::Method, detail)
 }

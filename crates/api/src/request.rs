@@ -1,9 +1,8 @@
 //! Reads a request: the names in its path, its parameters, and its body.
 
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemKind};
 use axum::body::{Body, to_bytes};
 use axum::extract::{FromRequestParts, RawPathParams};
-use axum::http::StatusCode;
 use axum::http::request::Parts;
 use fathom_units::{serde_text, unknown_name};
 use futures_util::StreamExt;
@@ -85,8 +84,7 @@ pub async fn receive(body: Body) -> Result<Vec<u8>, Problem> {
     let received = tokio::time::timeout(BODY, receive_bounded(body)).await;
     let bytes = received.map_err(|_| {
         Problem::new(
-            StatusCode::REQUEST_TIMEOUT,
-            "slow",
+            ProblemKind::Slow,
             format!("the request's body was not received within {BODY:?}"),
         )
     })?;
@@ -111,8 +109,7 @@ async fn receive_bounded(body: Body) -> Option<Vec<u8>> {
 
 fn too_large() -> Problem {
     Problem::new(
-        StatusCode::PAYLOAD_TOO_LARGE,
-        "too-large",
+        ProblemKind::TooLarge,
         format!("the request's body is incomplete, or longer than {MAX_BODY} bytes"),
     )
 }

@@ -1,8 +1,10 @@
 //! All routes, and their description.
 
 use crate::handle::ServerHandle;
+use crate::problem::Problem;
 use crate::{
-    backup, bitmaps, disks, groups, jobs, live, metrics, mirror, problem, server, snapshots, stream,
+    backup, bitmaps, described_problems, disks, groups, jobs, live, metrics, mirror, problem,
+    server, snapshots, stream,
 };
 use axum::Router;
 use utoipa::OpenApi;
@@ -18,6 +20,7 @@ use utoipa_axum::routes;
         license(name = "MIT OR Apache-2.0"),
         contact()
     ),
+    components(schemas(Problem)),
     tags(
         (name = "disks", description = "Adds, changes and removes disks, and starts jobs on them, while other disks are served"),
         (name = "server", description = "Requests about the whole server")
@@ -27,7 +30,7 @@ struct Description;
 
 /// Returns all routes, and their description.
 pub fn routes() -> (Router<ServerHandle>, utoipa::openapi::OpenApi) {
-    OpenApiRouter::with_openapi(Description::openapi())
+    let (router, mut description) = OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(disks::list))
         .routes(routes!(disks::show, disks::put, disks::remove))
         .routes(routes!(disks::stats))
@@ -64,7 +67,9 @@ pub fn routes() -> (Router<ServerHandle>, utoipa::openapi::OpenApi) {
         .routes(routes!(metrics::metrics))
         .routes(routes!(live::live))
         .routes(routes!(server::openapi))
-        .split_for_parts()
+        .split_for_parts();
+    described_problems::describe(&mut description);
+    (router, description)
 }
 
 /// Adds the replies to requests that no route handles, and the state.

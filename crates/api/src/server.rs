@@ -68,11 +68,8 @@ pub struct Binary {
     request_body = Option<Binary>,
     responses(
         (status = 200, body = Successor),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "A disk or a client cannot be handed over"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "The new process failed to take over; the server continues")))]
+        (status = 409, description = "A disk or a client cannot be handed over"),
+        (status = 422, description = "The new process failed to take over; the server continues")))]
 pub async fn upgrade(
     State(server): State<ServerHandle>,
     body: Body,

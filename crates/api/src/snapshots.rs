@@ -24,13 +24,7 @@ async fn order(
     params(("name" = String, Path)),
     responses(
         (status = 200, body = Snapshots),
-        (status = 400, body = Problem, content_type = "application/problem+json",
-            description = "The image is not a qcow2 image"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json"),
-        (status = 422, body = Problem, content_type = "application/problem+json"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+        (status = 400, description = "The image is not a qcow2 image")))]
 pub async fn list(
     State(server): State<ServerHandle>,
     name: Named,
@@ -46,15 +40,9 @@ pub async fn list(
     params(("name" = String, Path), ("snapshot" = String, Path)),
     responses(
         (status = 200, body = Snapshots),
-        (status = 400, body = Problem, content_type = "application/problem+json",
-            description = "The image is not a qcow2 image"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "Another operation on the disk is in progress"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "A snapshot of that name exists, or no space is left"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+        (status = 400, description = "The image is not a qcow2 image"),
+        (status = 409, description = "Another operation on the disk is in progress"),
+        (status = 422, description = "A snapshot of that name exists, or no space is left")))]
 pub async fn take(
     State(server): State<ServerHandle>,
     name: Named,
@@ -71,15 +59,9 @@ pub async fn take(
     params(("name" = String, Path), ("snapshot" = String, Path)),
     responses(
         (status = 200, body = Snapshots),
-        (status = 400, body = Problem, content_type = "application/problem+json",
-            description = "The image is not a qcow2 image"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "Another operation on the disk is in progress"),
-        (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "No such snapshot, or it cannot be deleted"),
-        (status = 504, body = Problem, content_type = "application/problem+json",
-            description = "The operation takes long, and continues")))]
+        (status = 400, description = "The image is not a qcow2 image"),
+        (status = 409, description = "Another operation on the disk is in progress"),
+        (status = 422, description = "No such snapshot, or it cannot be deleted")))]
 pub async fn delete(
     State(server): State<ServerHandle>,
     name: Named,

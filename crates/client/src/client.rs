@@ -225,6 +225,7 @@ impl<'a> Call<'a> {
     fn into_request(self) -> Result<Request<Full<Bytes>>, ClientError> {
         let refused = |error: String| ClientError::Refused {
             status: StatusCode::BAD_REQUEST.as_u16(),
+            kind: String::new(),
             text: format!("cannot express the request in JSON: {error}"),
         };
         let body = self.body.transpose().map_err(|e| refused(e.to_string()))?;
@@ -295,6 +296,10 @@ pub(crate) fn understand<T: DeserializeOwned>(
     }
     let problem: Value = serde_json::from_slice(body).ok()?;
     let text = problem.get("detail")?.as_str()?.to_owned();
-    let status = status.as_u16();
-    Some(Err(ClientError::Refused { status, text }))
+    let kind = problem.get("type").and_then(Value::as_str);
+    Some(Err(ClientError::Refused {
+        status: status.as_u16(),
+        kind: kind.unwrap_or_default().to_owned(),
+        text,
+    }))
 }

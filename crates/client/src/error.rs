@@ -5,6 +5,9 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
+/// Kind of the problem in the replies of a server that is stopping.
+const ENDING: &str = "urn:fathom:problem:ending";
+
 /// An error of a request. The text is one line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -26,20 +29,23 @@ pub enum ClientError {
     Late { server: String, after: Duration },
     #[error("{0}: not a fathom server")]
     NotFathom(String),
-    /// The server replied with an error: its text, and the HTTP status.
+    /// The server replied with an error: its text, the HTTP status, and the kind of the problem.
     #[error("{text}")]
-    Refused { status: u16, text: String },
+    Refused {
+        status: u16,
+        kind: String,
+        text: String,
+    },
 }
 
 impl ClientError {
-    /// Whether the server has ended or is stopping. A server that is too busy for a request also replies with status
-    /// 503.
+    /// Whether the server has ended or is stopping.
     pub fn is_gone(&self) -> bool {
-        use ClientError::{Closed, NotRunning, Refused};
-        matches!(
-            self,
-            NotRunning(_) | Closed(_) | Refused { status: 503, .. }
-        )
+        match self {
+            ClientError::NotRunning(_) | ClientError::Closed(_) => true,
+            ClientError::Refused { kind, .. } => kind == ENDING,
+            _ => false,
+        }
     }
 
     /// Converts an error of connecting.

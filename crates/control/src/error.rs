@@ -31,19 +31,6 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Name of the kind, for programs.
-    pub fn name(self) -> &'static str {
-        match self {
-            ErrorKind::Invalid => "invalid",
-            ErrorKind::Unknown => "unknown",
-            ErrorKind::Conflict => "conflict",
-            ErrorKind::Failed => "failed",
-            ErrorKind::Late => "late",
-            ErrorKind::Changed => "changed",
-            ErrorKind::Exists => "exists",
-        }
-    }
-
     /// Returns an error of this kind.
     pub fn because(self, text: impl Into<String>) -> RequestError {
         let text = text.into();

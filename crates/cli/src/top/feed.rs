@@ -200,7 +200,9 @@ fn lock(watched: &Mutex<BTreeSet<String>>) -> std::sync::MutexGuard<'_, BTreeSet
 
 fn explain(name: &str, error: &ClientError) -> String {
     match error {
-        ClientError::Refused { status: 404, text } if text.contains("/v1/live") => {
+        ClientError::Refused {
+            status: 404, text, ..
+        } if text.contains("/v1/live") => {
             format!("{name}: this version of the server does not support intervals")
         }
         // Their own words name no server.
