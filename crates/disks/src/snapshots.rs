@@ -46,9 +46,12 @@ impl SnapshotWork {
                 }
                 Change::Delete(which) => delete(file, which)?,
             };
-            list(file)
+            Ok(list(file))
         });
-        let all = changed.map_err(|error| error.to_string())?;
+        let listed = changed.map_err(|error| error.to_string())?;
+        let all = listed.map_err(|error| {
+            format!("the change was made, but the snapshots cannot be listed: {error}")
+        })?;
         // (The change is made only once.)
         let _ = self.done.set(all.iter().map(SnapshotInfo::from).collect());
         Ok(())

@@ -1,7 +1,9 @@
 //! `fathom serve --filter`, `fathom filters` and `fathom set`.
 
 use crate::support::{Served, disk_dir, refused, stdout_of};
-use serde_json::Value;
+use fathom_client::Client;
+use serde_json::{Value, json};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -9,7 +11,7 @@ fn set(served: &Served, args: &[&str]) -> String {
     stdout_of(&[&["set", &served.api()], args].concat())
 }
 
-fn json(args: &[&str]) -> Value {
+fn json_of(args: &[&str]) -> Value {
     serde_json::from_str(&stdout_of(args)).unwrap()
 }
 
@@ -17,7 +19,7 @@ fn json(args: &[&str]) -> Value {
 fn bench(served: &Served, args: &[&str]) -> Value {
     let socket = served.arg("s");
     let common = ["bench", "--vhost-user", &socket, "--json"];
-    json(&[&common, args].concat())
+    json_of(&[&common, args].concat())
 }
 
 fn stage<'a>(stats: &'a Value, op: &str, name: &str) -> &'a Value {
@@ -35,7 +37,7 @@ fn stage<'a>(stats: &'a Value, op: &str, name: &str) -> &'a Value {
 #[test]
 fn filters_are_listed_with_their_options() {
     let text = stdout_of(&["filters"]);
-    let listed = json(&["filters", "--json"]);
+    let listed = json_of(&["filters", "--json"]);
     let listed = listed.as_array().unwrap();
     let names = [
         "delay",
@@ -101,7 +103,7 @@ fn options_are_changed_while_serving_all_or_none() {
         "delay:read=3ms,write=2ms\n"
     );
     assert_eq!(set(&served, &["delay#1", "read="]), "delay\n");
-    let shown = json(&["set", &control, "pause", "frozen=no", "--json"]);
+    let shown = json_of(&["set", &control, "pause", "frozen=no", "--json"]);
     assert_eq!(shown["options"]["frozen"], "no");
     let info = stdout_of(&["info", &control]);
     let lines: Vec<_> = info.lines().filter(|l| l.starts_with("filter:")).collect();
@@ -127,7 +129,7 @@ fn options_are_changed_while_serving_all_or_none() {
         &["twice"],
     );
     refused(2, &["set", &control, "delay#2", "read"], &["OPTION=VALUE"]);
-    let info = json(&["info", &control, "--json"]);
+    let info = json_of(&["info", &control, "--json"]);
     assert_eq!(info["filters"][2]["options"]["read"], "3ms");
 }
 
@@ -144,7 +146,7 @@ fn a_throttle_delivers_its_rate() {
         // The real accuracy is better: tools/bench/filters.py.
         assert!(iops < 360.0 && rounds.len() < 10, "{rounds:?}");
     }
-    let stats = json(&["stats", &served.api(), "--json"]);
+    let stats = json_of(&["stats", &served.api(), "--json"]);
     let median = |name| stage(&stats, "read", name)["p50_ns"].as_f64().unwrap();
     assert!(median("queue") > 0.8 * median("total"));
 }
@@ -163,7 +165,7 @@ fn a_slow_disk_is_replayed_by_its_statistics() {
     set(&replay, &["delay", &histogram, "seed=3"]);
     replay.load(60, &["--iodepth", "1"]);
     let mean = |served: &Served, name| {
-        let stats = json(&["stats", &served.api(), "--json"]);
+        let stats = json_of(&["stats", &served.api(), "--json"]);
         stage(&stats, "read", name)["mean_ns"].as_f64().unwrap()
     };
     let (recorded, replayed) = (mean(&slow, "device"), mean(&replay, "queue"));
@@ -206,7 +208,7 @@ fn reads_sent_together_are_delayed_together() {
         let output = qemu_io(&uri, &reads.collect::<Vec<_>>()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         assert_eq!(text.matches("read 4096/4096").count(), n, "{text}");
-        let stats = json(&["stats", &served.api(), "--json"]);
+        let stats = json_of(&["stats", &served.api(), "--json"]);
         stage(&stats, "read", "queue")["max_ns"].as_f64().unwrap()
     };
     // By the server's own clock: how long a program takes to start is not in it.
@@ -337,7 +339,7 @@ fn errors_are_counted() {
     assert!(errors > 0);
     // The load has its last answers before they are counted.
     crate::support::eventually("the count", || {
-        let stats = json(&["stats", &served.api(), "--json"]);
+        let stats = json_of(&["stats", &served.api(), "--json"]);
         (wrong(&stats, "read") == errors && wrong(&stats, "write") == 0).then_some(())
     });
     let line = format!("answered with an error: {errors} read\n");
@@ -345,4 +347,30 @@ fn errors_are_counted() {
     assert!(text.contains(&line), "{text}");
     let (_, last) = served.terminate();
     assert!(last.contains(&line), "{last}");
+}
+
+/// The options of several filters are changed by one request: all of them, or none.
+#[test]
+fn change_of_filters_that_fails_changes_none() {
+    let before = ["delay:read=1ms", "throttle:iops-total=1000000"];
+    let filters = before.map(|filter| ["--filter", filter]).concat();
+    let served = Served::start("null:1G", &filters);
+    let client = Client::connect(Path::new(&served.api())).unwrap();
+    let listed: Value = client.get(&["v1", "disks"]).send().unwrap();
+    let mut options = listed["disks"][0]["options"].clone();
+    let name = options["name"].as_str().unwrap().to_owned();
+    let place = ["v1", "disks", &name];
+    let mut with = |delay: &str, throttle: &str| {
+        options["filters"] = json!([delay, throttle]);
+        client.put(&place).json(&options).send::<Value>()
+    };
+    // (The group of a throttle filter is fixed.)
+    let refused = with("delay:read=5ms", "throttle:group=all,iops-total=1000000");
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("group"), "{refused}");
+    let filters = |shown: &Value| shown["options"]["filters"].clone();
+    let shown: Value = client.get(&place).send().unwrap();
+    assert_eq!(filters(&shown), json!(before));
+    let changed = with("delay:read=5ms", before[1]).unwrap();
+    assert_eq!(filters(&changed), json!(["delay:read=5ms", before[1]]));
 }

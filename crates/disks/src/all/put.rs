@@ -131,7 +131,7 @@ impl Objects {
             return responder(Err(error));
         }
         let changed = match disk.spec().changes_to(&wanted) {
-            Changes::Filters(changes) => self.change_filters(index, &wanted, changes),
+            Changes::Filters(changes) => self.change_filters(index, &wanted, &changes),
             Changes::Remake => return self.remake(index, wanted, responder),
             Changes::Others(keys) => {
                 let (name, keys) = (disk.name(), keys.join(", "));
@@ -148,24 +148,27 @@ impl Objects {
         &mut self,
         index: usize,
         wanted: &DiskSpec,
-        changes: Vec<BTreeMap<String, String>>,
+        changes: &[BTreeMap<String, String>],
     ) -> Result<(), RequestError> {
         let disk = &mut self.disks[index];
-        let is = disk.spec().filters.clone();
-        let mut changed = false;
-        for (at, options) in changes.into_iter().enumerate() {
-            if is.get(at) != wanted.filters.get(at) {
-                let set = disk.set_filter(at, &options);
-                set.map_err(|text| ErrorKind::Invalid.because(text))?;
-                changed = true;
+        let before = disk.spec().clone();
+        let differs = |(at, _): &(usize, _)| before.filters.get(*at) != wanted.filters.get(*at);
+        let mut changes = changes.iter().enumerate().filter(differs).peekable();
+        if changes.peek().is_none() {
+            return Ok(());
+        }
+        let set = changes.try_for_each(|(at, options)| disk.set_filter(at, options).map(drop));
+        // After an error, no filter may have new options.
+        if set.is_err()
+            && let Changes::Filters(back) = disk.spec().changes_to(&before)
+        {
+            for (at, options) in back.iter().enumerate() {
+                let _ = disk.set_filter(at, options);
             }
         }
-        match changed {
-            true => self
-                .look(index)
-                .map_err(|text| ErrorKind::Failed.because(text)),
-            false => Ok(()),
-        }
+        let looked = self.look(index);
+        set.map_err(|text| ErrorKind::Invalid.because(text))?;
+        looked.map_err(|text| ErrorKind::Failed.because(text))
     }
 
     /// Changes options of a filter.
