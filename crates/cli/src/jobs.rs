@@ -35,7 +35,7 @@ enum Action {
 /// The limit applies at once, and lasts until the job ends.
 #[derive(Args, Debug)]
 struct SpeedArgs {
-    /// Identity of a mirror, commit or stream, as in `fathom jobs`
+    /// Identity of the job, as in `fathom jobs`. A backup has no speed
     job: String,
 
     /// Limit in bytes per second, such as 100M, or `none`

@@ -3,6 +3,7 @@
 use super::changes::{Next, Over};
 use super::freeze::Waiting;
 use fathom_control::{ErrorKind, RequestError, changing_disk};
+use fathom_metrics::{JobKind, StartingJob};
 use fathom_requests::Responder;
 use std::collections::BTreeMap;
 use std::sync::mpsc::SyncSender;
@@ -47,7 +48,9 @@ pub enum Change {
     /// A backup with this identity begins. `end`: the responder of a request to end the backup that arrived meanwhile.
     StartingBackup { id: String, end: Option<Responder> },
     /// The disk gets the options that a job needs; then the job begins.
-    PreparingJob(Next),
+    PreparingJob(Next, Box<StartingJob>),
+    /// A mirror, commit or stream begins.
+    StartingJob(Box<StartingJob>),
     /// The disk's users wait for the decision whether the disk continues on its new image.
     Deciding(SyncSender<bool>),
 }
@@ -78,6 +81,22 @@ impl Activities {
         match &mut self.0.get_mut(name)?.phase {
             Phase::Changing(_, change) => Some(change),
             Phase::Idle | Phase::Opening(_) | Phase::Frozen { .. } | Phase::Closing(_) => None,
+        }
+    }
+
+    /// Returns the job of the disk that begins and does not run yet.
+    pub fn starting_job(&self, name: &str) -> Option<StartingJob> {
+        match self.phase(name)? {
+            Phase::Changing(_, Change::PreparingJob(_, job) | Change::StartingJob(job)) => {
+                Some(StartingJob::clone(job))
+            }
+            Phase::Changing(_, Change::StartingBackup { id, .. }) => Some(StartingJob {
+                kind: JobKind::Backup,
+                id: id.clone(),
+                target: None,
+                speed: None,
+            }),
+            _ => None,
         }
     }
 

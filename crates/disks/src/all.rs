@@ -295,6 +295,7 @@ impl Objects {
         Info {
             nbd: nbd.map(|(nbd, export)| nbd.info(export)),
             frozen: self.activities.is_frozen(disk.name()),
+            starting: self.activities.starting_job(disk.name()),
             uptime_seconds: self.started.elapsed().as_secs(),
             ..disk.info()
         }

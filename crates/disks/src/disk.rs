@@ -25,6 +25,7 @@ use fathom_filters::Filters;
 use fathom_host::options::DiskOptions;
 use fathom_host::{Error, Outcome};
 use fathom_jobs::Following;
+use fathom_jobs::pull::Pull;
 use fathom_metrics::{By, Events, Happened};
 use fathom_metrics::{FrontEnd, ImageInfo, Info, WorkerInfo};
 use fathom_metrics::{QueueInfo, Visits};
@@ -195,6 +196,11 @@ impl Served {
     pub fn may_not_be_disturbed(&self) -> Option<String> {
         let job = self.job_of_others().map(str::to_owned);
         self.moves.may_go().err().or(job)
+    }
+
+    /// Returns the move of the disk to this server, if such a move has begun.
+    pub fn coming(&self) -> Option<&Pull> {
+        self.moves.coming()
     }
 
     /// The options that the disk is served with, without options at their defaults.
@@ -452,10 +458,11 @@ impl Served {
             trace: self.trace.as_ref().map(|trace| trace.path().to_owned()),
             alarms: self.alarms.info(),
             frozen: false,
-            pull: self.moves.status().map(Into::into),
+            pull: self.moves.info(),
             moved: self.moves.has_gone(),
             backup: self.backup.as_ref().map(Running::info),
             mirror: self.mirror.as_ref().map(Mirror::info),
+            starting: None,
             stream: self.stream_info(),
             unmarked: self.unmarked.clone(),
             uptime_seconds: 0,

@@ -11,9 +11,7 @@ use fathom_host::options::DiskOptions;
 use fathom_jobs::Phase;
 use fathom_jobs::Source;
 use fathom_jobs::mirror::{Mirror, Target, Terms};
-use fathom_metrics::MirrorInfo;
-use fathom_metrics::{Events, Happened};
-use fathom_requests::new_identity;
+use fathom_metrics::{Events, Happened, JobKind, MirrorInfo, StartingJob};
 use fathom_stack::{check_raw, open_unserved};
 use fathom_units::redacted;
 use std::sync::Arc;
@@ -26,6 +24,8 @@ const END: Duration = Duration::from_secs(30);
 
 /// A commit: a mirror to a backing image.
 pub struct Commit {
+    /// Identity of the job.
+    pub id: String,
     /// Depth of the backing image in the chain.
     pub depth: usize,
     pub image: ChainImage,
@@ -34,8 +34,17 @@ pub struct Commit {
     pub target: DiskOptions,
 }
 
+impl Commit {
+    /// Returns the job, which does not run yet.
+    pub fn job(&self) -> StartingJob {
+        starting(&self.id, &self.target, self.terms)
+    }
+}
+
 /// Source, target and limits of a new mirror.
 pub struct Order {
+    /// Identity of the job.
+    pub id: String,
     pub disk: String,
     pub source: Source,
     pub terms: Terms,
@@ -61,7 +70,26 @@ pub struct Running {
     since: Instant,
 }
 
+fn starting(id: &str, target: &DiskOptions, terms: Terms) -> StartingJob {
+    StartingJob {
+        kind: JobKind::Mirror,
+        id: id.to_owned(),
+        target: Some(shown(target)),
+        speed: terms.rate,
+    }
+}
+
+/// The location of a target, for the user.
+fn shown(target: &DiskOptions) -> String {
+    redacted(&target.disk.location.to_string()).into_owned()
+}
+
 impl Order {
+    /// Returns the job, which does not run yet.
+    pub fn job(&self) -> StartingJob {
+        starting(&self.id, &self.target, self.terms)
+    }
+
     /// Begins the mirror. `over` is called at its end. May block. The error is for the user: both disks are unchanged.
     pub fn begin(self, over: Box<dyn FnOnce() + Send>) -> Result<Running, String> {
         let (target, files, images) = match self.above.clone() {
@@ -75,8 +103,7 @@ impl Order {
                 let opened = open_unserved(&self.target.disk);
                 let opened = opened.map_err(|error| error.to_string())?;
                 let files = opened.files.clone();
-                let images = redacted(&self.target.disk.location.to_string()).into_owned();
-                (Target::Other(opened), files, images)
+                (Target::Other(opened), files, shown(&self.target))
             }
         };
         let (disk, events) = (self.disk.clone(), self.events);
@@ -96,7 +123,7 @@ impl Order {
         self.shared
             .set_followers_leave(Box::new(move || leaving.leave()));
         Ok(Running {
-            id: new_identity(),
+            id: self.id,
             mirror,
             target: Arc::new(self.target),
             terms: self.terms,
@@ -150,7 +177,7 @@ impl Running {
         let disk = &self.target.disk;
         MirrorInfo {
             id: self.id.clone(),
-            target: redacted(&disk.location.to_string()).into_owned(),
+            target: shown(&self.target),
             format: disk.format.unwrap_or(Format::Raw).name().into(),
             phase: status.phase.name().into(),
             copied: status.copied,

@@ -4,8 +4,8 @@ use super::shared_disk::{Guard, SharedDisk};
 use fathom_core::{Disk, Part, Parts};
 use fathom_exports::nbd::Moving;
 use fathom_host::options::DiskOptions;
-use fathom_jobs::pull::{Going, Gone, Phase, Prepared, Pull, Status, Target, Terms};
-use fathom_metrics::{Events, Happened};
+use fathom_jobs::pull::{Going, Gone, Phase, Prepared, Pull, Target, Terms};
+use fathom_metrics::{Events, Happened, PullInfo};
 use fathom_stack::Stack;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -66,8 +66,14 @@ impl Moves {
     }
 
     /// Returns the progress of the move to this server, if such a move has begun.
-    pub fn status(&self) -> Option<Status> {
-        self.coming.as_ref()?.0.get().map(Pull::status)
+    pub fn info(&self) -> Option<PullInfo> {
+        let pull = self.coming()?;
+        Some(PullInfo::new(pull.status(), pull.rate()))
+    }
+
+    /// Returns the move to this server, if such a move has begun.
+    pub fn coming(&self) -> Option<&Pull> {
+        self.coming.as_ref()?.0.get()
     }
 
     /// Fails while the disk is moving, in either direction.
@@ -91,8 +97,7 @@ impl Moves {
     }
 
     fn pull(&self) -> Option<&Pull> {
-        let coming = self.coming.as_ref().and_then(|coming| coming.0.get());
-        coming.or(self.watch.as_ref())
+        self.coming().or(self.watch.as_ref())
     }
 
     /// Returns the requests of other servers to take the disk over, for the thread that records such a take-over.

@@ -9,8 +9,7 @@ use fathom_formats::served::{Beside, ChainImage, ImageDisk};
 use fathom_formats::{Format, resolve};
 use fathom_jobs::stream::{self, Below, Terms};
 use fathom_jobs::{Following, Name, Phase, Source, Tell, commit};
-use fathom_metrics::StreamInfo;
-use fathom_metrics::{Events, Happened};
+use fathom_metrics::{Events, Happened, JobKind, StartingJob, StreamInfo};
 use fathom_requests::new_identity;
 use fathom_stack::{Description, check_raw, name_from, open_below};
 use fathom_units::{cause, redacted};
@@ -120,11 +119,32 @@ pub enum What {
 /// A stream that begins once the disk has the options for it.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// Identity of the job.
+    id: String,
     pub what: What,
     pub rate: Option<u64>,
 }
 
 impl Plan {
+    pub fn new(what: What, rate: Option<u64>) -> Plan {
+        let id = new_identity();
+        Plan { id, what, rate }
+    }
+
+    /// Returns the job, which does not run yet.
+    pub fn job(&self) -> StartingJob {
+        let kind = match self.what {
+            What::Up(_) => JobKind::Stream,
+            What::Down(_) => JobKind::Commit,
+        };
+        StartingJob {
+            kind,
+            id: self.id.clone(),
+            target: self.base().map(shown),
+            speed: self.rate,
+        }
+    }
+
     /// Returns the option that the disk needs for the stream.
     pub fn beside(&self) -> Beside {
         match &self.what {
@@ -206,7 +226,7 @@ impl Order {
         let leaving = following.clone();
         shared.set_followers_leave(Box::new(move || leaving.leave()));
         Ok(Running {
-            id: new_identity(),
+            id: plan.id.clone(),
             following,
             plan,
             images,
@@ -245,10 +265,14 @@ impl Order {
     }
 }
 
+/// An image, for the user.
+fn shown(image: &PathBuf) -> String {
+    redacted(&image.display().to_string()).into_owned()
+}
+
 impl Running {
     pub fn info(&self) -> StreamInfo {
         let status = self.following.status();
-        let shown = |image: &PathBuf| redacted(&image.display().to_string()).into_owned();
         StreamInfo {
             id: self.id.clone(),
             base: self.plan.base().map(shown),

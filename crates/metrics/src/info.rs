@@ -1,6 +1,7 @@
 //! What is told of a disk.
 
 use crate::alarm::AlarmInfo;
+use crate::job_id::JobKind;
 use fathom_control::Owner;
 use fathom_core::{Counter, WorkerHandle};
 use fathom_formats::qcow2::snapshot::Snapshot;
@@ -90,6 +91,9 @@ pub struct Info {
     /// The disk's mirror or commit. Null if the disk has none.
     #[serde(default)]
     pub mirror: Option<MirrorInfo>,
+    /// The disk's job that begins and does not run yet. Null if the disk has none.
+    #[serde(default)]
+    pub starting: Option<StartingJob>,
     /// The disk's stream, or commit of images in the middle of the backing chain. Null if the disk has none.
     #[serde(default)]
     pub stream: Option<StreamInfo>,
@@ -112,6 +116,18 @@ pub struct Info {
     pub limits: Option<TenantLimits>,
 }
 
+/// A job of a disk that begins and does not run yet.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct StartingJob {
+    pub kind: JobKind,
+    /// Number of the job, which no other job has.
+    pub id: String,
+    /// Future target of a mirror, backing image of a stream, or image that a commit writes to.
+    pub target: Option<String>,
+    /// Maximum number of bytes copied per second. Null if there is no limit.
+    pub speed: Option<u64>,
+}
+
 /// Progress of the move of a disk from another server to this server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PullInfo {
@@ -127,17 +143,22 @@ pub struct PullInfo {
     pub copied: u64,
     /// Number of bytes still to be copied, as far as known.
     pub left: u64,
+    /// Maximum number of bytes copied per second. Null if there is no limit.
+    #[serde(default)]
+    pub speed: Option<u64>,
     /// Why the move makes no progress at present: the server retries. Null if it has no problem.
     #[serde(default)]
     pub problem: Option<String>,
 }
 
-impl From<Status> for PullInfo {
-    fn from(status: Status) -> PullInfo {
+impl PullInfo {
+    /// The progress of a move with this limit.
+    pub fn new(status: Status, speed: Option<u64>) -> PullInfo {
         PullInfo {
             phase: status.phase.name().to_owned(),
             copied: status.copied,
             left: status.left,
+            speed,
             problem: status.problem,
         }
     }

@@ -1,10 +1,9 @@
 //! Jobs: what a server does with disks beside serving them, as one list.
 
-use crate::info::{BackupInfo, Info, MirrorInfo, PullInfo, StreamInfo};
+use crate::info::{BackupInfo, Info, MirrorInfo, PullInfo, StartingJob, StreamInfo};
+use crate::job_id::{JobId, JobKind};
 use fathom_control::{ErrorKind, RequestError};
 use serde::{Deserialize, Serialize};
-use std::fmt;
-use std::str::FromStr;
 use utoipa::ToSchema;
 
 /// Jobs of all disks.
@@ -34,14 +33,15 @@ pub struct JobInfo {
     /// State of the job, in the same words for all kinds.
     #[serde(default)]
     pub state: JobState,
-    /// Phase of the job: `keeping` or `failed` for a backup, otherwise `phase` of the pull, mirror or stream.
+    /// Phase of the job: `starting` before it runs, then `keeping` or `failed` for a backup, otherwise `phase` of the pull, mirror or stream.
     pub phase: String,
     /// Number of bytes copied. For a backup: number of bytes in the scratch file.
     pub copied: u64,
     /// Number of bytes still to be copied or examined, as far as known. Null for a backup, which continues until it is
     /// ended.
     pub left: Option<u64>,
-    /// Maximum number of bytes copied per second. Null if there is no limit, and for a pull or a backup.
+    /// Maximum number of bytes copied per second. Null if there is no limit, and for a backup, which
+    /// is as fast as its client.
     #[serde(default)]
     pub speed: Option<u64>,
     /// Time since the job began, in seconds. Null for a pull.
@@ -55,6 +55,7 @@ pub struct JobInfo {
 
 /// State of a job:
 ///
+/// - `starting`: its target or images are being opened. Such a job can be neither changed nor ended.
 /// - `running`: it makes progress, or a backup can be read.
 /// - `waiting`: the virtual machine has released the disk. The job continues when the machine is back.
 /// - `ready`: the disk can be switched to the mirror's target, or the guest can migrate.
@@ -64,6 +65,7 @@ pub struct JobInfo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum JobState {
+    Starting,
     #[default]
     Running,
     Waiting,
@@ -77,6 +79,7 @@ impl JobState {
     /// The state in a phase of any kind of job.
     fn of(phase: &str) -> JobState {
         match phase {
+            "starting" => JobState::Starting,
             "waiting" => JobState::Waiting,
             "ready" => JobState::Ready,
             "stopping" | "finishing" | "switching" | "arriving" => JobState::Finishing,
@@ -84,74 +87,6 @@ impl JobState {
             "failed" => JobState::Failed,
             _ => JobState::Running,
         }
-    }
-}
-
-/// Kind of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum JobKind {
-    Pull,
-    Backup,
-    Mirror,
-    Stream,
-    Commit,
-}
-
-impl JobKind {
-    const ALL: [JobKind; 5] = [
-        JobKind::Pull,
-        JobKind::Backup,
-        JobKind::Mirror,
-        JobKind::Stream,
-        JobKind::Commit,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            JobKind::Pull => "pull",
-            JobKind::Backup => "backup",
-            JobKind::Mirror => "mirror",
-            JobKind::Stream => "stream",
-            JobKind::Commit => "commit",
-        }
-    }
-}
-
-/// Identity of a job, as text `DISK.KIND.NUMBER`, or `DISK.pull`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JobId {
-    pub disk: String,
-    pub kind: JobKind,
-    /// Identity that no other job has; empty for a pull.
-    pub number: String,
-}
-
-impl fmt::Display for JobId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (disk, kind) = (&self.disk, self.kind.name());
-        match self.kind {
-            JobKind::Pull => write!(f, "{disk}.{kind}"),
-            _ => write!(f, "{disk}.{kind}.{}", self.number),
-        }
-    }
-}
-
-impl FromStr for JobId {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<JobId, ()> {
-        let (front, number) = match text.strip_suffix(".pull") {
-            Some(_) => (text, ""),
-            None => text.rsplit_once('.').ok_or(())?,
-        };
-        // (A disk's name may contain dots, too.)
-        let (disk, kind) = front.rsplit_once('.').ok_or(())?;
-        let kind = JobKind::ALL.into_iter().find(|one| one.name() == kind);
-        Ok(JobId {
-            disk: disk.to_owned(),
-            kind: kind.ok_or(())?,
-            number: number.to_owned(),
-        })
     }
 }
 
@@ -168,7 +103,9 @@ impl Info {
         let pull = self.pull.iter().map(|one| JobInfo::pull(disk, one));
         let jobs = pull.chain(self.backup.iter().map(|one| JobInfo::backup(disk, one)));
         let jobs = jobs.chain(self.mirror.iter().map(|one| JobInfo::mirror(disk, one)));
-        jobs.chain(self.stream.iter().map(|one| JobInfo::stream(disk, one)))
+        let jobs = jobs.chain(self.stream.iter().map(|one| JobInfo::stream(disk, one)));
+        let starting = self.starting.iter();
+        jobs.chain(starting.map(|one| JobInfo::starting(disk, one)))
             .collect()
     }
 
@@ -206,8 +143,17 @@ impl JobInfo {
         }
     }
 
+    fn starting(disk: &str, job: &StartingJob) -> JobInfo {
+        JobInfo {
+            speed: job.speed,
+            target: job.target.clone(),
+            ..JobInfo::new(disk, job.kind, &job.id, "starting")
+        }
+    }
+
     fn pull(disk: &str, pull: &PullInfo) -> JobInfo {
         JobInfo {
+            speed: pull.speed,
             copied: pull.copied,
             left: Some(pull.left),
             problem: pull.problem.clone(),
@@ -254,28 +200,6 @@ impl JobInfo {
             target: stream.base.clone(),
             problem: stream.problem.clone(),
             ..JobInfo::new(disk, kind, &stream.id, &stream.phase)
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn identity_of_a_job_is_read_as_it_is_written() {
-        for (text, disk, kind) in [
-            ("vm1.mirror.3f", "vm1", JobKind::Mirror),
-            ("a.stream.b.commit.3f", "a.stream.b", JobKind::Commit),
-            ("vm1.pull", "vm1", JobKind::Pull),
-            ("vm1.backup.9.pull", "vm1.backup.9", JobKind::Pull),
-        ] {
-            let id: JobId = text.parse().unwrap();
-            assert_eq!((&*id.disk, id.kind), (disk, kind));
-            assert_eq!(id.to_string(), text);
-        }
-        for text in ["", "vm1", "mirror", "vm1.mirror", "vm1.other.3f", ".."] {
-            assert_eq!(text.parse::<JobId>(), Err(()), "{text}");
         }
     }
 }

@@ -23,6 +23,7 @@ mod form;
 mod guest;
 mod guests;
 mod info;
+mod job_id;
 mod jobs;
 mod live;
 mod measured;
@@ -42,9 +43,11 @@ pub use form::Form;
 pub use guests::GUESTS;
 pub use info::{
     BackupInfo, BitmapInfo, Bitmaps, ConnectionInfo, FrontEnd, ImageInfo, ImageProblem, Info,
-    MirrorInfo, NbdInfo, PullInfo, SnapshotInfo, Snapshots, StreamInfo, TenantLimits, WorkerInfo,
+    MirrorInfo, NbdInfo, PullInfo, SnapshotInfo, Snapshots, StartingJob, StreamInfo, TenantLimits,
+    WorkerInfo,
 };
-pub use jobs::{JobId, JobInfo, JobKind, JobState, Jobs, unknown_job};
+pub use job_id::{JobId, JobKind};
+pub use jobs::{JobInfo, JobState, Jobs, unknown_job};
 pub use live::{
     BUCKETS_PER_DOUBLING, DiskSample, Figures, FrontEndSample, Full, Limiter, LimiterKind,
     Listener, Listeners, OpSample, QueueSample, Sample, WorkerSample, bucket_ns,

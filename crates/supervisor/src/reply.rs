@@ -200,6 +200,7 @@ fn disk(
         backup: None,
         mirror: None,
         stream: None,
+        starting: None,
         ..said
     };
     let options = table.clone();

@@ -2,7 +2,10 @@
 
 use crate::pair::{Pair, changes, ends_well, guest, listed, pull, wait_for_phase};
 use crate::support::{Served, eventually, refused, stdout_of};
+use fathom_client::Client;
+use serde_json::{Value, json};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 #[test]
@@ -136,6 +139,25 @@ fn the_speed_is_bounded() {
     assert!(copied > 10e6);
     let rate = (copied - 10e6) / begin.elapsed().as_secs_f64();
     assert!(rate < 6.0 * 1024.0 * 1024.0, "{rate}");
+}
+
+#[test]
+fn the_speed_is_changed_while_the_disk_comes() {
+    let pair = Pair::new("raw", "raw");
+    let _source = pair.source();
+    let args = pair.target_args();
+    let mut args: Vec<_> = args.iter().map(String::as_str).collect();
+    args.extend(["--pull-speed", "64k"]);
+    let target = Served::start(&pair.arg("to"), &args);
+    let client = Client::connect(Path::new(&target.api())).unwrap();
+    let jobs: Value = client.get(&["v1", "jobs"]).send().unwrap();
+    let job = &jobs["jobs"][0];
+    assert_eq!(job["kind"], "pull");
+    assert_eq!(job["speed"], 64 << 10);
+    let change = client.patch(&["v1", "jobs", job["id"].as_str().unwrap()]);
+    let job: Value = change.json(&json!({"speed": null})).send().unwrap();
+    assert_eq!(job["speed"], Value::Null);
+    wait_for_phase(&target, "ready");
 }
 
 #[test]

@@ -2,10 +2,12 @@
 
 use crate::driver::with_disk;
 use crate::kinds::{SIZE, qemu_img};
-use crate::support::{Served, as_arg, disk_dir, eventually, refused, stdout_of};
+use crate::support::{Kept, Served, as_arg, disk_dir, eventually, refused, stdout_of};
 use fathom_client::{Client, ClientError};
 use serde_json::{Value, json};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::process::Command;
 
 /// Slow enough that nothing ends before it is to.
 const SLOW: &str = "64k";
@@ -140,6 +142,40 @@ fn hasten_and_end_a_mirror(dir: &Path, served: &Served) {
 }
 
 #[test]
+fn mirror_that_does_not_run_yet_is_listed() {
+    in_use(list_a_starting_mirror);
+}
+
+fn list_a_starting_mirror(dir: &Path, served: &Served) {
+    // Connections are made, and nobody says a word.
+    let socket = dir.join("silent");
+    let silent = UnixListener::bind(&socket).unwrap();
+    let target = format!("nbd+unix:///?socket={}", as_arg(&socket));
+    let mut start = Command::new(env!("CARGO_BIN_EXE_fathom"));
+    start.args(["mirror", "start", &served.api(), &target, "--speed", SLOW]);
+    let mut start = Kept::spawn(&mut start);
+    eventually("the mirror starts", || {
+        (!jobs(served).is_empty()).then_some(())
+    });
+    let (id, shown) = job(served);
+    let known = json!({
+        "kind": "mirror", "state": "starting", "phase": "starting", "target": target, "speed": 64 << 10
+    });
+    for (key, value) in known.as_object().unwrap() {
+        assert_eq!(&shown[key], value, "{shown}");
+    }
+    let client = client(served);
+    let place = ["v1", "jobs", &id];
+    let faster = client.patch(&place).json(&json!({"speed": null}));
+    assert_eq!(status_of(faster.send()), 409);
+    let end = client.delete(&place).flag("force", true);
+    assert_eq!(status_of(end.send()), 409);
+    drop(silent);
+    assert!(!start.0.wait().unwrap().success());
+    assert!(jobs(served).is_empty());
+}
+
+#[test]
 fn stream_is_hastened_and_a_backup_is_ended() {
     in_use(hasten_a_stream_and_end_a_backup);
 }
@@ -161,11 +197,7 @@ fn hasten_a_stream_and_end_a_backup(dir: &Path, served: &Served) {
         (&shown["phase"], &shown["state"]),
         (&json!("keeping"), &json!("running"))
     );
-    refused(
-        1,
-        &["jobs", "speed", &id, "1M"],
-        &["only the speed of mirrors"],
-    );
+    refused(1, &["jobs", "speed", &id, "1M"], &["a backup has no speed"]);
     let ended: Value = client(served).delete(&["v1", "jobs", &id]).send().unwrap();
     assert_eq!(ended["id"], id);
     assert!(jobs(served).is_empty());

@@ -14,7 +14,7 @@ use fathom_control::{ErrorKind, RequestError};
 use fathom_files::gate;
 use fathom_formats::served::Beside;
 use fathom_host::options::DiskOptions;
-use fathom_metrics::StreamInfo;
+use fathom_metrics::{StartingJob, StreamInfo};
 use fathom_requests::{Answer, CommitOrder, Done, Responder, StreamOrder};
 use fathom_units::cause;
 use std::time::{Duration, Instant};
@@ -48,8 +48,12 @@ impl Objects {
         match self.begin_to_begin(index, next) {
             Ok(next) => {
                 let name = self.disks[index].name();
-                self.activities
-                    .begin(name, responder, Change::PreparingJob(next));
+                let job = Box::new(match &next {
+                    Next::Commit(commit) => commit.job(),
+                    Next::Stream(plan) => plan.job(),
+                });
+                let change = Change::PreparingJob(next, job);
+                self.activities.begin(name, responder, change);
             }
             Err(error) => responder(Err(error)),
         }
@@ -96,7 +100,13 @@ impl Objects {
     }
 
     /// Begins the job, after the disk has got the options for it.
-    pub(super) fn go_on(&mut self, index: usize, next: Next, responder: Responder) {
+    pub(super) fn go_on(
+        &mut self,
+        index: usize,
+        next: Next,
+        job: Box<StartingJob>,
+        responder: Responder,
+    ) {
         let disk = &self.disks[index];
         let post = self.mail.post();
         let begun = match next {
@@ -107,7 +117,10 @@ impl Objects {
         };
         let no_thread = |error| format!("cannot start a thread: {}", cause(error));
         match begun.and_then(|begun| begun.map_err(no_thread)) {
-            Ok(()) => self.activities.begin(disk.name(), responder, Change::Plain),
+            Ok(()) => {
+                let change = Change::StartingJob(job);
+                self.activities.begin(disk.name(), responder, change);
+            }
             Err(problem) => {
                 self.end_work(index, Err(ErrorKind::Failed.because(problem)), responder)
             }

@@ -46,20 +46,26 @@ impl Objects {
         limit: Option<u64>,
     ) -> Result<(), RequestError> {
         let disk = &self.disks[index];
+        if self.activities.starting_job(disk.name()).is_some()
+            && let Some(error) = self.activities.busy(disk.name())
+        {
+            return Err(error);
+        }
         let following = match id.kind {
             JobKind::Mirror => disk.mirror().map(|running| &running.mirror.following),
             JobKind::Stream | JobKind::Commit => disk.stream().map(|running| &running.following),
-            JobKind::Backup | JobKind::Pull => None,
-        };
-        match following {
-            Some(following) => {
-                following.set_rate(limit);
-                Ok(())
+            JobKind::Pull => {
+                disk.coming().inspect(|pull| pull.set_rate(limit));
+                return Ok(());
             }
-            None => Err(ErrorKind::Conflict.because(format!(
-                "{id}: only the speed of mirrors, commits and streams can be changed"
-            ))),
-        }
+            JobKind::Backup => {
+                return Err(ErrorKind::Conflict.because(format!(
+                    "{id}: a backup has no speed of its own: its client reads it as fast as it can"
+                )));
+            }
+        };
+        following.inspect(|following| following.set_rate(limit));
+        Ok(())
     }
 }
 

@@ -28,8 +28,12 @@ impl Objects {
             Ok(order) => order,
             Err(problem) => return responder(Err(ErrorKind::Invalid.because(problem))),
         };
+        let job = order.job();
         match changes::begin_mirror(order, self.mail.post(), self.mail.post()) {
-            Ok(()) => self.activities.begin(&name, responder, Change::Plain),
+            Ok(()) => {
+                let change = Change::StartingJob(Box::new(job));
+                self.activities.begin(&name, responder, change);
+            }
             Err(error) => responder(Err(no_thread(&error))),
         }
     }

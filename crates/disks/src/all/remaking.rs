@@ -92,7 +92,7 @@ impl Objects {
             return;
         };
         let next = match change {
-            Change::PreparingJob(next) => Some(next),
+            Change::PreparingJob(next, job) => Some((next, job)),
             _ => None,
         };
         match remade {
@@ -110,7 +110,7 @@ impl Objects {
                 let disk = name.to_owned();
                 self.common.events.tell(Happened::Changed { disk });
                 match next {
-                    Some(next) => self.go_on(index, next, responder),
+                    Some((next, job)) => self.go_on(index, next, job, responder),
                     None => responder(Ok(self.shown(index, false))),
                 }
             }

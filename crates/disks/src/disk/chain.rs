@@ -9,7 +9,7 @@ use fathom_host::options::DiskOptions;
 use fathom_jobs::mirror::Terms;
 use fathom_jobs::{Following, Phase};
 use fathom_metrics::StreamInfo;
-use fathom_requests::{CommitOrder, StreamOrder};
+use fathom_requests::{CommitOrder, StreamOrder, new_identity};
 use fathom_spec::{DiskSpec, check_path};
 use fathom_stack::KeyRing;
 use fathom_storage::Location;
@@ -38,6 +38,7 @@ impl Served {
             ..(spec.clone()).on(Location::file(&target.path), Some(target.format))
         };
         Ok(Commit {
+            id: new_identity(),
             depth,
             image: target.clone(),
             terms: Terms {
@@ -60,6 +61,7 @@ impl Served {
         check_still(&images, commit.depth, &commit.image)?;
         { images[..commit.depth].iter() }.try_for_each(refuse_snapshots)?;
         Ok(Order {
+            id: commit.id,
             disk: self.options.name.clone(),
             source: self.source(),
             terms: commit.terms,
@@ -82,10 +84,8 @@ impl Served {
             return Err(format!("a {format} image has no backing image"));
         }
         if let Some(top) = &order.top {
-            return Ok(Plan {
-                what: What::Down(middle_of(images, top, order.base.as_deref())?),
-                rate: order.speed,
-            });
+            let middle = middle_of(images, top, order.base.as_deref())?;
+            return Ok(Plan::new(What::Down(middle), order.speed));
         }
         let base = match &order.base {
             None if images.len() == 1 => return Err("the disk's image has no backing image".into()),
@@ -95,10 +95,7 @@ impl Served {
                 base_of(&images, path, order.format)?
             }
         };
-        Ok(Plan {
-            what: What::Up(base),
-            rate: order.speed,
-        })
+        Ok(Plan::new(What::Up(base), order.speed))
     }
 
     /// Returns what is needed to begin a planned stream. The disk has the options for the stream.

@@ -7,7 +7,7 @@ use fathom_formats::Format;
 use fathom_host::options::DiskOptions;
 use fathom_jobs::InUse;
 use fathom_jobs::mirror::Terms;
-use fathom_requests::MirrorOrder;
+use fathom_requests::{MirrorOrder, new_identity};
 use fathom_spec::{DiskSpec, check_path};
 use fathom_storage::Location;
 use fathom_units::cause;
@@ -30,6 +30,7 @@ impl Served {
         spec.check_keys()?;
         spec.image.path().map_or(Ok(()), check_path)?;
         Ok(Order {
+            id: new_identity(),
             disk: self.options.name.clone(),
             source: self.source(),
             terms: Terms {

@@ -74,6 +74,7 @@ impl Prepared {
             );
         }
         Pull::start(move |shared| {
+            shared.rate.set(self.terms.rate);
             shared.state().status.left = size;
             let puller = Puller::new(
                 self.terms,
@@ -157,6 +158,16 @@ impl Pull {
 
     pub fn status(&self) -> Status {
         self.shared.state().status.clone()
+    }
+
+    /// How many bytes it may copy per second. `None`: as many as it can.
+    pub fn rate(&self) -> Option<u64> {
+        self.shared.rate.limit()
+    }
+
+    /// Sets that limit. It applies to the next piece that is copied.
+    pub fn set_rate(&self, limit: Option<u64>) {
+        self.shared.rate.set(limit);
     }
 
     /// All of it is here.

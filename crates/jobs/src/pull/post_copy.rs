@@ -264,7 +264,7 @@ impl Puller {
         } else if goes_on && rest.next <= Instant::now() {
             let copied = bring_some(copy, target, rest)?;
             self.has_copied(copied);
-            if let Some(rate) = self.terms.rate {
+            if let Some(rate) = self.shared.rate.limit() {
                 let time = Duration::from_secs_f64(copied as f64 / rate as f64);
                 rest.next = Instant::now() + time.min(LONGEST);
             }

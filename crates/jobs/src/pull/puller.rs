@@ -4,7 +4,7 @@ use super::record::Record;
 use super::shared::Shared;
 use super::source::{self, Todo};
 use super::terms::{Phase, Terms};
-use crate::copy::{Copy, Failure, Pace, Rate, Speed};
+use crate::copy::{Copy, Failure, Pace, Speed};
 use fathom_core::{Disk, DiskError, WorkerHandle};
 use fathom_stack::{Client, Job, Latch, Missing};
 use fathom_storage::{ChangesClient, EngineKind};
@@ -175,7 +175,7 @@ impl Puller {
             job: &job,
             source: &source,
             target: &own,
-            pace: Pace::new(Rate::new(self.terms.rate)),
+            pace: Pace::new(self.shared.rate.clone()),
             stops: &stops,
             slice: SLICE,
         };

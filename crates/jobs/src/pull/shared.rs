@@ -1,12 +1,15 @@
 //! What the thread and the others know of a disk's way here.
 
 use super::terms::Status;
+use crate::copy::Rate;
 use fathom_storage::{ChangesClient, Halt, NbdDisk};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 #[derive(Default)]
 pub(super) struct Shared {
+    /// Limit of what is copied.
+    pub(super) rate: Arc<Rate>,
     state: Mutex<State>,
     pub(super) changed: Condvar,
     /// Gives up the connections to the other server: that of changes, and those of data.
