@@ -57,8 +57,12 @@ fn check_times(cell: &Cell) {
     );
     let evidence = cell.evidence.as_ref().unwrap();
     assert_eq!(f64::from(evidence.load.threads), count);
-    // From the first start until all are up.
-    assert!((evidence.seconds / of("up") - 1.0).abs() < 0.2, "{cell:#?}");
+    // From the first start until all are up, and the evidence is collected.
+    let begun_before = evidence.seconds > of("up") * 0.8;
+    assert!(
+        begun_before && evidence.seconds <= cell.seconds,
+        "{cell:#?}"
+    );
 }
 
 #[test]
