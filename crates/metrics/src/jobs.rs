@@ -55,7 +55,7 @@ pub struct JobInfo {
 
 /// State of a job:
 ///
-/// - `starting`: its target or images are being opened. Such a job can be neither changed nor ended.
+/// - `starting`: its target or images are being opened. The job can be neither changed nor ended yet.
 /// - `running`: it makes progress, or a backup can be read.
 /// - `waiting`: the virtual machine has released the disk. The job continues when the machine is back.
 /// - `ready`: the disk can be switched to the mirror's target, or the guest can migrate.
