@@ -9,9 +9,8 @@ mod scene;
 
 use fathom_limiter::judge;
 use fathom_run::evidence::{Evidence, ThreadTime};
-use fathom_testing::decide;
+use fathom_testing::{decide, outrank_other_programs};
 use memory::{AMPLE, TIGHT, seen_with_memory};
-use rustix::process::setpriority_process;
 use scene::{
     Beside, LOAD, SERVER, Work, bench, checksums, rate, seen, seen_on_disk, told_by_bench,
     told_by_fio,
@@ -88,8 +87,8 @@ fn expect_times(more: &Evidence, less: &Evidence, times: f64, what: &str) -> Res
 fn what_limits_a_served_disk_is_named_and_is_what_limits() {
     let limits: [fn() -> Result<(), String>; 6] =
         [a_thread, the_load, latency, a_filter, the_device, memory];
-    // Other programs, which would be the limit of a busy machine, get what these processes leave. (Only root may.)
-    let _ = setpriority_process(None, -20);
+    // (Other programs would be the limit of a busy machine.)
+    outrank_other_programs();
     // (Others may use the disk for a while.)
     limits.iter().for_each(|limit| decide(|| limit().unwrap()));
 }

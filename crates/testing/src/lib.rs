@@ -3,10 +3,12 @@
 
 mod chance;
 mod memory_dir;
+mod priority;
 mod tally;
 mod waiting;
 
 pub use chance::decide;
 pub use memory_dir::MemoryDir;
+pub use priority::outrank_other_programs;
 pub use tally::{Tried, is_time_up};
 pub use waiting::{Deadline, PATIENCE, eventually, threads_of, until};

@@ -1,6 +1,7 @@
 //! Requests that go on to another host's server, followed there and back.
 
 use crate::support::{Served, eventually, refused, stdout_of};
+use fathom_testing::{decide, outrank_other_programs};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -131,6 +132,11 @@ fn is_within_a_twentieth(found: u64, truth: u64) {
 
 #[test]
 fn each_delay_is_found_in_its_layer() {
+    outrank_other_programs();
+    decide(find_each_delay);
+}
+
+fn find_each_delay() {
     let two = Two::start();
     let [near, remote] = two.record();
     let output = two.near.arg("joined.run");
