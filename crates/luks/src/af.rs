@@ -1,20 +1,23 @@
-//! The anti-forensic splitter (LUKS1 spec 2.4): a key blown up so that wiping
-//! any part of it destroys all.
+//! The anti-forensic splitter (LUKS1 specification, section 2.4).
+//!
+//! The splitter expands a key so that wiping any part of the expanded key destroys the whole key.
 
 use crate::error::Result;
 use crate::hash::Hash;
 use crate::random;
 use zeroize::Zeroizing;
 
-/// How many times its size a key becomes. No program writes another number.
+/// Number of stripes into which a key is split. Every known program uses this number.
 pub const STRIPES: usize = 4000;
 
-/// Bytes of a split key of `key_bytes`: a multiple of 512 for 32 and 64.
+/// Returns the size in bytes of a split key of `key_bytes` bytes.
+///
+/// For keys of 32 and 64 bytes, the size is a multiple of 512.
 pub const fn split_len(key_bytes: usize) -> usize {
     key_bytes * STRIPES
 }
 
-/// Blows up `key`.
+/// Splits `key` into [`STRIPES`] stripes, all but the last of them random.
 pub fn split(key: &[u8], hash: Hash) -> Result<Zeroizing<Vec<u8>>> {
     let mut material = Zeroizing::new(vec![0; split_len(key.len())]);
     let (last, stripes) = (split_len(key.len()) - key.len(), STRIPES - 1);
@@ -25,7 +28,7 @@ pub fn split(key: &[u8], hash: Hash) -> Result<Zeroizing<Vec<u8>>> {
     Ok(material)
 }
 
-/// The key of `key_bytes` that was blown up to `material`.
+/// Recovers the key of `key_bytes` bytes that was split into `material`.
 pub fn merge(material: &[u8], key_bytes: usize, hash: Hash) -> Zeroizing<Vec<u8>> {
     let mut key = sum(material, key_bytes, STRIPES - 1, hash);
     xor(
@@ -35,7 +38,7 @@ pub fn merge(material: &[u8], key_bytes: usize, hash: Hash) -> Zeroizing<Vec<u8>
     key
 }
 
-/// Of the first `stripes`.
+/// Computes the diffused XOR of the first `stripes` stripes.
 fn sum(material: &[u8], key_bytes: usize, stripes: usize, hash: Hash) -> Zeroizing<Vec<u8>> {
     let mut sum = Zeroizing::new(vec![0; key_bytes]);
     for stripe in material.chunks_exact(key_bytes).take(stripes) {

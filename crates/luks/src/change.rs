@@ -1,17 +1,18 @@
-//! Changes of a header, for a caller to write.
+//! Changes to a header that the caller must write to disk.
 
-/// A write. Those of a list are to be written in its order, each one durable
-/// before the next one is started (a flush between them).
+/// A write to the header.
 ///
-/// Whatever of that is done when it is cut, even in the midst of a write that
-/// a disk tears at multiples of 512 bytes, either the keys from before open
-/// the disk or those from after do. Nobody else may change the header
-/// meanwhile; afterwards it is to be read again.
+/// The caller writes the changes of a list in their order. Each write must be durable before the
+/// next one starts, so a flush is needed between them.
+///
+/// The list may be interrupted at any point, even inside a write that the disk tears at a multiple
+/// of 512 bytes. After that, either the old keys or the new keys open the disk. Nobody else may
+/// modify the header during the writes. Afterwards, the caller must read the header again.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Bytes from the header's start.
+    /// Offset in bytes from the start of the header.
     pub at: u64,
-    /// What to write there; not always whole sectors.
+    /// The bytes to write; their number is not always a multiple of the sector size.
     pub bytes: Vec<u8>,
 }
 
@@ -29,7 +30,7 @@ impl Change {
         }
     }
 
-    /// Random bytes over `len` at `at`.
+    /// Overwrites `len` bytes at `at` with random bytes.
     pub(crate) fn wipe(at: u64, len: u64) -> crate::Result<Change> {
         let mut bytes = vec![0; len as usize];
         crate::random::fill(&mut bytes)?;

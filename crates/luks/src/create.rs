@@ -1,4 +1,4 @@
-//! New headers.
+//! Creates headers.
 
 use crate::change::Change;
 use crate::effort::Effort;
@@ -11,21 +11,21 @@ use crate::secret::{Passphrase, VolumeKey};
 use crate::slot::Digest;
 use crate::{v1, v2};
 
-/// What header to make.
+/// Options for a new header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// 1 or 2. QEMU knows only version 1.
+    /// LUKS version: 1 or 2. QEMU supports only version 1.
     pub version: u32,
-    /// Of the digest and, in version 1, of key derivation.
+    /// Hash of the volume key digest and, in version 1, of the key derivation.
     pub hash: Hash,
-    /// 512, 1024, 2048 or 4096; only 512 in version 1.
+    /// Sector size in bytes: 512, 1024, 2048 or 4096. Version 1 allows only 512.
     pub sector_size: u32,
-    /// Of the first key slot.
+    /// Cost of the key derivation for the first key slot.
     pub effort: Effort,
 }
 
 impl Default for Options {
-    /// What QEMU makes and reads.
+    /// Options for headers that QEMU creates and reads.
     fn default() -> Options {
         Options {
             version: 1,
@@ -37,12 +37,12 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Refuses what no header can be.
+    /// Returns an error if no header can have these options.
     pub fn check(&self) -> Result<()> {
         check(self)
     }
 
-    /// Bytes of the header with its key slots, behind which the payload starts.
+    /// Returns the size in bytes of the header and its key slots; the payload starts after them.
     pub fn header_len(&self) -> u64 {
         match self.version {
             1 => v1::PAYLOAD_AT,
@@ -51,12 +51,11 @@ impl Options {
     }
 }
 
-/// A new header.
+/// A newly created header.
 pub struct Created {
-    /// To be written at the start of the file, in which the payload follows.
-    /// Most of them are 0.
+    /// Bytes to write at the start of the file; the payload follows them. Most of the bytes are 0.
     pub bytes: Vec<u8>,
-    /// The payload's key.
+    /// Key that encrypts the payload.
     pub key: VolumeKey,
 }
 
@@ -66,8 +65,9 @@ impl std::fmt::Debug for Created {
     }
 }
 
-/// Makes a header for AES-256 in XTS mode with a new random volume key, which
-/// `passphrase` opens. Blocks for about twice the effort's time.
+/// Creates a header for AES-256 in XTS mode with a new random volume key.
+///
+/// `passphrase` opens the header's first key slot. Blocks for about twice the effort's time.
 pub fn create(options: &Options, passphrase: &Passphrase) -> Result<Created> {
     const KEY_BYTES: usize = 64;
     check(options)?;

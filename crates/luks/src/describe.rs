@@ -1,4 +1,4 @@
-//! A header for people.
+//! Describes a header for people.
 
 use crate::header::{Header, Layout};
 use crate::kdf::Kdf;
@@ -7,70 +7,70 @@ use crate::slot::{Priority, Slot};
 use crate::v1;
 use serde::Serialize;
 
-/// What is in a header, without anything secret.
+/// The contents of a header, without secrets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Description {
-    /// 1 or 2.
+    /// LUKS version: 1 or 2.
     pub version: u32,
-    /// As it is in the header.
+    /// UUID as stored in the header.
     pub uuid: String,
-    /// As "aes-xts-plain64".
+    /// Cipher with mode and IV, for example "aes-xts-plain64".
     pub cipher: String,
-    /// Of the volume key: 256 for AES-128 in XTS mode, 512 for AES-256.
+    /// Size of the volume key in bits: 256 for AES-128 in XTS mode, 512 for AES-256.
     pub key_bits: usize,
-    /// Of the digest and, in version 1, of key derivation.
+    /// Hash of the volume key digest and, in version 1, of the key derivation.
     pub hash: &'static str,
-    /// Bytes from the header's start to the payload's.
+    /// Offset of the payload in bytes from the start of the header.
     pub payload_offset: u64,
-    /// Bytes of the payload; absent if it is all that follows.
+    /// Size of the payload in bytes; absent if the payload extends to the end of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub payload_size: Option<u64>,
-    /// In bytes.
+    /// Sector size in bytes.
     pub sector_size: u32,
-    /// Those in use, by number.
+    /// Key slots in use, ordered by number.
     pub slots: Vec<SlotDescription>,
-    /// Those of version 1 that are not.
+    /// Free key slots of version 1; always empty for version 2.
     pub free: Vec<FreeSlot>,
-    /// Of the digest by which the volume key is known.
+    /// Number of PBKDF2 iterations of the digest that identifies the volume key.
     pub digest_iterations: u32,
 }
 
-/// A key slot of version 1 that nothing is in.
+/// A free key slot of version 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct FreeSlot {
-    /// From 0.
+    /// Slot number, from 0.
     pub number: u32,
-    /// Where its key material will be, in bytes from the header's start.
+    /// Offset of the space for the key material, in bytes from the start of the header.
     pub material_offset: u64,
 }
 
 /// A key slot in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SlotDescription {
-    /// From 0.
+    /// Slot number, from 0.
     pub number: u32,
-    /// Whether a passphrase is tried on it without naming it.
+    /// Whether a passphrase is tried on this slot when the caller names no slot.
     pub active: bool,
-    /// Why it cannot be opened here.
+    /// The reason why Fathom cannot open this slot, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unusable: Option<String>,
-    /// "pbkdf2", "argon2i" or "argon2id"; absent where it is unknown.
+    /// Key derivation: "pbkdf2", "argon2i" or "argon2id"; absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kdf: Option<&'static str>,
-    /// Of PBKDF2, or Argon2's passes.
+    /// Number of PBKDF2 iterations or Argon2 passes.
     pub iterations: u32,
-    /// Of Argon2.
+    /// Memory of Argon2 in KiB; absent for PBKDF2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_kib: Option<u32>,
-    /// Of Argon2.
+    /// Number of Argon2 threads; absent for PBKDF2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
-    /// Where its key material is, in bytes from the header's start.
+    /// Offset of the key material, in bytes from the start of the header.
     pub material_offset: u64,
 }
 
 impl Header {
-    /// What is in it.
+    /// Describes the header without its secrets.
     pub fn describe(&self) -> Description {
         let payload = self.payload();
         Description {
@@ -119,7 +119,7 @@ fn describe(slot: &Slot) -> SlotDescription {
     SlotDescription {
         number: slot.number,
         active: slot.unusable.is_none() && slot.priority != Priority::Ignore,
-        // Of a slot that was not understood there are no iterations.
+        // The iteration count is 0 if the slot's key derivation was not understood.
         kdf: (iterations > 0).then(|| slot.kdf.name()),
         unusable: slot.unusable.clone(),
         iterations,

@@ -1,22 +1,23 @@
-//! How hard new keys are to guess: the parameters of their derivation, found
-//! by measuring on this machine.
+//! Chooses the key derivation parameters of new keys by measuring this machine.
+//!
+//! The parameters determine how expensive it is to guess a passphrase.
 
 use crate::error::Result;
 use crate::hash::Hash;
 use crate::kdf::{Kdf, MAX_MEMORY_KIB, MAX_TIME, Memory, Variant};
 use std::time::{Duration, Instant};
 
-/// What opening a new key slot may take.
+/// Time and memory that opening a new key slot may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
-    /// On one thread of this machine, about; counts for at most 30 s.
+    /// Approximate time on one thread of this machine. Values above 30 s are treated as 30 s.
     pub time: Duration,
-    /// The most memory, where memory counts; at most 1 GiB.
+    /// Maximum memory in KiB for memory-hard key derivation; at most 1 GiB.
     pub memory_kib: u32,
 }
 
 impl Default for Effort {
-    /// As in QEMU and cryptsetup: 2 s and 1 GiB.
+    /// The defaults of QEMU and cryptsetup: 2 s and 1 GiB.
     fn default() -> Effort {
         Effort {
             time: Duration::from_secs(2),
@@ -25,17 +26,17 @@ impl Default for Effort {
     }
 }
 
-/// Fewer are never used, as in cryptsetup and QEMU.
+/// Minimum number of PBKDF2 iterations, as in cryptsetup and QEMU.
 const MIN_ITERATIONS: u32 = 1000;
-/// As in cryptsetup.
+/// Minimum number of Argon2 passes, as in cryptsetup.
 const MIN_PASSES: u32 = 4;
-/// As in cryptsetup.
+/// Minimum memory of Argon2 in KiB, as in cryptsetup.
 const MIN_MEMORY_KIB: u32 = 32;
-/// Shorter runs say too little about longer ones.
+/// Duration of a measurement that is long enough to predict longer runs.
 const MEASURED: Duration = Duration::from_millis(80);
 
 impl Effort {
-    /// PBKDF2 of `hash` for `out` bytes.
+    /// Chooses PBKDF2 parameters for `hash` and a key of `out` bytes.
     pub(crate) fn pbkdf2(&self, hash: Hash, out: usize) -> Kdf {
         let rate = rate(self.time(), MIN_ITERATIONS, |iterations| {
             hash.pbkdf2(b"passphrase", &[0x5a; 32], iterations, &mut vec![0; out]);
@@ -53,7 +54,9 @@ impl Effort {
         }
     }
 
-    /// Argon2id, with one lane, as it is run on one thread here.
+    /// Chooses Argon2id parameters for a key of `out` bytes, with one lane.
+    ///
+    /// One lane suffices because Fathom runs Argon2 on one thread.
     pub(crate) fn argon2id(&self, out: usize) -> Result<Kdf> {
         let kdf = |passes, memory_kib| Kdf::Argon2 {
             variant: Variant::Id,
@@ -73,10 +76,11 @@ impl Effort {
             }
         });
         failed?;
-        // KiB in all passes together.
+        // Total KiB that all passes together process in the given time.
         let total = rate * f64::from(small) * self.time().as_secs_f64();
         let mut memory = memory_of(total, most);
-        // Much memory is slower than little, by its page faults among others.
+        // A large memory is slower per KiB than a small one, for example because of page faults.
+        // One pass over the full memory corrects the estimate.
         if memory > small {
             let bare = timed(|| Memory::new(memory as usize).map(drop))?;
             let pass = timed(|| run(1, memory))?.saturating_sub(bare);
@@ -91,8 +95,9 @@ impl Effort {
         Ok(kdf(passes.max(MIN_PASSES), memory))
     }
 
-    /// Of the digest by which a volume key is known: a sixteenth of a slot's,
-    /// which is cryptsetup's 125 ms of 2 s.
+    /// Chooses PBKDF2 parameters for the digest that identifies a volume key.
+    ///
+    /// The digest takes a sixteenth of a slot's time: cryptsetup's 125 ms of 2 s.
     pub(crate) fn digest(&self, hash: Hash, out: usize) -> Kdf {
         let time = self.time() / 16;
         Effort { time, ..*self }.pbkdf2(hash, out)
@@ -109,14 +114,18 @@ fn timed(run: impl FnOnce() -> Result<()>) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Memory for the fewest passes that are `total` KiB together.
+/// Returns the memory in KiB for the minimum number of passes over `total` KiB altogether.
+///
+/// The result is at least [`MIN_MEMORY_KIB`] and at most `most`.
 fn memory_of(total: f64, most: u32) -> u32 {
     let memory = total / f64::from(MIN_PASSES);
     memory.clamp(MIN_MEMORY_KIB.into(), most.into()) as u32
 }
 
-/// How often a second `run` does what it is told a number of, at best. Starts
-/// with `first` of them; the longer `time` the better the answer.
+/// Measures how many units of work per second `run` completes at best.
+///
+/// `run` receives the number of units to do, at first `first`. The number doubles until one run
+/// takes long enough. A longer `time` gives a more precise result.
 fn rate(time: Duration, first: u32, mut run: impl FnMut(u32)) -> f64 {
     let enough = MEASURED.min(time / 4);
     let mut best = 0f64;

@@ -1,5 +1,7 @@
-//! Memory for secrets: left out of core files, not written to swap where locking is allowed, and wiped
-//! when it is dropped.
+//! Memory for secrets.
+//!
+//! The memory is excluded from core dumps, locked against swapping where the process may lock
+//! memory, and wiped when it is dropped.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::marker::PhantomData;
@@ -8,15 +10,15 @@ use std::ptr::{NonNull, null_mut};
 use std::slice;
 use zeroize::Zeroize;
 
-/// Pages of their own. All bytes are zero at first.
+/// A private memory mapping. All bytes are initially zero.
 struct Pages {
     at: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the pages belong to this value alone, as those of a `Box<[u8]>` do.
+// SAFETY: only this value owns the mapping, as a `Box<[u8]>` owns its bytes.
 unsafe impl Send for Pages {}
-// SAFETY: likewise; only `&mut Pages` changes them.
+// SAFETY: only this value owns the mapping, and only `&mut Pages` allows changes to it.
 unsafe impl Sync for Pages {}
 
 impl Pages {
@@ -25,14 +27,15 @@ impl Pages {
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
         );
-        // SAFETY: a new mapping, whose address the kernel chooses.
+        // SAFETY: this creates a new mapping at an address that the kernel chooses.
         let map = unsafe { libc::mmap(null_mut(), len, protection, flags, -1, 0) };
         let at = NonNull::new(map.cast::<u8>()).filter(|_| map != libc::MAP_FAILED);
         let Some(at) = at else {
             handle_alloc_error(Layout::array::<u8>(len).unwrap_or(Layout::new::<u8>()));
         };
-        // Neither can be had everywhere (RLIMIT_MEMLOCK), and the secret is needed all the same.
-        // SAFETY: both concern the new mapping only, and do not change what is in it.
+        // Both calls may fail, for example because of RLIMIT_MEMLOCK. The secret must be stored
+        // anyway, so failures are ignored.
+        // SAFETY: both calls affect only the new mapping and do not change its contents.
         unsafe {
             libc::madvise(map, len, libc::MADV_DONTDUMP);
             libc::mlock(map, len);
@@ -43,18 +46,19 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: `new` has mapped so many bytes there, and nobody else has a reference.
+        // SAFETY: `new` mapped `len` bytes at this address, and no other reference to them exists.
         unsafe { slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }.zeroize();
-        // SAFETY: likewise; nobody has the address from here on. The lock ends with the mapping.
+        // SAFETY: `new` mapped `len` bytes at this address, and nobody uses the address after this
+        // call. Unmapping also unlocks the memory.
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
     }
 }
 
-/// Bytes of a secret, at least one.
+/// The bytes of a secret; at least one byte.
 pub struct GuardedBytes(Pages);
 
 impl GuardedBytes {
-    /// Copies a secret. The caller wipes its own copy.
+    /// Copies a secret into guarded memory. The caller must wipe its own copy.
     pub fn copy_of(bytes: &[u8]) -> GuardedBytes {
         let mut copy = GuardedBytes(Pages::new(bytes.len()));
         copy.copy_from_slice(bytes);
@@ -66,19 +70,20 @@ impl Deref for GuardedBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `Pages::new` has mapped so many bytes there, all of them initialised.
+        // SAFETY: `Pages::new` mapped `len` bytes at this address, all of them initialised.
         unsafe { slice::from_raw_parts(self.0.at.as_ptr(), self.0.len) }
     }
 }
 
 impl DerefMut for GuardedBytes {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and the borrow of `self` is exclusive.
+        // SAFETY: `Pages::new` mapped `len` initialised bytes here, and the borrow of `self` is
+        // exclusive.
         unsafe { slice::from_raw_parts_mut(self.0.at.as_ptr(), self.0.len) }
     }
 }
 
-/// A secret value: a key schedule, for example.
+/// A secret value, for example a key schedule.
 pub struct Guarded<T> {
     pages: Pages,
     owns: PhantomData<T>,
@@ -90,7 +95,8 @@ impl<T> Guarded<T> {
             assert!(size_of::<T>() > 0 && align_of::<T>() <= 4096);
         }
         let pages = Pages::new(size_of::<T>());
-        // SAFETY: the pages have room for a `T`, begin at the start of a page, and hold no value yet.
+        // SAFETY: the mapping is large enough for a `T`, is page-aligned, and contains no value
+        // yet.
         unsafe { pages.at.as_ptr().cast::<T>().write(value) };
         Guarded {
             pages,
@@ -103,19 +109,20 @@ impl<T> Deref for Guarded<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: `new` has put a `T` there, which lives as long as `self`.
+        // SAFETY: `new` wrote a `T` to this address, and the `T` lives as long as `self`.
         unsafe { self.pages.at.cast::<T>().as_ref() }
     }
 }
 
 impl<T> Drop for Guarded<T> {
     fn drop(&mut self) {
-        // SAFETY: `new` has put a `T` there, which nobody uses any more. The pages are wiped after this.
+        // SAFETY: `new` wrote a `T` to this address, and nobody uses it any more. Dropping `pages`
+        // wipes the memory afterwards.
         unsafe { self.pages.at.cast::<T>().drop_in_place() };
     }
 }
 
-/// What /proc/self/smaps calls the properties of the memory at `address`.
+/// Returns the `VmFlags` that /proc/self/smaps reports for the memory at `address`.
 #[cfg(test)]
 pub fn flags_of(address: *const u8) -> String {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
@@ -151,11 +158,12 @@ mod tests {
         }
     }
 
-    /// A few pages may be locked nearly everywhere; where they may not, that is no error.
+    /// Most systems allow a process to lock a few pages. If locking is not allowed, that is no
+    /// error.
     #[test]
     fn secrets_are_locked_where_that_is_allowed() {
         let probe = Pages::new(1);
-        // SAFETY: it concerns the probe's own mapping.
+        // SAFETY: `mlock` affects only the probe's own mapping.
         let may_lock = unsafe { libc::mlock(probe.at.as_ptr().cast(), 1) } == 0;
         let bytes = GuardedBytes::copy_of(b"secret");
         assert_eq!(flags_of(bytes.as_ptr()).contains(" lo "), may_lock);

@@ -1,4 +1,4 @@
-//! The hashes of headers.
+//! Hash functions that LUKS headers use.
 
 use hmac::EagerHash;
 use sha1::Sha1;
@@ -6,24 +6,25 @@ use sha2::digest::Digest;
 use sha2::{Sha256, Sha512};
 use std::time::Duration;
 
-/// A hash that headers may name.
+/// A hash function that a header may name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hash {
-    /// Only in old headers.
+    /// SHA-1, found only in old headers.
     Sha1,
-    /// What is written unless something else is asked for.
+    /// SHA-256, the default for new headers.
     #[default]
     Sha256,
-    /// Slower to try passphrases on where a processor has instructions for
-    /// SHA-256.
+    /// SHA-512.
+    ///
+    /// Trying passphrases with SHA-512 is slower if the processor has instructions for SHA-256.
     Sha512,
 }
 
-/// All of them, for messages.
+/// Names of all hash functions, for messages.
 pub(crate) const NAMES: &str = "sha1, sha256 and sha512";
 
 impl Hash {
-    /// Its name in headers.
+    /// Returns the name of the hash in headers.
     pub fn name(self) -> &'static str {
         match self {
             Hash::Sha1 => "sha1",
@@ -32,14 +33,14 @@ impl Hash {
         }
     }
 
-    /// The one with that name, in lower case.
+    /// Finds the hash with this name, which must be in lower case.
     pub fn named(name: &str) -> Option<Hash> {
         [Hash::Sha1, Hash::Sha256, Hash::Sha512]
             .into_iter()
             .find(|hash| hash.name() == name)
     }
 
-    /// Bytes of a digest.
+    /// Returns the size of a digest in bytes.
     pub(crate) fn len(self) -> usize {
         match self {
             Hash::Sha1 => 20,
@@ -48,7 +49,7 @@ impl Hash {
         }
     }
 
-    /// Fills `out` by PBKDF2 (RFC 8018) with HMAC of this hash.
+    /// Fills `out` using PBKDF2 (RFC 8018) with HMAC of this hash.
     pub(crate) fn pbkdf2(self, secret: &[u8], salt: &[u8], iterations: u32, out: &mut [u8]) {
         fn of<D: EagerHash>(secret: &[u8], salt: &[u8], iterations: u32, out: &mut [u8]) {
             pbkdf2::pbkdf2_hmac::<D>(secret, salt, iterations, out);
@@ -60,8 +61,9 @@ impl Hash {
         }
     }
 
-    /// About the time of one iteration of [`Hash::pbkdf2`] for as many bytes
-    /// as a digest has, on a server of the 2020s.
+    /// Returns the approximate time of one PBKDF2 iteration on a server of the 2020s.
+    ///
+    /// The time applies to [`Hash::pbkdf2`] with an output of one digest's size.
     pub(crate) fn time_of_iteration(self) -> Duration {
         match self {
             Hash::Sha1 | Hash::Sha256 => Duration::from_nanos(150),
@@ -69,8 +71,10 @@ impl Hash {
         }
     }
 
-    /// The diffusion of the anti-forensic splitter (LUKS1 spec 2.4): each
-    /// piece of a digest's length becomes the digest of its number and itself.
+    /// Applies the diffusion function of the anti-forensic splitter (LUKS1 specification, section
+    /// 2.4).
+    ///
+    /// Each piece of a digest's size is replaced by the digest of its index and its contents.
     pub(crate) fn diffuse(self, block: &mut [u8]) {
         match self {
             Hash::Sha1 => diffuse::<Sha1>(block, self.len()),
@@ -79,7 +83,7 @@ impl Hash {
         }
     }
 
-    /// Of all `parts` in a row.
+    /// Returns the digest of the concatenated `parts`.
     pub(crate) fn digest(self, parts: &[&[u8]]) -> Vec<u8> {
         match self {
             Hash::Sha1 => digest::<Sha1>(parts),

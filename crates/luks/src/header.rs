@@ -1,4 +1,4 @@
-//! A LUKS header of either version.
+//! A LUKS header of version 1 or 2.
 
 use crate::bytes::{Bytes, u16_at};
 use crate::error::{Error, Result};
@@ -11,15 +11,16 @@ use crate::slot::{Priority, Slot};
 use crate::{v1, v2};
 use std::time::Duration;
 
-/// A header that was read and checked. It is what was there at that time:
-/// after changes it is to be read again.
+/// A header that has been read and checked.
+///
+/// The header is a snapshot: after a change, the caller must read the header again.
 #[derive(Clone, Debug)]
 pub struct Header {
     pub(crate) parts: Parts,
     pub(crate) layout: Layout,
 }
 
-/// What only one version has.
+/// The data that only one version has.
 #[derive(Clone, Debug)]
 pub(crate) enum Layout {
     V1(Box<v1::Layout>),
@@ -27,17 +28,17 @@ pub(crate) enum Layout {
 }
 
 impl Header {
-    /// Bytes that [`Header::is_luks`] needs.
+    /// Number of bytes that [`Header::is_luks`] needs.
     pub const START: usize = 8;
 
-    /// Whether a file that starts with `start` has a LUKS header there, of
-    /// whichever version.
+    /// Returns whether a file that starts with `start` has a LUKS header of any version there.
     pub fn is_luks(start: &[u8]) -> bool {
         start.starts_with(&v1::fields::MAGIC)
     }
 
     /// Reads the header at the start of `bytes` and checks every field.
-    /// Needs at most about 100 MiB of memory, whatever is there.
+    ///
+    /// Uses at most about 100 MiB of memory, whatever the header contains.
     pub fn read(bytes: &dyn Bytes) -> Result<Header> {
         let mut start = [0; Header::START];
         bytes
@@ -55,7 +56,8 @@ impl Header {
             version if version != 2 && Header::is_luks(&start) => Err(Error::unsupported(format!(
                 "LUKS version {version} is not supported, only 1 and 2"
             ))),
-            // Its second copy may be there where the first one is overwritten.
+            // The second copy of a LUKS2 header may be intact even if the first one has been
+            // overwritten.
             _ => {
                 let (parts, layout) = v2::read(bytes).map_err(|error| match error {
                     Error::NotLuks if Header::is_luks(&start) => {
@@ -69,7 +71,7 @@ impl Header {
         }
     }
 
-    /// 1 or 2.
+    /// Returns the LUKS version: 1 or 2.
     pub fn version(&self) -> u32 {
         match self.layout {
             Layout::V1(_) => 1,
@@ -77,28 +79,30 @@ impl Header {
         }
     }
 
-    /// Where the encrypted data is.
+    /// Returns the location and format of the encrypted data.
     pub fn payload(&self) -> Payload {
         self.parts.payload
     }
 
-    /// As it is in the header.
+    /// Returns the UUID as stored in the header.
     pub fn uuid(&self) -> &str {
         &self.parts.uuid
     }
 
-    /// The volume key, by a passphrase of any slot; see [`Header::find`].
+    /// Returns the volume key using the passphrase of any slot; see [`Header::find`].
     pub fn unlock(&self, bytes: &dyn Bytes, passphrase: &Passphrase) -> Result<VolumeKey> {
         Ok(self.find(bytes, passphrase)?.0)
     }
 
-    /// The volume key and the number of the slot that `passphrase` opens.
+    /// Returns the volume key and the number of the slot that `passphrase` opens.
     ///
-    /// Tries the slots in use by priority and number, but not those with the
-    /// priority "ignore". Blocks for the time of their key derivations, and
-    /// for no more than about a minute: what would take longer is
-    /// [`Error::TooSlow`]. [`Error::WrongKey`] is for callers with further
-    /// keys to try.
+    /// Tries the slots in use, ordered by priority and number. Slots with the priority "ignore" are
+    /// skipped. Blocks during the key derivations, but for no more than about a minute.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::TooSlow`] if trying the next slot would exceed that time.
+    /// - [`Error::WrongKey`] if no slot accepts the passphrase; the caller may try another one.
     pub fn find(&self, bytes: &dyn Bytes, passphrase: &Passphrase) -> Result<(VolumeKey, u32)> {
         let mut slots: Vec<&Slot> = self.tried().collect();
         if slots.is_empty() {
@@ -119,7 +123,7 @@ impl Header {
         Err(Error::WrongKey)
     }
 
-    /// The volume key, by the passphrase of slot `number` alone.
+    /// Returns the volume key using only the passphrase of slot `number`.
     pub fn unlock_slot(
         &self,
         bytes: &dyn Bytes,
@@ -133,16 +137,19 @@ impl Header {
         self.open(slot, bytes, passphrase)?.ok_or(Error::WrongKey)
     }
 
-    /// Whether `key` is the volume key of this header. Takes the time of the
-    /// digest's iterations: about 0.1 s.
+    /// Returns whether `key` is the volume key of this header.
+    ///
+    /// Computes the digest, which takes about 0.1 s.
     pub fn check(&self, key: &VolumeKey) -> bool {
         key.bytes().len() == self.parts.payload.key_bytes
             && self.parts.digest.is_of(key).unwrap_or(false)
     }
 
-    /// By which a caller can tell that a volume key from an earlier unlock
-    /// still belongs to a header: that of the header's digest, its salt and
-    /// the UUID. Adding and removing keys does not change it.
+    /// Returns a fingerprint that identifies the volume key of this header.
+    ///
+    /// The fingerprint covers the header's digest, its salt and the UUID. A caller can use it to
+    /// check that a volume key from an earlier unlock still belongs to the header. Adding and
+    /// removing keys does not change the fingerprint.
     pub fn fingerprint(&self) -> [u8; 32] {
         let digest = &self.parts.digest;
         let parts = [&digest.salt, &digest.value[..], self.parts.uuid.as_bytes()];
@@ -151,7 +158,7 @@ impl Header {
         fingerprint
     }
 
-    /// The slots that a passphrase without a slot's number is tried on.
+    /// Returns the slots on which a passphrase is tried when the caller names no slot.
     pub(crate) fn tried(&self) -> impl Iterator<Item = &Slot> {
         let tried = |slot: &&Slot| slot.unusable.is_none() && slot.priority != Priority::Ignore;
         self.parts.slots.iter().filter(tried)

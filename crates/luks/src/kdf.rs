@@ -1,4 +1,4 @@
-//! Key derivation: from a passphrase to the key of a key slot's area.
+//! Key derivation: derives the key that encrypts a slot's key material from a passphrase.
 
 use crate::error::{Error, Result};
 use crate::hash::Hash;
@@ -6,21 +6,20 @@ use argon2::{Algorithm, Argon2, Block, Params, Version};
 use std::time::Duration;
 use zeroize::Zeroize;
 
-/// The most that the key slots which a passphrase is tried on may take
-/// together, as estimated by [`Kdf::time`]. So a header made to keep a thread
-/// busy keeps it for about a minute.
+/// Maximum total time to try a passphrase on all key slots, as estimated by [`Kdf::time`].
+///
+/// A hostile header can therefore keep a thread busy for only about a minute.
 pub const MAX_TIME: Duration = Duration::from_secs(60);
-/// The most that checking a volume key by a header's digest may take.
+/// Maximum time to check a volume key against the header's digest.
 pub const MAX_DIGEST_TIME: Duration = Duration::from_secs(10);
-/// The most memory of one derivation: 1 GiB, as in cryptsetup by default.
+/// Maximum memory of one key derivation: 1 GiB, cryptsetup's default.
 pub const MAX_MEMORY_KIB: u32 = 1 << 20;
-/// The most lanes, as in cryptsetup.
+/// Maximum number of Argon2 lanes, as in cryptsetup.
 pub const MAX_LANES: u32 = 4;
-/// About the time of 1 KiB in one pass of Argon2, on one processor of a
-/// server of the 2020s.
+/// Approximate time that Argon2 needs for 1 KiB in one pass, on one processor of a 2020s server.
 const TIME_OF_KIB: Duration = Duration::from_nanos(1000);
 
-/// A way to derive keys and its parameters.
+/// A key derivation function and its parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kdf {
     /// PBKDF2 of RFC 8018.
@@ -34,7 +33,7 @@ pub enum Kdf {
     },
 }
 
-/// Of Argon2.
+/// The variants of Argon2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
     I,
@@ -42,7 +41,7 @@ pub enum Variant {
 }
 
 impl Kdf {
-    /// Its name in headers of version 2.
+    /// Returns the name of the function in version 2 headers.
     pub fn name(&self) -> &'static str {
         match self {
             Kdf::Pbkdf2 { .. } => "pbkdf2",
@@ -57,9 +56,10 @@ impl Kdf {
         }
     }
 
-    /// Why it is not to be run, if so: parameters that mean nothing or ask
-    /// for too much. `out` is as many bytes as it is to make, in no more than
-    /// about `most`.
+    /// Returns the reason why this derivation must not run, if there is one.
+    ///
+    /// The reason is that a parameter is invalid or demands too much. `out` is the number of bytes
+    /// to derive, and `most` is the time limit for that.
     pub fn objection(&self, out: usize, most: Duration) -> Option<String> {
         match *self {
             Kdf::Pbkdf2 { iterations: 0, .. } => return Some("it has no iterations".into()),
@@ -94,7 +94,7 @@ impl Kdf {
         })
     }
 
-    /// About the time that it takes to make `out` bytes.
+    /// Estimates the time to derive `out` bytes.
     pub fn time(&self, out: usize) -> Duration {
         match *self {
             Kdf::Pbkdf2 { hash, iterations } => {
@@ -107,7 +107,9 @@ impl Kdf {
         }
     }
 
-    /// Fills `out`. Whoever calls has no [`Kdf::objection`].
+    /// Fills `out` with the derived key.
+    ///
+    /// The caller must have checked that [`Kdf::objection`] returns `None`.
     pub fn derive(&self, secret: &[u8], salt: &[u8], out: &mut [u8]) -> Result<()> {
         match *self {
             Kdf::Pbkdf2 { hash, iterations } => {
@@ -136,11 +138,11 @@ impl Kdf {
     }
 }
 
-/// For Argon2: blocks of 1 KiB each, which are wiped when they are dropped.
+/// Working memory of Argon2: blocks of 1 KiB each, which are wiped when they are dropped.
 pub struct Memory(Vec<Block>);
 
 impl Memory {
-    /// Of as many `blocks`, or an error where there is too little memory.
+    /// Allocates `blocks` blocks. Fails if there is not enough memory.
     pub fn new(blocks: usize) -> Result<Memory> {
         let mut memory = Vec::new();
         memory
@@ -155,7 +157,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // Not of the vector, which would do it twice.
+        // Wipes the slice. Zeroizing the `Vec` would wipe the memory twice.
         self.0.as_mut_slice().iter_mut().zeroize();
     }
 }

@@ -1,4 +1,4 @@
-//! Adding and removing keys.
+//! Adds and removes keys.
 
 use crate::change::Change;
 use crate::effort::Effort;
@@ -7,19 +7,20 @@ use crate::header::{Header, Layout};
 use crate::secret::{Passphrase, VolumeKey};
 use crate::{v1, v2};
 
-/// A key that is to be added.
+/// A key slot to add.
 #[derive(Debug)]
 pub struct Added {
-    /// Its slot's number.
+    /// Number of the slot.
     pub slot: u32,
-    /// To be written by the caller.
+    /// Changes that the caller must write to the header.
     pub changes: Vec<Change>,
 }
 
 impl Header {
-    /// Makes `passphrase` open `key`, which is this header's volume key, in
-    /// a free slot. In version 2 its key derivation is Argon2id. Blocks for
-    /// about twice the effort's time.
+    /// Adds `passphrase` to a free slot, so that it opens the volume key `key`.
+    ///
+    /// `key` must be this header's volume key. Version 2 uses Argon2id as the key derivation.
+    /// Blocks for about twice the effort's time.
     pub fn add_key(
         &self,
         key: &VolumeKey,
@@ -43,15 +44,17 @@ impl Header {
         Ok(Added { slot, changes })
     }
 
-    /// Removes the key slot `number`, unless it is the last that opens the
-    /// payload, and wipes its key material. Where the changes are cut before
-    /// that is wiped, the slot is free but a former copy of the header still
-    /// makes use of it.
+    /// Removes the key slot `number` and wipes its key material.
     ///
-    /// The number of a passphrase's slot is what [`Header::find`] says.
+    /// Refuses to remove the last slot that opens the payload. If the changes are interrupted
+    /// before the key material is wiped, the slot is free, but an old copy of the header can still
+    /// use it.
+    ///
+    /// [`Header::find`] returns the slot number of a passphrase.
     pub fn remove_key(&self, number: u32) -> Result<Vec<Change>> {
         self.slot(number)?;
-        // (One that is not tried without naming it would be none that anybody has.)
+        // A slot with the priority "ignore" does not count as a remaining key, because users may
+        // not know that it exists.
         if !self.tried().any(|slot| slot.number != number) {
             return Err(Error::LastKey(number));
         }

@@ -1,11 +1,11 @@
-//! LUKS, versions 1 and 2: headers, keys and the encryption of sectors.
+//! LUKS versions 1 and 2: headers, keys and sector encryption.
 //!
-//! Opens no file: headers are read through [`Bytes`], and what is to be
-//! written is handed to the caller. Nothing here is asynchronous; deriving a
-//! key takes seconds of a processor, and up to 1 GiB of memory in version 2.
+//! This crate opens no files: it reads headers through [`Bytes`] and returns the required writes to
+//! the caller. No function is asynchronous. Deriving a key takes seconds of CPU time and, in
+//! version 2, up to 1 GiB of memory.
 //!
-//! Supported is AES in XTS mode with IVs of plain64 or plain, which is what
-//! cryptsetup and QEMU make.
+//! The only supported cipher is AES in XTS mode with plain64 or plain IVs, which is what cryptsetup
+//! and QEMU create.
 
 mod af;
 mod bytes;

@@ -1,23 +1,23 @@
-//! What is in a header of either version.
+//! The contents common to headers of both versions.
 
 use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::payload::{Iv, Payload};
 use crate::slot::{Digest, Slot};
 
-/// What is read from a header, checked.
+/// The checked contents of a header.
 #[derive(Clone, Debug)]
 pub struct Parts {
     pub uuid: String,
     pub payload: Payload,
-    /// For new slots.
+    /// Hash for new slots.
     pub hash: Hash,
-    /// Those in use, by number.
+    /// Slots in use, ordered by number.
     pub slots: Vec<Slot>,
     pub digest: Digest,
 }
 
-/// The IVs of sectors under `mode`, as headers name it.
+/// Returns the sector IVs of `mode`, which is a mode's name in headers.
 pub fn iv_of_mode(mode: &str) -> Option<Iv> {
     let narrow = match mode {
         "xts-plain64" => false,
@@ -27,7 +27,7 @@ pub fn iv_of_mode(mode: &str) -> Option<Iv> {
     Some(Iv { tweak: 0, narrow })
 }
 
-/// The name of a mode that [`iv_of_mode`] knows.
+/// Returns the name of the mode in headers; the inverse of [`iv_of_mode`].
 pub fn mode_of_iv(iv: Iv) -> &'static str {
     match iv.narrow {
         false => "xts-plain64",
@@ -35,7 +35,7 @@ pub fn mode_of_iv(iv: Iv) -> &'static str {
     }
 }
 
-/// `bytes` of a volume key or a key slot's key, if they are supported.
+/// Checks that keys of `bytes` bytes are supported, for a volume key or a key slot's key.
 pub fn key_bytes(bytes: u64) -> Result<usize> {
     match bytes {
         32 | 64 => Ok(bytes as usize),
@@ -46,7 +46,7 @@ pub fn key_bytes(bytes: u64) -> Result<usize> {
     }
 }
 
-/// Refuses places that overlap. `areas` are slot number, start and end.
+/// Returns an error if two areas overlap. `areas` contains slot number, start and end of each area.
 pub fn refuse_overlaps(areas: &mut [(u32, u64, u64)]) -> Result<()> {
     areas.sort_by_key(|&(_, start, _)| start);
     for pair in areas.windows(2) {

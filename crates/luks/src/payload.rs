@@ -1,18 +1,16 @@
-//! Where the encrypted data is and how it is to be read.
+//! The location and format of the encrypted data.
 
-/// Which IV a sector has.
+/// The scheme that determines the IV of a sector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Iv {
-    /// What is added to the number of the unit of 512 bytes (LUKS2's
-    /// `iv_tweak`).
+    /// Number added to the number of the 512-byte unit (LUKS2's `iv_tweak`).
     pub tweak: u64,
-    /// Only the low 32 bits count, which dm-crypt calls plain; otherwise it
-    /// is plain64.
+    /// Whether the IV is truncated to its low 32 bits: "plain" in dm-crypt; otherwise "plain64".
     pub narrow: bool,
 }
 
 impl Iv {
-    /// Of the unit of 512 bytes with the number `unit` in the payload.
+    /// Returns the IV of the 512-byte unit number `unit` of the payload.
     pub(crate) fn of_unit(self, unit: u64) -> u64 {
         let iv = unit.wrapping_add(self.tweak);
         match self.narrow {
@@ -25,14 +23,14 @@ impl Iv {
 /// The payload of a LUKS header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Payload {
-    /// Bytes from the header's start to the payload's.
+    /// Offset of the payload in bytes from the start of the header.
     pub offset: u64,
-    /// Its bytes; `None` for all that follows.
+    /// Size of the payload in bytes; `None` if the payload extends to the end of the disk.
     pub size: Option<u64>,
-    /// 512, 1024, 2048 or 4096.
+    /// Sector size in bytes: 512, 1024, 2048 or 4096.
     pub sector_size: u32,
-    /// For [`Sectors::with_iv`](crate::Sectors::with_iv).
+    /// IV scheme for [`Sectors::with_iv`](crate::Sectors::with_iv).
     pub iv: Iv,
-    /// Bytes of the volume key: 32 or 64.
+    /// Size of the volume key in bytes: 32 or 64.
     pub key_bytes: usize,
 }

@@ -1,20 +1,20 @@
-//! Random bytes of the kernel.
+//! Random bytes from the kernel.
 
 use crate::error::{Error, Result};
 
-/// Fills `bytes`.
+/// Fills `bytes` with random bytes.
 pub fn fill(bytes: &mut [u8]) -> Result<()> {
     getrandom::fill(bytes).map_err(Error::Random)
 }
 
-/// As many as asked for.
+/// Returns `N` random bytes.
 pub fn array<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     fill(&mut bytes)?;
     Ok(bytes)
 }
 
-/// A random UUID (RFC 9562, version 4), in the usual way of writing.
+/// Returns a random UUID (RFC 9562, version 4) in the usual notation.
 pub fn uuid() -> Result<String> {
     let mut bytes: [u8; 16] = array()?;
     bytes[6] = bytes[6] & 0x0f | 0x40;

@@ -1,5 +1,7 @@
-//! What must not be seen: passphrases and keys. They are left out of core files, kept from swap where that
-//! is allowed, and wiped when they are dropped, and their `Debug` shows nothing.
+//! Passphrases and volume keys.
+//!
+//! Both are excluded from core dumps, locked against swapping where the process may lock memory,
+//! and wiped when they are dropped. Their `Debug` output shows no secret.
 
 use crate::error::{Error, Result};
 use crate::guarded::GuardedBytes;
@@ -7,15 +9,16 @@ use std::fmt;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-/// Bytes of the longest passphrase or key file, as in cryptsetup.
+/// Maximum size of a passphrase or key file in bytes, as in cryptsetup.
 pub const MAX_PASSPHRASE: usize = 8 << 20;
 
-/// What opens a key slot: a passphrase or the content of a key file, byte
-/// for byte. A line feed at the end is a part of it.
+/// A passphrase, or the contents of a key file, byte for byte.
+///
+/// A line feed at the end belongs to the passphrase.
 pub struct Passphrase(GuardedBytes);
 
 impl Passphrase {
-    /// Takes over `bytes`: 1 to [`MAX_PASSPHRASE`] of them.
+    /// Takes ownership of `bytes`: 1 to [`MAX_PASSPHRASE`] bytes.
     pub fn new(bytes: Vec<u8>) -> Result<Passphrase> {
         let bytes = Zeroizing::new(bytes);
         match bytes.len() {
@@ -36,11 +39,11 @@ impl fmt::Debug for Passphrase {
     }
 }
 
-/// The key of a payload: 32 bytes for AES-128 in XTS mode, 64 for AES-256.
+/// The key of a payload: 32 bytes for AES-128 in XTS mode, 64 bytes for AES-256.
 pub struct VolumeKey(GuardedBytes);
 
 impl VolumeKey {
-    /// Takes over `bytes`: 32 or 64 of them.
+    /// Takes ownership of `bytes`: 32 or 64 bytes.
     pub fn new(bytes: Vec<u8>) -> Result<VolumeKey> {
         let bytes = Zeroizing::new(bytes);
         match bytes.len() {
@@ -51,7 +54,7 @@ impl VolumeKey {
         }
     }
 
-    /// The key itself, for whoever has to store or compare it.
+    /// Returns the raw key, for callers that store or compare keys.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -64,7 +67,7 @@ impl fmt::Debug for VolumeKey {
 }
 
 impl PartialEq for VolumeKey {
-    /// In a time that depends only on the keys' lengths.
+    /// Compares in a time that depends only on the lengths of the keys.
     fn eq(&self, other: &VolumeKey) -> bool {
         self.0.ct_eq(&other.0).into()
     }

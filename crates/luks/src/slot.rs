@@ -1,4 +1,4 @@
-//! Key slots, as both versions of headers have them.
+//! Key slots, as used by both header versions.
 
 use crate::af;
 use crate::bytes::Bytes;
@@ -11,50 +11,52 @@ use crate::xts::Sectors;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-/// Bytes of every salt.
+/// Size of a salt in bytes.
 pub const SALT: usize = 32;
-/// Bytes of a sector of key material.
+/// Size of a sector of key material in bytes.
 pub const SECTOR: u32 = 512;
 
-/// A slot in use.
+/// A key slot in use.
 #[derive(Clone, Debug)]
 pub struct Slot {
     pub number: u32,
     pub kdf: Kdf,
     pub salt: [u8; SALT],
-    /// Of the anti-forensic splitter.
+    /// Hash of the anti-forensic splitter.
     pub af_hash: Hash,
     pub area: Area,
-    /// Those of a higher one are tried first.
+    /// Slots with a higher priority are tried first.
     pub priority: Priority,
-    /// Why no passphrase is tried on it, if so.
+    /// The reason why no passphrase can be tried on this slot, if there is one.
     pub unusable: Option<String>,
 }
 
-/// When a slot is tried.
+/// Priority with which a slot is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
-    /// Only when it is asked for.
+    /// Tried only when the caller names the slot.
     Ignore,
     Normal,
     Prefer,
 }
 
-/// Where a slot's key material is and how it is encrypted.
+/// The location of a slot's key material and the way it is encrypted.
 #[derive(Clone, Debug)]
 pub struct Area {
-    /// Bytes from the header's start.
+    /// Offset in bytes from the start of the header.
     pub at: u64,
-    /// Of which the material may be the start.
+    /// Size of the area in bytes; the key material may occupy only its start.
     pub len: u64,
-    /// Bytes of the key that encrypts it.
+    /// Size in bytes of the key that encrypts the key material.
     pub key_bytes: usize,
     pub iv: Iv,
 }
 
 impl Slot {
-    /// The key of `key_bytes` in it, if `passphrase` is the slot's; otherwise
-    /// some other key.
+    /// Decrypts the slot and returns its key of `key_bytes` bytes.
+    ///
+    /// If `passphrase` is wrong, the result is a different key. The caller must check the key
+    /// against the header's digest.
     pub fn open(
         &self,
         bytes: &dyn Bytes,
@@ -68,14 +70,14 @@ impl Slot {
         VolumeKey::new(std::mem::take(&mut *key))
     }
 
-    /// The material that makes [`Slot::open`] find `key`.
+    /// Returns the encrypted key material from which [`Slot::open`] recovers `key`.
     pub fn seal(&self, passphrase: &Passphrase, key: &VolumeKey) -> Result<Vec<u8>> {
         let mut material = af::split(key.bytes(), self.af_hash)?;
         self.sectors(passphrase)?.encrypt(&mut material, 0);
         Ok(std::mem::take(&mut *material))
     }
 
-    /// About the time to try a passphrase on it.
+    /// Estimates the time to try a passphrase on this slot.
     pub fn time(&self) -> std::time::Duration {
         self.kdf.time(self.area.key_bytes)
     }
@@ -88,7 +90,7 @@ impl Slot {
     }
 }
 
-/// By what a volume key is known to be the right one.
+/// The digest that identifies the right volume key.
 #[derive(Clone, Debug)]
 pub struct Digest {
     pub kdf: Kdf,
@@ -97,14 +99,14 @@ pub struct Digest {
 }
 
 impl Digest {
-    /// Whether it is `key`'s, in a time that does not depend on the answer.
+    /// Returns whether this is the digest of `key`. The time does not depend on the result.
     pub fn is_of(&self, key: &VolumeKey) -> Result<bool> {
         let mut value = vec![0; self.value.len()];
         self.kdf.derive(key.bytes(), &self.salt, &mut value)?;
         Ok(value.ct_eq(&self.value).into())
     }
 
-    /// About the time of [`Digest::is_of`].
+    /// Estimates the time of [`Digest::is_of`].
     pub fn time(&self) -> std::time::Duration {
         self.kdf.time(self.value.len())
     }

@@ -1,9 +1,9 @@
-//! Tweaks of XTS: elements of GF(2^128) as IEEE 1619 writes them.
+//! XTS tweaks: elements of GF(2^128) in the representation of IEEE 1619.
 
-/// Blocks whose tweaks are made at a time: those of 512 bytes.
+/// Number of blocks whose tweaks are computed at a time: 512 bytes of data.
 pub const STRIP: usize = 32;
 
-/// An element: the low and the high 64 bits, of little-endian numbers.
+/// An element of the field, stored as the low and high 64 bits of a little-endian number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tweak {
     pub low: u64,
@@ -11,16 +11,16 @@ pub struct Tweak {
 }
 
 impl Tweak {
-    /// Times x to the power of `by`, which is at most 56.
+    /// Multiplies the tweak by x to the power of `by`, which must be at most 56.
     ///
-    /// Free of branches and of a chain from one power to the next, so that a
-    /// compiler makes many at once.
+    /// The computation has no branches and does not depend on a previous power, so the compiler can
+    /// vectorize a loop over powers.
     #[inline(always)]
     pub fn shifted(self, by: u32) -> Tweak {
-        // In two steps, as a shift by 64 is none.
+        // The shift has two steps because Rust does not allow a shift by 64 bits.
         let carry = |word: u64| (word >> 1) >> (63 - by);
         let over = carry(self.high);
-        // x^128 is x^7 + x^2 + x + 1.
+        // In this field, x^128 equals x^7 + x^2 + x + 1.
         let reduced = over ^ (over << 1) ^ (over << 2) ^ (over << 7);
         Tweak {
             low: (self.low << by) ^ reduced,
@@ -28,7 +28,7 @@ impl Tweak {
         }
     }
 
-    /// Of the 16 bytes that the cipher made of a sector's number.
+    /// Converts the 16 bytes that the cipher computed from a sector's IV.
     #[inline(always)]
     pub fn from_bytes(bytes: [u8; 16]) -> Tweak {
         let number = u128::from_le_bytes(bytes);
@@ -38,7 +38,7 @@ impl Tweak {
         }
     }
 
-    /// This tweak and the `STRIP - 1` that follow.
+    /// Fills `strip` with this tweak and the `STRIP - 1` tweaks that follow it.
     #[inline(always)]
     pub fn fill(self, strip: &mut [[u64; 2]]) {
         for (power, to) in (0u32..).zip(strip) {

@@ -1,4 +1,4 @@
-//! AES-XTS of sectors, with the IVs that dm-crypt calls plain64 and plain.
+//! AES-XTS encryption of sectors, with dm-crypt's plain64 and plain IVs.
 
 use crate::guarded::Guarded;
 use crate::payload::Iv;
@@ -12,13 +12,15 @@ use aes::cipher::{
 };
 use aes::{Aes128, Aes256, Block};
 
-/// Bytes of the unit in which IVs count, whatever the size of sectors.
+/// Size in bytes of the unit that IVs count, whatever the sector size.
 const UNIT: u64 = 512;
-/// Sectors whose first tweaks are made at a time.
+/// Number of sectors whose first tweaks are encrypted at a time.
 const BATCH: usize = 64;
 
-/// Encrypts and decrypts the sectors of one payload. Its key schedules are left
-/// out of core files and wiped when it is dropped. To be shared by an `Arc`.
+/// Encrypts and decrypts the sectors of one payload.
+///
+/// The key schedules are excluded from core dumps and wiped when they are dropped. Threads can
+/// share the value through an `Arc`.
 pub struct Sectors {
     ciphers: Ciphers,
     sector_size: u32,
@@ -30,18 +32,18 @@ enum Ciphers {
     Aes256(Guarded<Pair<Aes256>>),
 }
 
-/// For the data and for the tweaks.
+/// The key schedules for the data and for the tweaks.
 struct Pair<C> {
     data: C,
     tweak: C,
 }
 
 impl Sectors {
-    /// Sectors of `sector_size` bytes under `key`, with IVs of plain64 from 0.
+    /// Creates a cipher for sectors of `sector_size` bytes with plain64 IVs from 0.
     ///
     /// # Panics
     ///
-    /// Where the sector size is not 512, 1024, 2048 or 4096.
+    /// Panics if the sector size is not 512, 1024, 2048 or 4096.
     pub fn new(key: &VolumeKey, sector_size: u32) -> Sectors {
         assert!(
             matches!(sector_size, 512 | 1024 | 2048 | 4096),
@@ -59,48 +61,49 @@ impl Sectors {
         }
     }
 
-    /// With other IVs: see [`Payload::iv`](crate::Payload::iv).
+    /// Replaces the IV scheme; see [`Payload::iv`](crate::Payload::iv).
     pub fn with_iv(self, iv: Iv) -> Sectors {
         Sectors { iv, ..self }
     }
 
-    /// Bytes of a sector: what areas and their offsets are multiples of.
+    /// Returns the sector size in bytes. Areas and their offsets must be multiples of it.
     pub fn sector_size(&self) -> u32 {
         self.sector_size
     }
 
-    /// Encrypts `area`, which is `at` bytes after the payload's start.
+    /// Encrypts `area` in place. `at` is the area's offset in bytes from the payload's start.
     ///
     /// # Panics
     ///
-    /// Where `area` is not whole sectors or `at` is in the midst of one.
+    /// Panics if `area` is not a whole number of sectors or if `at` is not at the start of a
+    /// sector.
     pub fn encrypt(&self, area: &mut [u8], at: u64) {
         self.run(Direction::Encrypt, None, area, at);
     }
 
-    /// Encrypts `from` into `to`, of the same length; see [`Sectors::encrypt`].
+    /// Encrypts `from` into `to`, which must have the same length; see [`Sectors::encrypt`].
     ///
     /// # Panics
     ///
-    /// As that one, and where the lengths differ.
+    /// Panics under the conditions of [`Sectors::encrypt`], and if the lengths differ.
     pub fn encrypt_from(&self, from: &[u8], to: &mut [u8], at: u64) {
         self.run(Direction::Encrypt, Some(from), to, at);
     }
 
-    /// Decrypts `area`, which is `at` bytes after the payload's start.
+    /// Decrypts `area` in place. `at` is the area's offset in bytes from the payload's start.
     ///
     /// # Panics
     ///
-    /// As [`Sectors::encrypt`].
+    /// Panics under the conditions of [`Sectors::encrypt`].
     pub fn decrypt(&self, area: &mut [u8], at: u64) {
         self.run(Direction::Decrypt, None, area, at);
     }
 
-    /// Decrypts `from` into `to`, of the same length; see [`Sectors::decrypt`].
+    /// Decrypts `from` into `to`, which must have the same length; see [`Sectors::decrypt`].
     ///
     /// # Panics
     ///
-    /// As that one, and where the lengths differ.
+    /// Panics under the conditions of [`Sectors::decrypt`], and if the lengths differ.
     pub fn decrypt_from(&self, from: &[u8], to: &mut [u8], at: u64) {
         self.run(Direction::Decrypt, Some(from), to, at);
     }
@@ -140,14 +143,14 @@ enum Direction {
     Decrypt,
 }
 
-/// Where blocks come from and where they go; no `from` is in place.
+/// Source and destination blocks. Without `from`, the operation works in place on `to`.
 struct Areas<'a> {
     from: Option<&'a [Block]>,
     to: &'a mut [Block],
 }
 
 impl<'a> Areas<'a> {
-    /// Those of at most `blocks` from the start, which this then lacks.
+    /// Splits off and returns at most `blocks` blocks from the start.
     fn take(&mut self, blocks: usize) -> Areas<'a> {
         let blocks = blocks.min(self.to.len());
         Areas {
@@ -161,18 +164,18 @@ impl<'a> Areas<'a> {
     }
 }
 
-/// The sectors' first tweaks, before they are encrypted.
+/// Generates the first tweak of each sector before its encryption.
 #[derive(Clone, Copy)]
 struct Seeds {
     iv: Iv,
-    /// The number of the first unit of 512 bytes.
+    /// Number of the next sector's first 512-byte unit.
     unit: u64,
-    /// Blocks of a sector.
+    /// Number of blocks per sector.
     sector: usize,
 }
 
 impl Seeds {
-    /// Fills in those of the next sectors.
+    /// Fills `seeds` with the tweaks of the next sectors.
     fn next(&mut self, seeds: &mut [Block]) {
         let step = (self.sector * size_of::<Block>()) as u64 / UNIT;
         for seed in seeds {
@@ -218,13 +221,15 @@ where
     }
 }
 
-/// What a backend of the cipher is to do. The compiler makes all of it for
-/// the instructions that the backend was made for.
+/// The work for a backend of the cipher.
+///
+/// All methods are inlined into the backend's call, so the compiler generates the whole loop with
+/// the backend's CPU instructions.
 struct Job<'a> {
     areas: Areas<'a>,
-    /// The first tweak of each sector.
+    /// The encrypted first tweak of each sector.
     seeds: &'a [Block],
-    /// Blocks of a sector.
+    /// Number of blocks per sector.
     sector: usize,
 }
 
@@ -246,7 +251,7 @@ impl BlockCipherDecClosure for Job<'_> {
     }
 }
 
-/// Blocks of a run: two strips, which is what the widest backend takes.
+/// Number of blocks processed at a time: two strips, the parallelism of the widest backend.
 const RUN: usize = 2 * STRIP;
 
 impl Job<'_> {
@@ -283,12 +288,12 @@ fn mask(from: &[Block], masks: &[[u64; 2]; RUN], to: &mut [Block]) {
     }
 }
 
-/// The first tweak of every strip.
+/// Iterates over the first tweak of every strip.
 struct Tweaks<'a> {
     seeds: std::slice::Iter<'a, Block>,
-    /// Strips of a sector.
+    /// Number of strips per sector.
     strips: usize,
-    /// Of them, those to come of the present sector.
+    /// Number of strips of the current sector that have not been returned yet.
     left: usize,
     tweak: Tweak,
 }

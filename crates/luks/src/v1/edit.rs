@@ -1,4 +1,4 @@
-//! Making and changing a header of version 1.
+//! Creates and changes version 1 headers.
 
 use super::fields::{self, slot};
 use super::read::Layout;
@@ -13,13 +13,14 @@ use crate::random;
 use crate::secret::{Passphrase, VolumeKey};
 use crate::slot::{Area, Digest, Priority, SALT, SECTOR, Slot};
 
-/// Where the payload of a new header starts: cryptsetup's 2 MiB.
+/// Offset of the payload of a new header in bytes: 2 MiB, as in cryptsetup.
 pub const PAYLOAD_AT: u64 = 2 << 20;
-/// To a multiple of this slots' key material is aligned.
+/// Alignment of the key material of slots in bytes.
 const ALIGNMENT: usize = 4096;
 
-/// The bytes before the payload of a new header, with all slots free.
-/// `key_bytes` is what the digest is of.
+/// Returns the bytes before the payload of a new header with all slots free.
+///
+/// `key_bytes` is the size of the volume key from which the digest was computed.
 pub fn empty(hash: Hash, digest: &Digest, iterations: u32, key_bytes: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; PAYLOAD_AT as usize];
     let sectors = |bytes: u64| (bytes as u32 / SECTOR).to_be_bytes();
@@ -57,10 +58,10 @@ pub fn empty(hash: Hash, digest: &Digest, iterations: u32, key_bytes: usize) -> 
     Ok(bytes)
 }
 
-/// The number of a free slot and the changes that put `key` into it.
+/// Returns the number of a free slot and the changes that store `key` in the slot.
 ///
-/// Key material, salt and iterations are there before the slot is marked as
-/// in use, which is one field within a sector.
+/// The changes write the key material, salt and iterations before they mark the slot as active. The
+/// mark is one field within a sector, so the disk writes it atomically.
 pub fn add(
     layout: &Layout,
     parts: &Parts,
@@ -95,8 +96,10 @@ pub fn add(
     Ok((number, changes))
 }
 
-/// The changes that free the slot `number`: first it is marked as free, then
-/// its key material is wiped, then its salt.
+/// Returns the changes that free the slot `number`.
+///
+/// They mark the slot as inactive first, then wipe its key material, then clear its salt and
+/// iterations.
 pub fn remove(layout: &Layout, parts: &Parts, number: u32) -> Result<Vec<Change>> {
     let area = area(layout, parts, number);
     Ok(vec![

@@ -1,4 +1,4 @@
-//! Reading a header of version 1.
+//! Reads version 1 headers.
 
 use super::fields::{self, slot};
 use crate::af;
@@ -10,7 +10,7 @@ use crate::parts::{self, Parts, iv_of_mode};
 use crate::payload::{Iv, Payload};
 use crate::slot::{Area, Digest, Priority, SECTOR, Slot};
 
-/// A header's fields as they are on disk, checked.
+/// The fields of a header as stored on disk, after validation.
 #[derive(Clone, Debug)]
 pub struct Layout {
     pub fields: [u8; fields::LEN],
@@ -21,15 +21,16 @@ impl Layout {
         u32_at(&self.fields, slot(number)) == fields::ACTIVE
     }
 
-    /// Where a slot's key material is, in use or not.
+    /// Returns the offset in bytes of a slot's key material, whether the slot is in use or not.
     pub fn material(&self, number: u32) -> u64 {
         let sectors = u32_at(&self.fields, slot(number) + fields::SLOT_MATERIAL);
         u64::from(sectors) * u64::from(SECTOR)
     }
 }
 
-/// Reads the header at the start of `bytes`, whose magic and version are
-/// known to be right.
+/// Reads the header at the start of `bytes`.
+///
+/// The caller must have checked the magic number and the version.
 pub fn read(bytes: &dyn Bytes) -> Result<(Parts, Layout)> {
     let mut fields = [0; fields::LEN];
     bytes.read_at(&mut fields, 0)?;
@@ -96,7 +97,7 @@ fn payload(fields: &[u8], iv: Iv, key_bytes: usize, len: u64) -> Result<Payload>
     })
 }
 
-/// Of all slots, also those not in use.
+/// Checks all slots, including those not in use.
 fn check_slots(layout: &Layout, payload: &Payload) -> Result<()> {
     let len = af::split_len(payload.key_bytes) as u64;
     let mut areas = Vec::with_capacity(fields::SLOT_COUNT as usize);

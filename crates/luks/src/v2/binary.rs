@@ -1,14 +1,16 @@
-//! The binary header (LUKS2 spec 2.1), of which there are two: the second
-//! follows the first one's JSON area.
+//! The binary header (LUKS2 specification, section 2.1).
+//!
+//! A LUKS2 header has two copies. The second one follows the JSON area of the first one.
 
 use crate::bytes::{Bytes, array_at, put, text, u16_at, u64_at};
 use crate::error::Result;
 use crate::hash::Hash;
 
-/// Bytes of a binary header; the JSON area follows.
+/// Size of a binary header in bytes; the JSON area follows it.
 pub const LEN: usize = 4096;
-/// Bytes of a binary header and its JSON area: one of these, which is also
-/// where the second one may be.
+/// The possible sizes in bytes of a binary header with its JSON area.
+///
+/// Each of them is also a possible offset of the second copy.
 pub const COPY_LENS: [usize; 9] = [
     16 << 10,
     32 << 10,
@@ -37,43 +39,43 @@ const OFFSET: usize = 256;
 const CHECKSUM: usize = 448;
 const CHECKSUM_LEN: usize = 64;
 
-/// Which of the two.
+/// One of the two copies of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copy {
     First,
     Second,
 }
 
-/// What both have in common.
+/// The fields that are the same in both copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binary {
-    /// Bytes of a binary header and its JSON area.
+    /// Size in bytes of a binary header with its JSON area.
     pub copy_len: usize,
-    /// Increased by every change.
+    /// Sequence number, which every change increases.
     pub sequence: u64,
     pub label: [u8; LABEL_LEN],
     pub subsystem: [u8; LABEL_LEN],
     pub uuid: [u8; UUID_LEN],
-    /// Of the checksum.
+    /// Hash of the checksum.
     pub hash: Hash,
 }
 
-/// A copy with a right checksum.
+/// A copy whose checksum is correct.
 pub struct Valid {
     pub binary: Binary,
-    /// Only to make the checksums of copies differ.
+    /// Salt whose only purpose is to make the checksums of the two copies differ.
     pub salt: [u8; 64],
-    /// With its padding.
+    /// The JSON area including its padding.
     pub json: Vec<u8>,
 }
 
 impl Binary {
-    /// The UUID for people.
+    /// Returns the UUID as printable text.
     pub fn uuid(&self) -> String {
         text(&self.uuid)
     }
 
-    /// Where that copy is.
+    /// Returns the offset of a copy in bytes.
     pub fn offset(&self, copy: Copy) -> u64 {
         match copy {
             Copy::First => 0,
@@ -81,7 +83,7 @@ impl Binary {
         }
     }
 
-    /// A copy to be written at [`Binary::offset`]. `json` fits into it.
+    /// Encodes a copy to write at [`Binary::offset`]. `json` must fit into the JSON area.
     pub fn encode(&self, copy: Copy, salt: &[u8; 64], json: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; self.copy_len];
         put(&mut bytes, 0, &MAGICS[copy as usize]);
@@ -100,13 +102,13 @@ impl Binary {
         bytes
     }
 
-    /// Whether as much JSON fits, with a zero byte at the end.
+    /// Returns whether `json` fits into the JSON area with a zero byte after it.
     pub fn fits(&self, json: &[u8]) -> bool {
         json.len() < self.copy_len - LEN
     }
 }
 
-/// The copy at `at`, or `None` where there is none with a right checksum.
+/// Reads the copy at `at`. Returns `None` if no copy with a correct checksum is there.
 pub fn read(bytes: &dyn Bytes, copy: Copy, at: u64) -> Result<Option<Valid>> {
     let len = bytes.len()?;
     if len.saturating_sub(at) < LEN as u64 {
@@ -134,7 +136,7 @@ pub fn read(bytes: &dyn Bytes, copy: Copy, at: u64) -> Result<Option<Valid>> {
     }))
 }
 
-/// Of the first [`LEN`] bytes, if they make sense.
+/// Decodes the first [`LEN`] bytes of a copy. Returns `None` if they are invalid.
 fn decode(start: &[u8], copy: Copy, at: u64) -> Option<Binary> {
     let copy_len = usize::try_from(u64_at(start, COPY_LEN)).ok()?;
     let right = start.starts_with(&MAGICS[copy as usize])

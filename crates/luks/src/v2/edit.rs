@@ -1,4 +1,4 @@
-//! Making and changing a header of version 2.
+//! Creates and changes version 2 headers.
 
 use super::binary::{self, Binary, Copy};
 use super::read::Layout;
@@ -18,15 +18,15 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-/// Where the payload of a new header starts: cryptsetup's 16 MiB.
+/// Offset of the payload of a new header in bytes: 16 MiB, as in cryptsetup.
 pub const PAYLOAD_AT: u64 = 16 << 20;
-/// Of a binary header and its JSON in a new header.
+/// Size in bytes of a binary header with its JSON area, in a new header.
 const COPY_LEN: usize = 16 << 10;
-/// To a multiple of this areas of key material are aligned.
+/// Alignment of key material areas in bytes.
 const ALIGNMENT: u64 = 4096;
 const FULL: &str = "the metadata of this LUKS header are full: remove a key or a token first";
 
-/// The bytes before the payload of a new header without key slots.
+/// Returns the bytes before the payload of a new header without key slots.
 pub fn empty(hash: Hash, digest: &Digest, iterations: u32, sector_size: u32) -> Result<Vec<u8>> {
     let mut uuid = [0; 40];
     put(&mut uuid, 0, random::uuid()?.as_bytes());
@@ -72,9 +72,10 @@ pub fn empty(hash: Hash, digest: &Digest, iterations: u32, sector_size: u32) -> 
     Ok(bytes)
 }
 
-/// The number of a free slot and the changes that put `key` into it: its key
-/// material, then both copies of the header, of which one is right at any
-/// time.
+/// Returns the number of a free slot and the changes that store `key` in the slot.
+///
+/// The changes write the key material first, then both copies of the header. One copy is valid at
+/// any time.
 pub fn add(
     layout: &Layout,
     parts: &Parts,
@@ -104,8 +105,9 @@ pub fn add(
     Ok((number, changes))
 }
 
-/// The changes that remove the slot `number`: both copies of the header
-/// without it, then its key material is wiped.
+/// Returns the changes that remove the slot `number`.
+///
+/// They write both copies of the header without the slot, then wipe its key material.
 pub fn remove(layout: &Layout, parts: &Parts, number: u32) -> Result<Vec<Change>> {
     let mut json = layout.json.clone();
     let name = number.to_string();
@@ -134,7 +136,7 @@ fn forget(section: &mut Value, name: &str) {
     }
 }
 
-/// Both copies with `json`, first the one that is not needed.
+/// Returns the changes that write `json` to both copies of the header, the spare copy first.
 fn write(layout: &Layout, json: &Value) -> Result<Vec<Change>> {
     let text = json.to_string();
     let sequence = layout.binary.sequence.checked_add(1);
@@ -160,7 +162,7 @@ fn write(layout: &Layout, json: &Value) -> Result<Vec<Change>> {
     order.into_iter().map(encode).collect()
 }
 
-/// A slot as JSON, with the fields that cryptsetup writes and no others.
+/// Encodes a slot as JSON with exactly the fields that cryptsetup writes.
 fn describe(slot: &Slot, key: &VolumeKey) -> Value {
     let salt = STANDARD.encode(slot.salt);
     let kdf = match &slot.kdf {
@@ -198,7 +200,7 @@ fn describe(slot: &Slot, key: &VolumeKey) -> Value {
     })
 }
 
-/// Room for a new slot's key material.
+/// Finds free space for the key material of a new slot.
 fn free_area(layout: &Layout, parts: &Parts) -> Result<Area> {
     let key_bytes = parts.payload.key_bytes;
     let len = (af::split_len(key_bytes) as u64).next_multiple_of(ALIGNMENT);
@@ -215,7 +217,7 @@ fn free_area(layout: &Layout, parts: &Parts) -> Result<Area> {
     })
 }
 
-/// Where no key material is: starts and ends, the starts aligned.
+/// Returns the gaps between key material areas: starts and ends, the starts aligned.
 fn gaps(layout: &Layout, parts: &Parts) -> Vec<(u64, u64)> {
     let (first, last) = layout.areas;
     let areas = parts.slots.iter().map(|slot| &slot.area);

@@ -1,5 +1,6 @@
-//! The JSON of a header (LUKS2 spec 3), as far as it is used here. What is
-//! not named is kept as it is when a header is changed.
+//! The JSON area of a header (LUKS2 specification, section 3), as far as Fathom uses it.
+//!
+//! Changes to a header preserve all fields that these types do not name.
 
 use crate::error::{Error, Result};
 use serde::Deserialize;
@@ -7,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// All of it.
+/// The top-level JSON object.
 #[derive(Deserialize)]
 pub struct Metadata {
     pub keyslots: BTreeMap<String, Value>,
@@ -24,14 +25,14 @@ pub struct Config {
     pub requirements: Requirements,
 }
 
-/// What a program must know to touch anything.
+/// Features that a program must support before it may use the header.
 #[derive(Deserialize, Default)]
 pub struct Requirements {
     #[serde(default)]
     pub mandatory: Vec<String>,
 }
 
-/// Of every type of key slot.
+/// The fields that key slots of every type have.
 #[derive(Deserialize)]
 pub struct AnyKeyslot {
     pub r#type: String,
@@ -45,14 +46,14 @@ pub struct AnyArea {
     pub size: Number,
 }
 
-/// Of the type luks2.
+/// A key slot of the type `luks2`.
 #[derive(Deserialize)]
 pub struct Keyslot {
     pub key_size: u64,
     pub af: Af,
     pub area: Area,
     pub kdf: Kdf,
-    /// 0 to 2.
+    /// Priority from 0 (ignore) to 2 (prefer).
     pub priority: Option<u64>,
 }
 
@@ -83,7 +84,7 @@ pub struct Kdf {
 #[derive(Deserialize)]
 pub struct Segment {
     pub offset: Number,
-    /// A number or "dynamic".
+    /// Size in bytes as a decimal number, or "dynamic".
     pub size: String,
     pub iv_tweak: Number,
     pub encryption: String,
@@ -104,7 +105,7 @@ pub struct Digest {
     pub digest: Option<String>,
 }
 
-/// A number of 64 bits: a string of decimal digits.
+/// A 64-bit number, encoded in JSON as a string of decimal digits.
 #[derive(Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(try_from = "String")]
 pub struct Number(pub u64);
@@ -119,13 +120,13 @@ impl TryFrom<String> for Number {
     }
 }
 
-/// The number that `text` is; nothing but digits.
+/// Parses `text` as a number. Returns `None` if `text` contains anything but digits.
 pub fn number(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| digits)
 }
 
-/// The value of a JSON area: an object, then zero bytes.
+/// Parses a JSON area: an object followed by zero bytes.
 pub fn parse(area: &[u8]) -> Result<Value> {
     let end = area
         .iter()
@@ -134,7 +135,7 @@ pub fn parse(area: &[u8]) -> Result<Value> {
     serde_json::from_slice(&area[..end]).map_err(|why| wrong("its JSON", &why))
 }
 
-/// What `value` is, or an error that says where in the header it is not.
+/// Converts `value` to `T`. On failure, the error names `place`, the part of the header.
 pub fn typed<T: DeserializeOwned>(value: &Value, place: &str) -> Result<T> {
     T::deserialize(value).map_err(|why| wrong(place, &why))
 }
@@ -143,7 +144,7 @@ fn wrong(place: &str, why: &serde_json::Error) -> Error {
     Error::damaged(format!("{place} is wrong: {}", shown(&why.to_string())))
 }
 
-/// Text of a header for a message: not too long and printable.
+/// Prepares text of a header for a message: truncates it and replaces control characters.
 pub fn shown(text: &str) -> String {
     const MOST: usize = 120;
     let printable = |letter: char| match letter.is_control() {

@@ -1,4 +1,4 @@
-//! Reading a header of version 2.
+//! Reads version 2 headers.
 
 use super::binary::{self, Binary, COPY_LENS, Copy, Valid};
 use super::json::{self, Metadata, number, shown};
@@ -10,24 +10,25 @@ use crate::payload::{Iv, Payload};
 use crate::slot::Slot;
 use serde_json::Value;
 
-/// What is needed to change a header.
+/// The data that is needed to change a header.
 #[derive(Clone, Debug)]
 pub struct Layout {
     pub binary: Binary,
-    /// All of the JSON.
+    /// The complete JSON object.
     pub json: Value,
-    /// The copies' salts, as far as they are good.
+    /// Salts of the two copies; `None` for a copy that is invalid or outdated.
     pub salts: [Option<[u8; 64]>; 2],
-    /// The copy that is to be overwritten first: the one that is not needed.
+    /// The copy to overwrite first, because the header remains readable without it.
     pub spare: Copy,
-    /// The key in `digests` of the digest that belongs to the segment.
+    /// Key in the JSON object `digests` of the digest that belongs to the segment.
     pub digest: String,
-    /// Where key material may be: start and end.
+    /// Start and end of the space for key material.
     pub areas: (u64, u64),
 }
 
-/// Reads the header at the start of `bytes`: the newer one of its copies
-/// with right checksums.
+/// Reads the header at the start of `bytes`.
+///
+/// Uses the newer one of the copies whose checksums are correct.
 pub fn read(bytes: &dyn Bytes) -> Result<(Parts, Layout)> {
     let (copies, salts) = copies(bytes)?;
     let newest_sequence = copies.iter().map(|(_, valid)| valid.binary.sequence).max();
@@ -65,7 +66,9 @@ pub fn read(bytes: &dyn Bytes) -> Result<(Parts, Layout)> {
 
 type Copies = Vec<(Copy, Valid)>;
 
-/// Those with right checksums, and their salts; what is outdated has none.
+/// Returns the copies with correct checksums, the newest first, and their salts.
+///
+/// An outdated copy has no salt.
 fn copies(bytes: &dyn Bytes) -> Result<(Copies, [Option<[u8; 64]>; 2])> {
     let first = binary::read(bytes, Copy::First, 0)?;
     let second = match &first {
@@ -99,8 +102,9 @@ fn copies(bytes: &dyn Bytes) -> Result<(Copies, [Option<[u8; 64]>; 2])> {
     Ok((copies, salts))
 }
 
-/// The first one with readable JSON, and the copy that is not needed then.
-/// `copies` are by age, the newest first.
+/// Returns the first copy with readable JSON, its JSON, and the copy to overwrite first.
+///
+/// `copies` must be ordered by age, the newest first.
 fn newest(copies: Copies) -> Result<(Valid, Value, Copy)> {
     let sequences: Vec<u64> = copies
         .iter()
@@ -133,7 +137,7 @@ fn check_config(metadata: &Metadata, binary: &Binary) -> Result<()> {
     Ok(())
 }
 
-/// The name of the only segment, which is the payload.
+/// Returns the name of the only segment, which is the payload.
 fn only_segment(metadata: &Metadata) -> Result<&str> {
     let mut names = metadata.segments.keys();
     match (names.next(), names.next()) {
@@ -151,7 +155,7 @@ struct NamedDigest<'a> {
     value: json::Digest,
 }
 
-/// The digest of that segment's key.
+/// Finds the digest of the key that encrypts `segment`.
 fn digest_of<'a>(metadata: &'a Metadata, segment: &str) -> Result<NamedDigest<'a>> {
     for (key, value) in &metadata.digests {
         let value: json::Digest = json::typed(value, "a digest")?;
@@ -162,7 +166,7 @@ fn digest_of<'a>(metadata: &'a Metadata, segment: &str) -> Result<NamedDigest<'a
     Err(Error::damaged("its segment has no digest"))
 }
 
-/// Bytes of the largest area for key material, as in cryptsetup.
+/// Maximum size in bytes of the space for key material, as in cryptsetup.
 const MAX_AREAS: u64 = 128 << 20;
 
 fn areas(metadata: &Metadata, binary: &Binary) -> Result<(u64, u64)> {
@@ -175,11 +179,11 @@ fn areas(metadata: &Metadata, binary: &Binary) -> Result<(u64, u64)> {
     Ok((start, start + len))
 }
 
-/// Bytes of the volume key, by the first slot that has it.
+/// Returns the size of the volume key in bytes, taken from the first slot that contains it.
 fn key_bytes(metadata: &Metadata, digest: &json::Digest) -> Result<usize> {
     let slot = digest.keyslots.first();
     let slot = slot.and_then(|name| metadata.keyslots.get(name));
-    // A header without keys has been erased.
+    // A header without key slots has been erased; the size does not matter then.
     let bytes = slot.map_or(Some(64), |slot| slot.get("key_size")?.as_u64());
     parts::key_bytes(bytes.ok_or_else(|| Error::damaged("a key slot has no key size"))?)
 }
@@ -265,7 +269,7 @@ fn segment_size(segment: &json::Segment) -> Result<Option<u64>> {
         .ok_or_else(|| Error::damaged("its segment's size is not in whole sectors"))
 }
 
-/// All slots; those with another key than the payload's are unusable.
+/// Reads all slots. Marks slots with a key other than the payload's as unusable.
 fn all_slots(
     metadata: &Metadata,
     digest: &json::Digest,

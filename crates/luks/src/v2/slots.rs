@@ -1,4 +1,4 @@
-//! Key slots and digests of the JSON.
+//! Reads key slots and digests from JSON.
 
 use super::json::{self, shown};
 use crate::af;
@@ -12,12 +12,12 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-/// Slots are numbered below this, as in cryptsetup.
+/// Maximum number of key slots, as in cryptsetup; slot numbers are below it.
 pub const MAX_SLOTS: u32 = 32;
 
-/// The slot `number` that `value` describes, whose key is to have `key_len`
-/// bytes. An error means that the header is damaged; what merely is not
-/// supported makes a slot unusable.
+/// Reads the slot `number` from `value`. The slot's key must have `key_len` bytes.
+///
+/// A slot that Fathom does not support becomes unusable. An error means that the header is damaged.
 pub fn slot(number: u32, value: &Value, key_len: usize) -> Result<Slot> {
     let place = format!("key slot {number}");
     let any: json::AnyKeyslot = json::typed(value, &place)?;
@@ -135,7 +135,7 @@ fn kdf(kdf: &json::Kdf) -> Result<Kdf> {
     })
 }
 
-/// The IVs under `encryption`, a cipher and its mode.
+/// Returns the IV scheme of `encryption`, which names a cipher and its mode.
 pub fn iv(encryption: &str) -> Result<Iv> {
     let iv = encryption.strip_prefix("aes-").and_then(iv_of_mode);
     iv.ok_or_else(|| {
@@ -163,7 +163,7 @@ fn salt(text: &str) -> Result<[u8; SALT]> {
         .ok_or_else(|| Error::damaged("a salt is not 32 bytes in base64"))
 }
 
-/// The digest that `digest` describes.
+/// Reads a digest and its hash from JSON.
 pub fn digest(digest: &json::Digest) -> Result<(Hash, Digest)> {
     if digest.r#type != "pbkdf2" {
         return Err(Error::unsupported(format!(

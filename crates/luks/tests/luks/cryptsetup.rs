@@ -1,9 +1,10 @@
-//! Headers between cryptsetup and this crate.
+//! Exchanges headers between cryptsetup and this crate.
 
 use crate::support::{Dir, NO_EFFORT, QUICK, passphrase};
 use fathom_luks::{Bytes, Error, Hash, Header, Options, Sectors, create};
 
-/// What is made by cryptsetup with `args` has the same volume key for us.
+/// Formats an image with cryptsetup and `args`, and checks that both programs find the same volume
+/// key.
 fn same_key(args: &[&str]) -> Header {
     let dir = Dir::new();
     let key = dir.format("image", args);
@@ -93,7 +94,8 @@ fn ours_are_cryptsetups() {
     }
 }
 
-/// Keeps one of the copies and damages the other one.
+/// Overwrites `len` bytes at `at` in one copy of the header and checks that the other copy
+/// suffices.
 fn damaged(at: usize, len: usize) {
     let dir = Dir::new();
     let key = dir.format("image", &[&["--type", "luks2"], &QUICK[..]].concat());
@@ -127,7 +129,9 @@ fn none_is_not() {
     assert_eq!(Bytes::len(&nothing).unwrap(), 1 << 20);
 }
 
-/// Encrypts a file of random bytes where it is.
+/// Fills a file with random bytes and encrypts it in place with cryptsetup.
+///
+/// Returns the bytes before the encryption.
 fn encrypted(dir: &Dir, more: &[&str]) -> Vec<u8> {
     let mut plain = vec![0; 1 << 20];
     getrandom::fill(&mut plain).unwrap();

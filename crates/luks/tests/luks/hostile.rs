@@ -1,11 +1,11 @@
-//! Headers made to do harm.
+//! Malicious headers.
 
 use crate::support::{NO_EFFORT, passphrase};
 use fathom_luks::{Header, Options, create};
 use proptest::prelude::*;
 use std::sync::LazyLock;
 
-/// Good ones of both versions.
+/// Valid headers of both versions.
 static HEADERS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
     [1, 2].map(|version| {
         let options = Options {
@@ -18,7 +18,7 @@ static HEADERS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
     })
 });
 
-/// Reads it and does what costs nothing; whatever comes of it is well.
+/// Reads a header and calls all methods that derive no key. Errors are allowed, panics are not.
 fn read(bytes: &[u8]) {
     if let Ok(header) = Header::read(&bytes) {
         let description = header.describe();
@@ -27,7 +27,7 @@ fn read(bytes: &[u8]) {
     }
 }
 
-/// Where a mutation of a header of 1 is worth the while, and what it writes.
+/// Generates offsets in the first 600 bytes of a header, and the bytes to write there.
 fn mutation() -> impl Strategy<Value = (usize, Vec<u8>)> {
     let numbers = prop_oneof![
         Just(vec![0; 4]),
@@ -38,7 +38,7 @@ fn mutation() -> impl Strategy<Value = (usize, Vec<u8>)> {
     (0usize..600, numbers)
 }
 
-/// The second version's JSON is behind a checksum, which is made good again.
+/// Replaces the JSON of the version 2 header and corrects the checksum that covers it.
 fn with_json(json: &str) -> Vec<u8> {
     use sha2::{Digest, Sha256};
     let mut bytes = HEADERS[1].clone();
@@ -115,7 +115,7 @@ proptest! {
     }
 }
 
-/// The same with one thing replaced.
+/// Replaces `from` with `to` in the JSON, and returns the error of reading or unlocking the header.
 fn refused(from: &str, to: &str) -> String {
     let json = good_json();
     assert!(json.contains(from), "{from} in {json}");
@@ -130,7 +130,7 @@ fn refused(from: &str, to: &str) -> String {
 #[test]
 fn expensive_slots_are_not_tried() {
     let json = good_json();
-    // (cryptsetup chooses them by what the machine can do.)
+    // `create` chooses these parameters by measuring the machine.
     let chosen = |name: &str| {
         let name = format!("\"{name}\":");
         let value = json.split(&name).nth(1).unwrap();

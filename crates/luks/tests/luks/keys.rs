@@ -1,9 +1,9 @@
-//! Adding and removing keys, with cryptsetup as the judge.
+//! Adds and removes keys, and verifies the result with cryptsetup.
 
 use crate::support::{Dir, NO_EFFORT, QUICK, apply};
 use fathom_luks::{Change, Error, Header};
 
-/// An image of ours with the keys "key" and "second".
+/// Creates an image that the keys "key" and "second" open.
 fn two_keys(version: u32) -> Dir {
     let dir = Dir::new();
     dir.create("image", version);
@@ -12,7 +12,7 @@ fn two_keys(version: u32) -> Dir {
     dir
 }
 
-/// What adds a key to "image".
+/// Returns the changes that add the key `name` to "image".
 fn added(dir: &Dir, name: &str) -> Vec<Change> {
     let (key, new) = (dir.key("key"), dir.key(name));
     let file = dir.open("image");
@@ -24,7 +24,7 @@ fn added(dir: &Dir, name: &str) -> Vec<Change> {
         .changes
 }
 
-/// What removes the key "second" from "image".
+/// Returns the changes that remove the key "second" from "image".
 fn removed(dir: &Dir) -> Vec<Change> {
     let file = dir.open("image");
     let header = Header::read(&file).unwrap();
@@ -32,8 +32,7 @@ fn removed(dir: &Dir) -> Vec<Change> {
     header.remove_key(slot).unwrap()
 }
 
-/// Whether `key` opens "image", of which cryptsetup and this crate must have
-/// the same view.
+/// Returns whether `key` opens "image". Fails if cryptsetup and this crate disagree.
 fn opens(dir: &Dir, key: &str) -> bool {
     let passphrase = dir.key(key);
     let file = dir.open("image");
@@ -82,8 +81,7 @@ fn we_open_what_cryptsetup_added_and_not_what_it_killed() {
     }
 }
 
-/// An image after `changes`, cut within the one of the number `cut` after
-/// `torn` of its bytes.
+/// Applies `changes` to an image, but interrupts change number `cut` after `torn` of its bytes.
 fn cut(before: &[u8], changes: &[Change], cut: usize, torn: usize) -> Vec<u8> {
     let mut image = before.to_vec();
     for (number, change) in changes.iter().enumerate().take(cut + 1) {
@@ -99,7 +97,7 @@ fn cut(before: &[u8], changes: &[Change], cut: usize, torn: usize) -> Vec<u8> {
     image
 }
 
-/// Where writes are cut: before, in the midst of a sector's multiple, after.
+/// Numbers of bytes after which a write is interrupted: none, some multiples of a sector, all.
 const TORN: [usize; 4] = [0, 512, 4096 + 512, usize::MAX];
 
 #[test]
@@ -115,7 +113,7 @@ fn a_cut_leaves_the_keys_from_before_or_after() {
             let mut states = Vec::new();
             for number in 0..changes.len() {
                 for torn in TORN {
-                    // A number of 4 bytes is not torn.
+                    // The disk does not tear a 4-byte number.
                     if changes[number].bytes.len() <= 4 && torn == 512 {
                         continue;
                     }

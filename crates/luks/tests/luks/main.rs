@@ -1,4 +1,4 @@
-//! LUKS containers, next to cryptsetup and QEMU.
+//! LUKS containers, tested against cryptsetup and QEMU.
 
 mod cryptsetup;
 mod hostile;

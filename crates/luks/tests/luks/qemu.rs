@@ -1,10 +1,10 @@
-//! Images between QEMU and this crate.
+//! Exchanges images between QEMU and this crate.
 
 use crate::support::Dir;
 use fathom_luks::{Error, Header, Sectors};
 use std::os::unix::fs::FileExt;
 
-/// Runs commands of qemu-io on the payload of "image".
+/// Runs qemu-io commands on the payload of "image".
 fn qemu_io(dir: &Dir, commands: &[&str]) {
     let mut args = vec![
         "--object",

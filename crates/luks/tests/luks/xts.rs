@@ -1,4 +1,4 @@
-//! AES-XTS against the vectors of IEEE 1619 and another implementation.
+//! AES-XTS tested against the vectors of IEEE 1619 and against another implementation.
 
 use aes::cipher::KeyInit;
 use fathom_luks::{Iv, Sectors, VolumeKey};
@@ -10,7 +10,7 @@ fn hex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(digit).collect()
 }
 
-/// The first bytes of the ciphertext of 0, 1, .. 255, twice, in one sector.
+/// Checks the first bytes of the ciphertext of 0, 1, .. 255, repeated to fill one sector.
 fn vector(key: &str, unit: u64, begins: &str) {
     let key = VolumeKey::new(hex(key)).unwrap();
     let plain: Vec<u8> = (0..512).map(|byte| byte as u8).collect();
@@ -41,7 +41,7 @@ fn vectors_of_the_standard() {
     );
 }
 
-/// By the other implementation.
+/// Encrypts `plain` with the other implementation.
 fn expected(key: &[u8], sector: usize, iv: Iv, at: u64, plain: &[u8]) -> Vec<u8> {
     let mut area = plain.to_vec();
     let (data, tweak) = key.split_at(key.len() / 2);

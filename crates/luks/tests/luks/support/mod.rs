@@ -1,4 +1,4 @@
-//! cryptsetup and QEMU's tools, which these tests ask.
+//! Runs cryptsetup and QEMU's tools for the tests.
 
 use fathom_luks::{Change, Effort, Options, Passphrase, create};
 use fathom_testing::MemoryDir;
@@ -7,17 +7,17 @@ use std::ops::Deref;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// What cryptsetup is told so that its key derivation is quick.
+/// Options that make cryptsetup's key derivation fast.
 pub const QUICK: [&str; 4] = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
 
-/// As quick as may be.
+/// The lowest effort, for fast key derivation.
 pub const NO_EFFORT: Effort = Effort {
     time: Duration::from_millis(1),
     memory_kib: 256,
 };
 
-/// A directory with images and key files; in memory where there is one,
-/// since cryptsetup flushes all it does.
+/// A directory for images and key files, in memory if possible, because cryptsetup flushes all
+/// writes.
 pub struct Dir(MemoryDir);
 
 impl Deref for Dir {
@@ -39,19 +39,19 @@ impl Dir {
         file.expect("a file")
     }
 
-    /// An empty file of `len` bytes.
+    /// Creates a file of `len` zero bytes.
     pub fn empty(&self, name: &str, len: u64) {
         let file = File::create(self.path(name)).expect("a file");
         file.set_len(len).expect("a length");
     }
 
-    /// A key file of that name, which holds its name.
+    /// Creates a key file called `name` whose contents are its own name.
     pub fn key(&self, name: &str) -> Passphrase {
         self.write(name, name.as_bytes());
         passphrase(name)
     }
 
-    /// `cryptsetup luksFormat` of a new file, opened by the key file "key".
+    /// Runs `cryptsetup luksFormat` on a new file that the key file "key" opens.
     pub fn format(&self, name: &str, args: &[&str]) -> Passphrase {
         let key = self.key("key");
         self.empty(name, 20 << 20);
@@ -62,13 +62,13 @@ impl Dir {
         key
     }
 
-    /// Whether cryptsetup opens the image with that key file.
+    /// Returns whether cryptsetup opens the image with the key file `key`.
     pub fn opens(&self, image: &str, key: &str) -> bool {
         let args = ["open", "--test-passphrase", "--key-file", key, image];
         self.try_run("cryptsetup", &args).status.success()
     }
 
-    /// The volume key, as cryptsetup finds it.
+    /// Returns the volume key that cryptsetup extracts.
     pub fn volume_key(&self, image: &str, key: &str) -> Vec<u8> {
         let args = ["luksDump", "--dump-volume-key", "--batch-mode"];
         let file = ["--volume-key-file", "volume-key", "--key-file", key, image];
@@ -77,7 +77,9 @@ impl Dir {
         self.read("volume-key")
     }
 
-    /// A header of ours with the key "key" and room for a payload.
+    /// Creates a header with this crate, opened by the key "key", with space for a payload.
+    ///
+    /// Returns the volume key.
     pub fn create(&self, name: &str, version: u32) -> Vec<u8> {
         let options = Options {
             version,
@@ -96,7 +98,7 @@ pub fn passphrase(text: &str) -> Passphrase {
     Passphrase::new(text.as_bytes().to_vec()).expect("a passphrase")
 }
 
-/// As a caller writes them.
+/// Writes changes to a file, as a caller of this crate would.
 pub fn apply(file: &File, changes: &[Change]) {
     for change in changes {
         file.write_all_at(&change.bytes, change.at)
