@@ -1,4 +1,4 @@
-//! Tables of where blocks lie, which all these formats have.
+//! Block tables, which all supported formats use to locate blocks.
 
 use crate::error::{Error, Result};
 use crate::grain::{Grain, MARKER};
@@ -6,11 +6,12 @@ use crate::limits::MAX_TABLES;
 use crate::place::{Extent, Place};
 use crate::source::Source;
 
-/// How many blocks, or stretches without any, one look-up goes over, so that
-/// its time is bounded.
+/// Maximum number of table steps per lookup, which bounds the time of a lookup.
+///
+/// A step covers one block, or one table without blocks.
 const MAX_STEPS: u32 = 4096;
 
-/// What is left of [`MAX_TABLES`].
+/// The memory in bytes that remains of [`MAX_TABLES`].
 pub struct Budget(u64);
 
 impl Budget {
@@ -18,7 +19,7 @@ impl Budget {
         Budget(MAX_TABLES)
     }
 
-    /// An empty table with room for `count` entries.
+    /// Allocates an empty table with capacity for `count` entries.
     pub fn table(&mut self, count: u64) -> Result<Vec<u32>> {
         let bytes = count.checked_mul(size_of::<u32>() as u64);
         self.0 = bytes
@@ -30,33 +31,35 @@ impl Budget {
     }
 }
 
-/// How the numbers in a table are places.
+/// Converts the block numbers in a table to file offsets.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
-    /// Bytes of a block; not 0.
+    /// Block size in bytes; not 0.
     pub block: u64,
-    /// Bytes of the disk that the table is of; the last block may have fewer.
+    /// Size in bytes of the disk that the table covers; the last block may be shorter.
     pub size: u64,
-    /// Where the block with the number 1 starts in the file; 0 stands for no
+    /// File offset in bytes of the block with the number 1. The number 0 means that there is no
     /// block.
     pub first: u64,
-    /// Bytes from there to the place of the number 2, and so on.
+    /// Distance in bytes between the offsets of consecutive block numbers.
     pub unit: u64,
-    /// Whether blocks are compressed, and with a marker each.
+    /// Whether blocks are compressed and, if so, whether a marker precedes each of them.
     pub compressed: Option<Marked>,
 }
 
-/// Whether there is a marker before each compressed grain.
+/// Whether a marker precedes each compressed grain.
 pub type Marked = bool;
 
 impl Rule {
-    /// How many blocks there are.
+    /// Returns the number of blocks.
     pub fn count(&self) -> u64 {
         self.size.div_ceil(self.block)
     }
 
-    /// `number`, if block `index` is in the file then as far as it is the
-    /// guest's.
+    /// Checks that block `index` with the number `number` is inside the file, and returns the
+    /// number.
+    ///
+    /// Only the bytes that belong to the guest's disk must be inside the file.
     pub fn check(&self, index: u64, number: u64, source: &Source) -> Result<u32> {
         let Some(before) = number.checked_sub(1) else {
             return Ok(0);
@@ -78,7 +81,7 @@ impl Rule {
         }
     }
 
-    /// How many bytes of block `index` are the guest's.
+    /// Returns how many bytes of block `index` belong to the guest's disk.
     pub fn used(&self, index: u64) -> u64 {
         self.block.min(self.size - index * self.block)
     }
@@ -88,25 +91,28 @@ impl Rule {
     }
 }
 
-/// Where all blocks are.
+/// The locations of all blocks.
 #[derive(Debug)]
 pub struct Blocks {
     pub rule: Rule,
-    /// Blocks of a table.
+    /// Number of blocks per table.
     pub per_table: u64,
-    /// For each table, which one of those in `numbers` it is, from 1; 0 for
-    /// one without blocks. Without a directory there is one table.
+    /// Position of each table in `numbers`, counted from 1; 0 for a table without blocks.
+    ///
+    /// Without a directory, there is exactly one table.
     pub directory: Option<Vec<u32>>,
-    /// The tables, each as long as `per_table` says but for the last, which
-    /// may be shorter. All have been checked.
+    /// The entries of all tables, checked.
+    ///
+    /// Each table has `per_table` entries. Only the last one may have fewer.
     pub numbers: Vec<u32>,
-    /// The length of their file.
+    /// Size in bytes of the file that contains the blocks.
     pub file_len: u64,
 }
 
 impl Blocks {
-    /// The number of block `index`, and how many blocks from there have the
-    /// same if it is 0.
+    /// Returns the number of block `index`, and how many blocks the step covers.
+    ///
+    /// A step covers more than one block only if the number is 0.
     fn step(&self, index: u64) -> (u32, u64) {
         let Some(directory) = &self.directory else {
             return (self.numbers[index as usize], 1);
@@ -121,7 +127,7 @@ impl Blocks {
         }
     }
 
-    /// At `offset`, which is less than the size, of the file `file`.
+    /// Looks up `offset`, which must be less than the disk size, in the image file number `file`.
     pub fn lookup(&self, offset: u64, len: u64, file: usize) -> Extent {
         let rule = &self.rule;
         let (index, skip) = (offset / rule.block, offset % rule.block);

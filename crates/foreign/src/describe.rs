@@ -1,79 +1,84 @@
-//! An image for people.
+//! Describes an image for people.
 
 use crate::kind::Kind;
 use serde::Serialize;
 
-/// What is in an image.
+/// The properties of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// Its format.
+    /// Format of the image.
     pub kind: Kind,
-    /// Bytes of the guest's disk.
+    /// Size of the guest's disk in bytes.
     pub size: u64,
-    /// Bytes of a block, or what QEMU calls a cluster; `None` if there are no
-    /// blocks, or blocks of several sizes.
+    /// Block size in bytes, which QEMU calls the cluster size.
+    ///
+    /// `None` if the image has no blocks, or blocks of several sizes.
     pub block_size: Option<u64>,
-    /// What only one format has.
+    /// Properties specific to the format.
     pub details: Details,
 }
 
-/// What only one format has. Serialized, that of VMDK has the names of
-/// "format-specific" of `qemu-img info --output json`; QEMU tells nothing of
-/// the others.
+/// Properties that only one format has.
+///
+/// When serialized, the VMDK properties have the names of "format-specific" in the output of
+/// `qemu-img info --output json`. QEMU reports no such properties for the other formats.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged, rename_all_fields = "kebab-case")]
 pub enum Details {
-    /// Of VMDK.
+    /// Properties of a VMDK image.
     Vmdk {
-        /// Changes whenever the disk is written to.
+        /// Content ID, which changes when the disk is written.
         cid: u32,
-        /// 0xffffffff, since there is no parent.
+        /// Content ID of the parent: always 0xffffffff, because images with a parent are refused.
         parent_cid: u32,
-        /// As "monolithicSparse".
+        /// Type of the image, for example "monolithicSparse".
         create_type: &'static str,
-        /// In order.
+        /// Extents in the order of the disk.
         extents: Vec<VmdkExtent>,
     },
-    /// Of VHDX.
+    /// Properties of a VHDX image.
     Vhdx {
-        /// Whether all blocks are there from the start.
+        /// Whether all blocks were allocated when the image was created.
         fixed: bool,
-        /// Bytes of a sector, as the guest has to see it: 512 or 4096.
+        /// Logical sector size that the guest must see, in bytes: 512 or 4096.
         logical_sector_size: u32,
-        /// The same of what is below: 512 or 4096.
+        /// Physical sector size in bytes: 512 or 4096.
         physical_sector_size: u32,
-        /// How many changes its log had to the tables in the file: such an
-        /// image was not closed, and its file alone is not what is read here.
+        /// Number of changes to the file's tables that the log contains.
+        ///
+        /// If the number is not 0, the image was not closed properly. The disk that Fathom reads
+        /// then differs from what the file contains without its log.
         log_changes: usize,
     },
-    /// Of VDI.
+    /// Properties of a VDI image.
     Vdi {
-        /// Whether all blocks are there from the start.
+        /// Whether all blocks were allocated when the image was created.
         fixed: bool,
     },
-    /// Of VHD.
+    /// Properties of a VHD image.
     Vhd {
-        /// Whether it is a raw disk and a footer.
+        /// Whether the image is a raw disk followed by a footer.
         fixed: bool,
-        /// Which program made it, as far as it is printable: "win ".
+        /// Program that created the image, for example "win "; unprintable characters are left out.
         creator: String,
     },
 }
 
-/// A part of a VMDK image.
+/// An extent of a VMDK image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct VmdkExtent {
-    /// Its file's name in the descriptor; `None` is the file that was opened,
-    /// or none for zeroes.
+    /// File name in the descriptor; `None` for the file that was opened, or for an extent of
+    /// zeroes.
     #[serde(skip)]
     pub name: Option<String>,
-    /// As the descriptor says it: "SPARSE", "FLAT"; empty if the extent has
-    /// the descriptor in it.
+    /// Format as named in the descriptor, for example "SPARSE" or "FLAT".
+    ///
+    /// Empty if the extent's file contains the descriptor.
     pub format: &'static str,
-    /// In bytes of the guest's disk.
+    /// Size in bytes on the guest's disk.
     pub virtual_size: u64,
-    /// Bytes of a grain; `None` if it has none.
+    /// Grain size in bytes; `None` if the extent has no grains.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster_size: Option<u64>,
     /// Whether grains are compressed.

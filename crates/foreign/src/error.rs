@@ -1,44 +1,44 @@
-//! Errors: one line each, for the person who gave the image.
+//! Errors, each of one line, for the person who supplied the image.
 
 use crate::kind::Kind;
 use fathom_units::cause;
 use std::io;
 
-/// Why an image cannot be read.
+/// A reason why an image cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is something else.
+    /// The file is not an image of this format.
     #[error("this is not a {0} image: check its name and format")]
     Not(Kind),
-    /// What is not in it is in another image.
+    /// The image contains only the differences from a parent image.
     #[error("this {kind} image has only what differs from another one, its parent: {remedy}")]
     Differencing {
-        /// Which format it is.
+        /// Format of the image.
         kind: Kind,
-        /// How to make it one that is whole.
+        /// How to merge the image with its parent.
         remedy: &'static str,
     },
-    /// It may be a good image, but this program has no use for it.
+    /// The image may be valid, but Fathom does not support it.
     #[error("{0}")]
     Unsupported(String),
-    /// It contradicts itself, or its file is too short.
+    /// The image contradicts itself, or its file is too short.
     #[error("the image is damaged: {0}; copy it anew, or repair it with the program that made it")]
     Damaged(String),
-    /// For more memory than an image is worth.
+    /// The image's tables need more memory than the limit allows.
     #[error(
         "the image's tables need more than {} MiB of memory: convert it with the program that made \
          it", crate::limits::MAX_TABLES >> 20
     )]
     TooLarge,
-    /// It is in other files than it was given.
+    /// The number of files given differs from the number that the descriptor names.
     #[error("the image is in {named} files beside its descriptor, but {given} were given")]
     Parts {
-        /// How many its descriptor names.
+        /// Number of files that the descriptor names.
         named: usize,
-        /// How many there are.
+        /// Number of files given.
         given: usize,
     },
-    /// A file of it could not be read.
+    /// Reading a file of the image failed.
     #[error("cannot read the image: {}", cause(.0))]
     Io(#[from] io::Error),
 }
@@ -64,5 +64,5 @@ impl Error {
     }
 }
 
-/// With this crate's errors.
+/// A result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;

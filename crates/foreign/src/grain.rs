@@ -1,42 +1,47 @@
-//! Compressed grains of streamOptimized VMDK images ("Virtual Disk Format"
-//! 5.0, "Stream-Optimized Compressed Sparse Extents").
+//! Compressed grains of streamOptimized VMDK images.
+//!
+//! They are specified in "Virtual Disk Format" 5.0, "Stream-Optimized Compressed Sparse Extents".
 
 use crate::bytes::u32_at;
 use crate::error::{Error, Result};
 use flate2::{Decompress, FlushDecompress, Status};
 use std::cell::RefCell;
 
-/// Bytes before the data of a grain: its number and the data's length.
+/// Size in bytes of the marker before a grain's data, which contains its number and the data's
+/// length.
 pub(crate) const MARKER: usize = 12;
 
 /// A compressed grain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grain {
-    /// 0 is the file that was opened, 1 the first of
+    /// Number of the file: 0 is the file that was opened, 1 the first of
     /// [`Start::names`](crate::Start::names).
     pub file: usize,
-    /// In bytes from the file's start.
+    /// Offset in the file in bytes.
     pub at: u64,
-    /// How many bytes are to be read there: at least as many as it has, but
-    /// not more than twice [`Grain::size`], and all are in the file. Where one
-    /// grain is followed by the next, it is up to that one.
+    /// Number of bytes to read at `at`.
+    ///
+    /// All these bytes are inside the file. They include the whole grain and may extend beyond its
+    /// end, up to the next grain that follows. They are never more than twice [`Grain::size`].
     pub len: u64,
-    /// Bytes that it has when it is not compressed: those of a block.
+    /// Uncompressed size in bytes: the size of a block.
     pub size: u64,
-    /// How many of them come before the stretch that was looked up.
+    /// Number of uncompressed bytes before the extent that was looked up.
     pub skip: u64,
-    /// How many of them are the guest's: fewer at the end of a disk.
+    /// Number of uncompressed bytes that belong to the guest's disk; smaller at the end of a disk.
     pub(crate) used: u64,
-    /// Whether there is a marker before the data.
+    /// Whether a marker precedes the data.
     pub(crate) has_marker: bool,
 }
 
 impl Grain {
-    /// Fills `out`, of [`Grain::size`] bytes, from the [`Grain::len`] bytes
-    /// that are at its place. What is not the guest's any more may be zeroes.
+    /// Decompresses the grain into `out`.
     ///
-    /// Nothing is allocated, however much it claims: each thread keeps one
-    /// decoder of some 50 KiB.
+    /// `stored` must be the [`Grain::len`] bytes at the grain's location, and `out` must have
+    /// [`Grain::size`] bytes. Bytes after the end of the guest's disk may be zeroes.
+    ///
+    /// This method allocates no memory, whatever the grain contains. Each thread keeps one decoder
+    /// of about 50 KiB.
     pub fn inflate(&self, stored: &[u8], out: &mut [u8]) -> Result<()> {
         let data = match self.has_marker {
             true => self.data(stored)?,
@@ -51,7 +56,7 @@ impl Grain {
                 Err(_) => Err("is not what a compressor writes"),
             }
         });
-        // QEMU writes no more of the last grain than is the guest's.
+        // QEMU compresses only the part of the last grain that belongs to the guest's disk.
         let filled = filled
             .and_then(|filled| match filled >= self.used {
                 true => Ok(filled),
@@ -79,7 +84,7 @@ impl Grain {
 }
 
 thread_local! {
-    /// Of zlib streams, with their checksums.
+    /// Decoder for zlib streams, including their checksums.
     static INFLATE: RefCell<Decompress> = RefCell::new(Decompress::new(true));
 }
 

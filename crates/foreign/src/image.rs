@@ -1,4 +1,4 @@
-//! An image of any of the formats.
+//! An image of any supported format.
 
 use crate::bytes::Bytes;
 use crate::describe::Description;
@@ -10,16 +10,16 @@ use crate::source::Source;
 use crate::vmdk::Descriptor;
 use crate::{vdi, vhd, vhdx, vmdk};
 
-/// An image of which is known in what files it is.
+/// An image whose files are known but not yet opened.
 #[derive(Debug)]
 pub struct Start {
     kind: Kind,
-    /// The text file of a VMDK image in several files.
+    /// Descriptor of a VMDK image in several files.
     descriptor: Option<Descriptor>,
 }
 
 impl Start {
-    /// Looks into `main`, the file that the user named.
+    /// Reads the start of `main`, the file that the user named.
     pub fn read(kind: Kind, main: &dyn Bytes) -> Result<Start> {
         let descriptor = match kind {
             Kind::Vmdk => vmdk::descriptor(&Source::new(main)?)?,
@@ -28,18 +28,22 @@ impl Start {
         Ok(Start { kind, descriptor })
     }
 
-    /// Names of further files, each once, which are in the directory of the
-    /// first: bare names, without a slash. None but for VMDK.
+    /// Returns the names of further files, each once.
+    ///
+    /// The files are in the directory of the first file, so the names contain no slash. Only VMDK
+    /// images have further files.
     pub fn names(&self) -> &[String] {
         self.descriptor.as_ref().map_or(&[], |text| &text.names)
     }
 
-    /// Reads and checks headers and all tables. `main` is the same as before,
-    /// `parts` are the files of [`Start::names`].
+    /// Reads and checks the headers and all tables.
     ///
-    /// Reads about as much as the tables have, which takes no more than
-    /// [`MAX_TABLES`](crate::MAX_TABLES) bytes of memory. (A VHDX image whose
-    /// log is not empty takes some 100 MiB more meanwhile.)
+    /// `main` must be the file given to [`Start::read`]. `parts` must be the files of
+    /// [`Start::names`].
+    ///
+    /// Reads about as many bytes as the tables contain. The tables use at most
+    /// [`MAX_TABLES`](crate::MAX_TABLES) bytes of memory. A VHDX image whose log is not empty
+    /// temporarily uses about 100 MiB more.
     pub fn open<B: Bytes>(&self, main: &dyn Bytes, parts: &[B]) -> Result<Image> {
         let (named, given) = (self.names().len(), parts.len());
         if named != given {
@@ -61,25 +65,27 @@ impl Start {
     }
 }
 
-/// An image that was read and checked. It is what was there at that time.
+/// An image that has been read and checked. Later changes to its files are not noticed.
 #[derive(Debug)]
 pub struct Image {
     disk: Disk,
 }
 
 impl Image {
-    /// Bytes of the guest's disk.
+    /// Returns the size of the guest's disk in bytes.
     pub fn size(&self) -> u64 {
         self.disk.description.size
     }
 
-    /// Where the guest's byte `offset` lies, and at most `len` bytes from
-    /// there, as far as they follow each other: at least one byte, and not
-    /// always as many as there are (256 MiB of the smallest usual blocks).
+    /// Returns the location of the guest's byte `offset` and of contiguous bytes after it.
     ///
-    /// All are in their file, if it is as long as it was. Of what is not on
-    /// the disk (from [`Image::size`] on) or of no length, the result has
-    /// none. Reads and allocates nothing.
+    /// The extent has at least one byte and at most `len` bytes. It may end before the contiguous
+    /// data does, because a lookup has a bounded number of steps: 256 MiB with the smallest usual
+    /// blocks.
+    ///
+    /// The extent is inside its file, unless the file has been truncated since. If `len` is 0 or
+    /// `offset` is at or beyond [`Image::size`], the extent is empty. This method reads no files
+    /// and allocates no memory.
     pub fn lookup(&self, offset: u64, len: u64) -> Extent {
         let parts = &self.disk.parts;
         let after = parts.partition_point(|part| part.start <= offset);
@@ -95,7 +101,7 @@ impl Image {
         }
     }
 
-    /// What is in it.
+    /// Returns the properties of the image.
     pub fn describe(&self) -> &Description {
         &self.disk.description
     }

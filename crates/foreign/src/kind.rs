@@ -1,40 +1,42 @@
-//! Which format an image has.
+//! The formats of images.
 
 use std::fmt;
 
-/// A format.
+/// A format of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// VMware's; "Virtual Disk Format" 5.0.
+    /// VMware's format; "Virtual Disk Format" 5.0.
     Vmdk,
-    /// Hyper-V's; [MS-VHDX].
+    /// Hyper-V's format; [MS-VHDX].
     Vhdx,
-    /// VirtualBox's, version 1.1.
+    /// VirtualBox's format, version 1.1.
     Vdi,
-    /// Virtual PC's and Azure's; "Virtual Hard Disk Image Format" 1.0. The image's creator decides
-    /// which of its two sizes counts.
+    /// Virtual PC's and Azure's format; "Virtual Hard Disk Image Format" 1.0.
+    ///
+    /// The image's creator determines which of its two sizes applies.
     Vhd,
-    /// Likewise, with the size that the user chose.
+    /// The same format, with a size field that the user chose.
     VhdSized(VhdSize),
 }
 
-/// Which of its two sizes a VHD image has.
+/// The fields from which the size of a VHD image can be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VhdSize {
     /// The field Current Size.
     Current,
-    /// Cylinders, heads and sectors.
+    /// The geometry: cylinders, heads and sectors.
     Geometry,
 }
 
 impl Kind {
     /// All formats.
     pub const ALL: [Kind; 4] = [Kind::Vmdk, Kind::Vhdx, Kind::Vdi, Kind::Vhd];
-    /// Bytes of a file's start that [`Kind::of_start`] wants, or all if there
-    /// are fewer.
+    /// Number of bytes that [`Kind::of_start`] needs from the start of a file, or all if the file
+    /// is shorter.
     pub const START: usize = 512;
-    /// The format of a file that starts with `start`. It may still turn out to
-    /// be something else: only magic numbers are looked at.
+    /// Returns the format of a file that starts with `start`.
+    ///
+    /// Only magic numbers are checked, so the file may still be something else.
     pub fn of_start(start: &[u8]) -> Option<Kind> {
         let has = |at: usize, magic: &[u8]| start.get(at..).is_some_and(|s| s.starts_with(magic));
         if has(0, b"KDMV") || has(0, b"COWD") || is_descriptor(start) {
@@ -50,7 +52,7 @@ impl Kind {
         }
     }
 
-    /// Its name for people: "VMDK".
+    /// Returns the name for people, for example "VMDK".
     pub fn name(self) -> &'static str {
         match self {
             Kind::Vmdk => "VMDK",
@@ -60,7 +62,7 @@ impl Kind {
         }
     }
 
-    /// What QEMU's programs call it: "vpc" for VHD.
+    /// Returns the name that QEMU's programs use, for example "vpc" for VHD.
     pub fn qemu_name(self) -> &'static str {
         match self {
             Kind::Vmdk => "vmdk",
@@ -77,8 +79,10 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Whether it is VMware's text file: by its first line or, as QEMU does, by a
-/// line with the version that comes after comments and empty lines.
+/// Returns whether the file is a VMDK descriptor, which is a text file.
+///
+/// A descriptor has a fixed first line or, as in QEMU, a version line after comments and empty
+/// lines.
 fn is_descriptor(start: &[u8]) -> bool {
     const FIRST: &[u8] = b"# Disk DescriptorFile";
     if { start.get(..FIRST.len()) }.is_some_and(|first| first.eq_ignore_ascii_case(FIRST)) {

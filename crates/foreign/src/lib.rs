@@ -1,10 +1,9 @@
-//! Disk images of other programs, for reading: VMDK of VMware, VHDX and VHD
-//! of Microsoft, VDI of VirtualBox.
+//! Reads disk images of other programs: VMware's VMDK, Microsoft's VHDX and VHD, and VirtualBox's
+//! VDI.
 //!
-//! Opens no file and reads no guest data: headers and tables are read through
-//! [`Bytes`], checked, and kept; [`Image::lookup`] then tells where each byte
-//! of the guest's disk lies, without reading anything. Nothing here is
-//! asynchronous.
+//! This crate opens no files and reads no guest data. It reads headers and tables through
+//! [`Bytes`], checks them, and keeps them in memory. [`Image::lookup`] then returns the location of
+//! each byte of the guest's disk without reading anything. No function is asynchronous.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -31,16 +30,15 @@
 //! # }
 //! ```
 //!
-//! What is in such files may be meant to do harm: every number in them is
-//! checked before it is used, tables take at most [`MAX_TABLES`] bytes of
-//! memory, and places outside of their files are errors when an image is
-//! opened. (QEMU reads zeroes there, or fails later.)
+//! Image files may be malicious. Every number in them is checked before it is used, and the tables
+//! use at most [`MAX_TABLES`] bytes of memory. A location outside of its file is an error when the
+//! image is opened, whereas QEMU reads zeroes there or fails later.
 //!
-//! A VMDK image may be in several files, which its descriptor names. Here these
-//! names are of files next to the descriptor: absolute ones, and any with a
-//! slash, a backslash or `..` are refused, although QEMU opens them, since an
-//! image must not choose which of the host's files are read. It is still the
-//! caller's to open no device, pipe or symbolic link by such a name.
+//! A VMDK image may consist of several files, which its descriptor names. This crate accepts only
+//! names of files next to the descriptor. It refuses absolute names and names with a slash, a
+//! backslash or `..`, although QEMU opens them, because an image must not choose which of the
+//! host's files are read. The caller must still make sure that no such name opens a device, a pipe
+//! or a symbolic link.
 //!
 //! Images with a parent are refused.
 

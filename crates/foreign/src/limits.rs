@@ -1,4 +1,4 @@
-//! What an image may cost.
+//! Limits on the resources that an image may use.
 
-/// Bytes of memory that all tables of an image may take.
+/// Maximum memory in bytes for all tables of an image.
 pub const MAX_TABLES: u64 = 256 << 20;

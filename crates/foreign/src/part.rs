@@ -1,15 +1,15 @@
-//! What an image is made of, whatever its format.
+//! The parts of an image, whatever its format.
 
 use crate::blocks::Blocks;
 use crate::describe::Description;
 use crate::place::{Extent, Place};
 
-/// A part of the guest's disk.
+/// A contiguous part of the guest's disk.
 #[derive(Debug)]
 pub struct Part {
-    /// Bytes of the disk before it.
+    /// Offset on the disk in bytes.
     pub start: u64,
-    /// In bytes; not 0.
+    /// Size in bytes; not 0.
     pub len: u64,
     pub file: usize,
     pub layout: Layout,
@@ -17,16 +17,16 @@ pub struct Part {
 
 #[derive(Debug)]
 pub enum Layout {
-    /// Nothing but zeroes.
+    /// The part contains only zeroes.
     Zero,
-    /// All of it, from there in its file.
+    /// The part's data is contiguous in its file, starting at the offset `at`.
     Flat { at: u64 },
-    /// As tables say.
+    /// Tables locate the part's blocks.
     Blocks(Blocks),
 }
 
 impl Part {
-    /// At `offset` from its start, which it has.
+    /// Looks up `offset`, which is relative to the start of the part and must be inside it.
     pub fn lookup(&self, offset: u64, len: u64) -> Extent {
         let rest = len.min(self.len - offset);
         let place = match &self.layout {
@@ -41,16 +41,16 @@ impl Part {
     }
 }
 
-/// An image that was read.
+/// An image that has been read.
 #[derive(Debug)]
 pub struct Disk {
-    /// In order and without gaps.
+    /// Parts in the order of the disk, without gaps.
     pub parts: Vec<Part>,
     pub description: Description,
 }
 
 impl Disk {
-    /// Of one part, of the size that the description says.
+    /// Creates a disk of one part, whose size is that of the description.
     pub fn of(layout: Layout, description: Description) -> Disk {
         let part = Part {
             start: 0,

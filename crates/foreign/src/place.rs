@@ -1,29 +1,29 @@
-//! Where parts of a guest's disk lie.
+//! The locations of parts of a guest's disk.
 
 use crate::grain::Grain;
 
-/// A stretch of the guest's disk.
+/// A contiguous range of the guest's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// In bytes.
+    /// Size in bytes.
     pub len: u64,
-    /// Of its first byte; the others follow it.
+    /// Location of the first byte. The other bytes follow it.
     pub place: Place,
 }
 
-/// Where a stretch lies.
+/// The location of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Nowhere: it reads as zeroes.
+    /// The extent is stored nowhere and reads as zeroes.
     Zero,
-    /// As it is, in a file.
+    /// The extent is stored uncompressed in a file.
     Data {
-        /// 0 is the file that was opened, 1 the first of
+        /// Number of the file: 0 is the file that was opened, 1 the first of
         /// [`Start::names`](crate::Start::names).
         file: usize,
-        /// In bytes from the file's start.
+        /// Offset in the file in bytes.
         at: u64,
     },
-    /// In a compressed grain of a VMDK image.
+    /// The extent is stored in a compressed grain of a VMDK image.
     Compressed(Grain),
 }

@@ -1,12 +1,12 @@
-//! A file of an image, while its tables are read.
+//! A file of an image, as used while its tables are read.
 
 use crate::bytes::Bytes;
 use crate::error::{Error, Result};
 
-/// Bytes of a table that are read at a time.
+/// Number of bytes of a table that are read at a time.
 const CHUNK: usize = 256 << 10;
 
-/// With the length it had at first.
+/// A file with the size that it had when it was opened.
 #[derive(Clone, Copy)]
 pub struct Source<'a> {
     pub bytes: &'a dyn Bytes,
@@ -19,25 +19,25 @@ impl<'a> Source<'a> {
         Ok(Source { bytes, len })
     }
 
-    /// Whether all of `len` bytes from `at` are in the file.
+    /// Returns whether all of the `len` bytes at `at` are inside the file.
     pub fn holds(&self, at: u64, len: u64) -> bool {
         at.checked_add(len).is_some_and(|end| end <= self.len)
     }
 
-    /// Fills `buf` from `at` with `what`, as an error calls it.
+    /// Fills `buf` with the bytes at `at`. Errors call the data `what`.
     pub fn read(&self, buf: &mut [u8], at: u64, what: &str) -> Result<()> {
         self.expect(at, buf.len() as u64, what)?;
         Ok(self.bytes.read_at(buf, at)?)
     }
 
-    /// The same for `N` bytes.
+    /// Reads `N` bytes, as [`Source::read`] does.
     pub fn array<const N: usize>(&self, at: u64, what: &str) -> Result<[u8; N]> {
         let mut array = [0; N];
         self.read(&mut array, at, what)?;
         Ok(array)
     }
 
-    /// As many of `len` bytes from `at` as there are.
+    /// Reads up to `len` bytes at `at`, fewer if the file ends before.
     pub fn up_to(&self, at: u64, len: usize) -> Result<Vec<u8>> {
         let there = self.len.saturating_sub(at).min(len as u64);
         let mut buf = vec![0; there as usize];
@@ -45,8 +45,10 @@ impl<'a> Source<'a> {
         Ok(buf)
     }
 
-    /// Calls `each` for the `count` entries of `N` bytes of the table at `at`,
-    /// without having it all in memory.
+    /// Calls `each` for each of the `count` entries of the table at `at`, which have `N` bytes
+    /// each.
+    ///
+    /// The table is read in chunks, so that it is never in memory as a whole.
     pub fn entries<const N: usize>(
         &self,
         at: u64,

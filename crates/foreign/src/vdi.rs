@@ -16,24 +16,24 @@ const DATA: usize = 0x158;
 const SECTOR_SIZE: usize = 0x168;
 const SIZE: usize = 0x170;
 const BLOCK_SIZE: usize = 0x178;
-/// Bytes before the data of each block.
+/// Offset of the number of extra bytes before each block's data.
 const BLOCK_EXTRA: usize = 0x17c;
 const BLOCKS: usize = 0x180;
-/// UUIDs of another image: none if all of them are zeroes.
+/// Offset of the link UUID; all zeroes in an image without a parent.
 const LINK: usize = 0x1a8;
 const PARENT: usize = 0x1b8;
 const UUID_LEN: usize = 16;
-/// Bytes with all of that.
+/// Size in bytes of the part of the header that contains these fields.
 const LEN: usize = 512;
 
 const MAGIC: u32 = 0xbeda_107f;
 const VERSION_1_1: u32 = 0x0001_0001;
 const SECTOR: u64 = 512;
-/// The only one that VirtualBox makes and QEMU reads.
+/// Block size in bytes, the only one that VirtualBox creates and QEMU reads.
 const BLOCK: u32 = 1 << 20;
-/// What QEMU takes: 1 PiB.
+/// Maximum disk size in bytes, as in QEMU: about 1 PiB.
 const MAX_SIZE: u64 = 0x3fff_ffff * BLOCK as u64;
-/// In the table: a block that was given up, and one that was never there.
+/// Table entry of a discarded block; the only higher value marks a block that was never allocated.
 const DISCARDED: u32 = 0xffff_fffe;
 
 pub fn read(source: &Source) -> Result<Disk> {
@@ -48,7 +48,7 @@ pub fn read(source: &Source) -> Result<Disk> {
             "a VDI image of {size} bytes is not supported, only of up to {MAX_SIZE}"
         )));
     }
-    // VBoxManage makes disks of any size: as QEMU does, it is rounded up.
+    // VBoxManage creates disks of any size. The size is rounded up, as in QEMU.
     let size = size.next_multiple_of(SECTOR);
     let rule = Rule {
         block: BLOCK.into(),
@@ -89,7 +89,7 @@ pub fn read(source: &Source) -> Result<Disk> {
     Ok(Disk::of(Layout::Blocks(blocks), description))
 }
 
-/// Whether the image is fixed.
+/// Checks the header and returns whether the image has a fixed size.
 fn check(header: &[u8; LEN]) -> Result<bool> {
     if u32_at(header, SIGNATURE) != MAGIC {
         return Err(Error::Not(Kind::Vdi));
@@ -104,7 +104,7 @@ fn check(header: &[u8; LEN]) -> Result<bool> {
     }
     let has_uuid = |at: usize| header[at..at + UUID_LEN] != [0; UUID_LEN];
     let fixed = match u32_at(header, TYPE) {
-        // One with the changes since a start, and one with those since a snapshot.
+        // An undo image has the changes since a start, a differencing image those since a snapshot.
         3 | 4 => return Err(Error::differencing(Kind::Vdi)),
         _ if has_uuid(LINK) || has_uuid(PARENT) => return Err(Error::differencing(Kind::Vdi)),
         1 => false,

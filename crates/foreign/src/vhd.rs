@@ -1,5 +1,6 @@
-//! VHD, which QEMU calls vpc ("Virtual Hard Disk Image Format
-//! Specification" 1.0). Its numbers are big-endian.
+//! VHD, which QEMU calls vpc ("Virtual Hard Disk Image Format Specification" 1.0).
+//!
+//! All numbers are big-endian.
 
 use crate::blocks::{Blocks, Budget, Rule};
 use crate::bytes::array_at;
@@ -9,7 +10,7 @@ use crate::kind::{Kind, VhdSize};
 use crate::part::{Disk, Layout};
 use crate::source::Source;
 
-/// The footer, of which there is a copy at the start of a dynamic image.
+/// Size of the footer in bytes. A dynamic image has a copy of the footer at its start.
 const FOOTER: usize = 512;
 const MAGIC: &[u8] = b"conectix";
 const HEADER_AT: usize = 16;
@@ -21,7 +22,7 @@ const SECTORS: usize = 59;
 const TYPE: usize = 60;
 const CHECKSUM: usize = 64;
 
-/// The header of a dynamic image.
+/// Size in bytes of the header of a dynamic image.
 const HEADER: usize = 1024;
 const HEADER_MAGIC: &[u8] = b"cxsparse";
 const TABLE: usize = 16;
@@ -30,18 +31,21 @@ const BLOCK_SIZE: usize = 32;
 const HEADER_CHECKSUM: usize = 36;
 
 const SECTOR: u64 = 512;
-/// In the table: no block.
+/// Table entry of a block that does not exist.
 const ABSENT: u32 = u32::MAX;
-/// 2040 GiB, all that this format can have.
+/// Maximum number of sectors in this format: 2040 GiB.
 const MAX_SECTORS: u64 = 0xff00_0000;
-/// Beyond this size a disk's geometry is this, whatever its size.
+/// Number of sectors of the largest geometry, which all disks above this size have.
 const MAX_GEOMETRY: u64 = 65535 * 16 * 255;
-/// Creators whose disks are as large as their geometry, as in QEMU since 10.0: Virtual PC, and QEMU
-/// without `force_size`. The disks of all other creators have the size in the field Current Size, which the
-/// geometry rounds down.
+/// Creators of disks whose size is that of their geometry, as in QEMU since 10.0.
+///
+/// They are Virtual PC, and QEMU without `force_size`. The disks of all other creators have the
+/// size in the field Current Size, which the geometry rounds down.
 const BY_GEOMETRY: [&[u8; 4]; 2] = [b"vpc ", b"qemu"];
 
-/// Reads an image. `size_of`: which size it has; by default its creator decides.
+/// Reads an image.
+///
+/// `size_of` selects the field with the disk size. By default, the image's creator determines it.
 pub fn read(source: &Source, size_of: Option<VhdSize>) -> Result<Disk> {
     let (footer, is_at_end) = footer(source)?;
     let size = size(&footer, size_of)?;
@@ -88,7 +92,7 @@ pub fn read(source: &Source, size_of: Option<VhdSize>) -> Result<Disk> {
     Ok(Disk::of(layout, description))
 }
 
-/// The footer, and whether it is only at the end.
+/// Returns the footer, and whether it was found only at the end of the file.
 fn footer(source: &Source) -> Result<([u8; FOOTER], bool)> {
     let end = source.len.checked_sub(FOOTER as u64);
     let end = end.ok_or(Error::Not(Kind::Vhd))?;
@@ -102,7 +106,7 @@ fn footer(source: &Source) -> Result<([u8; FOOTER], bool)> {
     Err(Error::Not(Kind::Vhd))
 }
 
-/// All bytes are added up, without those of the sum, which is inverted.
+/// Checks that the checksum is the inverted sum of all bytes except those of the checksum itself.
 fn check_sum(bytes: &[u8], at: usize, what: &str) -> Result<()> {
     let stored = u32_at(bytes, at);
     let add = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
@@ -115,7 +119,7 @@ fn check_sum(bytes: &[u8], at: usize, what: &str) -> Result<()> {
     )))
 }
 
-/// Bytes of the disk.
+/// Returns the size of the disk in bytes.
 fn size(footer: &[u8; FOOTER], size_of: Option<VhdSize>) -> Result<u64> {
     let creator: [u8; 4] = array_at(footer, CREATOR);
     let cylinders = u16::from_be_bytes(array_at(footer, CYLINDERS));
@@ -148,9 +152,9 @@ fn blocks(source: &Source, footer: &[u8; FOOTER], size: u64) -> Result<Blocks> {
             "its blocks have {block} bytes, which is no power of two"
         )));
     }
-    // Before its data each block has a bit for each of its sectors. For a disk
-    // without a parent they do not matter: what was not written is zeroes. QEMU
-    // does not look at them, either.
+    // A bitmap with one bit per sector precedes each block's data. On a disk without a parent the
+    // bitmap does not matter, because unwritten sectors contain zeroes. QEMU ignores the bitmap,
+    // too.
     let bits = (block / SECTOR / 8).next_multiple_of(SECTOR);
     let rule = Rule {
         block,

@@ -1,14 +1,15 @@
-//! Any bytes as an image.
+//! Fuzz targets that open arbitrary bytes as images.
 
 use crate::{Bytes, Image, Kind, Place, Start};
 
-/// Extents that [`walk`] looks at, before it goes on in larger steps.
+/// Number of extents after which [`walk`] continues in larger steps.
 const MAX_EXTENTS: u64 = 4096;
-/// Grains that it inflates.
+/// Maximum number of grains that [`walk`] decompresses.
 const MAX_GRAINS: u32 = 64;
 
-/// `data` as an image of each format, and as an image in several files if it
-/// is a descriptor with zero bytes between its text and its parts.
+/// Opens `data` as an image of each format and looks up all of it.
+///
+/// For an image in several files, zero bytes separate the descriptor and the contents of its files.
 pub fn image(data: &[u8]) {
     let main = data.to_vec();
     let pieces: Vec<Vec<u8>> = data.split(|&byte| byte == 0).map(<[u8]>::to_vec).collect();
@@ -19,7 +20,8 @@ pub fn image(data: &[u8]) {
         for name in start.names() {
             assert!(!name.contains(['/', '\\', '\0']) && !name.contains(".."));
         }
-        // One piece of each, and then everything.
+        // Each file is one of the pieces; the last file, if there are enough of them, is all of
+        // `data`.
         let all = [&pieces[..], std::slice::from_ref(&main)].concat();
         let names = start.names().len();
         let parts: Vec<Vec<u8>> = all.iter().cycle().skip(1).take(names).cloned().collect();
@@ -31,8 +33,9 @@ pub fn image(data: &[u8]) {
     }
 }
 
-/// Looks all of an image up, or much of a large one, and panics if something
-/// is not as it is said to be. `files` are those that it was opened with.
+/// Looks up all of an image, or many parts of a large one, and panics if a guarantee is violated.
+///
+/// `files` must be the files with which the image was opened.
 pub fn walk(image: &Image, files: &[&dyn Bytes]) {
     let description = image.describe();
     assert_eq!(description.size, image.size());
@@ -64,7 +67,7 @@ pub fn walk(image: &Image, files: &[&dyn Bytes]) {
                 }
             }
         }
-        // The same from its middle on.
+        // A lookup from the middle of the extent must return the same location.
         let middle = extent.len / 2;
         let again = image.lookup(offset + middle, extent.len - middle);
         assert!(again.len > 0 && again.len <= extent.len - middle);

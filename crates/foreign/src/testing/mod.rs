@@ -1,4 +1,4 @@
-//! Bodies of fuzz targets.
+//! The bodies of the fuzz targets.
 
 mod fuzz;
 

@@ -1,6 +1,6 @@
-//! CRC-32C, as iSCSI has it (RFC 3720, B.4).
+//! CRC-32C, as specified for iSCSI (RFC 3720, section B.4).
 
-/// For each byte, eight steps of the polynomial with its bits reversed.
+/// For each byte value, the result of eight steps with the bit-reversed polynomial.
 const TABLE: [u32; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -17,7 +17,7 @@ const TABLE: [u32; 256] = {
     table
 };
 
-/// The checksum of `parts`, one after the other.
+/// Returns the checksum of the concatenated `parts`.
 pub fn crc32c(parts: &[&[u8]]) -> u32 {
     let bytes = parts.iter().copied().flatten();
     !bytes.fold(u32::MAX, |sum, byte| {
@@ -25,8 +25,7 @@ pub fn crc32c(parts: &[&[u8]]) -> u32 {
     })
 }
 
-/// Whether the checksum at `at` is that of all `bytes`, with zeroes in its
-/// place.
+/// Returns whether the checksum at `at` is that of `bytes` with zeroes in its place.
 pub fn is_right(bytes: &[u8], at: usize) -> bool {
     let (before, rest) = bytes.split_at(at);
     let (stored, after) = rest.split_at(4);
@@ -37,7 +36,7 @@ pub fn is_right(bytes: &[u8], at: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// RFC 3720, B.4.
+    /// Test vectors of RFC 3720, section B.4.
     #[test]
     fn sums_are_those_of_the_specification() {
         let rising: Vec<u8> = (0..32).collect();

@@ -1,4 +1,4 @@
-//! The headers, of which the newer one counts (2.2.2).
+//! Reads the two headers, of which the newer one is valid (section 2.2.2).
 
 use super::crc;
 use crate::bytes::{array_at, u16_at, u32_at, u64_at};
@@ -6,8 +6,7 @@ use crate::error::{Error, Result};
 use crate::kind::Kind;
 use crate::source::Source;
 
-/// To a multiple of this all parts of a file are aligned; the first ones are
-/// the headers'.
+/// Alignment in bytes of all parts of a file; the headers occupy the first such unit.
 pub const ALIGNMENT: u64 = 1 << 20;
 
 const PLACES: [u64; 2] = [64 << 10, 128 << 10];
@@ -20,15 +19,15 @@ const LOG_VERSION: usize = 64;
 const VERSION: usize = 66;
 const LOG_LEN: usize = 68;
 const LOG_AT: usize = 72;
-/// Bytes of all fields.
+/// Size of all header fields in bytes.
 const FIELDS: usize = 80;
 
-/// Where the log is, and whose entries in it count.
+/// The location of the log, and the GUID of its valid entries.
 pub struct Log {
     pub at: u64,
-    /// A multiple of [`ALIGNMENT`].
+    /// Size in bytes, a multiple of [`ALIGNMENT`].
     pub len: u32,
-    /// All zeroes if there are none.
+    /// GUID of the valid log entries; all zeroes if the log is empty.
     pub guid: [u8; 16],
 }
 
@@ -41,7 +40,7 @@ pub fn read(source: &Source) -> Result<Log> {
     let valid = |copy: &[u8; LEN]| copy.starts_with(MAGIC) && crc::is_right(copy, CHECKSUM);
     let mut valid: Vec<_> = { [first?, second?].into_iter() }.filter(valid).collect();
     valid.sort_by_key(|copy| u64_at(copy, SEQUENCE));
-    // Disk2vhd makes two that are the same.
+    // Disk2vhd writes two identical headers.
     if let [one, other] = &valid[..]
         && u64_at(one, SEQUENCE) == u64_at(other, SEQUENCE)
         && one[..FIELDS] != other[..FIELDS]

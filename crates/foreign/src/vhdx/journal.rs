@@ -1,9 +1,9 @@
-//! Entries of the log (2.3.1): changes of the file that were perhaps not made.
+//! Entries of the log (section 2.3.1): changes that may not have been applied to the file.
 
 use super::crc;
 use crate::bytes::{array_at, u32_at, u64_at};
 
-/// Entries are made of sectors of this size, and change such.
+/// Size in bytes of a log sector and of a changed sector of the file.
 pub const SECTOR: usize = 4096;
 
 const HEADER: usize = 64;
@@ -15,7 +15,7 @@ const COUNT: usize = 24;
 const GUID: usize = 32;
 const FLUSHED: usize = 48;
 
-/// Of a change.
+/// Size in bytes of a descriptor, which describes one change.
 const DESCRIPTOR: usize = 32;
 const TRAILING: usize = 4;
 const LEADING: usize = 8;
@@ -23,31 +23,33 @@ const ZERO_LEN: usize = 8;
 const PLACE: usize = 16;
 const CHANGE_SEQUENCE: usize = 24;
 
-/// What the start of an entry says.
+/// The header of a log entry.
 #[derive(Clone, Copy)]
 pub struct Entry {
-    /// In bytes, of whole sectors.
+    /// Size of the entry in bytes, a multiple of the sector size.
     pub len: usize,
-    /// Where in the log the first entry is that is still needed.
+    /// Offset in the log of the oldest entry that is still needed.
     pub tail: usize,
     pub sequence: u64,
-    /// How long the file has been at least.
+    /// Minimum size in bytes of the file when the entry was written.
     pub flushed: u64,
     count: usize,
 }
 
-/// Bytes that take the place of those in the file.
+/// A change that replaces bytes of the file.
 #[derive(Debug)]
 pub struct Change {
     pub at: u64,
     pub len: u64,
-    /// Zeroes if there are none.
+    /// The new contents of one sector; `None` if the bytes become zeroes.
     pub data: Option<Box<[u8; SECTOR]>>,
 }
 
 impl Entry {
-    /// Of the entry that starts with `sector`, if its fields are those of an
-    /// entry in the log with that GUID and of `log_len` bytes.
+    /// Parses the entry that starts with `sector`.
+    ///
+    /// Returns `None` unless the fields are valid for a log with the GUID `guid` and a size of
+    /// `log_len` bytes.
     pub fn parse(sector: &[u8], guid: &[u8; 16], log_len: usize) -> Option<Entry> {
         let entry = Entry {
             len: u32_at(sector, LEN) as usize,
@@ -58,18 +60,20 @@ impl Entry {
         };
         let is_one = sector.starts_with(b"loge") && array_at(sector, GUID) == *guid;
         let sized = entry.len <= log_len && entry.len.is_multiple_of(SECTOR);
-        // At least the descriptors have to fit.
+        // The entry must have space for at least its descriptors.
         let fits = entry.descriptors_len().is_some_and(|len| len <= entry.len);
         (is_one && sized && fits && entry.sequence > 0).then_some(entry)
     }
 
-    /// Bytes of the sectors with the header and the descriptors.
+    /// Returns the size in bytes of the sectors that contain the header and the descriptors.
     fn descriptors_len(&self) -> Option<usize> {
         let len = self.count.checked_mul(DESCRIPTOR)?.checked_add(HEADER)?;
         len.checked_next_multiple_of(SECTOR)
     }
 
-    /// The changes of the entry with all `bytes`; `None` if it is not valid.
+    /// Returns the changes of this entry, whose complete contents are `bytes`.
+    ///
+    /// Returns `None` if the entry is invalid.
     pub fn changes(&self, bytes: &[u8]) -> Option<Vec<Change>> {
         if !crc::is_right(bytes, CHECKSUM) {
             return None;
@@ -97,8 +101,9 @@ impl Entry {
         changes.collect()
     }
 
-    /// What is to be in the place of a sector (2.3.1.3, 2.3.1.4): its ends are
-    /// in the descriptor.
+    /// Assembles the new contents of a sector (sections 2.3.1.3 and 2.3.1.4).
+    ///
+    /// The first 8 and the last 4 bytes of the contents are in the descriptor.
     fn data(&self, descriptor: &[u8], sector: &[u8]) -> Option<Box<[u8; SECTOR]>> {
         let high = u64::from(u32_at(sector, 4));
         let low = u64::from(u32_at(sector, SECTOR - 4));

@@ -1,29 +1,33 @@
-//! The log (2.3): a file that was not closed has changes there that have to be
-//! made before it is read.
+//! The log (section 2.3).
+//!
+//! If a file was not closed properly, the changes in its log must be applied before it is read.
 
 use super::header::Log;
 use super::journal::{Change, Entry, SECTOR};
 use crate::error::{Error, Result};
 use crate::source::Source;
 
-/// What is looked at: programs make logs of 1 MiB.
+/// Maximum supported size of a log in bytes. Programs create logs of 1 MiB.
 const MAX_LEN: u32 = 32 << 20;
 
-/// Bytes of all entries that are looked at. Each sector could claim to start
-/// one that goes all around.
+/// Maximum total size in bytes of all entries that are parsed.
+///
+/// The limit is needed because each sector could claim to start an entry as large as the log.
 const MAX_WORK: usize = 8 * MAX_LEN as usize;
 
-/// Changes at most, and bytes that they make zeroes: what is read is looked for in all of them.
+/// Maximum number of changes; the constant below limits the bytes that they zero.
+///
+/// Both limits bound the work of a read, which searches all changes.
 const MAX_CHANGES: usize = 1 << 16;
 const MAX_ZEROES: u64 = 4 << 30;
 
-/// Entries that follow each other.
+/// A sequence of consecutive log entries.
 struct Sequence {
-    /// Where each starts.
+    /// Offsets in the log at which the entries start.
     starts: Vec<usize>,
-    /// The newest one.
+    /// The newest entry.
     head: Entry,
-    /// Bytes of all.
+    /// Total size of the entries in bytes.
     len: usize,
 }
 
@@ -33,7 +37,7 @@ struct Ring {
     work: usize,
 }
 
-/// The changes that the log has, in their order; none if it is empty.
+/// Returns the changes in the log, in the order of their entries; none if the log is empty.
 pub fn changes(source: &Source, log: &Log) -> Result<Vec<Change>> {
     if log.guid == [0; 16] || log.len == 0 {
         return Ok(Vec::new());
@@ -48,8 +52,8 @@ pub fn changes(source: &Source, log: &Log) -> Result<Vec<Change>> {
         guid: log.guid,
         work: MAX_WORK,
     };
-    // A GUID without entries is left behind when a program ends between
-    // announcing the first one and writing it. QEMU takes that as no log.
+    // A program that ends between announcing the first entry and writing it leaves a GUID without
+    // entries. QEMU treats such a log as empty.
     let Some(active) = ring.active()? else {
         return Ok(Vec::new());
     };
@@ -73,7 +77,7 @@ pub fn changes(source: &Source, log: &Log) -> Result<Vec<Change>> {
     }
 }
 
-/// For what is not done here.
+/// Returns the error for a log that Fathom does not replay.
 pub fn must_be_replayed() -> Error {
     Error::unsupported(
         "this VHDX image was not closed, and its log has changes that are not made here: open it \
@@ -82,8 +86,9 @@ pub fn must_be_replayed() -> Error {
 }
 
 impl Ring {
-    /// The sequence that counts (2.3.3): the newest of those that have the
-    /// entry from which on they are needed.
+    /// Returns the active sequence (section 2.3.3).
+    ///
+    /// It is the newest sequence that contains the oldest entry that it still needs.
     fn active(&mut self) -> Result<Option<Sequence>> {
         let mut best: Option<Sequence> = None;
         let mut tail = 0;
@@ -131,14 +136,14 @@ impl Ring {
         Entry::parse(sector, &self.guid, self.bytes.len())
     }
 
-    /// The entry at `start` and its changes, if it is valid.
+    /// Returns the entry at `start` and its changes, or `None` if the entry is invalid.
     fn entry(&mut self, start: usize) -> Result<Option<(Entry, Vec<Change>)>> {
         let Some(entry) = self.peek(start) else {
             return Ok(None);
         };
         let left = self.work.checked_sub(entry.len);
         self.work = left.ok_or_else(must_be_replayed)?;
-        // It may go on at the log's start.
+        // The entry may wrap around to the start of the log.
         let straight = entry.len.min(self.bytes.len() - start);
         let mut bytes = self.bytes[start..start + straight].to_vec();
         bytes.extend_from_slice(&self.bytes[..entry.len - straight]);

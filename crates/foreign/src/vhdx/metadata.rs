@@ -1,4 +1,4 @@
-//! What kind of disk it is (2.6).
+//! Reads the metadata, which describes the disk (section 2.6).
 
 use super::regions::Region;
 use crate::bytes::{array_at, u16_at, u32_at, u64_at};
@@ -6,59 +6,59 @@ use crate::error::{Error, Result};
 use crate::kind::Kind;
 use crate::source::Source;
 
-/// The table at the region's start.
+/// Size in bytes of the metadata table at the start of the region.
 const LEN: usize = 64 << 10;
 const MAGIC: &[u8] = b"metadata";
 const COUNT: usize = 10;
 const ENTRY: usize = 32;
 const MAX_ENTRIES: u16 = 2047;
-/// Offsets in an entry.
+/// Offset of the item's location within an entry; the constants below are further such offsets.
 const ITEM_AT: usize = 16;
 const ITEM_LEN: usize = 20;
 const FLAGS: usize = 24;
 const FLAG_REQUIRED: u32 = 4;
 
-/// CAA16737-FA36-4D43-B3B6-33F0AA44E76B: block size, flags.
+/// GUID of the file parameters, block size and flags: CAA16737-FA36-4D43-B3B6-33F0AA44E76B.
 const PARAMETERS: [u8; 16] = [
     0x37, 0x67, 0xa1, 0xca, 0x36, 0xfa, 0x43, 0x4d, 0xb3, 0xb6, 0x33, 0xf0, 0xaa, 0x44, 0xe7, 0x6b,
 ];
-/// 2FA54224-CD1B-4876-B211-5DBED83BF4B8.
+/// GUID of the virtual disk size: 2FA54224-CD1B-4876-B211-5DBED83BF4B8.
 const DISK_SIZE: [u8; 16] = [
     0x24, 0x42, 0xa5, 0x2f, 0x1b, 0xcd, 0x76, 0x48, 0xb2, 0x11, 0x5d, 0xbe, 0xd8, 0x3b, 0xf4, 0xb8,
 ];
-/// BECA12AB-B2E6-4523-93EF-C309E000C746: a disk's identity.
+/// GUID of the disk's identity: BECA12AB-B2E6-4523-93EF-C309E000C746.
 const PAGE_83: [u8; 16] = [
     0xab, 0x12, 0xca, 0xbe, 0xe6, 0xb2, 0x23, 0x45, 0x93, 0xef, 0xc3, 0x09, 0xe0, 0x00, 0xc7, 0x46,
 ];
-/// 8141BF1D-A96F-4709-BA47-F233A8FAAB5F.
+/// GUID of the logical sector size: 8141BF1D-A96F-4709-BA47-F233A8FAAB5F.
 const LOGICAL: [u8; 16] = [
     0x1d, 0xbf, 0x41, 0x81, 0x6f, 0xa9, 0x09, 0x47, 0xba, 0x47, 0xf2, 0x33, 0xa8, 0xfa, 0xab, 0x5f,
 ];
-/// CDA348C7-445D-4471-9CC9-E9885251C556.
+/// GUID of the physical sector size: CDA348C7-445D-4471-9CC9-E9885251C556.
 const PHYSICAL: [u8; 16] = [
     0xc7, 0x48, 0xa3, 0xcd, 0x5d, 0x44, 0x71, 0x44, 0x9c, 0xc9, 0xe9, 0x88, 0x52, 0x51, 0xc5, 0x56,
 ];
-/// A8D35F2D-B30B-454D-ABF7-D3D84834AB0C.
+/// GUID of the parent locator: A8D35F2D-B30B-454D-ABF7-D3D84834AB0C.
 const PARENT: [u8; 16] = [
     0x2d, 0x5f, 0xd3, 0xa8, 0x0b, 0xb3, 0x4d, 0x45, 0xab, 0xf7, 0xd3, 0xd8, 0x48, 0x34, 0xab, 0x0c,
 ];
 
-/// Of the parameters.
+/// Flag in the file parameters: all blocks remain allocated.
 const ALL_ALLOCATED: u32 = 1;
 const HAS_PARENT: u32 = 2;
 
-/// 64 TiB.
+/// Maximum disk size in bytes: 64 TiB.
 const MAX_SIZE: u64 = 64 << 40;
 const BLOCK_SIZES: std::ops::RangeInclusive<u32> = 1 << 20..=256 << 20;
 
-/// What the items say, checked.
+/// The checked contents of the metadata items.
 pub struct Metadata {
-    /// Bytes of a block, a power of two.
+    /// Block size in bytes, a power of two.
     pub block: u32,
-    /// Whether all blocks are there from the start.
+    /// Whether all blocks were allocated when the image was created.
     pub fixed: bool,
     pub size: u64,
-    /// Bytes of a sector: 512 or 4096.
+    /// Logical sector size in bytes: 512 or 4096.
     pub logical: u32,
     pub physical: u32,
 }

@@ -1,4 +1,4 @@
-//! VHDX ([MS-VHDX], whose sections are named where they matter).
+//! VHDX ([MS-VHDX]). Comments name the sections of that specification.
 
 mod crc;
 mod header;

@@ -1,4 +1,4 @@
-//! A file as it would be if the changes in its log were made.
+//! A view of a file in which the changes of its log are applied.
 
 use super::journal::Change;
 use crate::bytes::Bytes;
@@ -7,7 +7,7 @@ use std::io;
 
 pub struct Overlay<'a> {
     pub source: Source<'a>,
-    /// In their order: later ones cover earlier ones.
+    /// Changes in the order of the log. Later changes override earlier ones.
     pub changes: Vec<Change>,
 }
 

@@ -1,4 +1,4 @@
-//! Reading an image.
+//! Reads an image.
 
 use super::header;
 use super::log::{self, must_be_replayed};
@@ -12,13 +12,15 @@ use crate::kind::Kind;
 use crate::part::{Disk, Layout};
 use crate::source::Source;
 
-/// Offsets of blocks are in units of this.
+/// Unit of block offsets in bytes.
 const UNIT: u64 = header::ALIGNMENT;
-/// In an entry (2.5.1): the offset is in the upper 44 bits.
+/// Mask of the state in a table entry (section 2.5.1); the offset is in the upper 44 bits.
 const STATE: u64 = 7;
 const OFFSET_SHIFT: u32 = 20;
-/// One bitmap block, for this many sectors, follows their blocks in the table.
-/// An image without a parent has none, but their entries.
+/// Number of sectors that one bitmap block covers.
+///
+/// In the table, the entry of a bitmap block follows the entries of the blocks that it covers. An
+/// image without a parent has these entries, but no bitmap blocks.
 const SECTORS_PER_BITMAP: u64 = 1 << 23;
 
 pub fn read(source: &Source) -> Result<Disk> {
@@ -29,8 +31,8 @@ pub fn read(source: &Source) -> Result<Disk> {
     };
     let tables = Source::new(&overlay)?;
     let regions = Regions::read(&tables, &log)?;
-    // A log is of changes to tables. Were there others, they could be of what
-    // the guest reads, and that is read from the file.
+    // The overlay applies the log only to tables, whereas guest data is read directly from the
+    // file. Therefore changes to anything but tables are refused.
     let is_of_tables = |at, end| {
         end <= header::ALIGNMENT || regions.blocks.holds(at, end) || regions.metadata.holds(at, end)
     };
@@ -104,11 +106,11 @@ fn blocks(
     })
 }
 
-/// Where the block `index` is, in units from the file's start; 0: nowhere.
+/// Returns the offset of block `index` in units from the start of the file; 0 if there is no block.
 fn block(entry: u64, index: u64) -> Result<u64> {
     match entry & STATE {
-        // Not present, undefined, zero, unmapped; the last one is what
-        // version 0.95 had for unmapped. As QEMU does, all read as zeroes.
+        // The states are: not present, undefined, zero and unmapped. State 5 meant unmapped in
+        // version 0.95. As in QEMU, all of them read as zeroes.
         0..=3 | 5 => Ok(0),
         6 => match entry >> OFFSET_SHIFT {
             0 => Err(Error::damaged(format!(

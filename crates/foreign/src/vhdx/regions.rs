@@ -1,4 +1,4 @@
-//! Where tables are (2.2.3).
+//! Reads the region table, which locates the other tables (section 2.2.3).
 
 use super::crc;
 use super::header::{ALIGNMENT, Log};
@@ -6,7 +6,7 @@ use crate::bytes::{array_at, u32_at, u64_at};
 use crate::error::{Error, Result};
 use crate::source::Source;
 
-/// The table, of which there are two.
+/// Offsets in bytes of the two copies of the region table.
 const PLACES: [u64; 2] = [192 << 10, 256 << 10];
 const LEN: usize = 64 << 10;
 const MAGIC: &[u8] = b"regi";
@@ -16,16 +16,16 @@ const ENTRIES: usize = 16;
 const ENTRY: usize = 32;
 const MAX_ENTRIES: u32 = 2047;
 
-/// 2DC27766-F623-4200-9D64-115E9BFD4A08.
+/// GUID of the block allocation table: 2DC27766-F623-4200-9D64-115E9BFD4A08.
 const BLOCKS: [u8; 16] = [
     0x66, 0x77, 0xc2, 0x2d, 0x23, 0xf6, 0x00, 0x42, 0x9d, 0x64, 0x11, 0x5e, 0x9b, 0xfd, 0x4a, 0x08,
 ];
-/// 8B7CA206-4790-4B9A-B8FE-575F050F886E.
+/// GUID of the metadata region: 8B7CA206-4790-4B9A-B8FE-575F050F886E.
 const METADATA: [u8; 16] = [
     0x06, 0xa2, 0x7c, 0x8b, 0x90, 0x47, 0x9a, 0x4b, 0xb8, 0xfe, 0x57, 0x5f, 0x05, 0x0f, 0x88, 0x6e,
 ];
 
-/// A stretch of the file.
+/// A contiguous range of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Region {
     pub at: u64,
@@ -42,7 +42,7 @@ pub struct Regions {
     /// The block allocation table.
     pub blocks: Region,
     pub metadata: Region,
-    /// Everything that is no guest's data, in order.
+    /// All ranges that contain no guest data, in order.
     reserved: Vec<Region>,
 }
 
@@ -106,7 +106,7 @@ impl Regions {
         })
     }
 
-    /// Whether there is no table from `at` to `end`.
+    /// Returns whether the range from `at` to `end` overlaps no reserved range.
     pub fn leave_free(&self, at: u64, end: u64) -> bool {
         let after = { &self.reserved }.partition_point(|region| region.end <= at);
         let next = self.reserved.get(after);

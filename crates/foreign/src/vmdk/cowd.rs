@@ -1,5 +1,6 @@
-//! ESX Server's sparse extents ("Virtual Disk Format" 5.0, "ESX Server Sparse
-//! Extents"), which QEMU calls version 3.
+//! Sparse extents of ESX Server, which QEMU calls version 3.
+//!
+//! They are specified in "Virtual Disk Format" 5.0, "ESX Server Sparse Extents".
 
 use super::grains::{self, Meaning, SECTOR, Tables};
 use crate::blocks::{Blocks, Budget, Rule};
@@ -18,7 +19,7 @@ const DIRECTORY_LEN: usize = 24;
 const PER_TABLE: u64 = 4096;
 const MAX_GRAIN: u64 = 1 << 21;
 
-/// Sectors of the extent, and where they are.
+/// Returns the number of sectors in the extent and the locations of its blocks.
 pub fn read(source: &Source, budget: &mut Budget) -> Result<(u64, Blocks)> {
     let header: [u8; LEN] = source.array(0, "its header")?;
     let version = u32_at(&header, VERSION);

@@ -1,15 +1,15 @@
-//! The descriptor: a text that says of which extents a disk is made.
+//! The descriptor, a text that lists the extents of a disk.
 
 use crate::error::{Error, Result};
 use crate::kind::Kind;
 use std::collections::HashMap;
 
-/// Files of an image: 8 TiB in the usual pieces of 2 GiB.
+/// Maximum number of files of an image: 1 TiB in the usual pieces of 2 GiB.
 const MAX_FILES: usize = 512;
 const MAX_EXTENTS: usize = 16384;
-/// Sectors of a disk, so that bytes of it fit into 63 bits.
+/// Maximum number of sectors of a disk, so that its size in bytes fits into 63 bits.
 const MAX_SECTORS: u64 = 1 << 54;
-/// The parent's identity where there is none.
+/// Content ID of the parent in an image without a parent.
 const NO_PARENT: u32 = u32::MAX;
 
 const CREATE_TYPES: [&str; 8] = [
@@ -23,14 +23,16 @@ const CREATE_TYPES: [&str; 8] = [
     "seSparse",
 ];
 
-/// What a descriptor says, checked. Names of files are not, until they are to
-/// be opened.
+/// The contents of a descriptor.
+///
+/// All fields are checked except the file names and the type, which [`Descriptor::check`] checks
+/// before files are opened.
 #[derive(Debug)]
 pub struct Descriptor {
     pub cid: u32,
     pub create_type: Option<String>,
     pub extents: Vec<Line>,
-    /// Of files, each once.
+    /// File names, each once.
     pub names: Vec<String>,
 }
 
@@ -39,9 +41,9 @@ pub struct Descriptor {
 pub struct Line {
     pub sectors: u64,
     pub form: Form,
-    /// Which of the names is its file's; 0 if it has none.
+    /// Index of the extent's file in `names`; 0 if the extent has no file.
     pub name: usize,
-    /// Sectors in the file before it; only of flat ones.
+    /// Offset of the extent in its file, in sectors; always 0 for sparse extents.
     pub offset: u64,
 }
 
@@ -77,7 +79,7 @@ impl Form {
     }
 }
 
-/// Reads a descriptor, which ends at the first zero byte.
+/// Parses a descriptor, which ends at the first zero byte.
 pub fn parse(text: &[u8]) -> Result<Descriptor> {
     let end = text.iter().position(|&byte| byte == 0);
     let mut reading = Reading::default();
@@ -151,8 +153,9 @@ impl Reading {
         Ok(())
     }
 
-    /// Reads what follows the access: sectors, form, file, offset. `None` if
-    /// that is not there, or more than that.
+    /// Parses the fields after the access mode: number of sectors, form, file name and offset.
+    ///
+    /// Returns `None` if a field is missing or invalid, or if further text follows.
     fn extent(&mut self, rest: &[u8], is_readable: bool) -> Option<Result<()>> {
         let rest = std::str::from_utf8(rest).ok()?;
         let (before, name, after) = match rest.split_once('"') {
@@ -218,7 +221,8 @@ impl Reading {
 }
 
 impl Descriptor {
-    /// The type, and that names are bare: for one whose parts will be opened.
+    /// Checks the type and that all file names are bare. Must be called before the files are
+    /// opened.
     pub fn check(&self) -> Result<&'static str> {
         let name = self.create_type.as_deref().unwrap_or_default();
         let mut types = CREATE_TYPES.into_iter();
@@ -233,7 +237,8 @@ impl Descriptor {
     }
 }
 
-/// An image must not name the host's files: only those next to it.
+/// Checks that a name denotes a file next to the image, so that an image cannot name the host's
+/// files.
 fn check_name(name: &str) -> Result<()> {
     let is_bad = |letter: char| matches!(letter, '/' | '\\') || letter.is_control();
     if name.is_empty()

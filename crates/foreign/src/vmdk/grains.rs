@@ -1,32 +1,32 @@
-//! Tables of grains, of two levels, of whichever kind of sparse extent.
+//! Two-level grain tables, which all kinds of sparse extents use.
 
 use crate::blocks::{Blocks, Budget, Rule};
 use crate::error::{Error, Result};
 use crate::source::Source;
 
-/// All places are in such.
+/// Unit of all offsets in the tables, in bytes.
 pub const SECTOR: u64 = 512;
 
-/// A sparse extent's tables: what its header says.
+/// The tables of a sparse extent, as its header describes them.
 pub struct Tables {
     pub rule: Rule,
-    /// Where the directory is, in bytes.
+    /// Offset of the grain directory in bytes.
     pub directory_at: u64,
-    /// Grains of a table; so many that there are not many tables.
+    /// Number of grains per table, which must be large enough that the number of tables is small.
     pub per_table: u64,
 }
 
-/// What entries of `N` bytes mean.
+/// Decodes table entries of `N` bytes.
 pub struct Meaning<Table, Place, Grain> {
-    /// The number of a table, of an entry of the directory; 0: no table.
+    /// Returns the number of a table for an entry of the directory; 0 means that there is no table.
     pub table: Table,
-    /// Where the table of a number is, in bytes.
+    /// Returns the offset in bytes of the table with a number.
     pub place: Place,
-    /// The number of a grain, of an entry of a table, as [`Rule`] has it.
+    /// Returns the number of a grain for an entry of a table, in the sense of [`Rule`].
     pub grain: Grain,
 }
 
-/// Reads the directory, and all tables.
+/// Reads the grain directory and all grain tables.
 pub fn read<const N: usize>(
     source: &Source,
     tables: &Tables,
@@ -51,7 +51,7 @@ pub fn read<const N: usize>(
     })?;
     let total = directory.iter().filter(|number| **number != 0).count() as u64;
     let mut numbers = budget.table(total.checked_mul(per_table).ok_or(Error::TooLarge)?)?;
-    // From here on an entry is the number of one of the tables that are kept.
+    // This loop replaces each directory entry by the position of its table in `numbers`.
     let mut kept = 0;
     for (table, number) in directory.iter_mut().enumerate() {
         if *number == 0 {

@@ -1,4 +1,4 @@
-//! VMDK ("Virtual Disk Format" 5.0 of VMware, and QEMU where that is silent).
+//! VMDK ("Virtual Disk Format" 5.0 by VMware; QEMU's behaviour where that is silent).
 
 mod cowd;
 mod descriptor;

@@ -1,4 +1,4 @@
-//! Reading an image, of one file or several.
+//! Reads an image of one or several files.
 
 use super::descriptor::{Descriptor, Form, Line};
 use super::grains::SECTOR;
@@ -10,7 +10,7 @@ use crate::kind::Kind;
 use crate::part::{Disk, Layout, Part};
 use crate::source::Source;
 
-/// An image that has its descriptor in it.
+/// Reads an image that contains its descriptor.
 pub fn read_single(main: &Source) -> Result<Disk> {
     let descriptor = sparse::inner_descriptor(main)?;
     if descriptor.extents.len() > 1 {
@@ -27,7 +27,7 @@ pub fn read_single(main: &Source) -> Result<Disk> {
         format: "",
         ..describe(&layout, extent.sectors)
     };
-    // QEMU goes by the header, not by the descriptor.
+    // Like QEMU, this relies on the header and ignores the type in the descriptor.
     let create_type = match is_compressed {
         true => "streamOptimized",
         false => "monolithicSparse",
@@ -36,8 +36,7 @@ pub fn read_single(main: &Source) -> Result<Disk> {
     Ok(Disk::of(layout, description))
 }
 
-/// An image whose descriptor is a file of its own; `files` are those that it
-/// names.
+/// Reads an image whose descriptor is a file of its own. `files` are the files that it names.
 pub fn read_described(descriptor: &Descriptor, files: &[Source]) -> Result<Disk> {
     let mut budget = Budget::new();
     let (mut parts, mut extents) = (Vec::new(), Vec::new());
@@ -58,7 +57,7 @@ pub fn read_described(descriptor: &Descriptor, files: &[Source]) -> Result<Disk>
         parts.push(Part {
             start,
             len,
-            // The first one is the descriptor's.
+            // File 0 is the descriptor.
             file: match has_file {
                 true => line.name + 1,
                 false => 0,
@@ -90,7 +89,7 @@ fn read_extent(line: &Line, source: &Source, budget: &mut Budget) -> Result<Layo
             }
             return Ok(Layout::Flat { at });
         }
-        // Either word is used for either format.
+        // Descriptors use either word for either format.
         Form::Sparse | Form::VmfsSparse => {
             if source.up_to(0, cowd::MAGIC.len())? == cowd::MAGIC {
                 cowd::read(source, budget)?
@@ -110,7 +109,7 @@ fn read_extent(line: &Line, source: &Source, budget: &mut Budget) -> Result<Layo
     Ok(Layout::Blocks(blocks))
 }
 
-/// Says in which of several files the damage is.
+/// Adds the name of the damaged file to an error.
 fn in_file(error: Error, name: &str) -> Error {
     match error {
         Error::Damaged(what) => Error::Damaged(format!("in {name:?}, {what}")),

@@ -1,5 +1,6 @@
-//! Space-efficient sparse extents of ESXi. There is no public specification:
-//! this is what QEMU reads, and refuses.
+//! Space-efficient sparse extents of ESXi.
+//!
+//! No public specification exists. This code accepts and refuses the same extents as QEMU.
 
 use super::grains::{self, Meaning, SECTOR, Tables};
 use crate::blocks::{Blocks, Budget, Rule};
@@ -16,22 +17,22 @@ const DIRECTORY: usize = 128;
 const DIRECTORY_LEN: usize = 136;
 const TABLES: usize = 144;
 const GRAINS: usize = 192;
-/// From here on there are only zeroes.
+/// Offset from which the header contains only zeroes.
 const PAD: usize = 208;
 
-/// The other header, which is written when the extent is.
+/// Magic number of the volatile header, a second header that is updated when the extent is written.
 const VOLATILE_MAGIC: u64 = 0xcafe_cafe;
 const REPLAY: usize = 24;
 const VOLATILE_PAD: usize = 32;
 
-/// Sectors of a grain.
+/// Number of sectors per grain.
 const GRAIN: u64 = 8;
-/// Sectors of a table, and its entries.
+/// Number of sectors per grain table; the constant below is the number of its entries.
 const TABLE: u64 = 64;
 const PER_TABLE: u64 = TABLE * SECTOR / size_of::<u64>() as u64;
 const MAX_CAPACITY: u64 = 1 << 54;
 
-/// Sectors of the extent, and where they are.
+/// Returns the number of sectors in the extent and the locations of its blocks.
 pub fn read(source: &Source, budget: &mut Budget) -> Result<(u64, Blocks)> {
     let header: [u8; LEN] = source.array(0, "its header")?;
     check(&header)?;
@@ -71,7 +72,7 @@ pub fn read(source: &Source, budget: &mut Budget) -> Result<(u64, Blocks)> {
     Ok((capacity, blocks))
 }
 
-/// From 1 on.
+/// Decodes an entry of the directory. Table numbers start at 1.
 fn table(entry: [u8; 8]) -> Result<u32> {
     let entry = u64::from_le_bytes(entry);
     match (entry >> 32, entry as u32) {
@@ -81,12 +82,14 @@ fn table(entry: [u8; 8]) -> Result<u32> {
     }
 }
 
-/// From 1 on. The lower digits of a grain's number are above its higher ones.
+/// Decodes an entry of a table. Grain numbers start at 1.
+///
+/// In the entry, the low 12 bits of a grain's number are stored above the high bits.
 fn grain(entry: [u8; 8]) -> Result<u64> {
     let entry = u64::from_le_bytes(entry);
     match entry >> 60 {
         0 if entry == 0 => Ok(0),
-        // Given up by the guest; zeroes.
+        // The guest has discarded the grain, so it reads as zeroes.
         1 | 2 => Ok(0),
         3 => Ok(1 + (entry >> 48 & 0xfff | (entry & 0xffff_ffff_ffff) << 12)),
         _ => Err(wrong_entry()),
@@ -97,7 +100,7 @@ fn wrong_entry() -> Error {
     Error::damaged("an entry of its grain tables has an unknown state")
 }
 
-/// The field `at`, of sectors, in bytes.
+/// Reads the header field at `at`, which is a number of sectors, and converts it to bytes.
 fn place(header: &[u8; LEN], at: usize) -> Result<u64> {
     let place = u64_at(header, at).checked_mul(SECTOR);
     place.ok_or_else(|| Error::damaged(format!("its header has no possible place at {at}")))

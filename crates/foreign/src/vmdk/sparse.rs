@@ -1,5 +1,6 @@
-//! Hosted sparse extents ("Virtual Disk Format" 5.0, "Hosted Sparse Extents"),
-//! stream-optimized ones among them.
+//! Hosted sparse extents, including stream-optimized ones.
+//!
+//! They are specified in "Virtual Disk Format" 5.0, "Hosted Sparse Extents".
 
 use super::descriptor::{self, Descriptor};
 use super::grains::{self, Meaning, SECTOR, Tables};
@@ -9,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::source::Source;
 
 pub const MAGIC: &[u8] = b"KDMV";
-/// Why a file cannot be read that has magic numbers but no descriptor.
+/// Error for a file that has the magic number of an extent but no descriptor.
 pub const IS_A_PART: &str =
     "this is a part of a VMDK image: give the text file that names its parts";
 
@@ -30,28 +31,30 @@ const FLAG_LINE_ENDS: u32 = 1;
 const FLAG_ZERO_GRAINS: u32 = 1 << 2;
 const FLAG_MARKERS: u32 = 1 << 17;
 const DEFLATE: u16 = 1;
-/// In the place of the directory's: there is a footer, which has it.
+/// Directory offset that means that the valid header is in a footer at the end of the file.
 const AT_END: u64 = u64::MAX;
-/// In the table: a grain that is nothing but zeroes.
+/// Table entry of a grain that contains only zeroes.
 const ZERO_GRAIN: u32 = 1;
 
-/// Grains of a table: the specification has no other number.
+/// Number of grains per table, the only one that the specification allows.
 const GRAINS_PER_TABLE: u32 = 512;
-/// Bytes of a descriptor that are read.
+/// Maximum number of bytes of a descriptor that are read.
 const MAX_DESCRIPTOR: u64 = 1 << 20;
 const MAX_CAPACITY: u64 = 1 << 54;
-/// Sectors of a grain: 1 GiB, as in QEMU; a compressed one is decompressed as
-/// a whole, and for each part of it that is read: 1 MiB is much.
+/// Maximum number of sectors per grain: 1 GiB, as in QEMU.
+///
+/// The constant below limits compressed grains to 1 MiB, because a read of any part of such a grain
+/// decompresses all of it.
 const MAX_GRAIN: u64 = 1 << 21;
 const MAX_COMPRESSED_GRAIN: u64 = 1 << 11;
 
-/// An extent, with what people want to know of it.
+/// A sparse extent.
 pub struct Extent {
     pub sectors: u64,
     pub blocks: Blocks,
 }
 
-/// Where the descriptor is, if it is all that the file has: bytes, length.
+/// Returns the offset and length in bytes of the descriptor if the file contains nothing else.
 pub fn only_descriptor(source: &Source) -> Result<Option<(u64, u64)>> {
     let header: [u8; LEN] = source.array(0, "its header")?;
     match u64_at(&header, CAPACITY) {
@@ -73,13 +76,13 @@ fn descriptor_place(header: &[u8; LEN]) -> Result<Option<(u64, u64)>> {
     }
 }
 
-/// The descriptor of an extent that is a whole image.
+/// Reads the descriptor inside an extent that is a complete image.
 pub fn inner_descriptor(source: &Source) -> Result<Descriptor> {
     let header: [u8; LEN] = source.array(0, "its header")?;
     let part = || Error::unsupported(IS_A_PART);
     let (at, len) = descriptor_place(&header)?.ok_or_else(part)?;
     let text = source.up_to(at, len as usize)?;
-    // QEMU leaves room for one in each part, with nothing there.
+    // QEMU reserves space for a descriptor in each part and leaves it empty.
     if text.first().is_none_or(|&byte| byte == 0) {
         return Err(part());
     }
@@ -108,8 +111,10 @@ pub fn read(source: &Source, budget: &mut Budget) -> Result<Extent> {
     })
 }
 
-/// The header that is at the end, between a marker for it and the one for the
-/// end: each has a sector.
+/// Reads the footer, a copy of the header at the end of the file.
+///
+/// The footer is between its own marker and the end-of-stream marker. Each of the three occupies a
+/// sector.
 fn footer(source: &Source) -> Result<[u8; LEN]> {
     let end = source.len.next_multiple_of(SECTOR);
     let read = |back: u64| -> Result<[u8; LEN]> {
@@ -179,7 +184,7 @@ fn check(header: &[u8; LEN], source: &Source) -> Result<Tables> {
              {GRAINS_PER_TABLE}"
         )));
     }
-    // Everything before the first grain.
+    // The overhead covers everything before the first grain.
     let overhead = u64_at(header, OVERHEAD).checked_mul(SECTOR);
     if overhead.is_none_or(|overhead| overhead > source.len) {
         return Err(Error::damaged("its file ends before its first grain"));

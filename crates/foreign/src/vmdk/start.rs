@@ -1,4 +1,4 @@
-//! Which files an image has.
+//! Determines the files of an image.
 
 use super::descriptor::{self, Descriptor};
 use super::{cowd, sparse};
@@ -6,11 +6,13 @@ use crate::error::{Error, Result};
 use crate::kind::Kind;
 use crate::source::Source;
 
-/// What is read of a descriptor: as much as QEMU does.
+/// Maximum number of bytes of a descriptor that are read, as in QEMU.
 const MAX_LEN: u64 = (1 << 20) - 1;
 
-/// The descriptor of an image in several files: the text of `main`, or one
-/// inside of it that stands for the whole file. `None`: `main` has its data.
+/// Returns the descriptor of an image in several files.
+///
+/// The descriptor is the text of `main`, or it is inside a sparse file that contains nothing else.
+/// Returns `None` if `main` contains the data.
 pub fn descriptor(main: &Source) -> Result<Option<Descriptor>> {
     let start = main.up_to(0, Kind::START)?;
     let (at, len) = match Kind::of_start(&start) {

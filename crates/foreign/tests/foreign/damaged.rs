@@ -1,18 +1,18 @@
-//! Images with one thing in them that is wrong: each is told, in one line.
+//! Images with a single defect, each of which must cause an error of one line.
 
 use crate::support::esx;
 
 use crate::support::{Dir, disk, open_bytes, sum_vhdx};
 use fathom_foreign::{Error, Kind};
 
-/// With data at its end.
+/// Creates a disk with data at its end.
 fn raw() -> Vec<u8> {
     let mut raw = disk((3 << 20) + 512, 5);
     raw.splice(3 << 20.., [1; 512]);
     raw
 }
 
-/// An image and what is to be done after a change of it.
+/// A valid image, whose checksums can be corrected after a change.
 struct Good {
     kind: Kind,
     bytes: Vec<u8>,
@@ -28,7 +28,7 @@ impl Good {
         Good { kind, bytes }
     }
 
-    /// With other bytes at `at`, where checksums are made right again.
+    /// Returns the image with other bytes at `at` and corrected checksums.
     fn with(&self, at: usize, part: &[u8]) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         bytes[at..at + part.len()].copy_from_slice(part);
@@ -88,12 +88,12 @@ fn vdi() {
     good.refused(0x17c, &[1], "bytes before each block");
     good.refused(0x180, &[3], "3 blocks are too few");
     good.refused(0x200, &[0xfd, 0xff, 0xff, 0xff], "block at 0 of the disk");
-    // All that is as large as QEMU allows: 4 GiB of table.
+    // The largest disk that QEMU allows needs a table of 4 GiB.
     let mut huge = good.with(0x170, &(0x3fff_ffff_u64 << 20).to_le_bytes());
     huge[0x180..0x184].copy_from_slice(&0x3fff_ffff_u32.to_le_bytes());
     let error = refused(Kind::Vdi, &huge, "256 MiB");
     assert!(matches!(error, Error::TooLarge));
-    // Where the last block ends before its end, only the guest's bytes matter.
+    // Only the bytes of the last block that belong to the guest's disk must be in the file.
     for (lost, is_well) in [((1 << 20) - 512, true), ((1 << 20) - 511, false)] {
         let len = good.bytes.len() - lost;
         let found = open_bytes(Kind::Vdi, &good.bytes[..len].to_vec(), &[]);
@@ -135,7 +135,7 @@ fn vhd() {
 fn vhdx() {
     let good = Good::new(Kind::Vhdx, "block_size=1M");
     let (headers, table) = ([64 << 10, 128 << 10], 192 << 10);
-    // Both headers alike, or the newer one may be the other.
+    // Changes both headers, because either of them may be the newer one.
     let both = |at: usize, part: &[u8]| {
         let mut other = Good {
             kind: Kind::Vhdx,
@@ -174,7 +174,7 @@ fn vhdx() {
         "its log of",
     );
 
-    // One table of regions is enough.
+    // One valid region table is enough.
     let mut one = good.with(table, b"x");
     assert!(open_bytes(Kind::Vhdx, &one, &[]).is_ok());
     one[(256 << 10) + 100] ^= 1;
@@ -209,7 +209,7 @@ fn vhdx() {
     good.refused(first + 16, &[0, 0, 0, 0, 0, 1], "its file ends at");
 }
 
-/// Where `magic` is in the tables of an image.
+/// Finds `magic` in the tables of an image.
 fn find(bytes: &[u8], magic: &[u8]) -> usize {
     let mut places = (1 << 20..bytes.len()).step_by(32);
     places.find(|at| bytes[*at..].starts_with(magic)).unwrap()
@@ -235,7 +235,7 @@ fn metadata_of_vhdx() {
     for (what, guid) in entries {
         let entry = find(&good.bytes, &guid);
         let lost = format!("does not have one {what}");
-        // It is required that an unknown one is understood.
+        // The changed GUID is unknown, but the item is marked as required.
         good.refused(entry, &[0], "metadata that must be understood");
         let mut optional = good.with(entry, &[0]);
         optional[entry + 24] &= !4;
@@ -349,7 +349,7 @@ fn find_text(bytes: &[u8], text: &str) -> usize {
 
 #[test]
 fn stream_optimized_vmdk() {
-    // qemu-img writes no footer: a copy of the header at the end is one.
+    // qemu-img writes no footer; a copy of the header at the end serves as one.
     let mut good = Good::new(Kind::Vmdk, "subformat=streamOptimized");
     let header = good.bytes[..512].to_vec();
     let marker = |kind: u8| {

@@ -1,15 +1,15 @@
-//! Images of which parts are something else.
+//! Images of which parts were overwritten or cut off.
 
 use crate::support::{Dir, MADE_BY_QEMU, Rng, disk, read, sum_vhdx};
 use fathom_foreign::testing::{image, walk};
 use fathom_foreign::{Bytes, Image, Kind, Start};
 use proptest::prelude::*;
 
-/// An image with its parts, and where its headers and tables are.
+/// A valid image with its files, and the locations of its headers and tables.
 struct Good {
     kind: Kind,
     files: Vec<Vec<u8>>,
-    /// Which file, from where on, how much.
+    /// Location of each table: file number, offset and size in bytes.
     tables: Vec<(usize, usize, usize)>,
 }
 
@@ -24,14 +24,14 @@ impl Good {
         let mut tables = vec![whole(0, 4096)];
         match kind {
             Kind::Vmdk if options.contains("Extent") => tables.push(whole(files.len() - 1, 4096)),
-            // Sparse ones have their tables behind the descriptor's room.
+            // The tables of sparse images follow the space for the descriptor.
             Kind::Vmdk => tables.push(whole(0, 64 << 10)),
             Kind::Vdi | Kind::Vhd | Kind::VhdSized(_) => {}
             Kind::Vhdx => {
                 for at in [64 << 10, 128 << 10, 192 << 10, 256 << 10] {
                     tables.push((0, at, 96));
                 }
-                // The log, blocks and metadata have a MiB each.
+                // The log, the block table and the metadata occupy one MiB each.
                 for at in [1 << 20, 2 << 20, 3 << 20] {
                     tables.push((0, at, 256));
                     tables.push((0, at + (64 << 10), 64));
@@ -45,7 +45,7 @@ impl Good {
         }
     }
 
-    /// Some bytes of its tables changed.
+    /// Returns the files with some bytes of the tables changed.
     fn changed(&self, rng: &mut Rng) -> Vec<Vec<u8>> {
         let mut files = self.files.clone();
         for _ in 0..1 + rng.below(3) {
@@ -77,7 +77,7 @@ impl Good {
     }
 }
 
-/// `FATHOM_ROUNDS` times as many as usual.
+/// Returns the usual number of rounds, multiplied by the environment variable `FATHOM_ROUNDS`.
 fn rounds(usual: u32) -> u32 {
     let times = std::env::var("FATHOM_ROUNDS").map(|times| times.parse().expect("a number"));
     usual * times.unwrap_or(1)
@@ -85,7 +85,7 @@ fn rounds(usual: u32) -> u32 {
 
 fn open(kind: Kind, files: &[Vec<u8>]) -> Option<Image> {
     let start = Start::read(kind, &files[0]).ok()?;
-    // Other names than before are of no files.
+    // A changed descriptor may name other files, so the existing files are used in turn.
     let parts = files[1..].iter().cycle().take(start.names().len());
     let parts: Vec<Vec<u8>> = parts.cloned().collect();
     start.open(&files[0], &parts).ok()
@@ -113,13 +113,13 @@ fn tables_may_say_anything() {
     }
 }
 
-/// What is read at all is what QEMU reads, where it does.
+/// If both Fathom and QEMU can read a changed image, they read the same data.
 #[test]
 fn changed_images_read_as_with_qemu() {
     let (dir, mut rng) = (Dir::new(), Rng(2));
     dir.write("raw", &disk((2 << 20) + 1024, 9));
     for (kind, options) in MADE_BY_QEMU {
-        // Of flat ones the parts are not named as they are here.
+        // Only the first file of an image is written below, so images in several files are skipped.
         if options.contains("Flat") || options.contains("twoGb") {
             continue;
         }

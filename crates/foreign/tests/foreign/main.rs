@@ -1,4 +1,4 @@
-//! Images of other programs (VMDK, VHDX, and others), as those programs make them, and damaged.
+//! Images of other programs (VMDK, VHDX, and others), both intact and damaged.
 
 mod damaged;
 mod hostile;

@@ -1,4 +1,4 @@
-//! Images of each kind that qemu-img makes.
+//! Images of each format that qemu-img creates.
 
 use crate::support::{Dir, MADE_BY_QEMU, disk};
 use fathom_foreign::{Details, Kind, Place, VhdSize};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 #[test]
 fn images_read_as_what_they_were_made_of() {
-    // The second one is no multiple of any block or grain.
+    // The second size is not a multiple of any block or grain size.
     for size in [24 << 20, (5 << 20) + 3 * 512] {
         let (dir, raw) = (Dir::new(), disk(size, size as u64));
         dir.write("raw", &raw);
@@ -34,8 +34,8 @@ fn images_that_were_written_to_read_so() {
     ];
     for (kind, options) in creations {
         let dir = Dir::new();
-        // So large that VHDX has entries for bitmaps among its blocks (one for
-        // each 4 GiB), and that VMDK has several files.
+        // The disk is so large that VHDX has bitmap entries in its block table (one per 4 GiB), and
+        // that VMDK has several files.
         let create = [
             "create",
             "-f",
@@ -88,7 +88,8 @@ fn images_that_were_written_to_read_so() {
     }
 }
 
-/// What QEMU says of where data is: stretches of data, by their place.
+/// Returns the extents that QEMU reports as data: offset on the disk, length, and offset in the
+/// file.
 fn mapped(map: &Value) -> Vec<(u64, u64, u64)> {
     let mut data: Vec<(u64, u64, u64)> = Vec::new();
     for entry in map.as_array().unwrap() {
@@ -102,7 +103,8 @@ fn mapped(map: &Value) -> Vec<(u64, u64, u64)> {
     data
 }
 
-/// Joins what follows each other on the disk and in the file.
+/// Appends an extent, merging it with the last one if both are contiguous on the disk and in the
+/// file.
 fn push(data: &mut Vec<(u64, u64, u64)>, start: u64, length: u64, at: u64) {
     match data.last_mut() {
         Some((last, len, place)) if *last + *len == start && *place + *len == at => *len += length,
@@ -218,7 +220,9 @@ fn formats_are_found() {
     }
 }
 
-/// A dynamic VHD image with this creator at `image`, of a size that its geometry rounds down.
+/// Creates a dynamic VHD image with this creator, whose geometry is smaller than its size field.
+///
+/// Returns false if qemu-img fails.
 fn make_vhd(dir: &Dir, creator: &[u8; 4], size: &str) -> bool {
     let create = ["create", "-f", "vpc", "-o", "force_size=on", "image", size];
     if !dir.try_run("qemu-img", &create).status.success() {
@@ -226,7 +230,8 @@ fn make_vhd(dir: &Dir, creator: &[u8; 4], size: &str) -> bool {
     }
     let mut footer = dir.read("image")[..512].to_vec();
     footer[28..32].copy_from_slice(creator);
-    // Cylinders, heads and sectors. (By `force_size` they are the highest, which do not count.)
+    // Cylinders, heads and sectors. `force_size` sets them to their maximum, for which QEMU ignores
+    // them.
     footer[56..60].copy_from_slice(&[0, 100, 16, 63]);
     footer[64..68].fill(0);
     let sum: u32 = footer.iter().map(|byte| u32::from(*byte)).sum();
@@ -235,7 +240,7 @@ fn make_vhd(dir: &Dir, creator: &[u8; 4], size: &str) -> bool {
     true
 }
 
-/// QEMU before 10.0 knows these creators, and gives their images the same sizes as later versions.
+/// QEMU before 10.0 knows these creators and computes the same sizes as later versions.
 #[test]
 fn vhd_sizes_are_those_of_qemu() {
     let dir = Dir::new();

@@ -1,9 +1,9 @@
-//! VHDX images that were not closed, and with sectors of 4 KiB.
+//! VHDX images that were not closed, and images with sectors of 4 KiB.
 
 use crate::support::{Dir, disk, sum_vhdx};
 use fathom_foreign::{Details, Kind};
 
-/// Of regions and items.
+/// First bytes of the GUID of a region; the constants below are those of a region and of an item.
 const BLOCKS: [u8; 4] = [0x66, 0x77, 0xc2, 0x2d];
 const METADATA: [u8; 4] = [0x06, 0xa2, 0x7c, 0x8b];
 const LOGICAL: [u8; 4] = [0x1d, 0xbf, 0x41, 0x81];
@@ -12,7 +12,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-/// Where a region starts.
+/// Returns the offset of a region.
 fn region(image: &[u8], guid: &[u8; 4]) -> usize {
     let table = (192 << 10) + 16;
     let mut entries = (table..).step_by(32);
@@ -28,9 +28,10 @@ fn changes(dir: &Dir, name: &str) -> usize {
     }
 }
 
-/// An image of 64 MiB in which QEMU was stopped by an error of its file when
-/// it wrote to the table of blocks what was in the log already. Returns the
-/// image as it was before.
+/// Creates an image of 64 MiB that QEMU did not close.
+///
+/// An I/O error stops QEMU while it writes to the block table a change that is already in the log.
+/// Returns the image as it was before that change.
 fn unclosed(dir: &Dir) -> Vec<u8> {
     let options = "block_size=1M,log_size=1M";
     dir.run(
@@ -75,15 +76,15 @@ fn a_log_is_replayed() {
     assert!(ours[10 << 20..11 << 20] == vec![2; 1 << 20]);
 }
 
-/// An entry of a log.
+/// A log entry.
 struct Entry<'a> {
     tail: u32,
     sequence: u64,
     guid: &'a [u8],
     flushed: u64,
-    /// Places and bytes of sectors; zeroes if there are none.
+    /// Offsets and contents of the changed sectors; empty contents for a range of zeroes.
     changes: &'a [(u64, &'a [u8])],
-    /// So many bytes of zeroes.
+    /// Number of bytes in a range of zeroes.
     zeroes: u64,
 }
 
@@ -122,8 +123,8 @@ impl Entry<'_> {
     }
 }
 
-/// Puts entries into the log, which is empty, one after the other from `at`
-/// on, and around.
+/// Clears the log and writes entries one after the other from offset `at`, wrapping around at the
+/// end.
 fn log(image: &mut [u8], at: usize, entries: &[Vec<u8>]) {
     let header = header(image);
     let start = u64_at(image, header + 72) as usize;
@@ -134,7 +135,7 @@ fn log(image: &mut [u8], at: usize, entries: &[Vec<u8>]) {
     }
 }
 
-/// Where the newer header is.
+/// Returns the offset of the newer header.
 fn header(image: &[u8]) -> usize {
     let mut headers = [64 << 10, 128 << 10];
     headers.sort_by_key(|at| u64_at(image, at + 8));
@@ -149,10 +150,10 @@ fn entries_count_in_their_order_and_from_the_one_that_is_needed() {
     let (at, flushed) = (region(&image, &BLOCKS) as u64, image.len() as u64);
     let guid = image[header(&image) + 48..][..16].to_vec();
     let right = &before[at as usize..at as usize + 4096];
-    // What must not be seen: block 3 somewhere else.
+    // A table that must not become visible: its block 3 is in another place.
     let mut wrong = right.to_vec();
     wrong.copy_within(4 * 8..5 * 8, 3 * 8);
-    // Of one change, to zeroes if there is no data.
+    // Creates an entry with one change. Without data, the change writes zeroes.
     let entry = |tail: usize, sequence, data: &[u8]| {
         let entry = Entry {
             tail: tail as u32,
@@ -170,18 +171,18 @@ fn entries_count_in_their_order_and_from_the_one_that_is_needed() {
     };
     let end = (1 << 20) - 4096;
     let cases = [
-        // Later ones cover earlier ones, also where they go around.
+        // Later entries override earlier ones, also if the log wraps around.
         (0, vec![entry(0, 7, &wrong), entry(0, 8, right)], 2),
         (end, vec![entry(end, 7, &wrong), entry(end, 8, right)], 2),
-        // The first one is done with.
+        // The first entry has already been applied.
         (0, vec![entry(0, 7, &[]), entry(4096, 8, right)], 1),
-        // Another sequence, which is older.
+        // The log contains another, older sequence.
         (
             8192,
             vec![entry(8192, 9, right), entry(16384, 3, &wrong)],
             1,
         ),
-        // One that lacks the entry it needs is none, and an older one is.
+        // The newer sequence lacks the entry that it needs, so the older one applies.
         (0, vec![entry(0, 3, right), entry(4096, 9, &wrong)], 1),
     ];
     for (number, (start, entries, count)) in cases.into_iter().enumerate() {
@@ -192,7 +193,7 @@ fn entries_count_in_their_order_and_from_the_one_that_is_needed() {
         let ours = dir.open(Kind::Vhdx, "image").unwrap().read(u64::MAX);
         assert!(ours == expected, "case {number}");
     }
-    // A sum that is wrong, another log's, none: QEMU takes these as no log.
+    // A wrong checksum, the GUID of another log, and no entry: QEMU treats such logs as empty.
     let mut damaged = entry(0, 7, &wrong);
     damaged[100] ^= 1;
     let other = Entry {
@@ -237,7 +238,7 @@ fn a_log_that_is_not_of_tables_is_refused() {
         let mut with = image.clone();
         log(&mut with, 0, &[entry.bytes()]);
         dir.write("image", &with);
-        // The end of all places is in no entry that is valid.
+        // A change whose end exceeds 64 bits makes the entry invalid, so there is no log.
         if at == u64::MAX - 4095 {
             assert_eq!(changes(&dir, "image"), 0);
             continue;
@@ -245,7 +246,7 @@ fn a_log_that_is_not_of_tables_is_refused() {
         let error = dir.open(Kind::Vhdx, "image").err().unwrap().to_string();
         assert!(error.contains(words), "{error}");
     }
-    // Zeroes over zeroes, which all would be looked at.
+    // Overlapping ranges of zeroes, all of which a read would have to search.
     let place = region(&image, &BLOCKS) as u64;
     let some = vec![(place, &[][..]); 5000];
     let mut with = image.clone();
@@ -261,7 +262,7 @@ fn a_log_that_is_not_of_tables_is_refused() {
     dir.write("image", &with);
     let error = dir.open(Kind::Vhdx, "image").err().unwrap().to_string();
     assert!(error.contains("qemu-img check -r all"), "{error}");
-    // As much work as a log of 32 MiB can ask for.
+    // The maximum amount of work that a log of 32 MiB can cause.
     let mut with = image[..1 << 20].to_vec();
     with.resize(64 << 20, 0);
     let at = header(&with);
@@ -282,7 +283,7 @@ fn a_log_that_is_not_of_tables_is_refused() {
     assert!(error.contains("qemu-img check -r all"), "{error}");
 }
 
-/// Says that sectors have 4096 bytes.
+/// Changes the logical sector size in the metadata to 4096 bytes.
 fn enlarge_sectors(dir: &Dir, image: &[u8]) {
     let metadata = region(image, &METADATA);
     let mut entries = (metadata + 32..).step_by(32);
@@ -294,8 +295,9 @@ fn enlarge_sectors(dir: &Dir, image: &[u8]) {
     dir.patch("image", item as u64, &4096_u32.to_le_bytes());
 }
 
-/// qemu-img makes none with such sectors, and does not read them right. In
-/// small images they are the same, but for the number in the metadata.
+/// qemu-img cannot create images with such sectors and reads them incorrectly.
+///
+/// Small images with either sector size differ only in the number in the metadata.
 #[test]
 fn sectors_may_have_4096_bytes() {
     let dir = Dir::new();
@@ -312,7 +314,7 @@ fn sectors_may_have_4096_bytes() {
     );
 }
 
-/// In large ones there are an eighth of the entries for bitmaps.
+/// Large images with 4096-byte sectors have an eighth of the bitmap entries.
 #[test]
 fn larger_sectors_have_fewer_bitmaps() {
     let dir = Dir::new();

@@ -1,4 +1,4 @@
-//! VMDK images that qemu-img does not make but reads, and those it should not.
+//! VMDK images that qemu-img reads but does not create, and images that must be refused.
 
 use crate::support::esx;
 
@@ -15,8 +15,8 @@ fn descriptor(create_type: &str, extents: &str) -> String {
 
 #[test]
 fn extents_of_esx_read_as_qemu_reads_them() {
-    // More than 4096 grains with data, so that numbers of seSparse's grains
-    // have digits in both of their halves.
+    // The disk has more than 4096 grains with data, so that both halves of a seSparse grain number
+    // are used.
     let mut raw = disk((60 << 20) + 5 * 512, 3);
     raw[20 << 20..37 << 20].fill(0);
     let dir = Dir::new();
@@ -80,7 +80,7 @@ fn extents_follow_each_other_and_some_are_zeroes() {
         .map(|extent| extent.name.as_deref())
         .collect();
     assert_eq!(names, [Some("one"), None, None, Some("two"), Some("one")]);
-    // A descriptor that is all of a sparse file.
+    // A sparse file that contains only a descriptor.
     let mut file = vec![0; 1024];
     file[..4].copy_from_slice(b"KDMV");
     (file[4], file[28], file[36]) = (1, 2, 20);
@@ -123,7 +123,7 @@ fn an_image_names_no_files_but_those_next_to_it() {
         let extent = format!("RW 1 FLAT \"{name}\" 0");
         refused(&descriptor("monolithicFlat", &extent), "bare file name");
     }
-    // Neither if there is no data to be read.
+    // Bad names are refused even if there is no data to read.
     refused(&descriptor("vmfs", "RW 1 VMFS \"\""), "bare file name");
     refused(
         &descriptor("fullDevice", "RW 1 FLAT \"/dev/sda\" 0"),

@@ -1,6 +1,6 @@
-//! Extents of ESX, which qemu-img does not make.
+//! Creates ESX extents, which qemu-img cannot create.
 
-/// Bytes with numbers of `N` bytes at places of them.
+/// Writes fields of `N` bytes at their offsets.
 fn put<const N: usize>(bytes: &mut [u8], fields: &[(usize, [u8; N])]) {
     for (at, field) in fields {
         bytes[*at..at + N].copy_from_slice(field);
@@ -11,7 +11,7 @@ fn is_zero(grain: &[u8]) -> bool {
     grain.iter().all(|byte| *byte == 0)
 }
 
-/// A COWD extent with that data, in grains of 8 sectors.
+/// Creates a COWD extent with the contents `raw`, in grains of 8 sectors.
 pub fn cowd(raw: &[u8]) -> Vec<u8> {
     const GRAIN: usize = 4096;
     let tables = raw.len().div_ceil(4096 * GRAIN);
@@ -50,8 +50,9 @@ pub fn cowd(raw: &[u8]) -> Vec<u8> {
     extent
 }
 
-/// A seSparse extent with that data. Grains of zeroes are in turn not there,
-/// unmapped, and zero.
+/// Creates a seSparse extent with the contents `raw`.
+///
+/// Grains of zeroes are alternately absent, unmapped and zeroed.
 pub fn sesparse(raw: &[u8]) -> Vec<u8> {
     const GRAIN: usize = 4096;
     const TABLE: usize = 64 * 512;
@@ -83,7 +84,7 @@ pub fn sesparse(raw: &[u8]) -> Vec<u8> {
         if is_zero(data) {
             continue;
         }
-        // Tables are in another order than what they are of.
+        // The tables are stored in reverse order.
         let table = count - 1 - index;
         let entry = 0x1000_0000_0000_0000 | table as u64;
         put(&mut extent, &[(8 * 512 + index * 8, entry.to_le_bytes())]);

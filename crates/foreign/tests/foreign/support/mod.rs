@@ -1,4 +1,4 @@
-//! QEMU's tools, which these tests ask, and images in their directory.
+//! Runs QEMU's tools in a directory of images.
 
 pub mod esx;
 
@@ -8,7 +8,7 @@ use std::fs::File;
 use std::ops::Deref;
 use std::os::unix::fs::FileExt;
 
-/// A directory with images; in memory where there is one.
+/// A directory with images, in memory if possible.
 pub struct Dir(MemoryDir);
 
 impl Deref for Dir {
@@ -24,14 +24,14 @@ impl Dir {
         Dir(MemoryDir::new())
     }
 
-    /// Writes over a part of a file.
+    /// Overwrites a part of a file.
     pub fn patch(&self, name: &str, at: u64, bytes: &[u8]) {
         let file = File::options().write(true).open(self.path(name));
         let file = file.expect("a file");
         file.write_all_at(bytes, at).expect("a write");
     }
 
-    /// Makes `name` of the raw file "raw", by `qemu-img convert`.
+    /// Creates the image `name` from the raw file "raw" using `qemu-img convert`.
     pub fn convert(&self, kind: Kind, options: &str, name: &str) {
         let mut args = vec!["convert", "-f", "raw", "-O", kind.qemu_name()];
         if !options.is_empty() {
@@ -41,7 +41,7 @@ impl Dir {
         self.run("qemu-img", &args);
     }
 
-    /// What QEMU reads of an image; `None` if it does not.
+    /// Returns the data that QEMU reads from an image; `None` if QEMU fails.
     pub fn read_by_qemu(&self, kind: Kind, name: &str) -> Option<Vec<u8>> {
         let args = [
             "convert",
@@ -68,27 +68,27 @@ impl Dir {
         Ok(Opened { image, files })
     }
 
-    /// `qemu-img info` or `map` of an image.
+    /// Returns the output of `qemu-img info` or `qemu-img map`.
     pub fn told(&self, command: &str, kind: Kind, name: &str) -> serde_json::Value {
         let args = [command, "-f", kind.qemu_name(), "--output", "json", name];
         serde_json::from_str(&self.run("qemu-img", &args)).expect("JSON")
     }
 }
 
-/// An image and its files.
+/// An open image and its files.
 pub struct Opened {
     pub image: Image,
     pub files: Vec<File>,
 }
 
 impl Opened {
-    /// All of the disk, looked up `step` bytes at a time.
+    /// Reads the whole disk, looking up `step` bytes at a time.
     pub fn read(&self, step: u64) -> Vec<u8> {
         let files: Vec<&dyn Bytes> = self.files.iter().map(|file| file as &dyn Bytes).collect();
         read(&self.image, &files, step)
     }
 
-    /// All extents: length, and the place in a file of those that have one.
+    /// Returns all extents with their lengths and locations.
     pub fn extents(&self) -> Vec<(u64, Place)> {
         let (image, mut offset) = (&self.image, 0);
         let mut extents = Vec::new();
@@ -126,8 +126,9 @@ pub fn read(image: &Image, files: &[&dyn Bytes], step: u64) -> Vec<u8> {
     disk
 }
 
-/// A disk of `size` bytes: data that compresses and data that does not, holes,
-/// and zeroes, in stretches of odd lengths.
+/// Creates a disk of `size` bytes with compressible data, incompressible data and zeroes.
+///
+/// They alternate in ranges of odd lengths.
 pub fn disk(size: usize, seed: u64) -> Vec<u8> {
     let mut rng = Rng(seed);
     let mut bytes = Vec::with_capacity(size + (1 << 20));
@@ -143,7 +144,7 @@ pub fn disk(size: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Numbers that are the same in each run.
+/// Random number generator with the same numbers in each run.
 pub struct Rng(pub u64);
 
 impl Rng {
@@ -160,7 +161,7 @@ impl Rng {
     }
 }
 
-/// The kinds of images that qemu-img makes of a raw file, with its options.
+/// The formats and options with which qemu-img converts a raw file to an image.
 pub const MADE_BY_QEMU: [(Kind, &str); 14] = [
     (Kind::Vmdk, "subformat=monolithicSparse"),
     (Kind::Vmdk, "subformat=monolithicSparse,zeroed_grain=on"),
@@ -178,12 +179,12 @@ pub const MADE_BY_QEMU: [(Kind, &str); 14] = [
     (Kind::Vhd, "subformat=fixed,force_size=on"),
 ];
 
-/// An image that only memory has, with its parts.
+/// Opens an image from memory, with its further files.
 pub fn open_bytes(kind: Kind, main: &Vec<u8>, parts: &[Vec<u8>]) -> Result<Image> {
     Start::read(kind, main)?.open(main, parts)
 }
 
-/// Makes `bytes` be read as a checksum of VHDX at `at` of them.
+/// Sets the 4 bytes at `at` to the VHDX checksum of `bytes`.
 pub fn sum_vhdx(bytes: &mut [u8], at: usize) {
     bytes[at..at + 4].fill(0);
     let mut sum = u32::MAX;
