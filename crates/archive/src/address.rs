@@ -1,14 +1,14 @@
-//! Addresses as users write them.
+//! Parses addresses as users write them.
 
 use crate::error::Error;
 use std::path::PathBuf;
 use url::Url;
 
-/// Where something is.
+/// An address of an object or of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
     File(PathBuf),
-    /// The key has no slash at its ends.
+    /// The key neither starts nor ends with a slash.
     S3 {
         bucket: String,
         key: String,
@@ -32,7 +32,7 @@ impl Address {
         }
     }
 
-    /// For people: without what may be a secret.
+    /// Returns the address for people, without its query, which may contain a secret.
     pub(crate) fn shown(&self) -> String {
         match self {
             Address::File(path) => path.display().to_string(),

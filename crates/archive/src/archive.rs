@@ -1,4 +1,4 @@
-//! Reading archives.
+//! Reads archives.
 
 use crate::address::Address;
 use crate::elsewhere::elsewhere;
@@ -12,11 +12,11 @@ use object_store::GetOptions;
 use std::path::Path;
 use url::Url;
 
-/// Where an archive has its manifests, and what their names end with.
+/// Directory of an archive that contains its manifests; the constant below is their file suffix.
 pub(crate) const IMAGES: &str = "images";
 pub(crate) const SUFFIX: &str = ".manifest";
 
-/// An image of an archive.
+/// An image in an archive.
 #[derive(Clone, Debug)]
 pub struct Image {
     archive: Place,
@@ -25,8 +25,9 @@ pub struct Image {
 }
 
 impl Image {
-    /// Opens the image whose manifest is at `address`: `ARCHIVE/images/NAME.manifest`. Its stripes are in
-    /// `ARCHIVE/stripes`.
+    /// Opens the image whose manifest is at `address`, which is `ARCHIVE/images/NAME.manifest`.
+    ///
+    /// The image's stripes are in `ARCHIVE/stripes`.
     pub async fn open(address: &str) -> Result<Image, Error> {
         let address = Address::parse(address)?;
         let (place, name) = Place::of_object(&address)?;
@@ -42,15 +43,17 @@ impl Image {
         &self.manifest
     }
 
-    /// The manifest's address, for people.
+    /// Returns the address of the manifest, for people.
     pub fn shown(&self) -> &str {
         &self.shown
     }
 
-    /// The bytes of a stripe, which are what the manifest says. Nobody is asked for zeroes.
+    /// Fetches a stripe, decodes it, and checks that its bytes match the manifest.
+    ///
+    /// For a stripe of zeroes, no request is sent.
     ///
     /// # Panics
-    /// When the image has no such stripe.
+    /// Panics if the image has no stripe with this index.
     pub async fn stripe(&self, index: u32) -> Result<Vec<u8>, Error> {
         let len = self.manifest.len_of(index);
         let Some(hash) = self.manifest.stripes()[index as usize] else {
@@ -71,7 +74,7 @@ impl Image {
         decoded.map_err(|problem| self.damaged(index, self.archive.shown(&name), &problem))
     }
 
-    /// Tells which part of the disk a stripe is that is lost or damaged.
+    /// Creates the error for a lost or damaged stripe, which names the affected part of the disk.
     fn damaged(&self, index: u32, object: String, problem: &str) -> Error {
         let start = u64::from(index) * u64::from(self.manifest.stripe_size());
         let end = start + self.manifest.len_of(index) as u64;
@@ -84,7 +87,10 @@ impl Image {
     }
 }
 
-/// What is at the end of an address is not read before its beginning says how long it is.
+/// Reads the manifest called `name`.
+///
+/// Reads its header first, and reads the rest only if the object has the size that the header
+/// states.
 async fn read_manifest(place: &Place, name: &str) -> Result<Manifest, Error> {
     let failed = |error| place.told(name, error);
     let corrupt = |problem: String| Error::corrupt(place.shown(name), problem);
@@ -104,7 +110,7 @@ async fn read_manifest(place: &Place, name: &str) -> Result<Manifest, Error> {
     Manifest::parse(&body.bytes).map_err(corrupt)
 }
 
-/// The archive of a manifest.
+/// Returns the address of the archive that contains a manifest.
 fn above(manifest: &Address) -> Result<Address, Error> {
     let lost = || {
         let problem = "not in a directory of an archive; write ARCHIVE/images/NAME.manifest";
@@ -140,25 +146,25 @@ fn above_url(url: &Url) -> Option<Url> {
     Some(url)
 }
 
-/// An image of an archive, by its name there.
+/// An image in the list of an archive's images.
 #[derive(Debug)]
 pub struct ListedImage {
     pub name: String,
-    /// What its manifest says, if that can be read.
+    /// Summary of the image's manifest, or the error that prevented reading it.
     pub summary: Result<Summary, Error>,
 }
 
-/// What there is to say of an image.
+/// The main properties of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub size: u64,
-    /// Bytes of a stripe.
+    /// Size of a stripe in bytes.
     pub stripe_size: u32,
-    /// Stripes, and how many of them are not all zeroes.
+    /// Number of stripes; `data` is how many of them are not all zeroes.
     pub stripes: u32,
     pub data: u32,
-    /// Seconds of the Unix clock.
+    /// Creation time in seconds of the Unix clock.
     pub made: u64,
 }
 
@@ -175,10 +181,12 @@ impl Summary {
     }
 }
 
-/// More would not be read by anybody.
+/// Maximum number of images in a list.
 const MOST_LISTED: usize = 100_000;
 
-/// The images of the archive at `address`, a directory or `s3://BUCKET/PREFIX`, by name.
+/// Lists the images of the archive at `address`, ordered by name.
+///
+/// The address is a directory or `s3://BUCKET/PREFIX`.
 pub async fn list(address: &str) -> Result<Vec<ListedImage>, Error> {
     let place = Place::of_directory(&Address::parse(address)?)?;
     if place.kind() == Kind::Web {

@@ -1,38 +1,40 @@
-//! What goes wrong, for users.
+//! Errors for users.
 
 use fathom_units::cause;
 use std::io;
 
-/// Why something of an archive or a server cannot be had; one line for the user. `what` is its address.
+/// A reason why an archive or an object is unavailable, as one line for the user.
+///
+/// `what` is the address of the archive or the object.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{what}: not found; check the name")]
     NotFound { what: String },
-    /// It is another one than when it was opened.
+    /// The object has been replaced or modified since it was opened.
     #[error(
         "{what}: changed since it was opened; open it again, or use a copy that does not change"
     )]
     Changed { what: String },
     #[error("{what}: damaged, so not used: {problem}")]
     Corrupt { what: String, problem: String },
-    /// It may be there a moment later.
+    /// The server cannot be reached. A retry may succeed.
     #[error("{what}: unreachable: {problem}; retry later")]
     Unreachable { what: String, problem: String },
-    /// Not with these credentials.
+    /// The server does not accept the credentials.
     #[error("{what}: access denied: {problem}")]
     Refused { what: String, problem: String },
-    /// The address, or what is there, is none that can be used.
+    /// The address is invalid, or what it names cannot be used.
     #[error("{what}: {problem}")]
     Unusable { what: String, problem: String },
     #[error("{what}: already exists")]
     Exists { what: String },
-    /// The machine's own file system.
+    /// The local file system reported an error.
     #[error("{what}: {}", cause(source))]
     Io { what: String, source: io::Error },
 }
 
 impl Error {
-    /// Whether the same may succeed a moment later.
+    /// Returns whether a retry may succeed.
     pub fn is_transient(&self) -> bool {
         matches!(self, Error::Unreachable { .. })
     }

@@ -1,13 +1,15 @@
-//! The bodies of fuzz targets: what an archive may hold, as functions of bytes.
+//! The bodies of fuzz targets: functions that take arbitrary bytes as the contents of an archive.
 
 use crate::hash::Hash;
 use crate::manifest::Manifest;
 use crate::stripe::{decode, unpack};
 
-/// A manifest: as it is, and with a checksum that fits. What was parsed is written back the same.
+/// Parses `data` as a manifest, both as it is and with a valid checksum appended.
+///
+/// A manifest that was parsed must encode to the same bytes.
 ///
 /// # Panics
-/// When it is not.
+/// Panics if it does not.
 pub fn manifest(data: &[u8]) {
     let sealed = [data, &Hash::of(data).0].concat();
     for bytes in [data, &sealed] {
@@ -19,10 +21,13 @@ pub fn manifest(data: &[u8]) {
     }
 }
 
-/// A stripe, of as many bytes as it says if those are few. What comes out of it has that length.
+/// Decodes `data` as a stripe.
+///
+/// The expected size is the one in its header, up to 1 MiB, and the size of `data`. A stripe that
+/// was decoded must have the expected size.
 ///
 /// # Panics
-/// When it has not.
+/// Panics if it does not.
 pub fn stripe(data: &[u8]) {
     let said = data.get(8..12).and_then(|word| word.first_chunk());
     let said = said.map_or(0, |word| u32::from_le_bytes(*word) as usize);

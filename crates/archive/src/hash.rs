@@ -1,9 +1,9 @@
-//! What a stripe is known by.
+//! Hashes that identify stripes.
 
 use crate::elsewhere::elsewhere;
 use std::fmt;
 
-/// BLAKE3 of a stripe's bytes.
+/// The BLAKE3 hash of a stripe's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Hash(pub [u8; 32]);
 
@@ -14,7 +14,7 @@ impl Hash {
         Hash(*blake3::hash(bytes).as_bytes())
     }
 
-    /// The same, on a thread where nobody else waits; gives the bytes back.
+    /// Computes the hash on a thread for blocking work, and returns the bytes with it.
     pub async fn taking<B>(bytes: B) -> (Hash, B)
     where
         B: AsRef<[u8]> + Send + 'static,
@@ -22,7 +22,7 @@ impl Hash {
         elsewhere(move || (Hash::of(bytes.as_ref()), bytes)).await
     }
 
-    /// Where the stripe is, from its archive's directory: `stripes/ab/abcdef...`.
+    /// Returns the path of the stripe relative to its archive: `stripes/ab/abcdef...`.
     pub fn object(&self) -> String {
         let hex = self.to_string();
         format!("stripes/{}/{hex}", &hex[..2])

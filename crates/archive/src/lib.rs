@@ -1,9 +1,13 @@
-//! Images kept in stripes: an archive is a directory or a prefix of an S3 bucket, with a manifest for each
-//! image and the stripes that all of them share, which are found by their hashes. docs/archive.md has the
-//! formats. Plain images on servers ([`Object`]) are read a range at a time.
+//! Stores images in archives as stripes, and reads them.
 //!
-//! All of it runs in the caller's tokio runtime, which has its clock and its network on. Nothing here is
-//! believed before it was compared with a hash or with what it was when it was opened.
+//! An archive is a directory or a prefix of an S3 bucket. It contains a manifest for each image,
+//! and stripes that all images share and that are identified by their hashes. docs/archive.md
+//! specifies the formats. This crate also reads byte ranges of plain images on servers
+//! ([`Object`]).
+//!
+//! All code runs in the caller's tokio runtime, whose time and I/O drivers must be enabled. No data
+//! is used before it has been compared with a hash, or with the version of the object when it was
+//! opened.
 
 mod address;
 mod archive;

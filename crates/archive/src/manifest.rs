@@ -1,4 +1,4 @@
-//! What an image is made of: the hash of each of its stripes.
+//! The manifest of an image, which lists the hash of each of its stripes.
 //!
 //! All numbers are little-endian:
 //!
@@ -6,29 +6,29 @@
 //! |---|---|---|
 //! | 0 | 8 | magic |
 //! | 8 | 4 | version: 1 |
-//! | 12 | 4 | bytes of a stripe |
-//! | 16 | 8 | bytes of the disk |
-//! | 24 | 8 | when it was made, in seconds of the Unix clock |
+//! | 12 | 4 | size of a stripe in bytes |
+//! | 16 | 8 | size of the disk in bytes |
+//! | 24 | 8 | creation time in seconds of the Unix clock |
 //! | 32 | 4 | number of stripes |
-//! | 36 | 4 | length of the profile |
+//! | 36 | 4 | number of entries of the profile |
 //! | 40 | 24 | zeroes |
-//! | 64 | 32 each | the stripes' hashes; zeroes for a stripe that is all zeroes |
-//! | | 4 each | the profile: stripes in the order in which they are wanted first |
-//! | | 32 | BLAKE3 of all that is before |
+//! | 64 | 32 each | hashes of the stripes; zeroes for a stripe that is all zeroes |
+//! | | 4 each | the profile: stripes in the order in which a boot first reads them |
+//! | | 32 | BLAKE3 of all preceding bytes |
 
 use crate::hash::Hash;
 use std::ops::RangeInclusive;
 
 const MAGIC: &[u8; 8] = b"FthmMfst";
 const VERSION: u32 = 1;
-/// Bytes before the hashes.
+/// Size of the header in bytes; the hashes follow it.
 pub(crate) const HEADER: usize = 64;
 const MOST_STRIPES: u64 = 1 << 26;
 
-/// A stripe's bytes: a power of two in this range.
+/// Range of valid stripe sizes in bytes. The size must also be a power of two.
 pub const STRIPE_SIZES: RangeInclusive<u32> = 64 << 10..=16 << 20;
 
-/// A manifest; whatever it was made of, its parts fit each other.
+/// A manifest whose parts are consistent with each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     size: u64,
@@ -39,8 +39,11 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Of a disk of `size` bytes in stripes of `stripe_size`, the last of which may be shorter. `None` is a
-    /// stripe of zeroes. `profile`: numbers of stripes, each once at most. `made`: seconds of the Unix clock.
+    /// Creates a manifest of a disk of `size` bytes in stripes of `stripe_size` bytes.
+    ///
+    /// The last stripe may be shorter. In `stripes`, `None` is a stripe of zeroes. `profile`
+    /// contains stripe numbers, each at most once. `made` is the creation time in seconds of the
+    /// Unix clock.
     pub fn new(
         size: u64,
         stripe_size: u32,
@@ -65,39 +68,41 @@ impl Manifest {
         })
     }
 
-    /// Bytes of the disk.
+    /// Returns the size of the disk in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Bytes of each stripe but the last.
+    /// Returns the size in bytes of each stripe but the last.
     pub fn stripe_size(&self) -> u32 {
         self.stripe_size
     }
 
-    /// The stripes' hashes; `None` is all zeroes.
+    /// Returns the hashes of the stripes; `None` for a stripe of zeroes.
     pub fn stripes(&self) -> &[Option<Hash>] {
         &self.stripes
     }
 
-    /// Stripes in the order in which they are wanted first, as seen when the image was used; may be empty.
+    /// Returns the stripes in the order in which they are first read when the image is used.
+    ///
+    /// The profile may be empty.
     pub fn profile(&self) -> &[u32] {
         &self.profile
     }
 
-    /// When it was made, in seconds of the Unix clock.
+    /// Returns the creation time in seconds of the Unix clock.
     pub fn made(&self) -> u64 {
         self.made
     }
 
-    /// Bytes of this stripe; 0 behind the last.
+    /// Returns the size of stripe `index` in bytes; 0 if there is no such stripe.
     pub fn len_of(&self, index: u32) -> usize {
         let start = u64::from(index) * u64::from(self.stripe_size);
         let left = self.size.saturating_sub(start);
         left.min(self.stripe_size.into()) as usize
     }
 
-    /// Whether these are the stripe's bytes.
+    /// Returns whether `bytes` are the contents of stripe `index`.
     pub fn verify(&self, index: u32, bytes: &[u8]) -> bool {
         let Some(hash) = self.stripes.get(index as usize) else {
             return false;
@@ -128,7 +133,7 @@ impl Manifest {
         bytes
     }
 
-    /// What a file says; the error says what is wrong with it.
+    /// Parses a manifest. The error says what is wrong with it.
     pub fn parse(bytes: &[u8]) -> Result<Manifest, String> {
         let header = Header::parse(bytes)?;
         if bytes.len() as u64 != header.len() {
@@ -159,22 +164,22 @@ impl Manifest {
     }
 }
 
-/// Instead of a hash: all zeroes.
+/// The value in place of a hash for a stripe of zeroes.
 const ZEROES: Hash = Hash([0; Hash::LEN]);
 
-/// Bytes of a manifest with so many stripes and entries of its profile.
+/// Returns the size in bytes of a manifest with these numbers of stripes and profile entries.
 fn len([stripes, profile]: [u32; 2]) -> u64 {
     let parts = u64::from(stripes) * Hash::LEN as u64 + u64::from(profile) * 4;
     HEADER as u64 + parts + Hash::LEN as u64
 }
 
-/// The first bytes of a file, checked: how long it is can be known before it is read.
+/// The checked header of a manifest, from which the size of the whole manifest is known.
 #[derive(Debug)]
 pub(crate) struct Header {
     stripe_size: u32,
     size: u64,
     made: u64,
-    /// Of stripes, and of entries of the profile.
+    /// Numbers of stripes and of profile entries.
     counts: [u32; 2],
 }
 
@@ -215,13 +220,13 @@ impl Header {
         }
     }
 
-    /// Bytes of the whole manifest.
+    /// Returns the size of the whole manifest in bytes.
     pub(crate) fn len(&self) -> u64 {
         len(self.counts)
     }
 }
 
-/// How many stripes a disk has.
+/// Returns the number of stripes of a disk.
 fn count_of(size: u64, stripe_size: u32) -> Result<u64, String> {
     if !stripe_size.is_power_of_two() || !STRIPE_SIZES.contains(&stripe_size) {
         return Err(format!(
@@ -238,7 +243,7 @@ fn count_of(size: u64, stripe_size: u32) -> Result<u64, String> {
     }
 }
 
-/// Each stripe of the profile is there, and in it once.
+/// Checks that each stripe of the profile exists and occurs only once.
 fn check_profile(profile: &[u32], stripes: usize) -> Result<(), String> {
     let mut seen = vec![false; if profile.is_empty() { 0 } else { stripes }];
     for index in profile {
@@ -268,7 +273,7 @@ mod tests {
         .unwrap()
     }
 
-    /// Oracle: the layout as docs/archive.md has it, written down by hand.
+    /// The expected bytes follow the layout in docs/archive.md and were written by hand.
     #[test]
     fn the_layout_is_as_it_is_documented() {
         let bytes = small().to_bytes();
@@ -299,7 +304,7 @@ mod tests {
         Manifest::parse(&[&bytes[..], &[0]].concat()).expect_err("longer");
     }
 
-    /// With a checksum that fits, too.
+    /// Invalid contents are refused even if the checksum is valid.
     #[test]
     fn what_cannot_be_is_refused() {
         let sealed = |change: &dyn Fn(&mut Vec<u8>)| {

@@ -1,4 +1,4 @@
-//! A file on a server, of which parts are read.
+//! Reads parts of a file on a server.
 
 use crate::address::Address;
 use crate::error::Error;
@@ -7,7 +7,7 @@ use crate::told::{Kind, NO_RANGES, status_of};
 use bytes::Bytes;
 use object_store::{Attribute, Attributes, GetOptions, GetRange, GetResult, ObjectMeta};
 
-/// An object as it was when it was opened.
+/// An object with the size and version that it had when it was opened.
 #[derive(Clone, Debug)]
 pub struct Object {
     place: Place,
@@ -17,8 +17,9 @@ pub struct Object {
 }
 
 impl Object {
-    /// Opens what is at `address`: `s3://BUCKET/KEY`, `https://...`, `http://...`, or a path. Credentials
-    /// for S3 come from the environment: `AWS_ACCESS_KEY_ID` and the like.
+    /// Opens the object at `address`: `s3://BUCKET/KEY`, `https://...`, `http://...`, or a path.
+    ///
+    /// Credentials for S3 come from environment variables such as `AWS_ACCESS_KEY_ID`.
     pub async fn open(address: &str) -> Result<Object, Error> {
         let (place, name) = Place::of_object(&Address::parse(address)?)?;
         let meta = match place.kind() {
@@ -38,23 +39,25 @@ impl Object {
         })
     }
 
-    /// Its address, for people: without what may be a secret.
+    /// Returns the address for people, without its query, which may contain a secret.
     pub fn shown(&self) -> String {
         self.place.shown(&self.name)
     }
 
-    /// Bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.meta.size
     }
 
-    /// What tells it from what may be there later: its strong ETag, or when it was changed.
+    /// Returns the version of the object: its strong ETag or, without one, the time of its last
+    /// change.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// `len` bytes from `offset` on, which are all in the object. [`Error::Changed`] if it is not the same
-    /// any more.
+    /// Reads `len` bytes at `offset`. All of them must be inside the object.
+    ///
+    /// Returns [`Error::Changed`] if the object has changed since it was opened.
     pub async fn read(&self, offset: u64, len: usize) -> Result<Bytes, Error> {
         let end = offset.checked_add(len as u64);
         let Some(end) = end.filter(|end| *end <= self.size()) else {
@@ -66,7 +69,7 @@ impl Object {
         }
         let got = self.place.get(&self.name, self.options(offset..end)).await;
         let got = got.map_err(|error| match status_of(&error.to_string()) {
-            // There is no such part any more.
+            // The range no longer exists, so the object has become shorter.
             Some(416) => Error::Changed { what: self.shown() },
             _ => self.place.told(&self.name, error),
         })?;
@@ -88,7 +91,7 @@ impl Object {
         }
     }
 
-    /// Asks for nothing but the version that was opened.
+    /// Returns the options of a request that succeeds only for the version that was opened.
     fn options(&self, range: std::ops::Range<u64>) -> GetOptions {
         let etag = strong_etag(&self.meta);
         GetOptions {
@@ -102,7 +105,7 @@ impl Object {
         }
     }
 
-    /// Not all servers look at conditions.
+    /// Checks the version in the response, because not all servers support conditional requests.
     fn check(&self, got: &GetResult) -> Result<(), Error> {
         let is_same =
             got.meta.size == self.size() && version_of(&got.meta).as_ref() == Some(&self.version);
@@ -122,8 +125,9 @@ async fn head(place: &Place, name: &str) -> Result<ObjectMeta, Error> {
     Ok(got.map_err(|error| place.told(name, error))?.meta)
 }
 
-/// A part of it: that the server knows parts has to be known before it is used, and who may read may not
-/// always ask for the head.
+/// Requests one byte to check that the server supports ranges.
+///
+/// A HEAD request would not show that, and some users may read an object only with GET requests.
 async fn probe(place: &Place, name: &str) -> Result<ObjectMeta, Error> {
     let options = GetOptions {
         range: Some(GetRange::Bounded(0..1)),
@@ -145,13 +149,13 @@ async fn probe(place: &Place, name: &str) -> Result<ObjectMeta, Error> {
     }
 }
 
-/// Bytes of something compressed are not those of the file.
+/// Refuses compressed responses, whose bytes are not those of the file.
 fn refuse_encoding(what: &str, attributes: &Attributes) -> Result<(), Error> {
     let encoding = attributes
         .get(&Attribute::ContentEncoding)
         .map(AsRef::as_ref);
     match encoding {
-        // What some clients of S3 leave behind.
+        // Some S3 clients store the encoding `aws-chunked` with an object.
         None | Some("" | "identity" | "aws-chunked") => Ok(()),
         Some(other) => {
             let problem = format!(
@@ -167,13 +171,15 @@ fn version_of(meta: &ObjectMeta) -> Option<String> {
     strong_etag(meta).or_else(|| modified(meta).then(|| meta.last_modified.to_rfc3339()))
 }
 
-/// Whether it is known when it was changed.
+/// Returns whether the time of the last change is known.
 fn modified(meta: &ObjectMeta) -> bool {
     meta.last_modified.timestamp() != 0
 }
 
-/// The entity tag, if equal tags mean equal bytes. A weak one only says that one representation may stand
-/// for the other (RFC 9110, section 8.8.1), and fits no condition on ranges.
+/// Returns the entity tag if it is a strong one, for which equal tags mean equal bytes.
+///
+/// A weak tag says only that two representations are interchangeable (RFC 9110, section 8.8.1). It
+/// cannot be used in a condition on a range.
 fn strong_etag(meta: &ObjectMeta) -> Option<String> {
     let etag = meta.e_tag.clone();
     etag.filter(|etag| !etag.is_empty() && !etag.starts_with("W/"))

@@ -1,5 +1,6 @@
-//! Where objects are, and how they are got at: one place is a directory, a prefix of a bucket, or what a web
-//! server has below a URL.
+//! Access to the locations of objects.
+//!
+//! A place is a directory, a prefix of a bucket, or the files below a URL on a web server.
 
 use crate::address::Address;
 use crate::elsewhere::elsewhere;
@@ -22,14 +23,14 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 use url::Url;
 
-/// For a connection; for the next bytes of an answer; for an answer.
+/// Timeouts for a connection, for the next bytes of a response, and for a complete response.
 const TIMES: [(ClientConfigKey, &str); 3] = [
     (ClientConfigKey::ConnectTimeout, "5 seconds"),
     (ClientConfigKey::ReadTimeout, "15 seconds"),
     (ClientConfigKey::Timeout, "120 seconds"),
 ];
 
-/// Whoever asks tries again, too, and knows better for how long.
+/// Returns a short retry policy. Callers retry, too, and know better for how long.
 fn retries() -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig {
@@ -47,12 +48,12 @@ pub(crate) struct Place {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
     kind: Kind,
-    /// The place's address, for people.
+    /// Address of the place, for people.
     shown: String,
 }
 
 impl Place {
-    /// The place that an object is in, and the object's name there.
+    /// Returns the place that contains an object, and the object's name in it.
     pub(crate) fn of_object(address: &Address) -> Result<(Place, String), Error> {
         match address {
             Address::File(path) => {
@@ -76,12 +77,12 @@ impl Place {
                 let (above, name) = key.rsplit_once('/').unwrap_or(("", key));
                 Ok((Place::s3(bucket, above)?, name.to_owned()))
             }
-            // As it is: nobody knows what the server makes of it.
+            // The URL is used unchanged, because only its server knows what it means.
             Address::Web(url) => Ok((Place::web(url.clone())?, String::new())),
         }
     }
 
-    /// A directory or what is like one.
+    /// Returns the place for a directory, a bucket prefix or a URL.
     pub(crate) fn of_directory(address: &Address) -> Result<Place, Error> {
         match address {
             Address::File(path) => Place::file(path),
@@ -164,7 +165,7 @@ impl Place {
         &*self.store
     }
 
-    /// The address of what is called `name` here; of the place itself if it is empty.
+    /// Returns the address of the object `name`, or of the place itself if `name` is empty.
     pub(crate) fn shown(&self, name: &str) -> String {
         match name {
             "" => self.shown.clone(),
@@ -172,7 +173,7 @@ impl Place {
         }
     }
 
-    /// What the store calls it.
+    /// Returns the path of an object in the store.
     pub(crate) fn path(&self, name: &str) -> Result<Path, Error> {
         let path = match (self.prefix.as_ref(), name) {
             (prefix, "") => Path::parse(prefix),
@@ -186,7 +187,7 @@ impl Place {
         told(self.kind, &self.shown(name), error)
     }
 
-    /// Asks for an object; what is answered has not been looked at.
+    /// Requests an object. The response has not been checked.
     pub(crate) async fn get(
         &self,
         name: &str,
@@ -199,7 +200,7 @@ impl Place {
         self.store.get_opts(&path, options).await
     }
 
-    /// A whole object of `most` bytes at most.
+    /// Fetches a whole object of at most `most` bytes.
     pub(crate) async fn fetch(&self, name: &str, most: u64) -> Result<Vec<u8>, Error> {
         let failed = |error| self.told(name, error);
         let got = self
@@ -218,7 +219,7 @@ impl Place {
     }
 }
 
-/// What was answered, read as far as it is wanted.
+/// The body of a response, which is read only as far as needed.
 pub(crate) struct Body {
     payload: Payload,
     pub(crate) bytes: Vec<u8>,
@@ -241,7 +242,7 @@ impl Body {
         }
     }
 
-    /// Until there are `len` bytes, or a few more, or the end.
+    /// Reads until at least `len` bytes have been received or the body ends.
     pub(crate) async fn read_to(&mut self, len: u64) -> Result<(), object_store::Error> {
         while (self.bytes.len() as u64) < len {
             let more = len - self.bytes.len() as u64;
@@ -278,7 +279,7 @@ fn read_at(file: &File, at: u64, len: usize) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The directory that a file is in.
+/// Returns the directory that contains a file.
 pub(crate) fn parent(path: &FilePath) -> &FilePath {
     match path.parent() {
         Some(parent) if parent != FilePath::new("") => parent,
@@ -286,14 +287,14 @@ pub(crate) fn parent(path: &FilePath) -> &FilePath {
     }
 }
 
-/// What HTTP's client would have to be told otherwise each time.
+/// Installs the default TLS cryptography, so that HTTP clients need not be configured with one.
 fn choose_cryptography() {
     static ONCE: Once = Once::new();
-    // Who has chosen before has chosen for all.
+    // If the process has already chosen another provider, that one remains in use.
     ONCE.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
 }
 
-/// An endpoint without TLS is used only if the user says so.
+/// Refuses an endpoint without TLS unless the user has allowed it.
 fn refuse_open_endpoint(builder: &AmazonS3Builder) -> Result<(), Error> {
     let value = |key| builder.get_config_value(&key).unwrap_or_default();
     let endpoints = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
@@ -313,7 +314,7 @@ fn refuse_open_endpoint(builder: &AmazonS3Builder) -> Result<(), Error> {
     }
 }
 
-/// Makes the directory of an archive if it is not there.
+/// Creates the directory of an archive if it does not exist.
 pub(crate) fn make_directory(path: &PathBuf) -> Result<(), Error> {
     std::fs::create_dir_all(path).map_err(|source| Error::Io {
         what: path.display().to_string(),

@@ -1,14 +1,18 @@
-//! What boots of an image read first, as text: a line for each range of bytes, `OFFSET LENGTH`, in the order in
-//! which they were read. It is the same for stripes of any size.
+//! Boot profiles: what boots of an image read first, as text.
+//!
+//! Each line is a byte range, `OFFSET LENGTH`. The lines are in the order of the reads. The format
+//! does not depend on the stripe size.
 
 use std::collections::HashSet;
 use std::fmt::Write;
 
-/// More are not kept of any boot.
+/// Maximum number of stripes in a profile.
 pub const MOST: usize = 1 << 16;
 
-/// The stripes of `stripe` bytes that it says, each once, [`MOST`] at most. The error is one line, which begins
-/// with the number of the text's line.
+/// Parses a profile into numbers of stripes of `stripe` bytes, each once and at most [`MOST`] of
+/// them.
+///
+/// The error is one line and starts with the line number in `text`.
 pub fn parse(text: &str, stripe: u64) -> Result<Vec<u32>, String> {
     let mut order = Vec::new();
     let mut known = HashSet::new();
@@ -36,7 +40,7 @@ fn stripes_of(line: &str, stripe: u64) -> Option<std::ops::RangeInclusive<u32>> 
     numbers.next().is_none().then_some(all)
 }
 
-/// These stripes of `stripe` bytes.
+/// Formats these stripes of `stripe` bytes as a profile.
 pub fn text(order: &[u32], stripe: u64) -> String {
     let mut text = String::new();
     let mut rest = order;
@@ -44,7 +48,7 @@ pub fn text(order: &[u32], stripe: u64) -> String {
         let follows = |(n, stripe): &(u32, &u32)| first.checked_add(*n) == Some(**stripe);
         let count = (0..).zip(rest).take_while(follows).count();
         let at = u64::from(first) * stripe;
-        // Text takes all that is written.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(text, "{at} {}", count as u64 * stripe);
         rest = &rest[count..];
     }
@@ -61,7 +65,7 @@ mod tests {
         let text = text(&order, 1 << 18);
         assert!(text.starts_with("1310720 786432\n0 262144\n"), "{text}");
         assert_eq!(parse(&text, 1 << 18).unwrap(), order);
-        // Stripes of another size, each once.
+        // With another stripe size, each stripe still occurs once.
         assert_eq!(
             parse("1310720 786432\n0 262144\n26214400 1\n", 1 << 20).unwrap(),
             [1, 0, 25]

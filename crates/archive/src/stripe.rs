@@ -1,12 +1,12 @@
-//! A stripe as an object of an archive.
+//! The encoding of a stripe as an object in an archive.
 //!
 //! | offset | bytes | |
 //! |---|---|---|
 //! | 0 | 4 | magic |
 //! | 4 | 1 | version: 1 |
-//! | 5 | 1 | 0: as it is; 1: a frame of zstd |
+//! | 5 | 1 | encoding: 0 for uncompressed, 1 for a zstd frame |
 //! | 6 | 2 | zeroes |
-//! | 8 | 4 | bytes of the stripe, little-endian |
+//! | 8 | 4 | size of the stripe in bytes, little-endian |
 //! | 12 | 4 | zeroes |
 //! | 16 | | the data |
 
@@ -18,20 +18,20 @@ const MAGIC: &[u8; 4] = b"FStr";
 const VERSION: u8 = 1;
 const PLAIN: u8 = 0;
 const ZSTD: u8 = 1;
-/// Bytes before the data.
+/// Size of the header in bytes; the data follows it.
 pub(crate) const HEADER: usize = 16;
-/// The level at which zstd is about as fast as a network.
+/// Compression level at which zstd is about as fast as a network.
 const LEVEL: i32 = 3;
 
-/// A stripe that is ready to be stored.
+/// An encoded stripe, ready to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Encoded {
     pub hash: Hash,
-    /// What is stored.
+    /// Contents of the object to store.
     pub object: Vec<u8>,
 }
 
-/// Compresses a stripe, if that makes it smaller.
+/// Encodes a stripe, compressing it if that makes it smaller.
 pub fn encode(bytes: &[u8]) -> Encoded {
     Encoded {
         hash: Hash::of(bytes),
@@ -39,14 +39,14 @@ pub fn encode(bytes: &[u8]) -> Encoded {
     }
 }
 
-/// What is stored of a stripe: never more than its bytes and a header.
+/// Returns the object for a stripe; it is never larger than the stripe and a header.
 pub(crate) fn object_of(bytes: &[u8]) -> Vec<u8> {
     let mut object = vec![0; HEADER + bytes.len()];
     let (header, data) = object.split_at_mut(HEADER);
     header[..4].copy_from_slice(MAGIC);
     header[4] = VERSION;
     header[8..12].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
-    // There is no room for what would not be smaller.
+    // The buffer is too small for compressed data that would not be smaller than the stripe.
     let room = bytes.len().saturating_sub(1);
     let compressed = COMPRESSOR.with_borrow_mut(|c| c.compress(&mut data[..room], bytes, LEVEL));
     match compressed {
@@ -62,7 +62,7 @@ pub(crate) fn object_of(bytes: &[u8]) -> Vec<u8> {
     object
 }
 
-/// The stripe's bytes, of which there must be `len`, with that hash. The error says what is wrong.
+/// Decodes a stripe, which must have `len` bytes and this hash. The error says what is wrong.
 pub fn decode(object: &[u8], len: usize, hash: &Hash) -> Result<Vec<u8>, String> {
     let bytes = unpack(object, len)?;
     match Hash::of(&bytes) == *hash {
@@ -71,7 +71,9 @@ pub fn decode(object: &[u8], len: usize, hash: &Hash) -> Result<Vec<u8>, String>
     }
 }
 
-/// The bytes that an object says it has. Takes no more memory than that.
+/// Decodes a stripe of `len` bytes without checking its hash.
+///
+/// Uses no more memory than `len` bytes for the result.
 pub(crate) fn unpack(object: &[u8], len: usize) -> Result<Vec<u8>, String> {
     let Some((header, data)) = object.split_first_chunk::<HEADER>() else {
         return Err("truncated".into());
@@ -117,7 +119,7 @@ fn decompress(data: &[u8], len: usize) -> Result<Vec<u8>, String> {
 }
 
 thread_local! {
-    // To make one takes longer than to use it for a small stripe.
+    // Creating a context takes longer than compressing a small stripe with it.
     static COMPRESSOR: RefCell<CCtx<'static>> = RefCell::new(CCtx::create());
     static DECOMPRESSOR: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
 }
@@ -158,7 +160,8 @@ mod tests {
         }
     }
 
-    /// Not by how much comes out of it, nor by what it says that would.
+    /// Neither a large decompressed size nor a wrong size in the header makes the decoder use more
+    /// memory.
     #[test]
     fn a_bomb_does_not_go_off() {
         let bomb = encode(&vec![0; 64 << 20]);

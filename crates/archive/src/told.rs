@@ -1,4 +1,4 @@
-//! What a store's errors mean.
+//! Converts the errors of object stores to this crate's errors.
 
 use crate::error::Error;
 use object_store::Error as StoreError;
@@ -6,7 +6,7 @@ use object_store::client::{HttpError, HttpErrorKind};
 use std::error::Error as StdError;
 use std::io;
 
-/// What kind of place something is in.
+/// The kinds of places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     File,
@@ -14,7 +14,7 @@ pub(crate) enum Kind {
     Web,
 }
 
-/// What a user is told when the store says that of `what`.
+/// Converts an error that the store reported for `what`.
 pub(crate) fn told(kind: Kind, what: &str, error: StoreError) -> Error {
     let what = what.to_owned();
     let text = error.to_string();
@@ -36,7 +36,8 @@ pub(crate) fn told(kind: Kind, what: &str, error: StoreError) -> Error {
         }
         _ => {}
     }
-    // Without credentials the machine is asked for some, which only clouds know how to answer.
+    // Without credentials, the client requests them from the metadata service that only clouds
+    // have.
     if kind == Kind::S3 && text.contains("169.254.1") {
         let problem = format!("no credentials; {CREDENTIALS}");
         return Error::Refused { what, problem };
@@ -52,7 +53,7 @@ pub(crate) fn told(kind: Kind, what: &str, error: StoreError) -> Error {
                 what,
                 problem: refusal(kind, &text),
             },
-            // It will not learn it.
+            // The server does not implement the request, so a retry would not help.
             501 => Error::Unusable { what, problem },
             500.. | 408 | 429 => Error::Unreachable { what, problem },
             _ => Error::Unusable { what, problem },
@@ -87,7 +88,7 @@ fn refusal(kind: Kind, text: &str) -> String {
     }
 }
 
-/// A request that has failed before there was an answer, or midway.
+/// Converts the error of a request that failed before or during the response.
 fn unanswered(what: String, error: &HttpError) -> Error {
     let problem = one_line(&innermost(error));
     match error.kind() {
@@ -105,7 +106,7 @@ fn unanswered(what: String, error: &HttpError) -> Error {
         HttpErrorKind::Connect | HttpErrorKind::Request | HttpErrorKind::Interrupted => {
             Error::Unreachable { what, problem }
         }
-        // An answer that breaks off.
+        // The response was truncated.
         _ if problem.contains("end of file") || problem.contains("closed") => {
             Error::Unreachable { what, problem }
         }
@@ -127,7 +128,7 @@ fn answered(status: u16, text: &str) -> String {
     }
 }
 
-/// The status of an answer. (The store has no better way to tell.)
+/// Extracts the HTTP status from an error's text, because the store does not return it otherwise.
 pub(crate) fn status_of(text: &str) -> Option<u16> {
     let (_, rest) = text.split_once("non-2xx status code: ")?;
     rest.get(..3)?.parse().ok()
@@ -138,7 +139,7 @@ fn between<'a>(text: &'a str, start: &str, end: &str) -> Option<&'a str> {
     rest.split_once(end).map(|(found, _)| found)
 }
 
-/// An error and what it comes from.
+/// Iterates over an error and its sources.
 fn causes<'a>(
     error: &'a (dyn StdError + 'static),
 ) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
@@ -147,7 +148,7 @@ fn causes<'a>(
     })
 }
 
-/// The first cause of that type.
+/// Finds the first error of type `T` among an error and its sources.
 fn cause<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
     causes(error).find_map(|error| error.downcast_ref())
 }
@@ -156,7 +157,7 @@ fn innermost(error: &(dyn StdError + 'static)) -> String {
     causes(error).last().expect("itself, at least").to_string()
 }
 
-/// What others say, made fit for a line of ours.
+/// Converts text of others to one line of limited length without control characters.
 fn one_line(text: &str) -> String {
     let words: Vec<_> = text.split_whitespace().collect();
     let line: String = words

@@ -1,4 +1,4 @@
-//! Writing to archives.
+//! Writes to archives.
 
 use crate::address::Address;
 use crate::archive::{IMAGES, SUFFIX};
@@ -13,28 +13,30 @@ use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Puts images into an archive: their stripes, and when all of these were put, their manifests. Whenever that
-/// ends, what has a manifest is complete, and the stripes that are there need not be put again.
+/// Writes images to an archive: first all stripes of an image, then its manifest.
+///
+/// If writing is interrupted, every image with a manifest is complete. Stripes that were written
+/// need not be written again.
 #[derive(Debug)]
 pub struct Writer {
     archive: Place,
-    /// Stripes that were seen, or are being put.
+    /// Stripes that were found or written, or that are being written.
     seen: Mutex<HashSet<Hash>>,
-    /// Stripes that are in the archive are read and compared with their hashes.
+    /// Whether stripes found in the archive are read and compared with their hashes.
     verifies: bool,
 }
 
-/// What became of a stripe.
+/// The result of [`Writer::put`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Put {
     pub hash: Hash,
-    /// Bytes that were stored; `None`: it was there.
+    /// Number of bytes stored; `None` if the archive already contains the stripe.
     pub stored: Option<u64>,
-    /// The stripe that was there was damaged, and has been replaced.
+    /// Whether the archive contained a damaged copy of the stripe, which has been replaced.
     pub repaired: bool,
 }
 
-/// What an archive has of a stripe.
+/// The state of a stripe in the archive.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
     Nothing,
@@ -43,7 +45,9 @@ enum Found {
 }
 
 impl Writer {
-    /// For the archive at `address`, `s3://BUCKET/PREFIX` or a directory, which is made if it is not there.
+    /// Opens the archive at `address`, which is `s3://BUCKET/PREFIX` or a directory.
+    ///
+    /// A directory that does not exist is created.
     pub fn open(address: &str) -> Result<Writer, Error> {
         let address = Address::parse(address)?;
         if let Address::File(path) = &address {
@@ -61,25 +65,27 @@ impl Writer {
         })
     }
 
-    /// Whether stripes that are in the archive are read, and replaced if their bytes are not what their
-    /// hashes say. Otherwise a stripe of a plausible length counts as good.
+    /// Sets whether stripes in the archive are read, and replaced if they do not match their
+    /// hashes.
+    ///
+    /// By default, a stripe whose object has a plausible size is assumed to be intact.
     pub fn verifying(self, verifies: bool) -> Writer {
         Writer { verifies, ..self }
     }
 
-    /// The address of an image's manifest.
+    /// Returns the address of an image's manifest.
     pub fn manifest_address(&self, name: &str) -> String {
         self.archive.shown(&manifest_of(name))
     }
 
-    /// Whether there is an image of that name.
+    /// Returns whether the archive contains an image with this name.
     pub async fn has_image(&self, name: &str) -> Result<bool, Error> {
         self.len_of(&manifest_of(name))
             .await
             .map(|len| len.is_some())
     }
 
-    /// Has a stripe in the archive, and gives its bytes back.
+    /// Writes a stripe unless the archive already contains it, and returns the bytes.
     pub async fn put<B>(&self, bytes: B) -> (Result<Put, Error>, B)
     where
         B: AsRef<[u8]> + Send + 'static,
@@ -118,14 +124,15 @@ impl Writer {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It is not there, and may be put another time.
+    /// Forgets a stripe that could not be written, so that it can be written later.
     fn forget(&self, hash: &Hash, error: Error) -> Result<Put, Error> {
         self.seen().remove(hash);
         Err(error)
     }
 
-    /// The image has all of its stripes, and gets its name. [`Error::Exists`] if that is taken, unless it
-    /// may be `replaced`.
+    /// Writes the manifest of an image whose stripes are all in the archive.
+    ///
+    /// Returns [`Error::Exists`] if an image with this name exists and `replaced` is false.
     pub async fn finish(
         &self,
         image: &str,
@@ -135,7 +142,7 @@ impl Writer {
         let (name, bytes) = (&manifest_of(image), manifest.to_bytes());
         if !replaced {
             match self.store(name, bytes.clone(), PutMode::Create).await {
-                // Not all places can make something only if it is not there yet.
+                // Not every place supports creating an object only if it does not exist.
                 Err(Error::Io { .. } | Error::Unusable { .. })
                     if !self.has_image(image).await? => {}
                 other => return other,
@@ -156,7 +163,9 @@ impl Writer {
             .map_err(|error| self.archive.told(name, error))
     }
 
-    /// What is there of a stripe: as far as its length tells or, if this verifies, by all of its bytes.
+    /// Returns the state of a stripe.
+    ///
+    /// Checks all bytes of its object if this writer verifies stripes, and otherwise only the size.
     async fn find(&self, hash: &Hash, len: usize) -> Result<Found, Error> {
         let (name, most) = (hash.object(), (stripe::HEADER + len) as u64);
         let range = stripe::HEADER as u64..=most;
@@ -178,7 +187,7 @@ impl Writer {
         })
     }
 
-    /// Bytes of an object, if there is one.
+    /// Returns the size of an object in bytes, or `None` if it does not exist.
     async fn len_of(&self, name: &str) -> Result<Option<u64>, Error> {
         let path = self.archive.path(name)?;
         match self.archive.store().head(&path).await {
@@ -195,7 +204,9 @@ fn manifest_of(name: &str) -> String {
     format!("{IMAGES}/{name}{SUFFIX}")
 }
 
-/// Whether an image can be called that: a name means the same in file systems, buckets and URLs.
+/// Checks that a name is valid for an image.
+///
+/// A valid name has the same meaning in file systems, buckets and URLs.
 pub fn check_name(name: &str) -> Result<(), String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._+@".contains(c);
     let is_good = name.chars().all(is_plain) && !name.starts_with('.') && !name.is_empty();

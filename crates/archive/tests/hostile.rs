@@ -1,4 +1,4 @@
-//! The bodies of the fuzz targets, with what proptest thinks of.
+//! Runs the bodies of the fuzz targets with inputs from proptest.
 
 use fathom_archive::{Manifest, encode, fuzz};
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Archives in directories, and what becomes of them.
+//! Archives in directories: writing, reading, and damage.
 
 use crate::run;
 use crate::server::{Server, answer};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 const STRIPE: u32 = 64 << 10;
 
-/// Text, random bytes, zeroes, text again, and a short one.
+/// Returns stripes of text, random bytes, zeroes, the same text again, and a short one.
 fn disk() -> Vec<Vec<u8>> {
     let mut state = 7_u64;
     let random = std::iter::repeat_with(|| {
@@ -111,7 +111,7 @@ async fn read_all(manifest: &str) -> Result<Vec<Vec<u8>>, Error> {
 fn what_was_put_is_read() {
     let place = Place::with_image();
     assert_eq!(run(read_all(&place.manifest())).unwrap(), disk());
-    // Text twice, zeroes not at all.
+    // The text is stored once, and zeroes are not stored.
     assert_eq!(place.files().len(), 3 + 1);
     let listed = run(list(&place.archive)).unwrap();
     let [image] = &listed[..] else {
@@ -140,7 +140,7 @@ fn what_is_there_is_not_put_again() {
         let error = writer.finish("image", &manifest, false).await.unwrap_err();
         assert!(matches!(error, Error::Exists { .. }), "{error}");
         writer.finish("image", &manifest, true).await.unwrap();
-        // What is plainly no stripe is made good.
+        // A stripe with an implausible size is replaced.
         fs::write(place.stripe(b"the end"), b"").unwrap();
         let writer = Writer::open(&place.archive).unwrap();
         let (_, puts) = put_all(&writer).await.unwrap();
@@ -203,7 +203,7 @@ fn a_manifest_that_is_another_is_not_used() {
     assert!(listed[0].summary.is_err());
 }
 
-/// What a web server has is an archive, too, for those who read.
+/// An archive can be read from a web server.
 #[test]
 fn an_archive_is_read_from_a_web_server() {
     let place = Place::with_image();
@@ -219,7 +219,7 @@ fn an_archive_is_read_from_a_web_server() {
     });
     let manifest = format!("{}/a/b/images/image.manifest", server.url);
     assert_eq!(run(read_all(&manifest)).unwrap(), disk());
-    // One for the manifest, one for each stripe with data.
+    // One request for the manifest, and one for each stripe with data.
     assert_eq!(server.asked(), 1 + 4);
     let other = format!("{}/a/b/images/other.manifest", server.url);
     let error = run(Image::open(&other)).unwrap_err();

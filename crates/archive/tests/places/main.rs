@@ -1,4 +1,4 @@
-//! Archives and files in all kinds of places.
+//! Archives and objects in all kinds of places.
 
 mod archive;
 mod object;

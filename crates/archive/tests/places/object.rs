@@ -1,4 +1,4 @@
-//! Files on servers of all kinds.
+//! Objects on all kinds of servers.
 
 use crate::run;
 use crate::server::{Asked, Server, answer, part, raw_answer};
@@ -22,7 +22,7 @@ fn open(server: &Server) -> Result<Object, Error> {
     run(Object::open(&format!("{}/disk.raw", server.url)))
 }
 
-/// Opens what a server has, and reads a part of it.
+/// Opens the server's file and reads a part of it.
 fn open_and_read(server: &Server) -> Result<Vec<u8>, Error> {
     run(async {
         let object = Object::open(&format!("{}/disk.raw", server.url)).await?;
@@ -68,7 +68,7 @@ fn a_path_is_a_file_too() {
     assert_eq!(run(Object::open(path.to_str().unwrap())).unwrap().size(), 0);
 }
 
-/// A server may send the same weak tag for other bytes.
+/// A server may send the same weak tag for different bytes.
 #[test]
 fn weak_tag_is_no_version() {
     const WEAK: &str = "ETag: W/\"weak\"";
@@ -79,7 +79,7 @@ fn weak_tag_is_no_version() {
         error.to_string().contains("neither a strong ETag"),
         "{error}"
     );
-    // The time of the last change counts beside it.
+    // With a weak tag, the time of the last change is the version.
     let is_changed = Arc::new(AtomicBool::new(false));
     let server = Server::start({
         let is_changed = is_changed.clone();
@@ -100,7 +100,7 @@ fn weak_tag_is_no_version() {
     assert!(matches!(error, Error::Changed { .. }), "{error}");
 }
 
-/// A signature in the address reaches the server, and no message.
+/// A signature in the address is sent to the server, and appears in no message.
 #[test]
 fn what_is_signed_stays_as_it_is() {
     let server = Server::start(|asked| match asked.target.as_str() {
@@ -125,7 +125,7 @@ fn redirects_are_followed() {
     open(&server).unwrap_err();
 }
 
-/// First an answer to who opens it, then another to who reads.
+/// Starts a server that sends the first response to the open request and the second to all others.
 fn then(first: Answers, second: Answers) -> Server {
     let opened = Mutex::new(false);
     Server::start(move |asked| {
@@ -144,12 +144,12 @@ fn good(asked: &Asked) -> Vec<u8> {
 #[test]
 fn another_file_is_not_taken_for_the_same() {
     let others: [Answers; 5] = [
-        // A server that looks at conditions.
+        // A server that supports conditional requests.
         |asked| match asked.header("if-match") {
             Some("\"one\"") => answer("412 Precondition Failed", &[], b""),
             _ => answer("500 Unconditional", &[], b""),
         },
-        // Those that do not.
+        // Servers that do not.
         |asked| part(asked, &["ETag: \"two\""], &file()),
         |asked| part(asked, &[], &file()),
         |asked| part(asked, &[ETAG], &file()[..50_000]),
@@ -228,7 +228,7 @@ fn other_bytes_than_asked_for_are_refused() {
     }
 }
 
-/// Nobody waits for the rest of it, nor keeps it.
+/// The client neither waits for the rest of a response that is too long, nor stores it.
 #[test]
 fn an_answer_that_is_too_long_is_left() {
     let others: [(Answers, &str); 2] = [

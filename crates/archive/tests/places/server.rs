@@ -1,11 +1,11 @@
-//! A web server that answers as a test says.
+//! A web server whose responses a test defines.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What a client asks for.
+/// A request.
 #[derive(Debug, Default)]
 pub struct Asked {
     pub target: String,
@@ -21,7 +21,7 @@ impl Asked {
         found.map(|(_, value)| value.as_str())
     }
 
-    /// The bytes of `Range`, and one after them.
+    /// Returns the start and the exclusive end of the `Range` header.
     pub fn range(&self) -> Option<(usize, usize)> {
         let (from, to) = self
             .header("range")?
@@ -44,7 +44,7 @@ pub fn raw_answer(status: &str, headers: &[&str], body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// As a good server answers who wants a part of a file.
+/// Returns the response of a correct server to a request for a part of `file`.
 pub fn part(asked: &Asked, headers: &[&str], file: &[u8]) -> Vec<u8> {
     let Some((from, to)) = asked.range() else {
         return answer("200 OK", headers, file);
@@ -67,7 +67,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Answers until the test's process ends.
+    /// Serves requests until the test process ends.
     pub fn start(answers: impl Fn(&Asked) -> Vec<u8> + Send + Sync + 'static) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("bound"));
@@ -77,14 +77,14 @@ impl Server {
             for stream in listener.incoming().map_while(Result::ok) {
                 counted.fetch_add(1, Ordering::Relaxed);
                 let Some(asked) = read(&stream) else { continue };
-                // A client that has heard enough may be gone.
+                // The client may have closed the connection before the end of the response.
                 let _ = (&stream).write_all(&answers(&asked));
             }
         });
         Server { url, asked }
     }
 
-    /// How many requests there were.
+    /// Returns the number of requests received.
     pub fn asked(&self) -> usize {
         self.asked.load(Ordering::Relaxed)
     }

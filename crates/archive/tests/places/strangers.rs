@@ -1,4 +1,4 @@
-//! Servers that others have written.
+//! Independent server programs.
 
 use crate::run;
 use fathom_archive::{Error, Image, Manifest, Object, Writer};
@@ -9,7 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// A server that says `before` its port when it is there; it ends with this.
+/// A running server program, whose output contains `before` followed by its port.
+///
+/// Dropping the value stops the program.
 struct Server {
     child: Child,
     port: String,
@@ -84,7 +86,7 @@ fn a_web_server_that_knows_ranges_has_disks() {
         let read = run(object.read(offset, len)).unwrap();
         assert_eq!(read, content()[offset as usize..][..len]);
     }
-    // The same length, and a second later at least.
+    // The new contents have the same length and a later modification time.
     let mut other = content();
     other[0] ^= 1;
     fs::write(server.file("a disk.raw"), other).unwrap();
@@ -108,7 +110,7 @@ fn a_web_server_that_knows_no_ranges_is_refused() {
 
 const MOTO: &str = "FATHOM_TEST_MOTO";
 
-/// The test's program is started again with the environment that a client of S3 has.
+/// Starts the test program again with the environment variables of an S3 client.
 #[test]
 fn a_bucket_has_disks_and_archives() {
     if std::env::var_os(MOTO).is_some() {
@@ -169,7 +171,7 @@ fn as_client() {
         let error = object.read(0, 1).await.unwrap_err();
         assert!(matches!(error, Error::NotFound { .. }), "{error}");
 
-        // Two that both have seen that there is no such image.
+        // Both writers have found that the image does not exist.
         let (one, two) = (
             Writer::open("s3://bucket/x").unwrap(),
             Writer::open("s3://bucket/x").unwrap(),
