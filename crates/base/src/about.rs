@@ -1,4 +1,5 @@
-//! What a cache is of: a small file in its directory, there once the rest is.
+//! The description of a cache: a small file in its directory, written after the cache's other
+//! files.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -7,30 +8,31 @@ use std::path::Path;
 
 const FILE: &str = "about.json";
 
-/// The layout of a cache's files.
+/// Version of the layout of a cache's files.
 const FORMAT: u32 = 1;
 
-/// What an image is, as it was when its cache was made.
+/// The image to which a cache belongs, as it was when the cache was created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
     format: u32,
-    /// As users write it.
+    /// Address of the image as users write it.
     pub remote: String,
-    /// Of S3: whose, if it is said.
+    /// S3 endpoint, if the environment names one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
     #[serde(flatten)]
     pub origin: Origin,
 }
 
-/// What tells an image from others that were, or will be, in its place.
+/// The properties that distinguish an image from earlier or later images at the same address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// The unit that is fetched, in bytes.
+    /// Size in bytes of a stripe, the unit in which the image is fetched.
     pub stripe: u64,
-    /// What its place says of it: a hash of a manifest, an entity tag; empty: nothing.
+    /// Version that the remote reports: a hash of a manifest, or an entity tag; empty if it reports
+    /// none.
     pub version: String,
 }
 
@@ -44,12 +46,12 @@ impl About {
         }
     }
 
-    /// Whether it is of what this remote is now.
+    /// Returns whether the cache belongs to `remote` with the present environment.
     pub fn is_of(&self, remote: &str) -> bool {
         self.remote == remote && self.endpoint == endpoint_of(remote)
     }
 
-    /// None: there is no cache there, or none that is whole.
+    /// Reads the description in `dir`. Returns `None` if the directory has no complete cache.
     pub fn read(dir: &Path) -> io::Result<Option<About>> {
         let text = match fs::read(dir.join(FILE)) {
             Ok(text) => text,
@@ -62,12 +64,12 @@ impl About {
                 let problem = format!("made by a newer program (format {})", about.format);
                 Err(io::Error::other(problem))
             }
-            // It is only a cache.
+            // An unreadable description is no error, because the cache can be filled again.
             Err(_) => Ok(None),
         }
     }
 
-    /// What is left is no cache.
+    /// Removes the description. Without it, the remaining files are not a cache.
     pub fn forget(dir: &Path) -> io::Result<()> {
         match fs::remove_file(dir.join(FILE)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -75,20 +77,21 @@ impl About {
         }
     }
 
-    /// Durable, and whole or not at all.
+    /// Writes the description durably and atomically.
     pub fn write(&self, dir: &Path) -> io::Result<()> {
         write_whole(dir, FILE, &serde_json::to_vec(self)?)
     }
 }
 
-/// The same bucket is another one elsewhere.
+/// Returns the S3 endpoint, because the same bucket name denotes another bucket at another
+/// endpoint.
 fn endpoint_of(remote: &str) -> Option<String> {
     let names = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
     let given = || names.iter().find_map(|name| std::env::var(name).ok());
     remote.starts_with("s3://").then(given).flatten()
 }
 
-/// A file of `dir`, durable, as it was before or as it is to be.
+/// Writes a file in `dir` durably and atomically, replacing an existing one.
 pub fn write_whole(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let mut file = tempfile::NamedTempFile::new_in(dir)?;
     file.write_all(bytes)?;

@@ -1,4 +1,4 @@
-//! Where the image comes from does not answer: when it is tried again.
+//! Decides when to retry after the remote has failed.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ pub struct Away {
     pub text: String,
     pause: Duration,
     until: Instant,
-    /// How often it has failed.
+    /// Number of consecutive failures.
     pub times: u32,
 }
 
@@ -22,7 +22,7 @@ impl Away {
         }
     }
 
-    /// Once more.
+    /// Records another failure and doubles the pause, up to its maximum.
     pub fn again(&mut self, text: String) {
         self.text = text;
         self.times += 1;
@@ -30,7 +30,7 @@ impl Away {
         self.until = Instant::now() + self.pause;
     }
 
-    /// None: it is time to try.
+    /// Returns the time until the next attempt; `None` if it is due.
     pub fn left(&self) -> Option<Duration> {
         let left = self.until.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)

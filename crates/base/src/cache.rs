@@ -1,10 +1,14 @@
-//! A cache's files: the data, which stripes are live, and which are durable.
+//! The files of a cache: the data, the map of live stripes, and the map of durable stripes.
 //!
-//! What a machine that loses its power finds is right because of the order: a stripe's data is durable before its
-//! bit is, and its bit is durably gone before its place is. A keeper that is killed loses nothing either: what is
-//! live is in a file, and the kernel has the data. That file is believed only while the kernel must still have it:
-//! in the same boot and the same mount of the file system, and unless the keeper was killed during a sync, whose
-//! failure nobody would hear of. Otherwise only durable stripes are live.
+//! The order of writes keeps a cache correct after a power failure. A stripe's data becomes durable
+//! before its bit in the durable map is set. The bit is durably cleared before the stripe's space
+//! is freed.
+//!
+//! If the keeper is killed, no stripe is lost: the live map is in a file, and the kernel has the
+//! data. The live map is trusted only if the kernel must still have all data. That requires the
+//! same boot and the same mount of the file system. It also requires that the keeper was not killed
+//! during a sync, because nobody would learn of its failure. Otherwise only durable stripes become
+//! live.
 
 use crate::durable::Durable;
 use fathom_storage::cached::live::{LiveMap, len_for};
@@ -20,11 +24,12 @@ pub const DATA: &str = "data";
 const LIVE: &str = "live";
 const DURABLE: &str = "durable";
 
-/// Where the map of what is live says of which start of the machine it is.
+/// Number of bytes at the start of the live map that contain the boot ID.
 const BOOT_LEN: usize = 36;
-/// Offset in the map of the number of the mount of its file system; 8 bytes.
+/// Offset in the live map of the mount ID of its file system, which has 8 bytes.
 const MOUNT_AT: u64 = 40;
-/// Offset in the map of a byte that is 1 from the beginning of a sync until its outcome has been dealt with.
+/// Offset in the live map of a byte that is 1 from the start of a sync until its result is
+/// processed.
 const SYNCING_AT: u64 = 48;
 
 pub struct Cache {
@@ -32,29 +37,30 @@ pub struct Cache {
     geometry: Geometry,
     pub data: Arc<File>,
     live: LiveMap,
-    /// The file of `live`.
+    /// File of the live map.
     live_file: File,
     durable: Durable,
-    /// Stripes that are live, and may not be durable.
+    /// Stripes that are live and may not be durable.
     fresh: Vec<u32>,
-    /// When each was last used, by a clock that goes on with each that comes.
+    /// Time of the last use of each stripe, in units of `clock`, which advances when a stripe is
+    /// added.
     used: Vec<u32>,
     clock: u32,
     present: u32,
-    /// How often something has been removed.
+    /// Number of removals, each of which may include several stripes.
     removals: u64,
-    /// How often data could not be made durable.
+    /// Number of failed syncs.
     failures: u64,
 }
 
-/// Data that is to be made durable: [`Sync::run`] may take long, and is run elsewhere.
+/// A sync to perform. [`Sync::run`] may take long and runs on another thread.
 pub struct Sync {
     data: Arc<File>,
     stripes: Vec<u32>,
     removals: u64,
 }
 
-/// It has been, or not.
+/// A sync that has been performed, with its result.
 pub struct Synced {
     stripes: Vec<u32>,
     removals: u64,
@@ -72,7 +78,7 @@ impl Sync {
     }
 }
 
-/// A file of a cache, made if it is not there: nobody else's to read.
+/// Opens a file of a cache and creates it if necessary. Only its owner may access it.
 pub fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options
@@ -85,11 +91,11 @@ pub fn open(path: &Path) -> io::Result<File> {
 }
 
 impl Cache {
-    /// The cache in `dir`; `boot` tells this start of the machine from others.
+    /// Opens the cache in `dir`. `boot` is the boot ID of the running kernel.
     pub fn open(dir: &Path, geometry: Geometry, boot: &str) -> io::Result<Cache> {
         let stripes = geometry.stripes();
         let data = open(&dir.join(DATA))?;
-        // Whole blocks, for those who read it directly.
+        // The file consists of whole blocks, so that users can read it with direct I/O.
         let len = geometry.size.next_multiple_of(4096);
         if data.metadata()?.len() != len {
             data.set_len(len)?;
@@ -99,7 +105,8 @@ impl Cache {
         let is_true = read_boot(&file).is_ok_and(|of| of == boot.as_bytes())
             && file.metadata()?.len() == len_for(stripes);
         if !is_true {
-            // Those who have it mapped have ended with the machine. (A hole might find no place.)
+            // Processes that mapped the old file ended at the reboot. The new file has allocated
+            // blocks, because a write to a hole could fail for lack of space.
             file.set_len(0)?;
             fallocate(&file, FallocateFlags::empty(), 0, len_for(stripes))?;
         }
@@ -121,7 +128,8 @@ impl Cache {
             failures: 0,
         };
         if is_true && !is_believed {
-            // Users may have the map of the previous keeper, so the stripes go one by one.
+            // Users of the previous keeper may still map the file, so the stripes are removed one
+            // by one.
             let all = 0..cache.live.stripes();
             all.filter(|&stripe| !cache.durable.has(stripe))
                 .for_each(|stripe| cache.live.remove(stripe));
@@ -138,12 +146,12 @@ impl Cache {
         cache.live_file.write_all_at(&mount, MOUNT_AT)?;
         cache.say_that_it_syncs(false)?;
         let all = 0..cache.live.stripes();
-        // What is not there has no data: not that of a write that was not finished, either.
+        // A stripe that is not live must have no data, not even that of an interrupted write.
         let gone: Vec<u32> = all
             .clone()
             .filter(|&stripe| !cache.live.has(stripe))
             .collect();
-        // A keeper that was killed while it took something away may not have said so yet.
+        // A keeper that was killed during a removal may not have cleared the durable bits.
         gone.iter()
             .for_each(|&stripe| cache.durable.set(stripe, false));
         cache.durable.write()?;
@@ -163,23 +171,23 @@ impl Cache {
         self.live.has(stripe)
     }
 
-    /// Stripes that are there.
+    /// Returns the number of live stripes.
     pub fn present(&self) -> u32 {
         self.present
     }
 
-    /// Bytes of its file system that it takes.
+    /// Returns the number of bytes that the data occupies in its file system.
     pub fn taken(&self) -> u64 {
         self.data.metadata().map_or(0, |meta| meta.blocks() * 512)
     }
 
-    /// Where a stripe begins, and how long it is.
+    /// Returns the offset and the size of a stripe in bytes.
     pub fn range(&self, stripe: u32) -> (u64, u64) {
         let at = u64::from(stripe) * self.geometry.stripe;
         (at, (self.geometry.size - at).min(self.geometry.stripe))
     }
 
-    /// For a user: the data and the map, for reading, open only for it.
+    /// Opens the data and the live map for a user, both read-only.
     pub fn shown(&self) -> io::Result<[File; 2]> {
         Ok([
             File::open(self.dir.join(DATA))?,
@@ -187,13 +195,18 @@ impl Cache {
         ])
     }
 
-    /// Number of times that data could not be made durable. What is written is worthless if this number
-    /// changes before [`Cache::add`]: its write-back may be the one that failed, of which no later one tells.
+    /// Returns the number of failed syncs.
+    ///
+    /// If this number changes before [`Cache::add`], the data written since is worthless. The
+    /// failed write-back may have been that of this data, and no later sync reports the failure
+    /// again.
     pub fn failures(&self) -> u64 {
         self.failures
     }
 
-    /// The stripe's data has been written, all of it since [`Cache::failures`] had its present value.
+    /// Marks a stripe as live.
+    ///
+    /// All its data must have been written since [`Cache::failures`] had its present value.
     pub fn add(&mut self, stripe: u32) {
         if !self.live.has(stripe) {
             self.live.add(stripe);
@@ -210,7 +223,9 @@ impl Cache {
         }
     }
 
-    /// What is to be made durable, if there is something: for [`Cache::synced`].
+    /// Returns the sync to perform, if there are stripes to make durable.
+    ///
+    /// The caller must pass the result to [`Cache::synced`].
     pub fn sync(&mut self) -> io::Result<Option<Sync>> {
         if self.fresh.is_empty() {
             return Ok(None);
@@ -223,14 +238,17 @@ impl Cache {
         }))
     }
 
-    /// For the next keeper, if this one is killed.
+    /// Records in the live map whether a sync is running, for the next keeper if this one is
+    /// killed.
     fn say_that_it_syncs(&self, syncs: bool) -> io::Result<()> {
         self.live_file.write_all_at(&[syncs.into()], SYNCING_AT)
     }
 
-    /// Marks the stripes of a sync as durable. After a failed one, every stripe that is not durable goes,
-    /// whether or not the sync was for it: the kernel tells of a failed write-back once, and not of which
-    /// part.
+    /// Marks the stripes of a sync as durable.
+    ///
+    /// After a failed sync, removes every stripe that is not durable, even if the sync did not
+    /// cover it. The kernel reports a failed write-back only once and does not say which part
+    /// failed.
     pub fn synced(&mut self, synced: Synced) -> io::Result<()> {
         if synced.outcome.is_err() {
             self.failures += 1;
@@ -241,7 +259,8 @@ impl Cache {
             return synced.outcome;
         }
         if synced.removals != self.removals {
-            // Some may have gone, and come back with other data: not durable.
+            // Some stripes may have been removed and fetched again since, so their new data is not
+            // durable.
             self.fresh.extend(synced.stripes);
             self.fresh.retain(|stripe| self.live.has(*stripe));
             return self.say_that_it_syncs(false);
@@ -253,7 +272,7 @@ impl Cache {
         self.say_that_it_syncs(false)
     }
 
-    /// Gives back the place of `count` stripes, those that have not been used for longest.
+    /// Removes the `count` least recently used stripes and frees their space. Returns their number.
     pub fn evict(&mut self, count: usize) -> io::Result<usize> {
         let there = (0..self.live.stripes()).filter(|&stripe| self.live.has(stripe));
         let mut oldest: Vec<(u32, u32)> = there
@@ -270,10 +289,11 @@ impl Cache {
         Ok(count)
     }
 
-    /// In order of their places. See the module's own words.
+    /// Removes stripes, which must be in ascending order. The module's documentation explains the
+    /// order of writes.
     fn remove(&mut self, stripes: &[u32]) -> io::Result<()> {
         self.removals += 1;
-        // What is not there may be on its way to its place.
+        // A stripe that is not live may be in the process of being written.
         let there = stripes
             .iter()
             .copied()
@@ -289,7 +309,7 @@ impl Cache {
         self.punch(&stripes)
     }
 
-    /// A stripe that is not there, and of which a part may have been written: it has nothing again.
+    /// Erases the data of a stripe that is not live and may have been written partly.
     pub fn clear(&self, stripe: u32) -> io::Result<()> {
         self.punch(&[stripe])
     }
@@ -314,8 +334,9 @@ fn read_boot(file: &File) -> io::Result<[u8; BOOT_LEN]> {
     Ok(boot)
 }
 
-/// The number of the mount that the file is in, which no other mount of this boot has had or will have. None:
-/// the kernel does not know (before Linux 6.8).
+/// Returns the ID of the file's mount, which is unique within this boot.
+///
+/// Returns `None` if the kernel does not support such IDs (before Linux 6.8).
 fn mount_of(file: &File) -> io::Result<Option<u64>> {
     const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
     let stat = statx(file, "", AtFlags::EMPTY_PATH, MNT_ID_UNIQUE)?;
@@ -323,7 +344,7 @@ fn mount_of(file: &File) -> io::Result<Option<u64>> {
     Ok(is_known.then_some(stat.stx_mnt_id))
 }
 
-/// Whether the map was written in this mount, by a keeper that was not killed during a sync.
+/// Returns whether the live map was written in this mount by a keeper not killed during a sync.
 fn is_intact(file: &File, mount: Option<u64>) -> io::Result<bool> {
     let mut said = [0; 9];
     file.read_exact_at(&mut said, MOUNT_AT)?;
@@ -331,13 +352,13 @@ fn is_intact(file: &File, mount: Option<u64>) -> io::Result<bool> {
     Ok(mount.is_some_and(|mount| mount.to_le_bytes() == of) && syncing == [0])
 }
 
-/// What tells this start of the machine from others.
+/// Returns the boot ID, which distinguishes this boot of the machine from others.
 pub fn boot_id() -> io::Result<String> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(text.trim().to_owned())
 }
 
-/// Away with all of it but the directory and what is open by others.
+/// Removes the cache's files from `dir`. Open files remain usable.
 pub fn forget(dir: &Path) -> io::Result<()> {
     for name in [DURABLE, LIVE, DATA] {
         match fs::remove_file(dir.join(name)) {

@@ -25,7 +25,7 @@ fn sync_of(cache: &mut Cache) -> Sync {
     cache.sync().unwrap().unwrap()
 }
 
-/// Makes durable what is there.
+/// Makes the live stripes durable.
 fn sync(cache: &mut Cache) {
     let synced = sync_of(cache).run();
     cache.synced(synced).unwrap();
@@ -50,10 +50,10 @@ fn a_killed_keeper_loses_nothing_and_a_machine_what_was_not_durable() {
     put(&mut cache, 7);
     drop(cache);
     let mut cache = open_at(dir.path(), 0);
-    // Kernels before 6.8 do not say whether the file system was mounted anew.
+    // Kernels before 6.8 do not report whether the file system has been mounted again.
     if mount_of(&cache.live_file).unwrap().is_some() {
         assert_eq!((there(&cache), cache.present()), (vec![3, 7, 40], 3));
-        // It is not forgotten that this one is to be made durable.
+        // The stripe must still be made durable.
         assert_eq!(sync_of(&mut cache).stripes, [7]);
     }
     drop(cache);
@@ -62,7 +62,7 @@ fn a_killed_keeper_loses_nothing_and_a_machine_what_was_not_durable() {
     assert_eq!(cache.taken(), 2 * STRIPE);
 }
 
-/// The file system was mounted anew, or the keeper was killed during a sync that may have failed.
+/// The file system was mounted again, or the keeper was killed during a sync that may have failed.
 #[test]
 fn only_durable_stripes_are_believed_where_the_kernel_may_have_lost_others() {
     for (at, byte) in [(MOUNT_AT, 0xee), (SYNCING_AT, 1)] {
@@ -71,7 +71,7 @@ fn only_durable_stripes_are_believed_where_the_kernel_may_have_lost_others() {
         put(&mut cache, 3);
         sync(&mut cache);
         put(&mut cache, 7);
-        // A user that has the map sees the stripe go.
+        // A user that has mapped the live map observes the removal.
         let user = LiveMap::map(&cache.shown().unwrap()[1], 41, false).unwrap();
         assert!(user.look((7, 1)).is_some());
         cache.live_file.write_all_at(&[byte], at).unwrap();
@@ -92,7 +92,7 @@ fn sync_in_progress_is_noted_until_its_outcome_is_known() {
     let mut cache = open_at(dir.path(), 0);
     put(&mut cache, 7);
     let begun = sync_of(&mut cache);
-    // Killed now.
+    // The keeper is killed before the sync.
     drop(cache);
     assert!(there(&open_at(dir.path(), 0)).is_empty());
     drop(begun);
@@ -129,7 +129,8 @@ fn all_that_is_not_durable_goes_when_a_sync_fails() {
         outcome,
     };
     assert!(cache.synced(failed).is_err());
-    // The next sync succeeds whatever the kernel has lost of stripe 6, which came during this one.
+    // The next sync succeeds even if the kernel has lost the data of stripe 6, added during this
+    // sync.
     assert_eq!((there(&cache), cache.present()), (vec![4], 1));
     assert!(cache.sync().unwrap().is_none());
     assert_eq!(there(&open_at(dir.path(), 1)), [4]);
@@ -141,7 +142,7 @@ fn what_a_killed_keeper_was_taking_away_is_gone_after_a_loss_of_power_too() {
     let mut cache = open_at(dir.path(), 0);
     put(&mut cache, 5);
     sync(&mut cache);
-    // It had got no further.
+    // The keeper was killed after this step of the removal.
     cache.live.remove(5);
     drop(cache);
     assert!(there(&open_at(dir.path(), 0)).is_empty());
@@ -155,7 +156,7 @@ fn failed_sync_leaves_the_data_of_stripes_on_their_way_and_says_that_it_is_worth
     put(&mut cache, 5);
     let sync = sync_of(&mut cache);
     assert_eq!(cache.evict(1).unwrap(), 1);
-    // On its way.
+    // A write of the stripe that started before the failure.
     let failures = cache.failures();
     cache.data.write_all_at(&[6; 4096], 5 * STRIPE).unwrap();
     let (stripes, removals) = (sync.stripes, sync.removals);
@@ -208,14 +209,16 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// What is live is what the model has, with the data that belongs there, whatever happens. (The file system's
-    /// part of a loss of power is not played here: what the order of writes is worth is in the order itself.)
+    /// After any sequence of steps, the live stripes are those of the model and have their own
+    /// data.
+    ///
+    /// The test does not simulate that the file system loses writes in a power failure.
     #[test]
     fn what_is_live_has_its_data(steps in prop::collection::vec(step(), 1..60)) {
         let dir = tempfile::tempdir().unwrap();
         let mut boot = 0;
         let mut cache = open_at(dir.path(), boot);
-        // Durable or not.
+        // Live stripes, and whether each is durable.
         let mut model: BTreeMap<u32, bool> = BTreeMap::new();
         for step in steps {
             match step {

@@ -1,5 +1,7 @@
-//! What a keeper may do: reach where its image comes from, and write to the caches. It reads what strangers send,
-//! and must not become a way to this host's files.
+//! The sandbox of a keeper.
+//!
+//! A keeper may only connect to the remote and write to the caches. It reads data from untrusted
+//! sources, and must not give them access to the files of this host.
 
 use crate::remote::MANIFEST;
 use fathom_sandbox::{Allowed, Mode, PathAccess, Tenant};
@@ -12,7 +14,7 @@ use std::net::ToSocketAddrs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// What says where others are, whom to trust, and what machine this is.
+/// Paths with the configuration of networks and certificates, and information on the machine.
 const READ: [&str; 17] = [
     "/proc/self",
     "/proc/sys/vm",
@@ -33,10 +35,10 @@ const READ: [&str; 17] = [
     "/usr/lib/ssl",
 ];
 
-/// Where users say whom to trust.
+/// Environment variables that name trusted certificates.
 const NAMED: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 
-/// On the only thread, before anything comes from afar.
+/// Enters the sandbox. Must run on the only thread, before any remote data is read.
 pub fn shut_in(terms: &Terms) -> io::Result<()> {
     let mode: Mode = terms.sandbox.parse().map_err(io::Error::other)?;
     let location: Option<Location> = terms.remote.parse().ok();
@@ -44,15 +46,16 @@ pub fn shut_in(terms: &Terms) -> io::Result<()> {
         .as_ref()
         .is_some_and(|location| location.kind().network)
     {
-        // Its library, before it cannot be loaded any more. Who wants the image hears of it.
+        // Loads the Ceph library, which cannot be loaded inside the sandbox. A failure is reported
+        // to users that need the image.
         let _ = fathom_storage::rbd::prepare();
     }
-    // Likewise what names of hosts are looked up by.
+    // Loads the libraries for name resolution, which cannot be loaded inside the sandbox.
     let _ = ("localhost", 0).to_socket_addrs();
     let named = NAMED.iter().filter_map(env::var_os).map(PathBuf::from);
     let location = location.as_ref();
     let path = location.and_then(Location::path);
-    // An archive's stripes are beside its images.
+    // The directory of an archive contains both its images and its stripes.
     let archive = path
         .filter(|_| terms.remote.ends_with(MANIFEST))
         .and_then(|path| {

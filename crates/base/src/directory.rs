@@ -1,4 +1,4 @@
-//! All caches of this host: how much they take, and which are not in use.
+//! All caches of this host: the space that they occupy, and whether they are in use.
 
 use crate::about::About;
 use crate::cache;
@@ -12,11 +12,13 @@ use std::time::SystemTime;
 const LOCK: &str = "lock";
 const SOCKET: &str = "socket";
 
-/// The right to be an image's keeper, for as long as it is open.
+/// Acquires the lock of an image's keeper, which is held until the file is closed.
+///
+/// Returns `None` if another process holds the lock.
 pub fn lock(place: &Path) -> io::Result<Option<File>> {
     let file = cache::open(&place.join(LOCK))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        // Who had it may have removed it.
+        // The previous holder may have removed the lock file.
         Ok(()) => match fs::metadata(place.join(LOCK)) {
             Ok(meta) if meta.ino() == file.metadata()?.ino() => Ok(Some(file)),
             _ => Ok(None),
@@ -26,20 +28,20 @@ pub fn lock(place: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// One of them.
+/// A cache.
 #[derive(Clone, Debug)]
 pub struct Listed {
     pub about: About,
     pub place: PathBuf,
-    /// Bytes of its file system that it takes.
+    /// Number of bytes that the data occupies in its file system.
     pub taken: u64,
-    /// Somebody uses it.
+    /// Whether a process uses the cache.
     pub is_used: bool,
-    /// When it was last in use, as far as is known.
+    /// Time of the last known use.
     pub used: SystemTime,
 }
 
-/// Those in `dir`, in the order of their names; none, if it is not there.
+/// Lists the caches in `dir`, ordered by name; none if the directory does not exist.
 pub fn list(dir: &Path) -> io::Result<Vec<Listed>> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -57,7 +59,7 @@ pub fn list(dir: &Path) -> io::Result<Vec<Listed>> {
 fn examine(place: &Path) -> Option<Listed> {
     let about = About::read(place).ok()??;
     let data = fs::metadata(place.join(cache::DATA)).ok();
-    // A keeper makes its socket when it begins.
+    // A keeper creates its socket when it starts.
     let times = [
         data.as_ref().and_then(|data| data.modified().ok()),
         begun(place),
@@ -79,12 +81,12 @@ fn begun(place: &Path) -> Option<SystemTime> {
     fs::metadata(place.join(SOCKET)).ok()?.modified().ok()
 }
 
-/// Removes one that nobody uses; false: somebody does.
+/// Removes a cache. Returns false if it is in use.
 pub fn remove(place: &Path) -> io::Result<bool> {
     let Some(lock) = lock(place)? else {
         return Ok(false);
     };
-    // Who comes now waits for the lock, and begins anew: what is there is his, and nothing is there.
+    // A new keeper waits for the lock and then starts with an empty cache.
     About::forget(place)?;
     cache::forget(place)?;
     for name in [crate::profile::FILE, SOCKET, LOCK] {
@@ -95,15 +97,17 @@ pub fn remove(place: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// What all caches but one's own take, and how many of them are in use.
+/// The space that all other caches occupy in bytes, and how many of them are in use.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Others {
     pub taken: u64,
     pub used: u32,
 }
 
-/// Looks at the others, and makes room if they take too much: by those that nobody uses, the one that was not used
-/// for longest first. What they were of stays known.
+/// Examines all other caches, and frees space if `too_many` says that they occupy too much.
+///
+/// Removes the data of unused caches, starting with the least recently used one. Their descriptions
+/// remain.
 pub fn others(dir: &Path, own: &Path, too_many: impl Fn(u64) -> bool) -> io::Result<Others> {
     let mut others = list(dir)?;
     others.retain(|other| other.place != own && other.taken > 0);
@@ -116,7 +120,7 @@ pub fn others(dir: &Path, own: &Path, too_many: impl Fn(u64) -> bool) -> io::Res
         if !too_many(all.taken) {
             break;
         }
-        // (What cannot be removed is the affair of who looks after the directory.)
+        // A cache that cannot be removed is left to the administrator.
         if let Ok(Some(_lock)) = lock(&other.place)
             && cache::forget(&other.place).is_ok()
         {

@@ -1,22 +1,24 @@
-//! Which stripes are there for certain, after a loss of power, too: a file of bits. A bit is set once the stripe's
-//! data is durable, and is durably not set before its place is taken away.
+//! The map of durable stripes, a file with one bit per stripe.
+//!
+//! Durable stripes survive a power failure. A bit is set after the stripe's data is durable, and is
+//! durably cleared before the stripe's space is freed.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// What is written at once.
+/// Size of a write in bytes.
 const BLOCK: usize = 512;
 
 pub struct Durable {
     file: File,
     bits: Vec<u8>,
-    /// Blocks whose bits are others than the file's.
+    /// For each block, whether its bits differ from those in the file.
     changed: Vec<bool>,
 }
 
 impl Durable {
-    /// A file of zeroes is one where nothing is there.
+    /// Opens the map and extends the file if necessary. In a file of zeroes, no stripe is durable.
     pub fn open(file: File, stripes: u64) -> io::Result<Durable> {
         let len = (stripes.div_ceil(8) as usize).next_multiple_of(BLOCK);
         if file.metadata()?.len() < len as u64 {
@@ -37,7 +39,7 @@ impl Durable {
         self.bits[stripe / 8] & 1 << (stripe % 8) != 0
     }
 
-    /// In memory, until [`Durable::write`].
+    /// Changes a bit in memory. [`Durable::write`] writes it to the file.
     pub fn set(&mut self, stripe: u32, is_there: bool) {
         if self.has(stripe) != is_there {
             let stripe = stripe as usize;
@@ -46,7 +48,8 @@ impl Durable {
         }
     }
 
-    /// What has been set is durable afterwards. (If not, it is written again the next time.)
+    /// Writes all changed bits and makes them durable. After an error, the next call writes them
+    /// again.
     pub fn write(&mut self) -> io::Result<()> {
         let blocks: Vec<usize> = (0..self.changed.len())
             .filter(|&n| self.changed[n])

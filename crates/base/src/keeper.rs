@@ -1,4 +1,4 @@
-//! An image's keeper: what it does about what happens.
+//! The keeper of an image: handles events, fetches stripes, and limits the size of the cache.
 
 use crate::about::{About, Origin};
 use crate::away::Away;
@@ -24,18 +24,18 @@ use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::task::{spawn_blocking, spawn_local};
 use tokio::time::timeout;
 
-/// Without users for so long it ends.
+/// Time without users after which a keeper ends.
 const LINGER: Duration = Duration::from_secs(10);
-/// How often what has come is made durable, and what others take is looked at.
+/// Interval at which new stripes are made durable; `LOOK` is that of examining other caches.
 const SYNC: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_secs(10);
-/// Those who wait are told of it after this time.
+/// Time without any fetched stripe after which waiting users are told that the remote is away.
 const SLOW: Duration = Duration::from_secs(5);
-/// Bytes in flight at once.
+/// Maximum number of bytes in flight.
 const FLYING: u64 = 16 << 20;
-/// What is not what it should be is fetched so often.
+/// Number of attempts to fetch a stripe whose data is wrong.
 const TRIES: u32 = 3;
-/// After so many failures it is connected to anew.
+/// Number of consecutive failures after which the keeper reconnects to the remote.
 const ANEW: u32 = 3;
 
 pub struct Keeper {
@@ -50,9 +50,9 @@ pub struct Keeper {
     away: Option<Away>,
     rate: Rate,
     profile: Vec<u32>,
-    /// How often a stripe has not come, or not as it should be; and how many had come before that.
+    /// For each failing stripe: the number of failures, and `landings` at the first failure.
     tries: HashMap<u32, (u32, u64)>,
-    /// How many stripes have come.
+    /// Number of stripes fetched successfully.
     landings: u64,
     others: Others,
     times: Times,
@@ -60,27 +60,27 @@ pub struct Keeper {
     most: usize,
 }
 
-/// To where the image comes from.
+/// The connection to the remote.
 enum Link {
     None,
-    /// It is being opened.
+    /// The remote is being opened.
     Opening,
     Open(Rc<Remote>),
 }
 
-/// When something was last done.
+/// The times of the last actions and events.
 struct Times {
     synced: Instant,
     looked: Instant,
     landed: Instant,
     used: Instant,
-    /// When there was no room for what nobody asks for, and when the file system was full.
+    /// Time when there was no space for prefetching; `space` is when the file system was last full.
     full: Option<Instant>,
     space: Option<Instant>,
 }
 
 impl Keeper {
-    /// The cache as it is, or a new one of an image that can be reached.
+    /// Opens the existing cache, or creates a new one, for which the remote must be reachable.
     pub async fn open(terms: Terms, boot: &str, events: Sender<Event>) -> Result<Keeper, String> {
         let place = terms.place();
         let failed = |error: io::Error| {
@@ -121,7 +121,8 @@ impl Keeper {
             _ => Vec::new(),
         };
         let now = Instant::now();
-        // What is on its way is not to drive away what has just come, and is not read yet.
+        // Limits the stripes in flight, so that they do not evict stripes that have not been read
+        // yet.
         let part = terms.cache.size / 8;
         let mut keeper = Keeper {
             queue: Queue::new(stripes, geometry.stripe, part),
@@ -153,7 +154,7 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// Until nobody uses the image any more.
+    /// Runs until the image has had no users for a while.
     pub async fn run(&mut self, events: &mut Receiver<Event>) {
         while !self.is_over() {
             self.fetch();
@@ -162,7 +163,7 @@ impl Keeper {
                 Ok(None) => return,
                 Err(_) => {}
             }
-            // What has come at the same time.
+            // Handles all events that are already queued.
             while let Ok(event) = events.try_recv() {
                 self.take_in(event);
             }
@@ -170,7 +171,7 @@ impl Keeper {
         }
     }
 
-    /// What has come is durable.
+    /// Makes all stripes durable before the keeper ends.
     pub fn finish(&mut self) {
         let synced = match self.cache.sync() {
             Ok(Some(sync)) => self.cache.synced(sync.run()),
@@ -184,7 +185,7 @@ impl Keeper {
         self.users.is_empty() && !self.is_syncing && self.times.used.elapsed() > LINGER
     }
 
-    /// How long there is nothing to do unless something happens.
+    /// Returns the time until the next action if no event occurs.
     fn until(&mut self) -> Duration {
         let away = self.away.as_ref().and_then(Away::left);
         let rate = self.rate.until().filter(|_| self.away.is_none());
@@ -237,7 +238,7 @@ impl Keeper {
             return drop(self.users.leave(user));
         }
         if (first..first + count).all(|stripe| cache.has(stripe)) {
-            // It has come meanwhile.
+            // All stripes have been fetched in the meantime.
             return self.users.say(user, &FromKeeper::Here((first, count)));
         }
         self.queue.want((first, count), |stripe| cache.has(stripe));
@@ -247,7 +248,7 @@ impl Keeper {
         let stripes = self.cache.geometry().stripes() as u32;
         let all: u64 = runs.iter().map(|(_, count)| u64::from(*count)).sum();
         if all > u64::from(stripes) {
-            // Each can be used once only.
+            // A user may report each stripe at most once.
             return drop(self.users.leave(user));
         }
         for (first, count) in runs {
@@ -267,7 +268,7 @@ impl Keeper {
         self.report(written, "cannot record the blocks that boots read");
     }
 
-    /// Begins to fetch what is next.
+    /// Starts to fetch the next stripes, as far as the limits allow.
     fn fetch(&mut self) {
         while self.may_fetch() {
             let early = self.early();
@@ -278,7 +279,7 @@ impl Keeper {
                 return;
             };
             if !self.make_room(why) {
-                // What nobody asks for is not worth what others use: no more of that for a while.
+                // Prefetching must not evict stripes in use, so it pauses for a while.
                 self.queue.put_back(stripe);
                 self.times.full = Some(Instant::now());
                 continue;
@@ -301,7 +302,7 @@ impl Keeper {
         }
     }
 
-    /// What of that which nobody asks for may be fetched now.
+    /// Returns what may be prefetched now.
     fn early(&mut self) -> Early {
         let is_full = self.times.full.is_some_and(|then| then.elapsed() < LOOK);
         match self.queue.in_flight() < self.most / 2 && !is_full && self.rate.may() {
@@ -315,7 +316,7 @@ impl Keeper {
     fn may_fetch(&self) -> bool {
         let flying = self.queue.in_flight();
         match &self.away {
-            // One at a time shows whether it is back.
+            // While the remote is away, one stripe at a time tests whether it is back.
             Some(away) => {
                 flying == 0 && away.left().is_none() && !matches!(self.remote, Link::Opening)
             }
@@ -327,7 +328,8 @@ impl Keeper {
         self.remote = Link::Opening;
         let (terms, events) = (self.terms.clone(), self.events.clone());
         spawn_local(async move {
-            // It ends by itself, and there are not to be two. (Those who wait are told that it takes long.)
+            // This task has no timeout, because only one attempt may run at a time. Users that wait
+            // are told that the server does not respond.
             let opened = Remote::open(&terms).await;
             let _ = events.send(Event::Opened(opened.map(Rc::new))).await;
         });
@@ -374,7 +376,7 @@ impl Keeper {
         self.landings += u64::from(outcome.is_ok());
         match outcome {
             Ok(()) if failures != self.cache.failures() => {
-                // Its data may be what could not be made durable.
+                // The failed sync may have lost this stripe's data.
                 let cleared = self.cache.clear(stripe);
                 self.report(cleared, "cannot be emptied");
                 self.queue.failed(stripe);
@@ -396,7 +398,8 @@ impl Keeper {
     fn has_not_come(&mut self, stripe: u32, problem: Problem) {
         match problem {
             Problem::Away(text) => {
-                // While others come, it is this one that does not.
+                // If other stripes are fetched successfully, the remote is not away and only this
+                // stripe fails.
                 if self.others_come(stripe) {
                     self.queue.landed(stripe);
                     return self.users.tell(stripe, Some(&text));
@@ -425,7 +428,7 @@ impl Keeper {
         }
     }
 
-    /// Whether this one has failed again and again while others have come.
+    /// Returns whether this stripe has failed repeatedly while others were fetched successfully.
     fn others_come(&mut self, stripe: u32) -> bool {
         let (tries, since) = self.tries.entry(stripe).or_insert((0, self.landings));
         *tries += 1;
@@ -436,7 +439,9 @@ impl Keeper {
         is_so
     }
 
-    /// The file system is full: a part of the cache goes, once for all who have found it so.
+    /// Evicts a part of the cache because the file system is full.
+    ///
+    /// Several writes may find it full at once, so this happens at most every 200 ms.
     fn make_space(&mut self) {
         if self
             .times
@@ -455,12 +460,14 @@ impl Keeper {
         }
     }
 
-    /// What it may have at least, whatever others take.
+    /// Returns the number of bytes that this cache may always use, whatever other caches occupy.
     fn share(&self) -> u64 {
         self.terms.cache.size / (u64::from(self.others.used) + 1)
     }
 
-    /// For one stripe more. False: it would cost another one, and is not worth that.
+    /// Makes space for one more stripe.
+    ///
+    /// Returns false if that would evict another stripe for a prefetched one.
     fn make_room(&mut self, why: Why) -> bool {
         let flying = self.queue.in_flight() as u64 * self.origin.stripe;
         let own = self.cache.taken() + flying;
@@ -481,7 +488,8 @@ impl Keeper {
         true
     }
 
-    /// Those who have more than their share give others theirs.
+    /// Stores the state of the other caches. If this cache exceeds its share, shrinks it for the
+    /// others.
     fn have_others(&mut self, others: Others) {
         self.others = others;
         let own = self.cache.taken();
@@ -499,7 +507,7 @@ impl Keeper {
         self.report(evicted.map(drop), "cannot shrink");
     }
 
-    /// What is done from time to time.
+    /// Performs the periodic work.
     fn look_around(&mut self) {
         if !self.users.is_empty() {
             self.times.used = Instant::now();
@@ -548,7 +556,7 @@ impl Keeper {
         });
     }
 
-    /// Of what goes wrong here users see only what follows from it.
+    /// Logs an internal error, of which users see only the consequences.
     fn report(&self, outcome: io::Result<()>, what: &str) {
         if let Err(error) = outcome {
             tracing::error!(

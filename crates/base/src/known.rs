@@ -1,4 +1,4 @@
-//! What is known of an image before anything comes: what its cache is of, and what boots of it read.
+//! Checks caches and keepers against the image that a disk expects, before any data is fetched.
 
 use crate::about::{About, Origin};
 use crate::profile;
@@ -8,7 +8,9 @@ use fathom_storage::cached::wire::{Geometry, Identity};
 use fathom_units::redacted;
 use std::path::Path;
 
-/// Refuses a cache of something else. (It may be complete, and nobody ever asked for the rest.)
+/// Returns an error if the cache belongs to another image.
+///
+/// This check is necessary because a keeper with a complete cache never contacts the remote.
 pub fn check_known(about: &About, terms: &Terms) -> Result<(), String> {
     let remedy = "if no disk uses that image any more, 'fathom base remove' removes the cache";
     if !about.is_of(&terms.remote) {
@@ -26,8 +28,10 @@ pub fn check_known(about: &About, terms: &Terms) -> Result<(), String> {
     }
 }
 
-/// Refuses a keeper that does not check what it fetches by the manifest that the terms name: it was started for a
-/// disk that names another one, or none. Its image may be the same one as far as its place says.
+/// Returns an error if a keeper does not verify its data against the manifest that the terms name.
+///
+/// Such a keeper was started for a disk that names another manifest, or none. The remote may still
+/// report the same image for both.
 pub fn check_greeting(
     terms: &Terms,
     geometry: &Geometry,
@@ -45,7 +49,7 @@ pub fn check_greeting(
     }
 }
 
-/// Whether an image of this size, stripe and version is the one of the manifest that the terms name, if they do.
+/// Returns whether size, stripe size and version match the manifest of the terms, if they name one.
 fn is_checked(terms: &Terms, said: (u64, u64, &str)) -> Result<bool, String> {
     let Some(path) = &terms.cache.manifest else {
         return Ok(true);
@@ -56,7 +60,8 @@ fn is_checked(terms: &Terms, said: (u64, u64, &str)) -> Result<bool, String> {
     Ok(known == said)
 }
 
-/// What boots read first: as was recorded here; as is said; as the image says.
+/// Returns the boot profile: first what was recorded on this host, then what the terms name, then
+/// the image's own profile.
 pub fn first_profile(
     terms: &Terms,
     place: &Path,

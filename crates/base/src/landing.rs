@@ -1,4 +1,4 @@
-//! A stripe that comes.
+//! Fetches a stripe and writes it to the cache.
 
 use crate::problem::Problem;
 use crate::remote::Remote;
@@ -12,16 +12,16 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-/// What does not come within this time does not come.
+/// Timeout for fetching a stripe.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A stripe, from where it comes to its place.
+/// Fetches a stripe from the remote and writes it to the data file at `at`.
 pub async fn land(remote: &Remote, data: Arc<File>, stripe: u32, at: u64) -> Result<(), Problem> {
     let bytes = timeout(PATIENCE, remote.fetch(stripe)).await;
     let bytes =
         bytes.unwrap_or_else(|_| Err(Problem::Away("its server does not respond".into())))?;
     let write = move || match is_zero(&bytes) {
-        // There is nothing, which reads as this.
+        // The file has a hole there, which reads as zeroes.
         true => Ok(()),
         false => data.write_all_at(&bytes, at),
     };

@@ -1,11 +1,12 @@
-//! Base images that come when they are needed: the process of this host that keeps one, and all that are kept.
+//! Base images that are fetched on demand, and cached on this host by one keeper process per image.
 //!
-//! - [`keep`] is the keeper's whole life: `keeper` decides what is done about what happens; `users` are those who
-//!   have the image; `queue` is what is fetched next, from `remote`; `cache` has the files, of which `durable` is
-//!   true after a loss of power, too; `profile` is what boots read first;
-//! - `directory` are all caches of this host.
+//! - [`keep`] runs a keeper from start to end. `keeper` handles events, and `users` are the
+//!   processes that use the image. `queue` selects the next stripe to fetch from `remote`. `cache`
+//!   contains the files; `durable` is the part of them that survives a power failure. `profile` is
+//!   what boots read first.
+//! - `directory` manages all caches of this host.
 //!
-//! How a disk uses an image that is kept is in `fathom_storage::cached`.
+//! `fathom_storage::cached` implements how a disk uses a cached image.
 
 mod about;
 mod away;

@@ -1,4 +1,5 @@
-//! A keeper's life: it begins when somebody wants the image, and ends when nobody has wanted it for a while.
+//! The life cycle of a keeper, which starts with its first user and ends some time after the last
+//! one.
 
 use crate::cache::boot_id;
 use crate::cage;
@@ -21,24 +22,25 @@ use tokio::sync::mpsc::channel;
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::timeout;
 
-/// Events that wait for their turn; who has more to say waits.
+/// Maximum number of queued events; further senders wait.
 const EVENTS: usize = 256;
-/// Threads for what blocks: they write, and make durable.
+/// Maximum number of threads for blocking work: writes and syncs.
 const THREADS: usize = 6;
-/// Its predecessor has so long to end.
+/// Time that the previous keeper has to end.
 const TURN: Duration = Duration::from_secs(5);
-/// Those who have come are told for so long why there is nothing.
+/// Time without new users after which a keeper that cannot open its image ends.
 const SORRY: Duration = Duration::from_secs(1);
 
-/// A keeper that is the only one of its image, and can be reached.
+/// The lock and the socket of an image's only keeper.
 struct Post {
     listener: OwnedFd,
     boot: String,
     _lock: File,
 }
 
-/// Keep this image for whoever wants it. Returns when nobody does any more; at once, if another process does it.
-/// The error is one line.
+/// Runs the keeper of an image. Returns after the image has had no users for a while.
+///
+/// Returns at once if another process is the image's keeper. The error is one line.
 pub fn keep(terms: Terms) -> Result<(), String> {
     let place = terms.place();
     let failed = |error: io::Error| {
@@ -59,16 +61,16 @@ pub fn keep(terms: Terms) -> Result<(), String> {
         .build()
         .map_err(failed)?;
     let served = LocalSet::new().block_on(&runtime, serve(terms, post));
-    // What still waits for something far away is not waited for.
+    // Does not wait for blocking work on a remote that does not respond.
     runtime.shutdown_background();
     served
 }
 
-/// None: there is one.
+/// Acquires the lock and creates the socket. Returns `None` if the image already has a keeper.
 fn take(place: &Path) -> io::Result<Option<Post>> {
     let deadline = Instant::now() + TURN;
     let lock = loop {
-        // Whoever had it may have removed it.
+        // The previous keeper or a removal of the cache may have removed the directory.
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -79,7 +81,7 @@ fn take(place: &Path) -> io::Result<Option<Post>> {
             None => sleep(Duration::from_millis(20)),
         }
     };
-    // What one has left that was killed.
+    // Removes temporary files of a keeper that was killed.
     for entry in fs::read_dir(place)? {
         let entry = entry?;
         if entry.file_name().as_encoded_bytes().starts_with(b".tmp") {
@@ -119,12 +121,12 @@ async fn serve(terms: Terms, post: Post) -> Result<(), String> {
                         wire::send(&socket, &FromKeeper::Refused(problem.clone()), &[]).is_ok();
                 }
             }
-            // Those who were told tell it.
+            // The users that received the error report it.
             return if is_told { Ok(()) } else { Err(problem) };
         }
     };
     keeper.run(&mut happened).await;
-    // Who comes now comes to the next one, which waits for the lock.
+    // New users cannot connect any more. They start the next keeper, which waits for the lock.
     let _ = fs::remove_file(&socket);
     accepting.abort();
     let _ = accepting.await;

@@ -1,15 +1,15 @@
-//! What goes wrong with what is fetched.
+//! Errors of fetching stripes.
 
-/// Why something does not come. One line each, without the image's name.
+/// A reason why a stripe is unavailable; its text is one line without the image's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// It may come later.
+    /// The remote is away, or the cache cannot be written. A retry may succeed.
     Away(String),
-    /// It has no place here.
+    /// The file system of the cache is full.
     Full,
-    /// What has come is not what it should be; another time it may be.
+    /// The fetched data is wrong. A retry may succeed.
     Wrong(String),
-    /// It does not come.
+    /// A retry cannot succeed.
     Never(String),
 }
 

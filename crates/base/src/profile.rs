@@ -1,4 +1,4 @@
-//! What boots of an image read first: recorded from the disks that have it, and fetched first by those that come.
+//! Boot profiles: recorded from the disks that use an image, and prefetched for the next disks.
 
 use crate::about::write_whole;
 use fathom_archive::profile::{self, MOST};
@@ -8,15 +8,15 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// In a cache's directory.
+/// Name of the profile in a cache's directory.
 pub const FILE: &str = "profile";
 
-/// A boot is over after this time.
+/// Time after which a boot is considered to be over.
 const BOOT: Duration = Duration::from_secs(120);
-/// A file is not longer than this.
+/// Maximum number of bytes of a profile that are read.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// One user's, from its beginning.
+/// The stripes that one user has read since it connected.
 pub struct Recording {
     since: Instant,
     order: Vec<u32>,
@@ -44,14 +44,18 @@ impl Recording {
         }
     }
 
-    /// In order; none: it was no boot. A machine that boots reads the disk's beginning at once, and more than that.
+    /// Returns the stripes in the order of the reads, or `None` if the user did not boot from the
+    /// disk.
+    ///
+    /// A booting machine reads the start of the disk among the first stripes, and several other
+    /// stripes.
     pub fn end(self) -> Option<Vec<u32>> {
         let is_boot = self.order.len() > 8 && self.order.iter().take(8).any(|&stripe| stripe == 0);
         is_boot.then_some(self.order)
     }
 }
 
-/// The newest boot's, and then what was read by others before.
+/// Returns the stripes of the newest boot, followed by those that only older boots read.
 pub fn merge(newest: Vec<u32>, older: &[u32]) -> Vec<u32> {
     let known: HashSet<u32> = newest.iter().copied().collect();
     let others = older
@@ -63,7 +67,7 @@ pub fn merge(newest: Vec<u32>, older: &[u32]) -> Vec<u32> {
     all
 }
 
-/// The stripes of `stripe` bytes that a file says; nothing, if there is no file.
+/// Reads a profile as numbers of stripes of `stripe` bytes; empty if the file does not exist.
 pub fn read(path: &Path, stripe: u64) -> io::Result<Vec<u32>> {
     let mut text = String::new();
     let file = match fs::File::open(path) {
@@ -74,7 +78,7 @@ pub fn read(path: &Path, stripe: u64) -> io::Result<Vec<u32>> {
     profile::parse(&text, stripe).map_err(io::Error::other)
 }
 
-/// The file of the cache in `dir`; none: no boot was recorded.
+/// Reads the profile of the cache in `dir`. Returns `None` if no boot was recorded.
 pub fn text_of(dir: &Path) -> io::Result<Option<String>> {
     match fs::read_to_string(dir.join(FILE)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -82,7 +86,7 @@ pub fn text_of(dir: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Durable, and whole or not at all.
+/// Writes the profile durably and atomically.
 pub fn write(dir: &Path, order: &[u32], stripe: u64) -> io::Result<()> {
     write_whole(dir, FILE, profile::text(order, stripe).as_bytes())
 }

@@ -1,40 +1,42 @@
-//! What is fetched next: what somebody waits for; what he is likely to ask for then; what boots of the image read
-//! first; and the rest, from its beginning on.
+//! Selects the next stripe to fetch.
+//!
+//! The order is: stripes for which users wait, read-ahead, the boot profile, and the rest of the
+//! image from its start.
 
 use fathom_storage::cached::wire::Run;
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// Why a stripe is fetched.
+/// The reasons to fetch a stripe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     Wanted,
-    /// Behind what is wanted.
+    /// Read-ahead after a wanted stripe.
     Ahead,
-    /// Nobody has asked for it.
+    /// Prefetching without any request.
     Early,
 }
 
-/// What of that which nobody asks for may be fetched.
+/// The stripes that may be prefetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Early {
     Nothing,
-    /// What boots read first.
+    /// The stripes of the boot profile.
     Profile,
     All,
 }
 
-/// So many bytes are fetched behind what is wanted, at first and at most.
+/// Initial and maximum number of bytes to read ahead.
 const AHEAD: (u64, u64) = (1 << 20, 16 << 20);
 
-/// Who reads one after the other.
+/// A sequential reader.
 struct Stream {
-    /// Where it has been fetched up to.
+    /// Stripe after the last one that was queued for the reader.
     end: u32,
-    /// How many at once.
+    /// Number of stripes to read ahead.
     count: u32,
 }
 
-/// So many are told apart.
+/// Maximum number of readers that are tracked.
 const STREAMS: usize = 16;
 
 pub struct Queue {
@@ -42,18 +44,19 @@ pub struct Queue {
     wanted: VecDeque<u32>,
     ahead: VecDeque<u32>,
     profile: VecDeque<u32>,
-    /// Before this, all have been fetched at some time.
+    /// First stripe that has not yet been prefetched as a part of the rest of the image.
     rest: u32,
-    /// In flight, and why they were begun.
+    /// Stripes in flight, and the reason to fetch each of them.
     flying: HashMap<u32, Why>,
-    /// Of those that are wanted and not in flight.
+    /// Set of the stripes in `wanted`.
     waiting: HashSet<u32>,
     streams: VecDeque<Stream>,
     ahead_counts: (u32, u32),
 }
 
 impl Queue {
-    /// `stripe`: bytes; `most`: so many are fetched ahead of somebody, at most.
+    /// Creates a queue. `stripe` is the stripe size, and `most` limits the read-ahead; both are in
+    /// bytes.
     pub fn new(stripes: u32, stripe: u64, most: u64) -> Queue {
         let count = |bytes: u64| (bytes.min(most) / stripe).clamp(1, 256) as u32;
         Queue {
@@ -69,7 +72,7 @@ impl Queue {
         }
     }
 
-    /// Somebody waits for these, of which `has` are there.
+    /// Queues a range for which a user waits. `has` returns whether a stripe is in the cache.
     pub fn want(&mut self, (first, count): Run, has: impl Fn(u32) -> bool) {
         let mut is_new = false;
         for stripe in first..first + count {
@@ -85,13 +88,13 @@ impl Queue {
                 None => {}
             }
         }
-        // Who only asks again has not gone on.
+        // A repeated request does not advance a reader.
         if is_new {
             self.look_ahead(first, first + count);
         }
     }
 
-    /// What follows on `from..to`.
+    /// Queues read-ahead after the range from `from` to `to`.
     fn look_ahead(&mut self, from: u32, to: u32) {
         let (least, most) = self.ahead_counts;
         let known = self
@@ -99,7 +102,7 @@ impl Queue {
             .iter()
             .position(|stream| (from..=to).contains(&stream.end));
         let mut stream = match known.and_then(|known| self.streams.remove(known)) {
-            // What was fetched for it was of use.
+            // The reader continues sequentially, so its read-ahead doubles.
             Some(stream) => Stream {
                 end: to,
                 count: (2 * stream.count).min(most),
@@ -110,7 +113,7 @@ impl Queue {
             },
         };
         stream.end = to.saturating_add(stream.count).min(self.stripes);
-        // Not older than what is wanted now: who looked ahead elsewhere has gone on.
+        // Discards the oldest read-ahead, whose readers have probably moved on.
         self.ahead.truncate(most as usize);
         (to..stream.end)
             .rev()
@@ -119,8 +122,10 @@ impl Queue {
         self.streams.truncate(STREAMS);
     }
 
-    /// The next one, which is in flight from now on.
-    /// `waits`: whether somebody still waits for it.
+    /// Returns the next stripe to fetch and marks it as in flight.
+    ///
+    /// `has` returns whether a stripe is in the cache, and `waits` whether a user still waits for
+    /// it.
     pub fn next(
         &mut self,
         early: Early,
@@ -158,7 +163,7 @@ impl Queue {
         None
     }
 
-    /// A boot begins: fetch these first, of what nobody asks for.
+    /// Prefetches the boot profile from its beginning, because a boot has started.
     pub fn begin(&mut self, profile: &[u32]) {
         let stripes = self.stripes;
         self.profile = profile
@@ -177,19 +182,19 @@ impl Queue {
         self.flying.len()
     }
 
-    /// It has come, or has not.
+    /// Removes a stripe that is no longer in flight, whether it was fetched or not.
     pub fn landed(&mut self, stripe: u32) {
         self.flying.remove(&stripe);
     }
 
-    /// It has not come, and is to be tried again if somebody waits for it: after the others.
+    /// Removes a stripe that could not be fetched. Queues it again, last, if a user waits for it.
     pub fn failed(&mut self, stripe: u32) {
         if self.flying.remove(&stripe) == Some(Why::Wanted) && self.waiting.insert(stripe) {
             self.wanted.push_back(stripe);
         }
     }
 
-    /// Nobody tried to fetch it.
+    /// Queues a stripe again, first, because no attempt was made to fetch it.
     pub fn put_back(&mut self, stripe: u32) {
         match self.flying.remove(&stripe) {
             Some(Why::Wanted) if self.waiting.insert(stripe) => self.wanted.push_front(stripe),
@@ -227,7 +232,7 @@ mod tests {
             [7, 2, 0, 1, 3, 4, 8, 10, 11]
         );
         assert_eq!(queue.in_flight(), 11);
-        // In flight is in flight.
+        // Stripes in flight are not fetched again.
         queue.want((0, 12), NONE);
         assert_eq!(
             queue.next(Early::All, NONE, |_| true),
@@ -268,7 +273,7 @@ mod tests {
         assert_eq!(all(&mut queue, Early::Nothing, |stripe| stripe == 3), [4]);
         queue.failed(4);
         assert_eq!(queue.next(Early::Nothing, NONE, |_| true), None);
-        // It is among the rest.
+        // The rest of the image contains the stripe.
         assert!(all(&mut queue, Early::All, NONE).contains(&4));
     }
 

@@ -1,8 +1,8 @@
-//! How much may be fetched before anybody asks for it.
+//! Limits the rate of prefetching.
 
 use std::time::{Duration, Instant};
 
-/// So many bytes a second, of which some may come at once.
+/// A token bucket in bytes.
 pub struct Rate {
     rate: f64,
     most: f64,
@@ -10,11 +10,13 @@ pub struct Rate {
     since: Instant,
 }
 
-/// What may come at once is what comes in this time.
+/// Size of a burst, in seconds at the full rate.
 const BURST: f64 = 0.1;
 
 impl Rate {
-    /// `unit`: bytes that are fetched at once. 0 bytes a second: nothing.
+    /// Creates a limit of `rate` bytes per second; 0 forbids prefetching.
+    ///
+    /// `unit` is the number of bytes that are fetched at a time, and the minimum size of a burst.
     pub fn new(rate: u64, unit: u64) -> Rate {
         let most = (rate as f64 * BURST).max(unit as f64);
         Rate {
@@ -41,7 +43,7 @@ impl Rate {
         self.left -= bytes as f64;
     }
 
-    /// When more may come; none: it may, or never may.
+    /// Returns the time until more may be fetched; `None` if it is now, or never.
     pub fn until(&mut self) -> Option<Duration> {
         self.refill();
         let wait = -self.left / self.rate;

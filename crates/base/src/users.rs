@@ -1,4 +1,4 @@
-//! Who uses the image: a task for each, which takes in what he says.
+//! The users of an image. A task for each user receives its messages.
 
 use crate::cache::{Cache, Synced};
 use crate::directory::Others;
@@ -18,24 +18,23 @@ use tokio::sync::mpsc::Sender;
 use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::sleep;
 
-/// More are not let in.
+/// Maximum number of users.
 const MOST: usize = 4096;
 
-/// What happens at the keeper's.
+/// The events that a keeper handles.
 pub enum Event {
-    /// Somebody has connected.
+    /// A user has connected.
     Came(OwnedFd),
-    /// This one says something.
+    /// A user has sent a message.
     Said(u64, ToKeeper),
-    /// This one has ended, or says what is not understood.
+    /// A user has disconnected or sent an invalid message.
     Left(u64),
-    /// A stripe has come, and is in its place, or not. It was asked for when the cache had this number of
-    /// failures.
+    /// A fetch has ended: the stripe, the cache's number of failures at its start, and the result.
     Landed(u32, u64, Result<(), Problem>),
-    /// Where the image comes from has been opened, or not.
+    /// The attempt to open the remote has ended.
     Opened(Result<Rc<Remote>, Problem>),
     Synced(Synced),
-    /// What the other caches take.
+    /// The other caches have been examined.
     Others(io::Result<Others>),
 }
 
@@ -43,7 +42,7 @@ struct User {
     socket: Rc<AsyncFd<OwnedFd>>,
     task: JoinHandle<()>,
     recording: Option<Recording>,
-    /// How many stripes it waits for.
+    /// Number of stripes for which the user waits.
     waits: usize,
 }
 
@@ -57,7 +56,7 @@ pub struct Users {
     all: BTreeMap<u64, User>,
     next: u64,
     events: Sender<Event>,
-    /// By stripe.
+    /// Users that wait, by stripe.
     waiting: HashMap<u32, Vec<u64>>,
 }
 
@@ -75,17 +74,17 @@ impl Users {
         self.all.is_empty()
     }
 
-    /// Whether somebody waits for something.
+    /// Returns whether any user waits for a stripe.
     pub fn wait(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Whether somebody waits for this one.
+    /// Returns whether any user waits for this stripe.
     pub fn wait_for(&self, stripe: u32) -> bool {
         self.waiting.contains_key(&stripe)
     }
 
-    /// Show the cache to who has come.
+    /// Sends the files of the cache to a user that has connected, and adds the user.
     pub fn admit(
         &mut self,
         socket: OwnedFd,
@@ -121,7 +120,7 @@ impl Users {
         Ok(())
     }
 
-    /// What it has recorded, if that was a boot.
+    /// Removes a user. Returns its recorded reads if they were a boot.
     pub fn leave(&mut self, number: u64) -> Option<Vec<u32>> {
         let mut user = self.all.remove(&number)?;
         if user.waits > 0 {
@@ -133,7 +132,9 @@ impl Users {
         user.recording.take().and_then(Recording::end)
     }
 
-    /// It waits for these stripes, of which `has` are there. False: that is more than anybody needs.
+    /// Registers that a user waits for a range. `has` returns whether a stripe is in the cache.
+    ///
+    /// Returns false if the user waits for more stripes than the protocol allows.
     pub fn wants(&mut self, number: u64, (first, count): Run, has: impl Fn(u32) -> bool) -> bool {
         let Some(user) = self.all.get_mut(&number) else {
             return true;
@@ -154,7 +155,8 @@ impl Users {
         user.waits <= MAX_WANTED
     }
 
-    /// It has used these. What it has recorded, if its boot is over by now.
+    /// Records that a user has read these stripes. Returns the recording when the user's boot is
+    /// over.
     pub fn uses(&mut self, number: u64, runs: &[Run]) -> Option<Vec<u32>> {
         let recording = &mut self.all.get_mut(&number)?.recording;
         let current = recording.as_mut()?;
@@ -168,7 +170,7 @@ impl Users {
         }
     }
 
-    /// The stripe has come, or cannot be had, for this reason: who waits for it hears of it.
+    /// Tells all users that wait for a stripe that it is available, or why fetching it failed.
     pub fn tell(&mut self, stripe: u32, failed: Option<&str>) {
         let run = (stripe, 1);
         let message = match failed {
@@ -193,21 +195,22 @@ impl Users {
             return;
         };
         if wire::send(user.socket.get_ref(), message, &[]).is_err() {
-            // It does not listen: it may come again.
+            // The user does not read its messages. It may connect again.
             self.leave(number);
         }
     }
 }
 
-/// A socket that is read when there is something to read.
+/// Registers a socket with the runtime, so that tasks can wait until it is readable.
 pub fn watched(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: what is registered is the owner of the descriptor, which is lent out only by reference: it stays open,
-    // and the same, until this is dropped, which ends the registration first.
+    // SAFETY: the registered value owns the descriptor and lends it out only by reference. The
+    // descriptor therefore stays open and unchanged until the value is dropped, which first ends
+    // the registration.
     let watched = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) };
     Ok(watched?)
 }
 
-/// Takes in what one of them says, as fast as it is understood.
+/// Receives the messages of a user and waits while the queue of events is full.
 async fn listen(number: u64, socket: Rc<AsyncFd<OwnedFd>>, events: Sender<Event>) {
     loop {
         let Ok(mut ready) = socket.readable().await else {
@@ -226,7 +229,7 @@ async fn listen(number: u64, socket: Rc<AsyncFd<OwnedFd>>, events: Sender<Event>
     let _ = events.send(Event::Left(number)).await;
 }
 
-/// Takes in who connects.
+/// Accepts connections of users.
 pub async fn accept(listener: AsyncFd<OwnedFd>, events: Sender<Event>) {
     use rustix::net::{SocketFlags, accept_with};
     loop {
@@ -239,7 +242,7 @@ pub async fn accept(listener: AsyncFd<OwnedFd>, events: Sender<Event>) {
                     return;
                 }
             }
-            // Too many files are open, say.
+            // The error may be temporary, for example because too many files are open.
             Ok(Err(_)) => sleep(Duration::from_millis(100)).await,
             Err(_) => {}
         }

@@ -1,4 +1,4 @@
-//! Images that are disks of the other kinds of storage: on an NBD server, on Ceph, in a file.
+//! Images on other kinds of storage: an NBD server, Ceph, or a file.
 
 use crate::problem::Problem;
 use fathom_core::{Disk, Op};
@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use tokio::sync::oneshot;
 
-/// Who waits for which answer.
+/// The requests in progress and where to send their replies.
 type Waiting = Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>;
 
 pub struct RemoteDisk {
-    /// Its end is the worker's, and so the listening thread's.
+    /// Dropping the client ends the worker and then the listening thread.
     client: Option<Client>,
     waiting: Waiting,
     next: AtomicU64,
@@ -37,7 +37,7 @@ fn options(growable: bool) -> OpenOptions {
         engine: EngineKind::default(),
         workers: 1,
         server_timeout: None,
-        // Who waits for the image waits here, and not there.
+        // The keeper limits its own waiting time, so the storage may wait without limit.
         server_reconnect: Some(Timeout(None)),
         server_is_sought: true,
         server_connections: None,
@@ -48,7 +48,8 @@ fn options(growable: bool) -> OpenOptions {
 
 impl RemoteDisk {
     pub async fn open(remote: String) -> Result<RemoteDisk, Problem> {
-        // (Not one of the threads that write, which what never comes could take up.)
+        // Uses a thread of its own, because a remote that never responds could block all writer
+        // threads.
         let (sender, opened) = oneshot::channel();
         let job = move || drop(sender.send(open(&remote)));
         let started = Builder::new().name("remote".into()).spawn(job);
@@ -57,14 +58,14 @@ impl RemoteDisk {
         opened.await.unwrap_or_else(gone)
     }
 
-    /// In bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
     pub async fn read(&self, at: u64, len: u64) -> Result<Vec<u8>, Problem> {
         let away = |text: String| Problem::Away(text);
-        // Whole sectors are read, and what is behind an image's end is zeroes.
+        // Reads must consist of whole sectors. Bytes beyond the end of the image read as zeroes.
         let whole = len.next_multiple_of(512);
         let pages = Pages::new(whole as usize).map_err(|error| away(cause(error)))?;
         let tag = self.next.fetch_add(1, Ordering::Relaxed);
@@ -93,7 +94,8 @@ impl RemoteDisk {
 }
 
 impl Drop for RemoteDisk {
-    /// What is in flight has to end first, which may take long.
+    /// Drops the client on another thread, because it waits for requests in flight, which may take
+    /// long.
     fn drop(&mut self) {
         let client = self.client.take();
         let _ = Builder::new()
@@ -112,7 +114,7 @@ fn open(remote: &str) -> Result<RemoteDisk, Problem> {
         return Err(Problem::Never("a base image must be remote".into()));
     }
     let away = |error: fathom_core::DiskError| Problem::Away(error.to_string());
-    // A file's last sector need not be whole.
+    // The last sector of a file may be incomplete.
     let is_file = location.path().is_some();
     let opened = location.open(&options(is_file)).map_err(away)?;
     let size = match &opened.bytes {
@@ -125,7 +127,8 @@ fn open(remote: &str) -> Result<RemoteDisk, Problem> {
             .map_or(opened.disk.info().size, |file| file.info().size),
     };
     if let Some(file) = &opened.file {
-        // One that becomes shorter is being written to, and has no zeroes there.
+        // A file that becomes shorter is being modified, so the missing bytes must not read as
+        // zeroes.
         file.guard_end(Arc::new(move |missing| missing.start >= size));
     }
     opened.disk.activate().map_err(away)?;
@@ -152,7 +155,7 @@ fn open(remote: &str) -> Result<RemoteDisk, Problem> {
     })
 }
 
-/// None: nobody is there any more.
+/// Waits for the next reply. Returns `None` after the disk has been dropped.
 fn next(job: &Job, waiting: &Waiting) -> Option<Answer> {
     loop {
         if let Some(answer) = job.wait_for(std::time::Duration::from_secs(1)) {

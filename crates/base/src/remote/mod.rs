@@ -1,4 +1,4 @@
-//! Where an image comes from.
+//! The remote: the place from which an image is fetched.
 
 mod disk;
 mod stored;
@@ -11,17 +11,18 @@ use fathom_storage::cached::Terms;
 use fathom_units::cause;
 use std::path::Path;
 
-/// The unit that is fetched of images that do not say.
+/// Stripe size in bytes of images that do not define one.
 const STRIPE: u64 = 256 << 10;
 
-/// How the names of archives' images end.
+/// Suffix of the names of images in archives.
 pub const MANIFEST: &str = ".manifest";
 
-/// An image that is open.
+/// An open image.
 pub struct Remote {
     origin: Origin,
     way: Way,
-    /// What is fetched is to be what this says; an archive sees to that itself.
+    /// Manifest against which fetched data is verified; `None` for an archive, which verifies it
+    /// itself.
     manifest: Option<Manifest>,
 }
 
@@ -63,7 +64,7 @@ impl Remote {
                      bytes"
                 )));
             }
-            // What it contains is known, whatever its place says of it.
+            // The manifest identifies the contents, whatever version the remote reports.
             origin.version = version_of(manifest);
         }
         Ok(Remote {
@@ -77,7 +78,7 @@ impl Remote {
         &self.origin
     }
 
-    /// What boots read first, where it is known with the image.
+    /// Returns the boot profile of the image's manifest; empty if the image has no manifest.
     pub fn profile(&self) -> Vec<u32> {
         let known = match &self.way {
             Way::Archive(image) => Some(image.manifest()),
@@ -86,7 +87,7 @@ impl Remote {
         known.map_or_else(Vec::new, |known| known.profile().to_vec())
     }
 
-    /// A stripe's bytes, which are what they should be as far as can be told.
+    /// Fetches a stripe, and verifies it if the image has a manifest.
     pub async fn fetch(&self, stripe: u32) -> Result<Vec<u8>, Problem> {
         let at = u64::from(stripe) * self.origin.stripe;
         let len = self.origin.stripe.min(self.origin.size - at);
@@ -104,7 +105,7 @@ impl Remote {
     }
 }
 
-/// What it is, its bytes, and what its place says of it.
+/// Opens an image. Returns it with its size in bytes and its version, which may be empty.
 async fn open(remote: &str) -> Result<(Way, u64, String), Problem> {
     if remote.ends_with(MANIFEST) {
         let image = stored::open_archive(remote).await?;
@@ -121,7 +122,7 @@ async fn open(remote: &str) -> Result<(Way, u64, String), Problem> {
     Ok((Way::Disk(disk), size, String::new()))
 }
 
-/// Of what is in it, whenever it was made.
+/// Returns a version that depends only on the contents of the image, not on its creation time.
 pub fn version_of(manifest: &Manifest) -> String {
     let hash = |stripe: &Option<Hash>| stripe.map_or([0; Hash::LEN], |hash| hash.0);
     let hashes: Vec<u8> = manifest.stripes().iter().flat_map(hash).collect();

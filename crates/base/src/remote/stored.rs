@@ -1,9 +1,9 @@
-//! Images on web servers and in S3: as they are, or in an archive.
+//! Images on web servers and in S3, either plain or in an archive.
 
 use crate::problem::Problem;
 use fathom_archive::{Error, Image, Object};
 
-/// Whether it is an address of that kind.
+/// Returns whether `remote` is an address of a web server or of S3.
 pub fn is_for(remote: &str) -> bool {
     ["s3://", "https://", "http://"]
         .iter()
@@ -16,7 +16,7 @@ impl From<Error> for Problem {
         match error {
             Error::Corrupt { .. } => Problem::Wrong(text),
             Error::Changed { .. } | Error::Unusable { .. } => Problem::Never(text),
-            // An administrator may mend it, and disks go on.
+            // An administrator may be able to fix the problem, so disks keep retrying.
             _ => Problem::Away(text),
         }
     }
