@@ -1,4 +1,4 @@
-//! `fathom backup`: disks as they were at an instant, while they are used.
+//! `fathom backup`: copies disks as they were at one instant, while they are in use.
 
 mod agent;
 mod moment;
@@ -76,7 +76,7 @@ fn parse_socket(text: &str) -> Result<PathBuf, String> {
 }
 
 impl KeepArgs {
-    /// At one instant.
+    /// Begins the backups of all disks at one instant.
     fn begin(&self, disks: &[&Disk], bitmap: Option<&str>) -> anyhow::Result<Vec<BackupInfo>> {
         let orders = disks.iter().map(|disk| self.order(disk, bitmap));
         let orders = orders.collect::<anyhow::Result<Vec<_>>>()?;
@@ -110,7 +110,11 @@ impl KeepArgs {
     }
 }
 
-/// Ends the backup of that identity, and returns its final state. An error says that what was read must not be used.
+/// Ends the backup with the identity `id` and returns its final state.
+///
+/// # Errors
+///
+/// After an error, data read from the backup must not be used.
 fn end(disk: &Disk, id: &str) -> anyhow::Result<BackupInfo> {
     let delete = disk.server.delete(&disk.below("backup"));
     let info: BackupInfo = delete.parameter("id", id).patiently().send()?;
@@ -177,7 +181,7 @@ impl WithArgs {
     }
 }
 
-/// The disk of that name: the server's that is meant, if it has one.
+/// Returns the disk `name` of the target's server, or if it has none, of any server on this host.
 fn disk_of(target: &Target, name: &str) -> anyhow::Result<Disk> {
     let first = target.disk()?;
     let disk = Disk::new(first.server, Some(name.to_owned()))?;
@@ -213,7 +217,7 @@ struct StopArgs {
 
 fn stop(args: StopArgs) -> anyhow::Result<()> {
     let disks = args.with.disks(&args.target)?;
-    // (All of them, whatever becomes of the first.)
+    // All backups are ended first, even if one of them fails.
     let end_one = |disk: &Disk| match &args.id {
         Some(id) => end(disk, id),
         None => end(disk, &present(disk)?),
@@ -228,7 +232,7 @@ fn stop(args: StopArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The identity of the disk's backup.
+/// Returns the identity of the disk's present backup.
 fn present(disk: &Disk) -> anyhow::Result<String> {
     match disk.info()?.backup {
         Some(info) => Ok(info.id),

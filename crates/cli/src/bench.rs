@@ -1,4 +1,4 @@
-//! `fathom bench`: fio's option names to the load generator's options.
+//! `fathom bench`: converts options with fio's names to options of the load generator.
 
 mod files;
 mod record;
@@ -342,7 +342,7 @@ enum EngineArg {
 }
 
 impl BenchArgs {
-    /// Without a number of requests, load ends after some time.
+    /// Returns the given time, else `seconds`; no limit if --number-ios limits the load.
     fn time_or(&self, given: Option<Duration>, seconds: u64) -> Option<Duration> {
         let by_count = self.number_ios.is_some();
         given.or((!by_count).then_some(Duration::from_secs(seconds)))
@@ -386,7 +386,7 @@ impl BenchArgs {
         })
     }
 
-    /// A load on the files in a directory, if that is what is asked for.
+    /// Returns the options of a load on the files of a directory, if --workload is given.
     fn mail_server(&self) -> anyhow::Result<Option<MailServer>> {
         let Some(dir) = self.path.as_ref().filter(|_| self.files.is_asked_for()) else {
             return Ok(None);
@@ -457,8 +457,9 @@ impl BenchArgs {
     }
 }
 
-/// Runs the load and prints the result on stdout; when a signal ends it early,
-/// that of what was measured until then.
+/// Runs the load and prints the result on stdout.
+///
+/// After a signal, the result covers the time until the signal.
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let others = &args.together;
     if let (Some(address), Some(certificates)) = (&others.serve, &others.certificates) {
@@ -504,7 +505,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let result = fathom_load::run(&options, &mut |p| line.show(p));
     line.clear();
     let mut report = result?;
-    // For who merges it, and long.
+    // The histograms are long, and only programs that merge reports need them.
     report
         .operations
         .iter_mut()
@@ -519,7 +520,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints what agents on other hosts have measured.
+/// Runs the load with agents on other hosts and prints the merged result.
 fn on_other_hosts(args: &BenchArgs) -> anyhow::Result<()> {
     let mut load = args.load()?;
     load.stop = stop_on_signal()?;
@@ -552,7 +553,7 @@ fn show(what: &(impl Display + Serialize), json: bool) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// One line on the terminal that is written over and over.
+/// A progress line on stderr that overwrites itself, if stderr is a terminal.
 struct ProgressLine {
     enabled: bool,
 }

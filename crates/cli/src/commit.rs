@@ -1,4 +1,4 @@
-//! `fathom commit`: disks that are brought into the images below their own.
+//! `fathom commit`: merges top images into their backing images while the disks are in use.
 
 use crate::img::watch::{WatchArgs, tell_outcome};
 use crate::mirror;

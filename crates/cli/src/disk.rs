@@ -1,4 +1,4 @@
-//! `fathom disk` and `fathom list`: disks that come and go while a server runs.
+//! `fathom disk` and `fathom list`: adds, changes, removes and lists disks of running servers.
 
 use crate::filters::{self, in_this_directory};
 use crate::location_arg::{LOCATION_HELP, location_help, location_parser};
@@ -174,7 +174,7 @@ fn change(args: ChangeArgs) -> anyhow::Result<()> {
     };
     for (option, value) in args.options {
         if value.is_empty() {
-            // (What is left out would stay as it is, if the disk is static.)
+            // The default is sent explicitly: for a static disk, the server keeps missing options.
             let usual = [json!(null), json!([]), json!(false), json!("")];
             let usual = usual.into_iter().find(|usual| {
                 let mut tried = table.clone();
@@ -186,7 +186,9 @@ fn change(args: ChangeArgs) -> anyhow::Result<()> {
         }
         let text = Value::from(value.as_str());
         let parsed = serde_json::from_str(&value).unwrap_or_else(|_| text.clone());
-        // Some that look like numbers are texts; what is neither is the server's to refuse.
+        // Some strings look like numbers. A value that fits neither way is sent as a string, and
+        // the
+        // server rejects it.
         let mut tried = table.clone();
         tried.insert(option.clone(), parsed.clone());
         let tried = serde_json::from_value::<DiskSpec>(Value::Object(tried));
@@ -279,7 +281,7 @@ fn print_disk(info: &Info, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the server has answered, where that is nothing that people need to be told.
+/// Prints the server's reply with --json; without --json it has nothing of interest.
 fn print_if(json: bool, answer: &Value) -> anyhow::Result<()> {
     if json {
         writeln!(std::io::stdout(), "{answer}")?;
@@ -287,7 +289,7 @@ fn print_if(json: bool, answer: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// With paths that hold for a server in another working directory.
+/// Makes all paths absolute, because the server has another working directory.
 fn as_seen_elsewhere(mut table: DiskSpec) -> anyhow::Result<DiskSpec> {
     if let Some(path) = table.image.path() {
         table.image = Location::file(absolute(path)?);
@@ -380,7 +382,7 @@ pub fn list(args: ListArgs) -> anyhow::Result<()> {
         match listed {
             Ok(disks) if disks.is_empty() => empty.push(pid),
             Ok(disks) => infos.extend(disks),
-            // It may have ended meanwhile.
+            // The server may have exited in the meantime.
             Err(error) if error.is_gone() => {}
             Err(error) => eprintln!("fathom: server {pid}: {error}"),
         }
@@ -398,7 +400,9 @@ pub fn list(args: ListArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A table of disks, of which each row begins with where the disk is; None: there is no disk.
+/// Prints a table of disks.
+///
+/// Each row begins with the location of the disk. `None` stands for a server without disks.
 pub fn print_list<'a>(
     out: &mut impl Write,
     place: &str,
@@ -457,7 +461,7 @@ fn empty_row(at: String) -> Row {
 }
 
 fn print(out: &mut impl Write, rows: &[Row]) -> anyhow::Result<()> {
-    // Names in them may be a stranger's.
+    // Another user may have chosen the names: escape control characters.
     let rows: Vec<_> = rows
         .iter()
         .map(|row| row.each_ref().map(|cell| fathom_img::shown(cell)))

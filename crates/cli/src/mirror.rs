@@ -1,4 +1,4 @@
-//! `fathom mirror`: disks that are copied to others while they are used.
+//! `fathom mirror`: copies disks to other images while they are in use.
 
 use crate::img::common::KeysArg;
 use crate::img::watch::{WatchArgs, tell_outcome};
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Between looks how far it is.
+/// Interval between two queries of the mirror's progress.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Copy a disk to another image and switch to it
@@ -131,7 +131,7 @@ fn start(args: StartArgs) -> anyhow::Result<()> {
     if let (Err(ClientError::Refused { status, .. }), Some(path)) = (&begun, made)
         && (400..500).contains(status)
     {
-        // Nobody has it.
+        // The server has rejected the request, so it does not use the new file.
         let _ = fs::remove_file(path);
     }
     let begun = begun?;
@@ -144,7 +144,7 @@ fn start(args: StartArgs) -> anyhow::Result<()> {
     outcome.map(drop)
 }
 
-/// A new image there.
+/// Creates an image of `size` bytes at `path` for the copy, and returns its path.
 fn make(
     path: &Path,
     mut options: img::CreateOptions,
@@ -166,7 +166,11 @@ fn make(
     Ok(path.to_owned())
 }
 
-/// Until it is ready.
+/// Waits until the mirror is ready, and reports its progress.
+///
+/// # Errors
+///
+/// Fails if the mirror fails or ends, or if the server does not respond.
 pub fn wait(disk: &Disk, watch: &WatchArgs) -> anyhow::Result<MirrorInfo> {
     let mut watch = watch.watch();
     let outcome = loop {
@@ -273,7 +277,7 @@ fn complete(args: CompleteArgs) -> anyhow::Result<()> {
     outcome
 }
 
-/// Has the disk go on with the target, once that is ready.
+/// Waits until the mirror is ready, then switches the disk to the target.
 pub fn wait_and_complete(disk: &Disk, how: &Completion, watch: &WatchArgs) -> anyhow::Result<()> {
     wait(disk, watch)?;
     let place = ["v1", "disks", &disk.name, "mirror", "complete"];

@@ -1,4 +1,4 @@
-//! `fathom serve`: disks for virtual machines and for NBD clients.
+//! `fathom serve`: serves disks to virtual machines and NBD clients.
 
 use crate::location_arg::{LOCATION_HELP, location_help, location_parser};
 use crate::sandbox_arg::sandbox;
@@ -202,10 +202,10 @@ pub struct ServeArgs {
     pub log: Option<String>,
 }
 
-/// Adds what an option needs or excludes.
+/// Adds the requirements and conflicts of an option.
 fn with_requirements(arg: Arg) -> Arg {
     let id = arg.get_id().as_str();
-    // Options of a disk that have no effect without NBD clients.
+    // These disk options have no effect without NBD clients.
     let needs_clients = ["export_name", "export_description", "nbd_move"].contains(&id);
     let excludes_config = !WITH_CONFIG.contains(&id);
     let arg = if needs_clients {
@@ -246,7 +246,8 @@ impl ServeArgs {
         let tls = self.tls_options()?;
         let disk = self.disk.expect("clap demands a disk");
         let vhost_user = match self.of_disk.vhost_user.clone() {
-            // Else nobody could connect, of which the user is told.
+            // With systemd's sockets and no NBD address, a passed socket is the only way to
+            // connect.
             None if self.nbd.is_empty() && std::env::var_os("LISTEN_FDS").is_some() => {
                 Some(SocketSpec::Activated)
             }
@@ -265,7 +266,7 @@ impl ServeArgs {
             image: disk,
             ..self.of_disk
         };
-        // Clients of the only disk need not know a name.
+        // NBD clients can open the only disk with the empty export name.
         spec.export_name.get_or_insert_default();
         (spec.socket_mode, spec.socket_group) = where_made(is_path);
         spec.vhost_user = vhost_user;

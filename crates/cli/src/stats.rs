@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
-/// The answers about several disks, by name; that about one as it is.
+/// Converts the replies about disks to JSON: one reply as it is, several as an object by name.
 fn to_json<T: Serialize>(answers: &[(String, T)]) -> serde_json::Result<String> {
     match answers {
         [(_, answer)] => serde_json::to_string(answer),
@@ -240,7 +240,7 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
     )
 }
 
-/// What there are of them.
+/// Describes the limits of a tenant and their present use, or returns `None` without limits.
 fn describe(limits: &TenantLimits) -> Option<String> {
     let memory = limits.memory_max.map(|max| {
         let used = limits.memory.unwrap_or_default();
@@ -258,7 +258,7 @@ fn describe(limits: &TenantLimits) -> Option<String> {
     (!all.is_empty()).then(|| all.join(", "))
 }
 
-/// Who uses the disk.
+/// Prints the front-end and the NBD connections of a disk.
 fn print_clients(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
     if let Some(socket) = &info.vhost_user {
         let front_end = match &info.front_end {
@@ -387,8 +387,9 @@ pub fn quit(args: QuitArgs) -> anyhow::Result<()> {
     Ok(server.post(&["v1", "server", "quit"]).send()?)
 }
 
-/// Fails if a server with these disks serves others than `disk`, or somebody uses it: whoever names a disk may not know
-/// of the rest.
+/// Fails if the server has other disks than `disk`, or if a disk of the server is in use.
+///
+/// A user who names a server by one disk may not know about the others.
 fn check_only(disk: &str, all: &[Info]) -> anyhow::Result<()> {
     let others: Vec<_> = { all.iter() }
         .filter(|one| one.name != disk)

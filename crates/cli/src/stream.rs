@@ -1,4 +1,4 @@
-//! `fathom stream`: images that make their own what is below them, while they are used.
+//! `fathom stream`: copies data from backing images into disks' images while they are in use.
 
 use crate::img::parse_format;
 use crate::img::watch::{WatchArgs, tell_outcome};
@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Between looks how far it is.
+/// Interval between two queries of the stream's progress.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Copy data from backing images into a disk's image
@@ -93,7 +93,7 @@ fn start(args: StartArgs) -> anyhow::Result<()> {
     outcome.map(drop)
 }
 
-/// Until it is done.
+/// Waits until the stream is done, and reports its progress.
 pub fn wait(disk: &Disk, watch: &WatchArgs) -> anyhow::Result<StreamInfo> {
     let size = disk.info()?.size;
     let mut watch = watch.watch();

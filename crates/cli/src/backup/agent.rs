@@ -1,6 +1,7 @@
-//! QEMU's guest agent: it has a guest write out what it has in its caches, and write nothing for a moment.
+//! Client of QEMU's guest agent, which flushes and freezes a guest's file systems.
 //!
-//! Its protocol is JSON, a line each, on the socket of a virtio-serial port (QEMU's documentation, "QEMU Guest Agent").
+//! The protocol is JSON, one message per line, on the socket of a virtio-serial port (QEMU's
+//! documentation, "QEMU Guest Agent").
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
@@ -9,25 +10,25 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A guest has so long to write out what it has.
+/// Timeout for the guest to flush and freeze its file systems.
 const FREEZE: Duration = Duration::from_secs(60);
-/// And to answer anything else.
+/// Timeout for all other commands.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// Bytes of an answer at most: the guest says it.
+/// Maximum size of a reply in bytes. The guest chooses the size, so it must be bounded.
 const MAX_ANSWER: usize = 64 << 10;
 
-/// Before the answer by which both sides are known to be at the same place.
+/// Precedes the reply to `guest-sync-delimited`, which resynchronizes both sides.
 const DELIMITER: u8 = 0xff;
 
-/// One that answers.
+/// A connected guest agent.
 pub struct Agent {
     path: PathBuf,
     stream: UnixStream,
     unread: Vec<u8>,
 }
 
-/// A guest whose file systems are frozen, until this is thawed or dropped.
+/// A guest whose file systems are frozen until this value is thawed or dropped.
 pub struct FrozenGuest(Option<Agent>);
 
 impl Agent {
@@ -46,7 +47,7 @@ impl Agent {
         anyhow!("the guest agent at {}: {error:#}", self.path.display())
     }
 
-    /// Others may have left an answer unread, or a half of a command.
+    /// Discards unread replies and incomplete commands of earlier clients.
     fn synchronize(&mut self) -> anyhow::Result<()> {
         let id = u64::from(std::process::id());
         let sync = json!({ "execute": "guest-sync-delimited", "arguments": { "id": id } });
@@ -70,7 +71,7 @@ impl Agent {
         Ok(self.stream.write_all(&line)?)
     }
 
-    /// Without its end.
+    /// Reads a line and returns it without its newline.
     fn line(&mut self, until: Instant) -> anyhow::Result<Vec<u8>> {
         loop {
             if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
@@ -111,14 +112,14 @@ impl Agent {
         }
     }
 
-    /// What it has written is on its disks, and it writes nothing, until it is thawed.
+    /// Flushes and freezes the guest's file systems, so that nothing is written until the thaw.
     pub fn freeze(mut self) -> anyhow::Result<FrozenGuest> {
         let frozen = self.execute("guest-fsfreeze-freeze", FREEZE);
         match frozen {
             Ok(_) => Ok(FrozenGuest(Some(self))),
             Err(error) => {
                 let told = self.told(&error);
-                // Some of them may be.
+                // Some file systems may already be frozen: dropping the value thaws them.
                 drop(FrozenGuest(Some(self)));
                 Err(told)
             }
@@ -127,7 +128,7 @@ impl Agent {
 }
 
 impl FrozenGuest {
-    /// It goes on. An error: it may not.
+    /// Thaws the file systems. After an error, they may still be frozen.
     pub fn thaw(mut self) -> anyhow::Result<()> {
         match self.0.take() {
             Some(agent) => thaw(agent),
@@ -139,7 +140,7 @@ impl FrozenGuest {
 impl Drop for FrozenGuest {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.0.take().map(thaw) {
-            // (Some of it is the guest's to say.)
+            // The guest chooses a part of the message: escape control characters.
             let error = fathom_img::shown(&format!("{error:#}"));
             let _ = writeln!(std::io::stderr(), "fathom: {error}");
         }
@@ -147,7 +148,7 @@ impl Drop for FrozenGuest {
 }
 
 fn thaw(mut agent: Agent) -> anyhow::Result<()> {
-    // Whatever becomes of that: one that is still freezing reads it afterwards.
+    // The thaw is sent even after an error: an agent that is still freezing reads it afterwards.
     let synchronized = agent.synchronize();
     let thawed = agent.execute("guest-fsfreeze-thaw", ANSWER);
     match synchronized.and(thawed) {

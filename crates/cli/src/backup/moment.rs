@@ -1,4 +1,4 @@
-//! One instant for the backups of several disks, which their users and their guest may have to wait for.
+//! Begins the backups of several disks at one instant, for which guests may have to wait.
 
 use super::agent::{Agent, FrozenGuest};
 use super::end;
@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Time within which a backup begins: the users of other disks wait meanwhile.
+/// Timeout for a backup to begin. Meanwhile, requests to the other disks may wait.
 const BEGIN: Duration = Duration::from_secs(30);
 
-/// Begins the backups of these disks, each as its order says, at one instant: after that of all others nothing has been
-/// changed in any of them. With a guest agent, what the guest has in its caches is written out before. On an error none
-/// of them has begun.
+/// Begins the backups of these disks, each with its order, at one instant.
+///
+/// When the last backup has begun, no disk has been changed since its own backup began. With a
+/// guest agent, the guest flushes its caches first. After an error, no backup exists.
 pub fn begin(
     disks: &[&Disk],
     orders: &[BackupOrder],
@@ -26,7 +27,7 @@ pub fn begin(
 ) -> anyhow::Result<Vec<BackupInfo>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        // What has begun is ended, and a guest is thawed.
+        // After a signal, the backups are ended and the guest is thawed.
         signal_hook::flag::register(signal, interrupted.clone())?;
     }
     let guest = agent.map(Agent::connect).transpose()?;
@@ -65,7 +66,7 @@ fn begin_together(disks: &[&Disk], orders: &[BackupOrder]) -> anyhow::Result<Vec
     Ok(begun)
 }
 
-/// Begins the backup of a disk. After an error there is none, even if the server has not answered in time.
+/// Begins the backup of a disk. After an error no backup exists, even if the server timed out.
 fn begin_one(disk: &Disk, order: &BackupOrder) -> anyhow::Result<BackupInfo> {
     let id = new_identity();
     let put = disk.server.put(&disk.below("backup")).parameter("id", &id);
@@ -80,7 +81,7 @@ fn begin_one(disk: &Disk, order: &BackupOrder) -> anyhow::Result<BackupInfo> {
             .within(BEGIN)
             .send::<BackupInfo>();
         let is_unknown = match ended {
-            // (An answer to this request says that the backup does not begin any more.)
+            // Any reply to this request means that the backup cannot begin any more.
             Ok(_) | Err(ClientError::Refused { .. }) => false,
             Err(error) => !error.is_gone(),
         };
@@ -95,7 +96,7 @@ fn begin_one(disk: &Disk, order: &BackupOrder) -> anyhow::Result<BackupInfo> {
     Err(error.into())
 }
 
-/// Whether the server may carry a request out that has failed for this reason.
+/// Whether the server may still carry out a request that has failed with this error.
 fn may_yet_begin(error: &ClientError) -> bool {
     const GATEWAY_TIMEOUT: u16 = 504;
     match error {
@@ -105,9 +106,9 @@ fn may_yet_begin(error: &ClientError) -> bool {
     }
 }
 
-/// Lets the users of all disks go on, whom the backups hold.
+/// Resumes writes to all disks, which the backups hold.
 fn go_on(disks: &[&Disk], begun: &[BackupInfo]) -> anyhow::Result<()> {
-    // (Each of them, whatever becomes of the first.)
+    // All disks are resumed, even if one of them fails.
     let gone_on = disks.iter().zip(begun).map(|(disk, info)| {
         let place = ["v1", "disks", &disk.name, "backup", "go"];
         let go = disk.server.post(&place).parameter("id", &info.id);
@@ -124,7 +125,7 @@ fn go_on(disks: &[&Disk], begun: &[BackupInfo]) -> anyhow::Result<()> {
     gone_on.into_iter().collect()
 }
 
-/// Ends the backups that have begun, which are of no use.
+/// Ends backups that are useless because another one failed.
 fn end_all(disks: &[&Disk], begun: &[BackupInfo]) {
     for (disk, info) in disks.iter().zip(begun) {
         let _ = end(disk, &info.id);

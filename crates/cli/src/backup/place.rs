@@ -1,4 +1,4 @@
-//! Where a backup is written to.
+//! The place that a backup is written to.
 
 use anyhow::{Context, anyhow, bail};
 use fathom_files::lock;
@@ -9,21 +9,21 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// Where a backup is written to.
+/// The place that a backup is written to.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Place {
-    /// A file, which has another name until all of it is there: nobody else's.
+    /// A file. While it is incomplete, it has the name `part`, which no other process uses.
     File { file: PathBuf, part: PathBuf },
-    /// An image on Ceph, which is made.
+    /// An image on Ceph, which the backup creates.
     New(OsString),
-    /// An NBD server's disk, which is written over.
+    /// An existing disk of an NBD server, which the backup overwrites.
     Over(OsString),
-    /// An image of an archive, which shares its stripes with the others.
+    /// An image in an archive. Images of an archive share their stripes.
     Archive { archive: String, name: String },
 }
 
 impl Place {
-    /// What a user has named, of a copy in that format.
+    /// Parses a user's target for a copy in `format`.
     pub(super) fn named(text: &OsStr, format: Format) -> anyhow::Result<Place> {
         let named = Location::parse(text);
         let location = named.map_err(|error| anyhow!("{}: {error}", text.display()))?;
@@ -39,7 +39,7 @@ impl Place {
         }
     }
 
-    /// A file. What a link leads to is replaced, not the link.
+    /// Returns the place of a file. If the path is a symbolic link, its target is replaced.
     pub(super) fn file(path: &Path) -> anyhow::Result<Place> {
         let file = real(path);
         let Some(name) = file.file_name() else {
@@ -54,7 +54,7 @@ impl Place {
         Ok(Place::File { file, part })
     }
 
-    /// An image of an archive.
+    /// Returns the place of an image in an archive.
     pub(super) fn archive(archive: &str, name: &OsStr) -> anyhow::Result<Place> {
         let name = name.to_str();
         let name = name
@@ -64,7 +64,7 @@ impl Place {
         Ok(Place::Archive { archive, name })
     }
 
-    /// For people.
+    /// Returns the name of the place for messages.
     pub(super) fn shown(&self) -> String {
         match self {
             Place::File { file, .. } => file.display().to_string(),
@@ -73,7 +73,7 @@ impl Place {
         }
     }
 
-    /// What it is written to, but for an archive.
+    /// Returns the file or location to write to; for an archive, the name of the image.
     pub(super) fn target(&self) -> &OsStr {
         match self {
             Place::File { part, .. } => part.as_os_str(),
@@ -82,12 +82,12 @@ impl Place {
         }
     }
 
-    /// It is there, and is written over.
+    /// Whether the target exists and is overwritten.
     pub(super) fn is_there(&self) -> bool {
         matches!(self, Place::Over(_))
     }
 
-    /// A file that is there, but is somebody's disk, stays what it is.
+    /// Fails if the file to be replaced exists and is in use as a disk.
     pub(super) fn refuse_in_use(&self) -> anyhow::Result<()> {
         let Place::File { file, .. } = self else {
             return Ok(());
@@ -102,7 +102,9 @@ impl Place {
         lock::check(file, &now, how).map_err(|error| anyhow!("{}: {error}", file.display()))
     }
 
-    /// Makes what is to be new. From then on it is [discarded](Place::discard) unless it becomes a backup.
+    /// Creates the target if it must be new.
+    ///
+    /// Afterwards the caller must [discard](Place::discard) the place unless the backup succeeds.
     pub(super) fn begin(&self) -> anyhow::Result<()> {
         match self {
             Place::New(_) => match self.location()?.create()? {
@@ -120,7 +122,7 @@ impl Place {
         Location::parse(self.target()).map_err(anyhow::Error::msg)
     }
 
-    /// All of it is there: gives it its name, durably.
+    /// Gives the complete backup its final name, durably.
     pub(super) fn put(&self, may_replace: bool) -> anyhow::Result<()> {
         let Place::File { file, part } = self else {
             return Ok(());
@@ -136,7 +138,7 @@ impl Place {
         dir.with_context(failed)
     }
 
-    /// It is no backup: nothing of it is left. (Of an NBD server's disk nobody knows what it was.)
+    /// Removes an incomplete backup. An overwritten NBD disk stays as it is: its old data is lost.
     pub(super) fn discard(&self) {
         match self {
             Place::File { part, .. } => drop(fs::remove_file(part)),
@@ -151,7 +153,7 @@ impl Place {
     }
 }
 
-/// What this leads to; of what is not there, where it would be.
+/// Resolves symbolic links; the file itself need not exist.
 pub(super) fn real(file: &Path) -> PathBuf {
     let named = || {
         let dir = fs::canonicalize(or_here(file.parent()?)).ok()?;

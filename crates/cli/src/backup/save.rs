@@ -1,4 +1,4 @@
-//! Backups that are written somewhere.
+//! `fathom backup full` and `incremental`: backups that are written to a target.
 
 use super::place::{Place, or_here, real};
 use super::{KeepArgs, disk_of, end};
@@ -58,7 +58,7 @@ struct SaveArgs {
     watch: WatchArgs,
 }
 
-/// A disk, and where it is copied to.
+/// A disk and the place its backup is written to.
 struct Item {
     disk: Disk,
     place: Place,
@@ -261,7 +261,9 @@ pub fn incremental(args: IncrementalArgs) -> anyhow::Result<()> {
     )
 }
 
-/// How the image is to call its base: a series can be moved to another directory as a whole.
+/// Returns the name by which the new image refers to its backing image.
+///
+/// Inside one directory the name is relative, so that a series can be moved with its directory.
 fn backing(args: &IncrementalArgs, file: &Path) -> anyhow::Result<String> {
     let base = fs::canonicalize(&args.base);
     let base = base.with_context(|| format!("{}: not a backup", args.base.display()))?;
@@ -282,7 +284,7 @@ fn backing(args: &IncrementalArgs, file: &Path) -> anyhow::Result<String> {
     })
 }
 
-/// Without it, this would be no smaller than all of the disk.
+/// Fails if the disk does not have the bitmap: the backup would be as large as a full one.
 fn refuse_without(disk: &Disk, bitmap: &str) -> anyhow::Result<()> {
     match bitmap::all_of(disk)?
         .iter()
@@ -296,7 +298,9 @@ fn refuse_without(disk: &Disk, bitmap: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Keeps the disks as they are, has each written, and sees to what comes of that.
+/// Begins the backups, writes and verifies each one, and puts them in place.
+///
+/// If one backup fails, all places are discarded. If all succeed, the bitmaps advance.
 fn save(
     args: &SaveArgs,
     items: &[Item],
@@ -312,7 +316,7 @@ fn save(
     begin_all(items)?;
     let discard = || items.iter().for_each(|item| item.place.discard());
     let infos = args.keep.begin(&disks, bitmap).inspect_err(|_| discard())?;
-    // From here on, what has begun is ended.
+    // From here on, every backup that has begun is also ended, even after a signal.
     let stop = stop_flag()?;
     signal_hook::flag::register(signal_hook::consts::SIGHUP, stop.clone())?;
     let mut outcome = Ok(());
@@ -323,7 +327,8 @@ fn save(
                 write(info, &item.place, progress)
             })
         });
-        // Whatever has become of that, users of the disk are to wait no more.
+        // The backup is ended in any case, so that it does not slow down the disk's users any
+        // longer.
         let ended = end(&item.disk, &info.id);
         let written = match written {
             None => continue,
@@ -334,7 +339,7 @@ fn save(
                 if matches!(error, img::Error::Interrupted) {
                     interruption = Some(error.to_string());
                 }
-                // Why the backup has failed is the better reason for what could not be read.
+                // If the backup itself has failed, its error explains the failed read better.
                 ended.and(Err(error.into()))
             }
         };
@@ -347,11 +352,11 @@ fn save(
             item.place.discard();
         }
     }
-    // Only now: until then the next one is to have all that this one has.
+    // The bitmaps advance only now: until then, the next backup must include these changes.
     let is_there = outcome.is_ok();
     for (item, info) in items.iter().zip(&infos).filter(|_| is_there) {
         let advance = |name| advance(&item.disk, name, info.successor);
-        // (Each of them, whatever becomes of the first.)
+        // Every bitmap is advanced, even if an earlier one fails.
         outcome = outcome.and(bitmap.map_or(Ok(()), advance));
     }
     let told = outcome.as_ref().map(|()| json!({}));
@@ -362,7 +367,7 @@ fn save(
     outcome
 }
 
-/// Makes all that are to be new, or none.
+/// Prepares all places; on an error, discards those that are already prepared.
 fn begin_all(items: &[Item]) -> anyhow::Result<()> {
     for (n, item) in items.iter().enumerate() {
         let begun = item.place.begin();
@@ -371,7 +376,7 @@ fn begin_all(items: &[Item]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of what could not be put where it belongs.
+/// Describes the state of the backups when one of them cannot be put in place.
 fn one_of(items: &[Item]) -> String {
     match items {
         [_] => "the backup is lost".into(),
@@ -389,9 +394,9 @@ fn advance(disk: &Disk, bitmap: &str, to: Option<u64>) -> anyhow::Result<()> {
     })
 }
 
-/// The disk as it was.
+/// Opens the disk's contents at the instant of the backup.
 fn before(info: &BackupInfo) -> Result<Source, img::Error> {
-    // What was kept is gone with its server.
+    // A reconnect is useless: the preserved data is lost when its server stops.
     let open = OpenOptions {
         reconnects: false,
         ..OpenOptions::reading(Some(Format::Raw))
@@ -399,7 +404,7 @@ fn before(info: &BackupInfo) -> Result<Source, img::Error> {
     Source::new(info.uri.as_ref(), open)
 }
 
-/// What a comparison has found, if one is wanted.
+/// Compares the copy with the disk, if --verify is given.
 fn verify(
     args: &SaveArgs,
     before: &Source,
@@ -414,7 +419,7 @@ fn verify(
     img::compare([before, &copy], CompareOptions::default(), progress).map(Some)
 }
 
-/// Fails unless the copy was found to be the disk, if that was looked at.
+/// Fails if a comparison was made and the copy differs from the disk.
 fn check(found: Option<Comparison>, place: &Place) -> anyhow::Result<()> {
     let problem = match found {
         None

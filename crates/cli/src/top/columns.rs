@@ -199,7 +199,7 @@ impl Column {
         }
     }
 
-    /// The disks that somebody wants to see come first: names in order, figures from the largest on.
+    /// Orders two disks: names ascending, figures descending, so that notable disks come first.
     pub fn compare(self, a: &Row<'_>, b: &Row<'_>) -> Ordering {
         let figure = |row: &Row<'_>| -> f64 {
             let all = &row.disk.all;
@@ -232,7 +232,7 @@ impl Column {
             Column::Disk => Ordering::Equal,
             Column::Guest | Column::Image | Column::Hint => {
                 let (a, b) = (text(a), text(b));
-                // Nothing comes last.
+                // Empty cells come last.
                 a.is_empty().cmp(&b.is_empty()).then(a.cmp(&b))
             }
             _ => figure(b).total_cmp(&figure(a)),
@@ -242,8 +242,9 @@ impl Column {
     }
 }
 
-/// Which of them there is room for, and how wide each is; one letter is between two. `rows` say how much
-/// of it columns of text have a use for.
+/// Selects the columns that fit into `width`, and returns them with their widths.
+///
+/// One space separates columns. `rows` determine how wide the text columns need to be.
 pub fn fit(wanted: &[Column], width: usize, rows: &[Row<'_>]) -> Vec<(Column, usize)> {
     let most = |column: Column| match column {
         Column::Host | Column::Disk | Column::Guest | Column::Image | Column::Hint => {
@@ -277,7 +278,7 @@ pub fn fit(wanted: &[Column], width: usize, rows: &[Row<'_>]) -> Vec<(Column, us
         .iter()
         .map(|column| (*column, column.widths().0))
         .collect();
-    // What is left is for those that have a use for it, a letter at a time.
+    // The remaining width goes to columns that need it, one character at a time.
     while left > 0 {
         let before = left;
         for (column, width) in &mut fitted {

@@ -1,4 +1,4 @@
-//! One disk: what it does, a heat map of its latencies, its stages, queues and workers, and its slow
+//! The view of one disk: figures, a heat map of latencies, stages, queues, workers and slow
 //! requests.
 
 use super::heat::HeatMap;
@@ -14,9 +14,9 @@ use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
-/// Of a heat map, with its axis.
+/// Minimum height of the heat map with its axis, in lines.
 const LEAST: usize = 7;
-/// Letters before it.
+/// Width of the labels left of the heat map, in characters.
 const MARGIN: usize = 8;
 
 pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, key: &Key) {
@@ -30,7 +30,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, key: &Key) {
     let mut below = stages(state, &row, width);
     below.extend(queues_and_workers(state, &row));
     below.extend(slow(state));
-    // The map has what is left, and a part of that of others if it is not enough.
+    // The map gets the remaining lines. If these are too few, it takes lines from the part below.
     let left = height.saturating_sub(above.len() + below.len());
     let map = heat_map(state, key, width, left.max(LEAST.min(height / 2)));
     let lines = above.into_iter().chain(map).chain(below);
@@ -39,7 +39,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, key: &Key) {
     }
 }
 
-/// What it is, what holds it back, and its figures.
+/// Returns the lines above the map: the image, limits and hints, and the figures.
 fn above(state: &State, row: &Row<'_>) -> Vec<Line<'static>> {
     let look = &state.look;
     let disk = row.disk;
@@ -121,7 +121,7 @@ fn heat_map(state: &State, key: &Key, width: usize, height: usize) -> Vec<Line<'
     let each = (rows / 6).max(1);
     let mut lines = Vec::with_capacity(height);
     for (index, (cells, from)) in map.rows.iter().zip(&map.from_us).enumerate() {
-        // Each line of the axis says where its row begins.
+        // A label is the lower bound of its row.
         let is_labelled = (rows - 1 - index).is_multiple_of(each);
         let label = if is_labelled {
             time(*from)
@@ -143,7 +143,7 @@ fn heat_map(state: &State, key: &Key, width: usize, height: usize) -> Vec<Line<'
     lines
 }
 
-/// How long ago, below the columns.
+/// Returns the time axis below the heat map, which shows the age of the columns.
 fn time_axis(state: &State, columns: usize, column_seconds: f64) -> Line<'static> {
     let mut axis: Vec<char> = vec![state.look.horizontal(); columns];
     let span = columns as f64 * column_seconds;
@@ -230,7 +230,7 @@ fn more(state: &State, all: usize, shown: usize, what: &str) -> Option<Line<'sta
     ))
 }
 
-/// At most a few lines.
+/// Returns the slowest requests, in a sixth of the screen at most.
 fn slow(state: &State) -> Vec<Line<'static>> {
     let Slow::Some(requests) = &state.slow else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Where samples come from: a thread for each server, which are looked for again and again.
+//! Receives samples with a thread for each server, and keeps looking for new servers.
 
 use fathom_client::{Client, ClientError, Server, place};
 use fathom_metrics::Sample;
@@ -13,32 +13,32 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// How often servers are looked for.
+/// Interval between two searches for servers.
 const LOOK: Duration = Duration::from_millis(500);
-/// How soon another interval is noticed.
+/// Interval at which a watcher checks whether the sampling interval has changed.
 const BRIEF: Duration = Duration::from_millis(100);
-/// So much news waits to be taken; who has more waits.
+/// Number of queued messages, after which watchers wait.
 const QUEUED: usize = 1024;
 
-/// Whose samples.
+/// Selects the servers and disks to watch.
 #[derive(Clone, Debug)]
 pub enum Which {
-    /// Of all of this machine's servers that are this user's.
+    /// All servers of this user on this host.
     All,
     One {
         server: Server,
         disk: Option<String>,
     },
-    /// Of these.
+    /// These servers.
     Fleet(Arc<[Server]>),
 }
 
-/// What has come.
+/// A message from a watcher.
 pub enum News {
     Sample(String, Box<Sample>),
-    /// A server cannot be heard any more; with why, if it is there.
+    /// A server's stream has ended; with the reason if that is a problem.
     Gone(String, Option<String>),
-    /// What a server knows of a disk's slow requests; None: it keeps none.
+    /// The server's slow requests of a disk, or `None` if the request for them failed.
     Slow(String, String, Option<Value>),
 }
 
@@ -51,7 +51,7 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// `patience`: for each answer.
+    /// Starts the threads. `patience` is the timeout for each reply.
     pub fn start(which: Which, interval: Duration, patience: Duration) -> Feed {
         let (to, news) = sync_channel(QUEUED);
         let interval_ms = Arc::new(AtomicU64::new(interval.as_millis() as u64));
@@ -62,7 +62,7 @@ impl Feed {
             patience,
             watched: Arc::default(),
         };
-        // It looks as long as there is this process.
+        // The thread runs until the process exits.
         thread::spawn(move || finder.run());
         Feed {
             news,
@@ -77,7 +77,7 @@ impl Feed {
         self.interval_ms.store(interval.as_millis() as u64, Relaxed);
     }
 
-    /// What has come since, or comes within that time.
+    /// Returns the queued messages; without any, waits for the first up to `patience`.
     pub fn take(&self, patience: Duration) -> Vec<News> {
         let first = self.news.recv_timeout(patience).ok();
         first
@@ -86,7 +86,7 @@ impl Feed {
             .collect()
     }
 
-    /// How long somebody who is just coming is waited for, beyond an interval.
+    /// Time to wait for a late sample, in addition to an interval.
     pub fn patience(&self) -> Duration {
         self.patience + BRIEF
     }
@@ -95,28 +95,28 @@ impl Feed {
         matches!(self.which, Which::Fleet(_))
     }
 
-    /// The servers that are to be heard.
+    /// Returns the names of the servers to watch.
     pub fn servers(&self) -> Vec<String> {
         self.which.found().into_keys().collect()
     }
 
-    /// Have slow requests of a disk told: they come as news.
+    /// Requests the slow requests of a disk. The reply arrives as [`News::Slow`].
     pub fn ask_slow(&self, server: &str, disk: &str) {
         let Some(asked) = self.which.found().remove(server) else {
-            return; // it has gone
+            return; // the server has stopped
         };
         let (to, server, disk) = (self.to.clone(), server.to_owned(), disk.to_owned());
         thread::spawn(move || {
             let told = Client::of(asked)
                 .and_then(|client| client.get(&["v1", "disks", &disk, "slow"]).send::<Value>());
-            // Nobody may listen any more.
+            // The receiver may be gone.
             let _ = to.send(News::Slow(server, disk, told.ok()));
         });
     }
 }
 
 impl Which {
-    /// By name, each once: some of a server's names are links to its socket.
+    /// Returns the servers by name, each once: several links may lead to one socket.
     fn found(&self) -> BTreeMap<String, Server> {
         let real = |path: PathBuf| Server::Local(path.canonicalize().unwrap_or(path));
         let all: Vec<_> = match self {
@@ -142,7 +142,7 @@ impl Which {
     }
 }
 
-/// Finds servers, and has each watched.
+/// Finds servers and starts a watcher for each.
 struct Finder {
     which: Which,
     to: SyncSender<News>,
@@ -177,16 +177,16 @@ impl Finder {
         thread::spawn(move || {
             let is_remote = matches!(server, Server::Remote(_));
             let ended = watcher.run(server);
-            // Those that have gone from here are just not there any more. One of another host that told
-            // something may be upgraded.
+            // A local server that has stopped is no problem. A remote server that has sent samples
+            // before may be upgrading.
             let is_missed = is_remote && !watcher.has_told.get();
             let problem = ended.err().filter(|error| is_missed || !error.is_gone());
             let problem = problem.map(|error| explain(&watcher.name, &error));
             let has_problem = problem.is_some();
-            // Nobody may listen any more.
+            // The receiver may be gone.
             let _ = watcher.to.send(News::Gone(watcher.name, problem));
             if has_problem {
-                // It does not go away that soon.
+                // A problem lasts: wait longer before the next attempt.
                 thread::sleep(4 * LOOK);
             }
             lock(&watched).remove(&name);
@@ -205,13 +205,13 @@ fn explain(name: &str, error: &ClientError) -> String {
         } if text.contains("/v1/live") => {
             format!("{name}: this version of the server does not support intervals")
         }
-        // Their own words name no server.
+        // The server's own error does not name the server.
         ClientError::Refused { text, .. } => format!("{name}: {text}"),
         other => other.to_string(),
     }
 }
 
-/// Hears one server.
+/// Receives the samples of one server.
 struct Watcher {
     name: String,
     disk: Option<String>,
@@ -222,7 +222,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Until the server is there no more.
+    /// Forwards samples until the server closes the stream or fails.
     fn run(&self, server: Server) -> Result<(), ClientError> {
         let client = Client::of(server)?;
         loop {
@@ -235,7 +235,7 @@ impl Watcher {
                 None => call,
             };
             let mut lines = call.stream()?;
-            // A server that says nothing for that long is stuck, or its machine was.
+            // Timeout in milliseconds for a server that is stuck or unreachable.
             let mut patience = 3 * interval + 10_000;
             while self.interval_ms.load(Relaxed) == interval {
                 let Some(line) = lines.next(BRIEF)? else {

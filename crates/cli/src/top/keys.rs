@@ -1,4 +1,4 @@
-//! What keys do. Those of esxtop do what they do there, where there is something like it here.
+//! Key bindings. Where a function also exists in esxtop, its key is the same.
 
 use super::columns::Column;
 use super::parse_interval;
@@ -6,17 +6,17 @@ use super::state::{Overlay, State};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::time::Duration;
 
-/// What is to be done beside looking at something else.
+/// The effect of a key beyond a change of the state.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Effect {
     Nothing,
     Quit,
-    /// Draw all of it anew.
+    /// Clears and redraws the screen.
     Redraw,
     Interval(Duration),
 }
 
-/// Of what is written.
+/// Maximum length of entered text in characters.
 const LONGEST: usize = 60;
 
 pub fn press(state: &mut State, key: KeyEvent) -> Effect {
@@ -31,7 +31,7 @@ pub fn press(state: &mut State, key: KeyEvent) -> Effect {
     match std::mem::replace(&mut state.overlay, Overlay::Nothing) {
         Overlay::Nothing if state.detail.is_some() => in_detail(state, key.code),
         Overlay::Nothing => in_table(state, key.code),
-        // Any key ends it.
+        // Any key closes the help.
         Overlay::Help => Effect::Nothing,
         Overlay::Fields => in_fields(state, key.code),
         Overlay::Order => in_order(state, key.code),
@@ -40,7 +40,7 @@ pub fn press(state: &mut State, key: KeyEvent) -> Effect {
     }
 }
 
-/// Everywhere the same.
+/// Handles keys that work everywhere.
 fn anywhere(state: &mut State, code: KeyCode) -> Effect {
     match code {
         KeyCode::Char('q') => return Effect::Quit,
@@ -88,7 +88,7 @@ fn in_table(state: &mut State, code: KeyCode) -> Effect {
 fn in_detail(state: &mut State, code: KeyCode) -> Effect {
     match code {
         KeyCode::Esc | KeyCode::Backspace | KeyCode::Left => state.detail = None,
-        // The next disk of the table.
+        // The previous or next disk of the table.
         KeyCode::Up | KeyCode::Down => {
             state.step(if code == KeyCode::Up { -1 } else { 1 });
             state.enter();
@@ -98,7 +98,7 @@ fn in_detail(state: &mut State, code: KeyCode) -> Effect {
     Effect::Nothing
 }
 
-/// Sort by the column beside the one that it is sorted by.
+/// Sorts by the visible column `by` places to the right of the present one.
 fn sort_beside(state: &mut State, by: isize) {
     let shown = &state.columns;
     let at = shown.iter().position(|column| *column == state.sort);
@@ -110,7 +110,7 @@ fn sort_beside(state: &mut State, by: isize) {
     }
 }
 
-/// The letter by which a column is chosen.
+/// Returns the letter that selects a column.
 pub fn letter_of(column: Column) -> char {
     let index = Column::ALL.iter().position(|one| *one == column);
     index.map_or('?', |index| char::from(b'a' + index as u8))
@@ -148,7 +148,7 @@ fn in_order(state: &mut State, code: KeyCode) -> Effect {
     Effect::Nothing
 }
 
-/// What is written, after this key; None: that is all of it.
+/// Applies a key to entered text; returns `None` after Enter.
 fn write(mut text: String, code: KeyCode) -> Option<String> {
     match code {
         KeyCode::Enter => return None,
@@ -164,7 +164,7 @@ fn in_filter(state: &mut State, text: String, code: KeyCode) -> Effect {
         state.filter.clear();
         return Effect::Nothing;
     }
-    // What is shown follows what is written.
+    // The filter applies while it is being typed.
     if let Some(text) = write(text, code) {
         state.filter.clone_from(&text);
         state.overlay = Overlay::Filter(text);
@@ -253,7 +253,7 @@ mod tests {
         );
         type_in(&mut state, "\x1b");
         assert_eq!(names(&state).len(), 3);
-        // Nobody uses any of them.
+        // No disk is in use.
         type_in(&mut state, "V");
         assert_eq!(names(&state).len(), 0);
         type_in(&mut state, "jk\n");

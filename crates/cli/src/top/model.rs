@@ -1,4 +1,4 @@
-//! What is known of servers and their disks.
+//! The samples, histories and problems of servers and their disks.
 
 use fathom_metrics::{BUCKETS_PER_DOUBLING, DiskSample, Sample, bucket_ns};
 use fathom_trace::{Stage, quantile};
@@ -6,27 +6,27 @@ use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// So many intervals of a disk are remembered.
+/// Number of intervals to keep for a disk.
 const HISTORY: usize = 240;
-/// Of more disks than this nothing is remembered, but of the one that is looked at.
+/// Number of disks up to which histories are kept. Beyond it, only the watched disk has one.
 const REMEMBERED: usize = 1024;
-/// Nothing takes longer than 2^64 ns.
+/// Number of histogram buckets, which cover all times up to 2^64 ns.
 const BUCKETS: u32 = 64 * BUCKETS_PER_DOUBLING;
-/// A server that has gone is shown for a while: it may only have been upgraded.
+/// Time for which a stopped server is still shown: it may only be upgrading.
 const FAREWELL: Duration = Duration::from_secs(3);
 
-/// A disk, wherever it is.
+/// Identifies a disk across all servers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
-    /// Its server, by its socket.
+    /// Name of the server: its socket or its host.
     pub server: String,
     pub disk: String,
 }
 
-/// An interval of a disk that has passed.
+/// A past interval of a disk.
 #[derive(Clone, Debug, Default)]
 pub struct Tick {
-    /// Which one, as the server counts them.
+    /// Number of the interval; consecutive, and at first the server's own.
     pub number: u64,
     pub seconds: f64,
     pub histogram: Vec<(u32, u64)>,
@@ -38,21 +38,21 @@ struct Server {
     histories: BTreeMap<String, VecDeque<Tick>>,
 }
 
-/// All of them.
+/// The state of all servers.
 #[derive(Default)]
 pub struct Model {
     servers: BTreeMap<String, Server>,
-    /// Those that cannot be asked, and why.
+    /// Why servers do not respond, by server.
     problems: BTreeMap<String, String>,
 }
 
-/// A disk of a table.
+/// A disk as a row of the table.
 #[derive(Clone, Copy)]
 pub struct Row<'a> {
     pub server: &'a str,
     pub pid: u32,
     pub disk: &'a DiskSample,
-    /// Its server has gone.
+    /// Whether the server has stopped.
     pub is_gone: bool,
 }
 
@@ -64,7 +64,7 @@ impl Row<'_> {
         }
     }
 
-    /// Who uses it, in a word.
+    /// Names the users of the disk, briefly.
     pub fn guest(&self) -> String {
         let guest = self
             .disk
@@ -83,14 +83,14 @@ impl Row<'_> {
         users.join("+")
     }
 
-    /// How much of the mean a request was in each stage, in microseconds; None: there was none.
+    /// Mean time of a request in each stage in microseconds, or `None` without requests.
     pub fn stages(&self) -> Option<[f64; Stage::COUNT]> {
         let stages = &self.disk.all.stages_us;
         let of = |stage: Stage| stages.get(stage.name()).copied().unwrap_or(0.0);
         (!stages.is_empty()).then(|| Stage::ALL.map(of))
     }
 
-    /// Of one operation.
+    /// Requests per second of one operation.
     pub fn iops(&self, op: &str) -> f64 {
         self.disk.op(op).map_or(0.0, |figures| figures.iops)
     }
@@ -102,7 +102,7 @@ impl Row<'_> {
     }
 }
 
-/// Of all servers together.
+/// Sums over all servers and disks.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub struct Totals {
     pub servers: usize,
@@ -114,14 +114,14 @@ pub struct Totals {
     pub write_bytes_per_second: f64,
     pub errors_per_second: f64,
     pub cpu_percent: f64,
-    /// Of all requests together, in microseconds; None: there are too few for it to mean anything.
+    /// Median of all requests in microseconds, or `None` if there are too few requests.
     pub p50_us: Option<f64>,
     pub p99_us: Option<f64>,
 }
 
-/// A server of another host may send anything; what is drawn of it has bounds.
+/// Limits the figures of a sample, because a server on another host may send anything.
 fn tame(sample: &mut Sample) {
-    // (A minute is the longest interval there is.)
+    // The longest interval is one minute; ten leave room for a delayed sample.
     sample.seconds = sample.seconds.clamp(0.1, 600.0);
     for disk in &mut sample.disks {
         disk.histogram.retain(|(bucket, _)| *bucket < BUCKETS);
@@ -131,7 +131,7 @@ fn tame(sample: &mut Sample) {
     }
 }
 
-/// How long the requests of all these disks took.
+/// Merges the latency histograms of the disks.
 fn merge(rows: &[Row<'_>]) -> BTreeMap<u32, u64> {
     let mut merged = BTreeMap::new();
     for (bucket, n) in rows.iter().flat_map(|row| &row.disk.histogram) {
@@ -141,7 +141,7 @@ fn merge(rows: &[Row<'_>]) -> BTreeMap<u32, u64> {
     merged
 }
 
-/// `max`: nothing took longer, in microseconds.
+/// Returns a quantile in microseconds. `max` is the largest latency in microseconds.
 fn quantile_of(histogram: &BTreeMap<u32, u64>, max: f64, q: f64) -> Option<f64> {
     let ranges = histogram.iter();
     let ranges =
@@ -150,7 +150,7 @@ fn quantile_of(histogram: &BTreeMap<u32, u64>, max: f64, q: f64) -> Option<f64> 
 }
 
 impl Model {
-    /// `watched`: the disk that is looked at.
+    /// Adds a sample of a server. `watched` is the disk that the user is looking at.
     pub fn take(&mut self, server: String, mut sample: Sample, watched: Option<&Key>) {
         tame(&mut sample);
         self.problems.remove(&server);
@@ -168,7 +168,7 @@ impl Model {
             .filter(|disk| all || is_watched(&disk.name))
         {
             let history: &mut VecDeque<Tick> = histories.entry(disk.name.clone()).or_default();
-            // A server that was upgraded counts anew.
+            // The server's own numbers begin again after an upgrade, so they are continued here.
             let number = history.back().map_or(sample.number, |last| last.number + 1);
             history.push_back(Tick {
                 number,
@@ -194,7 +194,7 @@ impl Model {
         }
     }
 
-    /// Forget what has been gone for long enough; says whether there was something.
+    /// Removes servers that stopped long enough ago; returns whether one was removed.
     pub fn expire(&mut self, now: Instant) -> bool {
         let before = self.servers.len();
         let is_there = |gone: Option<Instant>| gone.is_none_or(|gone| now < gone + FAREWELL);
@@ -202,7 +202,7 @@ impl Model {
         self.servers.len() < before
     }
 
-    /// Times of another interval are not in one picture with those of this one.
+    /// Deletes all histories, because one chart cannot mix intervals of different lengths.
     pub fn forget_histories(&mut self) {
         self.servers
             .values_mut()
@@ -240,7 +240,7 @@ impl Model {
         self.servers.get(&key.server)?.histories.get(&key.disk)
     }
 
-    /// Of those that are there, by their names.
+    /// Returns the latest samples of running servers, with their names.
     pub fn samples(&self) -> impl Iterator<Item = (&str, &Sample)> + Clone {
         let there = self
             .servers
@@ -254,14 +254,14 @@ impl Model {
         all.map(|(server, problem)| (&**server, &**problem))
     }
 
-    /// It is not waited for.
+    /// Whether the server has a problem, so that nobody should wait for it.
     pub fn has_problem(&self, server: &str) -> bool {
         self.problems.contains_key(server)
     }
 
-    /// Of all servers, and of these disks.
+    /// Returns the totals of all servers and of the disks in `rows`.
     pub fn totals(&self, rows: &[Row<'_>]) -> Totals {
-        // (A sum of nothing is -0 in Rust.)
+        // `fold`, because an empty `sum` of floats is -0.
         let sum = |of: &dyn Fn(&Row<'_>) -> f64| rows.iter().map(of).fold(0.0, |a, b| a + b);
         let (read_iops, write_iops) = (sum(&|row| row.iops("read")), sum(&|row| row.iops("write")));
         let servers = self.samples();
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(model.samples().count(), 1);
         model.expire(now + Duration::from_secs(2));
         assert_eq!(model.rows().len(), 3);
-        // It was upgraded: its disks go on.
+        // The server was upgraded: its disks continue.
         model.take("a".into(), sample(1, vec![disk("x", 1.0)]), None);
         let none = Model::default().totals(&[]);
         assert!(none.cpu_percent.is_sign_positive() && none.read_iops.is_sign_positive());

@@ -1,4 +1,4 @@
-//! The same without a screen: text or JSON, interval by interval.
+//! Output without a screen: text or JSON, interval by interval.
 
 use super::columns::Column;
 use super::feed::{Feed, News};
@@ -14,10 +14,10 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// So many of those that tell nothing are named.
+/// Maximum number of failed servers to name.
 const NAMED: usize = 10;
 
-/// A line of JSON.
+/// One line of the JSON output.
 #[derive(Serialize)]
 struct Told<'a> {
     servers: Vec<ToldServer<'a>>,
@@ -27,7 +27,7 @@ struct Told<'a> {
 
 #[derive(Serialize)]
 struct ToldServer<'a> {
-    /// Its host, or its socket.
+    /// Host of the server, or its socket.
     host: &'a str,
     #[serde(flatten)]
     sample: Sample,
@@ -66,7 +66,7 @@ pub fn run(mut state: State, feed: &Feed, count: Option<u64>, json: bool) -> any
     Ok(())
 }
 
-/// Until all servers have told of an interval, or have had their time.
+/// Waits until every server has sent a sample or failed, or until the timeout.
 fn round(state: &mut State, feed: &Feed) {
     let until = Instant::now() + state.interval + feed.patience();
     let mut heard = BTreeSet::new();
@@ -103,7 +103,7 @@ fn tell(state: &State) {
     }
 }
 
-/// Those that tell nothing, and why.
+/// Returns the servers that do not respond, with the reason.
 fn failed(state: &State) -> Vec<Failed> {
     let failed = state.model.problems().map(|(host, problem)| Failed {
         host: host.to_owned(),
@@ -118,7 +118,7 @@ fn nobody(state: &State) -> String {
     format!("no host has responded: {problem}")
 }
 
-/// What servers have told, with the disks that are wanted, in order.
+/// Returns the latest samples with the selected disks, in the order of the table.
 fn filtered(state: &State) -> Vec<ToldServer<'_>> {
     let rows = state.rows();
     let samples = state.model.samples().map(|(host, sample)| {
@@ -133,7 +133,7 @@ fn filtered(state: &State) -> Vec<ToldServer<'_>> {
     samples.collect()
 }
 
-/// A line of totals, and a table as wide as it has to be.
+/// Returns a line of totals and the table, as wide as necessary.
 fn text(state: &State) -> String {
     let rows = state.rows();
     let totals = state.model.totals(&rows);
@@ -160,7 +160,7 @@ fn text(state: &State) -> String {
             other => other.cell(row),
         };
         let cells = state.columns.iter().map(cell);
-        // A column that says nothing is there nevertheless, for programs that count them.
+        // An empty cell becomes a dash, so that programs can count columns.
         let cells = cells.map(|cell| if cell.is_empty() { "-".into() } else { cell });
         cells.map(|cell| state.look.clean(&cell)).collect()
     }));
@@ -180,7 +180,7 @@ fn text(state: &State) -> String {
     text
 }
 
-/// Those with most of the time: `device 80%, queue 15%`.
+/// Returns the stages with at least 5% of the time, largest first: `device 80%, queue 15%`.
 fn stages(stages: Option<[f64; Stage::COUNT]>) -> String {
     let stages = stages.unwrap_or_default();
     let total: f64 = stages.iter().sum();
