@@ -1,4 +1,4 @@
-//! `fathom base`: base images that are kept on this host.
+//! `fathom base`: manages base images that are cached on this host.
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
@@ -75,7 +75,7 @@ impl ImageArgs {
             dir: self.dir.dir(),
             ..CacheTerms::default()
         };
-        // As disks have it.
+        // Normalize the location as for disks, so that the path in the cache is the same.
         let location = Location::cached(&self.image).ok();
         let remote = location
             .as_ref()
@@ -93,7 +93,7 @@ pub fn run(command: BaseCommand) -> anyhow::Result<()> {
     }
 }
 
-/// A keeper's whole life.
+/// Runs the process that caches a base image. Its terms are JSON on standard input.
 pub fn keep() -> anyhow::Result<()> {
     let terms = serde_json::from_reader::<_, Terms>(std::io::stdin().lock());
     let terms = terms.context("invalid terms on standard input")?;

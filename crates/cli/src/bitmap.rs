@@ -1,4 +1,4 @@
-//! `fathom bitmap`: what of a disk has been changed.
+//! `fathom bitmap`: manages dirty bitmaps, which record changes of a disk.
 
 use crate::target::{Disk, Target};
 use clap::{Args, Subcommand};

@@ -1,4 +1,4 @@
-//! `fathom breakdown`: where the requests of a running guest spend their time.
+//! `fathom breakdown`: measures where the requests of a running guest spend their time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -82,7 +82,7 @@ pub struct BreakdownArgs {
     json: bool,
 }
 
-/// `5` or `500ms`, within reason.
+/// Parses a time of 10ms to 1h, such as `5` or `500ms`.
 pub fn parse_window(text: &str) -> Result<Duration, String> {
     let duration = parse_seconds(text)?;
     let sane = Duration::from_millis(10)..=Duration::from_secs(3600);
@@ -122,7 +122,7 @@ pub fn run(args: BreakdownArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Here, named after the trace.
+/// Returns a run directory in the working directory, named after the trace.
 fn run_of(trace: &Path) -> PathBuf {
     let mut name = trace.file_name().unwrap_or("qemu".as_ref()).to_owned();
     name.push(".run");
@@ -164,12 +164,12 @@ fn record_served(
     Ok((dir, run))
 }
 
-/// From now on the first SIGINT or SIGTERM asks for an early end; a second one ends the process.
+/// From now on, the first SIGINT or SIGTERM sets the flag; a second one ends the process.
 pub fn stop_on_signal() -> anyhow::Result<Arc<AtomicBool>> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
-        // The order matters: the first signal must not find its own mark.
+        // The order matters: if the flag were set first, the first signal would end the process.
         signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))
             .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
             .context("cannot catch signals")?;
@@ -177,15 +177,16 @@ pub fn stop_on_signal() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Every disk of the guest, the one under test marked.
+/// Prints all disks of the guest, with a mark at the one under test.
 fn list_disks(run: &Run) {
     for disk in &run.disks {
-        // Names in it may be a stranger's.
+        // Another user may have chosen the names: escape control characters.
         eprintln!("breakdown: {}", fathom_img::shown(&line_of(disk)));
     }
 }
 
-/// `* d0  vhost-user-blk  /images/a.img on vda, served by 1234, told by eventfd-id`
+/// Returns a line such as `* d0  vhost-user-blk  /images/a.img on vda, served by 1234, told by
+/// eventfd-id`.
 fn line_of(disk: &fathom_run::Disk) -> String {
     let mark = if disk.under_test { '*' } else { ' ' };
     let mut line = format!("{mark} {}  {}", disk.name, disk.device);

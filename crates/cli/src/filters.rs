@@ -1,5 +1,4 @@
-//! `fathom filters` and `fathom set`: what filters there are, and changing
-//! those of a running server.
+//! `fathom filters` and `fathom set`: lists filters, and changes filters of a running server.
 
 use crate::servers::{absolute, note_reply};
 use crate::target::Target;
@@ -126,7 +125,11 @@ pub fn set(args: SetArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What options of a filter become.
+/// Returns the given options of a filter as a map, with absolute paths.
+///
+/// # Errors
+///
+/// Fails if an option is given twice.
 pub fn changes(
     filter: &str,
     given: Vec<(String, String)>,
@@ -141,8 +144,9 @@ pub fn changes(
     Ok(options)
 }
 
-/// A file as it is seen from here: the server may have another working
-/// directory. What cannot be known here is left for it to refuse.
+/// Makes the value of a file option absolute, because the server may have another directory.
+///
+/// Unknown filters and options are left unchanged; the server rejects them.
 pub fn in_this_directory(filter: &str, option: &str, value: String) -> anyhow::Result<String> {
     let name = filter.split('#').next().unwrap_or_default();
     let options = find(name).map_or(&[][..], |filter| filter.about.options);

@@ -1,4 +1,4 @@
-//! `fathom jobs`: what servers do with disks beside serving them.
+//! `fathom jobs`: shows and controls background jobs of disks.
 
 use crate::servers::running;
 use clap::{Args, Subcommand};
@@ -56,7 +56,7 @@ struct EndArgs {
     force: bool,
 }
 
-/// A number of bytes per second, or none.
+/// A limit in bytes per second, or none.
 #[derive(Clone, Copy, Debug)]
 struct Limit(Option<u64>);
 
@@ -96,14 +96,14 @@ fn list(as_json: bool) -> anyhow::Result<()> {
     jobs.iter().try_for_each(told)
 }
 
-/// The jobs of all servers on this host.
+/// Returns the jobs of all servers on this host, each with its server.
 fn all() -> Vec<(Rc<Client>, JobInfo)> {
     let mut jobs = Vec::new();
     for (pid, server) in running() {
         let server = Rc::new(server);
         match server.get(&["v1", "jobs"]).send::<Jobs>() {
             Ok(found) => jobs.extend(found.jobs.into_iter().map(|job| (server.clone(), job))),
-            // It may have ended meanwhile.
+            // The server may have exited in the meantime.
             Err(error) if error.is_gone() => {}
             Err(error) => eprintln!("fathom: server {pid}: {error}"),
         }
@@ -111,7 +111,7 @@ fn all() -> Vec<(Rc<Client>, JobInfo)> {
     jobs
 }
 
-/// The job with this identity, which may be without its number if the disk has one job of this kind.
+/// Finds a job by its id. The number after the dot can be omitted if the disk has one such job.
 fn find(id: &str) -> anyhow::Result<(Rc<Client>, JobInfo)> {
     let is_meant = |job: &JobInfo| {
         let rest = job.id.strip_prefix(id);
@@ -133,7 +133,7 @@ fn find(id: &str) -> anyhow::Result<(Rc<Client>, JobInfo)> {
     }
 }
 
-/// Prints a job for people.
+/// Prints a job as text.
 fn told(job: &JobInfo) -> anyhow::Result<()> {
     let JobInfo {
         id,

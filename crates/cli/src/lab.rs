@@ -1,4 +1,4 @@
-//! `fathom lab`: experiments in real guests.
+//! `fathom lab`: runs experiments in real guests.
 
 mod order;
 
@@ -62,7 +62,7 @@ struct RunArgs {
     order: Option<order::Ordered>,
 }
 
-// What is printed. (A doc comment would become the commands' description.)
+// Options of the output. (A doc comment would become the commands' description.)
 #[derive(Debug, Clone, Args)]
 struct Show {
     /// Print the cells of the experiment and their expected time, without running them
@@ -76,7 +76,7 @@ struct Show {
     json: bool,
 }
 
-// How cells are run. (A doc comment would become the commands' description.)
+// Options of how cells run. (A doc comment would become the commands' description.)
 #[derive(Debug, Clone, Copy, Args)]
 struct How {
     /// Verify each suspected limit by another run of the cell
@@ -101,8 +101,9 @@ struct CellArgs {
     folder: PathBuf,
 }
 
-/// Runs the command; progress goes to standard error, the result to standard output. Consoles and
-/// logs that explain an error go to standard error before it.
+/// Runs the command. Progress goes to standard error, the result to standard output.
+///
+/// Consoles and logs that explain an error are written to standard error before it.
 pub fn run(args: LabArgs) -> anyhow::Result<()> {
     match args.command {
         LabCommand::List { json } => list(json),
@@ -233,7 +234,7 @@ fn dry_run(runner: &Runner, how: How) -> anyhow::Result<()> {
     Ok(runner.check_needs()?)
 }
 
-/// What all cells are run with.
+/// Returns the context in which all cells run.
 fn context() -> anyhow::Result<Context> {
     let fathom = std::env::current_exe().context("cannot find this program's own file")?;
     Ok(Context { fathom })
@@ -243,15 +244,16 @@ fn context() -> anyhow::Result<Context> {
 #[derive(Clone, Debug)]
 struct Output {
     dir: PathBuf,
-    /// This run makes it; else it goes on in one that was there, in which anything may be.
+    /// Whether this run creates the directory. Otherwise the run continues an earlier one, whose
+    /// directory may contain other files.
     ours: bool,
 }
 
 impl Output {
-    /// Removes what a run without a single cell has left.
+    /// Removes the directory of a run without a complete cell, if this run has created it.
     fn discard(&self) {
         if self.ours {
-            let _ = fs::remove_dir_all(&self.dir); // it may not be there yet
+            let _ = fs::remove_dir_all(&self.dir); // the directory may not exist yet
         }
     }
 }
@@ -287,7 +289,7 @@ fn measure(runner: Runner, output: &Output, show: &Show) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints what the server of the only cell has said at its end: Fathom's times by stage.
+/// Prints the final output of the server, which has Fathom's times by stage, if there is one cell.
 fn print_server(dir: &Path) -> anyhow::Result<()> {
     let [folder] = &folders(dir)[..] else {
         return Ok(());
@@ -301,16 +303,16 @@ fn print_server(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The cells' folders.
+/// Returns the folders of the cells.
 fn folders(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir.join("cells")).into_iter().flatten();
     entries.flatten().map(|entry| entry.path()).collect()
 }
 
-/// What a run that did not end has left.
+/// The results of an interrupted run.
 enum There {
     Nothing,
-    /// A part of its first cell, which can be reported.
+    /// A part of the first cell, which `fathom report` accepts.
     Part(PathBuf),
     Cells,
 }
@@ -344,8 +346,9 @@ fn cell(args: &CellArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Does what may take long. A signal ends it cleanly, with what it has made, but for a directory
-/// of its own in which cells are.
+/// Runs `work`, which may take long.
+///
+/// A signal ends the process and removes its temporary files. A run directory with results stays.
 fn under_way(
     output: Option<Output>,
     work: impl FnOnce() -> anyhow::Result<()>,
@@ -353,7 +356,7 @@ fn under_way(
     clean_up_on_signal(output)?;
     let result = work();
     while scratch::is_ending() {
-        std::thread::park(); // the signal ends us; what failed meanwhile failed because of it
+        std::thread::park(); // the signal caused the error, and will end the process
     }
     result.map_err(|error| {
         let text = error.to_string();
@@ -367,12 +370,14 @@ fn under_way(
     })
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP remove what the run has made so far, but for what is
-/// complete, and then end the process as they would have. Its guests and servers end with it.
+/// Makes SIGINT, SIGTERM and SIGHUP clean up and then end the process, from now on.
+///
+/// The clean-up removes everything incomplete, and restores the host's settings. Guests and servers
+/// of the run end with the process.
 fn clean_up_on_signal(output: Option<Output>) -> anyhow::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     use signal_hook::low_level::{emulate_default_handler, signal_name};
-    // nohup(1) and shells have some ignored on purpose.
+    // nohup(1) and shells ignore some signals on purpose.
     let ignored = ignored_signals();
     let caught = [SIGINT, SIGTERM, SIGHUP].into_iter();
     let caught = caught.filter(|signal| ignored >> (signal - 1) & 1 == 0);
@@ -401,7 +406,7 @@ fn clean_up_on_signal(output: Option<Output>) -> anyhow::Result<()> {
                 }
                 (None, _) => String::new(),
             };
-            // Whoever read it may be gone: the process has to end all the same.
+            // The reader of stderr may be gone; the process must end nevertheless.
             let _ = writeln!(std::io::stderr(), "lab: ended by {name}{said}");
             let _ = emulate_default_handler(signal);
         }
@@ -409,7 +414,7 @@ fn clean_up_on_signal(output: Option<Output>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The signals that this process was started to ignore, a bit each (proc(5)).
+/// Returns the signals that this process ignored at its start, as a bit mask (proc(5)).
 fn ignored_signals() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

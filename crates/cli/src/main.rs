@@ -1,6 +1,6 @@
 //! The `fathom` command: argument parsing, and the screen of `fathom top`.
 
-// They panic when the reader has seen enough (`fathom lab list | head`).
+// `print!` panics when the reader of a pipe has closed it (`fathom lab list | head`).
 #![deny(clippy::print_stdout)]
 
 mod aio;
@@ -212,7 +212,7 @@ fn main() -> ExitCode {
     let error = result.err().filter(|error| !is_broken_pipe(error));
     if let Some(error) = &error {
         let line = format!("fathom: {}\n", one_line(error));
-        // Whoever does not read it has the status.
+        // If stderr is not read, the exit status still reports the error.
         let _ = match &mut log {
             Some(log) => log.write_all(line.as_bytes()),
             None => std::io::stderr().write_all(line.as_bytes()),
@@ -234,8 +234,10 @@ fn parse(args: &[OsString]) -> Result<Cli, clap::Error> {
     cli.map_err(|error| error.format(&mut command))
 }
 
-/// Log to standard error, which may be a terminal or a journal. A server has
-/// work to do that its reader must not hold up.
+/// Starts logging to standard error, which may be a terminal or a journal.
+///
+/// Servers log through a queue with a thread of its own, so that a slow reader cannot block them.
+/// The queue is returned so that it can be drained at the end.
 fn start_logging(
     command: &Command,
     repeats: &Repeats,
@@ -247,11 +249,11 @@ fn start_logging(
     };
     let filter = filter.or_else(|| std::env::var("FATHOM_LOG").ok());
     let usual = match command {
-        // It tells by itself what fails.
+        // The command reports its errors itself.
         Command::Img(_) => "warn,fathom_storage=off,object_store=off,rustls_platform_verifier=off",
-        // What becomes of it is told by those who use the image.
+        // The servers that use the image report these errors.
         Command::BaseKeeper { .. } => "off,fathom_base=warn",
-        // Only problems are for the user of `--run`.
+        // The user of `--run` needs to see problems only.
         Command::Serve(args) if args.run_dir.is_some() => "warn",
         _ => "info",
     };
@@ -273,8 +275,8 @@ fn start_logging(
         .with_writer(writer)
         .with_ansi(wants_colour(&std::io::stderr()))
         .with_target(false)
-        // It would tell of a log that nobody reads any more by eprintln, which
-        // panics then: on the thread of whoever had something to say.
+        // With a broken stderr, tracing-subscriber would report the error by eprintln!, which
+        // panics on the thread that logs.
         .log_internal_errors(false)
         .finish()
         .with(repeats.clone())
@@ -283,7 +285,7 @@ fn start_logging(
     Ok(queue)
 }
 
-/// A word alone would be taken for a module's name, and nothing else be logged.
+/// Rejects unknown levels, which would be taken for a module name and turn off all other logs.
 fn check_levels(filter: &str) -> anyhow::Result<()> {
     let mut words = filter
         .split(',')
@@ -298,21 +300,21 @@ fn check_levels(filter: &str) -> anyhow::Result<()> {
     }
 }
 
-/// A terminal that shows colours, to somebody who wants them
-/// (<https://no-color.org>).
+/// Whether the stream is a terminal and colours are not disabled (<https://no-color.org>).
 pub fn wants_colour(stream: &impl IsTerminal) -> bool {
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     stream.is_terminal() && !no_colour
 }
 
-/// The reader of our output has seen enough (`fathom trace FILE | head`).
+/// Whether the reader of standard output has closed it (`fathom trace FILE | head`).
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// An error and its causes, for people. (Most errors tell their cause
-/// themselves.)
+/// Formats an error and its causes as one line for the user.
+///
+/// Most errors contain their cause already, so causes are not repeated.
 fn one_line(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(fathom_units::cause) {
@@ -323,6 +325,6 @@ fn one_line(error: &anyhow::Error) -> String {
         }
     }
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    // Names in it may be a stranger's.
+    // Another user may have chosen a name in it: escape control characters.
     fathom_img::shown(&fathom_units::redacted(&line))
 }

@@ -1,4 +1,4 @@
-//! `fathom report`: what runs have to say.
+//! `fathom report`: reports the results of runs.
 
 use std::fs;
 use std::io::Write;
@@ -61,17 +61,17 @@ pub struct ReportArgs {
     slowest: Option<usize>,
 }
 
-/// A run to report: what people call it, and where its files are.
+/// A run to report, with its name in the report and the directory of its files.
 struct Source {
     name: String,
     dir: PathBuf,
     is_experiment: bool,
-    /// The experiment's run whose only cell this is.
+    /// Directory of the experiment, if `dir` is its only cell.
     experiment: Option<PathBuf>,
 }
 
 impl ReportArgs {
-    /// What is printed of a run that has just been made, or of others and it.
+    /// Returns the default arguments for these runs; `json` selects the output format.
     pub fn of(runs: Vec<PathBuf>, json: bool) -> ReportArgs {
         ReportArgs {
             runs,
@@ -86,7 +86,7 @@ impl ReportArgs {
     }
 }
 
-/// Runs the command. What is written to files is told on standard error.
+/// Runs the command. The names of written files go to standard error.
 pub fn run(args: ReportArgs) -> anyhow::Result<()> {
     for (name, given) in [("--csv", &args.csv), ("--perfetto", &args.perfetto)] {
         if args.runs.len() > 1 && given.is_some() {
@@ -108,7 +108,7 @@ pub fn run(args: ReportArgs) -> anyhow::Result<()> {
     }
 }
 
-/// What a run is reported as: an experiment whose only cell is a breakdown of requests is one.
+/// Loads a run. An experiment with a breakdown as its only cell is reported as that breakdown.
 fn source(dir: &Path) -> anyhow::Result<Source> {
     let run = Run::load(dir)?;
     let mut source = Source {
@@ -127,12 +127,12 @@ fn source(dir: &Path) -> anyhow::Result<Source> {
     Ok(source)
 }
 
-/// Runs whose requests are followed through layers.
+/// Reports runs that trace requests through the layers.
 fn requests(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
     write_perfetto(args, sources)?;
     let only_perfetto = args.perfetto.is_some() && !args.json;
     if only_perfetto && args.csv.is_none() && args.html.is_none() {
-        return Ok(()); // which needs no analysis
+        return Ok(()); // the Perfetto trace needs no analysis
     }
     let options = Options {
         slowest: args.slowest.unwrap_or(Options::default().slowest),
@@ -166,8 +166,8 @@ fn requests(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
     }
 }
 
-/// The experiment of the only run, where there is more to say of it than where its requests spend
-/// their time.
+/// Loads the experiment of the only source, whose table says more than where requests spend their
+/// time.
 fn judged(sources: &[Source]) -> anyhow::Result<Option<cells::Table>> {
     let [one] = sources else { return Ok(None) };
     let table = one.experiment.as_deref().map(cells::Table::load);
@@ -186,7 +186,7 @@ fn write_perfetto(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
     write(file, &render::perfetto::render(&source.dir, &limits)?)
 }
 
-/// Prints a run's tables, for the commands that have just made it.
+/// Prints the tables of a run, for commands that have just completed it.
 pub fn print_run(dir: &Path) -> anyhow::Result<()> {
     let source = source(dir)?;
     if source.is_experiment {
@@ -196,7 +196,7 @@ pub fn print_run(dir: &Path) -> anyhow::Result<()> {
     print_text(&[(source.name, analysis)])
 }
 
-/// What a run is called in a comparison.
+/// Returns the name of a run in a comparison.
 fn name_of(dir: &Path) -> String {
     let name = dir.file_name().unwrap_or(dir.as_os_str());
     name.to_string_lossy().into_owned()
@@ -219,7 +219,7 @@ fn style() -> Style {
     }
 }
 
-/// All tables as files of a directory, or the layers as the one file that is named.
+/// Writes all tables as files into a directory, or the layers into the named .csv file.
 fn write_csv(path: &Path, run: &Analysis) -> anyhow::Result<()> {
     let files = render::csv::render(run);
     if is_csv_file(path) {

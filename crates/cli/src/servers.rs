@@ -1,4 +1,4 @@
-//! The servers of this machine, and which of them is meant.
+//! Finds the servers on this host, and the one that a user names.
 
 use anyhow::{Context, anyhow, bail};
 use fathom_client::{Client, ClientError, place};
@@ -14,16 +14,16 @@ use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// A disk, as a server shows it.
+/// A disk, as the API describes it.
 #[derive(Deserialize)]
 pub struct Shown {
     state: Info,
-    /// An older server does not say.
+    /// Owner of the definition; absent from older servers.
     #[serde(default)]
     owner: Option<Owner>,
     #[serde(default)]
     options: Value,
-    /// An older server does not say.
+    /// Definition of the disk; absent from older servers.
     #[serde(default)]
     definition: Value,
 }
@@ -37,8 +37,9 @@ impl Shown {
         }
     }
 
-    /// Options in which the disk differs from its definition. (None, if a newer server has options of which this
-    /// program does not know.)
+    /// Returns the options in which the disk differs from its definition.
+    ///
+    /// The list is empty if a newer server has options that this program does not know.
     fn changed(&self) -> Vec<String> {
         let definition = DiskSpec::deserialize(&self.definition);
         let options = DiskSpec::deserialize(&self.options);
@@ -49,7 +50,7 @@ impl Shown {
     }
 }
 
-/// Tells the user how long a change of this disk lasts, if it is not kept.
+/// Tells the user that a change is temporary, if the disk is static.
 pub fn note_owner(disk: &str, owner: Option<Owner>) {
     if owner == Some(Owner::Static) {
         eprintln!(
@@ -59,23 +60,23 @@ pub fn note_owner(disk: &str, owner: Option<Owner>) {
     }
 }
 
-/// Likewise, by a server's reply to a change.
+/// Calls [`note_owner`] with the owner in a server's reply.
 pub fn note_reply(disk: &str, reply: &Value) {
     note_owner(disk, Owner::deserialize(&reply["owner"]).ok());
 }
 
-/// A host that has not told anything, and why.
+/// A host that has not responded, and why.
 #[derive(Debug, Serialize)]
 pub struct Failed {
     pub host: String,
     pub problem: String,
 }
 
-/// All of a server's, as it lists them.
+/// All disks of a server, as the API lists them.
 #[derive(Deserialize)]
 pub struct Disks {
     disks: Vec<Shown>,
-    /// Disks that are defined, but not served. (An older server does not say.)
+    /// Disks that are defined, but not served; absent from older servers.
     #[serde(default)]
     pub failed: Vec<FailedDisk>,
 }
@@ -93,17 +94,17 @@ impl Disks {
     }
 }
 
-/// The disks of a server.
+/// Returns the disks that a server serves.
 pub fn disks(server: &Client) -> Result<Vec<Info>, ClientError> {
     all_disks(server).map(Disks::infos)
 }
 
-/// The disks of a server, with those that are defined but not served.
+/// Returns all disks of a server, also those that are defined but not served.
 pub fn all_disks(server: &Client) -> Result<Disks, ClientError> {
     server.get(&["v1", "disks"]).send()
 }
 
-/// Those of this user that can be asked, by process id.
+/// Connects to all servers of this user; yields each one with its process id.
 pub fn running() -> impl Iterator<Item = (u32, Client)> {
     let all = place::all().into_iter();
     all.filter_map(|(pid, path)| Some((pid, Client::connect(&path).ok()?)))
@@ -112,7 +113,7 @@ pub fn running() -> impl Iterator<Item = (u32, Client)> {
 /// The directory of root's servers, which all users can list.
 const OF_ROOT: &str = "/run/fathom/control";
 
-/// Tells the user which servers a list lacks. `is_empty`: the list has no server.
+/// Tells the user which servers a list does not contain. `is_empty`: the list has no server.
 pub fn note_not_shown(is_empty: bool) {
     if let Some(note) = not_shown(is_empty) {
         eprintln!("fathom: {note}");
@@ -143,16 +144,17 @@ fn not_shown(is_empty: bool) -> Option<&'static str> {
     }
 }
 
-/// Whether a server of root runs. A killed server may have left its socket.
+/// Whether a server of root runs. A killed server may have left its socket, so this checks /proc.
 fn is_served_by_root() -> bool {
     let entries = fs::read_dir(OF_ROOT).into_iter().flatten().flatten();
     let mut pids = entries.filter_map(|entry| place::pid_of(&entry.path()));
     pids.any(|pid| Path::new("/proc").join(pid.to_string()).exists())
 }
 
-/// The server that is meant, and the disk, if that was named: `text` is a
-/// process id, the path of a server's socket, or a disk's name. A name comes before the socket of that
-/// name in this directory, which may be the disk's own.
+/// Finds a server, and the disk if `text` names one.
+///
+/// `text` is a process id, the path of a server's socket, or the name of a disk. A disk name takes
+/// precedence over a socket of that name in this directory, which may be the disk's own socket.
 pub fn find(text: &str) -> anyhow::Result<(Client, Option<String>)> {
     if let Ok(pid) = text.parse() {
         let path = place::entry_of(pid);
@@ -183,7 +185,7 @@ pub fn find(text: &str) -> anyhow::Result<(Client, Option<String>)> {
 /// Number of names that a message lists.
 const LISTED: usize = 5;
 
-/// Why `text` names neither a disk nor a server, and what there is instead.
+/// Explains that `text` names neither a disk nor a server, and suggests others.
 fn unknown(text: &str) -> String {
     let servers: Vec<_> = running().collect();
     if servers.is_empty() {
@@ -213,7 +215,7 @@ fn is_socket(path: &str) -> bool {
     fs::metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
-/// The server that is `named`, or the only one that there is.
+/// Returns the server `named`, or the only server on this host.
 pub fn named_or_only(named: Option<&str>) -> anyhow::Result<Client> {
     match named {
         Some(server) => Ok(find(server)?.0),
@@ -240,7 +242,11 @@ fn pids(servers: &[(u32, Client)]) -> String {
     pids.join(", ")
 }
 
-/// A path as a server sees it, which may have another working directory. The error is for the user.
+/// Returns an absolute path, because the server may have another working directory.
+///
+/// # Errors
+///
+/// Fails with a message for the user if the path is not UTF-8.
 pub fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     let absolute = std::path::absolute(path)?;
     match absolute.to_str() {

@@ -1,4 +1,4 @@
-//! `fathom show`: a disk, and how it is attached to a virtual machine.
+//! `fathom show`: shows a disk, and how to attach it to a virtual machine.
 
 use crate::stats::info;
 use crate::target::Target;
@@ -74,7 +74,7 @@ pub fn run(args: ShowArgs) -> anyhow::Result<()> {
         .context("the socket's path is not valid UTF-8")?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", form(&id_of(name), socket))?;
-    // For people: what is printed may go to a program.
+    // The note goes to stderr, because a program may read stdout.
     if args.form.libvirt {
         eprintln!("(vdb: or another name that the domain does not use)");
     }
@@ -90,7 +90,7 @@ const LIBVIRT_MEMORY: &str = "<memoryBacking><source type='memfd'/><access mode=
                               </memoryBacking>";
 const CLOUD_HYPERVISOR_MEMORY: &str = "--memory size=SIZE,shared=on";
 
-/// What all of them take for a name: letters, digits, - and _, a letter first.
+/// Returns an id that all VMMs accept: letters, digits, - and _, beginning with a letter.
 fn id_of(name: &str) -> String {
     let plain = |letter: char| match letter.is_ascii_alphanumeric() || letter == '-' {
         true => letter,
@@ -103,7 +103,7 @@ fn id_of(name: &str) -> String {
     }
 }
 
-/// A comma ends a value, two of them are one.
+/// Returns QEMU's options. In QEMU's option values, a comma is written twice.
 fn qemu(id: &str, socket: &str) -> String {
     let path = socket.replace(',', ",,");
     format!(
@@ -139,7 +139,7 @@ fn cloud_hypervisor(id: &str, socket: &str) -> String {
 }
 
 fn firecracker(id: &str, socket: &str) -> String {
-    // Its ids have no dashes.
+    // Ids of Firecracker have no dashes.
     let id = id.replace('-', "_");
     let drive = serde_json::json!({
         "drive_id": id, "is_root_device": false, "cache_type": "Writeback", "socket": socket

@@ -1,4 +1,4 @@
-//! `fathom slow`: the slowest requests of late.
+//! `fathom slow`: shows the slowest recent requests.
 
 use crate::target::Target;
 use clap::Args;
@@ -30,7 +30,7 @@ pub struct SlowArgs {
     json: bool,
 }
 
-/// What the API answers.
+/// The API's reply.
 #[derive(Deserialize)]
 struct Answer {
     requests: Vec<SlowRequest>,

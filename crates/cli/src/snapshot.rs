@@ -1,4 +1,4 @@
-//! `fathom snapshot`: disks that are kept as they are now, in a new image or in their own.
+//! `fathom snapshot`: takes snapshots of disks, as a new overlay or inside the image.
 
 use crate::servers::absolute;
 use crate::target::{Disk, Target};
@@ -96,7 +96,7 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<()> {
     }
 }
 
-/// `disk`: how the server shows a disk that it has switched to another image.
+/// Warns if the old image could not be marked. `disk` is the server's reply to a switch of images.
 pub fn warn_if_unmarked(disk: &serde_json::Value) {
     if let Some(problem) = disk["state"]["unmarked"].as_str() {
         eprintln!(

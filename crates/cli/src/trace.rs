@@ -50,7 +50,7 @@ pub struct TraceArgs {
     off: bool,
 }
 
-/// How long to wait for new records.
+/// Time to wait between two reads of new records.
 const PAUSE: Duration = Duration::from_millis(20);
 
 pub fn run(args: TraceArgs) -> anyhow::Result<()> {
@@ -100,7 +100,7 @@ fn print(mut reader: RingReader, json: bool, follow: bool) -> anyhow::Result<()>
         let live = reader.is_live();
         entries.clear();
         reader.poll(&mut entries)?;
-        // Each ring is in order; together they are sorted by their end.
+        // The records of each ring are in order. This merges all rings by the end of the requests.
         entries.sort_by_key(|entry| entry.record.stamps.last().copied());
         if reader.lost() > lost {
             report_loss(&mut out, reader.lost() - lost, json)?;
@@ -142,7 +142,7 @@ const HEAD: &str = "time (UTC)       operation    queue         offset       len
                     wake     queue       map    device    finish    notify     total (us) \
                     by     status";
 
-/// Time in each stage and in all, in ns.
+/// Returns the time in each stage and the total, in nanoseconds.
 fn times(header: &Header, entry: &Entry) -> [f64; 7] {
     let stamps = &entry.record.stamps;
     let mut times = [0.0; 7];
@@ -178,7 +178,7 @@ fn print_line(out: &mut impl Write, header: &Header, entry: &Entry) -> std::io::
     }
 }
 
-/// Hours, minutes, seconds and microseconds of a day in UTC.
+/// Formats a time as hours, minutes, seconds and microseconds of the day in UTC.
 fn clock_time(ns_since_epoch: u64) -> String {
     let us = ns_since_epoch / 1000;
     let seconds = us / 1_000_000;
@@ -212,7 +212,9 @@ fn to_json(header: &Header, entry: &Entry) -> Value {
     })
 }
 
-/// What another host knows it by. (JSON's numbers do not hold all cookies.)
+/// Converts the request's NBD cookie on the network to JSON.
+///
+/// Cookies are strings, because JSON's numbers cannot represent all of them.
 fn wire_json(wire: Wire) -> Value {
     let cookie = |cookie: u64| format!("{cookie:016x}");
     match wire {

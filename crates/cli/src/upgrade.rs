@@ -1,4 +1,4 @@
-//! `fathom upgrade`: another process goes on.
+//! `fathom upgrade`: replaces the process of a running server.
 
 use crate::servers::{absolute, find, running};
 use anyhow::bail;
@@ -76,7 +76,7 @@ fn all(args: &UpgradeArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The file that a process was started by, or another one that is there now.
+/// Returns the path of a process's program, where a new version may have replaced the file.
 fn program_of(pid: u32) -> Option<PathBuf> {
     let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     let path = path.as_os_str().as_bytes();
@@ -108,7 +108,7 @@ fn one(server: &Client, args: &UpgradeArgs) -> anyhow::Result<()> {
     }
 }
 
-/// A tenant that has not handed over, and why.
+/// Describes why a tenant was not replaced, or returns `None` if it was.
 fn stays(tenant: &Value) -> Option<String> {
     let problem = tenant["problem"].as_str()?;
     let name = tenant["tenant"].as_str().unwrap_or_default();

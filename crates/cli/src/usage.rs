@@ -9,7 +9,7 @@ use std::process::ExitCode;
 /// The exit status for wrong arguments.
 pub const EXIT: u8 = 2;
 
-/// Prints help as it is, and an error as one line. `command`: whose arguments these are.
+/// Prints help as it is, and an error as one line. `command` is the command with these arguments.
 pub fn report(error: &Error, command: &str) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -28,7 +28,7 @@ pub fn report(error: &Error, command: &str) -> ExitCode {
     }
 }
 
-/// The error, what to do, and where the help is.
+/// Returns the error, the remedy, and the command that prints help.
 fn line(error: &Error, command: &str) -> String {
     let text = match error.kind() {
         ErrorKind::UnknownArgument => unknown_argument(error),
@@ -55,9 +55,9 @@ fn strings(error: &Error, kind: ContextKind) -> Vec<String> {
     }
 }
 
-/// `; did you mean 'serve'?`, or nothing.
+/// Returns a suggestion such as `; did you mean 'serve'?`, or an empty string.
 fn suggestion(error: &Error, kind: ContextKind) -> String {
-    // The last one is the nearest.
+    // clap sorts suggestions by similarity; the last one is the most similar.
     match strings(error, kind).last() {
         Some(name) => format!("; did you mean '{name}'?"),
         None => String::new(),
@@ -96,7 +96,7 @@ fn unknown_command(error: &Error, command: &str) -> Option<String> {
     Some(format!("unknown command '{name}'{suggestion}"))
 }
 
-/// A value that is none of a few words.
+/// Describes a value that is not one of the possible values.
 fn invalid_value(error: &Error) -> Option<String> {
     let value = get(error, ContextKind::InvalidValue).filter(|value| !value.is_empty())?;
     let option = option_of(error)?;
@@ -107,7 +107,7 @@ fn invalid_value(error: &Error) -> Option<String> {
     Some(format!("{option}: invalid value '{value}'{advice}"))
 }
 
-/// `; use a, b or c`, or nothing.
+/// Returns a list such as `; use a, b or c`, or an empty string.
 fn one_of(words: &[String]) -> String {
     match words.split_last() {
         Some((last, [])) => format!("; use {last}"),
@@ -116,7 +116,7 @@ fn one_of(words: &[String]) -> String {
     }
 }
 
-/// A value that its parser does not accept.
+/// Describes a value that the option's parser rejects.
 fn refused_value(error: &Error) -> Option<String> {
     let value = get(error, ContextKind::InvalidValue)?;
     let option = option_of(error)?;
@@ -140,7 +140,7 @@ fn missing_arguments(error: &Error) -> Option<String> {
     }
 }
 
-/// `--queues` of `--queues <N>`.
+/// Returns the name of the option, such as `--queues` for `--queues <N>`.
 fn option_of(error: &Error) -> Option<String> {
     let argument = get(error, ContextKind::InvalidArg)?;
     argument.split_whitespace().next().map(str::to_owned)
@@ -167,7 +167,7 @@ fn plain_cause(cause: &str) -> String {
         Some((least, most))
     });
     match bounds {
-        // There is no limit but that of the type.
+        // The upper bound is only that of the integer type.
         Some((least, most)) if most >= i128::from(i64::MAX) - 1 => {
             format!("must be {least} or more")
         }
@@ -176,7 +176,7 @@ fn plain_cause(cause: &str) -> String {
     }
 }
 
-/// Replaces a value of an option for keys, which may be a key.
+/// Hides the value of an option whose name contains `key`, because it may be a secret.
 fn without_key(error: &Error, text: String) -> String {
     let is_key = get(error, ContextKind::InvalidArg).is_some_and(|arg| arg.contains("key"));
     match get(error, ContextKind::InvalidValue).filter(|value| is_key && !value.is_empty()) {
@@ -185,7 +185,7 @@ fn without_key(error: &Error, text: String) -> String {
     }
 }
 
-/// clap's paragraphs without usage and tips.
+/// Removes usage and tips from clap's message, and keeps the other paragraphs.
 fn paragraphs(text: &str) -> String {
     let text = text.split("\n\nUsage:").next().unwrap_or(text);
     let text = text

@@ -1,4 +1,4 @@
-//! `fathom bench DIR --workload`: FFSB's words for a load on the files of a directory.
+//! `fathom bench DIR --workload`: options with FFSB's terms for a load on the files of a directory.
 
 use std::path::Path;
 
@@ -66,12 +66,12 @@ enum Workload {
 }
 
 impl FilesArgs {
-    /// Whether files are to be loaded at all.
+    /// Whether the user wants a load on files.
     pub fn is_asked_for(&self) -> bool {
         self.workload.is_some()
     }
 
-    /// What these arguments say of a load in `dir`.
+    /// Returns the options of the load on the files in `dir`.
     pub fn options(&self, dir: &Path) -> anyhow::Result<Options> {
         let scaled = Options::new(dir).scaled(self.scale.unwrap_or(1.0))?;
         Ok(Options {

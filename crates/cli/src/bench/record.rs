@@ -1,5 +1,4 @@
-//! `fathom bench --output RUN`: what was measured as a cell of a run directory, for
-//! `fathom report`.
+//! `fathom bench --output RUN`: adds the result as a cell to a run directory, for `fathom report`.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -15,23 +14,23 @@ use fathom_units::short_size;
 
 const NAME: &str = "bench";
 
-/// What is recorded of a load.
+/// The settings and measurements of a load.
 pub struct Record {
     settings: BTreeMap<String, String>,
     measures: Vec<Measure>,
     seconds: f64,
 }
 
-/// Fails if nothing can be added there: said before anything is measured.
+/// Fails if no cell can be added to `dir`. Called before the measurement, to save the user's time.
 pub fn check(dir: &Path) -> anyhow::Result<()> {
     load(dir).map(drop)
 }
 
-/// Adds a cell to a run directory, or makes one.
+/// Adds a cell to a run directory, which is created if necessary.
 pub fn add(dir: &Path, record: Record) -> anyhow::Result<()> {
     let shown = dir.display();
     fs::create_dir_all(dir).with_context(|| format!("cannot create {shown}"))?;
-    // Whoever else adds to it waits until the directory has both the cell and its plan.
+    // The lock makes other writers wait until the directory has both the cell and its plan.
     let lock = File::open(dir).with_context(|| format!("cannot open {shown}"))?;
     lock.lock()
         .with_context(|| format!("cannot lock {shown}"))?;
@@ -47,15 +46,15 @@ pub fn add(dir: &Path, record: Record) -> anyhow::Result<()> {
         measures: record.measures,
         ..Cell::default()
     };
-    // A cell that no plan names would be overwritten by the next; a planned one that is not there
-    // would be missed.
+    // The cell is saved before the plan. A cell without a plan is overwritten by the next run, but
+    // a plan without its cell would be an error.
     cell.save(dir)?;
     run.save(dir)?;
     eprintln!("bench: added to {shown}: fathom report {shown}");
     Ok(())
 }
 
-/// The run that is there; None: nothing is.
+/// Loads the run in `dir`, or returns `None` if the directory is empty or missing.
 fn load(dir: &Path) -> anyhow::Result<Option<Run>> {
     let shown = dir.display();
     let is_empty = match fs::read_dir(dir) {
@@ -101,7 +100,7 @@ impl Record {
         }
     }
 
-    /// Of a load on a server or a file.
+    /// Returns the record of a load on a server or a file.
     pub fn of(report: &Report) -> Record {
         let settings = [
             ("target", report.target.clone()),
@@ -118,7 +117,7 @@ impl Record {
             let Direction {
                 op, ios, latency, ..
             } = one;
-            // Where there is only one kind its name says nothing.
+            // With one operation, its name is not needed as a prefix.
             let prefix = match report.operations.len() {
                 1 => String::new(),
                 _ => format!("{op}."),
@@ -141,7 +140,7 @@ impl Record {
         Record::new(settings, measures, report.runtime)
     }
 
-    /// Of a load on a file system.
+    /// Returns the record of a load on a file system.
     pub fn of_files(report: &files::Report) -> Record {
         let direct = if report.direct { "on" } else { "off" };
         let settings = [
@@ -162,7 +161,7 @@ impl Record {
     }
 }
 
-/// What a request costs the server or the load.
+/// Returns the CPU time per request of the server or the load generator.
 fn cpu(whose: &str, microseconds: f64, requests: u64) -> Measure {
     let (name, unit) = (format!("cpu.{whose}"), Unit::CpuMicrosecondsPerRequest);
     Measure::new(name, unit, microseconds, Better::Lower).of(requests)

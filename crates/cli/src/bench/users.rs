@@ -1,4 +1,4 @@
-//! Who uses the export of a server that a load is about to write to.
+//! Finds other users of an NBD export, before a load writes to it.
 
 use crate::servers::disks;
 use anyhow::bail;
@@ -8,11 +8,13 @@ use fathom_metrics::Info;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Who has just let go of a disk, a load before this one for example, has so long to be gone.
+/// Time for an earlier client, such as a previous load, to disappear from the list of users.
 const LEAVING: Duration = Duration::from_secs(1);
 
-/// Fails when the disk has other users. That is known of a Fathom on this host
-/// that this user may ask; others are not asked.
+/// Fails if the disk has other users.
+///
+/// Only a Fathom server on this host whose API this user can access reports its users. Other
+/// servers are not checked.
 pub fn refuse(server: &Nbd) -> anyhow::Result<()> {
     let client = server_pid(server)
         .and_then(place::entry_of)
@@ -36,10 +38,10 @@ pub fn refuse(server: &Nbd) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The disk that is exported, of those that the server has.
+/// Returns the server's disk with the export.
 fn disk_of(client: &Client, server: &Nbd) -> Option<Info> {
     let wanted = server.uri.export();
-    // Who names none gets the first.
+    // A client without an export name gets the first disk.
     let is_it = |export: &str| wanted.is_empty() || export == wanted;
     let is_it = |disk: &Info| disk.nbd.as_ref().is_some_and(|nbd| is_it(&nbd.export));
     disks(client).ok()?.into_iter().find(is_it)

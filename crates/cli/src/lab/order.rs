@@ -1,4 +1,4 @@
-//! `fathom lab run EXPERIMENT`: a command for each experiment, made from its description.
+//! `fathom lab run EXPERIMENT`: a subcommand for each experiment, built from its description.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use fathom_lab::experiment::{self, Experiment, Kind, Order, Parameter};
 
 use super::{How, Show};
 
-/// An experiment that was asked for.
+/// An experiment and the options for its run.
 pub struct Ordered {
     pub order: Order,
     output: Option<PathBuf>,
@@ -17,7 +17,7 @@ pub struct Ordered {
     pub how: How,
 }
 
-// What all experiments take. (A doc comment would become the command's description.)
+// Options of all experiments. (A doc comment would become the command's description.)
 #[derive(Debug, Args)]
 struct Common {
     /// Set a parameter by its name; repeatable
@@ -48,7 +48,7 @@ fn parse_setting(text: &str) -> Result<(String, String), String> {
 }
 
 impl Ordered {
-    /// Where the run directory will be.
+    /// Returns the path of the run directory.
     pub fn output(&self) -> PathBuf {
         let default = || default_output(self.order.experiment);
         self.output.clone().unwrap_or_else(default)
@@ -92,7 +92,7 @@ impl Ordered {
     }
 }
 
-/// Its rounds are within a cell.
+/// Whether the experiment repeats its rounds inside a cell.
 fn has_rounds(one: &dyn Experiment) -> bool {
     one.parameters()
         .iter()
@@ -143,7 +143,7 @@ fn argument(parameter: &Parameter) -> Arg {
         _ => argument,
     };
     match parameter.kind {
-        // `--poll` alone is on.
+        // `--poll` without a value means on.
         Kind::Switch => argument
             .value_name("on|off")
             .num_args(0..=1)
@@ -195,7 +195,7 @@ impl std::fmt::Debug for Ordered {
     }
 }
 
-/// A paragraph in lines that a terminal shows.
+/// Wraps a paragraph into lines of at most 79 bytes.
 pub fn wrapped(text: &str) -> String {
     const WIDTH: usize = 79;
     let mut lines: Vec<String> = Vec::new();
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(*filter, ["delay:read=1ms,write=2ms\npause"]);
     }
 
-    /// Its rounds are within a cell.
+    /// The experiment `wiki` repeats its rounds inside a cell.
     #[test]
     fn rounds_of_the_wiki_are_its_own() {
         let plan = plan(&["wiki", "--rounds", "5", "--poll"]).unwrap();

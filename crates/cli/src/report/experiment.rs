@@ -7,7 +7,7 @@ use fathom_report::cells::{self, Comparison, Table};
 
 use super::{ReportArgs, Source, is_csv_file, print, style, write, write_files};
 
-/// Reports one experiment's run, or compares two.
+/// Reports the run of one experiment, or compares two.
 pub(super) fn run(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
     for (name, given) in [
         ("--perfetto", args.perfetto.is_some()),
@@ -32,7 +32,7 @@ pub(super) fn run(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
     }
 }
 
-/// Fails unless a directory holds a run of that experiment, with which another one can be compared.
+/// Fails unless the directory holds a run of `experiment`, which a new run can be compared with.
 pub fn check(dir: &Path, experiment: &str) -> anyhow::Result<()> {
     let table = Table::load(dir)?;
     match table.experiment == experiment {
@@ -45,7 +45,7 @@ pub fn check(dir: &Path, experiment: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Prints a run's table, for the commands that have just made it.
+/// Prints the table of a run, for commands that have just completed it.
 pub fn print_run(dir: &Path) -> anyhow::Result<()> {
     print(&cells::terminal::report(&Table::load(dir)?, style()))
 }

@@ -230,7 +230,7 @@ fn more(state: &State, all: usize, shown: usize, what: &str) -> Option<Line<'sta
     ))
 }
 
-/// Returns the slowest requests, in a sixth of the screen at most.
+/// Returns the slowest requests: a sixth of the screen's lines, but at least two.
 fn slow(state: &State) -> Vec<Line<'static>> {
     let Slow::Some(requests) = &state.slow else {
         return Vec::new();

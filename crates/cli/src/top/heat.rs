@@ -1,28 +1,28 @@
-//! A heat map: how many requests took how long, interval by interval.
+//! A heat map of latencies: number of requests by latency and interval.
 
 use super::look::LEVELS;
 use super::model::Tick;
 use fathom_metrics::{BUCKETS_PER_DOUBLING, bucket_ns};
 use std::collections::BTreeMap;
 
-/// What it shows at most, in seconds.
+/// Minimum time span of the map in seconds.
 const SPAN: f64 = 120.0;
-/// It has two doublings at least, so that a little is not made to look like much.
+/// Minimum height of the map in buckets: two doublings, so that small differences look small.
 const LEAST: u32 = 2 * BUCKETS_PER_DOUBLING;
 
-/// Rows from the longest time to the shortest, in each the columns from the oldest to now.
+/// The rows go from the longest latency to the shortest, the columns from the oldest to now.
 #[derive(Debug, PartialEq)]
 pub struct HeatMap {
-    /// 0: nothing; up to [`LEVELS`].
+    /// Shade of each cell: 0 for no requests, up to [`LEVELS`].
     pub rows: Vec<Vec<u8>>,
-    /// Where each row begins, in microseconds.
+    /// Lower bound of each row in microseconds.
     pub from_us: Vec<f64>,
-    /// What a column is, in seconds.
+    /// Duration of a column in seconds.
     pub column_seconds: f64,
 }
 
 impl HeatMap {
-    /// None: there were no requests.
+    /// Builds the map of these intervals, or returns `None` without requests.
     pub fn of<'a>(
         ticks: impl DoubleEndedIterator<Item = &'a Tick> + Clone,
         columns: usize,
@@ -30,7 +30,7 @@ impl HeatMap {
     ) -> Option<HeatMap> {
         let last = ticks.clone().next_back()?;
         let seconds = last.seconds.max(0.1);
-        // A column has several intervals where the span would not fit; always the same ones together.
+        // A column has several intervals if [`SPAN`] does not fit; numbers keep the groups stable.
         let together = (SPAN / seconds / columns.max(1) as f64).ceil().max(1.0) as u64;
         let newest = last.number / together;
         let column_of = |tick: &Tick| {
@@ -50,7 +50,7 @@ impl HeatMap {
         let rows = u32::try_from(rows.max(1)).unwrap_or(1);
         let span = (highest - lowest + 1).max(LEAST);
         let each = span.div_ceil(rows);
-        // What is more than is needed is half below.
+        // Half of the spare rows is below the data.
         let spare = (rows * each).saturating_sub(highest - lowest + 1);
         let base = lowest.saturating_sub(spare / 2);
         let mut counts = vec![vec![0; columns]; rows as usize];
@@ -71,8 +71,10 @@ impl HeatMap {
     }
 }
 
-/// Where the map begins: a few requests that take no time, such as flushes of what is clean, are in its
-/// lowest row, so that the others have room. (Those that take long are never left out.)
+/// Returns the lowest bucket of the map.
+///
+/// The fastest 2% of the requests, such as flushes of clean disks, may be below it and appear in
+/// the lowest row. This leaves room for the others. Slow requests are never left out.
 fn lowest(cells: &BTreeMap<(u32, usize), u64>) -> Option<u32> {
     let few = cells.values().sum::<u64>() / 50;
     let mut below = 0;
@@ -83,7 +85,7 @@ fn lowest(cells: &BTreeMap<(u32, usize), u64>) -> Option<u32> {
     first.map(|((bucket, _), _)| *bucket)
 }
 
-/// By the logarithm: a single request is seen beside a million.
+/// Returns the shade on a logarithmic scale, so that one request is visible beside a million.
 fn level(n: u64, most: u64) -> u8 {
     match n {
         0 => 0,
@@ -120,7 +122,7 @@ mod tests {
         assert_eq!(used, [(0, 199), (9, 198), (9, 199)]);
         assert_eq!((at(0, 199), at(9, 199)), (1, LEVELS));
         assert!(map.from_us.is_sorted_by(|a, b| a > b));
-        // 2^10 ns.
+        // The lower bound is 2^10 ns.
         assert!((map.from_us[9] - 1.024).abs() < 0.001, "{:?}", map.from_us);
     }
 

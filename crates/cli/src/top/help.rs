@@ -1,4 +1,4 @@
-//! The boxes in front of the table: keys, and columns to choose from.
+//! Dialogs in front of the table: the keys, and the columns to choose from.
 
 use super::columns::Column;
 use super::keys::letter_of;

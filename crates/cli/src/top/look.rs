@@ -1,19 +1,19 @@
-//! What a terminal can show, and how things look there.
+//! The abilities of the terminal, and the styles that depend on them.
 
 use fathom_trace::Stage;
 use ratatui::style::{Color, Modifier, Style};
 use std::env::var;
 
-/// How many shades a heat map has.
+/// Number of shades of a heat map.
 pub const LEVELS: u8 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
     pub colour: bool,
-    /// 256 of them.
+    /// Whether the terminal has 256 colours.
     pub many: bool,
     pub unicode: bool,
-    /// The cursor goes where it is told to.
+    /// Whether the cursor can be moved.
     pub can_move: bool,
 }
 
@@ -70,7 +70,7 @@ impl Look {
         self.coloured(Color::Yellow)
     }
 
-    /// A stage's part of a bar.
+    /// Returns the character and style of a stage in a bar.
     pub fn stage(&self, stage: Stage) -> (char, Style) {
         let (letter, basic, fine) = match stage {
             Stage::Wake => ('w', Color::Cyan, 80),
@@ -89,7 +89,7 @@ impl Look {
         (if block { '█' } else { letter }, self.coloured(colour))
     }
 
-    /// A shade of a heat map, 0 to [`LEVELS`].
+    /// Returns the character and style of a shade of a heat map, 0 to [`LEVELS`].
     pub fn heat(&self, level: u8) -> (char, Style) {
         let index = usize::from(level.min(LEVELS));
         if self.many && level > 0 {
@@ -116,7 +116,7 @@ impl Look {
         if self.unicode { '─' } else { '-' }
     }
 
-    /// What stands for the rest of a text.
+    /// Returns the character that replaces the rest of a cut text.
     pub fn more(&self) -> char {
         if self.unicode { '…' } else { '~' }
     }
@@ -129,7 +129,7 @@ impl Look {
         if self.unicode { '▲' } else { '^' }
     }
 
-    /// A name that anybody may have chosen: nothing in it plays with the terminal.
+    /// Replaces control characters in a name from outside, which could control the terminal.
     pub fn clean(&self, text: &str) -> String {
         let strange = |c: char| c.is_control() || (!self.unicode && !c.is_ascii());
         let shown = text.chars().map(|c| if strange(c) { '?' } else { c });

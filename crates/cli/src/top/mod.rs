@@ -1,12 +1,12 @@
-//! `fathom top`: what all disks do right now, on a screen, as text, or in JSON.
+//! `fathom top`: shows the present load of all disks, on a screen, as text, or as JSON.
 //!
-//! - `feed` is where samples come from: servers that come and go;
-//! - `model` is what is known of them, `columns` what a table shows of each disk, `words` how figures
-//!   are written;
-//! - `state` is what somebody looks at, `keys` changes that;
-//! - `view` makes a frame of it: `table` of all disks, `detail` of one with its `heat` map and what is
-//!   `slow`, `help` in front of these; `look` says what a terminal can show;
-//! - `screen` has the terminal, `plain` is for who has none.
+//! - `feed` receives samples from servers, which may start and stop;
+//! - `model` stores the samples, `columns` defines the columns of the table, `words` formats
+//! figures;
+//! - `state` is the present view, and `keys` changes it;
+//! - `view` draws a frame: the `table` of all disks, or the `detail` of one disk with its `heat`
+//! map and `slow` requests, and `help` above them; `look` adapts to the terminal's abilities;
+//! - `screen` controls the terminal, `plain` writes text or JSON without one.
 
 mod columns;
 mod detail;
@@ -37,11 +37,11 @@ use state::State;
 use std::io::{IsTerminal, stdout};
 use std::time::Duration;
 
-/// What an interval may be, as the server has it.
+/// Range of sampling intervals, the same as in the server.
 const INTERVALS: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(500)..=Duration::from_secs(60);
 
-/// For each answer of a server here.
+/// Timeout for each reply of a server on this host.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Show the load and latency of all disks, live
@@ -123,7 +123,7 @@ pub fn run(args: TopArgs) -> anyhow::Result<()> {
     show(args.view, which, PATIENCE)
 }
 
-/// Until somebody has seen enough. `patience`: for each answer.
+/// Shows the disks until the user quits. `patience` is the timeout for each reply.
 pub fn show(view: View, which: Which, patience: Duration) -> anyhow::Result<()> {
     let look = Look::of_environment();
     let count = if view.once { Some(1) } else { view.count };

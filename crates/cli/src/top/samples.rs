@@ -3,7 +3,7 @@
 use super::look::Look;
 use fathom_metrics::{DiskSample, Figures, Limiter, LimiterKind, OpSample, Sample, WorkerSample};
 
-/// Everything that a modern terminal has.
+/// Returns the abilities of a modern terminal.
 pub fn look() -> Look {
     Look {
         colour: true,
@@ -13,7 +13,7 @@ pub fn look() -> Look {
     }
 }
 
-/// A disk with so many reads of 4 KiB a second, of 80 us each.
+/// Returns a disk with `iops` reads of 4 KiB per second, which take 80 us each.
 pub fn disk(name: &str, iops: f64) -> DiskSample {
     let some = |us: f64| (iops > 0.0).then_some(us);
     let stages = [("queue", 20.0), ("device", 60.0), ("wake", 0.0)];

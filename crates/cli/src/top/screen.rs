@@ -1,4 +1,4 @@
-//! The terminal: taken into use and given back, whatever happens.
+//! The screen of `fathom top`: sets the terminal up, and restores it on every kind of exit.
 
 use super::feed::{Feed, News};
 use super::keys::{Effect, press};
@@ -20,13 +20,13 @@ use signal_hook::low_level::emulate_default_handler;
 use std::io::{Stdout, stdout};
 use std::time::{Duration, Instant};
 
-/// How late a sample may be shown. (Keys are seen at once.)
+/// Time to wait for a key, after which new samples are shown. Keys take effect immediately.
 const TURN: Duration = Duration::from_millis(100);
-/// How often slow requests are asked for; where there are none to be had, less often.
+/// Interval between requests for slow requests; longer while the server reports none.
 const SLOW: Duration = Duration::from_secs(2);
 const NO_SLOW: Duration = Duration::from_secs(30);
 
-/// The terminal in our hands; as it was when dropped.
+/// The terminal in raw mode with the alternate screen; restores it when dropped.
 struct Taken;
 
 impl Taken {
@@ -34,7 +34,8 @@ impl Taken {
         enable_raw_mode()?;
         let taken = Taken;
         execute!(stdout(), EnterAlternateScreen, Hide)?;
-        // The message of a panic is to be read, and a release build has no destructors then.
+        // A panic must restore the terminal first so that its message is visible. Release builds
+        // abort without running destructors.
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             give_back();
@@ -45,7 +46,7 @@ impl Taken {
 }
 
 fn give_back() {
-    // There may be no terminal any more.
+    // The terminal may be gone.
     let _ = execute!(stdout(), Show, LeaveAlternateScreen);
     let _ = disable_raw_mode();
 }
@@ -62,14 +63,15 @@ pub fn run(mut state: State, feed: &Feed, count: Option<u64>) -> anyhow::Result<
     look(&mut state, feed, count)
 }
 
-/// Give the terminal back and end when a signal says so: on a thread of its own, for who reads keys of a
-/// terminal that is gone does so without end.
+/// Starts a thread that restores the terminal and exits on a signal.
+///
+/// The thread is necessary because reading keys never returns once the terminal is gone.
 fn end_by_signals() -> std::io::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let body = move || {
         for number in signals.forever() {
             give_back();
-            // Whoever has sent it sees that it was by it.
+            // The default action lets the sender see that the signal ended the process.
             if emulate_default_handler(number).is_err() {
                 std::process::exit(1);
             }
@@ -79,7 +81,7 @@ fn end_by_signals() -> std::io::Result<()> {
     builder.spawn(body).map(drop)
 }
 
-/// Until somebody has seen enough.
+/// Shows the disks until the user quits or `count` intervals have passed.
 fn look(state: &mut State, feed: &Feed, count: Option<u64>) -> anyhow::Result<()> {
     let mut terminal = Terminal::new(CrosstermBackend::new(stdout()))?;
     let mut asked = Asked::default();
@@ -101,7 +103,8 @@ fn look(state: &mut State, feed: &Feed, count: Option<u64>) -> anyhow::Result<()
         }
         let now = Instant::now();
         for news in feed.take(Duration::ZERO) {
-            // Servers have about the same intervals: those of the first one are counted.
+            // All servers have about the same intervals, so only those of the first one are
+            // counted.
             if let News::Sample(server, _) = &news {
                 let first = state.model.rows().first().map(|row| row.server.to_owned());
                 intervals += u64::from(first.is_none_or(|first| first == *server));
@@ -130,7 +133,7 @@ fn show(
     Ok(())
 }
 
-/// When slow requests were asked for last.
+/// Time of the last request for slow requests.
 #[derive(Default)]
 struct Asked(Option<Instant>);
 

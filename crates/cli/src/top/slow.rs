@@ -1,4 +1,4 @@
-//! Slow requests of a disk, as its server tells them.
+//! Slow requests of a disk, as its server reports them.
 
 use super::words::time;
 use fathom_trace::SlowRequest;
@@ -6,15 +6,15 @@ use fathom_units::Utc;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Of the disk that is looked at.
+/// Slow requests of the disk whose details are shown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Slow {
-    /// Not known yet.
+    /// The server has not replied yet.
     #[default]
     Unknown,
-    /// The server tells none.
+    /// The server does not report slow requests.
     None,
-    /// A line each.
+    /// One line for each request.
     Some(Vec<String>),
 }
 

@@ -1,4 +1,4 @@
-//! What somebody looks at.
+//! The state of the view.
 
 use super::columns::Column;
 use super::feed::News;
@@ -7,16 +7,16 @@ use super::model::{Key, Model, Row};
 use super::slow::Slow;
 use std::time::{Duration, Instant};
 
-/// What is in front of everything else.
+/// A dialog in front of the view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Overlay {
     Nothing,
     Help,
-    /// Which columns are shown.
+    /// Selection of the visible columns.
     Fields,
-    /// What disks are sorted by.
+    /// Selection of the column to sort by.
     Order,
-    /// A line that is being written.
+    /// Input line for the filter, with the text so far.
     Filter(String),
     Interval(String),
 }
@@ -25,21 +25,21 @@ pub struct State {
     pub model: Model,
     pub look: Look,
     pub interval: Duration,
-    /// Those that are shown, in the order of [`Column::ALL`].
+    /// Visible columns, in the order of [`Column::ALL`].
     pub columns: Vec<Column>,
     pub sort: Column,
     pub reversed: bool,
     pub filter: String,
-    /// Only disks that somebody uses.
+    /// Whether only disks in use are shown.
     pub used_only: bool,
     pub selected: Option<Key>,
-    /// The disk that is looked at; None: all of them.
+    /// The disk whose details are shown, or `None` for the table of all disks.
     pub detail: Option<Key>,
     pub slow: Slow,
     pub overlay: Overlay,
-    /// One line for the user, until the next key.
+    /// Message for the user, until the next key.
     pub note: Option<String>,
-    /// Letters and lines of the terminal.
+    /// Size of the terminal in columns and lines.
     pub size: (u16, u16),
 }
 
@@ -78,7 +78,7 @@ impl State {
         }
     }
 
-    /// The disks that are shown, in order.
+    /// Returns the visible disks, in order.
     pub fn rows(&self) -> Vec<Row<'_>> {
         let wanted = self.filter.to_lowercase();
         let has = |text: &str| text.to_lowercase().contains(&wanted);
@@ -96,7 +96,7 @@ impl State {
         rows
     }
 
-    /// Which of them is selected: the first one, if the one that was is not there.
+    /// Returns the index of the selected disk, or 0 if it is not visible.
     pub fn index(&self, rows: &[Row<'_>]) -> usize {
         let selected = self.selected.as_ref();
         let found = selected.and_then(|key| {
@@ -106,7 +106,7 @@ impl State {
         found.unwrap_or(0)
     }
 
-    /// Select another one, so many lines below or above.
+    /// Moves the selection by so many lines, down if positive.
     pub fn step(&mut self, by: isize) {
         let rows = self.rows();
         let index = self.index(&rows).saturating_add_signed(by);
@@ -124,7 +124,7 @@ impl State {
         self.model.forget_histories();
     }
 
-    /// Look at the disk that is selected, and at nothing else.
+    /// Shows the details of the selected disk.
     pub fn enter(&mut self) {
         let rows = self.rows();
         let key = rows.get(self.index(&rows)).map(Row::key);

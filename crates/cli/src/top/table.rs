@@ -15,7 +15,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let rows = state.rows();
     let columns = fit(&state.columns, usize::from(area.width), &rows);
     let selected = state.index(&rows);
-    // Where there is no room for the hint of the disk that is selected, it has a line of its own.
+    // If the selected disk's hint does not fit into its column, the hint gets a line of its own.
     let hint = rows.get(selected).map(|row| Column::Hint.cell(row));
     let needed = hint.map_or(0, |hint| hint.chars().count());
     let has_hint =
@@ -111,7 +111,7 @@ fn line(
     }
 }
 
-/// Where the mean request spent its time: as many letters for each stage as it had of that.
+/// Draws the mean request's time as a bar: each stage has a part of `width` characters.
 pub fn bar(look: &Look, row: &Row<'_>, width: usize) -> Vec<Span<'static>> {
     let stages = row.stages().unwrap_or_default();
     let total: f64 = stages.iter().sum();

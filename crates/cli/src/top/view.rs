@@ -1,4 +1,4 @@
-//! A frame of what somebody looks at.
+//! Draws a frame of the view.
 
 use super::state::{Overlay, State};
 use super::words::{megabytes, rate, time_or_dash};
@@ -31,7 +31,7 @@ pub fn draw(frame: &mut Frame<'_>, state: &State) {
     }
 }
 
-/// What all of it adds up to, and what is shown.
+/// Returns the header: the totals of all servers and the settings of the view.
 fn head_lines(state: &State) -> [Line<'static>; 2] {
     let rows = state.rows();
     let totals = state.model.totals(&rows);
@@ -73,7 +73,7 @@ fn head_lines(state: &State) -> [Line<'static>; 2] {
     [first.into(), second.into()]
 }
 
-/// What is left out comes first: it must be seen.
+/// Returns the settings. The filter comes first, because the user must see that disks are hidden.
 fn settings(state: &State) -> String {
     let order = if state.reversed { "up" } else { "down" };
     let mut all = Vec::new();
@@ -88,7 +88,7 @@ fn settings(state: &State) -> String {
     format!(" {}", all.join(", "))
 }
 
-/// What there is to say, or what is being written, or which keys there are.
+/// Returns the footer: an input line, a note or problem, or the main keys.
 fn foot_line(state: &State, area: Rect) -> Line<'static> {
     let written = |what: &str, text: &str| {
         Line::from(vec![

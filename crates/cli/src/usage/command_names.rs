@@ -1,8 +1,8 @@
-//! Commands by the names that users of other programs try.
+//! Suggests commands for names from other programs.
 
 use clap::Command;
 
-/// Names of other programs, with commands of this one.
+/// Command names of other programs, with Fathom's commands.
 static TOP: &[(&str, &[&str])] = &[
     ("stop", &["quit"]),
     ("shutdown", &["quit"]),
@@ -26,7 +26,7 @@ static TOP: &[(&str, &[&str])] = &[
     ("version", &["--version"]),
 ];
 
-/// Names of subcommands, with those that mean the same here.
+/// Subcommand names of other programs, with Fathom's equivalents.
 static BELOW: &[(&str, &str)] = &[
     ("delete", "remove"),
     ("rm", "remove"),

@@ -1,4 +1,4 @@
-//! `fathom bench --serve`: waits for clients, and loads what it was started with.
+//! `fathom bench --serve`: waits for clients, and runs their loads on this agent's target.
 
 use super::wire::{Done, Message, Wire};
 use crate::bench::{BenchArgs, users};
@@ -13,20 +13,20 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// For what a client says before its load runs.
+/// Timeout for a client's messages before its load runs.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Until all the others are ready.
+/// Timeout for the client's start message, which it sends when all hosts are ready.
 const READY: Duration = Duration::from_secs(120);
-/// Clients at once.
+/// Maximum number of clients at a time.
 const CLIENTS: usize = 16;
 
-/// One load at a time.
+/// Held while a load runs: only one runs at a time.
 static RUNNING: Mutex<()> = Mutex::new(());
 static CONNECTED: AtomicUsize = AtomicUsize::new(0);
 
 type Socket = StreamOwned<ServerConnection, TcpStream>;
 
-/// Until the process is ended.
+/// Serves clients until the process ends.
 pub fn serve(args: &BenchArgs, address: &str, certificates: &Path) -> anyhow::Result<()> {
     let options = Options {
         target: args.target()?,
@@ -44,7 +44,7 @@ pub fn serve(args: &BenchArgs, address: &str, certificates: &Path) -> anyhow::Re
     std::thread::scope(|scope| {
         loop {
             let Ok((client, peer)) = listener.accept() else {
-                // There are too many files, say.
+                // The process may have too many open files, for example.
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             };
@@ -124,7 +124,7 @@ fn run(wire: &mut Wire<Socket>, options: &Options, may_overwrite: bool) -> anyho
     let mut began = None;
     let report = fathom_load::run(options, &mut |progress| {
         began.get_or_insert_with(|| begin.elapsed().saturating_sub(progress.elapsed));
-        // Whatever the client says now is that it has seen enough, or has gone.
+        // Any input from the client now is a request to stop, or the end of the connection.
         let mut polled = [PollFd::new(&socket, PollFlags::IN | PollFlags::RDHUP)];
         if poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) {
             options.load.stop.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! `fathom bench --client`: asks agents for a load, all at one instant.
+//! `fathom bench --client`: starts loads on several agents at one instant.
 
 use super::PORT;
 use super::terms::Terms;
@@ -16,11 +16,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// For each step before the load.
+/// Timeout for each step before the load.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often somebody looks whether it is to end early.
+/// Interval at which the client checks whether to stop early.
 const LOOK: Duration = Duration::from_millis(200);
-/// Beyond what a load is to take, its agent may take so long to end and to tell.
+/// Time for an agent to stop and report, in addition to the duration of its load.
 const LATE: Duration = Duration::from_secs(60);
 
 #[derive(Args, Debug)]
@@ -83,14 +83,14 @@ pub struct Clients {
 
 type Socket = StreamOwned<ClientConnection, TcpStream>;
 
-/// When a host was told to go, and when it had heard.
+/// When the client sent the start message to a host, and when it received the confirmation.
 #[derive(Clone, Copy)]
 struct Gone {
     told: Instant,
     heard: Instant,
 }
 
-/// A host, and its load.
+/// A host and its load.
 #[derive(Clone)]
 pub struct Part {
     pub host: String,
@@ -98,7 +98,7 @@ pub struct Part {
 }
 
 impl Clients {
-    /// All with the same load.
+    /// Returns all hosts, each once, with the same load.
     pub fn parts(&self, load: &Load) -> Vec<Part> {
         let mut hosts = self.client.clone();
         hosts.sort();
@@ -111,10 +111,13 @@ impl Clients {
     }
 }
 
-/// What all hosts have measured; it is still to be merged. Fails before any load has begun where one of them
-/// cannot have it.
+/// Runs the loads and returns the unmerged results of all hosts.
+///
+/// # Errors
+///
+/// Fails before any load has started if one of the hosts cannot run its load.
 pub fn run(args: &Clients, parts: &[Part]) -> anyhow::Result<Told> {
-    // All are ready, or none has to go.
+    // No load starts unless all hosts are ready.
     let (ready, refusals) = (Barrier::new(parts.len()), Mutex::new(Vec::new()));
     let one = |Part { host, load }: &Part| {
         let wire = Terms::of(load).and_then(|terms| prepare(args, host, &terms));
@@ -159,8 +162,8 @@ pub fn run(args: &Clients, parts: &[Part]) -> anyhow::Result<Told> {
             None => told.fail(host, "the thread for this host has panicked"),
         }
     }
-    // Nobody knows a host's clock; but each began after it was told to, and what it said then was heard
-    // later.
+    // The hosts' clocks are unknown. But each load began between two bounds: its delay after the
+    // start message was sent, and its delay after the confirmation was received.
     let begins: Option<Vec<_>> = begins.into_iter().collect();
     told.spread = begins.and_then(|begins| {
         let first = begins.iter().map(|(earliest, _)| *earliest).min()?;
@@ -174,7 +177,7 @@ fn lock(refusals: &Mutex<Vec<String>>) -> std::sync::MutexGuard<'_, Vec<String>>
     refusals.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Up to where the agent waits.
+/// Connects to an agent and sends the load; returns when the agent is ready to start.
 fn prepare(args: &Clients, host: &str, terms: &Terms) -> anyhow::Result<Wire<Socket>> {
     let (name, port) = split_host(host, PORT).context("not HOST or HOST:PORT")?;
     let files = ClientFiles::of(args.certificates.as_deref());
@@ -213,7 +216,7 @@ fn refusal(message: Message) -> anyhow::Error {
     }
 }
 
-/// Has it go, and waits for its end.
+/// Starts the load and waits for its result.
 fn go(mut wire: Wire<Socket>, load: &Load) -> anyhow::Result<(Gone, Done)> {
     let told = Instant::now();
     wire.send(&Message::Go)?;

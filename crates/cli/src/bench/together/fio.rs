@@ -1,5 +1,7 @@
-//! The same by fio: its servers (`fio --server`) wait on each host, and its client has them begin together.
-//! It adds up what they have measured, but for percentiles: those are made here, of its histograms.
+//! Runs the loads with fio: `fio --server` waits on each host, and fio's client starts all at once.
+//!
+//! fio's own sums are ignored: they have no percentiles, so the hosts' results and histograms are
+//! merged here.
 
 use super::told::{Host, Told};
 use anyhow::{Context, bail};
@@ -14,15 +16,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Where its servers listen.
+/// Default port of fio's servers.
 const PORT: u16 = 8765;
 const LOOK: Duration = Duration::from_millis(100);
-/// fio's words for operations, and those here.
+/// fio's names for operations, with Fathom's.
 const OPERATIONS: [(&str, &str); 3] = [("read", "read"), ("write", "write"), ("trim", "discard")];
-/// What it calls their sum.
+/// fio's name for the sum of all clients.
 const SUM: &str = "All clients";
 
-/// What all hosts have measured of a job file. `stop`: they are to end early.
+/// Runs a job file on all hosts and returns the results. `stop` ends the jobs early.
 pub fn run(hosts: &[String], job: &Path, stop: &AtomicBool) -> anyhow::Result<Told> {
     let mut fio = Command::new("fio");
     fio.arg("--output-format=json+");
@@ -32,7 +34,7 @@ pub fn run(hosts: &[String], job: &Path, stop: &AtomicBool) -> anyhow::Result<To
         fio.arg(format!("--client={name},{port}")).arg(job);
     }
     let said = output(&mut fio, stop)?;
-    // Its servers' words come first.
+    // Messages of fio's servers precede the JSON.
     let json = said
         .find("\n{")
         .map(|at| &said[at..])
@@ -48,7 +50,7 @@ fn first_line(said: &str) -> &str {
         .unwrap_or("no message")
 }
 
-/// All that it says.
+/// Runs fio and returns its standard output.
 fn output(fio: &mut Command, stop: &AtomicBool) -> anyhow::Result<String> {
     fio.stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -81,16 +83,16 @@ fn output(fio: &mut Command, stop: &AtomicBool) -> anyhow::Result<String> {
 fn read(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What there is of it.
+        // After an error, use the output so far.
         let _ = from.map(|mut from| from.read_to_end(&mut bytes));
         String::from_utf8_lossy(&bytes).into_owned()
     })
 }
 
-/// It ends its jobs then, and tells of them.
+/// Interrupts fio, which then ends its jobs and reports their results.
 fn interrupt(child: &Child) {
     if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
-        // It may just have ended.
+        // The process may have ended in the meantime.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
     }
 }
@@ -123,7 +125,7 @@ fn understand(told: &Value) -> anyhow::Result<Told> {
     Ok(merged)
 }
 
-/// None: there were no such requests.
+/// Returns the results of an operation, or `None` without such requests.
 fn direction(told: &Value, op: &str) -> Option<Direction> {
     let ios = told["total_ios"].as_u64().filter(|ios| *ios > 0)?;
     let latency = &told["clat_ns"];
@@ -148,7 +150,7 @@ fn direction(told: &Value, op: &str) -> Option<Direction> {
     })
 }
 
-/// fio names a bucket by what is in its middle; each is about 1% wide.
+/// Converts fio's histogram. fio names a bucket by its middle; each is about 1% wide.
 fn histogram(bins: &Map<String, Value>) -> Vec<Bucket> {
     let bucket = |(ns, n): (&String, &Value)| {
         let ns: f64 = ns.parse().ok()?;

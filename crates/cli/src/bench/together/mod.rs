@@ -1,11 +1,12 @@
-//! Loads of many hosts that begin together: agents (`fathom bench --serve`) wait on each host, each with a
-//! disk to load; a client (`--client`) says what load it is to be, lets all of them go at once, and merges
-//! what they have measured.
+//! Loads on many hosts that begin together.
 //!
-//! - `wire` is what the two say to each other, `terms` the load;
-//! - `agent` waits and loads, `client` asks; `fio` does the same by fio's servers,
-//!   `noise` compares some with and without others;
-//!   `told` is what comes of it.
+//! An agent (`fathom bench --serve`) waits on each host with a disk to load. A client (`--client`)
+//! sends the load, starts all agents at once, and merges the results.
+//!
+//! - `wire` is the protocol between both, and `terms` the load in it;
+//! - `agent` and `client` are the two sides; `fio` uses fio's servers instead;
+//! - `noise` compares the results of some hosts with and without the load of others;
+//! - `told` merges the results.
 
 mod agent;
 mod client;
@@ -20,5 +21,5 @@ pub use client::{Clients, run};
 pub use fio::run as run_fio;
 pub use noise::Noise;
 
-/// Where agents listen, unless it is said.
+/// Default port of agents.
 const PORT: u16 = 9827;

@@ -1,4 +1,4 @@
-//! Noisy neighbours: what some hosts measure alone, and beside the load of others, in turn.
+//! Noisy neighbours: measures some hosts alone and beside the load of others, in turn.
 
 use super::client::{Clients, Part, run};
 use super::told::{Together, Told};
@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// So much longer than what is measured, noise is made.
+/// Time that the noise runs longer than the measured load.
 const LONGER: Duration = Duration::from_secs(1);
 
 #[derive(Args, Debug)]
@@ -53,15 +53,17 @@ pub struct Noise {
     rounds: u16,
 }
 
-/// What was measured in one round.
+/// The results of one round, alone and with noise.
 #[derive(Debug, Serialize)]
 struct Round {
     alone: Vec<Together>,
     beside: Vec<Together>,
 }
 
-/// An operation. Ratios are beside by alone, of the same round each; the median of them, the least and the
-/// greatest.
+/// Comparison of one operation.
+///
+/// A ratio is the result with noise divided by the result alone, of the same round. It has the
+/// median, the minimum and the maximum of all rounds.
 #[derive(Debug, Serialize)]
 struct Compared {
     op: String,
@@ -87,7 +89,7 @@ pub struct Noisy {
 }
 
 impl Noise {
-    /// Compares; `load` is that of the hosts that are measured.
+    /// Runs the rounds and compares them. `load` is the load of the measured hosts.
     pub fn run(&self, args: &Clients, load: &Load) -> anyhow::Result<Noisy> {
         let runtime = load
             .runtime
@@ -121,7 +123,7 @@ impl Noise {
             .collect();
         let mut rounds = Vec::new();
         for number in 0..self.rounds {
-            // Each is the first in every other round.
+            // The two measurements alternate in being first.
             let measure = |parts: &[Part]| measured(run(args, parts)?, &args.client);
             let first = if number % 2 == 0 {
                 Some(measure(&alone)?)
@@ -131,7 +133,7 @@ impl Noise {
             let beside = measure(&beside)?;
             let alone = first.map_or_else(|| measure(&alone), Ok)?;
             if load.stop.load(Ordering::Relaxed) {
-                break; // this round was not one
+                break; // this round is incomplete
             }
             rounds.push(Round { alone, beside });
         }
@@ -143,7 +145,7 @@ impl Noise {
     }
 }
 
-/// What those that are asked about have measured.
+/// Returns the merged results of the measured hosts, without the noise.
 fn measured(mut told: Told, hosts: &[String]) -> anyhow::Result<Vec<Together>> {
     if let Some(problem) = told.problems().first() {
         bail!("{problem}");
@@ -190,7 +192,7 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// Of at least one, in order.
+/// Returns the median of sorted values, of which there is at least one.
 fn median(values: &[f64]) -> f64 {
     f64::midpoint(values[(values.len() - 1) / 2], values[values.len() / 2])
 }
@@ -251,7 +253,7 @@ mod tests {
             p999_ns: None,
             max_ns: 0.0,
         };
-        // The machine becomes slower all the while: what is beside is half of what is alone, each time.
+        // The machine becomes slower, but in each round the noise halves the result.
         let round = |iops: f64, p99| Round {
             alone: vec![op(iops, Some(1.0))],
             beside: vec![op(iops / 2.0, p99)],

@@ -1,4 +1,4 @@
-//! A load, as it is told to other hosts. Where it goes is theirs to say.
+//! The description of a load that a client sends to agents. The target is the agent's own.
 
 use anyhow::{Context, anyhow};
 use fathom_load::Load;
@@ -15,7 +15,7 @@ pub struct Terms {
     bs: u32,
     iodepth: u16,
     queues: u16,
-    /// Times are milliseconds.
+    /// Times are in milliseconds.
     runtime: Option<u64>,
     ramp: u64,
     offset: u64,
@@ -59,7 +59,7 @@ impl Terms {
         })
     }
 
-    /// `here`: what this host says of its own, of which these change nothing.
+    /// Returns the load. `here` is the agent's own load, whose CPUs and --readonly stay in force.
     pub fn load(self, here: Load) -> anyhow::Result<Load> {
         let rw = self
             .rw

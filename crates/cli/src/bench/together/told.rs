@@ -1,4 +1,4 @@
-//! What the loads of many hosts have measured together.
+//! The merged results of the loads on many hosts.
 
 use crate::servers::Failed;
 use fathom_load::{Direction, Report};
@@ -7,13 +7,13 @@ use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
 
-/// All of it.
+/// The results of all hosts.
 #[derive(Debug, Default, Serialize)]
 pub struct Told {
     pub hosts: Vec<Host>,
-    /// Those that were told to go, and have no figures.
+    /// Hosts that were started, but have no results.
     pub failed: Vec<Failed>,
-    /// All measurements began within this time.
+    /// Time within which all measurements began.
     #[serde(skip)]
     pub spread: Option<Duration>,
     began_within_ms: Option<f64>,
@@ -25,12 +25,12 @@ pub struct Told {
 #[derive(Debug, Serialize)]
 pub struct Host {
     pub host: String,
-    /// Of several.
+    /// Name of the job, if the host may run several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
     pub operations: Vec<Direction>,
     pub errors: u64,
-    /// All else that was measured.
+    /// The complete report of the host's load.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<Report>,
 }
@@ -46,7 +46,7 @@ impl Host {
         }
     }
 
-    /// For people.
+    /// Returns the name of the host and job for messages.
     fn name(&self) -> String {
         let job = self
             .job
@@ -56,8 +56,9 @@ impl Host {
     }
 }
 
-/// An operation, of all hosts. A percentile is of all requests together, and is absent where there are too
-/// few for it to mean anything.
+/// The results of one operation on all hosts.
+///
+/// Percentiles are of all requests together, and absent if there are too few requests.
 #[derive(Debug, Serialize)]
 pub struct Together {
     pub op: String,
@@ -78,12 +79,12 @@ impl Told {
         self.failed.push(Failed { host, problem });
     }
 
-    /// Adds up what there is.
+    /// Merges the results of all hosts.
     pub fn merge(&mut self) {
         let mut merged = Merged::default();
         for host in &mut self.hosts {
             merged.add(&summary(&host.operations));
-            // It is in what is merged, and is long.
+            // The merged result contains the histogram, which is long.
             host.operations
                 .iter_mut()
                 .for_each(|one| one.histogram.clear());
@@ -112,12 +113,12 @@ impl Told {
         self.began_within_ms = self.spread.map(|spread| spread.as_secs_f64() * 1e3);
     }
 
-    /// Requests that have failed, of all.
+    /// Returns the number of failed requests on all hosts.
     pub fn errors(&self) -> u64 {
         self.hosts.iter().map(|host| host.errors).sum()
     }
 
-    /// Of those that have no figures.
+    /// Returns the problems of hosts without results.
     pub fn problems(&self) -> Vec<String> {
         let failed = self.failed.iter();
         failed
@@ -126,7 +127,7 @@ impl Told {
     }
 }
 
-/// As servers tell of theirs.
+/// Converts results to a summary like those of servers, which can be merged.
 fn summary(operations: &[Direction]) -> Summary {
     let operations = operations.iter().map(|one| OpSummary {
         op: one.op.clone(),

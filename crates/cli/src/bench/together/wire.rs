@@ -1,4 +1,4 @@
-//! What an agent and its client say to each other: a line of JSON each, by TLS.
+//! The protocol between an agent and its client: one JSON message per line, over TLS.
 
 use super::terms::Terms;
 use anyhow::{Context, bail};
@@ -6,41 +6,42 @@ use fathom_load::Report;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 
-/// Of a line, in bytes.
+/// Maximum length of a line in bytes.
 const MAX: u64 = 16 << 20;
 
-/// In this order, unless something fails.
+/// The messages, in the order in which they are sent.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Message {
-    /// The client's: this load is wanted.
+    /// Client: request to run this load.
     Load(Box<Terms>),
-    /// The agent's: all is well, and it waits.
+    /// Agent: the load can start, and the agent waits.
     Ready { target: String },
-    /// The client's: now.
+    /// Client: start now.
     Go,
-    /// The agent's, at once.
+    /// Agent: the immediate confirmation of `Go`.
     Going,
-    /// The client's: end early.
+    /// Client: stop early.
     Stop,
-    /// The agent's.
+    /// Agent: the result.
     Done(Box<Done>),
-    /// The agent's, instead of any of these.
+    /// Agent: an error, in place of any other message.
     Failed { problem: String },
 }
 
-/// What came of a load.
+/// The result of a load.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Done {
     pub report: Report,
-    /// How long after `Go` it began, in microseconds; None: it was over before anybody looked.
+    /// Microseconds from `Go` to the first request, or `None` if the load ended before that was
+    /// seen.
     pub began_us: Option<u64>,
 }
 
-/// One side.
+/// One side of a connection.
 pub struct Wire<S: Read + Write> {
     stream: BufReader<S>,
-    /// What has come of a line that is not whole yet.
+    /// The received part of an incomplete line.
     line: Vec<u8>,
 }
 
@@ -66,12 +67,12 @@ impl<S: Read + Write> Wire<S> {
             .context("the connection was closed")
     }
 
-    /// The next one, which must come within the socket's time.
+    /// Returns the next message; fails if none arrives within the socket's timeout.
     pub fn receive(&mut self) -> anyhow::Result<Message> {
         self.try_receive()?.context("no reply")
     }
 
-    /// The same; None: it has not come within the socket's time.
+    /// Returns the next message, or `None` if none arrives within the socket's timeout.
     pub fn try_receive(&mut self) -> anyhow::Result<Option<Message>> {
         let room = MAX.saturating_sub(self.line.len() as u64);
         let read = (&mut self.stream)
@@ -81,7 +82,7 @@ impl<S: Read + Write> Wire<S> {
             Err(error) if [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&error.kind()) => {
                 return Ok(None);
             }
-            // (By what TLS adds to that, nobody is helped.)
+            // The error of the TLS library does not help the user.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
                 bail!("the connection was closed")
             }

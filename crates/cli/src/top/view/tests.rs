@@ -74,7 +74,7 @@ fn a_table_of_80_columns_has_what_matters() {
     );
     assert!(row.contains("78us") && row.contains("<120us"), "{row}");
     assert!(lines[4].starts_with("db") && lines[5].starts_with("idle"));
-    // Without a column for it, the hint of the one that is selected has a line.
+    // Without a column for it, the hint of the selected disk has a line of its own.
     assert_eq!(lines[22], "web: latency: 1.0 in flight, 80 us each");
     assert!(lines[23].starts_with("q quit"));
 }
@@ -158,7 +158,7 @@ fn one_disk_has_its_heat_map_with_axes() {
             all.contains("used by vm-web") && all.contains("limited by: latency"),
             "{all}"
         );
-        // 2^(65/4) ns.
+        // The latencies are around 2^(65/4) ns.
         assert!(all.contains("us│") && all.contains('█'), "{all}");
         assert!(
             all.contains("latency ") && all.contains("-30s") && all.contains("now"),
@@ -168,7 +168,7 @@ fn one_disk_has_its_heat_map_with_axes() {
             .iter()
             .find(|line| line.contains('█') && line.contains('│'))
             .unwrap();
-        // Three intervals; in the narrow one, a column has two.
+        // There are three intervals. In the narrow map, a column covers two of them.
         let columns = first.chars().filter(|c| *c == '█').count();
         assert_eq!(columns, if width == 80 { 2 } else { 3 }, "{first}");
         assert!(
