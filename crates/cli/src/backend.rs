@@ -1,5 +1,5 @@
-//! `fathom-vhost-user-blk`: the options that QEMU's conventions want of a back-end's program
-//! (docs/interop/vhost-user.rst, "Backend program conventions"), as those of `fathom serve`.
+//! `fathom-vhost-user-blk`: converts the options of QEMU's back-end conventions to those of `fathom
+//! serve` (docs/interop/vhost-user.rst, "Backend program conventions").
 
 use crate::usage;
 use clap::Parser;
@@ -8,7 +8,7 @@ use std::io::{Write as _, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The name by which this program is such a back-end.
+/// Name under which the program follows QEMU's conventions.
 const NAME: &str = "fathom-vhost-user-blk";
 const CAPABILITIES: &str = r#"{"type": "block", "features": ["read-only", "blk-file"]}"#;
 
@@ -43,13 +43,13 @@ struct Backend {
     more: Vec<OsString>,
 }
 
-/// What to do by these arguments of a program.
+/// How to run the program with these arguments.
 pub enum Meant {
-    /// What they say by themselves: they are `fathom`'s.
+    /// The arguments are those of `fathom`.
     AsTheyAre,
-    /// They are a back-end's; these are `fathom`'s.
+    /// The arguments were a back-end's, and are converted to these arguments of `fathom`.
     Serve(Vec<OsString>),
-    /// It is done.
+    /// The program is done and exits.
     Done(ExitCode),
 }
 
@@ -60,7 +60,7 @@ pub fn understand(args: &[OsString]) -> Meant {
     if name != Some(OsStr::new(NAME)) {
         return Meant::AsTheyAre;
     }
-    // Whatever else is said.
+    // --print-capabilities takes precedence over all other options.
     if args.iter().any(|arg| arg == "--print-capabilities") {
         return Meant::Done(match writeln!(stdout(), "{CAPABILITIES}") {
             Ok(()) => ExitCode::SUCCESS,

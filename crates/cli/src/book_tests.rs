@@ -1,4 +1,4 @@
-//! Commands that the documentation shows have arguments that there are.
+//! Tests that the commands in the documentation have valid arguments.
 
 #[path = "../tests/book/pages.rs"]
 mod pages;
@@ -7,7 +7,7 @@ use crate::Cli;
 use clap::{CommandFactory as _, error::Error, error::ErrorKind};
 use std::path::Path;
 
-/// Each `fathom` of a line, with its arguments.
+/// Returns the `fathom` commands in a line, with their arguments.
 fn commands(line: &str) -> Vec<Vec<String>> {
     let words = shlex::split(line).unwrap_or_default();
     let parts = words.split(|word| matches!(word.as_str(), "|" | "||" | "&&" | "&" | ";"));
@@ -30,7 +30,7 @@ fn commands_of_the_documentation_have_arguments_that_there_are() {
     let (mut count, mut wrong) = (0, Vec::new());
     for page in pages::all(root) {
         for block in &page.blocks {
-            // What has to fail may do so by its arguments.
+            // A command that must fail may have invalid arguments.
             if block.file.is_some() || block.is("fails") {
                 continue;
             }
@@ -41,7 +41,7 @@ fn commands_of_the_documentation_have_arguments_that_there_are() {
                 let is_help = |error: &Error| error.kind() == ErrorKind::DisplayHelp;
                 if let Some(error) = parsed.err().filter(|error| !is_help(error)) {
                     let error = error.to_string();
-                    // A file that an option names may be another block's.
+                    // An option may name a file that another block creates.
                     if !error.to_lowercase().contains("no such file") {
                         wrong.push(format!("{}:{}: {error}", page.path, block.line));
                     }

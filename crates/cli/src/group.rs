@@ -1,4 +1,4 @@
-//! `fathom group`: disks that share limits.
+//! `fathom group`: manages throttle groups, whose disks share limits.
 
 use crate::filters::{changes, parse_option};
 use crate::servers::named_or_only;

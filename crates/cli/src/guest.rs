@@ -1,4 +1,4 @@
-//! `fathom guest`: what runs inside a guest.
+//! `fathom guest`: commands that run inside a guest.
 
 use std::io::{Write as _, stdout};
 use std::path::PathBuf;
@@ -72,7 +72,7 @@ struct NamesArgs {
     count: u64,
 }
 
-/// Prints a report in JSON.
+/// Makes one call for each file of a directory, and prints a report as JSON.
 fn names(args: &NamesArgs) -> anyhow::Result<()> {
     std::fs::create_dir_all(&args.dir)
         .with_context(|| format!("cannot create {}", args.dir.display()))?;

@@ -1,4 +1,4 @@
-//! `fathom guest run`: what `fathom lab run wiki` starts in its guest.
+//! `fathom guest run`: the guest's part of `fathom lab run wiki`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub struct RunArgs {
     trace: bool,
 }
 
-/// Talks with the host by standard input and output.
+/// Runs the load, and communicates with the host over standard input and output.
 pub fn run(args: RunArgs) -> anyhow::Result<()> {
     let limit = match args.seconds {
         Some(seconds) => Limit::Time(Duration::from_secs(seconds)),

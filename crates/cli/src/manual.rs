@@ -1,4 +1,4 @@
-//! `fathom man`: manual pages, from the definitions of the commands.
+//! `fathom man`: generates manual pages from the definitions of the commands.
 
 mod sections;
 
@@ -41,20 +41,20 @@ pub fn man(args: &ManArgs) -> anyhow::Result<()> {
     }
 }
 
-/// All commands with all their options.
+/// Returns the command line with all commands and all their options.
 fn all_commands() -> Command {
     let mut command = with_all_options(Cli::command()).disable_help_subcommand(true);
     command.build();
     command
 }
 
-/// A page lacks the description of an option that `-h` hides.
+/// Shows all options in `-h`, because a page does not describe options that `-h` hides.
 fn with_all_options(command: Command) -> Command {
     let command = command.mut_args(|arg| arg.hide_short_help(false));
     command.mut_subcommands(with_all_options)
 }
 
-/// The command that the words name: `disk add`, `fathom disk add` or `fathom-disk-add`.
+/// Finds a command by its words: `disk add`, `fathom disk add` or `fathom-disk-add`.
 fn find<'a>(command: &'a Command, words: &[OsString]) -> Option<&'a Command> {
     let words: Option<Vec<&str>> = words.iter().map(|word| word.to_str()).collect();
     let words = words?;
@@ -69,7 +69,7 @@ fn find<'a>(command: &'a Command, words: &[OsString]) -> Option<&'a Command> {
     })
 }
 
-/// A path is a directory to be, and the error says if there is none.
+/// Whether the word is a directory or looks like a path, so that a missing one is reported.
 fn is_directory(word: &OsString) -> bool {
     Path::new(word).is_dir() || word.to_string_lossy().contains('/')
 }
@@ -78,7 +78,7 @@ fn source(command: &Command) -> io::Result<Vec<u8>> {
     Page::new(command).source()
 }
 
-/// Writes the page of a command, and those of the commands below it.
+/// Writes the page of a command and those of its subcommands.
 fn write_all(command: &Command, directory: &Path) -> anyhow::Result<()> {
     let name = command.get_display_name().unwrap_or(command.get_name());
     let path = directory.join(format!("{name}.1"));
@@ -88,7 +88,7 @@ fn write_all(command: &Command, directory: &Path) -> anyhow::Result<()> {
     { below.filter(|below| !below.is_hide_set()) }.try_for_each(|below| write_all(below, directory))
 }
 
-/// Shows a page by man(1) on a terminal. Prints its source otherwise, or if there is no man(1).
+/// Shows a page with man(1) on a terminal. Otherwise, or without man(1), prints its source.
 fn show(source: &[u8]) -> anyhow::Result<()> {
     if io::stdout().is_terminal() && show_by_man(source).is_ok() {
         return Ok(());

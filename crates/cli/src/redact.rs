@@ -1,10 +1,10 @@
-//! A log without the secrets of addresses, and without the numbers of errors.
+//! Removes secrets in addresses and error numbers from the log.
 
 use fathom_units::{cause, redacted};
 use std::io::{self, Write};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Removes the secrets of addresses and `(os error N)` from what is written to `M`. Each write must be a line.
+/// Removes secrets in addresses and `(os error N)` from lines. Each write must be one line.
 pub struct Redacting<M>(pub M);
 
 pub struct Writer<W>(W);

@@ -1,4 +1,4 @@
-//! The server of `fathom serve --run`: its sockets in a temporary directory, and its end with its parent.
+//! The server of `fathom serve --run`: its temporary sockets, and its end with its parent.
 
 use anyhow::Context;
 use fathom_exports::nbd::Address;
@@ -12,20 +12,23 @@ pub const NOTIFY: &str = "notify";
 pub const NBD: &str = "nbd.sock";
 pub const VHOST_USER: &str = "vhost-user.sock";
 
-/// The path that stands for a temporary socket.
+/// The path that the user writes for a temporary socket.
 pub const TEMPORARY: &str = "-";
 
-/// Has the kernel stop this server when the process that runs the command ends.
+/// Makes the kernel stop this server when its parent, which runs the command, ends.
 pub fn stop_with_parent(dir: &Path) -> anyhow::Result<()> {
     set_parent_process_death_signal(Some(Signal::TERM))?;
-    // If that process has already ended, the kernel sends no signal, but connecting to its socket fails.
+    // If the parent has already ended, the kernel sends no signal, but the connection fails.
     let notify = UnixDatagram::unbound()?;
     let connected = notify.connect(dir.join(NOTIFY));
     connected.context("--run: the process that runs the command has ended")
 }
 
-/// Replaces `-` with sockets in `dir`. If the options name no socket, adds one for NBD clients. `dir`: None without
-/// `--run`; then `-` is an error.
+/// Replaces `-` with sockets in `dir`. Without any socket, adds one for NBD clients.
+///
+/// # Errors
+///
+/// Fails if `-` is used without `dir`, which only `--run` provides.
 pub fn replace_temporary(
     nbd: &mut Vec<Address>,
     vhost_user: &mut Option<SocketSpec>,

@@ -1,4 +1,4 @@
-//! What comes of asking all hosts: from some nothing but why not.
+//! Sends a request to all hosts, and reports those that fail.
 
 use crate::servers::Failed;
 use anyhow::bail;
@@ -6,10 +6,16 @@ use fathom_client::fleet::{Session, ask_all};
 use fathom_client::{ClientError, Server};
 use std::time::Duration;
 
-/// So many of those that have failed are named to people.
+/// Maximum number of failed hosts to name in messages.
 const NAMED: usize = 10;
 
-/// Asks all of them; `take` gets each answer as it comes. Fails when none has answered.
+/// Sends the request `ask` to all servers; `take` receives each reply when it arrives.
+///
+/// Returns the failed hosts.
+///
+/// # Errors
+///
+/// Fails if all hosts have failed.
 pub fn ask<T>(
     servers: &[Server],
     timeout: Duration,
@@ -22,7 +28,7 @@ pub fn ask<T>(
         Err(error) => failed.push(Failed {
             host: servers[index].to_string(),
             problem: match &error {
-                // Their own words name no host.
+                // The server's own error does not name the host.
                 ClientError::Refused { text, .. } => format!("{}: {text}", servers[index]),
                 other => other.to_string(),
             },
@@ -38,7 +44,7 @@ pub fn ask<T>(
     }
 }
 
-/// For people, who see the others' answers.
+/// Prints the failed hosts on stderr, for users who see the other hosts' replies.
 pub fn tell(failed: &[Failed], all: usize) {
     for one in failed.iter().take(NAMED) {
         eprintln!("fathom: {}", fathom_img::shown(&one.problem));

@@ -1,4 +1,4 @@
-//! Which hosts.
+//! The arguments that select hosts.
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
@@ -12,9 +12,9 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A host may be waited for so long.
+/// Maximum timeout for a host.
 const LONGEST: Duration = Duration::from_secs(300);
-/// A file of hosts is no longer.
+/// Maximum size of a file of hosts in bytes.
 const MAX_FILE: u64 = 16 << 20;
 
 #[derive(Args, Debug)]
@@ -50,7 +50,7 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 }
 
 impl Hosts {
-    /// All of them, each once.
+    /// Returns all hosts, each once.
     pub fn servers(&self) -> anyhow::Result<Vec<Server>> {
         let (hosts, name) = self.named()?;
         let name = self.tls_hostname.clone().or(name);
@@ -59,7 +59,7 @@ impl Hosts {
         for host in hosts {
             let remote = Remote::new(&host, &credentials);
             let remote = remote.map_err(|problem| anyhow!("--hosts: {problem}"))?;
-            // By whatever words it is named.
+            // Different spellings of a host have the same place.
             servers
                 .entry(remote.place())
                 .or_insert(Server::Remote(remote));
@@ -68,7 +68,8 @@ impl Hosts {
         Ok(servers.into_values().collect())
     }
 
-    /// The hosts, and what certificates are for where that is no host's name.
+    /// Returns the hosts, and the name in their certificates if the DNS name stands for several
+    /// hosts.
     fn named(&self) -> anyhow::Result<(BTreeSet<String>, Option<String>)> {
         let path = Path::new(&self.hosts);
         match std::fs::metadata(path) {
@@ -87,7 +88,7 @@ impl Hosts {
         let found = (&*name, port).to_socket_addrs();
         let found =
             found.with_context(|| format!("--hosts: '{name}' is neither a file nor in the DNS"))?;
-        // A host may have an address of each kind, and is to be counted once.
+        // A host may have IPv4 and IPv6 addresses, and must be counted once.
         let (mut addresses, others): (BTreeSet<_>, BTreeSet<_>) =
             found.partition(SocketAddr::is_ipv4);
         if addresses.is_empty() {
@@ -154,7 +155,7 @@ mod tests {
         assert_eq!(named(file).unwrap(), (set(&["a", "b:1"]), None));
         assert_eq!(named("x, y:2,x").unwrap(), (set(&["x", "y:2"]), None));
         assert_eq!(named("[::1]:70").unwrap(), (set(&["[::1]:70"]), None));
-        // A name of one address is a host's.
+        // A name with one address is the name of a host.
         assert_eq!(
             named("127.0.0.1:70").unwrap(),
             (set(&["127.0.0.1:70"]), None)

@@ -1,4 +1,4 @@
-//! Which disks there are.
+//! `fathom fleet list`: lists the disks of all hosts.
 
 use super::answers::{ask, tell};
 use super::hosts::Hosts;
@@ -30,7 +30,7 @@ pub struct ListArgs {
     json: bool,
 }
 
-/// A host with its disks.
+/// A host and its disks.
 #[derive(Serialize)]
 struct Host {
     host: String,

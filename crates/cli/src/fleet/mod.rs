@@ -1,7 +1,7 @@
-//! `fathom fleet`: the disks of many hosts, as if they were one.
+//! `fathom fleet`: shows the disks of many hosts together.
 //!
-//! - `hosts` says which, `answers` what comes of asking them;
-//! - `list` and `stats` ask each once, `top` (of `fathom top`) listens to all.
+//! - `hosts` selects the hosts, `answers` sends requests to them and reports failures;
+//! - `list` and `stats` query each host, `top` (of `fathom top`) streams from all of them.
 
 mod answers;
 mod hosts;

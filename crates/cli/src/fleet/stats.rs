@@ -1,4 +1,4 @@
-//! Where the requests of all disks spent their time.
+//! `fathom fleet stats`: where the requests of all disks spend their time.
 
 use super::answers::{ask, tell};
 use super::hosts::Hosts;
@@ -45,13 +45,13 @@ pub struct StatsArgs {
     json: bool,
 }
 
-/// A host's disks, by name.
+/// The disks of a host, by name.
 type Summaries = Vec<(String, Summary)>;
 
-/// What all of them have done.
+/// The merged statistics of all hosts.
 #[derive(Serialize)]
 struct Told {
-    /// Those that have answered.
+    /// Number of hosts that have replied.
     hosts: usize,
     disks: usize,
     summary: Summary,
@@ -61,7 +61,7 @@ struct Told {
 
 pub fn run(args: &StatsArgs) -> anyhow::Result<()> {
     let servers = args.hosts.servers()?;
-    // What each disk had done before, where that is of use.
+    // The previous statistics of each disk, by host; used with --watch.
     let mut last = HashMap::new();
     let Some(interval) = args.watch else {
         return print(args, &servers, look(args, &servers, None)?);
@@ -71,7 +71,7 @@ pub fn run(args: &StatsArgs) -> anyhow::Result<()> {
         std::thread::sleep(interval);
         match look(args, &servers, Some(&mut last)) {
             Ok(told) => print(args, &servers, told)?,
-            // They may come back.
+            // The hosts may respond again later.
             Err(error) => eprintln!("fathom: {}", fathom_img::shown(&format!("{error:#}"))),
         }
     }
@@ -86,7 +86,7 @@ async fn summaries(session: &mut Session<'_>, filter: &str) -> Result<Summaries,
         }
         match session.get(&["v1", "disks", &disk.name, "stats"]).await {
             Ok(summary) => summaries.push((disk.name, summary)),
-            // It has gone meanwhile, or its tenant cannot tell: that is no reason to know nothing of others.
+            // The disk was removed, or its tenant does not respond. The other disks still count.
             Err(ClientError::Refused { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -94,7 +94,7 @@ async fn summaries(session: &mut Session<'_>, filter: &str) -> Result<Summaries,
     Ok(summaries)
 }
 
-/// Names of operations and stages may be a stranger's.
+/// Escapes names of operations and stages, which come from another host.
 fn clean(summary: &mut Summary) {
     for op in &mut summary.operations {
         op.op = fathom_img::shown(&op.op);
@@ -104,7 +104,9 @@ fn clean(summary: &mut Summary) {
     }
 }
 
-/// Asks all. With `last`, it is what has come since; a disk that was not there says nothing yet.
+/// Queries all hosts and merges their statistics.
+///
+/// With `last`, the result covers the time since the previous call, and new disks are omitted.
 fn look(
     args: &StatsArgs,
     servers: &[Server],

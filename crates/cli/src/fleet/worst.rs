@@ -1,4 +1,4 @@
-//! The disks whose requests take longest.
+//! The disks with the slowest requests.
 
 use fathom_trace::{OpSummary, Stage, Summary};
 use fathom_units::short_duration;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// A disk, by the operation that takes longest.
+/// A disk with its slowest operation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Slow {
     pub host: String,
@@ -18,20 +18,20 @@ pub struct Slow {
     pub p90_ns: Option<f64>,
     pub p99_ns: Option<f64>,
     pub max_ns: f64,
-    /// Where most of its time was spent, and how much of it.
+    /// Stage in which the operation spent most of its time.
     pub stage: String,
     pub stage_percent: f64,
 }
 
 impl Slow {
-    /// The highest percentile that is known: p99 is no less.
+    /// Returns the highest known percentile up to p99, which is a lower bound of p99.
     fn rank(&self) -> f64 {
         let known = self.p99_ns.or(self.p90_ns).or(self.p50_ns);
         known.filter(|ns| ns.is_finite()).unwrap_or(0.0)
     }
 }
 
-/// So many of all.
+/// The slowest disks, up to a number of them.
 #[derive(Debug)]
 pub struct Worst {
     most: usize,
@@ -51,7 +51,7 @@ impl Worst {
         let each = each.filter_map(|op| slow(host, disk, op));
         self.all
             .extend(each.max_by(|a, b| a.rank().total_cmp(&b.rank())));
-        // Not at each time, which would be as long as all of them.
+        // Truncating only sometimes is faster, and the list stays short enough.
         if self.all.len() > 2 * self.most + 64 {
             self.keep();
         }
@@ -66,7 +66,7 @@ impl Worst {
         self.all.truncate(self.most);
     }
 
-    /// The worst first.
+    /// Returns the disks, slowest first.
     pub fn take(mut self) -> Vec<Slow> {
         self.keep();
         self.all
@@ -102,7 +102,7 @@ const HEAD: [&str; 9] = [
     "MAX",
     "MOST OF IT",
 ];
-/// Those columns are text.
+/// Whether each column is text, which is aligned to the left.
 const TEXT: [bool; 9] = [true, true, true, false, false, false, false, false, true];
 
 pub fn print(out: &mut impl Write, worst: &[Slow]) -> io::Result<()> {

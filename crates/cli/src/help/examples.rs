@@ -4,7 +4,7 @@ use clap::Command;
 
 type Examples = (&'static str, &'static [&'static str]);
 
-/// Commands with their examples. A comment after `#` says what is not obvious.
+/// Commands with their examples. A comment after `#` explains what is not obvious.
 static EXAMPLES: &[Examples] = &[
     (
         "fathom",
@@ -489,7 +489,7 @@ pub fn of(command: &Command, path: &str) -> Vec<String> {
     }
 }
 
-/// Experiments have the same options, and parameters of their own.
+/// Returns examples of an experiment. They are the same for all, except for --rounds.
 fn of_experiment(command: &Command, name: &str) -> Vec<String> {
     let run = format!("fathom lab run {name}");
     let has_rounds = command.get_arguments().any(|arg| arg.get_id() == "rounds");

@@ -25,7 +25,7 @@ pub static GROUPS: &[Group] = &[
     ("Other", &["man", "completions", HELP]),
 ];
 
-/// The command that clap adds.
+/// The `help` command, which clap adds.
 const HELP: &str = "help";
 const ABOUT_HELP: &str = "Print the help of a command";
 

@@ -1,4 +1,4 @@
-//! Examples of the commands for images.
+//! The examples of the commands for images.
 
 pub static EXAMPLES: &[(&str, &[&str])] = &[
     (

@@ -114,7 +114,7 @@ mod tests {
         });
     }
 
-    /// The help of a command, and of each option: a name and a text.
+    /// Returns the names and help texts of a command and of its options.
     fn texts(path: &str, command: &Command) -> Vec<(String, String)> {
         let long_or_short = |long: Option<&clap::builder::StyledStr>, short: Option<_>| {
             let text = long.or(short).map(ToString::to_string);

@@ -128,7 +128,7 @@ static SHOWN: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Hides from `-h` what a command of [`SHOWN`] does not list.
+/// Hides the arguments from `-h` that [`SHOWN`] does not list for this command.
 pub fn with_rare_options_hidden(command: Command, path: &str) -> Command {
     let Some((_, shown)) = SHOWN.iter().find(|(name, _)| *name == path) else {
         return command;

@@ -1,4 +1,4 @@
-//! `fathom img amend`
+//! `fathom img amend`: changes options and keys of an image.
 
 use super::common::KeysArg;
 use super::image_opts::MaybeImageArg;
@@ -62,7 +62,7 @@ pub(super) fn run(mut args: AmendArgs) -> anyhow::Result<()> {
     }
     let file = args.image.file.as_ref();
     let file = file.context("no image given; name its FILE")?;
-    // (Nothing is changed before all keys are there.)
+    // All keys are read before anything is changed.
     let changes = key_changes(args)?;
     if !changes.add.is_empty() && changes.keys.is_empty() {
         bail!("--key is missing: the image must be unlocked with a present key to add another one");

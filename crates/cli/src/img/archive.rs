@@ -102,7 +102,7 @@ pub(super) fn run(args: &ArchiveArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Returns an argument as text. Names of objects are UTF-8.
+/// Returns an argument as a string. Names of objects are UTF-8.
 fn text(word: &OsStr) -> anyhow::Result<&str> {
     let text = word.to_str();
     text.with_context(|| format!("{}: not UTF-8", word.display()))

@@ -1,4 +1,4 @@
-//! `fathom img bitmap`
+//! `fathom img bitmap`: lists and changes the bitmaps of an image.
 
 use super::image_opts::ImageArg;
 use super::{Output, parse_format, print, print_json};

@@ -1,4 +1,4 @@
-//! `fathom img check`
+//! `fathom img check`: checks and repairs an image.
 
 use super::common::LookArgs;
 use super::image_opts::ImageArg;
@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use fathom_img::{self as img, CheckOptions, Repair};
 
-/// qemu-img's exit status for a format that has nothing to check.
+/// qemu-img's exit status for a format that cannot be checked.
 const UNSUPPORTED: i32 = 63;
 
 /// QEMU's cache modes.

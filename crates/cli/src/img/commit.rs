@@ -1,4 +1,4 @@
-//! `fathom img commit`
+//! `fathom img commit`: merges an image into its backing image.
 
 use super::common::{DataFileArg, KeysArg, RateArg};
 use super::image_opts::ImageArg;

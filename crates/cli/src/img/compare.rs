@@ -1,4 +1,4 @@
-//! `fathom img compare`
+//! `fathom img compare`: compares the contents of two images.
 
 use super::common::ReadArgs;
 use super::image_opts::ImageOptsArg;
@@ -109,7 +109,7 @@ fn tell(args: &CompareArgs, found: Comparison) -> anyhow::Result<()> {
             "message": text,
         }));
     } else if !args.read.watch.quiet() {
-        // A difference that both disks have is all that there is to say.
+        // If the contents differ below the end of both disks, the sizes do not matter.
         let is_in_both = matches!(
             found,
             Comparison::Content {

@@ -1,4 +1,4 @@
-//! `fathom img convert`
+//! `fathom img convert`: copies images to another format.
 
 use super::common::{RateArg, ReadArgs};
 use super::image_opts::{ImageOptsArg, target};
@@ -185,7 +185,7 @@ fn source(args: &ConvertArgs, text: &OsStr) -> anyhow::Result<Source> {
         })
 }
 
-/// Returns None for `-o help`, after printing the options.
+/// Returns the options of the new image, or `None` after `-o help`, which prints the options.
 fn create_options(args: &ConvertArgs) -> anyhow::Result<Option<CreateOptions>> {
     let Some(mut create) = format_options(args.target_format, &args.options)? else {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! `fathom img create`
+//! `fathom img create`: creates an image.
 
 use super::common::KeysArg;
 use super::{format_options, parse_format, print, print_json, set_backing};
@@ -66,7 +66,7 @@ pub(super) fn run(args: CreateArgs) -> anyhow::Result<()> {
     set_backing(&mut options, args.backing, args.backing_format)?;
     let created = img::create(&file, &options, args.unsafe_backing, &args.keys.ring())?;
     options.size = Some(created.size);
-    // (A new raw or LUKS image on a device is expected to read as anything.)
+    // No warning for raw and LUKS images: on a device, users expect arbitrary contents.
     if !created.reads_as_zeroes && args.format == Format::Qcow2 && !args.quiet {
         eprintln!(
             "fathom: {}: the disk reads as the device's old contents, not as zeroes; \

@@ -1,4 +1,4 @@
-//! `fathom img dd`
+//! `fathom img dd`: copies a part of an image.
 
 use super::common::ReadArgs;
 use super::image_opts::ImageOptsArg;

@@ -29,7 +29,7 @@ pub(super) struct ImageOptsArg {
 }
 
 impl ImageOptsArg {
-    /// Returns the options in a name of an image. None: the name is a file's name or a URI.
+    /// Returns the options in an image's name, or `None` if it is a path or a URI.
     fn options_in(&self, text: &OsStr) -> Option<Result<Vec<(String, String)>, String>> {
         if self.image_opts {
             return Some(text.to_str().map(pairs).ok_or(UTF_8.into()));
@@ -37,7 +37,7 @@ impl ImageOptsArg {
         json_name::options(text.to_str()?)
     }
 
-    /// Finds the image that a name means.
+    /// Finds the image with this name.
     fn find(&self, text: &OsStr, format: Option<Format>) -> Result<Found, String> {
         let Some(options) = self.options_in(text) else {
             let file = Location::parse(text)?;
@@ -67,7 +67,7 @@ impl ImageOptsArg {
         })
     }
 
-    /// Returns the image as a source, which is opened with the options of `open`.
+    /// Returns the image as a source with the options of `open`.
     pub(super) fn source(
         &self,
         text: &OsStr,
@@ -87,7 +87,7 @@ impl ImageOptsArg {
         Ok(Source::at(file, open)?)
     }
 
-    /// Returns the key of an object.
+    /// Returns the key in a secret object.
     fn key(&self, id: &str) -> Result<KeySource, String> {
         let found = self.objects.iter().find(|secret| secret.id == id);
         let key = found.map(|secret| secret.key.clone());
@@ -218,7 +218,7 @@ impl Args for ImageArg {
     }
 }
 
-/// A QEMU object with a key.
+/// A QEMU `secret` object, which has a key.
 #[derive(Clone, Debug)]
 struct Secret {
     id: String,
@@ -259,20 +259,20 @@ impl FromStr for Secret {
     }
 }
 
-/// An image's options.
+/// The parsed options of an image.
 #[derive(Debug)]
 struct Said {
     location: Location,
-    /// None: the format is detected.
+    /// Format of the image; `None` to detect it.
     format: Option<Format>,
-    /// Names of the objects with its keys.
+    /// Names of the objects with the image's keys.
     keys: Vec<String>,
 }
 
 /// QEMU's names for kinds of storage.
 const PROTOCOLS: [&str; 5] = ["file", "host_device", "host_cdrom", "nbd", "rbd"];
 
-/// Options, by their names.
+/// Values of options, by the options' names.
 struct Options(BTreeMap<String, String>);
 
 impl Options {
@@ -318,7 +318,7 @@ impl Said {
             match name.strip_prefix(prefix) {
                 _ if is_own_key => keys.insert(0, value),
                 _ if is_key_below => keys.push(value),
-                // (As the image says itself.)
+                // This option states the encryption that the image has anyway.
                 _ if format == Some(Format::Qcow2)
                     && (name.as_str(), value.as_str()) == ("encrypt.format", "luks") => {}
                 Some(name) => drop(storage.insert(name.to_owned(), value)),
@@ -332,7 +332,7 @@ impl Said {
         let location = located(protocol.as_deref(), &mut storage)?;
         match storage.0.keys().next() {
             Some(name) => Err(refused(&format!("{prefix}{name}"))),
-            // (QEMU would look for an image in it.)
+            // QEMU would detect the image format inside, which Fathom does not do.
             None if !location.kind().images && format != Some(Format::Raw) => {
                 let what = location.kind().what;
                 Err(format!("{what} is a raw disk; write driver=raw"))
@@ -346,7 +346,7 @@ impl Said {
     }
 }
 
-/// Why this option does not count.
+/// Describes why an option is rejected.
 fn refused(name: &str) -> String {
     let last = name.rsplit('.').next().unwrap_or(name);
     let instead = match (name, last) {

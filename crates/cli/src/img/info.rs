@@ -1,4 +1,4 @@
-//! `fathom img info`
+//! `fathom img info`: describes an image.
 
 use super::common::LookDeepArgs;
 use super::image_opts::ImageArg;

@@ -4,8 +4,9 @@ use serde_json::{Map, Value};
 
 const PREFIX: &str = "json:";
 
-/// Returns the options in a `json:` name, with the names that `--image-opts` has: `file.filename`. None: `text` is another
-/// name.
+/// Returns the options in a `json:` name, or `None` if `text` is another name.
+///
+/// The options have the names of `--image-opts`, such as `file.filename`.
 pub(super) fn options(text: &str) -> Option<Result<Vec<(String, String)>, String>> {
     let json = text.strip_prefix(PREFIX)?;
     Some(parse(json).map_err(|why| {
@@ -21,7 +22,7 @@ fn parse(json: &str) -> Result<Vec<(String, String)>, String> {
     Ok(options)
 }
 
-/// Appends the options in `object`. The depth is limited by the parser of JSON.
+/// Appends the options in `object`. The JSON parser limits the depth.
 fn flatten(
     prefix: &str,
     object: Map<String, Value>,

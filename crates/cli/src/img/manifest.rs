@@ -1,4 +1,4 @@
-//! `fathom img manifest`
+//! `fathom img manifest`: writes the hashes of an image to a manifest.
 
 use super::archive::StripeArgs;
 use super::common::ReadArgs;

@@ -1,4 +1,4 @@
-//! `fathom img map`
+//! `fathom img map`: prints the extents of an image.
 
 use super::common::LookIntoArgs;
 use super::image_opts::ImageArg;
@@ -36,7 +36,7 @@ pub(super) fn run(args: MapArgs) -> anyhow::Result<()> {
         snapshot: None,
     };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    // Nothing is printed before the image is open.
+    // The header is printed with the first extent, so that nothing is printed if opening fails.
     let mut before = match json {
         true => "[".to_owned(),
         false => format!("{:<16}{:<16}{:<16}File\n", "Offset", "Length", "Mapped to"),
@@ -58,7 +58,7 @@ pub(super) fn run(args: MapArgs) -> anyhow::Result<()> {
         write!(out, "{before}")?;
     }
     if json && is_empty {
-        // What qemu-img says of nothing.
+        // qemu-img prints one empty extent for an empty map.
         let none = MapExtent {
             start: options.start,
             ..MapExtent::default()
@@ -110,7 +110,7 @@ fn row(out: &mut impl Write, extent: &MapExtent, path: Option<&Path>) -> anyhow:
     Ok(())
 }
 
-/// Formats a number like `%#x` of C.
+/// Formats a number like C's `%#x`.
 fn hex(n: u64) -> String {
     match n {
         0 => "0".to_owned(),

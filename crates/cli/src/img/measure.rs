@@ -1,4 +1,4 @@
-//! `fathom img measure`
+//! `fathom img measure`: calculates the size of a new image.
 
 use super::common::LookIntoArgs;
 use super::image_opts::MaybeImageArg;

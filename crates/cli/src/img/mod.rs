@@ -1,5 +1,5 @@
-//! `fathom img`: the image tool, with the options and the output that users of
-//! qemu-img know. One file a command.
+//! `fathom img`: the image tool, with the options and the output of qemu-img. Each command has a
+//! file.
 
 mod amend;
 mod archive;
@@ -96,8 +96,10 @@ pub fn parse_format(name: &str) -> Result<Format, String> {
     Format::from_name(name).map_err(|e| e.to_string())
 }
 
-/// Parses a cache mode. Accepts QEMU's other two modes as their nearest equivalents, because all data is durable at
-/// the end of a job.
+/// Parses a cache mode.
+///
+/// `unsafe` and `directsync` become their nearest equivalents, because all data is durable at the
+/// end of a job.
 fn parse_cache(mode: &str) -> Result<Cache, String> {
     match mode {
         "unsafe" => Ok(Cache::Writeback),
@@ -117,7 +119,9 @@ fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
     print(format_args!("{value:#}\n"))
 }
 
-/// Parses the options of a new image from `-o`. Returns None for `-o help`, after printing the options.
+/// Parses the options of a new image from `-o`.
+///
+/// Returns `None` after `-o help`, which prints the options.
 pub fn format_options(format: Format, texts: &[String]) -> anyhow::Result<Option<CreateOptions>> {
     let mut options = CreateOptions::new(format);
     for (name, value) in texts.iter().flat_map(|text| pairs(text)) {
@@ -134,8 +138,7 @@ fn asks_for_help(name: &str) -> bool {
     name == "help" || name == "?"
 }
 
-/// The backing file of a new image: its name and its format come from options of their own, or from
-/// `-o`.
+/// Sets the backing file of a new image. `name` and `format` take precedence over `-o`.
 fn set_backing(
     options: &mut CreateOptions,
     name: Option<String>,
@@ -145,7 +148,7 @@ fn set_backing(
     let name = name.or(given.as_ref().map(|b| b.name.clone()));
     let format = format.or(given.and_then(|b| b.format));
     options.backing = match name {
-        // As `-o backing_fmt` without a name leaves it.
+        // A format without a name is kept, as with `-o backing_fmt` alone.
         None if format.is_none() => None,
         name => Some(Backing {
             name: name.unwrap_or_default(),
@@ -158,8 +161,7 @@ fn set_backing(
     Ok(())
 }
 
-/// `a=b,c=d` as pairs; two commas stand for one within a value, and a name
-/// alone means `on`.
+/// Splits `a=b,c=d` into pairs. A doubled comma is a comma in a value; a name alone means `on`.
 fn pairs(text: &str) -> Vec<(String, String)> {
     let mut parts = vec![String::new()];
     let mut chars = text.chars().peekable();

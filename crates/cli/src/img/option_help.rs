@@ -3,10 +3,10 @@
 use super::print;
 use fathom_img::Format;
 
-/// Longest option, in characters, after which all descriptions begin in one column.
+/// Maximum length in characters of options whose descriptions are aligned in one column.
 const COLUMN: usize = 30;
 
-/// Prints the options of `format` with these names, one a line.
+/// Prints the named options of `format`, one per line.
 pub(super) fn print_options(format: Format, names: &[&str]) -> anyhow::Result<()> {
     print(text(format, names))
 }
@@ -20,7 +20,7 @@ fn text(format: Format, names: &[&str]) -> String {
     options.iter().map(line).collect()
 }
 
-/// Returns `NAME=VALUE`, and what the option means. A name that is not described stands alone.
+/// Returns `NAME=VALUE` and the description of an option. An unknown name has no description.
 fn describe(format: Format, name: &str) -> (String, &'static str) {
     let is_qed = matches!(format, Format::Qed);
     let (value, about) = match name.strip_prefix("encrypt.").unwrap_or(name) {

@@ -1,4 +1,4 @@
-//! `fathom img rebase`
+//! `fathom img rebase`: changes the backing image of an image.
 
 use super::common::{DataFileArg, KeysArg};
 use super::image_opts::ImageArg;

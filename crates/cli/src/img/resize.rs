@@ -1,4 +1,4 @@
-//! `fathom img resize`
+//! `fathom img resize`: changes the size of an image.
 
 use super::common::{DataFileArg, KeysArg};
 use super::image_opts::ImageArg;

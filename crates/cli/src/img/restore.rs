@@ -1,4 +1,4 @@
-//! `fathom img restore`
+//! `fathom img restore`: restores an image from an archive.
 
 use super::common::KeysArg;
 use super::watch::{WatchArgs, watched};

@@ -1,4 +1,4 @@
-//! `fathom img snapshot`
+//! `fathom img snapshot`: manages internal snapshots of an image.
 
 use super::image_opts::ImageArg;
 use super::{print, print_json};

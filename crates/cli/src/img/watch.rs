@@ -160,7 +160,7 @@ pub(crate) fn watched_telling<T>(
     Ok(done?)
 }
 
-/// Ends the process as one that was interrupted.
+/// Prints the error and exits with the status of an interrupted command.
 pub(crate) fn interrupted(error: &dyn std::fmt::Display) -> ! {
     eprintln!("fathom: {error}");
     std::process::exit(130);

@@ -1,4 +1,4 @@
-//! A domain's XML: the disks that its metadata asks of Fathom.
+//! Reads the disks of a domain from the metadata in its XML.
 
 use super::table;
 use anyhow::{Context, bail};
@@ -7,25 +7,28 @@ use roxmltree::{Document, Node};
 
 /// The namespace of the elements in `<metadata>`.
 pub const NAMESPACE: &str = "urn:fathom:libvirt:1";
-/// Groups in which distributions run QEMU.
+/// Groups as which distributions run QEMU.
 const QEMU_GROUPS: [&str; 2] = ["libvirt-qemu", "qemu"];
 
-/// What the hook needs of a domain.
+/// The part of a domain's XML that the hook needs.
 #[derive(Debug)]
 pub struct Domain {
     pub uuid: String,
-    /// Process id or API socket of the server. None: the only one that runs here.
+    /// Process id or API socket of the server; `None` for the only server on this host.
     pub server: Option<String>,
-    /// Disks of the metadata, or why these are wrong.
+    /// Disks in the metadata, or the error in them.
     pub disks: anyhow::Result<Vec<DiskSpec>>,
 }
 
 impl Domain {
     /// Parses the XML of a domain.
     ///
+    /// Errors in the disks are returned in [`Domain::disks`]: the hook removes the disks of a
+    /// stopped domain even if its metadata is invalid by then.
+    ///
     /// # Errors
-    /// If the XML is not that of a domain. What is wrong with the disks is an error only of those who need them: the
-    /// disks of a domain that has ended are removed whatever its metadata say by now.
+    ///
+    /// Fails if the XML is not that of a domain.
     pub fn parse(xml: &str) -> anyhow::Result<Domain> {
         let document = Document::parse(xml).context("the domain's XML")?;
         let root = document.root_element();
@@ -48,7 +51,7 @@ fn text<'a>(node: Node<'a, '_>, name: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-/// Fathom's elements directly below `<metadata>`.
+/// Returns Fathom's elements directly below `<metadata>`.
 fn metadata<'a, 'input: 'a>(root: Node<'a, 'input>) -> impl Iterator<Item = Node<'a, 'input>> {
     child(root, "metadata")
         .into_iter()
@@ -80,7 +83,9 @@ fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'inp
     node.children().find(|node| node.has_tag_name(name))
 }
 
-/// A disk of the metadata: its attributes are options, `target` names the device with the socket.
+/// Converts a `<disk>` of the metadata. Its attributes are options of the disk.
+///
+/// The attribute `target` names the domain's device, which has the socket.
 fn disk(root: Node, node: Node) -> anyhow::Result<DiskSpec> {
     let target = node
         .attribute("target")
@@ -108,14 +113,14 @@ fn of_attributes(root: Node, name: &str, target: &str, node: Node) -> anyhow::Re
             "vhost-user" => bail!("the socket is that of target '{target}'; remove vhost-user"),
             _ => {}
         }
-        // The caller's own comes instead of the default.
+        // An option in the metadata replaces the default.
         options.retain(|(name, _)| *name != option);
         options.push((option, text));
     }
     table(&options)
 }
 
-/// The socket of the domain's device with this target.
+/// Returns the socket of the domain's device with this target.
 fn socket_of<'a>(root: Node<'a, '_>, target: &str) -> anyhow::Result<&'a str> {
     let devices = child(root, "devices").context("the XML has no <devices>")?;
     let mut disks = devices.children().filter(|node| node.has_tag_name("disk"));

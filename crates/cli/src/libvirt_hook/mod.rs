@@ -1,8 +1,9 @@
-//! libvirt's hook: adds the disks of a domain to a server before the guest starts, and removes them when it has ended.
+//! libvirt's hook: adds the disks of a domain before its guest starts, and removes them afterwards.
 //!
 //! libvirt calls /etc/libvirt/hooks/qemu.d/fathom with the domain's XML on standard input
-//! (<https://libvirt.org/hooks.html>). If the hook fails before the guest starts, the guest does not start, and
-//! libvirt's error has what the hook has printed on standard error. A hook must not call libvirt.
+//! (<https://libvirt.org/hooks.html>). If the hook fails before the guest starts, the guest does
+//! not start, and libvirt's error contains what the hook has printed on standard error. A hook must
+//! not call libvirt.
 
 mod domain;
 mod record;
@@ -20,7 +21,7 @@ use record::Record;
 use serde_json::{Value, json};
 use std::io::{self, Read};
 
-/// Maximum size of a domain's XML.
+/// Maximum size of a domain's XML in bytes.
 const MAX_XML_BYTES: u64 = 16 << 20;
 const NOT_FOUND: u16 = 404;
 
@@ -50,7 +51,7 @@ pub fn run(args: LibvirtHookArgs) -> anyhow::Result<()> {
         .take(MAX_XML_BYTES)
         .read_to_string(&mut xml)
         .context("the domain's XML")?;
-    // Guests of other disks start whatever happens here.
+    // Guests without Fathom's disks must start even if the XML is unusual.
     if event.0 != "release" && !xml.contains(domain::NAMESPACE) {
         return Ok(());
     }
@@ -62,7 +63,7 @@ pub fn run(args: LibvirtHookArgs) -> anyhow::Result<()> {
     .with_context(|| format!("domain '{}'", args.domain))
 }
 
-/// Adds the disks of a domain. Removes those that it has added if one cannot be added.
+/// Adds the disks of a domain. On an error, removes those that were added before.
 fn add(domain: Domain, is_incoming: bool) -> anyhow::Result<()> {
     let disks = domain.disks?;
     if disks.is_empty() {
@@ -88,7 +89,7 @@ fn add(domain: Domain, is_incoming: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds a disk. Returns false if the server has the same disk already.
+/// Adds a disk. Returns false if the server already has the same disk.
 fn add_one(
     server: &Client,
     record: &mut Record,
@@ -129,7 +130,7 @@ fn add_one(
     Ok(true)
 }
 
-/// A disk that a server has.
+/// A disk of the server.
 struct Existing {
     table: DiskSpec,
     owner: Option<Owner>,
@@ -146,14 +147,15 @@ fn existing(server: &Client, name: &str) -> anyhow::Result<Option<Existing>> {
     }))
 }
 
-/// Whether both are the same disk. The file of a persistent disk names the format raw, which is also what a disk without
-/// a format has.
+/// Whether both definitions are the same disk.
+///
+/// The definition of a persistent disk names the format raw, which is also the default.
 fn is_same(there: &DiskSpec, wanted: &DiskSpec) -> bool {
     let mut wanted = wanted.clone();
     if wanted.format.is_none() && there.format == Some(Format::Raw) {
         wanted.format = there.format;
     }
-    // Set by the server where the hook leaves it out.
+    // The server sets this option if the hook does not.
     wanted.nbd = wanted.nbd.or(there.nbd);
     *there == wanted
 }
@@ -166,7 +168,7 @@ fn delete(server: &Client, name: &str) -> Result<(), ClientError> {
     }
 }
 
-/// Removes disks after an error. The error counts, so one in here is only printed.
+/// Removes disks after an error. Errors here are only printed, because the first one is returned.
 fn undo(server: &Client, record: &mut Record, names: &[&str]) {
     for name in names {
         let outcome = delete(server, name).map_err(anyhow::Error::from);
@@ -190,7 +192,7 @@ fn remove(domain: &Domain) -> anyhow::Result<()> {
     record.end()
 }
 
-/// Options of a disk from names and texts, as in the server's configuration.
+/// Builds a disk definition from names and strings, as in the server's configuration.
 fn table(options: &[(&str, &str)]) -> anyhow::Result<DiskSpec> {
     let mut table = json!({});
     for (option, text) in options {
@@ -199,7 +201,8 @@ fn table(options: &[(&str, &str)]) -> anyhow::Result<DiskSpec> {
     serde_json::from_value(table).map_err(anyhow::Error::from)
 }
 
-/// A text as the type that the option has: a number or boolean if that is valid, else a text or a list of one.
+/// Converts a string to the option's type: a number or boolean if valid, else a string or a list of
+/// one string.
 fn typed(option: &str, text: &str) -> Value {
     let boolean = match text {
         "yes" | "on" => Some(true),

@@ -1,4 +1,4 @@
-//! The names of the disks that the hook has added for a domain, in a file that lasts as long as the host runs.
+//! The names of the disks that the hook has added for a domain, in a file that a reboot deletes.
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
@@ -7,10 +7,10 @@ use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Only root may write there.
+/// Directory of the files. Only root can write to it.
 const DIR: &str = "/run/fathom-libvirt";
 
-/// What the file says.
+/// The content of the file.
 #[derive(Debug, Default, Deserialize, Serialize)]
 struct Content {
     disks: BTreeSet<String>,
@@ -18,12 +18,12 @@ struct Content {
     incoming: bool,
 }
 
-/// A domain's file. Each change is written before the server is asked for the change.
+/// The file of a domain. A disk is in it from before the server adds it until it is removed.
 #[derive(Debug)]
 pub struct Record {
     path: PathBuf,
     disks: BTreeSet<String>,
-    /// The domain comes by a migration.
+    /// Whether the domain arrives by a migration.
     pub is_incoming: bool,
 }
 
@@ -82,7 +82,7 @@ impl Record {
     }
 }
 
-/// Replaces the file at once, so that a hook that is killed leaves the old content or the new one.
+/// Replaces the file atomically, so that a killed hook leaves the old content or the new one.
 fn write(path: &Path, content: &Content) -> anyhow::Result<()> {
     fs::create_dir_all(DIR)?;
     let mut file = tempfile::NamedTempFile::new_in(DIR)?;

@@ -1,4 +1,4 @@
-//! The source of a manual page: sections of the command's definition, and those that it lacks.
+//! The source of a manual page: sections from the command's definition, and additional ones.
 
 use std::io;
 
@@ -7,12 +7,12 @@ use clap_mangen::Man;
 
 use crate::help::{examples, groups};
 
-/// The page of a command.
+/// The manual page of a command.
 pub struct Page<'a> {
     command: &'a Command,
-    /// `fathom-disk-add`.
+    /// Name of the page, such as `fathom-disk-add`.
     name: &'a str,
-    /// `fathom disk add`.
+    /// Path of the command, such as `fathom disk add`.
     path: String,
 }
 
@@ -122,7 +122,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Returns the source for groff's macros `man`.
+    /// Returns the source in the `man` macros of groff.
     pub fn source(&self) -> io::Result<Vec<u8>> {
         let man = Man::new(self.command.clone())
             .title(self.name.to_uppercase())
@@ -152,7 +152,7 @@ impl<'a> Page<'a> {
         below.filter(|below| !below.is_hide_set())
     }
 
-    /// The usage of `--help`.
+    /// Returns the usage as `--help` prints it.
     fn synopsis(&self) -> String {
         let usage = self.command.clone().render_usage().to_string();
         let usage = usage.strip_prefix("Usage:").unwrap_or(&usage);
@@ -180,7 +180,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// The name of the command at the top, such as `disk`; none for the program.
+    /// Returns the top-level command, such as `disk`, or `None` for the program itself.
     fn top(&self) -> Option<&str> {
         self.path.split(' ').nth(1)
     }
@@ -200,7 +200,8 @@ impl<'a> Page<'a> {
         all.iter().map(|some| rows(some)).collect()
     }
 
-    /// The pages of the command above, of those below or beside this one, and of its formats.
+    /// Returns references to the parent's page, the subcommands' or siblings' pages, and file
+    /// formats.
     fn see_also(&self) -> String {
         let above = self
             .name
@@ -232,12 +233,12 @@ impl<'a> Page<'a> {
     }
 }
 
-/// The section of options, with headings as subsections.
+/// Returns the section of options, with their headings as subsections.
 fn options(man: &Man) -> io::Result<String> {
     let mut text = Vec::new();
     man.render_options_section(&mut text)?;
     let text = String::from_utf8_lossy(&text);
-    // The title has the same preamble.
+    // Skips the preamble, which the title has written already.
     let mut lines = text.lines().skip_while(|line| !line.starts_with(".SH"));
     let mut all = String::new();
     if lines.next().is_some() {
@@ -266,7 +267,7 @@ fn reference(page: &str, section: u8) -> String {
     format!("{}({section})", escaped(page))
 }
 
-/// Text that groff prints as it is.
+/// Escapes text for groff, which then prints it unchanged.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     match text.starts_with(['.', '\'']) {
