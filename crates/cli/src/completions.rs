@@ -1,7 +1,7 @@
 //! `fathom completions`: completion of commands, options and their values in shells.
 //!
-//! The script for a shell runs `fathom` with `FATHOM_COMPLETE` set, which prints the candidates. Therefore a shell
-//! offers the disks that are served at that moment.
+//! The shell's script runs `fathom` with `FATHOM_COMPLETE` set, which prints the candidates. The
+//! shell can therefore offer the disks that are served at that moment.
 
 use crate::servers::{disks, running};
 use clap::{Arg, Args, Command, ValueHint};
@@ -12,7 +12,7 @@ use fathom_filters::FILTERS;
 use std::ffi::OsStr;
 use std::io::{self, Write};
 
-/// Variable by which a shell's script asks for candidates.
+/// Environment variable with which a shell's script requests candidates.
 const VARIABLE: &str = "FATHOM_COMPLETE";
 
 /// Print a completion script for a shell
@@ -37,7 +37,7 @@ pub fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints candidates and exits if a shell's script asks for candidates.
+/// Prints candidates and exits if a shell's script requests them.
 pub fn complete() {
     CompleteEnv::with_factory(command).var(VARIABLE).complete();
 }
@@ -52,7 +52,7 @@ fn with_candidates(command: Command) -> Command {
         .mut_subcommands(with_candidates)
 }
 
-/// Words that occur in the value name of an option if the value is a path.
+/// Words in the value name of an option whose value is a path.
 const PATHS: [&str; 8] = [
     "FILE", "PATH", "DIR", "DISK", "IMAGE", "SOCKET", "RUN", "TRACE",
 ];

@@ -1,7 +1,8 @@
 //! `fathom serve --run`: serves a disk while a command runs.
 //!
-//! The process that the user starts is the parent of the server and of the command's shell. The parent starts the
-//! command when the server reports READY=1 (sd_notify(3)), and stops the server when the command has ended.
+//! The process that the user starts is the parent of the server and of the command's shell. The
+//! parent starts the command when the server reports READY=1 (sd_notify(3)), and stops the server
+//! when the command has ended.
 
 use crate::serve::ServeArgs;
 use crate::temporary_sockets::{NBD, NOTIFY, TEMPORARY, VHOST_USER};
@@ -30,12 +31,12 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'_')
     .remove(b'.');
 
-/// Length in bytes of the longest message of the server to its manager.
+/// Maximum length in bytes of a message of the server to its service manager.
 const MAX_MESSAGE: usize = 4096;
 
-/// Serves the disk of `args` until `command` has ended, and returns the exit status of the command.
+/// Serves the disk of `args` until `command` has ended, and returns the command's exit status.
 ///
-/// `arguments`: the command line of this process.
+/// `arguments` is the command line of this process.
 pub fn run(args: &ServeArgs, command: &OsStr, arguments: &[OsString]) -> anyhow::Result<ExitCode> {
     let dir = tempfile::Builder::new().prefix("fathom-").tempdir();
     let dir = dir.context("cannot create a temporary directory for sockets")?;
@@ -106,7 +107,7 @@ fn variables(args: &ServeArgs, dir: &Path) -> Vec<(&'static str, OsString)> {
     variables
 }
 
-/// Returns the URI by which clients on this host reach an export. None: the address is not known.
+/// Returns the URI by which clients on this host reach an export, or `None` if it is unknown.
 fn uri(address: &Address, export: &str, has_tls: bool) -> Option<String> {
     let scheme = if has_tls { "nbds" } else { "nbd" };
     let export = utf8_percent_encode(export, ENCODED);
@@ -163,9 +164,9 @@ impl Server {
             .args(options)
             .env("NOTIFY_SOCKET", path)
             .stdin(Stdio::null())
-            // Standard output is the command's.
+            // Standard output belongs to the command.
             .stdout(stderr())
-            // Signals of a terminal are for the command.
+            // A process group of its own: signals of the terminal are meant for the command.
             .process_group(0)
             .spawn()?;
         let serving = fd_of(child.id())?;
@@ -177,14 +178,14 @@ impl Server {
         })
     }
 
-    /// Waits for the next event. `command`: a file descriptor of the command's process.
+    /// Waits for the next event. `command` is a pidfd of the command.
     fn wait(
         &mut self,
         command: Option<BorrowedFd>,
         signals: &mut Signals,
     ) -> anyhow::Result<Event> {
         loop {
-            // Without a command, `notify` replaces the command's file descriptor, and is polled for no event.
+            // Without a command, `notify` takes the place of the pidfd and is polled for no events.
             let nothing = PollFlags::empty();
             let when = |is_polled| if is_polled { PollFlags::IN } else { nothing };
             let notify = self.notify.as_fd();
@@ -206,7 +207,7 @@ impl Server {
                     None => continue,
                 }
             }
-            // A handover is reported before the predecessor ends.
+            // A handover is reported before the predecessor ends, so messages are read first.
             if is_told {
                 if self.receive()? {
                     return Ok(Event::Ready);
@@ -223,7 +224,7 @@ impl Server {
         }
     }
 
-    /// Reads a message of the server. Returns whether the server is ready.
+    /// Reads a message of the server; returns whether the server is ready.
     fn receive(&mut self) -> anyhow::Result<bool> {
         let mut message = [0; MAX_MESSAGE];
         let length = match self.notify.recv(&mut message) {
@@ -240,10 +241,10 @@ impl Server {
         Ok(message.lines().any(|line| line == "READY=1"))
     }
 
-    /// Stops the server, and waits for its end.
+    /// Stops the server and waits for its end.
     fn stop(&mut self) -> anyhow::Result<()> {
         if self.is_serving {
-            // The server may have ended meanwhile.
+            // The server may have ended in the meantime.
             let _ = pidfd_send_signal(&self.serving, Signal::TERM);
             let mut fds = [PollFd::new(&self.serving, PollFlags::IN)];
             while fds[0].revents().is_empty() {
@@ -261,7 +262,7 @@ impl Server {
     }
 }
 
-/// Signals that this process handles; otherwise they would end the process.
+/// Signals that this process handles. By default, they would end the process.
 struct Signals {
     delivery: SignalDelivery<UnixStream, SignalOnly>,
 }
@@ -279,15 +280,15 @@ impl Signals {
     }
 }
 
-/// Passes a signal on to the command.
+/// Forwards a signal to the command.
 fn forward(signal: i32, command: &OwnedFd) {
     let signal = match signal {
         SIGTERM => Signal::TERM,
         SIGHUP => Signal::HUP,
-        // A terminal sends these signals to the command, too.
+        // The terminal sends the other signals to the command, too.
         _ => return,
     };
-    // The command may have ended meanwhile.
+    // The command may have ended in the meantime.
     let _ = pidfd_send_signal(command, signal);
 }
 

@@ -29,7 +29,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Returns the disk `named` of a server. None: the server's only disk.
+    /// Returns the disk `named` of a server, or the server's only disk.
     pub fn new(server: Client, named: Option<String>) -> anyhow::Result<Disk> {
         if let Some(name) = named {
             return Ok(Disk { server, name });
@@ -65,7 +65,7 @@ impl Disk {
 }
 
 impl Target {
-    /// Returns the server, and the name of the disk if the arguments name one.
+    /// Returns the server, and the name of the disk if the arguments contain one.
     fn find(&self) -> anyhow::Result<(Client, Option<String>)> {
         if let Some(server) = &self.server {
             return Ok((find(server)?.0, Some(self.disk_or_server.clone())));
@@ -80,7 +80,7 @@ impl Target {
         Disk::new(server, named)
     }
 
-    /// Returns the server and the selected disk, or all disks of the server if the arguments name no disk.
+    /// Returns the server and the selected disk, or all its disks if no disk is named.
     pub fn disks(&self) -> anyhow::Result<(Client, Vec<Info>)> {
         let (server, named) = self.find()?;
         let Some(name) = named else {

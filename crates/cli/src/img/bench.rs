@@ -70,7 +70,7 @@ pub(super) struct BenchArgs {
     image: ImageArg,
 }
 
-/// Returns the shell command that runs the load. The values from `args` in this command are numbers.
+/// Returns the shell command that runs the load. Its values from `args` are numbers.
 fn load(args: &BenchArgs) -> String {
     let BenchArgs {
         count,
@@ -126,7 +126,7 @@ pub(super) fn run(args: BenchArgs) -> anyhow::Result<()> {
     );
     serve.extend(["--run".into(), load(&args).into()]);
     let program = std::env::current_exe()?;
-    // This returns only if it fails.
+    // `exec` returns only if it fails.
     Err(Command::new(&program)
         .args(serve)
         .env("FATHOM", &program)

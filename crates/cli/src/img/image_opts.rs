@@ -1,7 +1,7 @@
 //! `--image-opts`: images in QEMU's notation: `driver=qcow2,file.filename=disk.qcow2`.
 //!
-//! The supported options name an image's storage, its format and its keys. Other options of QEMU are errors, because
-//! they would change what a command does.
+//! The supported options name an image's storage, its format and its keys. Other options of QEMU
+//! are errors, because they would change what a command does.
 
 use super::{json_name, pairs, parse_format};
 use anyhow::anyhow;

@@ -1,4 +1,5 @@
-//! QEMU's `json:` names of images: `json:{"driver": "qcow2", "file": {"driver": "file", "filename": "disk.qcow2"}}`.
+//! QEMU's `json:` names of images:
+//! `json:{"driver": "qcow2", "file": {"driver": "file", "filename": "disk.qcow2"}}`.
 
 use serde_json::{Map, Value};
 

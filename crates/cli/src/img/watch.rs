@@ -127,7 +127,7 @@ pub(crate) fn json_line(value: &serde_json::Value) {
     let _ = writeln!(std::io::stdout(), "{value}");
 }
 
-/// Returns a flag that the first SIGINT or SIGTERM sets. A second signal ends the process immediately.
+/// Returns a flag that the first SIGINT or SIGTERM sets. A second signal ends the process.
 pub(crate) fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {

@@ -36,7 +36,7 @@ pub fn time_or_dash(us: Option<f64>) -> String {
     us.map_or_else(|| "-".to_owned(), time)
 }
 
-/// Formats the 99th percentile. With too few requests for a percentile, returns `<` and the maximum.
+/// Formats the 99th percentile. If there are too few requests for it, returns `<` and the maximum.
 pub fn p99(p99: Option<f64>, max: Option<f64>) -> String {
     match (p99, max) {
         (Some(us), _) => time(us),
@@ -49,7 +49,7 @@ pub fn percent(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.0}"))
 }
 
-/// Cuts a text to `width` characters, the last of which is then `more`.
+/// Cuts a text to `width` characters. The last character of a cut text is `more`.
 pub fn cut(text: &str, width: usize, more: char) -> String {
     match text.chars().count() > width {
         false => text.to_owned(),

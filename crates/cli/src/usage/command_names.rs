@@ -43,7 +43,7 @@ static BELOW: &[(&str, &str)] = &[
     ("end", "stop"),
 ];
 
-/// Returns the commands that a user of `command name` may mean, such as `fathom quit` for `fathom stop`.
+/// Returns the commands that the user may mean, such as `fathom quit` for `fathom stop`.
 pub fn instead_of(command: &str, name: &str) -> Vec<String> {
     let all = crate::help::command();
     if command == all.get_name() {
