@@ -186,9 +186,8 @@ fn change(args: ChangeArgs) -> anyhow::Result<()> {
         }
         let text = Value::from(value.as_str());
         let parsed = serde_json::from_str(&value).unwrap_or_else(|_| text.clone());
-        // Some strings look like numbers. A value that fits neither way is sent as a string, and
-        // the
-        // server rejects it.
+        // Some strings look like numbers. A value that is invalid either way is sent as a string,
+        // and the server rejects it.
         let mut tried = table.clone();
         tried.insert(option.clone(), parsed.clone());
         let tried = serde_json::from_value::<DiskSpec>(Value::Object(tried));

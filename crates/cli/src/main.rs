@@ -1,4 +1,4 @@
-//! The `fathom` command: argument parsing, and the screen of `fathom top`.
+//! The `fathom` command: parses the arguments, starts logging, and runs the subcommand.
 
 // `print!` panics when the reader of a pipe has closed it (`fathom lab list | head`).
 #![deny(clippy::print_stdout)]

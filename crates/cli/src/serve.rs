@@ -246,8 +246,7 @@ impl ServeArgs {
         let tls = self.tls_options()?;
         let disk = self.disk.expect("clap demands a disk");
         let vhost_user = match self.of_disk.vhost_user.clone() {
-            // With systemd's sockets and no NBD address, a passed socket is the only way to
-            // connect.
+            // Without an NBD address, only a socket from systemd lets anybody connect.
             None if self.nbd.is_empty() && std::env::var_os("LISTEN_FDS").is_some() => {
                 Some(SocketSpec::Activated)
             }

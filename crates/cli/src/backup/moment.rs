@@ -19,7 +19,8 @@ const BEGIN: Duration = Duration::from_secs(30);
 /// Begins the backups of these disks, each with its order, at one instant.
 ///
 /// When the last backup has begun, no disk has been changed since its own backup began. With a
-/// guest agent, the guest flushes its caches first. After an error, no backup exists.
+/// guest agent, the guest flushes its caches first. After an error, no backup exists, unless the
+/// error says that one may still start.
 pub fn begin(
     disks: &[&Disk],
     orders: &[BackupOrder],
@@ -66,7 +67,9 @@ fn begin_together(disks: &[&Disk], orders: &[BackupOrder]) -> anyhow::Result<Vec
     Ok(begun)
 }
 
-/// Begins the backup of a disk. After an error no backup exists, even if the server timed out.
+/// Begins the backup of a disk, and cancels it if the server does not reply in time.
+///
+/// After an error no backup exists, unless the error says that it may still start.
 fn begin_one(disk: &Disk, order: &BackupOrder) -> anyhow::Result<BackupInfo> {
     let id = new_identity();
     let put = disk.server.put(&disk.below("backup")).parameter("id", &id);

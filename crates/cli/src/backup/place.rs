@@ -138,7 +138,7 @@ impl Place {
         dir.with_context(failed)
     }
 
-    /// Removes an incomplete backup. An overwritten NBD disk stays as it is: its old data is lost.
+    /// Removes an incomplete backup. A disk of an NBD server keeps the partial copy.
     pub(super) fn discard(&self) {
         match self {
             Place::File { part, .. } => drop(fs::remove_file(part)),

@@ -46,8 +46,8 @@ pub fn add(dir: &Path, record: Record) -> anyhow::Result<()> {
         measures: record.measures,
         ..Cell::default()
     };
-    // The cell is saved before the plan. A cell without a plan is overwritten by the next run, but
-    // a plan without its cell would be an error.
+    // The cell is saved before the plan. The next run overwrites a cell that no plan names, but a
+    // planned cell without a file would be reported as missing.
     cell.save(dir)?;
     run.save(dir)?;
     eprintln!("bench: added to {shown}: fathom report {shown}");

@@ -7,7 +7,7 @@ use roxmltree::{Document, Node};
 
 /// The namespace of the elements in `<metadata>`.
 pub const NAMESPACE: &str = "urn:fathom:libvirt:1";
-/// Groups as which distributions run QEMU.
+/// Groups under which distributions run QEMU.
 const QEMU_GROUPS: [&str; 2] = ["libvirt-qemu", "qemu"];
 
 /// The part of a domain's XML that the hook needs.

@@ -18,7 +18,7 @@ struct Content {
     incoming: bool,
 }
 
-/// The file of a domain. A disk is in it from before the server adds it until it is removed.
+/// The file of a domain. It names a disk from before the disk is added until after its removal.
 #[derive(Debug)]
 pub struct Record {
     path: PathBuf,

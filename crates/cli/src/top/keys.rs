@@ -98,7 +98,7 @@ fn in_detail(state: &mut State, code: KeyCode) -> Effect {
     Effect::Nothing
 }
 
-/// Sorts by the visible column `by` places to the right of the present one.
+/// Sorts by another visible column, `by` places right of the present one.
 fn sort_beside(state: &mut State, by: isize) {
     let shown = &state.columns;
     let at = shown.iter().position(|column| *column == state.sort);

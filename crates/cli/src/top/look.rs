@@ -129,7 +129,9 @@ impl Look {
         if self.unicode { '▲' } else { '^' }
     }
 
-    /// Replaces control characters in a name from outside, which could control the terminal.
+    /// Replaces control characters, and non-ASCII characters if the terminal has no Unicode.
+    ///
+    /// Anybody may have chosen the names of disks, which must not control the terminal.
     pub fn clean(&self, text: &str) -> String {
         let strange = |c: char| c.is_control() || (!self.unicode && !c.is_ascii());
         let shown = text.chars().map(|c| if strange(c) { '?' } else { c });

@@ -1,11 +1,10 @@
 //! `fathom top`: shows the present load of all disks, on a screen, as text, or as JSON.
 //!
 //! - `feed` receives samples from servers, which may start and stop;
-//! - `model` stores the samples, `columns` defines the columns of the table, `words` formats
-//! figures;
+//! - `model` stores the samples; `columns` defines the table, and `words` formats figures;
 //! - `state` is the present view, and `keys` changes it;
 //! - `view` draws a frame: the `table` of all disks, or the `detail` of one disk with its `heat`
-//! map and `slow` requests, and `help` above them; `look` adapts to the terminal's abilities;
+//!   map and `slow` requests, and `help` above them; `look` adapts to the terminal's abilities;
 //! - `screen` controls the terminal, `plain` writes text or JSON without one.
 
 mod columns;

@@ -33,8 +33,7 @@ pub enum Message {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Done {
     pub report: Report,
-    /// Microseconds from `Go` to the first request, or `None` if the load ended before that was
-    /// seen.
+    /// Microseconds from `Go` to the start of the load; `None` if the load ended before a check.
     pub began_us: Option<u64>,
 }
 
