@@ -412,7 +412,7 @@ impl Keeper {
                 self.make_space();
             }
             Problem::Wrong(text) => {
-                let (tries, _) = self.tries.entry(stripe).or_default();
+                let (tries, _) = self.tries.entry(stripe).or_insert((0, self.landings));
                 *tries += 1;
                 if *tries < TRIES {
                     return self.queue.failed(stripe);

@@ -106,20 +106,26 @@ fn copies(bytes: &dyn Bytes) -> Result<(Copies, [Option<[u8; 64]>; 2])> {
 ///
 /// `copies` must be ordered by age, the newest first.
 fn newest(copies: Copies) -> Result<(Valid, Value, Copy)> {
-    let sequences: Vec<u64> = copies
-        .iter()
-        .map(|(_, valid)| valid.binary.sequence)
-        .collect();
-    let twins = sequences.len() == 2 && sequences[0] == sequences[1];
+    let mut readable = Vec::new();
     let mut failed = None;
     for (copy, valid) in copies {
         match json::parse(&valid.json) {
-            Ok(json) if copy == Copy::First && !twins => return Ok((valid, json, Copy::Second)),
-            Ok(json) => return Ok((valid, json, Copy::First)),
+            Ok(json) => readable.push((copy, valid, json)),
             Err(error) => failed = failed.or(Some(error)),
         }
     }
-    Err(failed.unwrap_or(Error::NotLuks))
+    let has_twin = match &readable[..] {
+        [(_, one, _), (_, other, _)] => one.binary.sequence == other.binary.sequence,
+        _ => false,
+    };
+    let Some((copy, valid, json)) = readable.into_iter().next() else {
+        return Err(failed.unwrap_or(Error::NotLuks));
+    };
+    let spare = match copy {
+        Copy::First if !has_twin => Copy::Second,
+        Copy::First | Copy::Second => Copy::First,
+    };
+    Ok((valid, json, spare))
 }
 
 fn check_config(metadata: &Metadata, binary: &Binary) -> Result<()> {
@@ -304,4 +310,45 @@ fn all_slots(
     parts::refuse_overlaps(&mut taken)?;
     slots.sort_by_key(|slot| slot.number);
     Ok(slots)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::Hash;
+
+    fn copies(sequences: [u64; 2], readable: [bool; 2]) -> Copies {
+        let copy = |n: usize, copy| {
+            let json = if readable[n] { "{}\0" } else { "{\0" };
+            let binary = Binary {
+                copy_len: 16 << 10,
+                sequence: sequences[n],
+                label: [0; 48],
+                subsystem: [0; 48],
+                uuid: [0; 40],
+                hash: Hash::Sha256,
+            };
+            let json = json.into();
+            let salt = [0; 64];
+            (copy, Valid { binary, salt, json })
+        };
+        let mut both = vec![copy(0, Copy::First), copy(1, Copy::Second)];
+        both.sort_by_key(|(_, valid)| std::cmp::Reverse(valid.binary.sequence));
+        both
+    }
+
+    #[test]
+    fn only_readable_copy_is_not_overwritten_first() {
+        for sequences in [[1, 1], [1, 2], [2, 1]] {
+            let spare = |readable| newest(copies(sequences, readable)).map(|(.., spare)| spare);
+            assert_eq!(spare([true, false]).unwrap(), Copy::Second, "{sequences:?}");
+            assert_eq!(spare([false, true]).unwrap(), Copy::First, "{sequences:?}");
+            assert!(spare([false, false]).is_err());
+        }
+        // Of two readable copies, the older one is overwritten first.
+        let spare = |sequences| newest(copies(sequences, [true, true])).unwrap().2;
+        assert_eq!(spare([1, 2]), Copy::First);
+        assert_eq!(spare([2, 1]), Copy::Second);
+        assert_eq!(spare([1, 1]), Copy::First);
+    }
 }
