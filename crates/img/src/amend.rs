@@ -1,7 +1,7 @@
 //! `fathom img amend`
 
 //!
-//! Options of qcow2 images, and the keys of encrypted ones.
+//! Changes options of qcow2 images and keys of encrypted images.
 
 use crate::create::CreateOptions;
 use crate::error::{Error, of, usage};
@@ -14,11 +14,11 @@ use fathom_luks::{Effort, Passphrase};
 use fathom_storage::Location;
 use std::time::Duration;
 
-/// What can be another.
+/// Names of the options that can be changed.
 pub const AMENDABLE: &[&str] = &["compat", "lazy_refcounts", "refcount_bits"];
 
-/// Changes those options of a qcow2 image that `options` were given, or none; what is on its disk stays. A kill at
-/// any instant leaves the old image or the new one.
+/// Changes the given options of a qcow2 image, either all or none. The contents of its disk stay
+/// the same. A kill at any time leaves either the old or the new image.
 pub fn amend(
     location: &Location,
     format: Option<Format>,
@@ -57,21 +57,22 @@ pub fn amend(
     amend_qcow2(image.bytes(), &changes).map_err(of(path))
 }
 
-/// Which keys are to unlock an image.
+/// Changes to the keys of an encrypted image.
 #[derive(Debug)]
 pub struct KeyChanges {
-    /// One of these does already. (Only for adding others.)
+    /// Existing keys, one of which unlocks the image. Needed only to add keys.
     pub keys: Keys,
-    /// These are to, from now on.
+    /// Keys to add.
     pub add: Vec<Passphrase>,
-    /// How long a new key is to take to unlock the image: as long as a guess at it.
+    /// Time that unlocking with a new key should take. A guess of the key takes as long.
     pub iter_time: Duration,
-    /// And these no more.
+    /// Key slots to remove.
     pub remove: Vec<Slot>,
 }
 
-/// Changes who can unlock an encrypted image: first adds, then removes. Its data stays as it is. `say` is told of each
-/// change. A kill at any instant leaves keys that unlock it.
+/// Changes the keys of an encrypted image: adds keys first, then removes keys. The image's data
+/// stays the same. `say` receives each change. A kill at any time leaves keys that unlock the
+/// image.
 pub fn change_keys(
     location: &Location,
     format: Option<Format>,

@@ -13,16 +13,16 @@ use std::time::SystemTime;
 
 pub use fathom_archive::{ListedImage, Summary};
 
-/// How a disk is put into stripes.
+/// Options for dividing a disk into stripes.
 #[derive(Clone, Debug)]
 pub struct StripeOptions {
-    /// Bytes of a stripe; see [`fathom_archive::STRIPE_SIZES`].
+    /// Size of a stripe in bytes; see [`fathom_archive::STRIPE_SIZES`].
     pub stripe_size: u32,
-    /// Numbers of stripes in the order in which they are wanted first.
+    /// Indexes of stripes, in the order in which a reader should fetch them first.
     pub profile: Vec<u32>,
-    /// What is there under that name already is replaced.
+    /// Replace an existing image or file of the same name.
     pub force: bool,
-    /// Stripes that are in the archive are read, and replaced if they are damaged.
+    /// Read the stripes that the archive has already, and replace damaged ones.
     pub verify_known: bool,
 }
 
@@ -38,37 +38,39 @@ impl Default for StripeOptions {
 }
 
 impl StripeOptions {
-    /// A manifest of that disk that has no hashes yet: whether it is one is known before the disk is read.
+    /// Returns a manifest without hashes for a disk of this size. Reports invalid sizes and
+    /// profiles before the disk is read.
     pub(crate) fn frame(&self, path: &Path, size: u64) -> Result<Manifest, Error> {
         let made = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let made = made.map_or(0, |made| made.as_secs());
         let count = size.div_ceil(u64::from(self.stripe_size.max(1)));
-        // More than there may be are told by their number.
+        // Bounds the vector's memory; the manifest rejects a disk with more stripes than allowed.
         let stripes = vec![None; count.min(1 << 26) as usize];
         Manifest::new(size, self.stripe_size, stripes, self.profile.clone(), made)
             .map_err(|problem| usage(path, problem))
     }
 }
 
-/// What an archive has got.
+/// Result of archiving a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Archived {
-    /// The address of the manifest.
+    /// Address of the manifest.
     pub manifest: String,
-    /// Bytes of the disk, and how many were read.
+    /// Bytes of the disk, and bytes that were read from it.
     pub size: u64,
     pub read: u64,
-    /// Stripes that were not there, that were, and that are all zeroes.
+    /// Stripes that were added, that the archive had already, and that are all zeroes.
     pub new: u32,
     pub known: u32,
-    /// Of the new ones, those that were there and damaged.
+    /// Stripes among the `new` ones that replaced damaged copies.
     pub repaired: u32,
     pub zero: u32,
-    /// Bytes of the stripes that were not there, as they are stored.
+    /// Stored size in bytes of the added stripes.
     pub stored: u64,
 }
 
-/// Keeps what a disk's guest sees under `name` in an archive: a directory or `s3://BUCKET/PREFIX`.
+/// Archives a disk's contents, as its guest sees them, under `name`. The archive is a directory or
+/// `s3://BUCKET/PREFIX`.
 pub fn archive(
     source: &Source,
     archive: &str,
@@ -108,13 +110,13 @@ pub fn archive(
     })
 }
 
-/// The images of an archive.
+/// Lists the images of an archive.
 pub fn archived(archive: &str) -> Result<Vec<ListedImage>, Error> {
     let background = Background::<()>::new()?;
     Ok(background.run(fathom_archive::list(archive))?)
 }
 
-/// The manifest of a disk whose stripes are known by now.
+/// Returns the manifest with the hashes of all stripes.
 pub(crate) fn with_hashes(frame: &Manifest, hashes: Vec<Option<fathom_archive::Hash>>) -> Manifest {
     let profile = frame.profile().to_vec();
     let manifest = Manifest::new(

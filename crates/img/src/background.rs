@@ -1,4 +1,4 @@
-//! What goes on beside a job: asking servers, hashing, compressing.
+//! Runs asynchronous work beside a job: network requests, hashing and compression.
 
 use crate::error::{Error, io_error};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
-/// Does work whose outcome is a `T`. When it is dropped, what is under way is given up.
+/// Runs work with results of type `T`. Dropping it cancels work in progress.
 pub(crate) struct Background<T> {
     runtime: Option<Runtime>,
     sender: Sender<T>,
@@ -33,21 +33,21 @@ impl<T: Send + 'static> Background<T> {
         self.runtime.as_ref().expect("until it is dropped")
     }
 
-    /// Waits for something that is needed now.
+    /// Runs a future to completion and returns its result.
     pub(crate) fn run<U>(&self, work: impl Future<Output = U>) -> U {
         self.runtime().block_on(work)
     }
 
-    /// Begins something, whose outcome comes by [`Background::wait_for`].
+    /// Starts a future whose result is returned by [`Background::wait_for`].
     pub(crate) fn begin(&self, work: impl Future<Output = T> + Send + 'static) {
         let sender = self.sender.clone();
         self.runtime().spawn(async move {
-            // Who does not wait any more does not need it.
+            // Sending fails only if the receiver is gone, and then the result is not needed.
             let _ = sender.send(work.await);
         });
     }
 
-    /// The next outcome, if one comes within that time.
+    /// Waits for the next result. Returns `None` after `time`.
     pub(crate) fn wait_for(&self, time: Duration) -> Option<T> {
         self.done.recv_timeout(time).ok()
     }
@@ -61,10 +61,11 @@ impl<T> Drop for Background<T> {
     }
 }
 
-/// Seconds to wait before another attempt; a server that is gone for longer ends a job.
+/// Pauses between attempts, in seconds. A server that stays unreachable longer fails the job.
 const PAUSES: [u64; 3] = [1, 2, 4];
 
-/// The pause after this attempt, if it has failed in a way that may pass.
+/// Returns the pause before the next attempt, if this attempt failed with a transient error and may
+/// be repeated.
 pub(crate) fn pause_after<T>(
     outcome: &Result<T, fathom_archive::Error>,
     attempt: usize,

@@ -1,4 +1,4 @@
-//! The disk of an image's backing file, for who needs its size and little of its data.
+//! The disk of an image's backing file, for callers that need its size and little of its data.
 
 use crate::error::{Error, of, usage};
 use crate::open::{OpenOptions, format_of};
@@ -14,15 +14,15 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A backing file in use, with all that is below it.
+/// A backing file in use, with its own backing chain.
 pub(crate) struct Backing {
     disk: Arc<ImageDisk>,
     reader: RefCell<Option<(Job, Client)>>,
 }
 
 impl Backing {
-    /// Opens the backing file of an image with this header, and all below it, where they may be.
-    /// `None` where there is none.
+    /// Opens the backing file of an image with this header, and the backing chain below it. The
+    /// files must be in allowed directories. Returns `None` if the image has no backing file.
     pub(crate) fn open(
         image: &StoredImage,
         header: &Image,
@@ -41,7 +41,7 @@ impl Backing {
         let file = Arc::new(opener.open_named(path, name, false)?);
         let format = match (told.transpose()?, header) {
             (Some(format), _) => format,
-            // QED's header says raw or nothing.
+            // A QED header can name only the raw format.
             (None, Image::Qed(..)) => format_of(&file, None)?,
             (None, _) => {
                 let problem = "the image does not record the format of its backing file; set it with \
@@ -85,7 +85,7 @@ impl Backing {
     }
 }
 
-/// Bytes of a request.
+/// Size of a request in bytes.
 const PIECE: usize = 64 << 10;
 
 impl Below for Backing {

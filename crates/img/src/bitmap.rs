@@ -14,40 +14,40 @@ use fathom_storage::Location;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What is done to a bitmap.
+/// A change to a dirty bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BitmapChange {
-    /// Make it, with the granularity that the options say.
+    /// Creates the bitmap with the granularity given in the options.
     Add,
-    /// Delete it.
+    /// Deletes the bitmap.
     Remove,
-    /// Nothing is dirty any more.
+    /// Marks all blocks as clean.
     Clear,
-    /// Record writes.
+    /// Starts recording writes.
     Enable,
-    /// Record no more.
+    /// Stops recording writes.
     Disable,
-    /// Take in what is dirty in the bitmap of this name.
+    /// Adds the dirty blocks of the bitmap with this name.
     Merge(String),
 }
 
-/// The rest of what the user says.
+/// Further options for changing bitmaps.
 #[derive(Clone, Debug, Default)]
 pub struct BitmapOptions {
-    /// None means to look at the image.
+    /// Format of the image. `None`: detect it.
     pub format: Option<Format>,
-    /// Bytes that a bit of a new bitmap stands for.
+    /// Granularity of a new bitmap: number of bytes of the disk per bit.
     pub granularity: Option<u64>,
-    /// The image that has the bitmaps to be merged: by default the same.
+    /// The image that contains the bitmaps to merge. `None`: the changed image itself.
     pub source: Option<Location>,
-    /// See `format`.
+    /// Format of `source`. `None`: detect it.
     pub source_format: Option<Format>,
-    /// Where bitmaps are that no image has; by default beside the image.
+    /// Directory of the bitmaps that are stored outside images. `None`: next to the image.
     pub dir: Option<PathBuf>,
 }
 
-/// Changes a bitmap of an image in all these ways, one after the other: all of them are made, or
-/// none. Of bitmaps that the image cannot have itself only one change is made at a time.
+/// Applies all changes, in order, to a bitmap of an image: either all take effect, or none. A
+/// bitmap stored next to the image accepts only one change at a time.
 pub fn bitmap(
     location: &Location,
     name: &str,
@@ -87,17 +87,17 @@ pub fn bitmap(
     bitmaps.commit().map_err(&told)
 }
 
-/// A bitmap of an image.
+/// A dirty bitmap of an image.
 #[derive(Clone, Debug)]
 pub enum Listed {
-    /// It has it itself.
+    /// A bitmap stored in the image.
     Own(own::Listed),
-    /// It is beside it.
+    /// A bitmap stored in files next to the image.
     Beside(BitmapStatus),
 }
 
 impl Listed {
-    /// Its name, for people.
+    /// Returns the name of the bitmap, for display.
     pub fn name(&self) -> String {
         match self {
             Listed::Own(own) => own.name(),
@@ -105,7 +105,7 @@ impl Listed {
         }
     }
 
-    /// Bytes that a bit stands for.
+    /// Returns the granularity: number of bytes of the disk per bit.
     pub fn granularity(&self) -> u64 {
         match self {
             Listed::Own(own) => own.bitmap.granularity(),
@@ -113,7 +113,7 @@ impl Listed {
         }
     }
 
-    /// Bytes of the disk that are dirty, where that is known.
+    /// Returns the number of dirty bytes of the disk, if it is known.
     pub fn dirty(&self) -> Option<u64> {
         match self {
             Listed::Own(own) => own.dirty,
@@ -121,7 +121,8 @@ impl Listed {
         }
     }
 
-    /// As `qemu-img info` has them, and `beside` of one that the image does not have.
+    /// Returns the flags, named as in `qemu-img info`, plus `beside` for a bitmap stored next to
+    /// the image.
     pub fn flags(&self) -> Vec<&'static str> {
         match self {
             Listed::Own(own) => own.flags(),
@@ -129,7 +130,7 @@ impl Listed {
         }
     }
 
-    /// Why all of the disk counts as dirty.
+    /// Returns why the whole disk counts as dirty, if it does.
     pub fn problem(&self) -> Option<&str> {
         match self {
             Listed::Own(_) => None,
@@ -138,8 +139,9 @@ impl Listed {
     }
 }
 
-/// The bitmaps of an image, those beside it (or in `dir`) last. `force_share` reads it even while others write. `tell` is
-/// told which cannot be read, and why.
+/// Lists the bitmaps of an image; those stored next to it, or in `dir`, come last. `force_share`
+/// allows reading while other processes write. `tell` receives a message for each unreadable
+/// bitmap.
 pub fn bitmaps(
     location: &Location,
     format: Option<Format>,
@@ -164,7 +166,7 @@ pub fn bitmaps(
             problems.iter().for_each(|problem| tell(problem));
             all.extend(beside.into_iter().map(Listed::Beside));
         }
-        // (An image on Ceph, say.)
+        // Some locations, such as Ceph, have no place next to the image.
         Err(_) if found.has_own => {}
         Err(problem) => {
             return Err(usage(&location.name(), format!("no bitmaps: {problem}")));
@@ -173,25 +175,26 @@ pub fn bitmaps(
     Ok(all)
 }
 
-/// What bitmaps are of, locked as far as that can be.
+/// The disk whose bitmaps are listed or changed. It is locked as far as its storage supports locks.
 struct Found {
-    /// None: an NBD server's disk.
+    /// Storage of the image. `None`: the disk of an NBD server.
     image: Option<Arc<StoredImage>>,
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     size: u64,
-    /// The image can have bitmaps itself.
+    /// Whether the format can store bitmaps in the image.
     has_own: bool,
-    /// The file that its data is in, if that is another one.
+    /// Path of the external data file, if the image has one.
     data: Option<PathBuf>,
 }
 
 impl Found {
-    /// Those that are not in the image.
+    /// Returns the bitmaps stored outside the image.
     fn beside(&self, location: &Location, dir: Option<&Path>) -> Result<Bitmaps, String> {
         Bitmaps::unserved(location, dir, self.data.clone())
     }
 
-    /// Whether the bitmap that is meant is beside an image that can have bitmaps itself. (After a kill, say.)
+    /// Returns whether the named bitmap is stored next to an image that could store it itself. For
+    /// example, a killed server may leave such a bitmap.
     fn has_beside(
         &self,
         location: &Location,
@@ -203,7 +206,7 @@ impl Found {
         };
         let looked = beside.look(self.size);
         let (all, _) = looked.map_err(|problem| usage(&location.name(), problem))?;
-        // Servers take it for a raw disk, perhaps, with what its guest has written to it.
+        // A server may serve the file as a raw disk in which the guest has written a qcow2 header.
         if !all.is_empty() && options.format.is_none() {
             let problem = "looks like a qcow2 image, but its bitmaps are in files next to it; pass -f raw \
                  or -f qcow2";
@@ -239,7 +242,7 @@ impl Found {
     }
 }
 
-/// Changes a bitmap that the image cannot have itself.
+/// Changes a bitmap that is not stored in the image.
 fn change_beside(
     found: &Found,
     location: &Location,
@@ -259,7 +262,7 @@ fn change_beside(
         .beside(location, options.dir.as_deref())
         .map_err(|problem| told(format!("no bitmaps: {problem}")))?;
     let size = found.size;
-    // (Nobody serves the disk: no request is in flight.)
+    // No server serves the disk, so no request is in flight.
     let mut unused = || Ok(());
     let done = bitmaps.change_unserved(|bitmaps| match changes {
         [BitmapChange::Add] => bitmaps.add(name, size, options.granularity, &mut unused),
@@ -273,7 +276,8 @@ fn change_beside(
     done.map_err(told)
 }
 
-/// The names that are to be merged, if nothing else is to be done.
+/// Returns the names of the bitmaps to merge. Returns an error if `changes` contains any other
+/// change.
 fn merged(changes: &[BitmapChange]) -> Result<Vec<String>, String> {
     let merged = changes.iter().map(|change| match change {
         BitmapChange::Merge(from) => Ok(from.clone()),
@@ -285,14 +289,15 @@ fn merged(changes: &[BitmapChange]) -> Result<Vec<String>, String> {
     merged.collect()
 }
 
-/// Another image that has bitmaps.
+/// Another image, from which bitmaps are merged.
 struct Source {
     image: Arc<StoredImage>,
     info: Info,
 }
 
 impl Source {
-    /// `None`: it is the image itself, which is locked already.
+    /// Opens and locks the source image. Returns `None` if it is the changed image, which is
+    /// already locked.
     fn open(
         location: &Location,
         format: Option<Format>,

@@ -1,4 +1,4 @@
-//! Opening an image to move its data: it and the files that it names, through the data plane.
+//! Opens an image and the files that it names through the data plane, to move its data.
 
 use crate::error::{Error, usage};
 use crate::open::{OpenOptions, format_of, open};
@@ -10,8 +10,8 @@ use fathom_storage::{ByteDisk, Cache, Location};
 use std::fs::File;
 use std::sync::Arc;
 
-/// An image in use: locked, its metadata in memory. It ends by [`Chain::close`], or when it is
-/// dropped, after all its clients; then nobody hears of errors.
+/// An image in use: locked, with its metadata in memory. [`Chain::close`] or dropping it ends the
+/// use, which must happen after all its clients are gone. Dropping it discards errors.
 pub struct Chain {
     format: Format,
     disk: Arc<ImageDisk>,
@@ -19,13 +19,13 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Opens an image with all that it names, locks it, and reads its metadata.
+    /// Opens an image and all files that it names, locks it, and reads its metadata.
     pub fn open(location: &Location, options: &OpenOptions) -> Result<Chain, Error> {
         Chain::of(open(location, options)?, options)
     }
 
-    /// The image in what is open for reading and, unless the options say otherwise, writing. It stays locked
-    /// as long as that is open.
+    /// Opens the image in storage that is open for reading and, unless the options say otherwise,
+    /// for writing. The image stays locked as long as the storage is open.
     pub(crate) fn of(image: Arc<StoredImage>, options: &OpenOptions) -> Result<Chain, Error> {
         let format = format_of(&image, options.format)?;
         let named = fathom_storage::OpenOptions {
@@ -65,7 +65,8 @@ impl Chain {
         &self.disk
     }
 
-    /// For whoever writes parts of its blocks, if they are large.
+    /// Returns the disk for callers whose writes may cover only a part of a block. Blocks of more
+    /// than 512 bytes are then read, modified and written back.
     pub(crate) fn bytes(&self) -> Arc<dyn Disk> {
         match self.info().block_size {
             0..=512 => self.disk.clone(),
@@ -73,7 +74,7 @@ impl Chain {
         }
     }
 
-    /// What the image itself is in.
+    /// Returns the storage of the top image.
     pub fn image(&self) -> &StoredImage {
         &self.image
     }
@@ -82,12 +83,13 @@ impl Chain {
         self.disk.info()
     }
 
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub fn size(&self) -> u64 {
         self.info().size
     }
 
-    /// The file, for who has the kernel write to it meanwhile: only if it goes by the page cache.
+    /// Returns a descriptor of the image's file for early write-back, if its writes use the page
+    /// cache.
     pub(crate) fn write_behind(&self, cache: Cache) -> Option<File> {
         let is_cached = cache == Cache::Writeback;
         is_cached
@@ -95,7 +97,7 @@ impl Chain {
             .flatten()
     }
 
-    /// Writes back and flushes what is in memory only.
+    /// Writes back and flushes data and metadata that are only in memory.
     pub fn close(self) -> Result<(), Error> {
         Ok(self.disk.deactivate()?)
     }

@@ -9,8 +9,7 @@ use fathom_storage::Location;
 
 pub use checks::{Options as CheckOptions, Repair, Report};
 
-/// Checks an image, and repairs it if the options say so. `say` gets a line
-/// for each problem.
+/// Checks an image and, if the options say so, repairs it. `say` receives a line for each problem.
 pub fn check(
     location: &Location,
     format: Option<Format>,

@@ -21,33 +21,36 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// How to commit.
+/// Options for a commit.
 #[derive(Clone, Debug)]
 pub struct CommitOptions {
-    /// None: what the image looks like.
+    /// Format of the image. `None`: detect it.
     pub format: Option<Format>,
-    /// The image of the chain to write to, as seen from where the image above it is; none: the
-    /// backing file.
+    /// The image of the chain to write to, named relative to the image directly above it. `None`:
+    /// the backing file.
     pub base: Option<PathBuf>,
-    /// Leave in the image what is in it.
+    /// Keep the data in the committed image instead of emptying it.
     pub keep: bool,
     pub rate: Option<u64>,
     pub cache: Cache,
-    /// Where files may be that the image names, besides its own directory.
+    /// Directories in which the image may name files, besides its own directory.
     pub allow_dirs: Vec<PathBuf>,
-    /// The external data file of the image that is written to, whatever that calls it.
+    /// Path of the external data file of the base image, overriding the name in that image.
     pub data_file: Option<PathBuf>,
-    /// What unlocks images that are encrypted.
+    /// Keys that unlock encrypted images.
     pub keys: KeyRing,
 }
 
-/// Bytes of a request, and how many at once.
+/// Size of a request in bytes, and maximum number of concurrent requests.
 const PIECE: u64 = 512 << 10;
 const DEPTH: usize = 16;
 
-/// Writes what an image holds into its backing file, or into one below, which then reads as the
-/// image does; the image becomes empty, unless it is to be kept. A kill at any instant leaves the
-/// image's disk as it was. Returns the image that was written to.
+/// Writes the data of an image into its backing file, or into a lower image of the chain. The
+/// written image then reads as the committed one does.
+///
+/// The committed image becomes empty, unless `keep` or `base` is given or its format cannot be
+/// emptied. A kill at any time leaves the contents of the image's disk unchanged. Returns the path
+/// of the written image.
 pub fn commit(
     location: &Location,
     options: &CommitOptions,
@@ -75,7 +78,7 @@ pub fn commit(
         .iter()
         .try_for_each(|link| link.image.disk().activate())?;
     let mut job = Job::default();
-    // The chain is read although its base is written; so its own locks would be in the way.
+    // The chain is read while its base is written, so locking all of it would conflict.
     let open = OpenOptions {
         format: Some(format),
         force_share: true,
@@ -120,7 +123,7 @@ pub fn commit(
     Ok(base.location.name())
 }
 
-/// An image below the one that is committed.
+/// The image that is written to, below the committed one.
 struct Base {
     location: Location,
     format: Format,
@@ -135,7 +138,7 @@ impl Base {
     }
 }
 
-/// Which of the images below is to be written to.
+/// Returns the index in `below` of the image to write to.
 fn find_base(
     image: &StoredImage,
     top: &Info,
@@ -175,7 +178,7 @@ impl CommitOptions {
     }
 }
 
-/// Makes the base as large as the image at least.
+/// Enlarges the base's disk if it is smaller than the image's disk.
 fn lengthen(base: &Base, size: u64, options: &CommitOptions) -> Result<(), Error> {
     let chain = Chain::open(&base.location, &options.open_base(base))?;
     let is_enough = chain.size() >= size;
@@ -200,8 +203,8 @@ fn lengthen(base: &Base, size: u64, options: &CommitOptions) -> Result<(), Error
     Ok(())
 }
 
-/// Tells the base's bitmaps what is going to be written. They are right at any instant: what has
-/// not been written yet is marked as if it had been.
+/// Records the ranges that will be written in the base's bitmaps. Because they are recorded before
+/// the copy, the bitmaps never miss a change.
 fn record(base: &Base, segments: Segments) -> Result<(), Error> {
     if base.format != Format::Qcow2 {
         return Ok(());

@@ -10,40 +10,41 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use std::time::Duration;
 
-/// How to compare.
+/// Options for a comparison.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CompareOptions {
-    /// Sizes, and what is allocated, count too.
+    /// Also compare sizes and allocation.
     pub strict: bool,
 }
 
-/// What was found.
+/// Result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
-    /// One disk may be longer, by zeroes.
+    /// The contents are equal. If the sizes differ, the rest of the longer disk is zeroes.
     Identical { sizes_differ: bool },
-    /// The first sector that differs; it may be behind the end of the shorter disk.
+    /// Offset of the first sector that differs. `is_behind`: it lies beyond the end of the shorter
+    /// disk.
     Content {
         offset: u64,
         sizes_differ: bool,
         is_behind: bool,
     },
-    /// Strict only.
+    /// The sizes differ (only with `strict`).
     Sizes,
-    /// Strict only: where one has something allocated that the other has not, or not so.
+    /// The allocation states differ from this offset on (only with `strict`).
     Allocation { offset: u64 },
 }
 
-/// Bytes of a request.
+/// Size of a request in bytes.
 const PIECE: u64 = 512 << 10;
-/// Requests of each disk at once.
+/// Maximum number of concurrent requests per disk.
 const DEPTH: usize = 8;
-/// In which differences are told.
+/// Unit in which differences are reported, in bytes.
 const SECTOR: usize = 512;
-/// Longest wait for an answer: somebody may want the job to end.
+/// Maximum wait for a reply, after which the comparison checks for cancellation.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Compares two disks. The error says which of them cannot be read.
+/// Compares two disks. A read error names the disk that cannot be read.
 pub fn compare(
     sources: [&Source; 2],
     options: CompareOptions,
@@ -94,10 +95,10 @@ pub fn compare(
 
 type Peekable<'a> = std::iter::Peekable<crate::job::Segments<'a>>;
 
-/// A part that is all alike in each of the disks.
+/// A range in which each disk has a single allocation state, and the two states.
 type Part = (Range<u64>, [State; 2]);
 
-/// The parts of both disks at once; beyond a disk's end there is a hole.
+/// Iterates over the segments of both disks together. A range beyond a disk's end counts as a hole.
 struct Both<'a> {
     parts: [Peekable<'a>; 2],
     at: u64,
@@ -105,7 +106,7 @@ struct Both<'a> {
 }
 
 impl Both<'_> {
-    /// The next part that is all alike in each of them.
+    /// Returns the next range in which each disk has a single allocation state.
     fn next(&mut self) -> Result<Option<Part>, Error> {
         let (start, mut end) = (self.at, self.end);
         if start == end {
@@ -148,13 +149,13 @@ impl Difference {
     }
 }
 
-/// A range that is read from one disk or from both.
+/// A range that is read from one or both disks.
 #[derive(Debug, Default)]
 struct Pair {
     start: u64,
     len: u64,
     read: [Option<Pages>; 2],
-    /// Answers to come.
+    /// Number of replies that have not arrived yet.
     awaited: u8,
 }
 
@@ -163,7 +164,7 @@ struct Run<'a, 'p> {
     disks: &'a [Opened; 2],
     strict: bool,
     pool: Pool,
-    /// By tag.
+    /// Pairs in progress. The index is the tag of their requests.
     pairs: Vec<Option<Pair>>,
     found: Option<Difference>,
     progress: &'a mut Progress<'p>,
@@ -273,7 +274,7 @@ impl Run<'_, '_> {
     }
 }
 
-/// The first sector that differs, in bytes from the start.
+/// Returns the offset in the pair of the first sector that differs.
 fn difference(pair: &Pair) -> Option<u64> {
     let len = pair.len as usize;
     let bytes = pair

@@ -20,29 +20,31 @@ use std::ffi::OsStr;
 use std::ops::Range;
 use std::path::Path;
 
-/// What to convert an image into.
+/// Options for a conversion.
 #[derive(Clone, Debug)]
 pub struct ConvertOptions {
     pub target: TargetOptions,
-    /// Bytes a second.
+    /// Maximum transfer rate in bytes per second.
     pub rate: Option<u64>,
-    /// Requests at once.
+    /// Maximum number of concurrent requests.
     pub parallel: usize,
-    /// What cannot be read is zeroes.
+    /// Replace unreadable sectors with zeroes.
     pub salvage: bool,
-    /// Copy persistent bitmaps, too; what to do with broken ones.
+    /// Also copy persistent bitmaps, and handle broken bitmaps in this way.
     pub bitmaps: Option<Broken>,
-    /// Only this part of each source (bytes, whole sectors), as far as it has that.
+    /// Range in bytes to copy of each source, in whole sectors. The range is cut off at the end of
+    /// the source.
     pub part: Option<Range<u64>>,
-    /// The target cannot seek. (Standard output never needs to.)
+    /// Write a stream, for a target that cannot seek. Standard output is always written as a
+    /// stream.
     pub to_stream: bool,
 }
 
-/// Bytes of a request.
+/// Size of a request in bytes.
 const PIECE: u64 = 512 << 10;
 
-/// Copies the sources, one behind the other, to the target: where that is, or `-` for standard output.
-/// Everything that is in no stream is durable when it returns.
+/// Copies the concatenated sources to the target, which is a location, or `-` for standard output.
+/// Unless the target is a stream, all data is durable when this function returns.
 pub fn convert(
     sources: &[Source],
     target: &OsStr,
@@ -87,7 +89,7 @@ fn origin(source: &Opened) -> Origin<'_> {
     }
 }
 
-/// The source's bitmaps, into a target that is not in use any more.
+/// Copies the source's bitmaps into a target that is no longer in use.
 fn copy_bitmaps(
     sources: &[Opened],
     location: &Location,
@@ -182,14 +184,14 @@ fn cannot_compress(path: &Path) -> Error {
     usage(path, problem)
 }
 
-/// A unit of compression is a request of its own.
+/// Returns the number of concurrent requests. Each unit of compression is a request of its own.
 fn depth(options: &ConvertOptions, unit: Option<u64>) -> usize {
     unit.map_or(options.parallel, |unit| {
         compressed_at_once(unit).max(options.parallel)
     })
 }
 
-/// Refuses what only a target that can seek can have.
+/// Rejects options that need a target that can seek.
 fn refuse_what_seeks(options: &ConvertOptions, sources: usize) -> Result<(), Error> {
     let target = &options.target;
     let problem = match target.create.format {

@@ -10,22 +10,23 @@ use fathom_storage::Location;
 
 pub use creation::{Backing, Options as CreateOptions};
 
-/// A new image.
+/// Result of creating an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Created {
-    /// Bytes of its disk.
+    /// Size of the disk in bytes.
     pub size: u64,
-    /// Its disk reads as zeroes, apart from what is in its backing file. Where `false`, the disk
-    /// may read as what a device held before.
+    /// The disk reads as zeroes, except for the contents of its backing file. If `false`, the disk
+    /// may read as the previous contents of a device.
     pub reads_as_zeroes: bool,
 }
 
-/// Makes an image. The disk has the size of the backing file where the options say none;
-/// `unsafe_backing` does without looking at the backing file. The first of the keys encrypts an
-/// image that is to be encrypted.
+/// Creates an image.
 ///
-/// What was there is lost, unless something is wrong with the
-/// options. What was not there is not left behind after a failure.
+/// Without a size in the options, the disk has the size of its backing file. With `unsafe_backing`,
+/// the backing file is not opened. The first key encrypts the image, if encryption is wanted.
+///
+/// The previous contents of an existing target are lost, unless the options are invalid. After a
+/// failure, a target that did not exist before is removed.
 pub fn create(
     location: &Location,
     options: &CreateOptions,
@@ -35,7 +36,7 @@ pub fn create(
     options.validate().map_err(of(&location.name()))?;
     let size = size_of(location, options, unsafe_backing)?;
     let writing = OpenOptions::writing(Some(options.format));
-    // With a name that is that of its data, too, it is found out.
+    // The identity check finds a data file that is the image itself only if the image has a name.
     let named = options.qcow2.data_file.is_some();
     let target = Target::open(location, named, &writing)?;
     let reads_as_zeroes = create_in(&target, location, options, size, keys)?;
@@ -46,7 +47,7 @@ pub fn create(
     })
 }
 
-/// Makes an image in this target, which is, or is to be, at `location`, and locks it. Returns
+/// Creates an image in a target and locks it. `location` is the target's final location. Returns
 /// [`Created::reads_as_zeroes`].
 pub(crate) fn create_in(
     target: &Target,
@@ -68,7 +69,7 @@ pub(crate) fn create_in(
     }
     let below = match &options.backing {
         Some(backing) => {
-            // What comes from afar is none of this host's files.
+            // A remote backing file cannot be any of this host's files.
             let below = seen_from(location, backing.name.as_bytes());
             below.ok().and_then(|below| identity_of(&below))
         }
@@ -110,7 +111,7 @@ pub(crate) fn size_of(
     size.ok_or_else(|| usage(&path, "no size given; add one, such as 10G"))
 }
 
-/// The size of the disk in the backing file of a new image at `location`.
+/// Returns the size of the disk in the backing file of a new image at `location`.
 fn backing_size(location: &Location, backing: &Backing) -> Result<u64, Error> {
     let told = of(&location.name());
     let below = seen_from(location, backing.name.as_bytes())?;
@@ -122,7 +123,7 @@ fn backing_size(location: &Location, backing: &Backing) -> Result<u64, Error> {
     }
 }
 
-/// The file for the guest's data, locked.
+/// Opens and locks the external data file, if the options name one.
 fn open_data_file(
     location: &Location,
     image: &StoredImage,

@@ -1,4 +1,4 @@
-//! What went wrong, for the user.
+//! Errors of the image commands.
 
 use fathom_core::DiskError;
 use fathom_formats::Error as FormatError;
@@ -6,27 +6,27 @@ use fathom_units::cause;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a tool did not do its work; one line for the user.
+/// Why an image command failed. Each error is one line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The image or the options are wrong.
+    /// The image or the options are invalid.
     #[error("{}: {source}", path.display())]
     Format {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
-        /// What is wrong.
+        /// Cause of the failure.
         source: FormatError,
     },
-    /// There is nothing to check.
+    /// The image has no metadata that can be checked.
     #[error("{}: only the metadata of qcow2 and qed images can be checked", path.display())]
     Raw {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
     },
-    /// The image is in use.
+    /// The disk cannot be opened or locked, for example because another process uses the image.
     #[error(transparent)]
     Locked(#[from] DiskError),
-    /// Data of a disk cannot be moved.
+    /// Data of a disk cannot be read or written.
     #[error("{}: cannot {what} {len} bytes at offset {offset} of its disk: {}", path.display(), cause(source))]
     Data {
         path: PathBuf,
@@ -37,15 +37,15 @@ pub enum Error {
     },
     #[error("{}: cannot flush: {}", path.display(), cause(source))]
     Flush { path: PathBuf, source: io::Error },
-    /// The target's disk is full.
+    /// The target's file system is full.
     #[error("{}: no space left on its device: up to {missing} more bytes are needed", path.display())]
     NoSpace { path: PathBuf, missing: u64 },
-    /// Something of an archive cannot be had, or is not as it should be.
+    /// An object of an archive is not accessible or is invalid.
     #[error(transparent)]
     Archive(#[from] fathom_archive::Error),
     #[error("no memory for a buffer: {}", cause(.0))]
     Memory(io::Error),
-    /// The user has ended it.
+    /// The user has cancelled the job.
     #[error("interrupted")]
     Interrupted,
 }
@@ -67,7 +67,7 @@ pub(crate) fn usage(path: &Path, problem: impl Into<String>) -> Error {
     of(path)(FormatError::Usage(problem.into()))
 }
 
-/// Between which files data is moved, for errors.
+/// Paths of the source and the target of a data transfer, for error messages.
 #[derive(Clone, Copy, Debug)]
 pub struct Moving<'a> {
     pub source: &'a Path,
@@ -101,7 +101,7 @@ impl Error {
         }
     }
 
-    /// Whether some data may have been moved before.
+    /// Returns whether the job may have moved some data before this error.
     pub(crate) fn is_midway(&self) -> bool {
         matches!(
             self,
@@ -109,7 +109,8 @@ impl Error {
         )
     }
 
-    /// If it is for want of space, how much was missing is added.
+    /// Converts an error caused by ENOSPC into [`Error::NoSpace`], with the number of missing
+    /// bytes. Returns any other error unchanged.
     pub(crate) fn needing(self, missing: impl FnOnce() -> u64) -> Error {
         match self {
             Error::Data { path, source, .. } if source.raw_os_error() == Some(libc::ENOSPC) => {

@@ -1,4 +1,5 @@
-//! Incremental backups: what a dirty bitmap of a server marks, in a new image on the backup before.
+//! Incremental backups: copies the blocks that a server's dirty bitmap marks into a new overlay of
+//! the previous backup.
 
 use crate::create::{Backing, CreateOptions};
 use crate::error::{Error, Moving, usage};
@@ -18,42 +19,44 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How to make an incremental backup.
+/// Options for an incremental backup.
 #[derive(Clone, Debug)]
 pub struct IncrementalOptions {
-    /// The backup before, as it is to be named in the new image, with its format.
+    /// The previous backup: its name, as it is written into the new image, and its format.
     pub backing: Backing,
-    /// What else the new image is to be: qcow2. Its size is the disk's.
+    /// Creation options of the new image, which must be qcow2. Its size is the size of the disk.
     pub create: CreateOptions,
-    /// How it is written.
+    /// Cache mode for writes to the new image.
     pub cache: Cache,
     pub engine: EngineKind,
     pub compress: bool,
-    /// Bytes a second.
+    /// Maximum transfer rate in bytes per second.
     pub rate: Option<u64>,
-    /// Requests at once.
+    /// Maximum number of concurrent requests.
     pub parallel: usize,
-    /// Where files may be that the backup before names, besides its own directory.
+    /// Directories in which the previous backup may name files, besides its own directory.
     pub allow_dirs: Vec<PathBuf>,
-    /// What unlocks the backup before, and encrypts the new one.
+    /// Keys that unlock the previous backup and encrypt the new image.
     pub keys: KeyRing,
 }
 
-/// Bytes of a request, if clusters are not larger.
+/// Minimum size of a request in bytes; larger clusters are copied in one request each.
 const PIECE: u64 = 512 << 10;
 
-/// Zeroes of so many bytes are not written as data, if clusters are not larger.
+/// Minimum length in bytes of zeroes that are not written as data; larger clusters raise it.
 const SPARSE: u64 = 4096;
 
-/// QEMU's bitmaps have names of so many bytes at most.
+/// Maximum length in bytes of the name of a bitmap in QEMU.
 const MAX_NAME: usize = 1023;
 
-/// Makes a new image `target` on the backup before it. Of the disk that the NBD server at `uri` has, it holds
-/// what this bitmap of the server marks, in whole clusters, and nothing else; on its backing file it reads as
-/// the disk does.
+/// Creates a new image `target` whose backing file is the previous backup.
 ///
-/// It is durable when this returns. After an error nothing is left of it, unless the process is killed where
-/// files cannot be without a name. While this goes on, neither the disk nor the bitmap may change.
+/// The new image contains the whole clusters that the server's dirty bitmap marks in the disk at
+/// `uri`, and no other data. On top of its backing file it reads as the disk does.
+///
+/// The image is durable when this function returns. On an error the new image is removed. A killed
+/// process leaves an incomplete image only on file systems that do not support unnamed files. The
+/// disk and the bitmap must not change during the backup.
 pub fn incremental(
     uri: &OsStr,
     bitmap: &str,
@@ -77,20 +80,20 @@ pub fn incremental(
     sink.finish(copied, path, progress, |_, _| Ok(()))
 }
 
-/// What would make no backup, or end another one.
+/// Rejects options that make no useful incremental backup or overwrite another one.
 fn refuse(location: &Location, options: &IncrementalOptions) -> Result<(), Error> {
     let create = &options.create;
     let problem = match create.format {
         Format::Raw | Format::Qed | Format::Luks | Format::Foreign(_) => {
             "a backup with a backing file must be a qcow2 image (-O qcow2)"
         }
-        // Space that is there for data hides the backup before.
+        // Preallocated clusters would hide the data of the previous backup.
         Format::Qcow2 if create.preallocation != Preallocation::Off => {
             "a backup with a backing file contains only changes; omit preallocation"
         }
-        // It would be left behind, or written over, when something fails.
+        // A failed backup would leave the data file behind or have overwritten it.
         Format::Qcow2 if create.qcow2.data_file.is_some() => "a backup is one file; omit data_file",
-        // It may be an older backup, or the disk.
+        // The existing image may be an older backup or the disk itself.
         Format::Qcow2 if !location.kind().images || identity_of(location).is_some() => {
             "already exists; choose another name for the new backup"
         }
@@ -117,10 +120,10 @@ fn target_options(options: &IncrementalOptions, size: u64) -> TargetOptions {
     }
 }
 
-/// A disk that is not copied as it is: block status of it tells what a bitmap marks, and not where zeroes
-/// are.
+/// A disk whose block status reports the blocks that a dirty bitmap marks, instead of zeroes and
+/// holes.
 struct Marked {
-    /// For people.
+    /// Name of the disk, for messages.
     path: PathBuf,
     client: Client,
 }
@@ -138,7 +141,7 @@ impl Marked {
             &parsed,
             NbdOptions {
                 read_only: true,
-                // A server that has been away may have another disk, or another bitmap.
+                // After a reconnect, the server may export another disk or another bitmap.
                 reconnect: None,
                 dirty_bitmap: Some(bitmap.to_owned()),
                 ..NbdOptions::default()
@@ -149,12 +152,12 @@ impl Marked {
         Ok(Marked { path, client })
     }
 
-    /// Bytes of the disk.
+    /// Returns the size of the disk in bytes.
     fn size(&self) -> u64 {
         self.client.info().size
     }
 
-    /// What the bitmap marks, in clusters of `cluster` bytes.
+    /// Returns the marked blocks, extended to whole clusters of `cluster` bytes.
     fn clusters<'a>(
         &'a self,
         job: &'a Job,
@@ -167,11 +170,11 @@ impl Marked {
     }
 }
 
-/// Parts that have data, in whole clusters of a disk: in order, and each cluster once.
+/// Iterates over the clusters that contain data, in order, and returns each cluster once.
 struct Clusters<I> {
     parts: I,
     cluster: u64,
-    /// Up to which byte of the disk there is nothing left to be told.
+    /// Offset in the disk up to which all clusters have been returned.
     done: u64,
     size: u64,
 }
@@ -186,7 +189,7 @@ impl<I> Clusters<I> {
         }
     }
 
-    /// What is in clusters that were not told before.
+    /// Extends a range to whole clusters, and returns those that have not been returned before.
     fn widen(&mut self, range: Range<u64>) -> Option<Segment> {
         let start = range.start / self.cluster * self.cluster;
         let end = range.end.next_multiple_of(self.cluster).min(self.size);
@@ -236,7 +239,8 @@ fn copy(
         total += range.end - range.start;
     }
     progress.begin(total);
-    // Whole clusters: of those that are written in part the rest would be read from the backup before.
+    // Copy whole clusters: a partial write would read the rest of the cluster from the previous
+    // backup.
     let piece = unit.unwrap_or(PIECE.max(cluster));
     let copy = Copy {
         job,
@@ -247,7 +251,7 @@ fn copy(
             shift: 0,
             depth: unit.map_or(0, compressed_at_once).max(options.parallel),
             granule: granule(&target, SPARSE, unit, piece),
-            // The backup before may have something there.
+            // The previous backup may have other data where the disk reads as zeroes.
             target_is_zero: false,
             unmap: true,
             compress: unit.is_some(),

@@ -11,23 +11,23 @@ use std::path::PathBuf;
 
 pub use infos::Info;
 
-/// Images of one chain.
+/// Maximum number of images in a backing chain.
 const MAX_CHAIN: usize = 1024;
 
-/// How to look at an image.
+/// Options for describing an image.
 #[derive(Clone, Debug, Default)]
 pub struct InfoOptions {
-    /// None means to look at the image.
+    /// Format of the image. `None`: detect it.
     pub format: Option<Format>,
-    /// Read the image even while others write.
+    /// Read the image even while other processes write to it.
     pub force_share: bool,
-    /// Describe all images below it, too.
+    /// Also describe all images of the backing chain.
     pub chain: bool,
-    /// Where backing files may be, besides the image's own directory.
+    /// Directories in which backing files may be, besides the image's own directory.
     pub allow_dirs: Vec<PathBuf>,
 }
 
-/// Describes an image, or it and all below it; or the disk of an NBD URI.
+/// Describes an image and, optionally, its backing chain, or the disk of an NBD URI.
 pub fn info(location: &Location, options: &InfoOptions) -> Result<Vec<Info>, Error> {
     let open = OpenOptions {
         format: options.format,
@@ -51,17 +51,18 @@ pub fn info(location: &Location, options: &InfoOptions) -> Result<Vec<Info>, Err
     Ok(std::iter::once(top).chain(below).collect())
 }
 
-/// An image below another one.
+/// An image of a backing chain, other than the top image.
 pub(crate) struct Link {
-    /// Its path is what the images' names say.
+    /// Description of the image. Its path is built from the names stored in the images.
     pub(crate) info: Info,
-    /// It is not locked.
+    /// Storage of the image, which is not locked.
     pub(crate) image: StoredImage,
 }
 
-/// All images below `image`, where they may be, opened like this. A format that the image
-/// above names is believed; one that it does not name is seen from the first bytes, which is harmless
-/// since nothing but headers is read and shown.
+/// Opens all images of the backing chain of `image`, each in a directory where it may be.
+///
+/// The format that an overlay names for its backing image is trusted. A missing format is detected
+/// from the first bytes, which is harmless: only headers are read and shown.
 pub(crate) fn below(
     image: &StoredImage,
     top: &Info,
@@ -92,7 +93,7 @@ pub(crate) fn below(
         let format = above.image.backing_format();
         let format = format.map(|name| Format::from_name(&name)).transpose();
         let format = format.map_err(of(at.path()))?;
-        // As the images name them: relative names begin where the first one does.
+        // Show paths as the images name them: relative to the path of the top image.
         let shown = match at.location().path() {
             Some(_) => seen_from(&Location::file(&above.path), name)?.name(),
             None => found.location().name(),

@@ -1,6 +1,5 @@
-//! The image tool: what `fathom img` does. One module a command; each opens and locks the images
-//! that it works on, as QEMU locks them, and leaves the work on structures to
-//! [`fathom_formats::offline`].
+//! The commands of `fathom img`, one module per command. Each command opens and locks its images as
+//! QEMU locks them. [`fathom_formats::offline`] reads and changes the images' structures.
 
 mod amend;
 mod archive;

@@ -15,8 +15,8 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes down what a disk is made of, for who reads it from where nobody vouches for it. Returns what was
-/// written.
+/// Writes a manifest of a disk's contents to a file and returns it. A reader uses the manifest to
+/// verify data from untrusted storage.
 pub fn manifest(
     source: &Source,
     file: &Path,
@@ -39,7 +39,8 @@ pub fn manifest(
     Ok(manifest)
 }
 
-/// Bytes of the disk; of a raw file, as many as it has, whether or not these are whole sectors.
+/// Returns the size of the disk in bytes. For a raw file, this is the exact file length, which need
+/// not be a multiple of a sector.
 fn size_of(source: &Opened) -> Result<u64, Error> {
     let Some((image, Format::Raw)) = source.image() else {
         return Ok(source.size());
@@ -61,13 +62,14 @@ fn taken(file: &Path) -> Error {
     usage(file, problem)
 }
 
-/// A file that is there only as a whole.
+/// Writes a file atomically: the name never refers to an incomplete file.
 fn write(path: &Path, bytes: &[u8], force: bool) -> io::Result<()> {
     let part = Part(part_of(path));
     let mut file = File::create(&part.0)?;
     file.write_all(bytes)?;
     file.sync_all()?;
-    // Unlike a rename, a link replaces nothing; but not all file systems have links.
+    // Unlike a rename, a hard link never replaces a file. Some file systems do not support hard
+    // links.
     let linked = match force {
         true => Ok(false),
         false => fs::hard_link(&part.0, path).map(|()| true),
@@ -80,7 +82,7 @@ fn write(path: &Path, bytes: &[u8], force: bool) -> io::Result<()> {
     File::open(parent(path))?.sync_all()
 }
 
-/// Goes away when it is not needed any more.
+/// A temporary file that is removed on drop.
 struct Part(PathBuf);
 
 impl Drop for Part {

@@ -12,27 +12,27 @@ use std::path::{Path, PathBuf};
 
 pub use fathom_formats::served::MapExtent;
 
-/// What to map.
+/// Options for mapping a disk.
 #[derive(Clone, Debug, Default)]
 pub struct MapOptions {
-    /// None means to look at the image.
+    /// Format of the image. `None`: detect it.
     pub format: Option<Format>,
-    /// Of the disk, in bytes: where to begin, and how many at most.
+    /// Offset in the disk at which the map begins, in bytes.
     pub start: u64,
-    /// See above.
+    /// Maximum length of the mapped range, in bytes.
     pub max_len: Option<u64>,
-    /// Read the image even while others write.
+    /// Read the image even while other processes write to it.
     pub force_share: bool,
-    /// Where backing files may be, besides the image's own directory.
+    /// Directories in which backing files may be, besides the image's own directory.
     pub allow_dirs: Vec<PathBuf>,
-    /// The disk as an internal snapshot has kept it.
+    /// Internal snapshot whose disk state is mapped, instead of the current state.
     pub snapshot: Option<SnapshotName>,
-    /// What unlocks images that are encrypted.
+    /// Keys that unlock encrypted images.
     pub keys: KeyRing,
 }
 
-/// Says of each part of the disk in an image, or of an NBD URI, where it is. `say` gets the extents in
-/// order, with the name of the file, if there is one.
+/// Reports where each part of a disk is stored. The disk is in an image or at an NBD URI. `say`
+/// receives the extents in order, each with the name of its file, if there is one.
 pub fn map<E: From<Error>>(
     location: &Location,
     options: &MapOptions,
@@ -48,7 +48,7 @@ pub fn map<E: From<Error>>(
     })
 }
 
-/// With the map of a disk, its size, and the names of its files.
+/// Calls `look` with the size of a disk, its map, and the names of its files.
 pub(crate) fn with_extents<T, E: From<Error>>(
     location: &Location,
     options: &MapOptions,

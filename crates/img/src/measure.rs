@@ -10,8 +10,8 @@ use fathom_storage::Location;
 
 pub use measures::Measure;
 
-/// Measures the image that the disk at `location` would be converted into, opened as the options of
-/// [`crate::map`] say.
+/// Computes the size of the image into which the disk at `location` would be converted. The disk
+/// is opened with the options of [`crate::map`].
 pub fn measure(
     location: &Location,
     source: &MapOptions,
@@ -28,7 +28,7 @@ pub fn measure(
     })
 }
 
-/// Measures an image of an empty disk.
+/// Computes the size of an image of an empty disk.
 pub fn measure_empty(size: u64, target: &CreateOptions) -> Result<Measure, fathom_formats::Error> {
     target.validate()?;
     measures::measure(target, size, None)
@@ -41,7 +41,7 @@ fn bitmaps(
     if !location.kind().images {
         return Ok(None);
     }
-    // It is locked already.
+    // `with_extents` has locked the image already.
     let image = open(location, &OpenOptions::looking(true))?;
     let info = info_of(&location.name(), &image, source.format)?;
     Ok(match &info.image {

@@ -1,4 +1,4 @@
-//! Opening images, wherever they are.
+//! Opens images at any location.
 
 use crate::error::{Error, of, usage};
 use fathom_core::Disk;
@@ -12,23 +12,24 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How to open an image.
+/// Options for opening an image.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// None: what it looks like.
+    /// Format of the image. `None`: detect it.
     pub format: Option<Format>,
     pub read_only: bool,
-    /// What is only read, of it and of the files that it names, may be written to by other processes.
+    /// Allow other processes to write to those of the image's files that are opened read-only.
     pub force_share: bool,
     pub cache: Cache,
     pub engine: EngineKind,
-    /// Where the files may be that the image names; none: the image's own directory.
+    /// Directories in which the image may name files, besides its own directory.
     pub allow_dirs: Vec<PathBuf>,
-    /// The external data file, whatever the image calls it; none: what it calls it, to be read only.
+    /// Path of the external data file, overriding the name in the image. `None`: use that name,
+    /// which permits only reading.
     pub data_file: Option<PathBuf>,
-    /// What unlocks images that are encrypted.
+    /// Keys that unlock encrypted images.
     pub keys: KeyRing,
-    /// The state that an internal snapshot has kept.
+    /// Internal snapshot whose disk state is read, instead of the current state.
     pub snapshot: Option<SnapshotName>,
     /// See [`ImageOptions::compress`](fathom_formats::served::ImageOptions::compress).
     pub compress: bool,
@@ -36,14 +37,15 @@ pub struct OpenOptions {
     pub rebasing: bool,
     /// See [`OwnBitmaps::Kept`](fathom_formats::served::OwnBitmaps::Kept).
     pub keep_bitmaps: bool,
-    /// Whether an NBD server that is away is looked for again.
+    /// Whether to reconnect to an NBD server that disconnects.
     pub reconnects: bool,
-    /// The image gets all that a newer one has, which has superseded it.
+    /// Whether this job brings the image up to date with the newer image that superseded it. If so,
+    /// no warning is logged that the image is superseded.
     pub becomes_newest: bool,
 }
 
 impl OpenOptions {
-    /// For an image that is read, through the page cache.
+    /// Returns the options for reading an image through the page cache.
     pub fn reading(format: Option<Format>) -> OpenOptions {
         OpenOptions {
             format,
@@ -63,7 +65,7 @@ impl OpenOptions {
         }
     }
 
-    /// For an image that is written to.
+    /// Returns the options for writing to an image.
     pub fn writing(format: Option<Format>) -> OpenOptions {
         OpenOptions {
             read_only: false,
@@ -71,7 +73,7 @@ impl OpenOptions {
         }
     }
 
-    /// For an image that is only looked at.
+    /// Returns the options for inspecting an image's metadata.
     pub(crate) fn looking(force_share: bool) -> OpenOptions {
         OpenOptions {
             force_share,
@@ -79,7 +81,7 @@ impl OpenOptions {
         }
     }
 
-    /// Those of what the image is in.
+    /// Returns the options for the storage that contains the image.
     pub(crate) fn storage(&self) -> fathom_storage::OpenOptions {
         fathom_storage::OpenOptions {
             cache: self.cache,
@@ -87,7 +89,8 @@ impl OpenOptions {
             discard: true,
             growable: true,
             force_share: self.force_share && self.read_only,
-            // Unlike a server, which takes over from a predecessor, a tool does not wait.
+            // A server waits for its predecessor to release the locks; an image command fails at
+            // once.
             patient: false,
             succeeds: false,
             keeps_lock: true,
@@ -104,7 +107,7 @@ impl OpenOptions {
     }
 }
 
-/// Opens what an image is in, for reading its structures or, as the options say, changing them.
+/// Opens the storage of an image, to read its structures or, if the options say so, to change them.
 pub(crate) fn open(location: &Location, options: &OpenOptions) -> Result<Arc<StoredImage>, Error> {
     let image = StoredImage::open(location, &options.storage())?;
     if !options.read_only && !options.becomes_newest {
@@ -113,14 +116,14 @@ pub(crate) fn open(location: &Location, options: &OpenOptions) -> Result<Arc<Sto
     Ok(Arc::new(image))
 }
 
-/// The image is a disk's again, and no newer one has superseded it.
+/// Removes the mark that says a newer image has superseded this one.
 pub(crate) fn clear_mark(image: &StoredImage) -> Result<(), Error> {
     let file = image.file_disk().filter(|file| file.mark().is_some());
     let problem = file.and_then(|file| file.clear_mark().err());
     problem.map_or(Ok(()), |problem| Err(usage(image.path(), problem)))
 }
 
-/// Likewise, and locks it until it is closed, as QEMU does.
+/// Opens the storage of an image and locks it until it is closed, as QEMU does.
 pub(crate) fn open_locked(
     location: &Location,
     options: &OpenOptions,
@@ -130,7 +133,7 @@ pub(crate) fn open_locked(
     Ok(image)
 }
 
-/// Its format: as the user says, or what it looks like.
+/// Returns the format given by the user or, without one, the detected format.
 pub(crate) fn format_of(image: &StoredImage, given: Option<Format>) -> Result<Format, Error> {
     match given {
         Some(format) => Ok(format),
@@ -138,7 +141,7 @@ pub(crate) fn format_of(image: &StoredImage, given: Option<Format>) -> Result<Fo
     }
 }
 
-/// Of an image that is open, and of the files that it is in, if there are others.
+/// Reads the header of an open image, and those of its other files if the format has several.
 pub(crate) fn header_of(image: &StoredImage, format: Format) -> Result<Image, Error> {
     match format {
         Format::Foreign(kind) => {
@@ -150,7 +153,7 @@ pub(crate) fn header_of(image: &StoredImage, format: Format) -> Result<Image, Er
     }
 }
 
-/// What there is to know of an image that is open; it is called `name`.
+/// Describes an open image, which is shown under `name`.
 pub(crate) fn info_of(
     name: &Path,
     image: &StoredImage,
@@ -182,7 +185,7 @@ pub(crate) fn info_of(
     })
 }
 
-/// What [`Storage::identity`] is of what is there now, if anything is.
+/// Returns the [`Storage::identity`] of what exists at `location`, or `None` if nothing does.
 pub(crate) fn identity_of(location: &Location) -> Option<(u64, u64)> {
     match location.path() {
         Some(path) => {
@@ -193,7 +196,8 @@ pub(crate) fn identity_of(location: &Location) -> Option<(u64, u64)> {
     }
 }
 
-/// Opens a disk that no image of a format can be in, an NBD server's say, as raw. None: images can be there.
+/// Opens a disk that cannot contain an image format, such as an NBD server's, as raw. Returns
+/// `None` if the location can contain images.
 pub(crate) fn open_bare(
     location: &Location,
     options: &OpenOptions,
@@ -213,8 +217,8 @@ pub(crate) fn open_bare(
     }
 }
 
-/// What its file system lacks for `needed` bytes of a file; what it has left counts, as far as anybody
-/// may use it.
+/// Returns how many of the `needed` bytes the image's file system lacks. Only the space that is
+/// available to unprivileged users counts as free.
 pub(crate) fn missing(image: &StoredImage, needed: u64) -> u64 {
     let left = rustix::fs::statvfs(image.path());
     let left = left.map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));

@@ -1,28 +1,28 @@
-//! How far a job is, for people and for programs; and whether it is to end.
+//! Progress and cancellation of a job.
 
 use crate::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// What happens during a job.
+/// An event during a job.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// Bytes of the disk that are dealt with, of all that are to be.
+    /// Bytes of the disk that are processed, and the total number of bytes to process.
     Progress { done: u64, total: u64 },
-    /// Something the user should know, in one line.
+    /// A warning for the user, in one line.
     Warning(String),
 }
 
-/// Told of each event, in order.
+/// Callback that receives each event, in order.
 pub type Watcher<'a> = dyn FnMut(Event) + 'a;
 
-/// How often progress is told, at most.
+/// Minimum time between two progress events.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// How far a job is.
+/// Progress of a job.
 pub struct Progress<'a> {
     watcher: &'a mut Watcher<'a>,
-    /// Set by whoever wants the job to end early.
+    /// Set by another thread to cancel the job.
     stop: &'a AtomicBool,
     done: u64,
     total: u64,
@@ -40,13 +40,13 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// So many bytes are to be dealt with.
+    /// Starts the job's progress at 0 of `total` bytes.
     pub fn begin(&mut self, total: u64) {
         (self.done, self.total, self.told) = (0, total, None);
         self.tell();
     }
 
-    /// So many more are.
+    /// Adds to the number of processed bytes. Reports the progress at most ten times per second.
     pub fn add(&mut self, bytes: u64) {
         self.done += bytes;
         if self.told.is_none_or(|told| told.elapsed() >= INTERVAL) {
@@ -54,7 +54,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// All are.
+    /// Reports that all bytes are processed.
     pub fn end(&mut self) {
         self.done = self.total;
         self.tell();
@@ -72,7 +72,7 @@ impl<'a> Progress<'a> {
         (self.watcher)(Event::Warning(line.to_owned()));
     }
 
-    /// Fails if the job is to end.
+    /// Returns [`Error::Interrupted`] if the job is cancelled.
     pub fn check(&self) -> Result<(), Error> {
         match self.stop.load(Ordering::Relaxed) {
             true => Err(Error::Interrupted),

@@ -16,32 +16,36 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What backing file an image is to have.
+/// Options for changing an image's backing file.
 #[derive(Clone, Debug)]
 pub struct RebaseOptions {
-    /// None: what it looks like.
+    /// Format of the image. `None`: detect it.
     pub format: Option<Format>,
-    /// As it is to be written in the image, with its format; none: no backing file.
+    /// Name of the new backing file, as it is written into the image, and its format. `None`: no
+    /// backing file.
     pub backing: Option<(String, Option<Format>)>,
-    /// Change the name only: the new file is known to hold what the old one does.
+    /// Change only the name. The caller knows that the new file has the same contents as the old
+    /// one.
     pub only_name: bool,
-    /// What is copied is compressed (qcow2 only).
+    /// Compress the copied data (qcow2 only).
     pub compress: bool,
     pub cache: Cache,
     pub backing_cache: Cache,
-    /// Backing files, the old and the new, may be written to by other processes.
+    /// Allow other processes to write to the old and the new backing files.
     pub force_share: bool,
-    /// Where files may be that the images name now, besides their own directories.
+    /// Directories in which the images may name files now, besides their own directories.
     pub allow_dirs: Vec<PathBuf>,
-    /// The external data file, whatever the image calls it.
+    /// Path of the external data file, overriding the name in the image.
     pub data_file: Option<PathBuf>,
-    /// What unlocks images that are encrypted.
+    /// Keys that unlock encrypted images.
     pub keys: KeyRing,
 }
 
-/// Gives an image another backing file. Its disk stays what it is, unless only the name is to
-/// change: what the new file holds otherwise is copied into the image first. A kill at any instant
-/// leaves the old backing file, and a disk that reads as before.
+/// Changes the backing file of an image.
+///
+/// Unless only the name is to change, the disk keeps its contents: data that differs in the new
+/// backing file is first copied into the image. A kill at any time leaves the old backing file and
+/// an unchanged disk.
 pub fn rebase(
     location: &Location,
     options: &RebaseOptions,
@@ -71,7 +75,7 @@ pub fn rebase(
             return Err(error);
         }
     }
-    // What was copied has not changed since: it has been locked from then on.
+    // The image has stayed locked since the copy, so the copied data has not changed.
     image.disk().activate()?;
     let backing = match &options.backing {
         None => None,
@@ -85,7 +89,7 @@ pub fn rebase(
     Ok(())
 }
 
-/// A format is never left to be guessed.
+/// Returns the format of the new backing file, which is required: it is never detected.
 fn backing_format(
     image: &StoredImage,
     name: &str,
@@ -106,7 +110,7 @@ fn backing_format(
     Ok(format)
 }
 
-/// The new backing file, which the user has named.
+/// Opens the new backing file that the user has named.
 fn open_new(image: &StoredImage, options: &RebaseOptions) -> Result<Option<Chain>, Error> {
     let Some((name, format)) = &options.backing else {
         return Ok(None);
@@ -128,8 +132,8 @@ fn open_new(image: &StoredImage, options: &RebaseOptions) -> Result<Option<Chain
     Ok(Some(chain))
 }
 
-/// Copies into the image what the new backing file holds otherwise. Afterwards it is locked: what was
-/// copied must not change before the name does.
+/// Copies all data into the image that differs in the new backing file. Leaves the image locked: it
+/// must not change before the name of its backing file does.
 fn copy(
     own: &Arc<StoredImage>,
     format: Format,
@@ -193,27 +197,27 @@ fn copy(
     image.close()
 }
 
-/// Bytes of a request.
+/// Size of a request in bytes.
 const PIECE: u64 = 1 << 20;
 
 struct Run<'a> {
     job: &'a Job,
-    /// The image on its old backing file.
+    /// The image on top of its old backing file.
     image: &'a Client,
-    /// Its new backing file, and the bytes of its disk.
+    /// The new backing file, and the size of its disk in bytes.
     new: Option<(&'a Client, u64)>,
     moving: Moving<'a>,
-    /// What is copied as a whole.
+    /// Granularity of the comparison: a granule is copied as a whole.
     granule: u64,
-    /// What is compared at once: if it is compressed, no more than the granule.
+    /// Bytes that are compared at once; one granule if the image is compressed.
     piece: u64,
     compress: bool,
     pool: Pool,
-    /// Compressed writes.
+    /// Number of compressed writes in flight, including those in `burst`.
     in_flight: usize,
-    /// Of these, some that the image has not been given yet.
+    /// Compressed writes that have not been submitted yet.
     burst: Burst,
-    /// Of a write that nobody waits for.
+    /// First error of a compressed write, which completes in the background.
     failure: Option<Error>,
 }
 
@@ -221,7 +225,7 @@ impl Run<'_> {
     fn run(&mut self, segments: Segments<'_>, progress: &mut Progress<'_>) -> Result<(), Error> {
         for segment in segments {
             let Segment { range, state } = segment?;
-            // What no image of the chain has is a hole, but the new backing file may have something
+            // A hole is allocated in no image of the chain, but the new backing file may have data
             // there.
             if !matches!(state, State::Below | State::Hole) {
                 progress.add(range.end - range.start);
@@ -239,7 +243,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits until nothing is under way any more.
+    /// Submits the remaining writes, and waits until all have completed.
     fn finish(&mut self) -> Result<(), Error> {
         self.burst.release(self.image);
         while self.in_flight > 0 {
@@ -254,7 +258,7 @@ impl Run<'_> {
             if let Some(pages) = self.pool.take().map_err(Error::memory)? {
                 return Ok(pages);
             }
-            // The others are being written.
+            // All other buffers are in use by pending writes.
             self.burst.release(self.image);
             let answer = self.job.wait();
             self.written(answer);
@@ -271,7 +275,7 @@ impl Run<'_> {
         ask.pages.into_iter().for_each(|pages| self.pool.put(pages));
     }
 
-    /// The next answer to a read.
+    /// Waits for the next reply to a read, and handles replies to writes in between.
     fn read(&mut self) -> Answer {
         loop {
             let answer = self.job.wait();
@@ -282,7 +286,7 @@ impl Run<'_> {
         }
     }
 
-    /// Reads both, at once, and writes what differs.
+    /// Reads a range of both chains concurrently, and writes the granules that differ.
     fn piece(&mut self, range: Range<u64>) -> Result<(), Error> {
         let len = (range.end - range.start) as usize;
         let (old, mut new) = (self.take_pages()?, self.take_pages()?);
@@ -342,7 +346,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Writes to the image what it would not read as on the new backing file.
+    /// Writes old data to the image that differs in the new backing file, and waits for completion.
     fn write(&self, offset: u64, part: Range<usize>, old: Pages) -> Result<Pages, Error> {
         let ask = self.ask_to_write(offset, part, old);
         let len = ask.len;
@@ -353,8 +357,8 @@ impl Run<'_> {
         }
     }
 
-    /// Likewise, and does not wait: all of a piece that is compressed. The pages come back with the
-    /// answer.
+    /// Like [`Run::write`], but does not wait. Used for compressed pieces, which are written as a
+    /// whole. The reply returns the buffer.
     fn write_later(&mut self, offset: u64, part: Range<usize>, old: Pages) -> Option<Pages> {
         let ask = self.ask_to_write(offset, part, old);
         self.in_flight += 1;
@@ -374,7 +378,8 @@ impl Run<'_> {
         }
     }
 
-    /// Whether the two differ from byte `at` on, and up to where that is so.
+    /// Returns whether the two buffers differ from byte `at`, and the end of the run of granules
+    /// for which that is the same.
     fn run_at(&self, start: u64, at: usize, old: &[u8], new: &[u8]) -> (bool, usize) {
         let mut found = None;
         let mut end = at;

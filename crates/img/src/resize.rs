@@ -17,36 +17,36 @@ use std::sync::Arc;
 
 pub use fathom_formats::offline::create::Preallocation;
 
-/// How a disk is resized.
+/// Options for resizing a disk.
 #[derive(Clone, Debug)]
 pub struct ResizeOptions {
-    /// What it is to be.
+    /// New size of the disk.
     pub size: NewSize,
-    /// How what is new is allocated.
+    /// How to allocate the added space.
     pub preallocation: Preallocation,
-    /// What is behind the new end may be lost.
+    /// Allow the disk to shrink, which discards the data beyond the new end.
     pub shrink: bool,
-    /// Directories, other than the image's own, in which it may name files.
+    /// Directories in which the image may name files, besides its own directory.
     pub allow_dirs: Vec<PathBuf>,
-    /// The external data file, whatever the image calls it.
+    /// Path of the external data file, overriding the name in the image.
     pub data_file: Option<PathBuf>,
-    /// What unlocks what is below it.
+    /// Keys that unlock the backing images.
     pub keys: KeyRing,
 }
 
-/// What was done.
+/// Result of resizing a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resized {
-    /// The image's format.
+    /// Format of the image.
     pub format: Format,
-    /// Bytes of the disk before.
+    /// Size of the disk before, in bytes.
     pub old: u64,
-    /// Bytes of the disk now.
+    /// Size of the disk now, in bytes.
     pub new: u64,
 }
 
-/// Resizes the disk of an image. A failure, a power cut or a kill leaves the old size or the new
-/// one.
+/// Resizes the disk of an image. After a failure, a power cut or a kill, the disk has either the
+/// old or the new size.
 pub fn resize(
     location: &Location,
     format: Option<Format>,
@@ -80,7 +80,7 @@ pub fn resize(
     Ok(Resized { format, old, new })
 }
 
-/// Bytes that the new size may take.
+/// Returns the maximum number of bytes that the resize may allocate.
 fn needed(file: &dyn ImageFile, image: &Image, to: &Resize) -> u64 {
     let data = match to.preallocation {
         Preallocation::Falloc | Preallocation::Full => to.size.saturating_sub(image.size()),
@@ -118,7 +118,7 @@ fn new_size(path: &Path, old: u64, options: &ResizeOptions) -> Result<u64, Error
     Ok(new)
 }
 
-/// The external data file, locked like the image.
+/// Opens the external data file, and locks it like the image.
 fn open_data_file(
     image: &Path,
     header: &Image,

@@ -17,16 +17,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of a request.
+/// Size of a request in bytes.
 const PIECE: u64 = 512 << 10;
-/// Longest wait: somebody may want the job to end.
+/// Maximum wait between two checks for cancellation.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A stripe that has come.
+/// A fetched stripe: its index, and its contents.
 type Fetched = (u32, Result<Vec<u8>, fathom_archive::Error>);
 
-/// Makes the disk again that is in an archive: the image whose manifest is there. Each stripe was compared
-/// with its hash before it is written. Everything is durable when it returns.
+/// Restores a disk from an archive. `manifest` is the address of the image's manifest. Each stripe
+/// is compared with its hash before it is written. All data is durable when this function returns.
 pub fn restore(
     manifest: &str,
     target: &OsStr,
@@ -88,7 +88,7 @@ fn move_data(
         progress,
     };
     let outcome = run.run();
-    // Who writes has the memory.
+    // Wait for the pending writes, because they own the buffers.
     while run.writes() > 0 {
         let answer = run.job.wait();
         run.parts[answer.ask.tag as usize] = None;
@@ -104,11 +104,11 @@ fn move_data(
 /// A stripe that is being written.
 #[derive(Clone, Copy, Debug)]
 struct Part {
-    /// In bytes of the disk.
+    /// Offset in the disk in bytes.
     start: u64,
     len: u64,
     written: u64,
-    /// The manifest has a hash of it.
+    /// Whether the manifest has a hash of the stripe.
     is_data: bool,
 }
 
@@ -117,22 +117,22 @@ struct Run<'a, 'p> {
     image: &'a Arc<Image>,
     target: &'a Client,
     moving: Moving<'a>,
-    /// Zeroes of so many bytes are not written as data; 0: all are.
+    /// Minimum length in bytes of zeroes that are not written as data. 0 writes all zeroes as data.
     granule: u64,
     target_is_zero: bool,
-    /// Writes of zeroes may give up the target's space.
+    /// Writes of zeroes may deallocate space in the target.
     unmap: bool,
     background: &'a Background<Fetched>,
     behind: WriteBehind,
     pool: Pool,
-    /// By tag.
+    /// Stripes that are being written. The index is the tag of their requests.
     parts: Vec<Option<Part>>,
-    /// The stripe that is to be fetched next.
+    /// Index of the next stripe to fetch.
     next: u32,
-    /// How many are being fetched.
+    /// Number of stripes that are being fetched.
     fetching: usize,
     depth: usize,
-    /// Bytes of stripes with data that are not written.
+    /// Bytes of stripes with data that are not completely written.
     unwritten: u64,
     progress: &'a mut Progress<'p>,
 }
@@ -161,12 +161,13 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Stripes that are being written.
+    /// Returns the number of stripes that are being written.
     fn writes(&self) -> usize {
         self.parts.iter().flatten().count()
     }
 
-    /// False: all are fetched or being fetched.
+    /// Starts fetching the next stripe. Returns `false` if the fetch of every stripe has been
+    /// started.
     fn fetch_next(&mut self) -> bool {
         let manifest = self.image.manifest();
         while let Some(hash) = manifest.stripes().get(self.next as usize) {
@@ -198,7 +199,7 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Writes what is next of a stripe.
+    /// Writes the next run of a stripe.
     fn go_on(&mut self, tag: usize, mut part: Part, pages: Pages) {
         while part.written < part.len {
             let left = &pages.bytes()[part.written as usize..part.len as usize];

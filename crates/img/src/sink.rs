@@ -1,4 +1,4 @@
-//! What a disk's data is moved to.
+//! Targets of jobs that copy a disk's data.
 
 use crate::chain::Chain;
 use crate::create::{CreateOptions, create_in, size_of};
@@ -15,31 +15,33 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What is to be written to, and how.
+/// Target of a copy, and options for writing to it.
 #[derive(Clone, Debug)]
 pub struct TargetOptions {
-    /// What the target is to be; its size is that of the sources.
+    /// Creation options of the target. Without a size, the target has the total size of the
+    /// sources.
     pub create: CreateOptions,
-    /// How the target is written.
+    /// Cache mode for writes to the target.
     pub cache: Cache,
     pub engine: EngineKind,
-    /// The target is there, and stays what it is but for its data.
+    /// The target exists already; only its data is replaced.
     pub no_create: bool,
-    /// With `no_create`: it reads as zeroes.
+    /// With `no_create`: the target reads as zeroes.
     pub target_is_zero: bool,
     pub compress: bool,
-    /// Zeroes of so many bytes are not written as data; 0: all are.
+    /// Minimum length in bytes of zeroes that are not written as data. 0 writes all zeroes as data.
     pub sparse: u64,
-    /// Where files may be that the target, or its backing file, names.
+    /// Directories in which the target and its backing file may name files.
     pub allow_dirs: Vec<PathBuf>,
-    /// The external data file of a target that is there, whatever it calls it.
+    /// Path of the external data file of an existing target, overriding the name in the image.
     pub data_file: Option<PathBuf>,
-    /// What unlocks it, and what is below it.
+    /// Keys that unlock the target and its backing chain.
     pub keys: KeyRing,
 }
 
 impl TargetOptions {
-    /// But for what its image names.
+    /// Returns the options for opening the target. Files that a new image will name are added
+    /// later.
     fn open(&self) -> OpenOptions {
         OpenOptions {
             cache: self.cache,
@@ -52,49 +54,50 @@ impl TargetOptions {
         }
     }
 
-    /// Whether writes of zeroes may give up space: not what the user wants to be allocated.
+    /// Returns whether writes of zeroes may deallocate space. They must not if the user wants
+    /// preallocation.
     pub(crate) fn unmaps(&self) -> bool {
         self.no_create || self.create.preallocation == Preallocation::Off
     }
 
-    /// Only what its source itself has is written.
+    /// Returns whether only the data of the source's top image is written.
     pub(crate) fn has_backing(&self) -> bool {
         self.create.backing.is_some() && !self.no_create
     }
 }
 
-/// What a target is written from.
+/// A source of the target's data.
 pub(crate) struct Origin<'a> {
-    /// For people.
+    /// Name of the source, for messages.
     pub(crate) path: &'a Path,
-    /// Bytes of its disk.
+    /// Size of the source's disk in bytes.
     pub(crate) size: u64,
-    /// The identities of its files.
+    /// Identities of the source's files.
     pub(crate) files: Vec<(u64, u64)>,
 }
 
-/// What is written to.
+/// A target in use.
 pub(crate) enum Sink {
     Image {
         chain: Chain,
-        /// The new image; `None`: the image existed before and keeps its metadata.
+        /// The new image. `None`: the image existed before and keeps its metadata.
         target: Option<Target>,
-        /// The new disk reads as zeroes, apart from what is in its backing file.
+        /// The new disk reads as zeroes, except for the contents of its backing file.
         reads_as_zeroes: bool,
-        /// Bytes that the new disk was asked to have.
+        /// Requested size of the new disk in bytes.
         size: u64,
     },
-    /// A disk that others make, an NBD server say.
+    /// A disk without an image format, such as an NBD server's.
     Bare(Arc<dyn Disk>),
 }
 
-/// Bytes of a write of zeroes, where the target has no such request.
+/// Size in bytes of a write of zeroes, if the target does not support write-zeroes requests.
 const ZEROES: usize = 512 << 10;
 
 const SECTOR: u64 = 512;
 
 impl Sink {
-    /// For all that the origins have, one behind the other.
+    /// Opens or creates a target with room for the concatenated data of all origins.
     pub(crate) fn open(
         location: &Location,
         origins: &[Origin<'_>],
@@ -122,7 +125,8 @@ impl Sink {
         }
     }
 
-    /// Whether it can be written compressed, and in which units.
+    /// Returns the unit of compressed writes in bytes, or `None` if the target cannot be
+    /// compressed.
     pub(crate) fn compress_unit(&self) -> Option<u64> {
         match self {
             Sink::Image { chain, .. } => chain.disk().compress_unit(),
@@ -130,12 +134,12 @@ impl Sink {
         }
     }
 
-    /// Whether zeroes need not be written.
+    /// Returns whether zeroes may be skipped.
     pub(crate) fn is_zero(&self, options: &TargetOptions) -> bool {
         self.reads_as_zeroes(options) && options.sparse > 0
     }
 
-    /// Whether all that is not written of the target reads as zeroes.
+    /// Returns whether all unwritten parts of the target read as zeroes.
     fn reads_as_zeroes(&self, options: &TargetOptions) -> bool {
         match self {
             _ if options.no_create => options.target_is_zero,
@@ -146,8 +150,8 @@ impl Sink {
         }
     }
 
-    /// Writes zeroes to what a new disk has behind its first `copied` bytes, unless that part reads
-    /// as zeroes already. An existing target keeps what it has there.
+    /// Writes zeroes after the first `copied` bytes of a new disk, unless that part reads as zeroes
+    /// already. An existing target keeps its contents there.
     pub(crate) fn clear_behind(
         &self,
         copied: u64,
@@ -168,7 +172,7 @@ impl Sink {
         write_zeroes(job, target, path, start..size, options.unmaps(), progress)
     }
 
-    /// Who has the kernel write meanwhile.
+    /// Returns the object that starts write-back of the target during the copy.
     pub(crate) fn write_behind(&self, cache: Cache) -> WriteBehind {
         WriteBehind::new(match self {
             Sink::Image { chain, .. } => chain.write_behind(cache),
@@ -176,8 +180,8 @@ impl Sink {
         })
     }
 
-    /// Ends its use, after all of its clients; `moved` is what became of the data. `last` is done to an image
-    /// that is complete but for its name.
+    /// Closes the target, after all of its clients. `moved` is the result of the copy. After
+    /// success, `last` is called with an image that is complete except for its name.
     pub(crate) fn finish(
         self,
         moved: Result<(), Error>,
@@ -209,7 +213,7 @@ impl Sink {
     }
 }
 
-/// Writes zeroes, one request after the other.
+/// Writes zeroes with one request at a time.
 fn write_zeroes(
     job: &Job,
     target: &Client,
@@ -249,8 +253,8 @@ fn write_zeroes(
     Ok(())
 }
 
-/// How many zeroes are written as such; 0: none are. A cluster that has any data has space anyway. Not all
-/// NBD servers know zeroes that are not sent.
+/// Returns the granularity for detecting zeroes in data; 0 disables detection. Zeroes within an
+/// otherwise allocated cluster save no space. Not all NBD servers support write-zeroes requests.
 pub(crate) fn granule(target: &Client, sparse: u64, unit: Option<u64>, piece: u64) -> u64 {
     match target.info().write_zeroes {
         Some(limits) if sparse > 0 => {
@@ -261,7 +265,7 @@ pub(crate) fn granule(target: &Client, sparse: u64, unit: Option<u64>, piece: u6
     }
 }
 
-/// What was written becomes durable.
+/// Makes the written data durable.
 pub(crate) fn flush(job: &Job, target: &Client, path: &Path) -> Result<(), Error> {
     match job.flush(target) {
         0 => Ok(()),
@@ -281,7 +285,7 @@ fn refuse_smaller(path: &Path, is: u64, needed: u64) -> Result<(), Error> {
     Err(usage(path, problem))
 }
 
-/// A server takes whole blocks only.
+/// Rejects sources whose size is not a multiple of the server's block size.
 fn refuse_odd(path: &Path, block: u32, origins: &[Origin<'_>]) -> Result<(), Error> {
     let is_odd = |origin: &&Origin<'_>| !origin.size.is_multiple_of(u64::from(block));
     let Some(origin) = origins.iter().find(is_odd) else {
@@ -295,7 +299,8 @@ fn refuse_odd(path: &Path, block: u32, origins: &[Origin<'_>]) -> Result<(), Err
     Err(usage(path, problem))
 }
 
-/// Bytes of the disk of a new image at `path`, for one of `size` bytes.
+/// Returns the size in bytes of a new disk at `path` for `size` bytes of data. Returns an error if
+/// the given size is too small.
 pub(crate) fn size_for(create: &CreateOptions, size: u64, path: &Path) -> Result<u64, Error> {
     match create.size {
         Some(given) if given < size => {
@@ -333,7 +338,7 @@ fn open_image(
     create.size = Some(size_for(&create, size, path)?);
     create.validate().map_err(of(path))?;
     let size = size_of(location, &create, false)?;
-    // What the image names is what the user has named.
+    // The user has named these files, so the image may refer to them.
     let named = |name: &str| seen_from(location, name.as_bytes());
     if let Some(name) = &create.qcow2.data_file {
         let data_file = named(name)?;
@@ -358,7 +363,7 @@ fn open_image(
     })
 }
 
-/// Refuses a target, or a data file of the target, that is read from.
+/// Rejects a target, or a data file of the target, that is also a source.
 fn refuse_origins(location: &Location, origins: &[Origin<'_>]) -> Result<(), Error> {
     let own = identity_of(location);
     let is_read = |origin: &Origin<'_>| origin.files.iter().any(|file| own == Some(*file));

@@ -11,19 +11,19 @@ use fathom_storage::Location;
 
 pub use fathom_formats::offline::info::SnapshotList;
 
-/// What is done to an image's snapshots, by a name or (of one that is there) an ID.
+/// A change to an image's snapshots. An existing snapshot is named by its name or ID.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotChange {
-    /// One is taken under that name.
+    /// Creates a snapshot with this name.
     Create(String),
-    /// The disk becomes what it was then.
+    /// Reverts the disk to this snapshot.
     Apply(String),
-    /// It is deleted.
+    /// Deletes this snapshot.
     Delete(String),
 }
 
-/// The snapshots of an image; none of one in a format without snapshots. `format` `None` means to
-/// look at the image. `force_share` reads it even while others write.
+/// Lists the snapshots of an image. The list is empty if the format has no snapshots. `format`
+/// `None` detects the format. `force_share` allows reading while other processes write.
 pub fn snapshots(
     location: &Location,
     format: Option<Format>,
@@ -37,8 +37,8 @@ pub fn snapshots(
     Ok(SnapshotList(list))
 }
 
-/// Changes an image's snapshots; returns the one that was meant. A failure, a power cut or a kill
-/// leaves the image as it was, or as it was to be.
+/// Changes an image's snapshots, and returns the affected one. After a failure, a power cut or a
+/// kill, the image is either unchanged or completely changed.
 pub fn change_snapshots(
     location: &Location,
     format: Option<Format>,
@@ -61,7 +61,7 @@ pub fn change_snapshots(
         .map_err(|error| error.needing(|| missing(&image, tables(file))))
 }
 
-/// Bytes that the new tables may take.
+/// Returns the maximum number of bytes that the new tables may allocate.
 fn tables(file: &dyn ImageFile) -> u64 {
     let len = file.len().unwrap_or(0);
     match Image::read(file, Format::Qcow2) {

@@ -1,4 +1,4 @@
-//! Where data is read from.
+//! Sources of image commands.
 
 use crate::chain::Chain;
 use crate::error::{Error, usage};
@@ -16,47 +16,49 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A source.
+/// The source of a job.
 #[derive(Clone, Debug)]
 pub enum Source {
     At {
         location: Location,
         open: OpenOptions,
     },
-    /// Standard input, kept in a file if it is a pipe.
+    /// Standard input. A pipe is first copied to an unnamed file.
     Input { open: OpenOptions },
 }
 
 /// A source in use.
 pub(crate) struct Opened {
-    /// For people.
+    /// Name of the source, for messages.
     pub(crate) path: PathBuf,
     pub(crate) client: Client,
     kind: Kind,
-    /// What is used of its disk (bytes).
+    /// Range of the disk that is used, in bytes.
     part: Range<u64>,
 }
 
 enum Kind {
     Image(Chain),
-    /// A disk that others make, an NBD server say.
+    /// A disk without an image format, such as an NBD server's.
     Bare,
 }
 
-/// Bytes that a server is asked about at once, and bytes of its answer.
+/// Maximum length of a block status request in bytes, and size of the buffer for its reply.
 const ASKED: u64 = 1 << 30;
 const ANSWER: usize = 64 << 10;
 
-/// A segment of an image is not looked further for: work can begin.
+/// Length in bytes after which a segment is returned even if it continues, so that copying can
+/// start.
 const ENOUGH: u64 = 64 << 20;
 
-/// What the user has written.
+/// Parses a location given by the user.
 pub(crate) fn located(text: &OsStr) -> Result<Location, Error> {
     Location::parse(text).map_err(|error| usage(Path::new(text), error))
 }
 
 impl Source {
-    /// Standard input (`-`), or where an image or a disk is that is opened like this.
+    /// Parses a source: `-` for standard input, or the location of an image or a disk. `open` says
+    /// how to open it.
     pub fn new(text: &OsStr, open: OpenOptions) -> Result<Source, Error> {
         if text == stream::NAME {
             return Ok(Source::Input { open });
@@ -64,7 +66,7 @@ impl Source {
         Source::at(located(text)?, open)
     }
 
-    /// Likewise, of what is known already.
+    /// Creates a source at a known location.
     pub fn at(location: Location, open: OpenOptions) -> Result<Source, Error> {
         if open.snapshot.is_some() && !location.kind().images {
             let problem = format!("{} has no internal snapshots", location.kind().what);
@@ -73,7 +75,7 @@ impl Source {
         Ok(Source::At { location, open })
     }
 
-    /// Opens them in the order in which they are given.
+    /// Opens the sources in the given order.
     pub(crate) fn open_all<'a>(
         sources: impl IntoIterator<Item = &'a Source>,
         job: &mut Job,
@@ -108,7 +110,7 @@ impl Source {
 }
 
 impl Opened {
-    /// A chain that is open.
+    /// Creates a source from an open backing chain.
     pub(crate) fn of(chain: Chain, engine: EngineKind, job: &mut Job) -> Result<Opened, Error> {
         let path = chain.image().path().to_owned();
         let client = job.client(chain.disk().clone(), engine)?;
@@ -125,7 +127,8 @@ impl Opened {
         }
     }
 
-    /// From now on only this part of it counts (bytes), as far as it has that.
+    /// Restricts the source to a range of its disk, in bytes. The range is cut off at the end of
+    /// the disk.
     pub(crate) fn take(&mut self, part: &Range<u64>) -> Result<(), Error> {
         let (start, size) = (part.start, self.part.end);
         if start > size {
@@ -143,7 +146,7 @@ impl Opened {
         Ok(())
     }
 
-    /// Ends its use: what is in memory only is written back.
+    /// Closes the source, after writing back data that is only in memory.
     pub(crate) fn close(self) -> Result<(), Error> {
         drop(self.client);
         match self.kind {
@@ -152,17 +155,17 @@ impl Opened {
         }
     }
 
-    /// Bytes of the disk, or of the part of it that is used.
+    /// Returns the size in bytes of the used range of the disk.
     pub(crate) fn size(&self) -> u64 {
         self.part.end - self.part.start
     }
 
-    /// Where in its disk the part begins that is used.
+    /// Returns the offset in the disk at which the used range begins.
     pub(crate) fn start(&self) -> u64 {
         self.part.start
     }
 
-    /// The bytes of the image and its format, if it is one.
+    /// Returns the storage and the format of the image, or `None` if the source is not an image.
     pub(crate) fn image(&self) -> Option<(&StoredImage, Format)> {
         match &self.kind {
             Kind::Image(chain) => Some((chain.image(), chain.format())),
@@ -170,7 +173,7 @@ impl Opened {
         }
     }
 
-    /// The identities of all files that are read.
+    /// Returns the identities of all files that the source reads.
     pub(crate) fn files(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let chain = match &self.kind {
             Kind::Image(chain) => Some(chain.disk().files()),
@@ -179,7 +182,8 @@ impl Opened {
         chain.into_iter().flatten()
     }
 
-    /// Where all of its parts are, and the names of the files that they are in.
+    /// Calls `look` with the map of a range, and with the names of the files that contain its
+    /// parts.
     pub(crate) fn extents<T, E: From<Error>>(
         &self,
         job: &Job,
@@ -217,7 +221,8 @@ impl Opened {
         }
     }
 
-    /// What its parts are, as the first `layers` images of the chain say.
+    /// Returns the segments of the used range. Only the first `layers` images of the backing chain
+    /// are examined.
     pub(crate) fn segments<'a>(
         &'a self,
         job: &'a Job,
@@ -231,7 +236,7 @@ impl Opened {
     }
 }
 
-/// Segments by an image's tables.
+/// Returns the segments that the images' tables describe.
 fn mapped(
     chain: &Chain,
     mut left: Range<u64>,
@@ -270,7 +275,7 @@ fn mapped(
     Ok(std::iter::from_fn(move || next().transpose()))
 }
 
-/// A part of an export, which is its own only file.
+/// Converts a segment of an export into a map extent. The export counts as its own only file.
 fn extent_of(segment: &Segment) -> MapExtent {
     let start = segment.range.start;
     MapExtent {
@@ -287,11 +292,11 @@ fn extent_of(segment: &Segment) -> MapExtent {
     }
 }
 
-/// Segments as the disk itself tells them.
+/// Iterates over the segments that a disk reports as block status.
 pub(crate) struct Asked<'a> {
     job: &'a Job,
     client: &'a Client,
-    /// Who cannot be done without, by its name for people.
+    /// Name of the disk if its block status is required, for the error message.
     needed: Option<&'a Path>,
     left: Range<u64>,
     known: Vec<Segment>,
@@ -314,7 +319,8 @@ impl<'a> Asked<'a> {
         })
     }
 
-    /// The disk, which is called `path`, must say what its parts are.
+    /// Makes failures of block status requests an error. `path` is the name of the disk in the
+    /// error.
     pub(crate) fn or_fail(self, path: &'a Path) -> Asked<'a> {
         let needed = Some(path);
         Asked { needed, ..self }
@@ -328,7 +334,7 @@ impl<'a> Asked<'a> {
         let mut at = self.left.start;
         let told = match (answer.errno, self.needed) {
             (0, _) => extents(pages.bytes()).collect(),
-            // Who cannot say has data everywhere.
+            // If the disk cannot report block status, treat all of it as data.
             (_, None) => Vec::new(),
             (errno, Some(path)) => {
                 let start = std::mem::replace(&mut self.left.start, self.left.end);

@@ -1,4 +1,4 @@
-//! Standard input and output, and other things that cannot seek, as images.
+//! Standard input, standard output, and other files that cannot seek, as sources and targets.
 
 use crate::error::{Error, io_error, usage};
 use fathom_core::is_zero;
@@ -10,19 +10,19 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// Its name, and that of standard output.
+/// Name of standard input and standard output as a source or target.
 pub(crate) const NAME: &str = "-";
-/// Standard input and standard output, for people.
+/// Display names of standard input and standard output.
 pub(crate) const INPUT: &str = "standard input";
 pub(crate) const OUTPUT: &str = "standard output";
 
-/// Any of these that is written to, for people.
+/// Display name of any stream that is written to.
 pub(crate) const ANY: &str = "a stream";
 
-/// Where what comes in by a pipe is kept: formats need to seek, and it may be large.
+/// Directory for the copy of piped input: image formats need to seek, and the copy may be large.
 const SPOOL: &str = "/var/tmp";
 
-/// Standard input as a file that can be read anywhere: itself, or a copy without a name.
+/// Returns standard input as a seekable file: either itself, or an unnamed copy of it.
 pub(crate) fn standard_input() -> Result<File, Error> {
     let path = Path::new(INPUT);
     let input = io::stdin();
@@ -41,7 +41,7 @@ pub(crate) fn standard_input() -> Result<File, Error> {
         .map_err(io_error(path, "cannot store a copy of the input"))
 }
 
-/// Standard output, whose own buffer looks for the ends of lines.
+/// Returns standard output as a file. This avoids the line buffering of [`io::Stdout`].
 pub(crate) fn standard_output() -> Result<File, Error> {
     let output = io::stdout().as_fd().try_clone_to_owned();
     let output = output.map_err(io_error(
@@ -51,7 +51,7 @@ pub(crate) fn standard_output() -> Result<File, Error> {
     Ok(output.into())
 }
 
-/// A pipe or whatever else takes bytes one after the other.
+/// Opens a pipe, or another target that accepts bytes only in sequence.
 pub(crate) fn open_target(target: &OsStr) -> Result<File, Error> {
     let path = Path::new(target);
     let file = File::options().write(true).open(path);
@@ -67,7 +67,7 @@ pub(crate) fn open_target(target: &OsStr) -> Result<File, Error> {
     Ok(file)
 }
 
-/// All that `input` has, with holes for zeroes.
+/// Copies all of `input` to `spool`, leaving holes for blocks of zeroes.
 fn spooled(input: &mut impl Read, mut spool: File) -> io::Result<File> {
     let mut block = vec![0; 64 << 10];
     let mut len = 0;

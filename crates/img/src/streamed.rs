@@ -1,4 +1,4 @@
-//! A disk as a stream of bytes: to standard output, or to whatever cannot seek.
+//! Writes a disk as a stream of bytes to standard output or to another target that cannot seek.
 
 use crate::error::{Error, io_error, of, usage};
 use crate::job::{Segment, State};
@@ -17,17 +17,18 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Bytes of a request, and how many at once.
+/// Size of a request in bytes, and maximum number of concurrent requests.
 const PIECE: u64 = 512 << 10;
 const DEPTH: usize = 16;
-/// Bytes of a source that are marked before somebody may want the job to end; whole clusters.
+/// Bytes of the source to mark in the tables between two checks for cancellation; a multiple of the
+/// cluster size.
 const MARKED: u64 = 64 << 20;
-/// Longest sleep: somebody may want the job to end.
+/// Maximum sleep between two checks for cancellation.
 const TICK: Duration = Duration::from_millis(100);
 
 static ZEROES: [u8; PIECE as usize] = [0; PIECE as usize];
 
-/// Writes disks, one behind the other, as an image from its first byte to its last.
+/// Writes the concatenated disks as an image, from its first to its last byte.
 pub(crate) fn convert_to_stream(
     job: &Job,
     sources: &[Opened],
@@ -52,7 +53,7 @@ pub(crate) fn convert_to_stream(
     Ok(())
 }
 
-/// The source's map says what is data.
+/// Writes a qcow2 image. The source's map determines which clusters contain data.
 fn qcow2(
     job: &Job,
     source: &Opened,
@@ -102,20 +103,20 @@ fn qcow2(
     output.fill(contents.cluster_size())
 }
 
-/// What is written to, and what waits for its turn.
+/// The output stream, with the data that is read but cannot be written yet.
 struct Output {
     path: PathBuf,
     to: BufWriter<File>,
     written: u64,
-    /// Pieces of data that were begun, and that were written.
+    /// Number of pieces whose reads were started, and number of pieces written.
     begun: u64,
     done: u64,
-    /// By their numbers: how long they are, and what; zeroes, if it is nothing.
+    /// Pieces that wait for earlier ones, by number: length, and data. `None` stands for zeroes.
     waiting: BTreeMap<u64, (u64, Option<Pages>)>,
     pace: Pace,
 }
 
-/// Not more than so many bytes a second.
+/// Limits the transfer rate.
 struct Pace {
     rate: Option<u64>,
     started: Instant,
@@ -123,7 +124,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Waits until as many bytes may be begun.
+    /// Waits until the rate limit permits the next `bytes` bytes.
     fn wait(&mut self, bytes: u64, progress: &Progress<'_>) -> Result<(), Error> {
         let Some(rate) = self.rate else {
             return Ok(());
@@ -173,7 +174,7 @@ impl Output {
         put.map_err(io_error(&self.path, "cannot write"))
     }
 
-    /// What the segments of a source have, all but what is in between.
+    /// Writes the contents of the segments of a source, without the gaps between them.
     fn copy(
         &mut self,
         job: &Job,
@@ -184,7 +185,7 @@ impl Output {
         let mut in_flight = 0;
         let mut outcome = self.begin(job, source, segments, &mut in_flight, progress);
         for _ in 0..in_flight {
-            // (Memory comes back in any case.)
+            // Wait for every reply, even after an error, so that the buffers are returned.
             let answer = job.wait();
             outcome = outcome.and_then(|()| self.take(answer, source, progress));
         }
@@ -245,7 +246,7 @@ impl Output {
         self.put(ask.tag, ask.len, ask.pages, progress)
     }
 
-    /// Writes it when its turn comes.
+    /// Queues a piece, and writes all pieces whose predecessors have been written.
     fn put(
         &mut self,
         number: u64,
@@ -263,7 +264,7 @@ impl Output {
         Ok(())
     }
 
-    /// Zeroes, up to a multiple of `unit`.
+    /// Writes zeroes up to a multiple of `unit`.
     fn fill(&mut self, unit: u64) -> Result<(), Error> {
         let mut left = self.written.next_multiple_of(unit) - self.written;
         while left > 0 {

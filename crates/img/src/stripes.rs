@@ -1,4 +1,4 @@
-//! A disk in stripes: reading them, and having their hashes, or themselves, kept.
+//! Reads the stripes of a disk, and hashes them or stores them in an archive.
 
 use crate::background::{Background, pause_after};
 use crate::error::Error;
@@ -13,43 +13,43 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of a request.
+/// Size of a request in bytes.
 const PIECE: u64 = 512 << 10;
-/// Bytes of all stripes under way, about.
+/// Approximate number of bytes in all stripes in progress.
 const UNDER_WAY: u64 = 64 << 20;
 const SECTOR: u64 = 512;
-/// Longest wait: somebody may want the job to end.
+/// Maximum wait between two checks for cancellation.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How many stripes are under way at once.
+/// Returns the number of stripes to process concurrently.
 pub(crate) fn depth(stripe_size: u32) -> usize {
     (UNDER_WAY / u64::from(stripe_size)).clamp(4, 32) as usize
 }
 
-/// What becomes of stripes.
+/// What to do with the stripes that were read.
 #[derive(Clone)]
 pub(crate) enum Keep {
-    /// Only their hashes are wanted.
+    /// Only compute their hashes.
     Hashes,
     Archive(Arc<Writer>),
 }
 
-/// A disk, all of whose stripes were read.
+/// Result of reading all stripes of a disk.
 #[derive(Debug, Default)]
 pub(crate) struct Striped {
     pub(crate) hashes: Vec<Option<Hash>>,
-    /// Bytes that were read.
+    /// Number of bytes read.
     pub(crate) read: u64,
-    /// Stripes that were not there, and that were.
+    /// Number of stripes that were added, and number of those that the archive had already.
     pub(crate) new: u32,
     pub(crate) known: u32,
-    /// Of the new ones, those that were there and damaged.
+    /// Number of `new` stripes that replaced damaged copies.
     pub(crate) repaired: u32,
-    /// Bytes of those that were not.
+    /// Stored size in bytes of the new stripes.
     pub(crate) stored: u64,
 }
 
-/// A stripe's bytes.
+/// A buffer with the bytes of a stripe.
 pub(crate) struct Filled {
     pages: Pages,
     len: usize,
@@ -61,7 +61,7 @@ impl AsRef<[u8]> for Filled {
     }
 }
 
-/// A stripe that was kept.
+/// A stripe that was hashed or stored.
 pub(crate) struct Kept {
     index: u32,
     filled: Filled,
@@ -101,8 +101,8 @@ async fn put_patiently(
     unreachable!("attempts end")
 }
 
-/// Reads a disk's stripes, and has them kept. `frame` has the sizes that its manifest is to have; the disk may
-/// be longer by a part of a sector.
+/// Reads all stripes of a disk and hashes or stores them. `frame` has the sizes for the manifest.
+/// The disk may be longer than the manifest says by a part of a sector.
 pub(crate) fn read(
     job: &Job,
     source: &Opened,
@@ -134,7 +134,7 @@ pub(crate) fn read(
         next: 0,
     };
     let outcome = run.run(&mut plan);
-    // Who reads has the memory.
+    // Wait for the pending reads, because they own the buffers.
     while run.reads() > 0 {
         let answer = run.job.wait();
         run.parts[answer.ask.tag as usize] = None;
@@ -144,14 +144,14 @@ pub(crate) fn read(
     Ok(run.striped)
 }
 
-/// Which part of each stripe is to be read.
+/// Determines which part of each stripe has to be read.
 struct Plan<'a> {
     segments: Peekable<Segments<'a>>,
     frame: &'a Manifest,
     next: u32,
 }
 
-/// A stripe, and from where to where in the disk there may be data in it.
+/// Index of a stripe, and the range of the disk that contains all its data, if it has any.
 type Planned = (u32, Option<Range<u64>>);
 
 impl Plan<'_> {
@@ -173,7 +173,7 @@ impl Plan<'_> {
             }
             if segment.state == State::Data {
                 let from = segment.range.start.max(start);
-                // A disk has whole sectors, whatever its file has.
+                // A disk has whole sectors, even if its file ends within a sector.
                 let to = segment.range.end.min(end.next_multiple_of(SECTOR));
                 data = Some(data.map_or(from, |data| data.start)..to);
             }
@@ -187,7 +187,7 @@ impl Plan<'_> {
     }
 }
 
-/// Where a stripe is in the disk.
+/// Returns the offset of a stripe in the disk.
 pub(crate) fn start_of(frame: &Manifest, index: u32) -> u64 {
     u64::from(index) * u64::from(frame.stripe_size())
 }
@@ -196,7 +196,7 @@ pub(crate) fn start_of(frame: &Manifest, index: u32) -> u64 {
 #[derive(Clone, Debug)]
 struct Part {
     index: u32,
-    /// Of the disk, what is still to be read.
+    /// The part of the stripe that is still to be read, as a range of the disk.
     left: Range<u64>,
 }
 
@@ -207,9 +207,9 @@ struct Run<'a, 'p> {
     keep: Keep,
     background: &'a Background<Kept>,
     pool: Pool,
-    /// By tag.
+    /// Stripes that are being read. The index is the tag of their requests.
     parts: Vec<Option<Part>>,
-    /// Stripes that are being kept.
+    /// Number of stripes that are being hashed or stored.
     keeping: usize,
     striped: Striped,
     progress: &'a mut Progress<'p>,
@@ -241,12 +241,12 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Stripes that are being read.
+    /// Returns the number of stripes that are being read.
     fn reads(&self) -> usize {
         self.parts.iter().flatten().count()
     }
 
-    /// Begins with the next stripe that has data. False: there is none.
+    /// Starts reading the next stripe that has data. Returns `false` if there is none.
     fn begin(&mut self, plan: &mut Plan<'_>, mut pages: Pages) -> Result<bool, Error> {
         while let Some((index, data)) = plan.next()? {
             let Some(left) = data else {
@@ -255,7 +255,7 @@ impl Run<'_, '_> {
             };
             let start = start_of(self.frame, index);
             let bytes = pages.bytes_mut();
-            // What the last stripe has left there.
+            // Clear the contents of the stripe that used the buffer before.
             bytes[..(left.start - start) as usize].fill(0);
             bytes[(left.end - start) as usize..].fill(0);
             self.striped.read += left.end - left.start;
@@ -268,7 +268,7 @@ impl Run<'_, '_> {
         Ok(false)
     }
 
-    /// Reads more of a stripe, or has it kept.
+    /// Reads the next piece of a stripe or, when it is complete, starts hashing or storing it.
     fn go_on(&mut self, tag: usize, part: Part, pages: Pages) {
         let Part { index, left } = part.clone();
         if !left.is_empty() {

@@ -1,5 +1,5 @@
-//! What a job makes an image in. A file that was not there has no name before it is complete, so that a
-//! job which is killed leaves nothing behind, and nobody takes a part for the whole.
+//! The image that a job creates or overwrites. A new file gets its name only when it is complete.
+//! Therefore a killed job leaves nothing behind, and no other process can use an incomplete image.
 
 use crate::error::{Error, io_error};
 use crate::open::{OpenOptions, clear_mark};
@@ -14,33 +14,33 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What is made, until it is complete.
+/// A target that is not complete yet.
 pub(crate) struct Target {
-    // Fields are dropped in order: an image on Ceph is closed before it can be removed.
+    // Fields are dropped in order: an image on Ceph must be closed before it can be removed.
     image: Arc<StoredImage>,
     made: Made,
 }
 
-/// What is gone with this, unless it is complete.
+/// The file or image. A new one is removed on drop, unless it is complete.
 struct Made {
     location: Location,
     state: State,
 }
 
 enum State {
-    /// It was there before: what was in it is lost.
+    /// The target existed before, and its contents are lost.
     Overwritten,
-    /// A file that has no name yet.
+    /// A file without a name.
     Nameless(File),
-    /// It is new, and found by its name: it is in no file, or in a file system that knows no files without
-    /// a name.
+    /// A new target that already has a name, because it is not a file or its file system does not
+    /// support unnamed files, or because the caller needs the name.
     Named,
     Complete,
 }
 
 impl Target {
-    /// Opens what is at `location`, or begins a new one. `named`: others must find it by its name
-    /// before it is complete.
+    /// Opens the target at `location`, or creates a new one. `named`: other code must find the
+    /// target by its name before it is complete.
     pub(crate) fn open(
         location: &Location,
         named: bool,
@@ -98,12 +98,12 @@ impl Target {
         &self.image
     }
 
-    /// It is durable by now, and gets its name.
+    /// Gives the target its name. The caller has made its data durable.
     pub(crate) fn complete(self) -> Result<(), Error> {
         self.made.complete(&self.image)
     }
 
-    /// Whether something was there before.
+    /// Returns whether the target existed before.
     pub(crate) fn overwrites(&self) -> bool {
         matches!(self.made.state, State::Overwritten)
     }
@@ -122,7 +122,7 @@ impl Made {
             linkat(CWD, file, CWD, path, AtFlags::SYMLINK_FOLLOW).map_err(failed)?;
         }
         if matches!(state, State::Overwritten) {
-            // (What was superseded is not there any more.)
+            // The contents that a newer image had superseded are overwritten.
             clear_mark(image)?;
         }
         if !matches!(state, State::Overwritten) {
@@ -137,7 +137,7 @@ impl Made {
 impl Drop for Made {
     fn drop(&mut self) {
         if matches!(self.state, State::Named) {
-            // Nothing can be done about it.
+            // A failure to remove the target cannot be handled here.
             let _ = match self.location.path() {
                 Some(path) => std::fs::remove_file(path).map_err(drop),
                 None => self.location.remove().map_err(drop),
@@ -146,10 +146,10 @@ impl Drop for Made {
     }
 }
 
-/// What a symbolic link leads to that is not there yet; any other path is its own.
+/// Returns the final target of dangling symbolic links. Returns any other path unchanged.
 fn destination(path: &Path) -> Cow<'_, Path> {
     let mut path = Cow::Borrowed(path);
-    // The kernel follows no more, either.
+    // The kernel also follows at most 40 links.
     for _ in 0..40 {
         let to = path.read_link().ok().filter(|_| !path.exists());
         let Some(to) = to else { break };
@@ -158,7 +158,7 @@ fn destination(path: &Path) -> Cow<'_, Path> {
     path
 }
 
-/// The directory that a file is in.
+/// Returns the directory of a file.
 pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,

@@ -1,4 +1,5 @@
-//! Incremental backups of a disk that QEMU has written to, and of which its server tells what has changed.
+//! Tests of incremental backups of a disk that QEMU has written to and whose dirty bitmap
+//! `qemu-nbd` exports.
 
 use fathom_img::{
     Backing, CreateOptions, Error, Event, Format, IncrementalOptions, Progress, incremental,
@@ -17,10 +18,10 @@ use tempfile::TempDir;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// Bytes that a bit of the bitmap stands for.
+/// Granularity of the bitmap: number of bytes of the disk per bit.
 const GRANULARITY: u64 = 64 * KIB;
 
-/// No multiple of a cluster.
+/// Size of the disk in bytes; not a multiple of the cluster size.
 const SIZE: u64 = 20 * MIB + 3 * 512;
 
 fn done(program: &str, args: &[&str]) -> String {
@@ -34,7 +35,7 @@ fn qemu_img(line: &str) -> String {
     done("qemu-img", &line.split(' ').collect::<Vec<_>>())
 }
 
-/// QEMU's server; it ends with the test.
+/// A QEMU NBD server that is killed when the test ends.
 struct Server(Child);
 
 impl Drop for Server {
@@ -44,7 +45,7 @@ impl Drop for Server {
     }
 }
 
-/// A disk with a bitmap, `b`, and a full copy of it as it was when the bitmap began.
+/// A disk with a bitmap `b`, and a full copy of the disk as it was when the bitmap was created.
 struct Place {
     dir: TempDir,
     size: u64,
@@ -60,7 +61,7 @@ impl Place {
         };
         let (disk, base) = (place.path("disk"), place.path("base"));
         qemu_img(&format!("create -q -f qcow2 {disk} {SIZE}"));
-        // Zeroes that are missing later are found out where data was.
+        // Missing zeroes are detected only where the disk had data before.
         place.io(&["write -P 7 0 15M".into()]);
         place.change(12, 0..SIZE);
         qemu_img(&format!("convert -f qcow2 -O qcow2 {disk} {base}"));
@@ -92,7 +93,7 @@ impl Place {
         self.random % limit
     }
 
-    /// Writes, zeroes and discards so many random parts of a range; returns them.
+    /// Writes, zeroes and discards `count` random parts of a range, and returns these parts.
     fn change(&mut self, count: usize, of: Range<u64>) -> Vec<Range<u64>> {
         let mut changed = Vec::new();
         let mut commands = Vec::new();
@@ -111,7 +112,8 @@ impl Place {
         changed
     }
 
-    /// A server of the disk, with that bitmap, and its URI; it has one client, and no other.
+    /// Starts a server that exports the disk with this bitmap, and returns its URI. The server
+    /// accepts one client.
     fn serve(&self, bitmap: Option<&str>) -> (Server, String) {
         let (socket, pid) = (self.path("server.socket"), self.path("server.pid"));
         let _ = fs::remove_file(&pid);
@@ -120,7 +122,7 @@ impl Place {
         server.args(bitmap.iter().flat_map(|name| ["-B", name]));
         server.arg(self.path("disk")).stdin(Stdio::null());
         let server = Server(server.spawn().expect("qemu-nbd, of `make setup`"));
-        // qemu-nbd writes the file when clients can connect.
+        // qemu-nbd writes its PID file when it accepts connections.
         until("the server's PID file", || Path::new(&pid).exists());
         (server, format!("nbd+unix:///?socket={socket}"))
     }
@@ -130,7 +132,7 @@ impl Place {
         self.backup_of(&uri, "b", options)
     }
 
-    /// Makes `new`; returns how much was done, and of how much.
+    /// Creates the backup `new`, and returns the last progress: bytes done, and total bytes.
     fn backup_of(
         &self,
         uri: &str,
@@ -153,7 +155,8 @@ impl Place {
         Ok(last)
     }
 
-    /// What is in `new` is sound, is the disk on the base, and is all that has changed, and no more.
+    /// Checks that `new` is consistent, reads as the disk does, and contains exactly the changed
+    /// clusters.
     fn check(&self, changed: &[Range<u64>], cluster: u64) {
         let (new, disk) = (self.path("new"), self.path("disk"));
         qemu_img(&format!("check -q -f qcow2 {new}"));
@@ -164,7 +167,7 @@ impl Place {
         let marked = self.marked(changed, cluster);
         let too_many: Vec<_> = own.difference(&marked).collect();
         assert!(too_many.is_empty(), "{too_many:?}");
-        // Zeroes on what is known as zeroes are nothing.
+        // A backup may omit zeroes where the base is known to read as zeroes.
         let base = data_parts(&self.path("base"));
         let base: BTreeSet<_> = base.iter().flat_map(|it| clusters(it, cluster)).collect();
         let hides = |number: &&u64| base.contains(number);
@@ -172,7 +175,7 @@ impl Place {
         assert!(too_few.is_empty(), "{too_few:?}");
     }
 
-    /// The clusters that the bitmap marks, by number.
+    /// Returns the numbers of the clusters that the bitmap marks.
     fn marked(&self, changed: &[Range<u64>], cluster: u64) -> BTreeSet<u64> {
         let bits = changed.iter().flat_map(|part| clusters(part, GRANULARITY));
         let parts = bits.map(|bit| {
@@ -182,7 +185,7 @@ impl Place {
         parts.flat_map(|part| clusters(&part, cluster)).collect()
     }
 
-    /// Bytes of them.
+    /// Returns the total size in bytes of the marked clusters.
     fn bytes_of(&self, changed: &[Range<u64>], cluster: u64) -> u64 {
         let marked = self.marked(changed, cluster);
         let len = |number: &u64| cluster.min(self.size - number * cluster);
@@ -205,13 +208,13 @@ fn size_of(image: &str) -> u64 {
     info["virtual-size"].as_u64().unwrap()
 }
 
-/// What the image itself has.
+/// Returns the parts that are allocated in the image itself.
 fn own_parts(image: &str) -> Vec<Range<u64>> {
-    // Behind the end of its backing file nothing is called the image's own, too.
+    // Unallocated parts beyond the end of the backing file are also reported with depth 0.
     parts(image, |part| part["depth"] == 0 && part["present"] == true)
 }
 
-/// What reads as something else than zeroes, as far as the image can tell.
+/// Returns the parts that are not known to read as zeroes.
 fn data_parts(image: &str) -> Vec<Range<u64>> {
     parts(image, |part| part["zero"] == false)
 }
@@ -248,7 +251,7 @@ fn options(cluster_size: u64) -> IncrementalOptions {
 fn what_has_changed_is_kept_and_nothing_else() {
     for seed in [0x9e37_79b9_7f4a_7c15, 0x2545_f491_4f6c_dd1d] {
         let mut place = Place::new(seed);
-        // The end, too.
+        // Include the last sector of the disk.
         place.io(&[format!("write -P 3 {} 512", SIZE - 512)]);
         let mut changed = place.change(16, 0..SIZE);
         changed.push(SIZE - 512..SIZE);
@@ -271,7 +274,7 @@ fn what_has_changed_is_kept_and_nothing_else() {
     }
 }
 
-/// Zeroes take no space, and are there nevertheless.
+/// Zeroes occupy no data clusters in the backup, but are recorded in it.
 #[test]
 fn what_has_become_zeroes_is_kept_as_zeroes() {
     let place = Place::new(5);
@@ -296,7 +299,7 @@ fn an_unchanged_disk_is_an_empty_backup() {
 fn a_disk_may_have_grown() {
     let mut place = Place::new(7);
     let mut changed = place.change(4, 0..SIZE);
-    // Servers are asked about less than that at once.
+    // A block status request covers less than this size.
     place.size = (3 << 30) + 512;
     qemu_img(&format!(
         "resize -q -f qcow2 {} {}",
@@ -332,9 +335,9 @@ fn a_server_without_the_bitmap_is_told_of() {
 /// How a backup ends early.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
-    /// The user has enough of it.
+    /// The user cancels the backup.
     Stopped,
-    /// The server is gone, after some data, or before it has told where there is any.
+    /// The server exits, either after some data was read or before it has reported block status.
     Reading,
     Asking,
 }
@@ -396,7 +399,7 @@ fn what_is_no_backup_is_refused() {
     let mut away = options(64 * KIB);
     away.backing.name = "away".into();
     refused(&away, "away");
-    // An older backup is not written over.
+    // An existing image, which may be an older backup, is not overwritten.
     fs::copy(place.path("base"), place.path("new")).unwrap();
     let before = fs::read(place.path("new")).unwrap();
     refused(&options(64 * KIB), "already exists");

@@ -1,15 +1,15 @@
-//! Has the kernel write to the disk while a job goes on. By itself it would begin when a tenth of
-//! the memory is dirty, and the flush in the end would wait for all of it.
+//! Starts write-back of a file's dirty pages during a job. On its own, the kernel starts when a
+//! tenth of the memory is dirty, and the final flush would wait for all of it.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
-/// Bytes between two starts.
+/// Number of bytes written between two starts of write-back.
 const STEP: u64 = 16 << 20;
 
-/// A thread that starts the writing of a file's dirty pages: to start it may block.
+/// A thread that starts write-back of a file's dirty pages, because starting it may block.
 pub(crate) struct WriteBehind {
     due: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -17,13 +17,15 @@ pub(crate) struct WriteBehind {
 }
 
 impl WriteBehind {
-    /// Without a thread it does nothing: what is written becomes durable in the end anyway.
+    /// Starts the thread. Without a file or a thread, `add` has no effect: the final flush makes
+    /// the data durable anyway.
     pub(crate) fn new(file: Option<File>) -> WriteBehind {
         let (due, is_due) = sync_channel(1);
         let body = |file: File| {
             move || {
                 for () in is_due {
-                    // SAFETY: the file is open; the call takes no pointers. It is advice.
+                    // SAFETY: the descriptor is open during the call, and the call takes no
+                    // pointers. Its result is ignored, because write-back is only an optimization.
                     unsafe {
                         libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE)
                     };
@@ -41,7 +43,7 @@ impl WriteBehind {
         }
     }
 
-    /// So many bytes more were written.
+    /// Counts written bytes, and wakes the thread after every [`STEP`] bytes.
     pub(crate) fn add(&mut self, bytes: u64) {
         self.written += bytes;
         if self.written < STEP {

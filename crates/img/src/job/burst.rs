@@ -1,19 +1,19 @@
-//! Requests that reach a worker together.
+//! Collects requests and submits them to a worker together.
 
 use fathom_stack::{Ask, Client};
 
-/// Compressed writes on their way to a client. Those that are being compressed together share blocks
-/// of the file: of a slow source, handed on one by one, each would be written before the next has
-/// come.
+/// Compressed writes that wait to be submitted to a client. Writes that are compressed at the same
+/// time share blocks of the file. From a slow source, each write would complete before the next one
+/// is submitted, if they were submitted one by one.
 ///
-/// Nobody may wait for answers when all that is under way is held here.
+/// The caller must not wait for replies while all requests in flight are held here.
 pub(crate) struct Burst {
     held: Vec<Ask>,
     most: usize,
 }
 
 impl Burst {
-    /// Of so many at most.
+    /// Creates a burst that submits its requests when it holds `most` of them.
     pub(crate) fn new(most: usize) -> Burst {
         Burst {
             held: Vec::with_capacity(most),

@@ -1,4 +1,4 @@
-//! Copying one disk to another.
+//! Copies one disk to another.
 
 use super::{Burst, Pool, Segment, State, WriteBehind, run_of};
 use crate::error::{Error, Moving};
@@ -8,43 +8,44 @@ use fathom_trace::Op;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// How to copy.
+/// Options for a copy.
 #[derive(Clone, Debug)]
 pub struct CopyOptions {
-    /// Bytes of one request at most, and what pieces are aligned to in the target; a power of
-    /// two.
+    /// Maximum size of a request in bytes, and alignment of requests in the target. A power of two.
     pub piece: u64,
-    /// Where the source's first byte goes, or would: less than 0, if the segments begin later.
+    /// Offset to add to a source offset to get the target offset. Negative if the copied segments
+    /// begin later in the source than in the target.
     pub shift: i64,
-    /// Pieces under way at once.
+    /// Maximum number of concurrent pieces.
     pub depth: usize,
-    /// Zeroes of so many bytes at a multiple of that are not written as data; 0: all is data.
+    /// Zeroes that fill an aligned block of this many bytes are not written as data. 0 writes all
+    /// zeroes as data.
     pub granule: u64,
-    /// What is not written reads as zeroes: zeroes need not be written.
+    /// The unwritten parts of the target read as zeroes, so zeroes are skipped.
     pub target_is_zero: bool,
-    /// Writes of zeroes may give up the target's space.
+    /// Writes of zeroes may deallocate space in the target.
     pub unmap: bool,
-    /// The target was opened to store it compressed; `piece` is its unit.
+    /// The target stores writes compressed, in units of `piece` bytes.
     pub compress: bool,
-    /// Bytes a second.
+    /// Maximum transfer rate in bytes per second.
     pub rate: Option<u64>,
-    /// What cannot be read is zeroes.
+    /// Replace unreadable sectors with zeroes.
     pub salvage: bool,
 }
 
-/// A piece under way, with its buffer.
+/// A piece that is being copied with one buffer.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     start: u64,
     len: u64,
-    /// Bytes that are read already, and how many are read at once.
+    /// Bytes that are read already, and size of a single read.
     read: u64,
     step: u64,
     /// Bytes that are written already.
     written: u64,
 }
 
-/// A copy that is being made.
+/// A copy between two disks.
 pub struct Copy<'a> {
     pub job: &'a Job,
     pub source: &'a Client,
@@ -56,27 +57,27 @@ pub struct Copy<'a> {
 struct Run<'b, 'p> {
     copy: &'b Copy<'b>,
     pool: Pool,
-    /// By tag.
+    /// Pieces in progress. The index is the tag of their requests.
     pieces: Vec<Option<Piece>>,
     in_flight: usize,
-    /// Of these, writes that are to be compressed.
+    /// Compressed writes that count as in flight but have not been submitted yet.
     burst: Burst,
-    /// Bytes that were begun.
+    /// Bytes whose reads were started.
     begun: u64,
     started: Instant,
     failure: Option<Error>,
-    /// Bytes of pieces that are done.
+    /// Bytes of completed pieces.
     done: u64,
     behind: &'b mut WriteBehind,
     progress: &'b mut Progress<'p>,
 }
 
-/// Longest wait for an answer: somebody may want the job to end.
+/// Maximum wait for a reply, after which the copy checks for cancellation.
 const TICK: Duration = Duration::from_millis(100);
 
 impl Copy<'_> {
-    /// Copies the segments, which are in order and do not overlap. On failure the first error is
-    /// returned when nothing is in flight any more.
+    /// Copies the segments, which must be in order and must not overlap. After an error, waits
+    /// until no request is in flight, and then returns the first error.
     pub fn run(
         &self,
         segments: &mut dyn Iterator<Item = Result<Segment, Error>>,
@@ -89,7 +90,7 @@ impl Copy<'_> {
             pool: Pool::new(options.piece as usize, options.depth),
             pieces: vec![None; options.depth],
             in_flight: 0,
-            // The other half is being read meanwhile.
+            // Hold at most half of the pieces, so that the other half can be read meanwhile.
             burst: Burst::new(options.depth.div_ceil(2)),
             begun: 0,
             started: Instant::now(),
@@ -153,7 +154,7 @@ impl Run<'_, '_> {
         }
     }
 
-    /// How long to wait for an answer before looking at the clock.
+    /// Returns how long to wait for a reply before checking cancellation and the rate limit.
     fn patience(&self) -> Duration {
         let due = self.due().saturating_sub(self.started.elapsed());
         match due.is_zero() {
@@ -162,7 +163,7 @@ impl Run<'_, '_> {
         }
     }
 
-    /// When the next piece may begin, after the start.
+    /// Returns when the rate limit permits the next piece, as time since the start.
     fn due(&self) -> Duration {
         let rate = self.copy.options.rate;
         rate.map_or(Duration::ZERO, |rate| {
@@ -174,7 +175,7 @@ impl Run<'_, '_> {
         self.in_flight < self.copy.options.depth && self.started.elapsed() >= self.due()
     }
 
-    /// Begins the first part of a segment; returns the rest.
+    /// Starts the first piece of a segment, and returns the rest of the segment.
     fn begin(&mut self, segment: Segment) -> Result<Option<Segment>, Error> {
         let copy = self.copy;
         let piece = copy.options.piece;
@@ -229,19 +230,19 @@ impl Run<'_, '_> {
         });
     }
 
-    /// Where a byte of the source goes.
+    /// Returns the target offset of a source offset.
     fn in_target(&self, at: u64) -> u64 {
         at.wrapping_add_signed(self.copy.options.shift)
     }
 
-    /// Where the next multiple of `unit` is in the target, after `at` in the source.
+    /// Returns the source offset after `at` that maps to the next multiple of `unit` in the target.
     fn boundary(&self, at: u64, unit: u64) -> u64 {
         let shift = self.copy.options.shift;
         let next = (self.in_target(at) + 1).next_multiple_of(unit);
         next.wrapping_add_signed(-shift)
     }
 
-    /// Zeroes of the target, on behalf of a piece if there are pages.
+    /// Writes zeroes to the target. With `pages`, the write belongs to the piece that owns them.
     fn zero(&mut self, range: Range<u64>, pages: Option<Pages>, tag: u64) {
         self.in_flight += 1;
         let start = self.in_target(range.start);
@@ -257,7 +258,7 @@ impl Run<'_, '_> {
         let Answer { client, ask, errno } = answer;
         let is_read = client == self.copy.source.number();
         let Some(piece) = self.pieces.get(ask.tag as usize).copied().flatten() else {
-            // Zeroes of their own.
+            // This write of zeroes does not belong to a piece.
             match errno {
                 0 => self.progress.add(ask.len),
                 errno => self.fail(&ask, errno),
@@ -286,7 +287,7 @@ impl Run<'_, '_> {
         self.go_on(ask.tag, piece, pages);
     }
 
-    /// The piece's next step.
+    /// Performs the next step of a piece: a read, a write, or completion.
     fn go_on(&mut self, tag: u64, mut piece: Piece, pages: Pages) {
         if self.failure.is_some() {
             return self.end(tag, Some(pages));
@@ -323,14 +324,14 @@ impl Run<'_, '_> {
         self.end(tag, Some(pages));
     }
 
-    /// Whether what is to be written next is zeroes, and how many bytes are like that.
+    /// Returns whether the next bytes to write are zeroes, and the length of that run.
     fn run_at(&self, piece: &Piece, bytes: &[u8]) -> (bool, u64) {
         let left = &bytes[piece.written as usize..piece.len as usize];
         let start = self.in_target(piece.start + piece.written);
         run_of(left, start, self.copy.options.granule)
     }
 
-    /// A read that failed is tried again in halves; a sector that cannot be read is zeroes.
+    /// Retries a failed read with half the length. Replaces a single unreadable sector with zeroes.
     fn salvage(&mut self, tag: u64, mut piece: Piece, len: u64, mut pages: Pages, errno: i32) {
         if len > 512 {
             piece.step = (len / 2).next_multiple_of(512);
@@ -362,7 +363,7 @@ impl Run<'_, '_> {
     }
 }
 
-/// Bytes that have to be copied.
+/// Returns the number of bytes that have to be copied.
 fn data_in(segments: impl Iterator<Item = Segment>) -> u64 {
     let data = segments.filter(|segment| segment.state == State::Data);
     data.map(|segment| segment.range.end - segment.range.start)

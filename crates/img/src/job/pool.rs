@@ -1,19 +1,19 @@
-//! A bounded number of buffers.
+//! A pool with a fixed maximum number of buffers.
 
 use fathom_stack::Pages;
 use std::io;
 
-/// Buffers of one size, made when they are first needed.
+/// Buffers of one size, each allocated when it is first needed.
 #[derive(Debug)]
 pub(crate) struct Pool {
     len: usize,
     free: Vec<Pages>,
-    /// That may still be made.
+    /// Number of buffers that may still be allocated.
     left: usize,
 }
 
 impl Pool {
-    /// Of `count` buffers of `len` bytes.
+    /// Creates a pool of `count` buffers of `len` bytes.
     pub(crate) fn new(len: usize, count: usize) -> Pool {
         Pool {
             len,
@@ -22,7 +22,8 @@ impl Pool {
         }
     }
 
-    /// One of them, if there is one left; what it holds is what its last user left there.
+    /// Takes a buffer, or returns `None` if all are in use. The buffer still has the contents of
+    /// its previous use.
     pub(crate) fn take(&mut self) -> io::Result<Option<Pages>> {
         if let Some(pages) = self.free.pop() {
             return Ok(Some(pages));

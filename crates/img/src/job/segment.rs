@@ -1,35 +1,35 @@
-//! What the parts of a disk are.
+//! Allocation states of the parts of a disk.
 
 use crate::error::Error;
 use std::ops::Range;
 
-/// What is known of a part of a disk.
+/// Allocation state of a part of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It has to be read.
+    /// Contains data that has to be read.
     Data,
-    /// It reads as zeroes, and an image says so.
+    /// Reads as zeroes, because an image records zeroes there.
     Zero,
-    /// It reads as zeroes, since nothing is there.
+    /// Reads as zeroes, because nothing is allocated there.
     Hole,
-    /// None of the images that were looked at decides.
+    /// Not allocated in any of the examined images; a lower image of the chain decides.
     Below,
 }
 
 impl State {
-    /// Whether it is known to read as zeroes.
+    /// Returns whether the part is known to read as zeroes.
     pub fn is_zero(self) -> bool {
         matches!(self, State::Zero | State::Hole)
     }
 }
 
-/// A part of a disk that is all alike.
+/// A part of a disk with a single allocation state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// In bytes of the disk.
+    /// Range in bytes of the disk.
     pub range: Range<u64>,
     pub state: State,
 }
 
-/// The parts of a disk, in order and without gaps.
+/// Iterator over the segments of a disk, in order and without gaps.
 pub type Segments<'a> = Box<dyn Iterator<Item = Result<Segment, Error>> + 'a>;

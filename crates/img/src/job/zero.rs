@@ -1,9 +1,10 @@
-//! Zeroes among data.
+//! Detects zeroes within data.
 
 use fathom_core::is_zero;
 
-/// Whether bytes begin with zeroes, and how many of them are like the first: whole granules of the disk, in
-/// which they are at `start`. With a granule of 0 all are data.
+/// Returns whether the first granule of `bytes` is all zeroes, and the length of the run of
+/// granules like it. `start` is the offset of `bytes` in the disk, which aligns the granules. With
+/// a granule of 0, all bytes count as data.
 pub(crate) fn run_of(bytes: &[u8], start: u64, granule: u64) -> (bool, u64) {
     let len = bytes.len() as u64;
     if granule == 0 {
@@ -35,7 +36,7 @@ mod tests {
         bytes[50] = 1;
         assert_eq!(run_of(&bytes, 0, 10), (true, 50));
         assert_eq!(run_of(&bytes[50..], 50, 10), (false, 10));
-        // The granules are the disk's.
+        // Granules are aligned in the disk, not in the buffer.
         assert_eq!(run_of(&bytes, 5, 10), (true, 45));
         assert_eq!(run_of(&bytes, 0, 64), (false, 64));
         assert_eq!(run_of(&bytes, 0, 0), (false, 100));
