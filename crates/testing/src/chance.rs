@@ -1,19 +1,21 @@
-//! Tests in which chance has a part: they measure, or something else uses the machine meanwhile.
+//! Repeats tests whose outcome depends on chance, because they measure times or share the machine
+//! with other work.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// The number of failures beyond successes that fails the test.
+/// Number by which failures must exceed successes to fail the test.
 const MORE: u32 = 4;
 
-/// Repeats `attempt`, which panics if it finds something wrong, until it has succeeded once more often than it has
-/// failed. Fails when it has failed [four](MORE) times more often than it has succeeded.
+/// Repeats `attempt`, which panics on a failure, until it has succeeded once more than it has
+/// failed. Fails when failures exceed successes by [four](MORE).
 ///
-/// Write the attempt such that it succeeds in 95 of 100 cases on any machine. Then this fails without a reason in fewer
-/// than 1 of 100,000 runs: a random walk with these steps gets to -4 before it gets to +1 with a probability of 7e-6. If
-/// something is wrong such that attempts succeed in 5 of 100 cases, it is overlooked in 5 of 100 runs.
+/// An attempt must succeed in at least 95 of 100 cases on any machine. Then fewer than 1 of 100,000
+/// runs fail without a defect: a random walk with these steps reaches -4 before +1 with a
+/// probability of 7e-6. A defect that lets only 5 of 100 attempts succeed is missed in 5 of 100
+/// runs.
 ///
 /// # Panics
-/// With what the last attempt has panicked with.
+/// With the panic of the last attempt.
 pub fn decide(mut attempt: impl FnMut()) {
     let mut failures = 0;
     loop {
@@ -36,7 +38,8 @@ mod tests {
     use super::decide;
     use std::panic::catch_unwind;
 
-    /// How many attempts are made of which these succeed, and whether that is a success.
+    /// Returns how many attempts are made if they have these results, and whether the decision is
+    /// success.
     fn decided(succeed: &[bool]) -> (usize, bool) {
         let mut made = 0;
         let attempt = || {

@@ -1,5 +1,5 @@
-//! What tests of several crates have in common: how they wait, what randomized tests count, and directories for other programs'
-//! files. Nothing else uses this crate.
+//! Helpers for the tests of several crates: waiting for events, counters for randomized tests, and
+//! directories for other programs' files. Only tests use this crate.
 
 mod chance;
 mod memory_dir;

@@ -1,4 +1,4 @@
-//! A directory in memory, and programs that run in it.
+//! A temporary directory in memory, and a runner for programs in it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,13 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-/// A temporary directory. It is in memory where `/dev/shm` exists, as programs such as cryptsetup flush all they write.
+/// A temporary directory. It is in memory if `/dev/shm` exists, because programs such as cryptsetup
+/// flush everything they write.
 #[derive(Debug)]
 pub struct MemoryDir(TempDir);
 
 impl MemoryDir {
-    /// Makes an empty directory.
+    /// Creates an empty directory.
     #[allow(
         clippy::new_without_default,
         reason = "an empty directory is no default"

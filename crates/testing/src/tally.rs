@@ -1,20 +1,21 @@
-//! What randomized tests share with `make torture`: counts of what they have tried, and until when they try more.
+//! Interface between randomized tests and `make torture`: counters of what the tests have tried,
+//! and the time at which they stop.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What is counted.
+/// Kind of event that a randomized test counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tried {
     /// Requests whose replies and data were checked.
     Requests,
     /// Servers that were killed in the middle of their work.
     Kills,
-    /// Images looked at as a power cut may leave them.
+    /// Images checked in a state that a power cut may leave.
     PowerCuts,
-    /// Runs in which operations of the storage failed.
+    /// Test runs in which storage operations failed.
     StorageErrors,
     /// Hostile or damaged inputs.
     HostileInputs,
@@ -34,7 +35,8 @@ impl Tried {
         }
     }
 
-    /// Adds a line `NAME NUMBER` to the file that `FATHOM_TALLY` names. Without that variable, does nothing.
+    /// Appends a line `NAME NUMBER` to the file named by the environment variable `FATHOM_TALLY`.
+    /// Does nothing without that variable.
     ///
     /// # Panics
     /// If the file cannot be written.
@@ -46,7 +48,7 @@ impl Tried {
             Some(opened.unwrap_or_else(|error| panic!("FATHOM_TALLY: {}: {error}", path.display())))
         });
         if let Some(mut file) = file.as_ref() {
-            // One write: the lines of several threads and programs stay whole.
+            // Use a single write, so that lines of several threads and processes do not mix.
             let line = format!("{} {number}\n", self.name());
             file.write_all(line.as_bytes())
                 .expect("the tally is written");
@@ -54,11 +56,11 @@ impl Tried {
     }
 }
 
-/// Whether the time is past that `FATHOM_UNTIL` says, in seconds since 1970: a test begins nothing more then. False without
-/// that variable.
+/// Returns whether the time in the environment variable `FATHOM_UNTIL`, in seconds since 1970, is
+/// over. A test then starts no further attempt. Returns `false` without that variable.
 ///
 /// # Panics
-/// If it is no number.
+/// If the variable is not a number.
 pub fn is_time_up() -> bool {
     static UNTIL: OnceLock<Option<u64>> = OnceLock::new();
     let until = UNTIL.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! How tests wait: for events, with one limit for all of them, which only a hang reaches.
+//! Waits for events in tests. All waits have the same timeout, which only a hang reaches.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -6,12 +6,12 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How long a test waits for an event. Many times what it takes on a machine that is busy with other things.
+/// Timeout for an event in a test. Many times longer than any event takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(180);
-/// Time between two looks at what is waited for.
+/// Interval between two polls.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// The end of a wait.
+/// Deadline of a wait.
 #[derive(Debug)]
 pub struct Deadline<'a> {
     what: &'a str,
@@ -19,15 +19,17 @@ pub struct Deadline<'a> {
 }
 
 impl<'a> Deadline<'a> {
-    /// For a wait that begins now; `what` completes "waited in vain for".
+    /// Starts a wait. `what` names the event, and completes the message "waited in vain for".
     #[must_use]
     pub fn new(what: &'a str) -> Deadline<'a> {
         let at = Instant::now() + PATIENCE;
         Deadline { what, at }
     }
 
+    /// Panics if the deadline has passed.
+    ///
     /// # Panics
-    /// If the time is over, with [what all threads do](threads_of).
+    /// If the deadline has passed. The message contains [the states of all threads](threads_of).
     pub fn check(&self) {
         if Instant::now() > self.at {
             let threads = threads_of(std::process::id());
@@ -35,10 +37,11 @@ impl<'a> Deadline<'a> {
         }
     }
 
-    /// Like [`check`](Deadline::check); `seen` adds what the last look showed.
+    /// Like [`check`](Deadline::check); `seen` returns the last observation for the message.
     ///
     /// # Panics
-    /// If the time is over, with that and [what all threads do](threads_of).
+    /// If the deadline has passed. The message contains `seen` and [the states of all
+    /// threads](threads_of).
     pub fn check_with(&self, seen: impl FnOnce() -> String) {
         if Instant::now() > self.at {
             let (seen, threads) = (seen(), threads_of(std::process::id()));
@@ -46,7 +49,7 @@ impl<'a> Deadline<'a> {
         }
     }
 
-    /// Sleeps until it is time to look again.
+    /// Sleeps until the next poll.
     ///
     /// # Panics
     /// Like [`check`](Deadline::check).
@@ -56,10 +59,10 @@ impl<'a> Deadline<'a> {
     }
 }
 
-/// Waits until `probe` finds what it looks for, and returns that.
+/// Polls `probe` until it returns a value, and returns that value.
 ///
 /// # Panics
-/// After [`PATIENCE`], with [what all threads do](threads_of).
+/// After [`PATIENCE`]. The message contains [the states of all threads](threads_of).
 pub fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let deadline = Deadline::new(what);
     loop {
@@ -70,7 +73,7 @@ pub fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Waits until `is_so`.
+/// Polls `is_so` until it returns `true`.
 ///
 /// # Panics
 /// Like [`eventually`].
@@ -78,8 +81,8 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     eventually(what, || is_so().then_some(()));
 }
 
-/// All threads of a process and of its descendants, a line each: state, place in the kernel, system call and, where
-/// that may be read, kernel stack.
+/// Describes all threads of a process and of its descendants, one line per thread. A line contains
+/// the thread's state, wait channel, system call and, if readable, kernel stack.
 #[must_use]
 pub fn threads_of(process: u32) -> String {
     let mut said = String::new();
@@ -107,7 +110,7 @@ pub fn threads_of(process: u32) -> String {
     said
 }
 
-/// A file of /proc on one line; nothing if it cannot be read.
+/// Reads a file of /proc as a single line. Returns an empty string if the file cannot be read.
 fn line(path: &Path) -> String {
     let bytes = fs::read(path).unwrap_or_default();
     String::from_utf8_lossy(&bytes).replace(['\0', '\n'], " ")
