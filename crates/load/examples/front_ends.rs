@@ -1,6 +1,7 @@
-//! Random reads of many disks by one process: `front_ends QUEUES DEPTH SOCKET...` is as many front-ends as
-//! there are sockets, for an hour or until it is killed. A process for each of them would cost the kernel more than one
-//! with the same number of queues, which is what `tools/bench/pools.py` compares it with.
+//! Random reads from many disks by one process: `front_ends QUEUES DEPTH SOCKET...` runs a
+//! front-end per socket, for an hour or until it is killed. A process per front-end would cost the
+//! kernel more than one process with the same number of queues. `tools/bench/pools.py` compares
+//! this program with the latter.
 
 use fathom_load::{Load, Options, Result, Rw, Target, VhostUser, run};
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! A server that does nothing and spins, to see what the load generator itself
-//! can do: `ideal_server SOCKET [CPU]`, then `bench --vhost-user SOCKET`.
+//! A server that completes requests without I/O and polls its rings. It shows the maximum
+//! performance of the load generator. Usage: `ideal_server SOCKET [CPU]`, then `bench --vhost-user
+//! SOCKET`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,10 +14,10 @@ mod support;
 
 use support::{EVENT_IDX, INDIRECT, Serve, VERSION_1, Vring};
 
-/// One terabyte of nothing.
+/// A disk of 1 TiB without contents.
 struct Ideal;
 
-/// Translates addresses of the one region that there is.
+/// Translates guest addresses in the only memory region.
 struct View {
     base: *const u8,
     guest: u64,
@@ -75,7 +76,7 @@ impl Serve for Ideal {
         let view = View::new(&ring);
         let n = u64::from(ring.size);
         let (mut next, mut used) = (ring.base, ring.base);
-        // No kicks: the avail event is never reached.
+        // Suppress kicks: the avail index never reaches this event.
         view.u16(ring.used + 4 + 8 * n)
             .store(ring.base.wrapping_sub(1), Ordering::Relaxed);
         while !stop.load(Ordering::Relaxed) {
@@ -103,7 +104,7 @@ impl Serve for Ideal {
     }
 }
 
-/// Reads header and table as a real server must, and says OK.
+/// Reads the header and the table, like a real server, and reports success.
 fn complete(view: &View, ring: &Vring, head: u16, used: u16) {
     let desc = ring.desc + 16 * u64::from(head);
     let table = view.u64(desc).load(Ordering::Relaxed);

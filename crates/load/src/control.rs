@@ -1,22 +1,22 @@
-//! What the supervising thread and the workers tell each other.
+//! Shared state of the supervising thread and the workers.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// Where a run is. Workers look at it once per batch.
+/// Phase of a run. Workers read it once per batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
-    /// Load that is not counted.
+    /// Send requests that are not counted.
     Ramp,
-    /// Load that is counted.
+    /// Send requests that are counted.
     Measure,
-    /// No new requests; what is in flight ends, and verification follows.
+    /// Send no new requests. Requests in flight complete, and verification follows.
     Stop,
-    /// Give up at once: somebody failed.
+    /// Stop at once, because a worker or the supervisor has failed.
     Abort,
 }
 
-/// One line of the cache per worker, so that they do not disturb each other.
+/// State of one worker, aligned to cache lines of its own to avoid false sharing.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Seat {
@@ -26,7 +26,7 @@ pub struct Seat {
     finished: AtomicBool,
 }
 
-/// Shared by all threads of a run.
+/// State shared by all threads of a run.
 #[derive(Debug)]
 pub struct Control {
     phase: AtomicU8,
@@ -34,20 +34,19 @@ pub struct Control {
 }
 
 impl Seat {
-    /// Requests completed so far and those in flight.
+    /// Publishes the number of completed requests and the number in flight.
     #[inline(always)]
     pub fn publish(&self, completed: u64, in_flight: u32) {
         self.completed.store(completed, Ordering::Relaxed);
         self.in_flight.store(in_flight, Ordering::Relaxed);
     }
 
-    /// The worker's measured window has ended.
+    /// Records that the worker's measured window has ended.
     pub fn close_window(&self) {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// Says that the worker will not do anything more, when the guard is
-    /// dropped: whatever ends it.
+    /// Returns a guard that marks the worker as finished when it is dropped, for any reason.
     pub fn finish_on_drop(&self) -> FinishGuard<'_> {
         FinishGuard(self)
     }
@@ -93,7 +92,7 @@ impl Control {
         }
     }
 
-    /// Moves on; an abort is final.
+    /// Advances to a later phase. An abort is final.
     pub fn set_phase(&self, phase: Phase) {
         self.phase.fetch_max(phase as u8, Ordering::Relaxed);
     }

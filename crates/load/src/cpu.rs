@@ -1,4 +1,4 @@
-//! CPU time and CPU numbers.
+//! CPU time and CPU lists.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,13 +8,13 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::{Error, Result};
 
-/// CPU time of the calling thread in ns.
+/// Returns the CPU time of the calling thread in ns.
 pub fn thread_ns() -> u64 {
     let t = clock_gettime(ClockId::ThreadCPUTime);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// Pins the calling thread.
+/// Pins the calling thread to a CPU.
 pub fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     if cpu >= CpuSet::MAX_CPU {
@@ -28,7 +28,7 @@ pub fn pin(cpu: usize) -> Result<()> {
     })
 }
 
-/// Parses `0,2-5` as taskset does.
+/// Parses a CPU list such as `0,2-5`, in the syntax of taskset.
 pub fn parse_list(text: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for part in text.split(',') {
@@ -42,15 +42,15 @@ pub fn parse_list(text: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-/// CPU time of every thread of a process at one moment.
+/// CPU time of every thread of a process at one point in time.
 #[derive(Clone, Debug, Default)]
 pub struct ProcessCpu {
     threads: HashMap<String, u64>,
 }
 
 impl ProcessCpu {
-    /// Reads `/proc/PID/task/*/schedstat`, whose first field is the time on a
-    /// CPU in ns. None: the process is gone, or hidden.
+    /// Reads the first field of `/proc/PID/task/*/schedstat`, the time on a CPU in ns. Returns
+    /// `None` if the process has exited or is not visible.
     pub fn read(pid: u32) -> Option<ProcessCpu> {
         let mut threads = HashMap::new();
         for task in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
@@ -62,7 +62,7 @@ impl ProcessCpu {
         (!threads.is_empty()).then_some(ProcessCpu { threads })
     }
 
-    /// CPU time from `earlier` to `self`, of the threads that still live.
+    /// Returns the CPU time in ns between `earlier` and `self`, of the threads that still exist.
     pub fn since(&self, earlier: &ProcessCpu) -> u64 {
         let spent = |(tid, now): (&String, &u64)| {
             now.saturating_sub(earlier.threads.get(tid).copied().unwrap_or(0))
@@ -89,7 +89,7 @@ mod tests {
         let pid = std::process::id();
         let (before, mine) = (ProcessCpu::read(pid).unwrap(), thread_ns());
         while thread_ns() - mine < 50_000_000 {}
-        // The kernel brings a running thread's figure up to date at its ticks.
+        // The kernel updates the figure of a running thread only at timer ticks.
         let spent = ProcessCpu::read(pid).unwrap().since(&before);
         assert!(spent > 30_000_000, "{spent}");
     }

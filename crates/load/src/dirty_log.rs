@@ -1,4 +1,4 @@
-//! The dirty log of a live migration, and the check that it is complete.
+//! The dirty log of a live migration, and a check that it is complete.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use crate::error::{Error, Result};
 use crate::memory::{GUEST_BASE, GuestMemory, Mapping, PAGE};
 
-/// One bit per guest page in a memfd of its own.
+/// A dirty log: one bit per guest page, in a memfd of its own.
 #[derive(Debug)]
 pub struct DirtyLog {
     file: File,
@@ -19,7 +19,7 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// A clear log that reaches to the end of `memory`.
+    /// Creates a clear log that covers `memory`.
     pub fn new(memory: &GuestMemory) -> Result<DirtyLog> {
         let pages = (GUEST_BASE as usize + memory.map().len()).div_ceil(PAGE);
         let len = pages.div_ceil(8).next_multiple_of(PAGE);
@@ -32,12 +32,12 @@ impl DirtyLog {
         })
     }
 
-    /// Bytes of the log.
+    /// Returns the size of the log in bytes.
     pub fn len(&self) -> usize {
         self.map.len()
     }
 
-    /// The memfd, for the server.
+    /// Returns the memfd, to pass it to the server.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -60,17 +60,17 @@ impl DirtyLog {
     }
 }
 
-/// A server may mark a page just after it has made the completion visible: the
-/// log only has to be right once the device stands still.
+/// Timeout for a mark to appear in an idle log. A server may mark a page shortly after it has made
+/// the completion visible.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The pages that one queue has seen written since its last check.
+/// The pages that the device has written in one queue since its last check.
 #[derive(Debug)]
 pub struct LogCheck {
     log: Arc<DirtyLog>,
     queue: usize,
     expected: Vec<(u64, &'static str)>,
-    /// Whether a page is in `expected`, by page of the region.
+    /// Whether each page of the region is in `expected`.
     listed: Vec<bool>,
     checked: u64,
 }
@@ -86,7 +86,7 @@ impl LogCheck {
         }
     }
 
-    /// The device has written `len` bytes at `offset` of the region.
+    /// Records that the device has written `len` bytes at `offset` of the region.
     pub fn expect(&mut self, offset: usize, len: usize, what: &'static str) {
         for page in offset / PAGE..(offset + len).div_ceil(PAGE) {
             if !std::mem::replace(&mut self.listed[page], true) {
@@ -96,8 +96,8 @@ impl LogCheck {
         }
     }
 
-    /// Nothing is in flight: every expected page must be marked. Then the marks
-    /// are cleared, so that the next check sees new ones.
+    /// Checks that every expected page is marked, and clears the marks for the next check. Must be
+    /// called when no request is in flight.
     pub fn check(&mut self) -> Result<()> {
         let end = Instant::now() + GRACE;
         for (page, what) in self.expected.drain(..) {
@@ -118,7 +118,7 @@ impl LogCheck {
         Ok(())
     }
 
-    /// Pages that were found marked so far.
+    /// Returns the number of pages found marked so far.
     pub fn checked(&self) -> u64 {
         self.checked
     }

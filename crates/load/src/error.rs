@@ -1,4 +1,4 @@
-//! What can go wrong, each as one line that says what was found.
+//! Errors of a load. Each is one line that describes the problem.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,14 +7,14 @@ use std::time::Duration;
 /// The result of every fallible function of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// One kind per cause. The text is complete and names the cause, so that there is
-/// no `source` for a caller to print again.
+/// Error of a load, one variant per cause. The text is complete and includes the cause, so `source`
+/// returns `None`.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The options contradict each other or the disk.
     #[error("{0}")]
     Options(String),
-    /// Nobody listens on the socket, or it may not be opened.
+    /// No process listens on the socket, or the socket cannot be opened.
     #[error("cannot connect to {}: {}", path.display(), fathom_units::cause(cause))]
     Connect { path: PathBuf, cause: io::Error },
     /// The server lacks a feature that the options ask for.
@@ -23,31 +23,31 @@ pub enum Error {
         feature: &'static str,
         hint: &'static str,
     },
-    /// A vhost-user message failed; `what` is its name in the specification.
+    /// A vhost-user message failed. `what` is its name in the specification.
     #[error("{what} failed: {}", fathom_units::cause(cause))]
     Message {
         what: &'static str,
         cause: vhost::Error,
     },
-    /// The server closed the connection instead of a reply.
+    /// The server closed the connection instead of replying.
     #[error("{what}: the server closed the connection without a reply; see its log")]
     HungUp { what: &'static str },
-    /// The server did not answer in time.
+    /// The server did not reply in time.
     #[error("{what}: no reply within {} s; the server may be waiting for its storage", limit.as_secs())]
     Late { what: &'static str, limit: Duration },
-    /// The server broke the virtqueue's or the protocol's rules.
+    /// The server violated the virtqueue specification or the vhost-user protocol.
     #[error("queue {queue}: {what}")]
     Device { queue: usize, what: String },
-    /// An NBD server did not let the client in.
+    /// The NBD handshake failed.
     #[error("NBD handshake: {0}")]
     Handshake(String),
-    /// An NBD server broke the protocol's rules.
+    /// An NBD server violated the protocol.
     #[error("connection {connection}: the server broke the NBD protocol: {what}")]
     Connection { connection: usize, what: String },
-    /// The server went away and reconnecting was not asked for, or took too long.
+    /// The server disconnected, and reconnecting was not requested or took too long.
     #[error("{0}")]
     Gone(String),
-    /// A request ended with an error.
+    /// A request failed.
     #[error("{op} of {len} bytes at offset {offset} failed: {status}")]
     Request {
         op: &'static str,
@@ -55,7 +55,7 @@ pub enum Error {
         len: u32,
         status: String,
     },
-    /// Data read is not the data written.
+    /// Data that was read is not the data that was written.
     #[error("verify: block {block} (offset {offset}): expected {expected}, found {found}")]
     Verify {
         block: u64,
@@ -63,10 +63,10 @@ pub enum Error {
         expected: String,
         found: String,
     },
-    /// A file system has no room for what is to be written.
+    /// A file system has no space for the files to be written.
     #[error("{0}")]
     Full(String),
-    /// Somebody else has changed the files of a load.
+    /// Another process has changed the files of a load.
     #[error("{0}")]
     Changed(String),
     /// A file does not contain what was written to it.
@@ -76,7 +76,7 @@ pub enum Error {
         offset: u64,
         found: String,
     },
-    /// fio failed, or its report is not what it should be.
+    /// fio failed, or its report has an unexpected form.
     #[error("fio: {0}")]
     Fio(String),
     /// A page that the server wrote is not marked in the dirty log.
@@ -92,13 +92,13 @@ pub enum Error {
     /// A system call failed.
     #[error("{what}: {}", fathom_units::cause(cause))]
     Os { what: String, cause: io::Error },
-    /// Another worker failed; its own error is the one to show.
+    /// Another worker failed, and its error is the one to report.
     #[error("stopped because another queue failed")]
     Aborted,
 }
 
 impl Error {
-    /// A failed system call, with what was being done.
+    /// Creates an error for a failed system call. `what` names the failed action.
     pub fn os(what: impl Into<String>, cause: impl Into<io::Error>) -> Self {
         Error::Os {
             what: what.into(),

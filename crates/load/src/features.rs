@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// One feature bit with its name.
+/// A feature bit and its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Feature {
     bit: u32,
@@ -48,22 +48,22 @@ impl Feature {
         Feature { bit, name }
     }
 
-    /// The bit's value.
+    /// Returns the mask of the bit.
     pub const fn mask(self) -> u64 {
         1 << self.bit
     }
 
-    /// Whether `features` has it.
+    /// Returns whether `features` contains this bit.
     pub const fn is_in(self, features: u64) -> bool {
         features & self.mask() != 0
     }
 
-    /// Its name in the specification, without prefix.
+    /// Returns the name in the specification, without prefix.
     pub const fn name(self) -> &'static str {
         self.name
     }
 
-    /// The names of the bits set; unnamed ones as `bitN`.
+    /// Returns the names of all set bits. Unknown bits are named `bitN`.
     pub fn names(features: u64) -> Vec<String> {
         let name = |bit: u32| {
             let known = Feature::NAMED.iter().find(|f| f.bit == bit);
@@ -76,10 +76,10 @@ impl Feature {
     }
 }
 
-/// `struct virtio_blk_config` up to write-zeroes.
+/// `struct virtio_blk_config`, up to the write-zeroes fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BlockConfig {
-    /// In 512-byte sectors.
+    /// Capacity in 512-byte sectors.
     pub capacity: u64,
     pub size_max: u32,
     pub seg_max: u32,
@@ -99,10 +99,10 @@ pub struct BlockConfig {
 }
 
 impl BlockConfig {
-    /// Bytes that are read: every server since 2018 has them.
+    /// Number of bytes to read from the configuration space. Every server since 2018 provides them.
     pub const LEN: usize = 60;
 
-    /// Reads the little-endian fields; what is missing is zero.
+    /// Parses the little-endian fields. Missing bytes count as zero.
     pub fn parse(bytes: &[u8]) -> BlockConfig {
         let mut b = [0u8; BlockConfig::LEN];
         let n = bytes.len().min(b.len());

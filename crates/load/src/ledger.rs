@@ -1,10 +1,9 @@
-//! What every block of the verified area should contain.
+//! The expected contents of every block of the verified area.
 //!
-//! Two generations per block: the last one that completed, and one that was
-//! sent and has not completed. The second stays when the run is cut short, so
-//! that a later run knows that the block may be either. With a state file the
-//! ledger is that file, mapped: it is right at every instant, even when this
-//! process is killed.
+//! The ledger has two generations per block: the last completed write, and a write in flight. If
+//! the run ends early, the write in flight stays recorded, and a later run knows that the block may
+//! have either generation. A ledger with a state file is a mapping of that file. It is valid at any
+//! time, even if this process is killed.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
@@ -17,32 +16,33 @@ use crate::memory::Mapping;
 use crate::pattern::{FIRST, Generation, UNKNOWN};
 use crate::workload::{Range, mix};
 
-/// One block.
+/// Expected contents of a block.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The last write that completed.
+    /// Generation of the last completed write.
     pub completed: Generation,
-    /// A write that was sent and not completed; 0: none.
+    /// Generation of a write that was sent and has not completed. 0: none.
     pub pending: Generation,
 }
 
-/// What the ledger is about; all of it must agree to use a state file again.
+/// The area that a ledger describes. A state file can be reused only for the same area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Area {
-    /// Bytes per block.
+    /// Size of a block in bytes.
     pub block: u32,
-    /// First byte.
+    /// Offset of the area on the disk in bytes.
     pub offset: u64,
     pub blocks: u64,
 }
 
 const HEADER_LEN: usize = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"FATHOMV1");
-/// A thousand million blocks are 8 GiB of ledger: surely a mistake.
+/// Maximum number of blocks. More blocks need a ledger of more than 8 GiB, which is probably a
+/// mistake.
 const MAX_BLOCKS: u64 = 1 << 30;
 
-/// First bytes of a state file.
+/// Header at the start of a state file.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
@@ -53,30 +53,31 @@ struct Header {
     blocks: u64,
 }
 
-/// All blocks.
+/// The expected contents of all blocks.
 #[derive(Debug)]
 pub struct Ledger {
     map: Mapping,
     blocks: usize,
     seed: u64,
     area: Area,
-    /// Holds the lock; none for a ledger in memory.
+    /// Holds the lock of the state file. `None` for a ledger in memory.
     _file: Option<Locked>,
 }
 
-/// A file that nobody else uses until this is dropped.
+/// A file that is locked exclusively until this object is dropped.
 #[derive(Debug)]
 struct Locked(File);
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // (A child that was forked meanwhile has the file, and with it the lock, until its exec.)
+        // Unlock explicitly: a child process forked meanwhile shares the file and its lock until
+        // exec.
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
 
 impl Ledger {
-    /// A ledger that is forgotten at the end.
+    /// Creates a ledger that is not saved.
     pub fn in_memory(area: Area) -> Result<Ledger> {
         let len = file_len(&area)?;
         Ok(Ledger {
@@ -88,7 +89,7 @@ impl Ledger {
         })
     }
 
-    /// Opens or creates the state file.
+    /// Opens or creates the state file, and locks it.
     pub fn open(path: &Path, area: Area) -> Result<Ledger> {
         let state = |what: String| Error::State {
             path: path.to_owned(),
@@ -142,15 +143,15 @@ impl Ledger {
         })
     }
 
-    /// Splits the ledger into the parts of the queues, which follow each other.
+    /// Splits the ledger into the consecutive parts of the queues.
     pub fn split(&mut self, ranges: &[Range]) -> Vec<Part<'_>> {
         let entries: *mut Entry = self
             .map
             .at(HEADER_LEN, self.blocks * size_of::<Entry>())
             .cast();
-        // SAFETY: the array is inside the mapping and aligned, any bytes are
-        // valid entries, `self` is borrowed mutably for as long as the parts
-        // live, and other processes are kept away by the lock.
+        // SAFETY: the array is inside the mapping and aligned, and any bytes are valid entries.
+        // `self` is borrowed mutably for as long as the parts live, and the lock keeps other
+        // processes away.
         let mut rest = unsafe { std::slice::from_raw_parts_mut(entries, self.blocks) };
         let next = rest.iter().flat_map(|e| [e.completed, e.pending]).max();
         let next = after(next.unwrap_or(UNKNOWN));
@@ -170,7 +171,7 @@ impl Ledger {
     }
 }
 
-/// The generation after `g`.
+/// Returns the generation after `g`.
 fn after(g: Generation) -> Generation {
     g.checked_add(1).unwrap_or(FIRST).max(FIRST)
 }
@@ -185,7 +186,7 @@ fn file_len(area: &Area) -> Result<usize> {
     Ok(HEADER_LEN + area.blocks as usize * size_of::<Entry>())
 }
 
-/// Unlike any earlier run's, whose blocks may still be on the disk.
+/// Returns a seed that differs from those of earlier runs, whose blocks may still be on the disk.
 fn fresh_seed() -> u64 {
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
@@ -193,7 +194,7 @@ fn fresh_seed() -> u64 {
     mix(now ^ u64::from(std::process::id()) << 40)
 }
 
-/// One queue's blocks.
+/// The part of the ledger for the blocks of one queue.
 #[derive(Debug)]
 pub struct Part<'a> {
     entries: &'a mut [Entry],
@@ -204,17 +205,17 @@ pub struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// The patterns' seed.
+    /// Returns the seed of the patterns.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// First sector of a block, the number that its pattern carries.
+    /// Returns the number of a block's first sector, which is part of its pattern.
     pub fn sector(&self, block: u64) -> u64 {
         self.offset(block) / u64::from(crate::options::SECTOR)
     }
 
-    /// First byte of a block on the disk.
+    /// Returns the offset of a block on the disk in bytes.
     pub fn offset(&self, block: u64) -> u64 {
         self.area.offset + block * u64::from(self.area.block)
     }
@@ -223,12 +224,12 @@ impl Part<'_> {
         &mut self.entries[(block - self.first) as usize]
     }
 
-    /// What the block should be.
+    /// Returns the expected contents of a block.
     pub fn entry(&self, block: u64) -> Entry {
         self.entries[(block - self.first) as usize]
     }
 
-    /// A write is about to be sent; returns the generation to write.
+    /// Records that a write will be sent. Returns the generation to write.
     pub fn start_write(&mut self, block: u64) -> Generation {
         let generation = self.next;
         self.next = after(generation);
@@ -236,18 +237,18 @@ impl Part<'_> {
         generation
     }
 
-    /// A write of `generation` (or zeroes) is about to be sent.
+    /// Records that a write of `generation`, or of zeroes, will be sent.
     pub fn start(&mut self, block: u64, generation: Generation) {
         let entry = self.entry_mut(block);
         if entry.pending != UNKNOWN {
-            // An earlier write was never answered: three contents are possible
-            // until this one completes.
+            // An earlier write is still pending, so the block may have three different contents
+            // until this write completes.
             entry.completed = UNKNOWN;
         }
         entry.pending = generation;
     }
 
-    /// The block is being discarded: from now on anything may be there.
+    /// Records that the block is being discarded: from now on it may have any contents.
     pub fn forget(&mut self, block: u64) {
         *self.entry_mut(block) = Entry {
             completed: UNKNOWN,
@@ -255,14 +256,14 @@ impl Part<'_> {
         };
     }
 
-    /// The block's write has completed.
+    /// Records that the block's write has completed.
     pub fn complete(&mut self, block: u64) {
         let entry = self.entry_mut(block);
         entry.completed = entry.pending;
         entry.pending = UNKNOWN;
     }
 
-    /// The first block from `from` on whose contents are known.
+    /// Returns the first block at or after `from` whose contents are known.
     pub fn next_known(&self, from: u64) -> Option<u64> {
         let skip = from.saturating_sub(self.first) as usize;
         let found = self

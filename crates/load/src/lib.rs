@@ -1,20 +1,20 @@
-//! A load generator that speaks vhost-user-blk and NBD, and the same load on a
-//! file.
+//! A load generator for vhost-user-blk servers, NBD servers and files.
 //!
-//! [`run`] plays the front-end without a virtual machine: the driver's side of
-//! split virtqueues in shared memory, one thread per queue, made to cost as
-//! little as possible, so that what is measured is the server. The same loop
-//! drives connections to an NBD server, in batches, and a file through io_uring
-//! or pread, which gives the host's own figure.
+//! [`run`] acts as a vhost-user front-end without a virtual machine. It implements the driver's
+//! side of split virtqueues in shared memory, with one thread per queue. It uses as little CPU time
+//! as possible, so that the measurement shows the server. The same loop drives connections to an
+//! NBD server, in batches, and a file through io_uring, Linux AIO or pread. The load on a file
+//! gives the host's own figure.
 //!
-//! With [`options::Load::verify`] every block carries what, where and when it
-//! is, and lost, stale, torn and misplaced data is found, also over the death
-//! of the server and in a later run.
+//! With [`options::Load::verify`], every block records its run, position and generation. The
+//! check finds lost, stale, torn and misplaced data, even after the server was killed or in a later
+//! run.
 //!
-//! [`files`] has loads on the files of a mounted file system.
+//! [`files`] contains loads on the files of a mounted file system.
 //!
-//! This crate does not use the code of the server under test, whose mistakes it would share. NBD's
-//! constants and QEMU's image locks are exceptions, because other programs check them.
+//! This crate does not use the code of the server under test, because it would share that code's
+//! mistakes. NBD's constants and QEMU's image locks are exceptions, because other programs check
+//! them.
 
 pub mod error;
 pub mod files;
@@ -53,15 +53,15 @@ pub use report::{Direction, Latency, Report};
 pub use run::Progress;
 pub use server::{ServerInfo, info};
 
-// Rings and the configuration space are little-endian; so is every host that
-// this runs on, and the code takes advantage of it.
+// Rings and the configuration space are little-endian. This code relies on the host being
+// little-endian, too.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// Runs a load. `progress` is called about twice a second.
+/// Runs a load. Calls `progress` about twice a second.
 ///
 /// # Errors
-/// The first thing that went wrong, in one line: options that cannot work, a
-/// feature that the server refuses, a request that failed, data that is wrong.
+/// The first error of the run: invalid options, a feature that the server does not offer, a failed
+/// request, or wrong data.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&Progress)) -> Result<Report> {
     options.validate()?;
     match &options.target {

@@ -1,6 +1,7 @@
-//! The loop: reap, account, fill, submit; wait when there was nothing to reap.
+//! The load loop: handles completions, accounts for them, submits new requests, and waits if no
+//! request has completed.
 //!
-//! It allocates nothing and reads the clock twice per batch.
+//! The loop does not allocate memory, and it reads the clock twice per batch.
 
 use std::time::Duration;
 
@@ -15,37 +16,37 @@ use crate::port::{Counters, Done, Op, Port};
 use crate::verify::{Checker, Verified};
 use crate::workload::{Range, Workload};
 
-/// A request in flight, or a free slot.
+/// A slot, which is free or holds a request in flight.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// In ticks of [`Clock`].
+    /// Time of submission in ticks of [`Clock`].
     sent: u64,
     offset: u64,
     op: Op,
     busy: bool,
 }
 
-/// What one worker measured.
+/// Measurements of one worker.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// Completed requests by [`Op`].
+    /// Latencies of completed requests, indexed by [`Op`].
     pub latency: [Counts<FINE>; 5],
-    /// All requests that ended, in the window or not.
+    /// Number of all completed requests, including those outside the measured window.
     pub completed: u64,
-    /// Requests that failed and were tolerated.
+    /// Number of failed requests that were tolerated.
     pub errors: u64,
-    /// Length of the measured window, in ticks.
+    /// Length of the measured window in ticks.
     pub window: u64,
-    /// This thread's CPU time in the window, in ns.
+    /// CPU time of this thread in the measured window, in ns.
     pub cpu_ns: u64,
     pub kicks: u64,
     pub calls: u64,
     pub verified: Option<Verified>,
-    /// Pages found marked in the dirty log.
+    /// Number of pages found marked in the dirty log.
     pub log_pages: u64,
 }
 
-/// Where the window began.
+/// State at the start of the measured window.
 #[derive(Clone, Copy, Debug, Default)]
 struct WindowStart {
     at: u64,
@@ -53,36 +54,36 @@ struct WindowStart {
     counters: Counters,
 }
 
-/// Where requests come from.
+/// Source of requests.
 #[derive(Debug)]
 enum Source {
     Load(Workload),
-    /// Every block whose contents are known, once.
+    /// Reads every block whose contents are known, once.
     ReadBack {
         next: u64,
     },
 }
 
-/// Whoever wants to know of each request by itself, and has it stamped by itself. [`Nobody`]
-/// costs nothing.
+/// Observes single requests and timestamps each of them. [`Nobody`] observes nothing and costs
+/// nothing.
 pub trait Observer {
-    /// Whether anybody wants to know.
+    /// Whether the observer is called at all.
     const LOOKS: bool = true;
 
-    /// Whether no more requests are to be sent, `now`.
+    /// Returns whether no more requests are to be sent. `now` is the current time in ticks.
     fn is_over(&self, now: u64) -> bool;
 
-    /// The request of a free slot is about to be made. Returns how long to wait first.
+    /// Called before the request of a free slot is queued. Returns a delay to wait first, if any.
     fn starts(&mut self, slot: u16, offset: u64, clock: &Clock) -> Option<Duration>;
 
-    /// It has waited so many ticks, until `end`.
+    /// Called after the delay. `ticks` is its actual length, and `end` is the time at its end.
     fn waited(&mut self, slot: u16, ticks: u64, end: u64);
 
-    /// A request has ended.
+    /// Called when a request has completed.
     fn ended(&mut self, done: Done, now: u64);
 }
 
-/// Looks at nothing.
+/// An observer that observes nothing.
 #[derive(Debug)]
 pub struct Nobody;
 
@@ -102,7 +103,7 @@ impl Observer for Nobody {
     fn ended(&mut self, _done: Done, _now: u64) {}
 }
 
-/// One queue's driver.
+/// Drives one queue.
 pub struct Worker<'a, P, O> {
     port: P,
     observer: O,
@@ -117,12 +118,12 @@ pub struct Worker<'a, P, O> {
     done: Vec<Done>,
     in_flight: u32,
     completed: u64,
-    /// Requests that may still be sent.
+    /// Number of requests that may still be sent.
     budget: u64,
-    /// Requests until the port wants a rest.
+    /// Number of requests until the port must be idle once.
     until_rest: u64,
     phase: Phase,
-    /// Inside the measured window.
+    /// Whether the measured window is open.
     counting: bool,
     start: WindowStart,
     measured: Measured,
@@ -168,7 +169,7 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
         }
     }
 
-    /// Runs on the calling thread until the load has ended and been verified.
+    /// Runs the load on the calling thread until it ends, and then verifies the disk if requested.
     pub fn run(&mut self) -> Result<Measured> {
         if !self.load.cpus.is_empty() {
             let cpu = self.load.cpus[usize::from(self.index) % self.load.cpus.len()];
@@ -187,12 +188,12 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
         Ok(std::mem::take(&mut self.measured))
     }
 
-    /// Who looks at each request.
+    /// Returns the observer.
     pub fn observer(&mut self) -> &mut O {
         &mut self.observer
     }
 
-    /// Gives the observer back.
+    /// Consumes the worker and returns the observer.
     pub fn into_observer(self) -> O {
         self.observer
     }
@@ -221,7 +222,7 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
         Ok(())
     }
 
-    /// Lets all requests end.
+    /// Waits until all requests have completed.
     fn drain(&mut self) -> Result<()> {
         while self.in_flight > 0 {
             self.check_abort()?;
@@ -232,7 +233,7 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
         self.port.at_rest()
     }
 
-    /// Reads every block whose contents are known.
+    /// Reads and checks every block whose contents are known.
     fn read_back(&mut self) -> Result<()> {
         self.source = Source::ReadBack { next: 0 };
         self.budget = u64::MAX;
@@ -256,7 +257,7 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
         }
     }
 
-    /// The run has moved on: opens or closes the measured window.
+    /// Handles a change of the phase: opens or closes the measured window.
     fn enter(&mut self, phase: Phase) -> Result<()> {
         match phase {
             Phase::Ramp => {}
@@ -294,8 +295,8 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
         self.seat().close_window();
     }
 
-    /// Nothing is in flight: false when that is because nothing may be sent
-    /// any more, else the port has had its rest.
+    /// Handles the state in which no request is in flight. Lets the port perform its idle checks if
+    /// they are due. Returns `false` if no more requests may be sent.
     fn rest(&mut self) -> Result<bool> {
         if self.until_rest == 0 {
             self.port.at_rest()?;
@@ -305,7 +306,7 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
         Ok(self.budget > 0)
     }
 
-    /// Sends as many requests as there are free slots.
+    /// Sends a request from each free slot.
     #[inline(always)]
     fn fill(&mut self) -> Result<()> {
         if self.free.is_empty() {
@@ -348,7 +349,7 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
     #[inline]
     fn show_start(&mut self, slot: u16, offset: u64) -> Result<()> {
         if let Some(delay) = self.observer.starts(slot, offset, self.clock) {
-            // Those queued before it are not to wait for it.
+            // Submit the requests queued before, so that they are not delayed.
             self.port.submit_now()?;
             let start = self.clock.now();
             std::thread::sleep(delay);
@@ -358,7 +359,7 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
         Ok(())
     }
 
-    /// The next request; none when there is none at the moment.
+    /// Returns the next request, or `None` if no request can be sent at the moment.
     #[inline(always)]
     fn next(&mut self) -> Option<(Op, u64)> {
         match (&mut self.source, &self.checker) {
@@ -373,7 +374,7 @@ impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
         }
     }
 
-    /// Accounts for what has ended; returns how much.
+    /// Accounts for completed requests, and returns their number.
     #[inline(always)]
     fn reap(&mut self) -> Result<usize> {
         self.port.reap(&mut self.done)?;
@@ -438,7 +439,7 @@ fn rest_period<P: Port>(port: &P) -> u64 {
     port.rest_every().map_or(u64::MAX, u64::from)
 }
 
-/// Draws until a block comes that no request in flight touches.
+/// Draws blocks until one is found that no request in flight touches. Gives up after 64 draws.
 fn next_idle(w: &mut Workload, checker: &Checker<'_>) -> Option<(Op, u64)> {
     let op = w.op();
     for _ in 0..64 {

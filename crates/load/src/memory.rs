@@ -1,4 +1,4 @@
-//! Memory shared with the server, as a guest's memory is.
+//! Memory shared with the server, like a guest's memory.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -9,26 +9,27 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::error::{Error, Result};
 
-/// The granule of the vhost dirty log, whatever the host's page size.
+/// Bytes per bit of the vhost dirty log, regardless of the host's page size.
 pub const PAGE: usize = 4096;
-/// Regions are whole huge pages, because some servers map them so.
+/// Alignment of region sizes in bytes: whole huge pages, because some servers map regions with huge
+/// pages.
 const REGION_ALIGN: usize = 2 << 20;
 
-/// A mapping that lives until it is dropped.
+/// A memory mapping that is unmapped on drop.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: a mapping is plain memory without thread affinity; all access goes
-// through raw pointers whose users state who may touch what.
+// SAFETY: a mapping is plain memory without thread affinity; all access goes through raw pointers
+// whose users state which accesses are allowed.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; the methods only compute addresses.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Private zeroed memory.
+    /// Maps private zeroed memory.
     pub fn anonymous(len: usize) -> Result<Mapping> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -37,7 +38,7 @@ impl Mapping {
         Self::from_result(base, len, "allocating memory")
     }
 
-    /// The first `len` bytes of `file`, shared; `len` must not pass its end.
+    /// Maps the first `len` bytes of `file` as shared memory. `len` must not exceed the file size.
     pub fn shared(file: BorrowedFd<'_>, len: usize, populate: bool) -> Result<Mapping> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let mut flags = MapFlags::SHARED;
@@ -57,21 +58,21 @@ impl Mapping {
         Ok(Mapping { base, len })
     }
 
-    /// The first byte.
+    /// Returns the address of the first byte.
     pub fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Bytes mapped.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Address of byte `offset`.
+    /// Returns the address of the byte at `offset`.
     ///
     /// # Panics
-    /// When `offset..offset + len` is not inside: layouts are computed once,
-    /// before any load runs.
+    /// If `offset..offset + len` is not inside the mapping. Layouts are computed once, before any
+    /// load runs.
     pub fn at(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
         // SAFETY: inside the mapping, as just checked.
@@ -81,24 +82,24 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and its users are gone with it.
+        // SAFETY: this object owns the mapping, and no user of the mapping outlives it.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// One memory region of the pretended guest: memfd, mapping, guest address.
+/// The memory region of the emulated guest: a memfd and its mapping.
 #[derive(Debug)]
 pub struct GuestMemory {
     file: File,
     map: Mapping,
 }
 
-/// Guest-physical address of the region: neither zero nor equal to any other
-/// address of the region, so that a server that mixes them up is found out.
+/// Guest-physical address of the region. It differs from zero and from the region's other
+/// addresses, so that a server that confuses addresses fails.
 pub const GUEST_BASE: u64 = 1 << 30;
 
 impl GuestMemory {
-    /// At least `len` bytes, zeroed and resident.
+    /// Allocates at least `len` bytes, zeroed and resident.
     pub fn new(len: usize) -> Result<GuestMemory> {
         let len = len.next_multiple_of(REGION_ALIGN);
         let fd = memfd_create(c"fathom-bench", MemfdFlags::CLOEXEC)
@@ -111,46 +112,47 @@ impl GuestMemory {
         })
     }
 
-    /// The mapping.
+    /// Returns the mapping.
     pub fn map(&self) -> &Mapping {
         &self.map
     }
 
-    /// The memfd, for the server.
+    /// Returns the memfd, to pass it to the server.
     pub fn raw_fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }
 
-    /// Guest-physical address of byte `offset`.
+    /// Returns the guest-physical address of the byte at `offset` in the region.
     pub fn guest_address(offset: usize) -> u64 {
         GUEST_BASE + offset as u64
     }
 }
 
-/// Hands out parts of a region.
+/// Allocates parts of a region.
 #[derive(Debug, Default)]
 pub struct Layout {
     next: usize,
 }
 
 impl Layout {
-    /// Offset of the next `len` bytes at a multiple of `align`, a power of two.
+    /// Allocates `len` bytes and returns their offset, a multiple of `align`. `align` is a power of
+    /// two.
     pub fn take(&mut self, len: usize, align: usize) -> usize {
         let at = self.next.next_multiple_of(align);
         self.next = at + len;
         at
     }
 
-    /// Bytes handed out so far, with padding.
+    /// Returns the number of allocated bytes, including padding.
     pub fn len(&self) -> usize {
         self.next
     }
 }
 
-/// A request's data, reached by whole words.
+/// The data of a request, accessed in whole words.
 ///
-/// The other side may be another process that breaks the rules, so that access
-/// is volatile and never through a reference.
+/// The other side may be a misbehaving process that accesses the memory at any time. Therefore all
+/// accesses are volatile, and none uses a reference.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer {
     base: *mut u64,
@@ -158,6 +160,8 @@ pub struct Buffer {
 }
 
 impl Buffer {
+    /// Creates a buffer.
+    ///
     /// # Safety
     /// `base` is aligned to 8, and `len` bytes (a multiple of 8) from it stay
     /// mapped for as long as the buffer is used.
@@ -169,12 +173,12 @@ impl Buffer {
         }
     }
 
-    /// Number of 8-byte words.
+    /// Returns the number of 8-byte words.
     pub fn words(&self) -> usize {
         self.words
     }
 
-    /// The word at `index`.
+    /// Returns the word at `index`.
     #[inline(always)]
     pub fn load(&self, index: usize) -> u64 {
         assert!(index < self.words);
@@ -190,7 +194,7 @@ impl Buffer {
         unsafe { self.base.add(index).write_volatile(value) }
     }
 
-    /// The address, for system calls.
+    /// Returns the address, for system calls.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.cast()
     }

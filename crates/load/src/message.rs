@@ -1,5 +1,5 @@
-//! What the `vhost` crate's front-end lacks: a limit on how long a server may
-//! take, and SET_LOG_BASE with the answers that real servers give.
+//! Features that the front-end of the `vhost` crate lacks: a timeout for replies, and a
+//! SET_LOG_BASE that accepts the replies of real servers.
 
 use std::io::{self, ErrorKind, IoSlice, Read};
 use std::mem::MaybeUninit;
@@ -13,9 +13,10 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use crate::dirty_log::DirtyLog;
 use crate::error::{Error, Result};
 
-/// Talks with a server, which may take so long for all its answers; then it is hung up on.
+/// Runs an exchange of messages with a server, with a timeout for the whole exchange. After `limit`
+/// the connection is shut down.
 ///
-/// (`vhost` waits for an answer without a limit, and hides its socket.)
+/// The `vhost` crate waits for replies without a timeout, and does not expose its socket.
 pub fn within<T>(
     stream: &UnixStream,
     limit: Duration,
@@ -40,15 +41,15 @@ pub fn within<T>(
 }
 
 const SET_LOG_BASE: u32 = 6;
-/// Protocol version 1; SET_LOG_BASE is answered without asking for it.
+/// Protocol version 1, without NEED_REPLY: SET_LOG_BASE always gets a reply.
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const HEADER_LEN: usize = 12;
-/// The largest answer that is read; servers send 0, 8 or 16 bytes.
+/// Maximum payload size of a reply in bytes. Servers send 0, 8 or 16 bytes.
 const MAX_ANSWER: usize = 64;
 
-/// SET_LOG_BASE with LOG_SHMFD. The specification leaves the answer's payload
-/// open: libvhost-user sends 8 bytes, others 16, where `vhost` insists on 16.
+/// Sends SET_LOG_BASE with LOG_SHMFD. The specification does not define the reply's payload:
+/// libvhost-user sends 8 bytes, and others send 16. The `vhost` crate accepts only 16.
 pub fn set_log_base(stream: &UnixStream, log: &DirtyLog) -> Result<()> {
     let mut request = Vec::with_capacity(HEADER_LEN + 16);
     for word in [SET_LOG_BASE, VERSION, 16] {
@@ -66,7 +67,7 @@ pub fn set_log_base(stream: &UnixStream, log: &DirtyLog) -> Result<()> {
     read_answer(stream)
 }
 
-/// What it means for a message that the socket failed.
+/// Converts an error of the socket.
 fn hung_up(doing: &str, error: io::Error) -> Error {
     match error.kind() {
         ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {

@@ -1,4 +1,4 @@
-//! What to run. Names follow fio where fio has the same notion.
+//! Options of a load. Names follow fio where fio has the same concept.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,14 +10,14 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::nbd::{NbdUri, Replies};
 
-/// A whole run.
+/// Options of a whole run.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub target: Target,
     pub load: Load,
 }
 
-/// Where the requests go.
+/// The target of the requests.
 #[derive(Clone, Debug)]
 pub enum Target {
     VhostUser(VhostUser),
@@ -25,27 +25,28 @@ pub enum Target {
     File(File),
 }
 
-/// A vhost-user-blk server and how to talk to it.
+/// A vhost-user-blk server, and how to communicate with it.
 #[derive(Clone, Debug)]
 pub struct VhostUser {
     pub socket: PathBuf,
-    /// Ring size, a power of two up to 1024; `None` takes the smallest that
-    /// holds `iodepth`, and at least 128 as guests do.
+    /// Number of ring entries, a power of two up to 1024. `None`: the smallest size that holds
+    /// `iodepth`, but at least 128, as in guests.
     pub queue_size: Option<u16>,
     pub wait: Wait,
-    /// One ring entry per request (VIRTIO_F_INDIRECT_DESC).
+    /// Use indirect descriptors, so that each request takes one ring entry
+    /// (VIRTIO_F_INDIRECT_DESC).
     pub indirect: bool,
-    /// VIRTIO_F_EVENT_IDX.
+    /// Use event indexes to suppress notifications (VIRTIO_F_EVENT_IDX).
     pub event_idx: bool,
-    /// Largest data descriptor in bytes; `None` describes a buffer by one.
+    /// Maximum size of a data descriptor in bytes. `None`: one descriptor per buffer.
     pub segment_size: Option<u32>,
     /// Negotiate INFLIGHT_SHMFD.
     pub inflight: bool,
-    /// Switch the dirty log on, and check that it names every written page.
+    /// Enable the dirty log, and check that it marks every written page.
     pub log: bool,
-    /// When the server dies: try to reconnect for this long. Needs `inflight`.
+    /// Time to try reconnecting when the server dies. Needs `inflight`.
     pub reconnect: Option<Duration>,
-    /// Process whose CPU time is reported instead of the socket's peer.
+    /// Process whose CPU time is reported. `None`: the process at the other end of the socket.
     pub backend_pid: Option<u32>,
 }
 
@@ -53,10 +54,10 @@ pub struct VhostUser {
 #[derive(Clone, Debug)]
 pub struct Nbd {
     pub uri: NbdUri,
-    /// The form of requests and replies; `None`: the best that the server has.
+    /// Form of requests and replies. `None`: the best form that the server supports.
     pub replies: Option<Replies>,
     pub wait: Wait,
-    /// Process whose CPU time is reported instead of the socket's peer.
+    /// Process whose CPU time is reported. `None`: the process at the other end of the socket.
     pub backend_pid: Option<u32>,
 }
 
@@ -64,32 +65,32 @@ pub struct Nbd {
 #[derive(Clone, Debug)]
 pub struct File {
     pub path: PathBuf,
-    /// The bytes of an image's file are loaded as they are.
+    /// Use the file's bytes as they are, even if the file is an image.
     pub raw: bool,
-    /// What the file holds may be overwritten.
+    /// Allow overwriting the contents of the file.
     pub overwrite: bool,
     pub engine: Engine,
-    /// Through the page cache instead of O_DIRECT.
+    /// Use the page cache instead of O_DIRECT.
     pub buffered: bool,
-    /// io_uring only: registered buffers.
+    /// Use registered buffers (io_uring only).
     pub fixedbufs: bool,
-    /// io_uring only: registered file.
+    /// Use a registered file (io_uring only).
     pub registerfiles: bool,
     pub wait: Wait,
 }
 
-/// How a file is reached.
+/// I/O interface for a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     IoUring,
-    /// Linux AIO; needs direct I/O to be asynchronous.
+    /// Linux AIO, which is asynchronous only with direct I/O.
     Aio,
-    /// One call after another.
+    /// Synchronous system calls, one request at a time.
     Psync,
 }
 
 impl Engine {
-    /// fio's name.
+    /// Returns fio's name of the engine.
     pub fn name(self) -> &'static str {
         match self {
             Engine::IoUring => "io_uring",
@@ -102,55 +103,55 @@ impl Engine {
 /// How a worker waits for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Sleep until the interrupt (the call eventfd), or until the socket has a reply.
+    /// Sleep until the call eventfd is signalled or, for NBD, until the socket has a reply.
     Interrupt,
-    /// Spin on the used ring, interrupts suppressed, or on the socket.
+    /// Poll the used ring with interrupts suppressed or, for NBD, poll the socket.
     Poll,
 }
 
-/// The requests and how long to send them.
+/// The requests to send, and for how long.
 #[derive(Clone, Debug)]
 pub struct Load {
     pub rw: Rw,
     /// Percentage of reads in the mixed modes; the rest are writes.
     pub rwmixread: u8,
-    /// Percentage of all requests that are discards, in any mode but pure reads.
+    /// Percentage of discards among all requests except flushes, in any mode.
     pub rwmixtrim: u8,
-    /// Percentage of all requests that are write-zeroes, in any mode but pure reads.
+    /// Percentage of write-zeroes among all requests except flushes, in any mode.
     pub rwmixzero: u8,
-    /// Bytes per request.
+    /// Size of a request in bytes.
     pub bs: u32,
-    /// Requests in flight per queue.
+    /// Number of requests in flight per queue.
     pub iodepth: u16,
-    /// Virtqueues, connections, or workers on a file; one thread each.
+    /// Number of virtqueues, NBD connections, or workers on a file. Each has its own thread.
     pub queues: u16,
-    /// Measured time; `None`: until `number_ios`.
+    /// Duration of the measurement. `None`: until `number_ios` is reached.
     pub runtime: Option<Duration>,
-    /// Load before the measurement, not counted.
+    /// Duration of the load before the measurement, which is not counted.
     pub ramp: Duration,
-    /// First byte used.
+    /// Offset of the used range in bytes.
     pub offset: u64,
-    /// Bytes used from `offset`; `None`: up to the end of the disk.
+    /// Length of the used range in bytes. `None`: up to the end of the disk.
     pub size: Option<u64>,
-    /// Stop after this many requests per queue.
+    /// Number of requests per queue after which the run stops.
     pub number_ios: Option<u64>,
-    /// One flush after this many writes per queue; 0: none.
+    /// Number of writes per queue after which a flush is sent. 0: no flushes.
     pub fsync: u32,
     pub verify: bool,
-    /// Keeps what each block should contain, for a later run.
+    /// File that keeps the expected contents of each block for a later run.
     pub verify_state: Option<PathBuf>,
-    /// Send no writes and only check what `verify_state` says.
+    /// Send no load, and only check the contents recorded in `verify_state`.
     pub verify_only: bool,
     pub seed: u64,
-    /// Pin worker i to the i-th of these CPUs, round robin; empty: not pinned.
+    /// CPUs for the workers: worker i is pinned to the i-th CPU, round robin. Empty: not pinned.
     pub cpus: Vec<usize>,
-    /// Count failed requests instead of stopping at the first.
+    /// Count failed requests instead of stopping at the first failure.
     pub continue_on_error: bool,
-    /// Refuse any load that would change the disk.
+    /// Reject any load that would change the disk.
     pub readonly: bool,
-    /// Give up when requests are in flight and none completes for this long.
+    /// Fail if requests are in flight and none completes for this long.
     pub timeout: Duration,
-    /// Set by anybody: ends the run early, with what was measured until then.
+    /// Set by any thread to end the run early. The report covers the time until then.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -168,7 +169,7 @@ pub enum Rw {
 }
 
 impl Rw {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Rw; 8] = [
         Rw::Read,
         Rw::Write,
@@ -180,7 +181,7 @@ impl Rw {
         Rw::RandRw,
     ];
 
-    /// Offsets drawn at random instead of following each other.
+    /// Returns whether offsets are random instead of sequential.
     pub fn is_random(self) -> bool {
         matches!(
             self,
@@ -188,12 +189,12 @@ impl Rw {
         )
     }
 
-    /// Sends nothing but reads.
+    /// Returns whether the mode sends only reads.
     pub fn is_read_only(self) -> bool {
         matches!(self, Rw::Read | Rw::RandRead)
     }
 
-    /// fio's spelling.
+    /// Returns fio's name of the mode.
     pub fn name(self) -> &'static str {
         match self {
             Rw::Read => "read",
@@ -224,9 +225,9 @@ impl FromStr for Rw {
     }
 }
 
-/// The largest ring that is used; real drivers stop here too.
+/// Maximum number of ring entries, which is also the maximum of real drivers.
 pub const MAX_QUEUE_SIZE: u16 = 1024;
-/// VIRTIO_BLK sector, the unit of offsets on the wire.
+/// Sector size of virtio-blk in bytes, the unit of offsets in requests.
 pub const SECTOR: u32 = 512;
 
 impl Default for Load {
@@ -259,7 +260,7 @@ impl Default for Load {
 }
 
 impl VhostUser {
-    /// The defaults for a server at `socket`.
+    /// Returns the default options for the server at `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         VhostUser {
             socket: socket.into(),
@@ -277,7 +278,7 @@ impl VhostUser {
 }
 
 impl Nbd {
-    /// The defaults for an export.
+    /// Returns the default options for an export.
     pub fn new(uri: NbdUri) -> Self {
         Nbd {
             uri,
@@ -289,7 +290,7 @@ impl Nbd {
 }
 
 impl File {
-    /// The defaults for a file at `path`.
+    /// Returns the default options for the file at `path`.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         File {
             path: path.into(),
@@ -309,7 +310,7 @@ fn refuse(text: impl Into<String>) -> Result<()> {
 }
 
 impl Options {
-    /// Refuses what cannot work whatever the disk is.
+    /// Rejects options that are invalid for any disk.
     pub fn validate(&self) -> Result<()> {
         self.load.validate()?;
         match &self.target {
@@ -360,7 +361,7 @@ impl Load {
         Ok(())
     }
 
-    /// Whether any request changes the disk.
+    /// Returns whether any request changes the disk.
     pub fn writes(&self) -> bool {
         !self.verify_only && (!self.rw.is_read_only() || self.rwmixtrim + self.rwmixzero > 0)
     }
@@ -391,12 +392,12 @@ impl VhostUser {
         Ok(())
     }
 
-    /// Data descriptors of one request.
+    /// Returns the number of data descriptors of a request.
     pub fn segments(&self, load: &Load) -> u32 {
         load.bs.div_ceil(self.segment_size.unwrap_or(load.bs))
     }
 
-    /// Ring entries that one request takes.
+    /// Returns the number of ring entries that a request takes.
     pub fn entries_per_request(&self, load: &Load) -> u32 {
         if self.indirect {
             1
@@ -405,7 +406,7 @@ impl VhostUser {
         }
     }
 
-    /// The ring size in entries.
+    /// Returns the number of ring entries.
     pub fn ring_size(&self, load: &Load) -> Result<u16> {
         if let Some(size) = self.queue_size {
             return Ok(size);

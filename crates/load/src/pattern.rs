@@ -1,11 +1,10 @@
-//! What verified blocks contain.
+//! Contents of verified blocks.
 //!
-//! Every sector of a block is a function of three numbers, which it carries in
-//! its first words: the run's seed, the sector's own number and the block's
-//! generation. So a sector that is not what was last written there says what it
-//! is instead: an older generation (a lost write), another sector (misplaced),
-//! another run's, zeroes, or nothing known (damaged). A block whose sectors
-//! disagree is torn.
+//! The contents of a sector are a function of three numbers: the seed of the run, the number of the
+//! sector, and the generation of the block. The sector's first words store these numbers. Therefore
+//! an unexpected sector shows its origin: an older generation (a lost write), another sector
+//! (misplaced), or another run. Other sectors are zeroes or damaged. A block whose sectors disagree
+//! is torn.
 
 use std::fmt::Write as _;
 
@@ -14,24 +13,24 @@ use crate::workload::mix;
 
 /// Words per 512-byte sector.
 pub const SECTOR_WORDS: usize = 64;
-/// Marks a sector of ours; the seed is mixed in.
+/// Marks a sector of this program. The first word is this number XOR the seed.
 const MAGIC: u64 = 0x6661_7468_6f6d_2e31;
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// How often a block has been written; 0 and 1 are [`UNKNOWN`] and [`ZEROES`].
+/// Number of writes to a block so far. The values 0 and 1 are [`UNKNOWN`] and [`ZEROES`].
 pub type Generation = u32;
-/// Never written, or discarded: anything may be there.
+/// The block was never written, or was discarded. It may have any contents.
 pub const UNKNOWN: Generation = 0;
 /// Zeroes were written.
 pub const ZEROES: Generation = 1;
 /// The first generation with a pattern.
 pub const FIRST: Generation = 2;
 
-/// What a sector turns out to be.
+/// Identified contents of a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Zeroes,
-    /// An intact sector that some run wrote.
+    /// An intact sector written by some run.
     Pattern {
         seed: u64,
         sector: u64,
@@ -40,7 +39,7 @@ enum Found {
     Damaged,
 }
 
-/// The word of a sector at `index`.
+/// Returns the word at `index` of a sector.
 #[inline(always)]
 fn word(seed: u64, sector: u64, generation: Generation, base: u64, index: usize) -> u64 {
     match index {
@@ -55,7 +54,7 @@ fn base(seed: u64, sector: u64, generation: Generation) -> u64 {
     mix(mix(seed ^ mix(sector)) ^ u64::from(generation))
 }
 
-/// Writes generation `generation` of the block that starts at `sector`.
+/// Fills the buffer with generation `generation` of the block that starts at `sector`.
 pub fn fill(buffer: Buffer, seed: u64, sector: u64, generation: Generation) {
     for s in 0..buffer.words() / SECTOR_WORDS {
         let number = sector + s as u64;
@@ -77,7 +76,7 @@ fn sector_is(buffer: Buffer, at: usize, seed: u64, sector: u64, generation: Gene
         .all(|i| buffer.load(at * SECTOR_WORDS + i) == word(seed, sector, generation, base, i))
 }
 
-/// Whether every sector is one of the generations `allowed`.
+/// Returns whether every sector has one of the generations in `allowed`.
 pub fn matches(buffer: Buffer, seed: u64, sector: u64, allowed: &[Generation]) -> bool {
     (0..buffer.words() / SECTOR_WORDS).all(|s| {
         allowed
@@ -116,7 +115,7 @@ fn describe_sector(found: Found, seed: u64, sector: u64) -> String {
     }
 }
 
-/// What the block holds, for people: runs of equal sectors.
+/// Describes the contents of a block for an error message, as runs of equal sectors.
 pub fn describe(buffer: Buffer, seed: u64, sector: u64) -> String {
     let sectors = buffer.words() / SECTOR_WORDS;
     let name = |s: usize| describe_sector(identify(buffer, s), seed, sector + s as u64);
@@ -141,7 +140,7 @@ pub fn describe(buffer: Buffer, seed: u64, sector: u64) -> String {
     out
 }
 
-/// The expectation, for people.
+/// Describes the expected contents for an error message.
 pub fn describe_expected(allowed: &[Generation]) -> String {
     let name = |g: &Generation| match *g {
         ZEROES => "zeroes".to_owned(),
@@ -212,7 +211,7 @@ mod tests {
             describe(b.buffer(), 7, 40),
             "a torn block: generation 6 from sector +0, generation 5 from sector +3"
         );
-        // A write torn inside a sector is damage, whatever is allowed.
+        // A write that is torn inside a sector counts as damage, whatever generations are allowed.
         b.0[2 * SECTOR_WORDS + 30..3 * SECTOR_WORDS].fill(0);
         assert!(!matches(b.buffer(), 7, 40, &[5, 6]));
     }

@@ -1,10 +1,9 @@
-//! The way requests go: what the load loop needs of a virtqueue, a
-//! connection or a file.
+//! The interface between the load loop and a virtqueue, a connection or a file.
 
 use crate::error::Result;
 use crate::memory::Buffer;
 
-/// What a request does.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
@@ -16,10 +15,10 @@ pub enum Op {
 }
 
 impl Op {
-    /// All of them, in the order of their discriminants.
+    /// All operations, in the order of their discriminants.
     pub const ALL: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
 
-    /// The word for people and for JSON.
+    /// Returns the name for text and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Op::Read => "read",
@@ -31,64 +30,64 @@ impl Op {
     }
 }
 
-/// A request that has ended.
+/// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     pub slot: u16,
-    /// 0 is success; else [`Port::describe_status`] knows.
+    /// 0 on success, or a value for [`Port::describe_status`].
     pub status: i32,
 }
 
-/// Events counted since the port was made.
+/// Number of notifications since the port was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Times the other side was told of new requests: eventfd writes, or
-    /// system calls on a file, or sends on a connection.
+    /// Notifications to the server: eventfd writes, system calls on a file, or sends on a
+    /// connection.
     pub kicks: u64,
-    /// Times the other side told us, or receives on a connection.
+    /// Notifications from the server: eventfd signals, or receives on a connection.
     pub calls: u64,
 }
 
-/// One queue of requests with `depth` slots, used by one thread.
+/// A queue of requests with a fixed number of slots, used by one thread.
 pub trait Port: Send {
-    /// The slot's data. The caller leaves it alone while the slot is in flight.
+    /// Returns the slot's data buffer. The caller must not access it while the slot is in flight.
     fn buffer(&self, slot: u16) -> Buffer;
 
-    /// Prepares a request in a free slot. `offset` is in bytes.
+    /// Queues a request in a free slot. `offset` is in bytes.
     fn queue(&mut self, slot: u16, op: Op, offset: u64);
 
-    /// Starts all that was queued.
+    /// Submits all queued requests, now or at the next [`Port::wait`].
     fn submit(&mut self) -> Result<()>;
 
-    /// Likewise, where [`Port::submit`] leaves it for [`Port::wait`].
+    /// Submits all queued requests at once, even if [`Port::submit`] defers that to [`Port::wait`].
     fn submit_now(&mut self) -> Result<()> {
         self.submit()
     }
 
-    /// Takes what has ended; at most as many as are in flight.
+    /// Appends the completed requests to `done`. Their number is at most the number in flight.
     fn reap(&mut self, done: &mut Vec<Done>) -> Result<()>;
 
-    /// Returns when something may have ended, or after a while.
+    /// Waits until a request may have completed, or for a limited time.
     fn wait(&mut self) -> Result<()>;
 
-    /// The events so far.
+    /// Returns the counters.
     fn counters(&mut self) -> Counters;
 
-    /// In words, for an error.
+    /// Describes a non-zero status, for an error message.
     fn describe_status(&self, status: i32) -> String;
 
-    /// How often the port wants to be idle for [`Port::at_rest`]: after this
-    /// many requests; `None`: never.
+    /// Returns the number of requests after which the port must be idle for [`Port::at_rest`].
+    /// `None`: never.
     fn rest_every(&self) -> Option<u32> {
         None
     }
 
-    /// Nothing is in flight: the moment for checks.
+    /// Performs checks that need an idle port. Called when no request is in flight.
     fn at_rest(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Pages found marked in the dirty log so far.
+    /// Returns the number of pages found marked in the dirty log so far.
     fn log_pages(&self) -> u64 {
         0
     }

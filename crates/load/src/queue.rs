@@ -1,4 +1,4 @@
-//! A virtqueue as a [`Port`]: ring, slots and eventfds.
+//! A virtqueue as a [`Port`]: a ring, slots and eventfds.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::session::{self, Events};
 use crate::slots::{STATUS_UNWRITTEN, Shape, SlotLayout, Slots};
 use crate::workload::Rng;
 
-/// Turns of the polling loop before the worker looks up.
+/// Number of polls of the used ring before the worker checks the phase.
 const SPINS: u32 = 4096;
-/// No slot has this head.
+/// Marks a descriptor that is not the head of any slot.
 const NO_SLOT: u16 = u16::MAX;
 
-/// Where a queue's parts lie in guest memory.
+/// Offsets of a queue's parts in guest memory.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueLayout {
     pub ring: RingLayout,
@@ -34,25 +34,25 @@ impl QueueLayout {
     }
 }
 
-/// How a queue behaves.
+/// Behaviour of a queue.
 #[derive(Debug)]
 pub struct Manner {
     pub index: usize,
     pub event_idx: bool,
     pub wait: Wait,
-    /// Check the status byte and the length that the device reports.
+    /// Check the status byte and the length reported by the device.
     pub strict: bool,
     pub log: Option<LogCheck>,
 }
 
 /// The driver's side of one virtqueue.
 pub struct Queue {
-    /// Keeps the mapping that `ring` and `slots` point into.
+    /// Keeps the memory mapped that `ring` and `slots` point into.
     memory: Arc<GuestMemory>,
     ring: Ring,
     slots: Slots,
     layout: QueueLayout,
-    /// Slot of each head.
+    /// Slot of each head descriptor.
     slot_of: Box<[u16]>,
     in_flight: u16,
     manner: Manner,
@@ -61,7 +61,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// A queue in zeroed memory, with prepared slots.
+    /// Creates a queue in zeroed memory, with prepared slots.
     pub fn new(
         memory: Arc<GuestMemory>,
         layout: QueueLayout,
@@ -92,7 +92,7 @@ impl Queue {
         }
     }
 
-    /// Fills the buffers with random data.
+    /// Fills the data buffers with random data.
     pub fn scribble(&self, seed: u64) {
         let mut rng = Rng::new(seed);
         for slot in 0..self.layout.slots.count() {
@@ -108,7 +108,7 @@ impl Queue {
         }
     }
 
-    /// The slot that a used entry names.
+    /// Returns the slot whose head is in a used entry.
     #[inline(always)]
     fn slot_at(&self, head: u32) -> Option<u16> {
         let slot = *self.slot_of.get(head as usize)?;
@@ -232,8 +232,8 @@ impl Port for Queue {
     }
 
     fn rest_every(&self) -> Option<u32> {
-        // Each slot is used once between two checks, or the mark of another
-        // request would hide that one is missing.
+        // Between two checks, use each slot only once. Otherwise the mark of a later request could
+        // hide a missing mark.
         let slots = u32::from(self.layout.slots.count());
         self.manner.log.is_some().then_some(slots)
     }

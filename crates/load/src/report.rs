@@ -1,4 +1,4 @@
-//! What a run found, for people and as JSON.
+//! Report of a run, as text and as JSON.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::options::{Load, Options, Target, Wait};
 use crate::port::Op;
 use crate::verify::Verified;
 
-/// The workers' raw figures.
+/// Raw measurements of all workers.
 #[derive(Debug)]
 pub struct Outcome {
     pub measured: Vec<Measured>,
@@ -19,21 +19,22 @@ pub struct Outcome {
     pub backend_cpu_ns: Option<u64>,
 }
 
-/// One operation's figures.
+/// Results of one operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Direction {
     pub op: String,
     pub ios: u64,
     pub iops: f64,
-    /// 10^6 bytes per second; 0 for a flush.
+    /// Throughput in 10^6 bytes per second; 0 for a flush.
     pub mb_per_s: f64,
     pub latency: Latency,
-    /// Of each that occurred, in nanoseconds; for who merges it with others.
+    /// Number of requests per latency bucket in nanoseconds, without empty buckets. For merging
+    /// reports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub histogram: Vec<Bucket>,
 }
 
-/// Latencies in nanoseconds; all zero without requests.
+/// Latencies in nanoseconds; all zero if there were no requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     pub mean_ns: f64,
@@ -45,7 +46,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// Of latencies in ticks.
+    /// Computes the statistics of latencies in ticks.
     pub fn of(ticks: &Counts<FINE>, ns_per_tick: f64) -> Latency {
         let quantile = |q| ticks.quantile_of_any(q).unwrap_or(0.0) * ns_per_tick;
         Latency {
@@ -59,33 +60,33 @@ impl Latency {
     }
 }
 
-/// The serving process.
+/// CPU usage of the server process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Backend {
     pub pid: u32,
-    /// CPU time per request, in us.
+    /// CPU time per request in microseconds.
     pub cpu_us_per_request: f64,
-    /// Of one CPU.
+    /// CPU usage in percent of one CPU.
     pub cpu_percent: f64,
 }
 
-/// A whole run.
+/// Report of a whole run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub target: String,
-    /// `vhost-user`, `nbd`, `io_uring` or `psync`.
+    /// `vhost-user`, `nbd`, `io_uring`, `libaio` or `psync`.
     pub engine: String,
     pub rw: String,
     pub bs: u32,
     pub iodepth: u16,
     pub queues: u16,
     pub wait: String,
-    /// Seconds measured.
+    /// Measured time in seconds.
     pub runtime: f64,
     pub iops: f64,
     pub mb_per_s: f64,
     pub operations: Vec<Direction>,
-    /// CPU time of the workers per request, in us.
+    /// CPU time of the workers per request in microseconds.
     pub client_cpu_us_per_request: f64,
     pub backend: Option<Backend>,
     pub kicks_per_request: f64,
@@ -93,12 +94,12 @@ pub struct Report {
     pub errors: u64,
     pub reconnects: u32,
     pub verify: Option<Verified>,
-    /// Pages found marked in the dirty log; none when it was off.
+    /// Number of pages found marked in the dirty log. `None` if the dirty log was disabled.
     pub dirty_log_pages: Option<u64>,
 }
 
 impl Report {
-    /// Adds the workers up.
+    /// Combines the measurements of all workers.
     pub fn new(options: &Options, outcome: &Outcome, backend_pid: Option<u32>) -> Report {
         let load = &options.load;
         let workers = &outcome.measured;
@@ -143,7 +144,7 @@ impl Report {
         }
     }
 
-    /// One operation's figures, if there was any.
+    /// Returns the results of an operation, or `None` if no such request completed.
     pub fn operation(&self, op: Op) -> Option<&Direction> {
         self.operations.iter().find(|d| d.op == op.name())
     }

@@ -1,8 +1,8 @@
 //! The driver's side of a split virtqueue (virtio 1.2, section 2.7).
 //!
-//! Descriptor chains are prepared once by the caller; the ring moves their
-//! heads. Heads are pushed without being visible, published together, and come
-//! back by [`Ring::pop`] after [`Ring::refresh`] has read the used index once.
+//! The caller prepares descriptor chains once, and the ring transfers their heads. [`Ring::push`]
+//! queues a head, and [`Ring::publish`] makes all queued heads visible to the device.
+//! [`Ring::refresh`] reads the used index once, and [`Ring::pop`] returns used entries up to it.
 
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
 
@@ -26,13 +26,13 @@ pub struct Desc {
 impl Desc {
     /// VIRTQ_DESC_F_NEXT.
     pub const NEXT: u16 = 1;
-    /// VIRTQ_DESC_F_WRITE: the device writes.
+    /// VIRTQ_DESC_F_WRITE: the device writes to the buffer.
     pub const WRITE: u16 = 2;
     /// VIRTQ_DESC_F_INDIRECT.
     pub const INDIRECT: u16 = 4;
 }
 
-/// Where the three parts lie in guest memory, as offsets.
+/// Offsets in guest memory of the three parts of a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct RingLayout {
     pub size: u16,
@@ -42,8 +42,8 @@ pub struct RingLayout {
 }
 
 impl RingLayout {
-    /// Each part on pages of its own: the two sides write different ones, and
-    /// the used ring's pages are those that the dirty log must name.
+    /// Places each part on pages of its own. The driver and the device write to different parts,
+    /// and the dirty log must mark only the pages of the used ring.
     pub fn new(layout: &mut Layout, size: u16) -> RingLayout {
         let n = usize::from(size);
         RingLayout {
@@ -54,21 +54,21 @@ impl RingLayout {
         }
     }
 
-    /// Bytes of the used ring.
+    /// Returns the size of the used ring in bytes.
     pub fn used_len(&self) -> usize {
         6 + 8 * usize::from(self.size)
     }
 }
 
-/// One entry of the used ring.
+/// An entry of the used ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     pub head: u32,
     pub len: u32,
 }
 
-/// The ring. All pointers stay inside the guest memory that `new` was given,
-/// whose owner must outlive the ring.
+/// A split virtqueue. All pointers stay inside the guest memory passed to `new`, whose owner must
+/// outlive the ring.
 #[derive(Debug)]
 pub struct Ring {
     desc: *mut Desc,
@@ -76,30 +76,29 @@ pub struct Ring {
     used: *mut u8,
     mask: u16,
     event_idx: bool,
-    /// Next free place in the avail ring.
+    /// Index of the next free entry in the avail ring.
     next_avail: u16,
-    /// The avail index that the device has been shown.
+    /// The avail index that is visible to the device.
     published: u16,
-    /// Next used entry to take.
+    /// Index of the next used entry to pop.
     next_used: u16,
-    /// The device's used index when it was last read.
+    /// The device's used index, as last read.
     seen_used: u16,
 }
 
-// SAFETY: the pointers are to shared memory that has no thread affinity, and a
-// ring is used by one thread at a time since its methods that write take
-// `&mut self`.
+// SAFETY: the pointers refer to shared memory that has no thread affinity. One thread at a time
+// uses a ring, because its methods that write take `&mut self`.
 unsafe impl Send for Ring {}
 
-/// Whether moving an index from `old` to `new` passes `event` (virtio 1.2,
-/// section 2.7.10: the other side asked to be told when it does).
+/// Returns whether moving an index from `old` to `new` passes `event`, which means that the other
+/// side wants a notification (virtio 1.2, section 2.7.10).
 #[inline(always)]
 fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
 impl Ring {
-    /// A ring in zeroed memory.
+    /// Creates a ring in zeroed memory.
     pub fn new(memory: &GuestMemory, layout: &RingLayout, event_idx: bool) -> Ring {
         assert!(layout.size.is_power_of_two());
         let n = usize::from(layout.size);
@@ -143,15 +142,15 @@ impl Ring {
         self.used_word(4 + 8 * self.size())
     }
 
-    /// Descriptor `index` of the ring's own table.
+    /// Returns the address of descriptor `index` of the ring's descriptor table.
     pub fn descriptor(&self, index: u16) -> *mut Desc {
         assert!(index <= self.mask);
         // SAFETY: inside the table that `new` checked.
         unsafe { self.desc.add(usize::from(index)) }
     }
 
-    /// Queues the chain that starts at `head`; the device does not see it yet.
-    /// The caller never has more chains in the ring than it has entries.
+    /// Queues the chain that starts at `head`, without making it visible to the device. The caller
+    /// must not have more chains in the ring than it has entries.
     #[inline(always)]
     pub fn push(&mut self, head: u16) {
         let place = 2 + usize::from(self.next_avail & self.mask);
@@ -159,7 +158,7 @@ impl Ring {
         self.next_avail = self.next_avail.wrapping_add(1);
     }
 
-    /// Shows the device all that was pushed. True: it has to be kicked.
+    /// Makes all queued chains visible to the device. Returns whether the device must be kicked.
     #[inline(always)]
     pub fn publish(&mut self) -> bool {
         let (old, new) = (self.published, self.next_avail);
@@ -168,8 +167,8 @@ impl Ring {
         }
         self.avail_word(1).store(new, Ordering::Release);
         self.published = new;
-        // The index must be out before it is read whether the device sleeps;
-        // the device does the reverse.
+        // The index must be visible before this side reads whether the device wants a kick. The
+        // device performs the opposite accesses.
         fence(Ordering::SeqCst);
         if self.event_idx {
             passes(self.avail_event().load(Ordering::Relaxed), new, old)
@@ -178,15 +177,15 @@ impl Ring {
         }
     }
 
-    /// Reads the used index; returns how many entries wait to be popped. More
-    /// than are in flight means that the device is broken: the caller checks.
+    /// Reads the used index, and returns the number of entries that can be popped. The caller must
+    /// check the number: more entries than requests in flight mean a broken device.
     #[inline(always)]
     pub fn refresh(&mut self) -> u16 {
         self.seen_used = self.used_word(2).load(Ordering::Acquire);
         self.seen_used.wrapping_sub(self.next_used)
     }
 
-    /// The next used entry up to what `refresh` saw.
+    /// Returns the next used entry, up to the used index that `refresh` read.
     #[inline(always)]
     pub fn pop(&mut self) -> Option<Used> {
         if self.next_used == self.seen_used {
@@ -208,14 +207,14 @@ impl Ring {
         })
     }
 
-    /// Whether the device has finished something that was not popped.
+    /// Returns whether the device has completed a request that was not popped yet.
     #[inline(always)]
     pub fn is_ready(&self) -> bool {
         self.used_word(2).load(Ordering::Relaxed) != self.next_used
     }
 
-    /// Asks for an interrupt at the next completion. False: there is one
-    /// already, for which none may come; do not sleep.
+    /// Requests an interrupt at the next completion. Returns `false` if there is already a
+    /// completion: it may cause no interrupt, so the caller must not sleep.
     pub fn arm(&mut self) -> bool {
         if self.event_idx {
             self.used_event().store(self.next_used, Ordering::Relaxed);
@@ -226,16 +225,16 @@ impl Ring {
         !self.is_ready()
     }
 
-    /// After a sleep: no interrupts until [`Ring::arm`]. With EVENT_IDX the
-    /// event that was asked for lies behind, which has the same effect.
+    /// Disables interrupts until [`Ring::arm`]. With EVENT_IDX nothing has to be written: the used
+    /// index has passed the requested event already.
     pub fn disarm(&mut self) {
         if !self.event_idx {
             self.avail_word(0).store(NO_INTERRUPT, Ordering::Relaxed);
         }
     }
 
-    /// For a driver that polls: no interrupts at all. With EVENT_IDX there is
-    /// no such state; the event is the farthest possible, one per 65536.
+    /// Disables interrupts for a polling driver. EVENT_IDX cannot disable them completely: the most
+    /// distant event is requested, which causes one interrupt per 65536 completions.
     pub fn suppress(&mut self) {
         self.disarm();
         if self.event_idx {
@@ -245,8 +244,8 @@ impl Ring {
     }
 }
 
-/// Reads the device's used index out of guest memory: where a server that lost
-/// its state has to go on.
+/// Reads the device's used index from guest memory. A restarted server without saved state resumes
+/// from this index.
 pub fn used_index(memory: &GuestMemory, layout: &RingLayout) -> u16 {
     let at = memory.map().at(layout.used + 2, 2);
     // SAFETY: inside the mapping, aligned, and only accessed atomically.

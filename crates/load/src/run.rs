@@ -1,4 +1,4 @@
-//! Starts the workers, watches over them and gathers what they measured.
+//! Starts and supervises the workers, and collects their measurements.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -18,50 +18,50 @@ use crate::report::Outcome;
 use crate::verify::Checker;
 use crate::workload::{Range, range_of};
 
-/// Longest time without a look at the workers.
+/// Maximum time between two checks of the workers.
 const TICK: Duration = Duration::from_millis(100);
-/// Between two calls of the progress function.
+/// Interval between two calls of the progress function.
 const PROGRESS: Duration = Duration::from_millis(500);
 
-/// What a caller can show while a run lasts.
+/// Progress of a run, for display.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub phase: Phase,
-    /// Since the start.
+    /// Time since the start.
     pub elapsed: Duration,
-    /// Ramp and run time; none when the run ends by a number of requests.
+    /// Duration of ramp and measurement. `None` if the run ends after a number of requests.
     pub total: Option<Duration>,
-    /// Requests completed since the start.
+    /// Number of requests completed since the start.
     pub completed: u64,
-    /// Requests per second since the last call.
+    /// Requests per second since the previous call.
     pub iops: f64,
 }
 
-/// What the two kinds of target do differently for the supervising thread.
+/// The part of the supervising thread that depends on the kind of target.
 pub trait Supervisor {
-    /// Sleeps for `time`, or less. True: something happened that explains why
-    /// no request completed for a while.
+    /// Sleeps for at most `time`. Returns `true` after an event that explains why no request has
+    /// completed for a while, such as a reconnect.
     fn wait(&mut self, time: Duration, control: &Control) -> Result<bool>;
 
-    /// Makes workers that sleep look at the phase.
+    /// Wakes sleeping workers, so that they read the current phase.
     fn wake(&self);
 
-    /// CPU time of the process that serves the requests.
+    /// Returns the CPU time of the process that serves the requests.
     fn backend_cpu(&self) -> Option<ProcessCpu>;
 
-    /// Why a queue may have stopped, for an error.
+    /// Describes why a queue may have stopped, for an error message.
     fn diagnose(&self, queue: usize, completed: u64, in_flight: u32) -> String;
 }
 
-/// The area of the disk that is used, in blocks.
+/// The used range of the disk, in blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Geometry {
     pub blocks: u64,
 }
 
 impl Geometry {
-    /// Fits the options to a disk of `capacity` bytes whose requests must be
-    /// multiples of `align` bytes.
+    /// Applies the options to a disk of `capacity` bytes whose requests must be multiples of
+    /// `align` bytes.
     pub fn new(load: &Load, capacity: u64, align: u32) -> Result<Geometry> {
         let refuse = |text: String| Err(Error::Options(text));
         let bs = u64::from(load.bs);
@@ -103,15 +103,16 @@ impl Geometry {
         Ok(geometry)
     }
 
-    /// The blocks of one queue. Verification needs to know who writes a block;
-    /// sequential queues would else all read the same.
+    /// Returns the blocks that a queue uses. Each queue gets its own slice if contents are
+    /// verified, so that only one queue writes a block. Sequential queues also get their own
+    /// slices, because they would otherwise all read the same blocks.
     pub fn range(&self, load: &Load, index: u16) -> Range {
         let own_slice = load.verify || !load.rw.is_random();
         range_of(self.blocks, index, load.queues, own_slice)
     }
 }
 
-/// Runs one worker per port that `ports` makes, each made on its own thread.
+/// Runs one worker per port. Each closure in `ports` creates its port on the worker's thread.
 pub fn run<P, F>(
     load: &Load,
     geometry: Geometry,
@@ -147,8 +148,8 @@ where
                 scope.spawn(move || {
                     let _finish = control.seats()[i].finish_on_drop();
                     let checker = part.map(|p| Checker::new(p, load.iodepth));
-                    // Told while the worker still has its connection, at whose
-                    // end others may fail.
+                    // Record the error while this worker's connection is still open. Closing the
+                    // connection may make other workers fail.
                     let tell = |e| fail(e, control, cause);
                     let port = port().map_err(tell).ok()?;
                     let index = i as u16;
@@ -178,8 +179,8 @@ where
     .ok_or_else(|| cause.into_inner().unwrap_or(Error::Aborted))
 }
 
-/// Ends the run for `error`. The first one is the run's: a server may well die
-/// of the workers that leave it for that error, and the others see only this.
+/// Records `error` and ends the run. Only the first error is kept: the later ones may be its
+/// consequences, such as a server that dies when a worker disconnects.
 fn fail(error: Error, control: &Control, cause: &OnceLock<Error>) {
     if !matches!(error, Error::Aborted) {
         let _ = cause.set(error);
@@ -202,14 +203,14 @@ fn open_ledger(load: &Load, geometry: Geometry) -> Result<Option<Ledger>> {
     }))
 }
 
-/// The supervising thread's view of a run.
+/// State of the supervising thread.
 struct Watch<'a> {
     load: &'a Load,
     control: &'a Control,
     start: Instant,
     backend_start: Option<ProcessCpu>,
     backend_end: Option<ProcessCpu>,
-    /// Per worker: completions when they last changed, and when that was.
+    /// Per worker: number of completions at the last change, and the time of that change.
     alive: Vec<(u64, Instant)>,
     shown: (u64, Instant),
 }
@@ -241,14 +242,14 @@ impl<'a> Watch<'a> {
             }
             self.check_alive(boss)?;
         }
-        // A short run may have ended between two looks.
+        // A short run may have ended between two checks.
         if self.backend_end.is_none() {
             self.backend_end = boss.backend_cpu();
         }
         Ok(())
     }
 
-    /// Enters the phase that is due; returns the time to the next one.
+    /// Enters the next phase if it is due. Returns the time until the next phase.
     fn advance(&mut self, boss: &dyn Supervisor) -> Duration {
         let elapsed = self.start.elapsed();
         let end = self.load.runtime.map(|t| self.load.ramp + t);
@@ -302,7 +303,7 @@ impl<'a> Watch<'a> {
         self.alive.iter_mut().for_each(|a| a.1 = now);
     }
 
-    /// Fails when a worker has waited too long for its requests.
+    /// Returns an error if a worker has completed no request for longer than the timeout.
     fn check_alive(&mut self, boss: &dyn Supervisor) -> Result<()> {
         let now = Instant::now();
         for (i, seat) in self.control.seats().iter().enumerate() {

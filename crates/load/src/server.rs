@@ -21,7 +21,7 @@ use crate::run::{self, Geometry, Progress, Supervisor};
 use crate::session::{self, Events, Inflight, Offer, Plan, Session, Wiring};
 use crate::slots::Shape;
 
-/// Runs the load and stops the queues.
+/// Runs the load, and then stops the queues.
 pub fn run(
     options: &Options,
     server: &VhostUser,
@@ -67,7 +67,7 @@ pub fn run(
     Ok(report)
 }
 
-/// A server that may be away later may be away now.
+/// Connects to the server. With `reconnect`, retries until that time is over.
 fn connect(server: &VhostUser) -> Result<Session> {
     let end = server.reconnect.map(|limit| Instant::now() + limit);
     loop {
@@ -126,7 +126,7 @@ fn choose_features(server: &VhostUser, load: &Load, offer: &Offer) -> Result<u64
     Ok(wanted(server) & offer.features)
 }
 
-/// What a guest's driver takes when it is offered.
+/// Returns the features that a guest's driver accepts if they are offered.
 fn wanted(server: &VhostUser) -> u64 {
     let mut wanted = [
         Feature::VERSION_1,
@@ -171,7 +171,7 @@ fn fit(load: &Load, offer: &Offer) -> Result<Geometry> {
     Geometry::new(load, capacity, align)
 }
 
-/// Fits a request's descriptors to the device's limits.
+/// Adapts a request's descriptors to the device's limits.
 fn shape(server: &VhostUser, load: &Load, config: &BlockConfig, features: u64) -> Result<Shape> {
     let mut segment = server.segment_size.unwrap_or(load.bs).min(load.bs);
     if Feature::SIZE_MAX.is_in(features) && config.size_max >= SECTOR {
@@ -204,7 +204,7 @@ fn shape(server: &VhostUser, load: &Load, config: &BlockConfig, features: u64) -
     })
 }
 
-/// Lays the guest's memory out.
+/// Creates the layout of the guest's memory, the memory itself and the queues.
 fn plan(
     server: &VhostUser,
     load: &Load,
@@ -259,7 +259,7 @@ fn make_queue(
     queue
 }
 
-/// Keeps the connection while the workers run.
+/// Owns the connection while the workers run.
 struct Boss {
     session: Session,
     plan: Plan,
@@ -277,12 +277,12 @@ impl Boss {
         }
     }
 
-    /// Stops the queues, and compares where each ended with what was sent.
+    /// Stops the queues, and checks that each has processed exactly the requests that were sent.
     fn stop(&mut self, completed: &[u16]) -> Result<()> {
         let bases = loop {
             match self.session.stop(completed.len()) {
                 Ok(bases) => break bases,
-                // It may die now as well.
+                // The server may die here, too.
                 Err(_) if self.reconnect.is_some() => self.come_back(|| false)?,
                 Err(e) => return Err(e),
             }
@@ -309,7 +309,7 @@ impl Boss {
             )));
         }
         self.come_back(|| control.phase() == Phase::Abort)?;
-        // Completions that the dead server published without an interrupt.
+        // Wake the workers: the dead server may have published completions without an interrupt.
         self.wake();
         Ok(true)
     }
@@ -341,7 +341,7 @@ impl Supervisor for Boss {
 
     fn wake(&self) {
         for queue in &self.plan.queues {
-            // An eventfd that cannot be written cannot be slept on either.
+            // If an eventfd cannot be written, no worker can sleep on it either.
             let _ = session::kick(&queue.events.call);
         }
     }
@@ -363,7 +363,7 @@ impl Supervisor for Boss {
     }
 }
 
-/// What a server offers, for `--info`.
+/// Features and limits of a server, for `--info`.
 #[derive(Clone, Debug, Serialize)]
 pub struct ServerInfo {
     pub pid: u32,
@@ -374,7 +374,7 @@ pub struct ServerInfo {
     pub config: BlockConfig,
 }
 
-/// Asks a server what it offers, and hangs up.
+/// Connects to a server, reads its features and limits, and disconnects.
 pub fn info(socket: &Path) -> Result<ServerInfo> {
     let session = Session::connect(socket)?;
     let offer = session.offer();

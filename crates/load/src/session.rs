@@ -1,5 +1,5 @@
-//! The vhost-user connection: handshake, start and stop of the queues, in the
-//! order in which QEMU sends its messages.
+//! The vhost-user connection: handshake, and start and stop of the queues. Messages are sent in the
+//! same order as by QEMU.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -24,19 +24,19 @@ use crate::memory::{GUEST_BASE, GuestMemory};
 use crate::message::{self, within};
 use crate::ring::{RingLayout, used_index};
 
-/// How long a server may take to answer one message.
+/// Timeout for the server's replies in one exchange, such as the handshake.
 const ANSWER: Duration = Duration::from_secs(20);
-/// Between two attempts to reconnect.
+/// Interval between two attempts to reconnect.
 const RETRY: Duration = Duration::from_millis(5);
 /// VHOST_VRING_F_LOG.
 const VRING_LOG: u32 = 1;
 
-/// What a server says about itself before a queue is started.
+/// Features and limits that a server reports before any queue is started.
 #[derive(Clone, Debug)]
 pub struct Offer {
     pub features: u64,
     pub protocol: Protocol,
-    /// Queues that the server can serve.
+    /// Maximum number of queues of the server.
     pub queues: u64,
     pub memory_slots: Option<u64>,
     pub config: BlockConfig,
@@ -45,16 +45,16 @@ pub struct Offer {
 /// The eventfds of a queue.
 #[derive(Debug)]
 pub struct Events {
-    /// Tells the server that there are requests.
+    /// Signalled by the driver when there are new requests.
     pub kick: EventFd,
-    /// Tells us that there are completions.
+    /// Signalled by the server when there are completions.
     pub call: EventFd,
-    /// Tells us that the server gave the queue up.
+    /// Signalled by the server when a queue has failed.
     pub err: EventFd,
 }
 
 impl Events {
-    /// `call` blocks its reader exactly when `sleeps`.
+    /// Creates the eventfds of a queue. With `sleeps`, reads from `call` block.
     pub fn new(sleeps: bool) -> Result<Events> {
         let make = |flags: i32| {
             EventFd::new(flags | libc::EFD_CLOEXEC).map_err(|e| Error::os("creating an eventfd", e))
@@ -67,14 +67,14 @@ impl Events {
     }
 }
 
-/// A queue as the server is told of it.
+/// A queue's ring and eventfds, as they are passed to the server.
 #[derive(Debug)]
 pub struct Wiring {
     pub ring: RingLayout,
     pub events: Arc<Events>,
 }
 
-/// Everything that a connection is given, and given again after a reconnect.
+/// The state that is sent to the server on every connection, including reconnects.
 #[derive(Debug)]
 pub struct Plan {
     /// Virtio features, without VHOST_USER_F_PROTOCOL_FEATURES.
@@ -82,17 +82,17 @@ pub struct Plan {
     pub memory: Arc<GuestMemory>,
     pub queues: Vec<Wiring>,
     pub log: Option<Arc<DirtyLog>>,
-    /// Ask for in-flight tracking.
+    /// Whether to use in-flight tracking.
     pub inflight: bool,
 }
 
-/// The server's in-flight area, kept over its death.
+/// The server's in-flight area, which is kept when the server dies.
 pub struct Inflight {
     description: VhostUserInflight,
     file: OwnedFd,
 }
 
-/// One connection.
+/// A connection to a server.
 pub struct Session {
     frontend: Frontend,
     stream: UnixStream,
@@ -110,7 +110,7 @@ fn msg<T>(what: &'static str, result: vhost::Result<T>) -> Result<T> {
 }
 
 impl Session {
-    /// Connects and learns what the server offers.
+    /// Connects to a server and reads its features and limits.
     pub fn connect(path: &Path) -> Result<Session> {
         let connect = || -> io::Result<(UnixStream, UnixStream)> {
             let stream = UnixStream::connect(path)?;
@@ -138,32 +138,32 @@ impl Session {
         })
     }
 
-    /// What the server offers.
+    /// Returns the features and limits of the server.
     pub fn offer(&self) -> &Offer {
         &self.offer
     }
 
-    /// The process that listens on the socket.
+    /// Returns the PID of the process that listens on the socket.
     pub fn peer_pid(&self) -> Result<u32> {
         let cred = rustix::net::sockopt::socket_peercred(&self.stream)
             .map_err(|e| Error::os("asking for the peer of the socket", e))?;
         Ok(cred.pid.as_raw_nonzero().get() as u32)
     }
 
-    /// Gives the server features, memory and queues, and starts the queues.
-    /// `inflight` is filled in by the first call that succeeds; a server that
-    /// has lost its state goes on from it.
+    /// Sends features, memory and queues to the server, and starts the queues. The first successful
+    /// call stores the server's in-flight area in `inflight`. A restarted server resumes from that
+    /// area.
     pub fn start(&mut self, plan: &Plan, inflight: &mut Option<Inflight>) -> Result<()> {
         let (f, stream) = (&mut self.frontend, &self.stream);
         within(stream, ANSWER, || start(f, stream, plan, inflight))?;
-        // Requests may have been made available while nobody listened.
+        // Kick every queue: requests may have been made available while no server was connected.
         for queue in &plan.queues {
             kick(&queue.events.kick)?;
         }
         Ok(())
     }
 
-    /// Stops the queues; returns the index from which each would go on.
+    /// Stops the queues. Returns the avail index at which each would resume.
     pub fn stop(&mut self, queues: usize) -> Result<Vec<u16>> {
         let f = &mut self.frontend;
         within(&self.stream, ANSWER, || {
@@ -176,7 +176,7 @@ impl Session {
         })
     }
 
-    /// Waits until the server hangs up; false: it has not within `time`.
+    /// Waits until the server closes the connection. Returns `false` after `time`.
     pub fn wait_hangup(&self, time: Duration) -> Result<bool> {
         let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
         let time = Timespec {
@@ -190,8 +190,8 @@ impl Session {
         }
     }
 
-    /// Connects again within `limit` and hands everything over. The server may
-    /// die at any time, also during the handshake: then it is tried again.
+    /// Connects again and starts the queues, within `limit`. The server may die again at any time,
+    /// even during the handshake; then the attempt is repeated.
     pub fn reconnect(
         &mut self,
         plan: &Plan,
@@ -331,7 +331,7 @@ fn region(memory: &GuestMemory) -> VhostUserMemoryRegionInfo {
 fn start_queue(f: &Frontend, index: usize, queue: &Wiring, plan: &Plan) -> Result<()> {
     let ring = &queue.ring;
     msg("SET_VRING_NUM", f.set_vring_num(index, ring.size))?;
-    // What the server finished it has published, whether it lives or not.
+    // The used index in memory is valid even if the server has died.
     let base = used_index(&plan.memory, ring);
     msg("SET_VRING_BASE", f.set_vring_base(index, base))?;
     let address = |offset: usize| plan.memory.map().base() as u64 + offset as u64;
@@ -351,7 +351,7 @@ fn start_queue(f: &Frontend, index: usize, queue: &Wiring, plan: &Plan) -> Resul
     msg("SET_VRING_KICK", f.set_vring_kick(index, &events.kick))
 }
 
-/// Adds one to an eventfd. One that is full has been signalled anyway.
+/// Increments an eventfd. If its counter is full, it is signalled already.
 pub fn kick(fd: &EventFd) -> Result<()> {
     match rustix::io::write(event_fd(fd), &1u64.to_ne_bytes()) {
         Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
@@ -359,12 +359,12 @@ pub fn kick(fd: &EventFd) -> Result<()> {
     }
 }
 
-/// Sleeps until an eventfd that was made to block is written, and reads it; 0
-/// when a signal came.
+/// Sleeps until a blocking eventfd is signalled, and reads it. Returns 0 after a signal interrupted
+/// the read.
 ///
-/// Blocking is a property of the open file, which the server shares, and
-/// QEMU's makes every descriptor that it receives non-blocking: then it is
-/// undone here. One read is the cheapest way to sleep that there is.
+/// O_NONBLOCK is a property of the open file description, which the server shares. QEMU makes every
+/// received descriptor non-blocking; this function then makes it blocking again. A single blocking
+/// read is the cheapest way to sleep.
 pub fn sleep_on(fd: &EventFd) -> Result<u64> {
     let mut count = [0u8; 8];
     loop {
@@ -378,7 +378,7 @@ pub fn sleep_on(fd: &EventFd) -> Result<u64> {
     }
 }
 
-/// Reads an eventfd that does not block; 0 when it was not written.
+/// Reads a non-blocking eventfd. Returns 0 if it is not signalled.
 pub fn take(fd: &EventFd) -> Result<u64> {
     let mut count = [0u8; 8];
     match rustix::io::read(event_fd(fd), &mut count) {
@@ -388,7 +388,7 @@ pub fn take(fd: &EventFd) -> Result<u64> {
     }
 }
 
-/// `EventFd` lends no `BorrowedFd` itself.
+/// Borrows the descriptor, because `EventFd` does not implement `AsFd`.
 fn event_fd(fd: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the eventfd is open for as long as it is borrowed.
     unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }

@@ -1,12 +1,12 @@
 //! virtio-blk requests that are laid out once and reused.
 //!
-//! A slot has its header, descriptor table, status byte and data buffer at
-//! fixed places. The usual request changes only the header's sector: one store
-//! to one cache line. Another operation than last time rewrites the table.
+//! The header, descriptor table, status byte and data buffer of a slot have fixed addresses. A
+//! typical request changes only the sector in the header, with one store to one cache line. A
+//! request with another operation than the slot's last one rewrites the table.
 //!
-//! The header and the table share a cache line, which the driver writes and the
-//! device reads. The status bytes of all slots are packed into lines of their
-//! own, so that a batch of completions moves few of them.
+//! The header and the table share a cache line, which the driver writes and the device reads. The
+//! status bytes of all slots are packed into separate lines, so that a batch of completions
+//! transfers few lines.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -19,16 +19,16 @@ use crate::ring::{Desc, Ring};
 const HEADER_LEN: usize = 16;
 /// `struct virtio_blk_discard_write_zeroes`.
 const RANGE_LEN: u32 = 16;
-/// A status that no device writes.
+/// Status value that no device writes.
 pub const STATUS_UNWRITTEN: u8 = 0xff;
 
-/// What all slots of a queue have in common.
+/// Properties that all slots of a queue share.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub slots: u16,
-    /// Bytes of data per request.
+    /// Size of a request's data in bytes.
     pub len: u32,
-    /// Bytes per data descriptor.
+    /// Maximum size of a data descriptor in bytes.
     pub segment: u32,
     pub indirect: bool,
 }
@@ -38,7 +38,7 @@ impl Shape {
         self.len.div_ceil(self.segment) as u16
     }
 
-    /// Descriptors of one chain: header, data, status.
+    /// Returns the number of descriptors of a chain: header, data and status.
     pub fn chain(&self) -> u16 {
         self.segments() + 2
     }
@@ -52,7 +52,7 @@ impl Shape {
     }
 }
 
-/// Where the slots' parts lie in guest memory, as offsets.
+/// Offsets of the slots' parts in guest memory.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotLayout {
     shape: Shape,
@@ -64,7 +64,7 @@ pub struct SlotLayout {
 }
 
 impl SlotLayout {
-    /// Takes what `shape` needs; data buffers are whole pages.
+    /// Allocates the memory for `shape`. Data buffers occupy whole pages.
     pub fn new(layout: &mut Layout, shape: Shape) -> SlotLayout {
         let n = usize::from(shape.slots);
         let line_len = (HEADER_LEN + shape.table_len()).next_multiple_of(64);
@@ -83,43 +83,43 @@ impl SlotLayout {
         self.lines + usize::from(slot) * self.line_len
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     pub fn count(&self) -> u16 {
         self.shape.slots
     }
 
-    /// Offset of a slot's status byte.
+    /// Returns the offset of a slot's status byte.
     pub fn status(&self, slot: u16) -> usize {
         self.status + usize::from(slot)
     }
 
-    /// Offset of a slot's data.
+    /// Returns the offset of a slot's data.
     pub fn data(&self, slot: u16) -> usize {
         self.data + usize::from(slot) * self.data_stride
     }
 }
 
-/// The slots of one queue. The guest memory outlives them.
+/// The slots of one queue. The guest memory must outlive them.
 #[derive(Debug)]
 pub struct Slots {
     layout: SlotLayout,
-    /// Operation that each slot's table is laid out for.
+    /// Operation for which each slot's table is prepared.
     ops: Vec<Op>,
     headers: *mut u8,
     status: *mut u8,
     data: *mut u8,
-    /// First descriptor of slot 0's chain.
+    /// Address of the first descriptor of slot 0's chain.
     tables: *mut u8,
-    /// From one slot's first descriptor to the next one's.
+    /// Distance in bytes between the first descriptors of two adjacent slots.
     table_stride: usize,
 }
 
-// SAFETY: the pointers are to shared memory without thread affinity, accessed
-// atomically, and one thread at a time uses the slots.
+// SAFETY: the pointers refer to shared memory without thread affinity, which is accessed
+// atomically. One thread at a time uses the slots.
 unsafe impl Send for Slots {}
 
 impl Slots {
-    /// Builds all tables, for reads, and the ring's descriptors.
+    /// Builds the ring's descriptors and all tables. The tables are prepared for reads.
     pub fn new(memory: &GuestMemory, layout: SlotLayout, ring: &Ring) -> Slots {
         let shape = layout.shape;
         let n = usize::from(shape.slots);
@@ -160,7 +160,7 @@ impl Slots {
         slots
     }
 
-    /// The head to push for a slot.
+    /// Returns the head descriptor of a slot's chain.
     #[inline(always)]
     pub fn head(&self, slot: u16) -> u16 {
         if self.layout.shape.indirect {
@@ -170,8 +170,8 @@ impl Slots {
         }
     }
 
-    /// Makes the slot's chain ask for `op` at byte `offset`. The slot is not in
-    /// flight, and [`Slots::head`] is pushed afterwards.
+    /// Prepares the slot's chain for `op` at byte `offset`. The slot must not be in flight. The
+    /// caller pushes [`Slots::head`] afterwards.
     #[inline(always)]
     pub fn prepare(&mut self, slot: u16, op: Op, offset: u64) {
         if self.ops[usize::from(slot)] != op {
@@ -202,14 +202,14 @@ impl Slots {
         field.store(sector, Ordering::Relaxed);
     }
 
-    /// The payload of a discard: one range; a write-zeroes keeps the blocks.
+    /// Writes the payload of a discard or write-zeroes request: one range, without the unmap flag.
     fn set_range(&self, slot: u16, sector: u64) {
         let buffer = self.buffer(slot);
         buffer.store(0, sector);
         buffer.store(1, u64::from(self.layout.shape.len / SECTOR));
     }
 
-    /// Rewrites type and table for another operation.
+    /// Rewrites the request type and the descriptor table for another operation.
     fn build(&mut self, slot: u16, op: Op) {
         self.ops[usize::from(slot)] = op;
         // SAFETY: inside the header, aligned to 4, and only accessed atomically.
@@ -256,26 +256,27 @@ impl Slots {
         unsafe { AtomicU8::from_ptr(self.status.add(usize::from(slot))) }
     }
 
-    /// What the device wrote.
+    /// Returns the status that the device wrote.
     #[inline(always)]
     pub fn status(&self, slot: u16) -> u8 {
         self.status_byte(slot).load(Ordering::Relaxed)
     }
 
-    /// So that a device that forgets to write the status is found out.
+    /// Resets the status, to detect a device that does not write it.
     #[inline(always)]
     pub fn clear_status(&self, slot: u16) {
         self.status_byte(slot)
             .store(STATUS_UNWRITTEN, Ordering::Relaxed);
     }
 
-    /// The operation that the slot was last prepared for.
+    /// Returns the operation for which the slot was last prepared.
     #[inline(always)]
     pub fn op(&self, slot: u16) -> Op {
         self.ops[usize::from(slot)]
     }
 
-    /// Most bytes that the device may write: `len` of the used entry.
+    /// Returns the maximum number of bytes that the device may write, the maximum `len` of the used
+    /// entry.
     pub fn writable(&self, slot: u16) -> u32 {
         match self.op(slot) {
             Op::Read => self.layout.shape.len + 1,
@@ -283,7 +284,7 @@ impl Slots {
         }
     }
 
-    /// The slot's data.
+    /// Returns the slot's data buffer.
     pub fn buffer(&self, slot: u16) -> Buffer {
         assert!(slot < self.layout.shape.slots);
         let at = usize::from(slot) * self.layout.data_stride;
@@ -293,7 +294,7 @@ impl Slots {
     }
 }
 
-/// VIRTIO_BLK_T_*.
+/// Returns the request type (VIRTIO_BLK_T_*) of an operation.
 fn wire_type(op: Op) -> u32 {
     match op {
         Op::Read => 0,
@@ -304,8 +305,8 @@ fn wire_type(op: Op) -> u32 {
     }
 }
 
-/// Writes a descriptor in two whole halves: the device may be broken and look
-/// at it at any time.
+/// Writes a descriptor as two 8-byte halves, each atomically, because a broken device may read it
+/// at any time.
 fn store(at: *mut Desc, desc: Desc) {
     let tail = u64::from(desc.len) | u64::from(desc.flags) << 32 | u64::from(desc.next) << 48;
     // SAFETY: private callers pass descriptors inside guest memory, aligned to

@@ -6,11 +6,11 @@ use crate::memory::Buffer;
 use crate::pattern::{self, Generation, UNKNOWN, ZEROES};
 use crate::port::Op;
 
-/// No block: the slot is free or does not touch one.
+/// Marks a slot that is free or whose request touches no block.
 const NONE: u64 = u64::MAX;
 
-/// One queue's checker. Its blocks are used by no other queue, and never by two
-/// requests at a time: so what a read must return is known.
+/// Checks the requests of one queue. No other queue uses its blocks, and no two requests in flight
+/// touch the same block. Therefore the result of each read is known.
 #[derive(Debug)]
 pub struct Checker<'a> {
     part: Part<'a>,
@@ -20,12 +20,12 @@ pub struct Checker<'a> {
     checked: u64,
 }
 
-/// What was verified.
+/// Number of verified blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Verified {
     /// Blocks written with a pattern or zeroes.
     pub written: u64,
-    /// Blocks read and found right, under load and at the end.
+    /// Blocks read with the expected contents, during the load and at the end.
     pub checked: u64,
 }
 
@@ -39,17 +39,17 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Whether a request in flight touches the block.
+    /// Returns whether a request in flight touches the block.
     pub fn is_busy(&self, block: u64) -> bool {
         self.busy.contains(&block)
     }
 
-    /// The next block from `from` on that can be checked.
+    /// Returns the first block at or after `from` that can be checked.
     pub fn next_known(&self, from: u64) -> Option<u64> {
         self.part.next_known(from)
     }
 
-    /// Before a request is queued: fills a write's buffer.
+    /// Called before a request is queued. Fills the buffer of a write.
     pub fn start(&mut self, slot: u16, op: Op, block: u64, buffer: Buffer) {
         match op {
             Op::Read => {}
@@ -69,8 +69,8 @@ impl<'a> Checker<'a> {
         self.busy[usize::from(slot)] = block;
     }
 
-    /// After a request has ended; `ok`: with success. A write that failed may
-    /// have happened or not, and stays pending.
+    /// Called after a request has completed; `ok` means success. A failed write stays pending,
+    /// because it may or may not have reached the disk.
     pub fn finish(&mut self, slot: u16, op: Op, ok: bool, buffer: Buffer) -> Result<()> {
         let block = std::mem::replace(&mut self.busy[usize::from(slot)], NONE);
         match op {
@@ -108,7 +108,7 @@ impl<'a> Checker<'a> {
         })
     }
 
-    /// The figures so far.
+    /// Returns the counts so far.
     pub fn verified(&self) -> Verified {
         Verified {
             written: self.written,

@@ -1,19 +1,20 @@
-//! Which request comes next.
+//! Generates the sequence of requests.
 
 use crate::options::{Load, Rw};
 use crate::port::Op;
 
-/// wyrand: one multiplication per number, good enough for offsets.
+/// The wyrand random number generator. It needs one multiplication per number, and is good enough
+/// for offsets.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// Different seeds give unrelated sequences.
+    /// Creates a generator. Different seeds give unrelated sequences.
     pub fn new(seed: u64) -> Rng {
         Rng(mix(seed))
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     #[inline(always)]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0xa076_1d64_78bd_642f);
@@ -21,14 +22,14 @@ impl Rng {
         (wide >> 64) as u64 ^ wide as u64
     }
 
-    /// Below `n`, uniform but for a bias of n / 2^64.
+    /// Returns a number below `n`, which is uniform except for a bias of n / 2^64.
     #[inline(always)]
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
     }
 }
 
-/// splitmix64's finalizer: every input bit reaches every output bit.
+/// The finalizer of splitmix64: every input bit affects every output bit.
 pub fn mix(value: u64) -> u64 {
     let v = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let v = (v ^ (v >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -36,19 +37,20 @@ pub fn mix(value: u64) -> u64 {
     v ^ (v >> 31)
 }
 
-/// The blocks that one queue uses, counted from the start of the whole area.
+/// A range of blocks that a queue uses, counted from the start of the whole used area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     pub first: u64,
     pub count: u64,
 }
 
-/// How one queue's operation is chosen.
+/// How a queue's operations are chosen.
 #[derive(Clone, Copy, Debug)]
 enum Choice {
     Always(Op),
-    /// Percent: below `trim` discard, below `zero` write zeroes, else a read or
-    /// a write by a second draw, or `other`.
+    /// Thresholds in percent: a draw below `trim` is a discard, and one below `zero` is a write of
+    /// zeroes. Otherwise the operation is `other` or, without it, a second draw decides between
+    /// read and write.
     Mixed {
         trim: u64,
         zero: u64,
@@ -64,14 +66,14 @@ pub struct Workload {
     choice: Choice,
     random: bool,
     range: Range,
-    /// Next block of a sequential run, relative to the range.
+    /// Next block of a sequential workload, relative to the range.
     cursor: u64,
     fsync: u32,
     writes_since_flush: u32,
 }
 
 impl Workload {
-    /// The requests of queue `index` over `range`, which is not empty.
+    /// Creates the requests of queue `index` in `range`, which must not be empty.
     pub fn new(load: &Load, index: u16, range: Range) -> Workload {
         assert!(range.count > 0);
         Workload {
@@ -85,7 +87,7 @@ impl Workload {
         }
     }
 
-    /// The next request's operation. A write counts towards `fsync`.
+    /// Returns the operation of the next request. A write counts towards `fsync`.
     #[inline(always)]
     pub fn op(&mut self) -> Op {
         if self.fsync != 0 && self.writes_since_flush >= self.fsync {
@@ -120,7 +122,7 @@ impl Workload {
         }
     }
 
-    /// The next block.
+    /// Returns the block of the next request.
     #[inline(always)]
     pub fn block(&mut self) -> u64 {
         if self.random {
@@ -155,8 +157,8 @@ fn choice(load: &Load) -> Choice {
     }
 }
 
-/// The part of `blocks` that queue `index` of `queues` uses: all of it for
-/// random load without verification, else its own slice.
+/// Returns the part of `blocks` that queue `index` of `queues` uses: its own slice if `own_slice`,
+/// otherwise all blocks.
 pub fn range_of(blocks: u64, index: u16, queues: u16, own_slice: bool) -> Range {
     if !own_slice {
         return Range {

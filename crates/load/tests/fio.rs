@@ -1,4 +1,4 @@
-//! fio takes the jobs that we write, and we take its reports.
+//! Tests that fio accepts the generated jobs, and that its reports can be parsed.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fathom_load::files::fio::{Job, Scenario, job_file, make_file, parse};
 
-/// What fio says of a job in `dir`.
+/// Runs a job in `dir`, and returns fio's output.
 fn fio(dir: &Path, text: &str) -> String {
     let file = dir.join("job.fio");
     std::fs::write(&file, text).unwrap();
@@ -21,7 +21,7 @@ fn fio(dir: &Path, text: &str) -> String {
 #[test]
 fn fio_runs_every_scenario_and_its_report_is_understood() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    // A name that it would take for two.
+    // fio would split this name at the colon without escaping.
     let files = dir.path().join("a:b");
     std::fs::create_dir(&files).unwrap();
     for (scenario, bs) in [
@@ -50,7 +50,7 @@ fn fio_runs_every_scenario_and_its_report_is_understood() {
             fio(dir.path(), &make);
         }
         let text = fio(dir.path(), &job_file(&job).unwrap());
-        // All threads work for all of the time: its jobs' times are added up.
+        // All threads run for the whole time: fio reports the sum of their run times.
         if scenario != Scenario::LargeFileCreates {
             let json = &text[text.find('{').unwrap()..];
             let json: serde_json::Value = serde_json::from_str(json).unwrap();
@@ -75,7 +75,7 @@ fn fio_runs_every_scenario_and_its_report_is_understood() {
             let share = report.operations[0].ios as f64 / (report.iops * report.runtime);
             assert!((0.6..0.8).contains(&share), "{share}");
         }
-        // More than one pass, and the files are gone.
+        // There was more than one pass, and the files are removed.
         if scenario == Scenario::LargeFileCreates {
             assert!(report.operations[0].bytes > 2 * (5 << 20), "{report}");
             assert_eq!(std::fs::read_dir(&files).unwrap().count(), 0);

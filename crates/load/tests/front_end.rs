@@ -1,5 +1,5 @@
-//! The load generator against a device that the `virtio-queue` and `vhost`
-//! crates implement, well-behaved and not.
+//! Tests of the load generator against a device based on the `virtio-queue` and `vhost` crates,
+//! with and without faults.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ mod support;
 use support::device::{Device, Fault};
 use support::{EVENT_IDX, INDIRECT, LOG_ALL, Server};
 
-/// A server on a socket of its own.
+/// A server with its device and socket.
 struct Bed {
     socket: PathBuf,
     device: Arc<Device>,
     server: Server,
-    /// Dropped last: ending the server needs its socket.
+    /// Declared last, so that it is dropped last: stopping the server needs its socket.
     _dir: tempfile::TempDir,
 }
 
@@ -55,7 +55,7 @@ impl Bed {
     }
 }
 
-/// A mixed load with verification of `n` requests per queue.
+/// Returns a mixed load with verification, of `n` requests per queue.
 fn mixed(n: u64) -> Load {
     Load {
         rw: Rw::RandRw,
@@ -105,7 +105,7 @@ fn every_kind_of_ring_carries_every_kind_of_request() {
         let verified = report.verify.unwrap();
         let read = report.operation(Op::Read).unwrap().ios;
         assert!(verified.checked > read / 2, "{verified:?}");
-        // Everything that was counted was executed, and the final read-back too.
+        // The device has executed all counted requests, and also those of the final read-back.
         let executed = u64::from(bed.device.executed.load(Ordering::Relaxed));
         assert!(executed > 6000, "{executed}");
     }
@@ -144,7 +144,8 @@ fn indices_wrap_around_and_no_wake_up_is_lost() {
 
 #[test]
 fn a_driver_that_should_sleep_does_not_spin() {
-    // The server has made the call eventfd non-blocking, for both of us.
+    // The server has made the call eventfd non-blocking, which affects both sides. The driver must
+    // undo that.
     let bed = Bed::new(Device::new(None));
     bed.run(mixed(1000), |_| {}).unwrap();
     let calls = bed.server.seen.calls.lock().unwrap();
@@ -184,7 +185,7 @@ fn wrong_contents_are_found() {
         (Fault::SkipRead, "found"),
     ] {
         let bed = Bed::faulty(fault, 150);
-        // Few blocks, so that each is written again and again.
+        // Use few blocks, so that each is written repeatedly.
         let load = Load {
             size: Some(32 * 4096),
             ..mixed(20_000)
@@ -230,7 +231,7 @@ fn a_lost_interrupt_is_told_from_a_lost_request() {
     ] {
         let bed = Bed::faulty(fault, 50);
         let load = Load {
-            // On a busy machine the device may take a while for the requests before.
+            // On a busy machine, the device may need some time for the earlier requests.
             timeout: Duration::from_secs(5),
             ..mixed(1000)
         };
@@ -285,9 +286,8 @@ fn the_load_survives_its_server() {
         assert!(report.reconnects > 0);
         let seen = &bed.server.seen;
         let sessions = seen.sessions.load(Ordering::Relaxed);
-        // The last one, and at most one for each time that the server hung
-        // up. (Some of these come to no reconnect: the server hung up again
-        // before it was complete.)
+        // The number of sessions is at most the number of hang-ups plus one. Some sessions are not
+        // counted as reconnects, because the server hung up again before they were complete.
         let most = 1 + bed.device.count.load(Ordering::Relaxed) / OFTEN;
         assert!((6..=most).contains(&sessions), "{sessions} of {most}");
         assert_eq!(seen.inflight.load(Ordering::Relaxed), sessions);
@@ -321,7 +321,7 @@ fn a_later_run_checks_what_an_earlier_one_wrote() {
     };
     let first = bed.run(check.clone(), |_| {}).unwrap().verify.unwrap();
     assert_eq!((first.written, first.checked), (0, 100));
-    // Somebody else writes the first block behind our back.
+    // Another run overwrites the first block, unknown to the state file.
     let foreign = Load {
         verify_state: None,
         number_ios: Some(1),

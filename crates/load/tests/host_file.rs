@@ -1,4 +1,4 @@
-//! The same load on a file.
+//! Tests of the load on a file.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
@@ -32,7 +32,7 @@ fn mixed(depth: u16) -> Load {
 }
 
 fn image() -> tempfile::NamedTempFile {
-    // Not in /tmp: where that is in memory, it cannot zero a range.
+    // Do not use /tmp: if it is a tmpfs, it does not support zeroing a range.
     let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     image.as_file().set_len(16 << 20).unwrap();
     image
@@ -64,7 +64,8 @@ fn both_engines_do_every_operation_and_verify() {
     }
 }
 
-/// It has no other operations, and wants a file system with direct I/O, which /tmp's need not have.
+/// Linux AIO supports only these operations, and needs a file system with direct I/O. The file
+/// system of /tmp may not support it.
 #[test]
 fn linux_aio_reads_writes_flushes_and_verifies() {
     let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -124,7 +125,7 @@ fn a_file_that_is_cut_short_is_one_clear_error() {
     assert!(text.starts_with("cannot open /nonexistent: "), "{text}");
 }
 
-/// Some writes to a file as it is.
+/// Runs some writes on a file, and returns the error message, if any.
 fn write_to(path: &Path, change: impl FnOnce(&mut File, &mut Load)) -> Result<(), String> {
     let mut file = File {
         buffered: true,
@@ -160,7 +161,7 @@ fn data_is_not_overwritten_unless_that_is_wanted() {
     let mut found = [0; 8];
     image.as_file().read_exact_at(&mut found, at).unwrap();
     assert_eq!(&found, b"precious");
-    // Nothing was written elsewhere, either; and where nothing is, there may be.
+    // The refused load wrote nothing at all. A range without data may be written.
     write_to(image.path(), before).unwrap();
     write_to(image.path(), before).expect_err("what the load before has written");
     write_to(image.path(), reads).unwrap();
@@ -216,14 +217,14 @@ fn what_qemu_has_is_left_alone() {
     let refused = write_to(image.path(), overwrite).unwrap_err();
     let holder = format!("in use by qemu-io (process {})", qemu.id());
     assert!(refused.contains(&holder), "{refused}");
-    // It disturbs nobody.
+    // A load that only reads does not need exclusive access.
     write_to(image.path(), reads).unwrap();
     drop(commands);
     qemu.wait().unwrap();
     write_to(image.path(), overwrite).unwrap();
 }
 
-/// And while it is being loaded, QEMU leaves it alone.
+/// QEMU cannot open a file for writing while a load writes to it.
 #[test]
 fn a_file_is_locked_while_it_is_written() {
     let image = image();
@@ -258,14 +259,14 @@ fn a_file_is_locked_while_it_is_written() {
     assert!(!qemu.status.success());
     let error = String::from_utf8_lossy(&qemu.stderr).into_owned();
     assert!(error.contains("lock"), "{error}");
-    // Ended early, it has measured what there was.
+    // A load that is stopped early reports its measurements until then.
     stop.store(true, Ordering::Relaxed);
     let report = writer.join().unwrap().unwrap();
     assert!(report.runtime < 600.0);
     assert!(report.operation(Op::Write).is_some());
 }
 
-/// Needs root, as the tests of full file systems do.
+/// Needs root, like the tests of full file systems.
 #[test]
 fn a_mounted_device_is_left_alone() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -1,4 +1,4 @@
-//! The mail server on real file systems, and what happens to it there.
+//! Tests of the mail server on real file systems.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,8 @@ use fathom_load::Error;
 use fathom_load::files::{Options, Part, Report, Weights, run};
 use tempfile::TempDir;
 
-/// A small one, of a number of operations, on a file system that has direct I/O or not.
+/// Returns the options of a small run, which is limited by a number of operations and does not use
+/// O_DIRECT.
 fn small(dir: &Path) -> Options {
     Options {
         threads: 3,
@@ -31,17 +32,17 @@ fn start(options: &Options) -> Result<Report, Error> {
     run(options, &mut |_| {})
 }
 
-/// In memory.
+/// Creates a directory in memory.
 fn tmpfs() -> TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap()
 }
 
-/// On a disk.
+/// Creates a directory on a disk.
 fn disk() -> TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap()
 }
 
-/// Contents of all files by their paths below `dir`.
+/// Returns the contents of all files, by path.
 fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap() {
@@ -58,7 +59,7 @@ fn is_empty(dir: &Path) -> bool {
     fs::read_dir(dir).unwrap().next().is_none()
 }
 
-/// Any file that the run has made.
+/// Returns any file that the run has created.
 fn some_file(root: &Path) -> Option<PathBuf> {
     let below = |dir: &Path| fs::read_dir(dir).ok()?.flatten().next().map(|e| e.path());
     let dirs = fs::read_dir(below(root)?).ok()?.flatten();
@@ -129,7 +130,7 @@ fn a_run_in_two_parts_is_the_same_run() {
     .unwrap();
     assert!(is_empty(dir.path()), "it takes away what it was given");
 
-    // What was never made is said, and whatever it is stays there.
+    // A directory that no run has created is rejected, and is not removed.
     let other = tmpfs();
     fs::create_dir(other.path().join("d000")).unwrap();
     let strange = Options {
@@ -191,7 +192,7 @@ fn a_stop_ends_it_early_with_what_was_measured() {
     let report = run(&options, &mut |_| stop.store(true, Ordering::Relaxed)).unwrap();
     assert!(report.runtime < 60.0 && report.iops > 0.0);
     assert!(report.verify.unwrap().checked > 0);
-    // Before there was anything to measure.
+    // The run was stopped before there was anything to measure.
     let report = start(&options).unwrap();
     assert!(report.operations.is_empty());
     assert!(is_empty(dir.path()));
@@ -212,7 +213,7 @@ fn a_directory_that_cannot_be_written_to_is_an_error() {
         error.contains("cannot open") && error.contains("file"),
         "{error}"
     );
-    // Root may write anyway.
+    // Root can write to the directory regardless of its mode.
     if !rustix::process::geteuid().is_root() {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o500)).unwrap();
         let error = start(&small(dir.path())).unwrap_err().to_string();
@@ -221,7 +222,7 @@ fn a_directory_that_cannot_be_written_to_is_an_error() {
     }
 }
 
-/// A mount of its own, which is gone at the end.
+/// A tmpfs mount that is unmounted on drop.
 struct Mount(TempDir);
 
 impl Mount {
@@ -247,7 +248,7 @@ impl Drop for Mount {
 fn a_file_system_that_fills_up_is_said_to_be_full_and_is_cleaned() {
     let mount = Mount::tmpfs("size=24m");
     let dir = mount.0.path();
-    // Files that fit, and a load that makes more of them.
+    // The initial files fit, and the load creates more of them.
     let options = Options {
         files: 400,
         max_size: 1 << 20,
@@ -267,7 +268,7 @@ fn a_file_system_that_fills_up_is_said_to_be_full_and_is_cleaned() {
         other => panic!("{other:?}"),
     }
     assert!(is_empty(dir));
-    // Files that do not fit are refused before any is made.
+    // Files that do not fit are rejected before any file is created.
     match start(&Options {
         files: 2000,
         ..options
@@ -292,7 +293,7 @@ fn a_read_only_mount_is_an_error() {
     assert!(error.contains("read-only file system"), "{error}");
 }
 
-/// Runs with somebody else who meddles with the files while it lasts.
+/// Runs a load while `meddle` changes its files, and returns the error.
 fn meddled(options: &Options, mut meddle: impl FnMut()) -> Error {
     let options = Options {
         runtime: Some(Duration::from_secs(60)),
@@ -325,7 +326,7 @@ fn a_file_that_somebody_removes_is_named() {
 fn a_file_that_somebody_shortens_or_writes_to_is_named() {
     for shorten in [true, false] {
         let dir = tmpfs();
-        // Nothing is deleted or grows: the file that is spoilt stays as it is.
+        // Only read: otherwise the load might delete the changed file or append to it.
         let options = Options {
             weights: "read=1".parse().unwrap(),
             ..small(dir.path())
@@ -350,7 +351,7 @@ fn links_out_of_the_directory_are_not_followed() {
     let outside = tmpfs();
     let precious = outside.path().join("f00000000");
     fs::write(&precious, vec![1; 1 << 20]).unwrap();
-    // A file.
+    // First case: a link in place of a file.
     let dir = tmpfs();
     let options = Options {
         weights: "read=1".parse().unwrap(),
@@ -372,7 +373,7 @@ fn links_out_of_the_directory_are_not_followed() {
         "{text}"
     );
     assert!(is_empty(dir.path()));
-    // A whole directory, with what would be removed at the end.
+    // Second case: a link in place of a directory, whose files would be removed at the end.
     let options = Options {
         runtime: Some(Duration::from_millis(700)),
         number_ios: None,

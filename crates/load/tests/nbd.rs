@@ -1,5 +1,5 @@
-//! The NBD client against nbdkit and qemu-nbd, with verification, and against
-//! servers that break the protocol.
+//! Tests of the NBD client against nbdkit and qemu-nbd, with verification, and against servers that
+//! violate the protocol.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ impl Server {
         Server::nbdkit(&["memory", "32M"])
     }
 
-    /// A raw file `image` in its directory.
+    /// Starts qemu-nbd with a raw file `image` in the server's directory.
     fn qemu(args: &[&str]) -> Server {
         Server::start("qemu-nbd", |socket| {
             let image = socket.with_file_name("image");
@@ -97,7 +97,7 @@ fn load_on(uri: &str, load: Load, change: impl FnOnce(&mut Nbd)) -> Result<Repor
     run(&options, &mut |_| {})
 }
 
-/// A mixed load of all operations with verification.
+/// Returns a mixed load of all operations, with verification.
 fn mixed() -> Load {
     Load {
         rw: Rw::RandRw,
@@ -114,7 +114,7 @@ fn mixed() -> Load {
     }
 }
 
-/// Reads only, nothing verified.
+/// Returns a load that only reads, without verification.
 fn reads() -> Load {
     Load {
         rw: Rw::RandRead,
@@ -164,8 +164,8 @@ fn every_form_of_replies_verifies() {
     assert!(error.contains("does not offer extended headers"), "{error}");
 }
 
-/// More than what a socket holds, both ways at once: who sent without reading
-/// would wait for ever.
+/// The data in both directions exceeds the socket's buffers. A client that sends without receiving
+/// would wait forever.
 #[test]
 fn large_requests_in_both_directions_do_not_block_each_other() {
     for server in [Server::memory(), Server::qemu(&[])] {
@@ -214,7 +214,7 @@ fn what_goes_in_by_the_socket_is_in_the_file() {
     let read = run(&options, &mut |_| {}).unwrap();
     assert_eq!(read.verify.unwrap().checked, 6000);
 
-    // And what changes in the file behind the server's back is found out.
+    // A change of the file behind the server's back is detected.
     use std::os::unix::fs::FileExt;
     let mut image = std::fs::File::options();
     let image = image.read(true).write(true).open(server.path("image"));
@@ -300,7 +300,8 @@ fn a_request_that_fails_is_an_error_with_the_servers_text_or_counted() {
         let error = ["error-pread=EIO", "error-pread-rate=50%"];
         Server::nbdkit(&[&["--filter=error", "memory", "32M"], &error[..]].concat())
     };
-    // nbdkit may fail an assertion when a client leaves with requests in flight.
+    // Use a server of its own: nbdkit may fail an assertion when a client disconnects with requests
+    // in flight.
     let error = start().run(reads(), |_| {}).unwrap_err().to_string();
     assert!(
         error.starts_with("read of 4096 bytes at offset "),
@@ -355,7 +356,7 @@ fn a_server_that_dies_or_hangs_is_missed() {
     assert!(error.contains("no request completed for 1s"), "{error}");
 }
 
-/// What the client says of a server that does `fault`.
+/// Returns the client's error for a server with `fault`.
 fn complaint(form: Form, fault: impl FnOnce(&mut Fake) + Send + 'static) -> String {
     let (uri, server) = Fake::start(LEN, form, fault);
     let load = Load {
@@ -508,8 +509,7 @@ fn replies_that_break_the_protocol_are_told() {
     }
 }
 
-/// The same replies, but for the fault, are fine: in as many pieces as the
-/// protocol allows.
+/// A correct reply may consist of as many chunks as the protocol permits.
 #[test]
 fn a_reply_in_many_pieces_is_put_together() {
     let (uri, server) = Fake::start(LEN, Form::Extended, |server| {

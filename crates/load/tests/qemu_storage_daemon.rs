@@ -1,5 +1,5 @@
-//! The load generator against qemu-storage-daemon, with verification: whatever
-//! one of the two gets wrong, the other does not share.
+//! Tests of the load generator against qemu-storage-daemon, with verification. The two programs
+//! share no code, so they do not share mistakes.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -62,8 +62,8 @@ impl Drop for Daemon {
     }
 }
 
-/// By the kernel's table: the socket has its name before it takes connections, and one that is
-/// made to find out would count as a front-end.
+/// Waits until the socket accepts connections, according to the kernel's table. The file exists
+/// before that, and a test connection would count as a front-end.
 fn wait_for(path: &Path) {
     const ACCEPTCON: &str = "00010000"; // proc_net_unix(5): __SO_ACCEPTCON
     let is_this = |line: &str| {

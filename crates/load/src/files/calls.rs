@@ -1,4 +1,4 @@
-//! The system calls of each operation.
+//! Performs the system calls of each operation.
 
 use std::fmt::Write;
 use std::os::fd::OwnedFd;
@@ -14,32 +14,32 @@ use super::tree::Tree;
 use crate::error::{Error, Result};
 use crate::workload::Rng;
 
-/// Bytes of one transfer where none is measured.
+/// Size in bytes of transfers that are not measured.
 const CHUNK: u32 = 256 << 10;
 
-/// What an operation has transferred.
+/// Amount of data that an operation has transferred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Reads or writes of blocks; an operation that transfers nothing counts as one.
+    /// Number of block reads or writes. An operation without transfers counts as one.
     pub ios: u64,
     pub bytes: u64,
 }
 
-/// One thread's way to the files.
+/// Performs the operations of one thread.
 #[derive(Debug)]
 pub struct Calls<'a> {
     options: &'a Options,
     tree: &'a Tree,
-    /// What is written.
+    /// Data to write.
     data: Memory,
-    /// What was read.
+    /// Data that was read.
     found: Memory,
     name: String,
-    /// Creates and appends until the next fsync.
+    /// Number of creates and appends until the next fsync.
     until_fsync: u32,
-    /// Sectors read and found right.
+    /// Number of sectors that were read and had the expected contents.
     pub checked: u64,
-    /// Sectors written with what tells where it belongs.
+    /// Number of sectors written with verifiable contents.
     pub written: u64,
 }
 
@@ -58,7 +58,7 @@ impl<'a> Calls<'a> {
         }
     }
 
-    /// Does an operation.
+    /// Performs an operation.
     #[inline]
     pub fn perform(&mut self, step: &Step) -> Result<Moved> {
         let bs = self.options.bs;
@@ -72,7 +72,7 @@ impl<'a> Calls<'a> {
         }
     }
 
-    /// Makes a file that is there before the load.
+    /// Creates a file that exists before the load.
     pub fn prepare(&mut self, file: File) -> Result<Moved> {
         self.create(file, CHUNK, false)
     }
@@ -118,7 +118,7 @@ impl<'a> Calls<'a> {
             .map_err(|e| self.failed("removing", file, e))
     }
 
-    /// Reads all of a file, and fails if anything is not as it was written.
+    /// Reads all of a file, and returns an error if its contents or size are wrong.
     pub fn check(&mut self, file: File) -> Result<()> {
         let fd = self.open(file, OFlags::RDONLY)?;
         for from in (0..file.size).step_by(CHUNK as usize) {
@@ -134,7 +134,7 @@ impl<'a> Calls<'a> {
 
     fn set_name(&mut self, file: File) {
         self.name.clear();
-        // To a string it cannot fail.
+        // Writing to a string cannot fail.
         let _ = write!(self.name, "f{:08}", file.id);
     }
 
@@ -147,7 +147,7 @@ impl<'a> Calls<'a> {
             .map_err(|e| self.failed("opening", file, e))
     }
 
-    /// Writes a file from a byte to its end, at the file's position.
+    /// Writes a file from byte `from` to its end, at the current file position.
     fn write(&mut self, fd: &OwnedFd, file: File, from: u32, chunk: u32) -> Result<Moved> {
         let mut moved = Moved::default();
         for at in (from..file.size).step_by(chunk as usize) {

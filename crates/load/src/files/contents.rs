@@ -1,20 +1,20 @@
-//! What files contain: random bytes, or what tells where it belongs.
+//! Contents of files: random bytes or, for verification, a pattern.
 //!
-//! Each sector of a verified file is a function of three numbers that it carries in its first
-//! words: the run's seed, the file's number and the sector's offset. So a sector that is wrong says
-//! what it is instead.
+//! A sector of a verified file is a function of three numbers: the seed of the run, the number of
+//! the file, and the offset of the sector. The sector's first words store these numbers. Therefore
+//! an unexpected sector shows its origin.
 
 use super::options::SECTOR;
 use crate::workload::{Rng, mix};
 
-/// Memory for O_DIRECT begins at a multiple of this, whatever the device.
+/// Alignment of memory for O_DIRECT in bytes, sufficient for any device.
 const ALIGN: usize = 4096;
 const SECTOR_LEN: usize = SECTOR as usize;
-/// Marks a sector of ours; the seed is mixed in.
+/// Marks a sector of this program. The first word is this number XOR the seed.
 const MAGIC: u64 = 0x6661_7468_6f6d_2e32;
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Aligned memory.
+/// Memory aligned for O_DIRECT.
 #[derive(Debug)]
 pub struct Memory {
     bytes: Vec<u8>,
@@ -23,7 +23,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// `len` random bytes, which no storage compresses.
+    /// Allocates `len` random bytes, which storage cannot compress.
     pub fn new(len: usize, seed: u64) -> Memory {
         let mut bytes = vec![0; len + ALIGN];
         let start = bytes.as_ptr().align_offset(ALIGN);
@@ -34,18 +34,18 @@ impl Memory {
         Memory { bytes, start, len }
     }
 
-    /// All of it.
+    /// Returns all of the memory.
     pub fn get(&mut self) -> &mut [u8] {
         &mut self.bytes[self.start..self.start + self.len]
     }
 }
 
-/// A place in a file of a run.
+/// Position of a sector: the run, the file, and the offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub seed: u64,
     pub file: u64,
-    /// In bytes; a multiple of a sector.
+    /// Offset in bytes, a multiple of the sector size.
     pub offset: u64,
 }
 
@@ -62,7 +62,7 @@ impl Place {
         words(sector).eq(self.sector())
     }
 
-    /// The places of the sectors from here on.
+    /// Returns the places of the sectors from this one on.
     fn onwards(self) -> impl Iterator<Item = Place> {
         (0..).map(move |i| Place {
             offset: self.offset + i * u64::from(SECTOR),
@@ -76,7 +76,7 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(8).map(word)
 }
 
-/// Fills whole sectors with what belongs to a place.
+/// Fills whole sectors with the contents for `place` and the following places.
 pub fn fill(bytes: &mut [u8], place: Place) {
     for (sector, place) in bytes.chunks_exact_mut(SECTOR_LEN).zip(place.onwards()) {
         for (to, word) in sector.chunks_exact_mut(8).zip(place.sector()) {
@@ -85,7 +85,7 @@ pub fn fill(bytes: &mut [u8], place: Place) {
     }
 }
 
-/// Where whole sectors are not what belongs to a place, and what is there instead.
+/// Returns the offset of the first wrong sector, and a description of its contents.
 pub fn find_wrong(bytes: &[u8], place: Place) -> Option<(u64, String)> {
     let sectors = bytes.chunks_exact(SECTOR_LEN).zip(place.onwards());
     let (sector, place) = { sectors }.find(|(sector, place)| !place.is_at(sector))?;

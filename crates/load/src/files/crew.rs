@@ -1,4 +1,4 @@
-//! Lets all workers do one thing at the same time, and watches over them.
+//! Runs a function concurrently on all workers, and supervises them.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,12 +9,12 @@ use crate::control::{Control, Phase, Seat};
 use crate::error::{Error, Result};
 use crate::run::Progress;
 
-/// Longest time without a look at the workers.
+/// Maximum time between two checks of the workers.
 const TICK: Duration = Duration::from_millis(10);
-/// Between two calls of the progress function.
+/// Interval between two calls of the progress function.
 const PROGRESS: Duration = Duration::from_millis(500);
 
-/// What a worker sees of the others.
+/// A worker's connection to the supervising thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Watched<'a> {
     control: &'a Control,
@@ -22,10 +22,10 @@ pub struct Watched<'a> {
 }
 
 impl Watched<'_> {
-    /// So many operations are done: whether to go on.
+    /// Publishes the number of completed operations. Returns whether the worker should continue.
     ///
     /// # Errors
-    /// When another worker has failed.
+    /// [`Error::Aborted`] if another worker has failed.
     #[inline]
     pub fn goes_on(&self, completed: u64) -> Result<bool> {
         self.seat.publish(completed, 1);
@@ -44,16 +44,16 @@ pub struct Crew<'a> {
 }
 
 impl<'a> Crew<'a> {
-    /// `stop` ends ramp and measurement early.
+    /// Creates a supervisor. `stop` ends ramp and measurement early.
     pub fn new(stop: &'a AtomicBool, progress: &'a mut dyn FnMut(&Progress)) -> Crew<'a> {
         Crew { stop, progress }
     }
 
-    /// Runs `work` with each of the workers, on a thread each, for `time` at most. `phase` is what
-    /// the progress function is told.
+    /// Runs `work` on each of the workers, each in its own thread, for at most `time`. `phase` is
+    /// passed to the progress function.
     ///
     /// # Errors
-    /// The first error of a worker; the others end, too, then.
+    /// The first error of a worker. The other workers are stopped after it.
     pub fn work<W: Send>(
         &mut self,
         phase: Phase,
@@ -87,7 +87,8 @@ impl<'a> Crew<'a> {
         while !control.all_finished() {
             let elapsed = start.elapsed();
             let is_over = time.is_some_and(|time| elapsed >= time);
-            // What was measured is verified also when it was stopped.
+            // `stop` does not end the verification, so that an interrupted measurement is also
+            // verified.
             let stops = phase != Phase::Stop && self.stop.load(Ordering::Relaxed);
             if is_over || stops {
                 control.set_phase(Phase::Stop);

@@ -1,6 +1,6 @@
-//! The scenarios that fio can say: job files for it, and its results in the form of our own.
+//! Scenarios that fio can run: writes their job files, and converts fio's results.
 //!
-//! Like the mail server, they are reconstructions of profiles that are not public.
+//! Like the mail server, these scenarios are reconstructions of profiles that are not public.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -13,32 +13,32 @@ use super::report::{Operation, Report};
 use crate::error::{Error, Result};
 use crate::report::Latency;
 
-/// Of the file that each thread of large file creates makes, again and again.
+/// Size in bytes of the file that each thread of `LargeFileCreates` creates repeatedly.
 const LARGE_FILE: u64 = 1 << 30;
-/// Of the files of all other scenarios.
+/// Size in bytes, and number, of the files of all other scenarios.
 const FILE: u64 = 100 << 20;
 const FILES: u32 = 1024;
-/// What a scale leaves of them at least.
+/// Lower limits for the sizes of files after scaling, in bytes.
 const SCALED_LARGE_FILE: u64 = 4 << 20;
 const SCALED_FILE: u64 = 1 << 20;
 
-/// One of the talk's scenarios.
+/// A scenario of the talk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
-    /// Each thread writes a large file from its start to its end, removes it, and begins again.
+    /// Each thread writes a large file sequentially, removes it, and starts again.
     LargeFileCreates,
-    /// A random file is read from its start to its end, then another.
+    /// Each thread reads a random file sequentially, and then the next one.
     SequentialReads,
-    /// A random block of a random file.
+    /// Each thread reads random blocks of random files.
     RandomReads,
-    /// The same, written.
+    /// Each thread writes random blocks of random files.
     RandomWrites,
-    /// The same, 70% of them reads.
+    /// Each thread accesses random blocks of random files; 70% of the requests are reads.
     Mixed,
 }
 
 impl Scenario {
-    /// All of them.
+    /// All scenarios.
     pub const ALL: [Scenario; 5] = [
         Scenario::LargeFileCreates,
         Scenario::SequentialReads,
@@ -47,7 +47,7 @@ impl Scenario {
         Scenario::Mixed,
     ];
 
-    /// Its name in options and results.
+    /// Returns the name of the scenario in options and results.
     pub fn name(self) -> &'static str {
         match self {
             Scenario::LargeFileCreates => "large-file-creates",
@@ -59,24 +59,24 @@ impl Scenario {
     }
 }
 
-/// A run of one of them.
+/// A run of a scenario.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     pub scenario: Scenario,
-    /// An existing directory that has the files of the load, and no others.
+    /// An existing directory that contains only the files of the load.
     pub dir: &'a Path,
     pub threads: u16,
-    /// Shrinks the number of files and their sizes: at 1, there are 1,024 files of 100 MiB, and
-    /// the large files have 1 GiB.
+    /// Factor for the number of files and their sizes. At 1, there are 1,024 files of 100 MiB, and
+    /// large files have 1 GiB.
     pub scale: f64,
     pub runtime: Duration,
     pub bs: u32,
-    /// O_DIRECT.
+    /// Use O_DIRECT.
     pub direct: bool,
 }
 
 impl Job<'_> {
-    /// What its files take at most.
+    /// Returns the maximum size in bytes of all files together.
     pub fn bytes(&self) -> u64 {
         let (count, size) = self.files();
         let owners = match self.scenario {
@@ -86,7 +86,7 @@ impl Job<'_> {
         size.saturating_mul(count.into()).saturating_mul(owners)
     }
 
-    /// Number and size of the files.
+    /// Returns the number of files and the size of each in bytes.
     fn files(&self) -> (u32, u64) {
         let shrink = |size: u64, least: u64| {
             let size = ((size as f64 * self.scale) as u64).max(least);
@@ -120,17 +120,19 @@ impl Job<'_> {
     }
 }
 
-/// A job for fio that makes the files of `job`, and no more; empty where that makes its own.
+/// Returns a fio job that only creates the files of `job`. It is empty for a scenario that creates
+/// its own files.
 ///
 /// # Errors
-/// As [`job_file`].
+/// Like [`job_file`].
 pub fn make_file(job: &Job<'_>) -> Result<String> {
     job.validate()?;
     let dir = directory(job.dir)?.replace(':', "\\:");
     let (files, size) = job.files();
     Ok(match job.scenario {
         Scenario::LargeFileCreates => String::new(),
-        // Those that are to be written are written, too, if they are made by a job that reads.
+        // A job that reads makes fio fill the files with data. The scenarios that write need that
+        // data, too.
         _ => format!(
             "[files]\ndirectory={dir}\nrw=read\nioengine=psync\nbs={}\nnrfiles={files}\n\
              filesize={size}\nsize={}\nfilename_format=fathom-fio.$filenum\ncreate_only=1\n",
@@ -140,12 +142,13 @@ pub fn make_file(job: &Job<'_>) -> Result<String> {
     })
 }
 
-/// The job as a file for fio, on files that [`make_file`]'s job has made. All threads use all files
-/// of the directory: with names (`filename_format`) fio gives them to the first thread alone, and the
-/// others do nothing.
+/// Returns the job as a fio job file, for files that the job of [`make_file`] has created.
+///
+/// All threads use all files of the directory (`opendir`). With `filename_format`, fio would assign
+/// the files to the first thread, and the other threads would do nothing.
 ///
 /// # Errors
-/// When the numbers cannot work, or fio could not understand the directory's name.
+/// If numbers are out of range, or the directory's name cannot be written in a job file.
 pub fn job_file(job: &Job<'_>) -> Result<String> {
     job.validate()?;
     let dir = directory(job.dir)?;
@@ -166,11 +169,11 @@ pub fn job_file(job: &Job<'_>) -> Result<String> {
         job.bs,
     );
     let per_file = size / u64::from(job.bs);
-    // To a string it cannot fail.
+    // Writing to a string cannot fail.
     let _ = write!(text, "\n[{}]\n", job.scenario.name());
     let _ = match job.scenario {
-        // Made anew each time, as FFSB makes them. A job by time alone (`time_based`) opens its file
-        // once, and overwrites it from the second pass on.
+        // Create the file anew in each pass, like FFSB. A job limited only by time (`time_based`)
+        // opens its file once, and overwrites it from the second pass on.
         Scenario::LargeFileCreates => write!(
             text,
             "rw=write\nloops={LOOPS}\nunlink_each_loop=1\nunlink=1\ncreate_on_open=1\n\
@@ -190,13 +193,13 @@ pub fn job_file(job: &Job<'_>) -> Result<String> {
     Ok(text)
 }
 
-/// More passes than any time has room for.
+/// Number of passes over a file, more than any run time permits.
 const LOOPS: u32 = 1_000_000;
-/// For all of the time.
+/// Makes the job run for the whole time.
 const SHARED: &str = "time_based=1\n";
 const RANDOM: &str = "norandommap=1\nfile_service_type=random\n";
 
-/// A name that fio's files can hold: `${}` is a variable there.
+/// Returns a directory name that job files can contain. In them, `${}` is a variable.
 fn directory(dir: &Path) -> Result<&str> {
     let refuse = |why| Error::Options(format!("{} {why}", dir.display()));
     let text = dir.to_str().ok_or_else(|| refuse("is not UTF-8"))?;
@@ -206,21 +209,21 @@ fn directory(dir: &Path) -> Result<&str> {
     Ok(text)
 }
 
-/// What fio says of a group of jobs.
+/// fio's results of a group of jobs.
 #[derive(Clone, Debug)]
 pub struct Results {
-    /// Reads and writes, as far as there were any.
+    /// Reads and writes, if there were any.
     pub operations: Vec<Operation>,
-    /// Seconds.
+    /// Run time in seconds.
     pub runtime: f64,
-    /// Seconds on a CPU, of all its threads.
+    /// CPU time of all threads in seconds.
     pub cpu: f64,
 }
 
-/// fio's JSON of one group of jobs. fio may print warnings before it.
+/// Parses fio's JSON report of one group of jobs. Skips warnings that fio prints before it.
 ///
 /// # Errors
-/// When it is not fio's, exactly one group of jobs, or of a job that failed.
+/// If the text is not a report of fio with exactly one group of jobs, or the job failed.
 pub fn results(text: &str) -> Result<Results> {
     let start = text.find('{').unwrap_or(text.len());
     let value: Value = serde_json::from_str(&text[start..])
@@ -250,7 +253,7 @@ pub fn results(text: &str) -> Result<Results> {
         .ok_or_else(|| Error::Fio("the report lacks figures".into()))?;
     let runtime = |op: &str| group[op]["runtime"].as_f64().unwrap_or(0.0) / 1e3;
     let figure = |name: &str| group[name].as_f64().unwrap_or(0.0);
-    // The time of all jobs together, in ms.
+    // Total run time of all jobs, converted from ms to seconds.
     let spent = figure("job_runtime") / 1e3;
     Ok(Results {
         operations,
@@ -259,10 +262,10 @@ pub fn results(text: &str) -> Result<Results> {
     })
 }
 
-/// fio's JSON of the job that [`job_file`] made of `job`.
+/// Parses fio's JSON report of the job that [`job_file`] returned for `job`.
 ///
 /// # Errors
-/// As [`results`].
+/// Like [`results`].
 pub fn parse(text: &str, job: &Job<'_>) -> Result<Report> {
     job.validate()?;
     let Results {
@@ -365,7 +368,7 @@ mod tests {
         let text = make_file(&job(Scenario::Mixed)).unwrap();
         assert!(text.contains("\nnrfiles=1024\n"), "{text}");
         assert!(text.contains("\nfilesize=104857600\n"), "{text}");
-        // Eight threads with a file each.
+        // Eight threads have one file each.
         assert_eq!(small.bytes(), 8 * 4_194_304);
         assert_eq!(job(Scenario::Mixed).bytes(), 1024 * (100 << 20));
     }

@@ -1,16 +1,17 @@
-//! What the mail server does: how often, and to files of which sizes.
+//! Operations of the mail server: their frequency, and the sizes of files.
 //!
-//! Known of the talk's profile: 100,000 files in 100 directories, of 1 KB to 1 MB; creates, opens,
-//! deletes, random reads and writes; blocks of 8 KB. The weights here are a reconstruction: half
-//! of the operations read, a fifth append, and creates, deletes and opens have a tenth each, so that
-//! the number of files stays where it was. The sizes are FFSB's way to say them, by weight: eleven
-//! sizes, each twice the last, mostly small as mails are (median 8 KB, mean 46 KB).
+//! The talk's profile specifies 100,000 files in 100 directories, sizes of 1 KB to 1 MB, and blocks
+//! of 8 KB. Its operations are creates, opens, deletes, and random reads and writes. The weights
+//! here are a reconstruction: half of the operations are reads, a fifth are appends, and creates,
+//! deletes and opens are a tenth each. Therefore the number of files stays the same on average.
+//! Sizes are weighted, as in FFSB: eleven sizes, each twice the previous one. Most files are small,
+//! like mails (median 8 KB, mean 46 KB).
 
 use std::str::FromStr;
 
 use crate::workload::Rng;
 
-/// Sizes of new files in bytes, and their weights, of 100.
+/// Sizes of new files in bytes, with weights whose sum is 100.
 pub const SIZES: [(u32, u32); 11] = [
     (1 << 10, 10),
     (2 << 10, 15),
@@ -25,28 +26,28 @@ pub const SIZES: [(u32, u32); 11] = [
     (1 << 20, 1),
 ];
 
-/// The smallest and the largest of [`SIZES`].
+/// Smallest size in [`SIZES`], in bytes.
 pub const MIN_SIZE: u32 = SIZES[0].0;
-/// See [`MIN_SIZE`].
+/// Largest size in [`SIZES`], in bytes.
 pub const MAX_SIZE: u32 = SIZES[SIZES.len() - 1].0;
 
-/// One kind of operation.
+/// Kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Makes a new file, and writes all of it.
+    /// Creates a new file, and writes all of it.
     Create,
     /// Removes a file.
     Delete,
     /// Opens and closes a file.
     Open,
-    /// Reads as many blocks as a file has, each of them a random one.
+    /// Reads random blocks of a file, as many as the file has.
     Read,
-    /// Writes one block at a file's end.
+    /// Writes one block at the end of a file.
     Append,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Kind; 5] = [
         Kind::Create,
         Kind::Delete,
@@ -55,7 +56,7 @@ impl Kind {
         Kind::Append,
     ];
 
-    /// Its name in options and results.
+    /// Returns the name of the kind in options and results.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Create => "create",
@@ -67,7 +68,7 @@ impl Kind {
     }
 }
 
-/// How often each [`Kind`] comes, relative to the others.
+/// Relative frequency of each [`Kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weights(pub [u16; 5]);
 
@@ -78,19 +79,19 @@ impl Default for Weights {
 }
 
 impl Weights {
-    /// Of all of them together.
+    /// Returns the sum of all weights.
     pub fn sum(&self) -> u32 {
         self.0.iter().map(|w| u32::from(*w)).sum()
     }
 
-    /// The next operation's kind; the weights are not all 0.
+    /// Draws the kind of the next operation. At least one weight must not be 0.
     pub fn draw(&self, rng: &mut Rng) -> Kind {
         let weights = Kind::ALL.into_iter().zip(self.0.map(u32::from));
         pick(weights, rng.below(self.sum().into()) as u32)
     }
 }
 
-/// `create=10,read=50`: kinds without a weight do not come.
+/// Parses weights such as `create=10,read=50`. Kinds that are not listed have weight 0.
 impl FromStr for Weights {
     type Err = String;
 
@@ -115,13 +116,13 @@ impl FromStr for Weights {
     }
 }
 
-/// A new file's size: one of [`SIZES`]; those above `max` are `max`.
+/// Draws the size of a new file from [`SIZES`], limited to `max`.
 pub fn draw_size(rng: &mut Rng, max: u32) -> u32 {
     let sum: u32 = SIZES.iter().map(|(_, weight)| weight).sum();
     pick(SIZES.into_iter(), rng.below(sum.into()) as u32).min(max)
 }
 
-/// The item in whose share of the sum of weights `point` lies.
+/// Returns the item whose share of the sum of weights contains `point`.
 fn pick<T>(weighted: impl Iterator<Item = (T, u32)>, mut point: u32) -> T {
     for (item, weight) in weighted {
         match point.checked_sub(weight) {
@@ -138,7 +139,7 @@ mod tests {
 
     const DRAWS: u32 = 200_000;
 
-    /// Within five standard deviations of a binomial distribution.
+    /// Returns whether `count` is within five standard deviations of a binomial distribution.
     fn is_near(count: u32, share: f64) -> bool {
         let n = f64::from(DRAWS);
         (f64::from(count) - n * share).abs() <= 5.0 * (n * share * (1.0 - share)).sqrt()

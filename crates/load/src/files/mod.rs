@@ -1,16 +1,16 @@
-//! Loads on the files of a mounted file system: many files that are created, opened, read, appended
-//! to and deleted, by threads that each have one operation in flight.
+//! Loads on the files of a mounted file system. Threads create, open, read, append to and delete
+//! many files. Each thread has one operation in flight.
 //!
-//! The model is FFSB, the Flexible File System Benchmark: an operation is drawn by weight, takes a
-//! random file, opens it, transfers its size in blocks, and closes it; and the time measured
-//! includes that of the last sync. Its scenarios as the Linux Plumbers Conference of 2010 saw them
-//! are not public: what is here are reconstructions. [`run`] is the mail server ([`mail`] has its
-//! numbers); of the other five, [`fio`] writes job files, because fio can say them. [`names`] is no
-//! scenario of FFSB: one call for each of many files.
+//! The model is FFSB, the Flexible File System Benchmark. Operations are drawn by weight. An
+//! operation opens a random file, transfers its data in blocks, and closes the file. The measured
+//! time includes the final sync. The scenarios of the Linux Plumbers Conference 2010 are not
+//! public, so these are reconstructions. [`run`] runs the mail server, whose numbers are in
+//! [`mail`]. The other five scenarios can be expressed as fio jobs, and [`fio`] writes their job
+//! files. [`names`] is not a scenario of FFSB: it executes one call for each of many files.
 //!
-//! Everything happens in a new directory below the one that is given. Each thread has some of its
-//! directories to itself, so that nobody waits for anybody but in the kernel, and each thread's
-//! operations depend on the seed and on nothing else. Symbolic links are never followed.
+//! All files are created in a new directory below the given one. Each thread has directories of its
+//! own, so that threads wait for each other only in the kernel. A thread's operations depend only
+//! on the options, including the seed. Symbolic links are never followed.
 
 pub mod fio;
 pub mod mail;
@@ -45,19 +45,19 @@ pub use mail::{Kind, Weights};
 pub use options::{Options, Part};
 pub use report::{Operation, Report};
 
-/// Makes the files, runs the mail server on them, and removes them again (see [`Options::keep`]).
-/// `progress` is called about twice a second.
+/// Creates the files, runs the mail server on them, and removes them unless [`Options::keep`] is
+/// set. Calls `progress` about twice a second.
 ///
 /// # Errors
-/// The first thing that went wrong, in one line: options that cannot work, a file system that is
-/// full, or a file that somebody else has touched. What was made is removed then, too.
+/// The first error, in one line: invalid options, a full file system, or a file that another
+/// process has changed. Created files are also removed after an error, unless they are to be kept.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&Progress)) -> Result<Report> {
     options.validate()?;
     let mut tree = match options.part {
         Part::Load => Tree::open(options)?,
         Part::All | Part::Files => Tree::create(options)?,
     };
-    // Dropped on an error, the tree removes itself.
+    // On an error, dropping the tree removes it.
     let mut report = measure(options, &tree, progress)?;
     match options.keep || options.part == Part::Files {
         true => report.kept = Some(tree.keep()),
@@ -79,11 +79,11 @@ fn measure(options: &Options, tree: &Tree, progress: &mut dyn FnMut(&Progress)) 
         prepared = Some(start.elapsed());
     }
     let mut taken = Taken::default();
-    // Stopped before everything was there: nothing can be measured.
+    // If the run was stopped before all files existed, nothing can be measured.
     if options.part != Part::Files && !options.stop.load(Ordering::Relaxed) {
         let start = Instant::now();
         crew.work(Phase::Measure, options.runtime, &mut workers, Worker::run)?;
-        // The supervisor may have noticed later.
+        // Use the workers' own end times, because the supervisor may notice the end later.
         let load = { workers.iter() }.filter_map(Worker::ended).max();
         let load = load.map_or(Duration::ZERO, |end| end.saturating_duration_since(start));
         let start = Instant::now();

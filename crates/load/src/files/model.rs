@@ -1,46 +1,46 @@
-//! Which files a thread has, and what it does to them next: nothing here touches a disk.
+//! Model of a thread's files and of its next operations. The model does not access the disk.
 //!
-//! All of it follows from the options, so that the same seed does the same again, and what must be
-//! on the disk afterwards can be told without looking.
+//! The model depends only on the options. Therefore the same seed repeats the same operations, and
+//! the expected contents of the disk are known without reading it.
 
 use super::mail::{Kind, Weights, draw_size};
 use super::options::Options;
 use crate::workload::{Rng, mix};
 
-/// Files that are drawn to find one with room for an append.
+/// Number of files drawn to find one that can be appended to.
 const TRIES: u32 = 8;
-/// What is added to the seed for the sizes of the first files.
+/// Added to the seed for the sizes of the initial files.
 const SIZES_SEED: u64 = 0x7369_7a65;
 
-/// A file that exists.
+/// An existing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct File {
-    /// Never used twice in a run.
+    /// Unique in a run.
     pub id: u64,
     pub size: u32,
     pub dir: u16,
 }
 
-/// One operation.
+/// An operation to perform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     pub kind: Kind,
-    /// As it is afterwards, or as it was if it is deleted.
+    /// The file after the operation or, for a delete, before it.
     pub file: File,
-    /// The first byte that is written, by a create or an append.
+    /// Offset of the first byte that a create or an append writes.
     pub from: u32,
-    /// Of the random numbers that the operation needs.
+    /// Seed of the random numbers that the operation needs.
     pub seed: u64,
 }
 
-/// One thread's files.
+/// The files of one thread.
 #[derive(Debug)]
 pub struct Model {
     rng: Rng,
     weights: Weights,
     files: Vec<File>,
     dirs: Vec<u16>,
-    /// Files at most.
+    /// Maximum number of files.
     limit: usize,
     next_id: u64,
     threads: u64,
@@ -48,7 +48,7 @@ pub struct Model {
     append: u32,
 }
 
-/// Sizes as the file system can store them.
+/// Sizes that the file system can store.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     align: u32,
@@ -68,8 +68,8 @@ impl Sizes {
     }
 }
 
-/// The files that there are before the load, of all threads, in order of their ids; their sizes
-/// are multiples of `align`, a power of two that divides the block size.
+/// Returns the files of all threads before the load, in the order of their IDs. Sizes are multiples
+/// of `align`, a power of two that divides the block size.
 pub fn first_files(options: &Options, align: u32) -> impl Iterator<Item = File> {
     let sizes = Sizes::new(options, align);
     let mut rng = Rng::new(options.seed ^ mix(SIZES_SEED));
@@ -82,12 +82,12 @@ pub fn first_files(options: &Options, align: u32) -> impl Iterator<Item = File> 
 }
 
 impl Model {
-    /// Thread `thread`'s part of the [`first_files`].
+    /// Creates the model of thread `thread`, with its part of the [`first_files`].
     pub fn new(options: &Options, thread: u16, align: u32) -> Model {
         let is_mine = |dir: u16| dir % options.threads == thread;
         let mine = || first_files(options, align).filter(|f| is_mine(f.dir));
         let limit = (2 * mine().count()).max(2);
-        // Under load, nothing is allocated.
+        // Allocate memory for all files now, so that the load does not allocate.
         let mut files = Vec::with_capacity(limit);
         files.extend(mine());
         Model {
@@ -103,19 +103,20 @@ impl Model {
         }
     }
 
-    /// Those that exist, in no particular order.
+    /// Returns the existing files, in no particular order.
     pub fn files(&self) -> &[File] {
         &self.files
     }
 
-    /// The directories of this thread.
+    /// Returns the directories of this thread.
     pub fn dirs(&self) -> &[u16] {
         &self.dirs
     }
 
-    /// Draws an operation, and takes it for done. What cannot be done is done otherwise: without
-    /// files, everything is a create; with twice the first files, a create is a delete; and so is
-    /// an append where file after file has no room, which makes some.
+    /// Draws an operation, and applies it to the model. An impossible operation is replaced:
+    /// without files, every operation becomes a create. At the maximum number of files, a create
+    /// becomes a delete. If several drawn files cannot grow, an append becomes a delete, which
+    /// makes space.
     pub fn next(&mut self) -> Step {
         match self.weights.draw(&mut self.rng) {
             _ if self.files.is_empty() => self.create(),
@@ -138,7 +139,7 @@ impl Model {
         }
     }
 
-    /// The place of a file; there must be one.
+    /// Returns the index of a random file. There must be at least one.
     fn any(&mut self) -> usize {
         self.rng.below(self.files.len() as u64) as usize
     }
@@ -207,7 +208,7 @@ mod tests {
         )
     }
 
-    /// The files that a list of steps leaves, by what the steps say; each must be possible.
+    /// Returns the files that remain after a list of steps. Checks that each step is possible.
     fn replay(first: Vec<File>, steps: &[Step]) -> BTreeMap<u64, File> {
         let mut files: BTreeMap<u64, File> = first.into_iter().map(|f| (f.id, f)).collect();
         for step in steps {
@@ -289,7 +290,7 @@ mod tests {
             };
             prop_assert_eq!(steps(&o), steps(&o));
             let other = Options { seed: o.seed ^ 1, ..o.clone() };
-            // Not only the sizes of the first files.
+            // The operations themselves must differ, not only the sizes of the initial files.
             prop_assert!(steps(&o).iter().zip(steps(&other)).all(|(a, b)| a.seed != b.seed));
         }
     }
@@ -300,7 +301,7 @@ mod tests {
         let mut counts = [0u32; 5];
         (0..100_000).for_each(|_| counts[model.next().kind as usize] += 1);
         for (count, percent) in counts.into_iter().zip(Weights::default().0) {
-            // Five standard deviations.
+            // Allow five standard deviations.
             let (n, p) = (1e5, f64::from(percent) / 100.0);
             let off = (f64::from(count) - n * p).abs();
             assert!(off < 5.0 * (n * p * (1.0 - p)).sqrt(), "{counts:?}");

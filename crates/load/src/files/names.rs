@@ -1,5 +1,5 @@
-//! One call for each of many small files: what names and attributes cost, beside the data. The files
-//! are of one directory that is used for nothing else, one after the other.
+//! Executes one call for each of many small files, one after the other. This measures the cost of
+//! names and attributes, without data. The files must be in a directory that contains nothing else.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -16,16 +16,16 @@ use crate::cpu;
 use crate::error::{Error, Result};
 use crate::report::Latency;
 
-/// What each file is created with.
+/// Contents of each created file.
 const CONTENTS: [u8; 4096] = [7; 4096];
 
-/// What is done to each file.
+/// The call to execute for each file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Opened as a new file, 4 KiB written, closed. Nothing is flushed.
+    /// Creates a file, writes 4 KiB, and closes it, without a flush.
     Create,
     Stat,
-    /// Within the directory. Files that were renamed are no longer found by the other calls.
+    /// Renames the file within its directory. Other calls do not find renamed files.
     Rename,
     Delete,
 }
@@ -71,10 +71,11 @@ impl FromStr for Call {
     }
 }
 
-/// Does it to files 0 to `count` of the directory `dir`. Its report counts calls, and no bytes.
+/// Executes `call` for the files 0 to `count` - 1 of the directory `dir`. The report counts calls,
+/// and no bytes.
 ///
 /// # Errors
-/// When a call fails: with the file's name.
+/// If a call fails. The error contains the file's name.
 pub fn call_each(dir: &Path, call: Call, count: u64) -> Result<Report> {
     let mut ticks = Counts::<FINE>::default();
     let clock = Clock::get();
@@ -148,7 +149,7 @@ mod tests {
         assert_eq!(fs::read(dir.path().join("f1")).unwrap(), CONTENTS);
         let operation = report.operation("create").unwrap();
         assert_eq!((operation.ops, operation.bytes), (3, 0));
-        // What calls took is a part of the whole.
+        // The calls took only a part of the total time.
         let spent = operation.latency.mean_ns * 3.0;
         assert!(spent > 0.0 && spent <= report.runtime * 1.1e9, "{report:?}");
         let error = call_each(dir.path(), Call::Stat, 4)

@@ -1,4 +1,4 @@
-//! What the mail server is to do. Names follow FFSB and fio.
+//! Options of the mail server. Names follow FFSB and fio.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,71 +8,75 @@ use std::time::Duration;
 use super::mail::{MAX_SIZE, MIN_SIZE, Weights};
 use crate::error::{Error, Result};
 
-/// The unit of sizes and of the pattern that `verify` writes.
+/// Unit of sizes and of the verified pattern, in bytes.
 pub const SECTOR: u32 = 512;
-/// Directories at most: each stays open.
+/// Maximum number of directories, each of which stays open.
 pub const MAX_DIRS: u16 = 500;
-/// Files at most, before the load: they are kept in memory, 16 bytes each.
+/// Maximum number of files before the load. Each needs 16 bytes of memory.
 pub const MAX_FILES: u32 = 1_000_000;
-/// Threads at most.
+/// Maximum number of threads.
 pub const MAX_THREADS: u16 = 256;
-/// A block at most, in bytes.
+/// Maximum size of a block in bytes.
 pub const MAX_BS: u32 = 1 << 20;
-/// The fewest files and the smallest largest file that a scale makes.
+/// Lower limits for the number of files and for the size of the largest file, in bytes, after
+/// scaling.
 const SCALED_FILES: u32 = 100;
 const SCALED_SIZE: u32 = 64 << 10;
 
-/// How much of a run is to be done.
+/// The parts of a run to execute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Part {
     #[default]
     All,
-    /// Making the files. They stay.
+    /// Create the files, and keep them.
     Files,
-    /// The load, on files that a run of [`Part::Files`] with the same other options has made.
+    /// Run the load on the files that an earlier run of [`Part::Files`] with otherwise the same
+    /// options has created.
     Load,
 }
 
-/// A run of the mail server.
+/// Options of a run of the mail server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// An existing directory. Everything happens in a new one below it; of [`Part::Load`], it is
-    /// that new one.
+    /// An existing directory. The run creates a new directory below it. For [`Part::Load`], this is
+    /// the directory that the earlier run created.
     pub dir: PathBuf,
     pub part: Part,
-    /// Each with one operation in flight.
+    /// Number of threads, each with one operation in flight.
     pub threads: u16,
-    /// That are made before the load; under load there are never more than twice as many.
+    /// Number of files created before the load. The load never has more than twice as many.
     pub files: u32,
-    /// That the files lie in; each belongs to one thread, so that there cannot be fewer than threads.
+    /// Number of directories. Each belongs to one thread, so there must be at least as many as
+    /// threads.
     pub dirs: u16,
-    /// Of a file, in bytes: larger ones are this large, and appends end here. With O_DIRECT, sizes
-    /// are rounded up to what the file system can transfer.
+    /// Maximum size of a file in bytes. Larger files are cut to this size, and appends stop at it.
+    /// With O_DIRECT, sizes are rounded up to a multiple that the file system can transfer.
     pub max_size: u32,
-    /// Bytes of one transfer, and of an append.
+    /// Size of a transfer and of an append, in bytes.
     pub bs: u32,
     pub weights: Weights,
-    /// Time of the load without the last sync; `None`: until `number_ios`.
+    /// Duration of the load without the final sync. `None`: until `number_ios` is reached.
     pub runtime: Option<Duration>,
-    /// Operations of each thread at most.
+    /// Maximum number of operations per thread.
     pub number_ios: Option<u64>,
-    /// One fsync after so many creates and appends of a thread, before the file is closed; 0: none.
+    /// Number of creates and appends of a thread after which it calls fsync before closing the
+    /// file. 0: no fsync.
     pub fsync: u32,
-    /// O_DIRECT.
+    /// Use O_DIRECT.
     pub direct: bool,
-    /// Write what tells where it belongs, check every read, and in the end all files.
+    /// Write verifiable contents, check every read, and check all files at the end.
     pub verify: bool,
-    /// Leave the files where they are, whatever happens.
+    /// Keep the files, even after an error.
     pub keep: bool,
     pub seed: u64,
-    /// Pin thread i to the i-th of these CPUs, round robin; empty: not pinned.
+    /// CPUs for the threads: thread i is pinned to the i-th CPU, round robin. Empty: not pinned.
     pub cpus: Vec<usize>,
-    /// Set by anybody: ends the run early, with what was measured until then.
+    /// Set by any thread to end the run early. The report covers the time until then.
     pub stop: Arc<AtomicBool>,
 }
 
 impl Options {
-    /// The talk's mail server in `dir`, with one thread, for 10 seconds.
+    /// Returns the options of the talk's mail server in `dir`, with one thread, for 10 seconds.
     pub fn new(dir: impl Into<PathBuf>) -> Options {
         Options {
             dir: dir.into(),
@@ -95,11 +99,11 @@ impl Options {
         }
     }
 
-    /// Shrinks the number of files and the size of the largest to `scale` of what they are, but not
-    /// below 100 files and 64 KiB: at 0.1 there are 10,000 files up to 102 KiB, 240 MB of them.
+    /// Scales the number of files and the maximum size by `scale`, but not below 100 files and 64
+    /// KiB. A scale of 0.1 gives 10,000 files of up to 102 KiB, in total 240 MB.
     ///
     /// # Errors
-    /// When `scale` is not above 0 and at most 1.
+    /// If `scale` is not above 0 and at most 1.
     pub fn scaled(self, scale: f64) -> Result<Options> {
         if !(scale > 0.0 && scale <= 1.0) {
             return refuse("--scale must be above 0, and at most 1");
@@ -112,10 +116,10 @@ impl Options {
         })
     }
 
-    /// Refuses what cannot work, before anything is touched.
+    /// Rejects invalid options before any file is accessed.
     ///
     /// # Errors
-    /// With the option that is wrong, by its name on the command line.
+    /// [`Error::Options`], which names the invalid option as on the command line.
     pub fn validate(&self) -> Result<()> {
         within("--threads", self.threads.into(), 1, MAX_THREADS.into())?;
         within("--files", self.files.into(), 1, MAX_FILES.into())?;

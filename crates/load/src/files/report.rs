@@ -1,4 +1,4 @@
-//! What a load on files found, for people and as JSON.
+//! Report of a load on files, as text and as JSON.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,67 +12,69 @@ use super::worker::{Measured, Tally};
 use crate::report::Latency;
 use crate::verify::Verified;
 
-/// One kind of operation's figures.
+/// Results of one kind of operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Operation {
-    /// Its name: [`Kind::name`], or fio's.
+    /// Name of the operation: [`Kind::name`], or fio's name.
     pub op: String,
-    /// Whole operations, from the open to the close.
+    /// Number of whole operations, from open to close.
     pub ops: u64,
-    /// Transfers of at most a block, as FFSB counts; an operation without any counts as one.
+    /// Number of transfers of at most one block, as counted by FFSB. An operation without transfers
+    /// counts as one.
     pub ios: u64,
     pub bytes: u64,
     pub ops_per_s: f64,
-    /// Of `ios`.
+    /// Number of `ios` per second.
     pub iops: f64,
-    /// 10^6 bytes per second.
+    /// Throughput in 10^6 bytes per second.
     pub mb_per_s: f64,
-    /// Of whole operations.
+    /// Latency of whole operations.
     pub latency: Latency,
-    /// Of whole operations: from, to (exclusive) in ns, and how many; from fio empty.
+    /// Histogram of the latency of whole operations: from, to (exclusive) in ns, and count. Empty
+    /// for fio.
     pub histogram: Vec<[u64; 3]>,
 }
 
-/// A whole run.
+/// Report of a whole run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub directory: PathBuf,
     pub workload: String,
     pub bs: u32,
     pub threads: u16,
-    /// O_DIRECT.
+    /// Whether O_DIRECT was used.
     pub direct: bool,
-    /// Before the load.
+    /// Number of files before the load.
     pub files: u64,
     pub dirs: u64,
-    /// Seconds that it took to make the files; none if they were there.
+    /// Time in seconds to create the files. `None` if they existed already.
     pub prepare: Option<f64>,
-    /// Seconds measured, with those of the last sync.
+    /// Measured time in seconds, including the final sync.
     pub runtime: f64,
-    /// Seconds of the last sync; none where that is not told apart.
+    /// Time of the final sync in seconds. `None` if it is not measured separately.
     pub sync: Option<f64>,
     /// Sums over all operations.
     pub iops: f64,
     pub mb_per_s: f64,
     pub operations: Vec<Operation>,
-    /// CPU time of the threads per transfer, in us.
+    /// CPU time of the threads per transfer in microseconds.
     pub client_cpu_us_per_request: f64,
     pub verify: Option<Verified>,
-    /// Where the files still are.
+    /// Path of the files, if they were kept.
     pub kept: Option<PathBuf>,
 }
 
-/// How long the measured part took.
+/// Duration of the measured part.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Taken {
-    /// From the first operation to the end of the last sync.
+    /// Time from the first operation to the end of the final sync.
     pub run: Duration,
-    /// The last sync's share of it.
+    /// Time of the final sync, which is a part of `run`.
     pub sync: Duration,
 }
 
 impl Report {
-    /// Adds the threads up.
+    /// Combines the measurements of all threads.
     pub fn new(
         options: &Options,
         prepared: Option<Duration>,
@@ -112,7 +114,8 @@ impl Report {
         }
     }
 
-    /// One operation's figures by its name, if there was any.
+    /// Returns the results of an operation by its name, or `None` if no such operation was
+    /// performed.
     pub fn operation(&self, op: &str) -> Option<&Operation> {
         self.operations.iter().find(|o| o.op == op)
     }

@@ -1,4 +1,4 @@
-//! What the model says is what is on the disk.
+//! Tests that the files on the disk match the model.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use super::model::Model;
 use super::options::Options;
 use super::tree::file_name;
 
-/// Sizes of all files by their paths below `dir`.
+/// Returns the sizes of all files, by their paths below `dir`.
 fn on_disk(dir: &Path) -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap() {
@@ -27,7 +27,7 @@ fn on_disk(dir: &Path) -> BTreeMap<String, u64> {
     found
 }
 
-/// The same, of a run that ended by a number of operations, by the model alone.
+/// Returns the files and sizes that the model expects after a run with a number of operations.
 fn expected(options: &Options, align: u32) -> BTreeMap<String, u64> {
     let mut files = BTreeMap::new();
     for thread in 0..options.threads {
@@ -86,7 +86,7 @@ proptest! {
     }
 }
 
-/// The figures, of a load whose every operation is known.
+/// Checks the counters of a load whose operations are all known.
 #[test]
 fn operations_transfers_and_bytes_are_counted() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,7 +1,8 @@
-//! The directory that a run makes for itself, and takes away again.
+//! The directory tree that a run creates and removes.
 //!
-//! All of it is reached from open directories by names without a slash, and no symbolic link is
-//! followed: whatever somebody puts there meanwhile, nothing outside is touched.
+//! All files are accessed by names without a slash, relative to open directories, and symbolic
+//! links are not followed. Therefore nothing outside the tree is changed, even if another process
+//! creates files or links in it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -18,29 +19,29 @@ const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-/// Names that are tried for a new directory.
+/// Number of names to try for a new directory.
 const NAMES: u32 = 100;
-/// A file that shows what O_DIRECT needs.
+/// Name of the file for finding the alignment that O_DIRECT needs.
 const PROBE: &str = "probe";
-/// The largest unit of direct I/O that is tried.
+/// Maximum alignment of direct I/O to try, in bytes.
 const LARGEST_ALIGN: u32 = 64 << 10;
 
-/// The directory and those in it, open.
+/// The root directory and its subdirectories, all open.
 #[derive(Debug)]
 pub struct Tree {
-    /// The one that the caller named.
+    /// The parent directory, which the caller named.
     parent: OwnedFd,
     name: String,
     path: PathBuf,
     root: OwnedFd,
     dirs: Vec<OwnedFd>,
     align: u32,
-    /// To be removed when dropped.
+    /// Whether to remove the tree on drop.
     armed: bool,
 }
 
 impl Tree {
-    /// A new directory below that of the options, with its directories, without files.
+    /// Creates a new directory below the one in the options, with subdirectories but without files.
     pub fn create(options: &Options) -> Result<Tree> {
         let open = DIRECTORY.difference(OFlags::NOFOLLOW);
         let parent = openat(CWD, &options.dir, open, Mode::empty())
@@ -69,7 +70,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// The directory of the options, with its directories, which an earlier run has made.
+    /// Opens the directory in the options, with the subdirectories that an earlier run has created.
     pub fn open(options: &Options) -> Result<Tree> {
         let path = &options.dir;
         let failed = |e| Error::os(format!("cannot open {}", path.display()), e);
@@ -79,7 +80,7 @@ impl Tree {
         let mut tree = Tree {
             name: name.into_owned(),
             path: path.clone(),
-            // Not before it is known to be what a run has made.
+            // Do not remove the directory before it is known to be from an earlier run.
             armed: false,
             dirs: Vec::new(),
             align: SECTOR,
@@ -101,27 +102,27 @@ impl Tree {
         Ok(tree)
     }
 
-    /// What offsets and lengths must be multiples of.
+    /// Returns the alignment of offsets and lengths in bytes.
     pub fn align(&self) -> u32 {
         self.align
     }
 
-    /// An open directory.
+    /// Returns an open directory.
     pub fn dir(&self, dir: u16) -> BorrowedFd<'_> {
         self.dirs[usize::from(dir)].as_fd()
     }
 
-    /// A file's path, for people.
+    /// Returns the path of a file, for messages.
     pub fn path_of(&self, file: File) -> PathBuf {
         self.path_of_dir(file.dir).join(file_name(file.id))
     }
 
-    /// A directory's path, for people.
+    /// Returns the path of a directory, for messages.
     pub fn path_of_dir(&self, dir: u16) -> PathBuf {
         self.path.join(dir_name(dir))
     }
 
-    /// What a system call's failure means here.
+    /// Converts the errno of a system call to an error.
     pub fn failed(&self, doing: impl std::fmt::Display, cause: Errno) -> Error {
         match cause {
             Errno::NOSPC | Errno::DQUOT => Error::Full(format!(
@@ -133,7 +134,7 @@ impl Tree {
         }
     }
 
-    /// Waits until the whole file system is on its disk.
+    /// Writes the whole file system back to its disk, and waits for it.
     pub fn sync(&self) -> Result<()> {
         syncfs(&self.root).map_err(|e| {
             let doing = format!("syncing the file system of {}", self.path.display());
@@ -141,7 +142,7 @@ impl Tree {
         })
     }
 
-    /// The names of the files in a directory.
+    /// Returns the names of the files in a directory.
     pub fn list(&self, dir: u16) -> Result<Vec<String>> {
         self.names(self.dir(dir))
             .map_err(|e| Error::os(format!("listing {}", self.path_of_dir(dir).display()), e))
@@ -158,13 +159,13 @@ impl Tree {
         Ok(names)
     }
 
-    /// Leaves everything where it is, and says where.
+    /// Keeps the tree, and returns its path.
     pub fn keep(&mut self) -> PathBuf {
         self.armed = false;
         self.path.clone()
     }
 
-    /// Removes everything that the run has made; what somebody else has put there stays.
+    /// Removes everything that the run has created. Files of other processes stay.
     pub fn remove(&mut self) -> Result<()> {
         self.armed = false;
         self.remove_all().map_err(|e| match e {
@@ -179,7 +180,7 @@ impl Tree {
     fn remove_all(&self) -> rustix::io::Result<()> {
         let mut removed = Ok(());
         for (dir, fd) in (0..).zip(&self.dirs) {
-            // All that can go, goes, whatever stays.
+            // Remove as much as possible, even if a directory cannot be removed.
             removed = removed.and(self.remove_dir(dir, fd.as_fd()));
         }
         removed?;
@@ -188,7 +189,7 @@ impl Tree {
     }
 
     fn remove_dir(&self, dir: u16, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
-        // A directory that changes while it is read may not show all of itself at once.
+        // Repeat: reading a directory that changes meanwhile may not return all files at once.
         while self.remove_files(fd)? > 0 {}
         gone(unlinkat(&self.root, dir_name(dir), AtFlags::REMOVEDIR))
     }
@@ -202,7 +203,7 @@ impl Tree {
         Ok(names.len())
     }
 
-    /// What direct I/O must be a multiple of: the smallest write that works.
+    /// Finds the alignment that direct I/O needs: the size of the smallest write that succeeds.
     fn probe(&self, options: &Options) -> Result<u32> {
         let path = options.dir.display();
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW;
@@ -231,7 +232,8 @@ impl Tree {
         Ok(align)
     }
 
-    /// Refuses what cannot fit before time is spent on it, where the file system can tell.
+    /// Rejects a run whose files do not fit into the file system, if the file system reports its
+    /// free space.
     fn check_room(&self, options: &Options) -> Result<()> {
         let room = fstatvfs(&self.root).map_err(|e| {
             let doing = format!("asking for the room in {}", options.dir.display());
@@ -265,7 +267,7 @@ impl Drop for Tree {
     }
 }
 
-/// Somebody else may have removed it first.
+/// Treats ENOENT as success, because another process may have removed the file first.
 fn gone(result: rustix::io::Result<()>) -> rustix::io::Result<()> {
     match result {
         Err(Errno::NOENT) => Ok(()),
@@ -273,7 +275,7 @@ fn gone(result: rustix::io::Result<()>) -> rustix::io::Result<()> {
     }
 }
 
-/// A directory with a name that nobody has.
+/// Creates a directory with an unused name.
 fn make_root(parent: &OwnedFd, path: &Path) -> Result<(String, OwnedFd)> {
     let mut number = 0;
     loop {
@@ -298,12 +300,12 @@ fn dir_name(dir: u16) -> String {
     format!("d{dir:03}")
 }
 
-/// The name of a file in its directory.
+/// Returns the name of a file in its directory.
 pub fn file_name(id: u64) -> String {
     format!("f{id:08}")
 }
 
-/// Whether a run may have made a file of that name.
+/// Returns whether a run may have created a file with this name.
 fn is_file_name(name: &str) -> bool {
     let digits = name.strip_prefix('f').unwrap_or_default();
     digits.len() >= 8 && digits.bytes().all(|b| b.is_ascii_digit())

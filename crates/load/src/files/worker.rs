@@ -1,4 +1,4 @@
-//! One thread: makes its files, does its operations, and looks at its files again.
+//! A worker thread: creates its files, performs its operations, and verifies its files.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -15,26 +15,26 @@ use crate::cpu;
 use crate::error::{Error, Result};
 use crate::verify::Verified;
 
-/// What operations of one kind came to.
+/// Totals of the operations of one kind.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub moved: Moved,
-    /// Of each operation, in ticks.
+    /// Latencies of the operations, in ticks.
     pub latency: Counts<FINE>,
 }
 
-/// What one thread measured.
+/// Measurements of one thread.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// By [`super::mail::Kind`].
+    /// Totals, indexed by [`super::mail::Kind`].
     pub kinds: [Tally; 5],
-    /// This thread's CPU time under load, in ns.
+    /// CPU time of this thread during the load, in ns.
     pub cpu_ns: u64,
-    /// In blocks.
+    /// Number of verified blocks.
     pub verified: Verified,
 }
 
-/// A thread's state from one phase to the next.
+/// State of a thread, which is kept between phases.
 #[derive(Debug)]
 pub struct Worker<'a> {
     options: &'a Options,
@@ -57,7 +57,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Makes the files that are there before the load.
+    /// Creates the files that exist before the load.
     pub fn prepare(&mut self, watched: Watched<'_>) -> Result<()> {
         for (done, file) in self.model.files().iter().enumerate() {
             if !watched.goes_on(done as u64)? {
@@ -68,7 +68,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// The load.
+    /// Runs the load.
     pub fn run(&mut self, watched: Watched<'_>) -> Result<()> {
         let cpus = &self.options.cpus;
         if !cpus.is_empty() {
@@ -95,12 +95,12 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// When the load ended, if it did.
+    /// Returns when the load ended, or `None` before that.
     pub fn ended(&self) -> Option<Instant> {
         self.ended
     }
 
-    /// Reads all files of this thread.
+    /// Reads and checks all files of this thread.
     pub fn verify(&mut self, watched: Watched<'_>) -> Result<()> {
         for (done, file) in self.model.files().iter().enumerate() {
             if !watched.goes_on(done as u64)? {
@@ -111,7 +111,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Fails when there is another file than those that the threads know of.
+    /// Returns an error if a directory contains a file that the model does not have.
     pub fn verify_names(tree: &Tree, workers: &[Worker<'_>]) -> Result<()> {
         for worker in workers {
             let known: BTreeSet<String> = { worker.model.files() }
@@ -130,7 +130,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// What it has measured.
+    /// Consumes the worker, and returns its measurements.
     pub fn into_measured(self) -> Measured {
         let per_block = u64::from(self.options.bs / SECTOR);
         Measured {

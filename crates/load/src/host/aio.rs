@@ -1,4 +1,4 @@
-//! A file through Linux AIO: the system calls themselves (libaio wraps no more than these).
+//! A port for a file through Linux AIO. It uses the system calls directly, which libaio only wraps.
 
 use std::fs::File;
 use std::io;
@@ -44,31 +44,32 @@ struct IoEvent {
     result2: i64,
 }
 
-/// One worker's context.
+/// The AIO context of a worker.
 pub struct Aio {
-    /// The kernel's `aio_context_t`. Dropped before what it refers to: see `Drop`.
+    /// The kernel's `aio_context_t`. `Drop` destroys it before the memory that it refers to is
+    /// freed.
     context: u64,
     file: Arc<File>,
     buffers: Buffers,
     len: u32,
-    /// By slot.
+    /// I/O control blocks, indexed by slot.
     iocbs: Box<[Iocb]>,
-    /// Operation of each slot in flight.
+    /// Operation of each slot in flight, indexed by slot.
     ops: Vec<Op>,
-    /// Those of `iocbs` that are to be submitted.
+    /// Pointers to those of `iocbs` that have not been submitted yet.
     queued: Vec<*mut Iocb>,
     events: Box<[IoEvent]>,
-    /// Of `events`, how many nobody has reaped yet.
+    /// Number of `events` that have not been reaped yet.
     ready: usize,
     calls: u64,
 }
 
-// SAFETY: `queued` points into `iocbs`, which is a heap allocation of this struct's own; nothing
-// else has thread affinity.
+// SAFETY: `queued` points into `iocbs`, which is a heap allocation owned by this struct. No other
+// field has thread affinity.
 unsafe impl Send for Aio {}
 
 impl Aio {
-    /// Room for as many requests as the load has in flight.
+    /// Creates a context for as many requests as the load has in flight.
     pub fn new(file: Arc<File>, load: &Load) -> Result<Aio> {
         let mut context = 0u64;
         let depth = usize::from(load.iodepth);
@@ -100,9 +101,9 @@ impl Aio {
         while !self.queued.is_empty() {
             let count = self.queued.len();
             self.calls += 1;
-            // SAFETY: each pointer is to an iocb in `self.iocbs`, which is never moved or grown;
-            // the kernel copies them. The memory that they name stays until `self` is dropped,
-            // which waits for everything in flight.
+            // SAFETY: each pointer refers to an iocb in `self.iocbs`, which is never moved or
+            // grown. The kernel copies the iocbs. The memory that they name stays valid until
+            // `self` is dropped, which waits for all requests in flight.
             let taken = check(unsafe {
                 libc::syscall(
                     libc::SYS_io_submit,
@@ -118,7 +119,7 @@ impl Aio {
 
     fn get_events(&mut self) -> io::Result<usize> {
         self.calls += 1;
-        // SAFETY: the kernel writes at most `events.len()` events; no time-out is given.
+        // SAFETY: the kernel writes at most `events.len()` events, and the timeout is null.
         check(unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,
@@ -137,15 +138,17 @@ impl Port for Aio {
         self.buffers.get(slot)
     }
 
+    /// Queues a request.
+    ///
     /// # Panics
-    /// For what Linux AIO does not have: discards and zeroes.
+    /// If the operation is a discard or write-zeroes, which Linux AIO does not support.
     fn queue(&mut self, slot: u16, op: Op, offset: u64) {
         self.ops[usize::from(slot)] = op;
         let iocb = &mut self.iocbs[usize::from(slot)];
         *iocb = Iocb {
             data: slot.into(),
             fd: self.file.as_raw_fd().cast_unsigned(),
-            // A flush has no data, and must not seem to have any.
+            // A flush has no data, so its buffer and length must be zero.
             opcode: IOCB_CMD_FDSYNC,
             ..Iocb::default()
         };
@@ -172,7 +175,7 @@ impl Port for Aio {
             let op = self.ops[usize::from(slot)];
             done.push(Done {
                 slot,
-                // A request is at most 64 MiB.
+                // The cast is lossless: a request is at most 64 MiB.
                 status: status(op, self.len, event.result as i32),
             });
         }
@@ -204,7 +207,7 @@ impl Port for Aio {
 
 impl Drop for Aio {
     fn drop(&mut self) {
-        // SAFETY: io_destroy takes the context that io_setup gave; it waits for what is in flight.
+        // SAFETY: io_destroy gets the context from io_setup, and waits for all requests in flight.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }

@@ -1,11 +1,11 @@
-//! What is read and written.
+//! Data buffers of the requests.
 
 use crate::error::Result;
 use crate::memory::{Buffer, Mapping, PAGE};
 use crate::options::Load;
 use crate::workload::Rng;
 
-/// The data buffers of one worker, whole pages each.
+/// The data buffers of a worker, in whole pages.
 pub struct Buffers {
     map: Mapping,
     stride: usize,
@@ -13,7 +13,7 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// One per slot, filled with random data that no storage compresses.
+    /// Creates a buffer per slot, filled with random data that storage cannot compress.
     pub fn new(load: &Load) -> Result<Buffers> {
         let len = load.bs as usize;
         let stride = len.next_multiple_of(PAGE);
@@ -26,27 +26,28 @@ impl Buffers {
         Ok(buffers)
     }
 
-    /// A slot's buffer.
+    /// Returns a slot's buffer.
     pub fn get(&self, slot: u16) -> Buffer {
         let at = self.map.at(usize::from(slot) * self.stride, self.len);
-        // SAFETY: page-aligned and inside the mapping; users of the buffer
-        // are the port that owns `self` and its worker.
+        // SAFETY: the buffer is page-aligned and inside the mapping. Its only users are the port
+        // that owns `self` and the port's worker.
         unsafe { Buffer::new(at, self.len) }
     }
 
-    /// A slot's data, to be sent.
+    /// Returns a slot's data for sending.
     pub fn bytes(&self, slot: u16) -> &[u8] {
         let at = self.map.at(usize::from(slot) * self.stride, self.len);
-        // SAFETY: inside the mapping; the port that owns `self` changes a slot's
-        // buffer by `&mut` of itself only, and its worker while the slot is free.
+        // SAFETY: the range is inside the mapping. The port that owns `self` changes a slot's
+        // buffer only through `&mut self`, and the port's worker changes it only while the slot is
+        // free.
         unsafe { std::slice::from_raw_parts(at, self.len) }
     }
 
-    /// Copies `data` to a slot's buffer, from byte `at` on.
+    /// Copies `data` to a slot's buffer, at byte `at`.
     pub fn copy_in(&self, slot: u16, at: usize, data: &[u8]) {
         let to = self.part(slot, at, data.len());
-        // SAFETY: `part` has checked the range; nobody has a reference to the
-        // buffer of a slot that is in flight.
+        // SAFETY: `part` has checked the range, and no reference to the buffer of a slot in flight
+        // exists.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) }
     }
 

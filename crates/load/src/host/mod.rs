@@ -50,7 +50,7 @@ pub fn run(
     Ok(Report::new(options, &outcome, None))
 }
 
-/// One worker per queue, each with a port of its own.
+/// Runs one worker per queue, each with its own port.
 fn run_each<P: Port>(
     load: &Load,
     geometry: Geometry,
@@ -61,7 +61,8 @@ fn run_each<P: Port>(
     run::run(load, geometry, ports, &mut Nobody, progress)
 }
 
-/// On a file there is nobody to supervise: the kernel answers.
+/// Supervisor for a load on a file, where the kernel completes the requests and there is no server
+/// process.
 struct Nobody;
 
 impl Supervisor for Nobody {

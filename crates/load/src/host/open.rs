@@ -1,5 +1,5 @@
-//! Opening a file with the care that a server takes, and one more: what is in
-//! it is not overwritten by mistake.
+//! Opens a file with the same checks as a server. In addition, rejects loads that would overwrite
+//! data by mistake.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -18,7 +18,7 @@ fn refused(path: &Path, problem: impl std::fmt::Display) -> Error {
     Error::Options(format!("{} {problem}", path.display()))
 }
 
-/// An open file, locked as QEMU locks images until it is closed.
+/// Opens a file, and locks it like a QEMU image until it is closed.
 pub fn open(target: &FileOptions, load: &Load) -> Result<File> {
     let path = &target.path;
     let cannot = |e| Error::os(format!("cannot open {}", path.display()), e);
@@ -30,8 +30,8 @@ pub fn open(target: &FileOptions, load: &Load) -> Result<File> {
     if !kind.is_file() && !kind.is_block_device() {
         return Err(refused(path, "is not a regular file or a block device"));
     }
-    // Of a device that a file system, swap or the like has, the kernel allows
-    // no exclusive use.
+    // The kernel refuses exclusive use of a device that is in use, for example by a file system or
+    // as swap.
     let exclusive = kind.is_block_device() && load.writes();
     let file = OpenOptions::new()
         .read(true)
@@ -47,7 +47,7 @@ pub fn open(target: &FileOptions, load: &Load) -> Result<File> {
     if !target.raw {
         refuse_images(path, &file)?;
     }
-    // Who only reads disturbs nobody.
+    // A load that only reads allows other users of the file.
     let (writes, share) = (load.writes(), !load.writes());
     lock::take(path, &file, Use { writes, share }).map_err(|e| refused(path, e))?;
     if !target.buffered {
@@ -56,8 +56,8 @@ pub fn open(target: &FileOptions, load: &Load) -> Result<File> {
     Ok(file)
 }
 
-/// What the bytes of such a file say of its disk is nothing; and writing them
-/// would be the end of it.
+/// Rejects image files: their bytes are not those of the disk, and overwriting them would destroy
+/// the image.
 fn refuse_images(path: &Path, file: &File) -> Result<()> {
     let found =
         magic::detect(file).map_err(|e| Error::os(format!("cannot read {}", path.display()), e))?;
@@ -77,7 +77,7 @@ fn go_direct(path: &Path, file: &File) -> Result<()> {
         .map_err(|_| refused(path, "cannot be opened with O_DIRECT; use --buffered"))
 }
 
-/// Fails when there is data where the load would write, or may be.
+/// Returns an error if the range that the load writes contains data, or may contain data.
 pub fn refuse_data(file: &File, target: &FileOptions, load: &Load, area: Geometry) -> Result<()> {
     if !load.writes() || target.overwrite {
         return Ok(());
@@ -97,7 +97,7 @@ pub fn refuse_data(file: &File, target: &FileOptions, load: &Load, area: Geometr
         Ok(at) if at >= end => return Ok(()),
         Err(Errno::NXIO) => return Ok(()),
         Ok(at) => at,
-        // A file system that cannot tell.
+        // The file system does not support SEEK_DATA.
         Err(_) => load.offset,
     };
     Err(refused(

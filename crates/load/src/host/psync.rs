@@ -1,4 +1,4 @@
-//! One system call for each request.
+//! A port with one system call per request.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -12,11 +12,11 @@ use crate::memory::Buffer;
 use crate::options::Load;
 use crate::port::{Counters, Done, Op, Port};
 
-/// One request at a time by pread, pwrite, fdatasync and fallocate.
+/// Executes one request at a time with pread, pwrite, fdatasync and fallocate.
 pub struct Psync {
     file: Arc<File>,
-    /// Where the file's own position is: then `read` and `write` are called, which go on from
-    /// there; else `pread` and `pwrite`.
+    /// The file's current position. If set, requests use `read` and `write`, which continue from
+    /// this position. Otherwise they use `pread` and `pwrite`.
     position: Option<u64>,
     buffers: Buffers,
     len: u32,
@@ -38,7 +38,7 @@ impl Psync {
         })
     }
 
-    /// Calls `read` and `write`, which know no offset.
+    /// Uses `read` and `write`, which take no offset.
     pub fn at_position(self) -> Psync {
         Psync {
             position: Some(u64::MAX),
@@ -78,7 +78,8 @@ impl Psync {
         }
     }
 
-    /// Back to the start of the range, or on after a short request.
+    /// Moves the file's position to `offset` if it differs: at the first request, after the
+    /// end of the range, or after a short request.
     #[inline]
     fn go_to(&mut self, offset: u64) -> io::Result<()> {
         match self.position {

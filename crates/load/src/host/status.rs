@@ -1,13 +1,15 @@
-//! What became of a request, as a port says it.
+//! Converts results of system calls to request statuses.
 
 use crate::port::Op;
 use std::io;
 
-/// Added to the bytes done of a request that was cut short, and negated.
+/// Added to the number of bytes of a short request before it is negated, so that the status is
+/// never 0.
 const SHORT: i32 = 1;
 
-/// A request's status from a system call's result: 0, an errno, or the
-/// negative of bytes done plus one for a request that was cut short.
+/// Returns the status of a request from the result of its system call. 0 means success, and a
+/// positive number is an errno. For a short request, the status is the negative of the transferred
+/// bytes plus one.
 pub fn status(op: Op, len: u32, result: i32) -> i32 {
     match op {
         _ if result < 0 => -result,
@@ -16,7 +18,7 @@ pub fn status(op: Op, len: u32, result: i32) -> i32 {
     }
 }
 
-/// What the system call returned, again: bytes, or a negative errno.
+/// Converts a status back to the result of the system call: bytes, or a negative errno.
 pub fn result(len: u32, status: i32) -> i64 {
     match status {
         0 => len.into(),
@@ -25,7 +27,7 @@ pub fn result(len: u32, status: i32) -> i64 {
     }
 }
 
-/// The status in words.
+/// Describes a status that is not 0.
 pub fn describe_status(status: i32) -> String {
     if status < 0 {
         return format!("only {} bytes were done", -status - SHORT);
@@ -33,7 +35,7 @@ pub fn describe_status(status: i32) -> String {
     fathom_units::cause(io::Error::from_raw_os_error(status))
 }
 
-/// fallocate's mode of a discard or a write of zeroes.
+/// Returns the fallocate mode of a discard or a write of zeroes.
 pub fn fallocate_mode(op: Op) -> i32 {
     match op {
         Op::Discard => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,

@@ -1,4 +1,4 @@
-//! A file through io_uring: one system call submits a batch and waits.
+//! A port for a file through io_uring. One system call submits a batch and waits for completions.
 
 use std::fs::File;
 use std::io;
@@ -17,9 +17,9 @@ use crate::port::{Counters, Done, Op, Port};
 
 const ENTER_GETEVENTS: u32 = 1;
 
-/// One worker's ring.
+/// The io_uring of a worker.
 pub struct Uring {
-    /// Dropped before what it refers to.
+    /// Declared first, so that it is dropped before the memory that it refers to.
     ring: IoUring,
     file: Arc<File>,
     buffers: Buffers,
@@ -27,13 +27,14 @@ pub struct Uring {
     fixed_buffers: bool,
     fixed_file: bool,
     wait: Wait,
-    /// Operation of each slot in flight.
+    /// Operation of each slot in flight, indexed by slot.
     ops: Vec<Op>,
     enters: u64,
 }
 
 impl Uring {
-    /// Makes the ring on the thread that will use it: it has a single issuer.
+    /// Creates the ring. Must be called on the thread that will use it, because the ring has a
+    /// single issuer.
     pub fn new(file: Arc<File>, target: &FileOptions, load: &Load) -> Result<Uring> {
         let entries = u32::from(load.iodepth).next_power_of_two();
         let ring = IoUring::builder()
@@ -70,7 +71,7 @@ impl Uring {
                 iov_len: self.len as usize,
             };
             let all: Vec<libc::iovec> = (0..load.iodepth).map(iovec).collect();
-            // SAFETY: the buffers live in `self`, which drops the ring first.
+            // SAFETY: `self` owns the buffers, and drops the ring first.
             unsafe { self.ring.submitter().register_buffers(&all) }
                 .map_err(|e| Error::os("registering the buffers", e))?;
         }
@@ -78,7 +79,7 @@ impl Uring {
     }
 
     fn entry(&self, slot: u16, op: Op, at: u64) -> Entry {
-        // With a registered file the number is its index in the table.
+        // With a registered file, this number is an index into the file table.
         let (fd, flags) = match self.fixed_file {
             true => (types::Fd(0), Flags::FIXED_FILE),
             false => (types::Fd(self.file.as_raw_fd()), Flags::empty()),
@@ -110,7 +111,7 @@ impl Uring {
             Wait::Interrupt => self.ring.submit_and_wait(1).map(drop),
             Wait::Poll => {
                 let queued = self.ring.submission().len() as u32;
-                // SAFETY: no argument points anywhere.
+                // SAFETY: no argument contains a pointer to memory.
                 unsafe {
                     let none: Option<&libc::sigset_t> = None;
                     self.ring
@@ -131,14 +132,14 @@ impl Port for Uring {
     fn queue(&mut self, slot: u16, op: Op, offset: u64) {
         self.ops[usize::from(slot)] = op;
         let entry = self.entry(slot, op, offset);
-        // SAFETY: the buffer and the file live in `self` for as long as the
-        // ring does, and the worker leaves the buffer alone until completion.
+        // SAFETY: `self` owns the buffer and the file for as long as the ring exists, and the
+        // worker does not access the buffer until completion.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.expect("the ring has an entry for every slot");
     }
 
     fn submit(&mut self) -> Result<()> {
-        // `wait` submits too, so that a batch costs one system call.
+        // `wait` also submits, so that a batch costs one system call.
         Ok(())
     }
 

@@ -1,5 +1,5 @@
-//! One connection as a [`Port`]: a batch of requests costs one system call, and
-//! so does a batch of replies.
+//! An NBD connection as a [`Port`]. A batch of requests needs one system call, and so does a batch
+//! of replies.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -18,28 +18,28 @@ use crate::options::{Load, Wait};
 use crate::port::{Counters, Done, Op, Port};
 use fathom_nbd::protocol::{Replies, RequestHeader, command, command_flag};
 
-/// A sleeping worker looks up as often, for the phase may have changed.
+/// Maximum sleep of a worker, after which it checks whether the phase has changed.
 pub const TICK: Duration = Duration::from_millis(100);
-/// Pieces of memory that one system call sends.
+/// Maximum number of pieces of memory sent by one system call.
 const PIECES: usize = 128;
 
-/// A part of what is to be sent.
+/// A piece of the data to send.
 #[derive(Clone, Copy, Debug)]
 enum Piece {
-    /// So many bytes of headers.
+    /// Request headers of this many bytes.
     Headers(usize),
-    /// A slot's data, from this byte on.
+    /// Data of this slot, from this byte on.
     Data(u16, usize),
 }
 
-/// What has been queued and the kernel has not taken.
+/// Queued data that the kernel has not accepted yet.
 #[derive(Debug, Default)]
 struct Outbox {
     headers: Vec<u8>,
-    /// Bytes of `headers` that were sent.
+    /// Number of bytes of `headers` that were sent.
     sent: usize,
     pieces: Vec<Piece>,
-    /// Pieces that were sent.
+    /// Number of pieces that were sent.
     first: usize,
 }
 
@@ -49,7 +49,7 @@ impl Outbox {
         self.pieces.is_empty()
     }
 
-    /// The header that was just appended to `headers`.
+    /// Records a header of `len` bytes that was appended to `headers`.
     #[inline(always)]
     fn push_header(&mut self, len: usize) {
         match self.pieces.last_mut() {
@@ -58,7 +58,7 @@ impl Outbox {
         }
     }
 
-    /// What comes next, as slices; returns how many.
+    /// Fills `out` with the next data to send, and returns the number of slices.
     #[inline(always)]
     fn slices<'a>(&'a self, buffers: &'a Buffers, out: &mut [IoSlice<'a>; PIECES]) -> usize {
         let mut at = self.sent;
@@ -75,7 +75,8 @@ impl Outbox {
         waiting.len().min(PIECES)
     }
 
-    /// The kernel has taken the first `len` bytes of pieces of data of `bs`.
+    /// Records that the kernel has accepted the next `len` bytes. `bs` is the data length of a
+    /// request.
     #[inline(always)]
     fn advance(&mut self, mut len: usize, bs: usize) {
         while len > 0 {
@@ -102,7 +103,7 @@ impl Outbox {
         }
     }
 
-    /// Forgets what was sent, when some is left: seldom.
+    /// Removes the sent data when some data remains unsent, which is rare.
     fn compact(&mut self) {
         self.pieces.drain(..self.first);
         self.headers.drain(..self.sent);
@@ -133,7 +134,7 @@ fn request(form: Replies, op: Op, cookie: u64, offset: u64, len: u32) -> Request
     }
 }
 
-/// One connection in the transmission phase, used by one worker.
+/// A connection in the transmission phase, used by one worker.
 pub struct Connection {
     socket: OwnedFd,
     index: usize,
@@ -148,8 +149,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// `socket` has come through the handshake and reads from it time out
-    /// after [`TICK`].
+    /// Creates a port on `socket`, which has completed the handshake. Reads from the socket must
+    /// time out after [`TICK`].
     pub fn new(
         socket: OwnedFd,
         index: usize,
@@ -171,7 +172,7 @@ impl Connection {
         })
     }
 
-    /// Sends what is queued, as far as there is room for it.
+    /// Sends queued data, as much as the socket accepts.
     #[inline(always)]
     fn send(&mut self) -> Result<()> {
         while !self.outbox.is_empty() {
@@ -207,7 +208,7 @@ impl Connection {
         }
     }
 
-    /// Sleeps until something can be sent or received.
+    /// Sleeps until the socket is readable or writable, for at most [`TICK`].
     fn sleep_both(&mut self) -> Result<()> {
         let events = PollFlags::IN | PollFlags::OUT;
         let mut fds = [PollFd::new(&self.socket, events)];
@@ -299,7 +300,8 @@ impl Port for Connection {
 }
 
 impl Drop for Connection {
-    /// Says goodbye, if the server listens: it may log whoever does not.
+    /// Sends a disconnect request if no request is in flight, because a server may log clients that
+    /// send none.
     fn drop(&mut self) {
         if !self.outbox.is_empty() || self.flights.in_flight() > 0 {
             return;

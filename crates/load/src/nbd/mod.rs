@@ -1,7 +1,7 @@
-//! Load on an NBD server, by a client that batches.
+//! Load on an NBD server, with a client that batches requests and replies.
 //!
-//! Each worker has a connection. It knows every form of requests and replies,
-//! so that any server can be measured with the same load.
+//! Each worker has its own connection. The client supports every form of requests and replies, so
+//! that any server can be measured with the same load.
 
 mod connection;
 mod replies;
@@ -31,7 +31,7 @@ use fathom_nbd::Address;
 use fathom_nbd::client::{Export, Wishes, handshake};
 use fathom_nbd::protocol::export_flag;
 
-/// Time for the server to answer in the handshake.
+/// Timeout for the server's replies during the handshake.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// Runs the load.
@@ -60,7 +60,7 @@ pub fn run(options: &Options, server: &Nbd, progress: &mut dyn FnMut(&Progress))
     Ok(Report::new(options, &outcome, pid))
 }
 
-/// A connection in the transmission phase.
+/// Connects to the server and completes the handshake, which leads to the transmission phase.
 fn connect(server: &Nbd) -> Result<(OwnedFd, Export)> {
     let socket = dial(&server.uri).map_err(|cause| Error::Connect {
         path: PathBuf::from(server.uri.as_str()),
@@ -74,8 +74,8 @@ fn connect(server: &Nbd) -> Result<(OwnedFd, Export)> {
     Ok((socket, export))
 }
 
-/// The best form of replies that the server has, or the one that is wanted and
-/// none else.
+/// Performs the handshake. Negotiates the requested form of replies or, without one, the best form
+/// that the server supports.
 fn agree(stream: &mut File, server: &Nbd) -> Result<Export> {
     let wishes = Wishes {
         export: server.uri.export(),
@@ -95,7 +95,7 @@ fn agree(stream: &mut File, server: &Nbd) -> Result<Export> {
     }
 }
 
-/// Opens a connection. Small messages are sent at once.
+/// Opens a connection. TCP_NODELAY makes the kernel send small messages at once.
 fn dial(uri: &NbdUri) -> io::Result<OwnedFd> {
     match uri.address() {
         Address::Unix(path) => Ok(UnixStream::connect(path)?.into()),
@@ -117,7 +117,7 @@ fn set_timeouts(socket: &OwnedFd, time: Duration) -> Result<()> {
         .map_err(|e| Error::os("setting the socket's time-outs", e))
 }
 
-/// A server on a Unix socket is known by who listens there.
+/// Returns the PID of the process that listens on a Unix socket, or `None` for TCP.
 fn peer_pid(socket: &OwnedFd, server: &Nbd) -> Option<u32> {
     if !matches!(server.uri.address(), Address::Unix(_)) {
         return None;
@@ -126,12 +126,12 @@ fn peer_pid(socket: &OwnedFd, server: &Nbd) -> Option<u32> {
     Some(peer.pid.as_raw_nonzero().get() as u32)
 }
 
-/// The process that listens at a Unix socket.
+/// Returns the PID of the process that listens on the server's Unix socket.
 pub fn server_pid(server: &Nbd) -> Option<u32> {
     peer_pid(&dial(&server.uri).ok()?, server)
 }
 
-/// Refuses a load that the export cannot have.
+/// Rejects a load that the export does not support.
 fn check(load: &Load, export: &Export) -> Result<()> {
     let refused = |feature, hint| Err(Error::Refused { feature, hint });
     if export.is_read_only() && load.writes() {
@@ -159,8 +159,8 @@ fn check(load: &Load, export: &Export) -> Result<()> {
     Ok(())
 }
 
-/// Workers look after themselves: they wake up now and then, and see for
-/// themselves when the server goes away.
+/// Supervisor for NBD. It does not wake the workers: they wake up regularly, and detect the end of
+/// the connection themselves.
 struct Watcher {
     pid: Option<u32>,
 }
@@ -185,20 +185,20 @@ impl Supervisor for Watcher {
     }
 }
 
-/// What an NBD server offers, for `--info`.
+/// Properties of an export, for `--info`.
 #[derive(Clone, Debug, Serialize)]
 pub struct ExportInfo {
-    /// None over TCP.
+    /// PID of the server process. `None` over TCP.
     pub pid: Option<u32>,
     pub size: u64,
-    /// Transmission flags.
+    /// Transmission flags of the export.
     pub flags: u16,
     pub min_block: u32,
     pub max_len: u32,
     pub replies: &'static str,
 }
 
-/// Asks a server for its export, and hangs up.
+/// Connects to a server, reads the export's properties, and disconnects.
 pub fn info(server: &Nbd) -> Result<ExportInfo> {
     let (socket, export) = connect(server)?;
     Ok(ExportInfo {

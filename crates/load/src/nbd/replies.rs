@@ -1,4 +1,4 @@
-//! Takes the server's stream apart, and believes none of it.
+//! Parses the server's replies, without trusting any field.
 
 use crate::host::buffers::Buffers;
 use crate::port::{Done, Op};
@@ -7,15 +7,15 @@ use fathom_nbd::protocol::{
     u64_at,
 };
 
-/// One system call reads up to this much; larger than what the kernel keeps
-/// for a Unix socket, small enough for the CPU's cache.
+/// Size of the receive buffer in bytes, the maximum that one system call reads. It exceeds the
+/// buffer of a Unix socket and fits into the CPU's cache.
 const RECEIVE: usize = 256 << 10;
-/// The longest payload of a chunk that is no data: an error with its text.
+/// Maximum payload of an error chunk in bytes, including its text.
 const MAX_ERROR: u64 = 8 << 10;
-/// Bits of a cookie that are the slot; the others count.
+/// Number of bits of a cookie that hold the slot. The other bits hold a counter.
 const SLOT_BITS: u32 = 16;
 
-/// What is wrong with the stream. After that nothing in it can be found.
+/// Description of a protocol violation. After it, the rest of the stream cannot be parsed.
 pub type Broken = String;
 
 /// A request in flight.
@@ -25,17 +25,17 @@ struct Flight {
     cookie: u64,
     op: Op,
     offset: u64,
-    /// Bytes of a read that have come, as data or as a hole.
+    /// Bytes received for a read, as data or as holes.
     received: u32,
-    /// The first error, an errno.
+    /// Errno of the first error. 0: no error.
     status: i32,
 }
 
-/// All requests in flight, by slot.
+/// All requests in flight, indexed by slot.
 #[derive(Debug)]
 pub struct Flights {
     slots: Vec<Flight>,
-    /// Of every request.
+    /// Size of every request in bytes.
     len: u32,
     started: u64,
     in_flight: u32,
@@ -59,7 +59,7 @@ impl Flights {
         }
     }
 
-    /// The cookie of a new request, which no other had before.
+    /// Records a new request, and returns its unique cookie.
     #[inline(always)]
     pub fn start(&mut self, slot: u16, op: Op, offset: u64) -> u64 {
         self.started += 1;
@@ -91,7 +91,7 @@ impl Flights {
         }
     }
 
-    /// The reply is complete.
+    /// Records that the reply to a request is complete.
     #[inline(always)]
     fn end(&mut self, cookie: u64) -> Result<Done, Broken> {
         let len = self.len;
@@ -111,8 +111,8 @@ impl Flights {
         })
     }
 
-    /// `len` bytes from `offset` of the disk have come for a read; returns
-    /// where they belong in its buffer.
+    /// Records `len` bytes at offset `offset` of the disk that were received for a read. Returns
+    /// their offset in the read's buffer.
     #[inline(always)]
     fn fill(&mut self, cookie: u64, offset: u64, len: u64) -> Result<usize, Broken> {
         let whole = u64::from(self.len);
@@ -132,7 +132,7 @@ impl Flights {
         Ok(at as usize)
     }
 
-    /// The whole read comes in one piece.
+    /// Records that a read is received as a single piece.
     #[inline(always)]
     fn fill_whole(&mut self, cookie: u64) -> Result<(), Broken> {
         let len = self.len;
@@ -141,27 +141,28 @@ impl Flights {
     }
 }
 
-/// Data of a read that is coming.
+/// The rest of a read's data that is being received.
 #[derive(Clone, Copy, Debug)]
 struct Payload {
     cookie: u64,
-    /// Where the next byte belongs in the slot's buffer.
+    /// Offset of the next byte in the slot's buffer.
     at: usize,
     left: usize,
-    /// The reply ends with it.
+    /// Whether the reply ends with this data.
     last: bool,
 }
 
-/// What has been received and not been looked at.
+/// Receive buffer, with the data that was not parsed yet.
 pub struct Receiver {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
     form: Replies,
     payload: Option<Payload>,
-    /// Whether anybody looks at what is read; else it stays here.
+    /// Whether the contents of reads are used. If not, the data is not copied to the slots'
+    /// buffers.
     keep: bool,
-    /// What the server said of the last error.
+    /// Text of the last error from the server.
     text: String,
 }
 
@@ -178,10 +179,11 @@ impl Receiver {
         }
     }
 
-    /// Room for what comes next; never empty. To be followed by `received`.
+    /// Returns the free part of the buffer, which is never empty. The caller receives into it, and
+    /// then calls `received`.
     #[inline(always)]
     pub fn room(&mut self) -> &mut [u8] {
-        // What is left is less than a header or an error: it moves cheaply.
+        // The unparsed data is shorter than a header or an error, so moving it is cheap.
         self.bytes.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
@@ -193,12 +195,12 @@ impl Receiver {
         self.end += len;
     }
 
-    /// What the server said of the last error, if anything.
+    /// Returns the server's text for the last error, or an empty string.
     pub fn error_text(&self) -> &str {
         &self.text
     }
 
-    /// Takes all replies that are complete, and the data of others.
+    /// Parses all complete replies, and the available data of incomplete ones.
     #[inline(always)]
     pub fn take(
         &mut self,
@@ -239,7 +241,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// False: not all of it has come.
+    /// Parses the next header. Returns `false` if it is not complete yet.
     #[inline(always)]
     fn take_header(
         &mut self,
@@ -374,7 +376,7 @@ fn unexpected(chunk: ChunkHeader, last: bool) -> Broken {
     )
 }
 
-/// The errno and the text of an error chunk, which has four bytes at least.
+/// Returns the errno and the text of an error chunk, which must have at least four bytes.
 #[cold]
 fn error(body: &[u8]) -> Result<(i32, String), Broken> {
     let number = u32_at(body, 0);
@@ -390,7 +392,7 @@ fn error(body: &[u8]) -> Result<(i32, String), Broken> {
     Ok((errno(number), readable(text)))
 }
 
-/// The protocol's error numbers are those of Linux.
+/// Converts an NBD error number to an errno. The protocol uses Linux's numbers.
 fn errno(error: u32) -> i32 {
     i32::try_from(error).unwrap_or(libc::EIO)
 }

@@ -1,8 +1,9 @@
-//! A load of one thread that stamps each request by itself: reads or writes of one size, one after
-//! another or several at a time.
+//! A load in a single thread that timestamps each request. It reads or writes blocks of one size,
+//! with one or more requests in flight.
 //!
-//! It runs on the caller's thread. Nothing is printed, written or allocated while it measures:
-//! stamps go into memory that was touched (and, where allowed, locked) before the first request.
+//! The load runs on the caller's thread. During the measurement it does not print, save results or
+//! allocate memory. Timestamps are stored in memory that was touched and, where permitted, locked
+//! before the first request.
 //!
 //! ```no_run
 //! use fathom_load::stamped::{self, Limit, Options};
@@ -43,28 +44,28 @@ use crate::port::{Done, Port};
 use crate::workload::Range;
 use records::Buffer;
 
-/// What was measured.
+/// Result of a measurement.
 #[derive(Debug)]
 pub struct Outcome {
-    /// In the order in which they were started.
+    /// Records of the requests, in the order in which they were started.
     pub records: Vec<Record>,
     pub injections: Vec<Injection>,
-    /// From before the first request to after the last.
+    /// Wall time in ns from before the first request until after the last one.
     pub wall_ns: u64,
-    /// Both clocks, before and after.
+    /// Readings of both clocks, before and after the load.
     pub pairs: [Pair; 2],
-    /// The thread that made the calls.
+    /// Thread ID of the thread that made the system calls.
     pub tid: u32,
-    /// The system call.
+    /// Name of the system call.
     pub call: &'static str,
 }
 
 /// Runs the load to its end.
 ///
 /// # Errors
-/// When the options do not fit together or to the file, the file cannot be opened as asked, no
-/// engine for the depth is permitted, or every request failed. Single requests that fail are in
-/// the [`Outcome`].
+/// If the options contradict each other or the file, the file cannot be opened with them, no
+/// suitable engine is permitted, or every request failed. Failures of single requests are recorded
+/// in the [`Outcome`].
 pub fn run(options: &Options) -> Result<Outcome> {
     options.check()?;
     let mut file = open(options)?;
@@ -84,7 +85,7 @@ pub fn run(options: &Options) -> Result<Outcome> {
     let uring = match options.engine {
         Some(Engine::IoUring) => Some(uring()?),
         Some(Engine::Aio | Engine::Psync) => None,
-        // Through the page cache, Linux AIO would be one request at a time.
+        // With the page cache, Linux AIO would execute one request at a time.
         None if !options.direct => Some(uring()?),
         None => uring().ok(),
     };
@@ -112,7 +113,7 @@ fn open(options: &Options) -> Result<File> {
         })
 }
 
-/// The blocks of the options' range.
+/// Returns the blocks in the range given by the options.
 fn blocks(options: &Options, file: &mut File) -> Result<Range> {
     let path = options.path.display();
     let end = file
@@ -191,16 +192,16 @@ impl Outcome {
     }
 }
 
-/// Where stamps go, and when there are enough of them.
+/// Collects timestamps, and determines when the load ends.
 struct Stamps {
     records: Buffer<Record>,
     injections: Buffer<Injection>,
-    /// By slot: the record of the request in it.
+    /// Index in `records` of the request in each slot.
     numbers: Vec<usize>,
     len: u32,
     delay: Option<Duration>,
     time: Option<Duration>,
-    /// Where the time is up, in ticks.
+    /// Time at which the load ends, in ticks.
     stop: u64,
 }
 

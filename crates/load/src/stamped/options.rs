@@ -1,4 +1,4 @@
-//! What the benchmark is asked to do.
+//! Options of a load with timestamps.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,59 +7,60 @@ use crate::error::{Error, Result};
 use crate::options::{Engine, Load, MAX_QUEUE_SIZE, Rw, SECTOR};
 
 const MAX_DEPTH: u32 = MAX_QUEUE_SIZE as u32;
-/// One operation's buffer.
+/// Maximum size of a block in bytes.
 const MAX_BLOCK: u64 = 64 << 20;
-/// All buffers together.
+/// Maximum total size of all buffers in bytes.
 const MAX_BUFFERS: u64 = 1 << 30;
-/// Stamps of this many operations fit into 64 MiB: a guest has little memory.
+/// Default number of records. They need 64 MiB, because a guest may have little memory.
 const DEFAULT_ROOM: u64 = 2 << 20;
 const MAX_ROOM: u64 = 64 << 20;
 
-/// When the benchmark ends.
+/// Limit after which the load ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// After this many operations.
+    /// Number of operations.
     Operations(u64),
-    /// After this time, or when there is no more room for stamps ([`Options::room`]).
+    /// Time. The load ends earlier if the space for records is used up ([`Options::room`]).
     Time(Duration),
 }
 
-/// A benchmark. [`Options::new`] is the wiki's: 4 KiB reads in sequence, one at a time, past the
-/// page cache, with `read()`.
+/// Options of the load. [`Options::new`] gives the benchmark of the wiki: sequential 4 KiB reads
+/// with `read()`, one at a time, with direct I/O.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// A file or a block device.
+    /// Path of a file or a block device.
     pub path: PathBuf,
-    /// What is done.
+    /// Access pattern: reads or writes, sequential or random.
     pub rw: Rw,
-    /// Bytes an operation.
+    /// Size of an operation in bytes.
     pub block_size: u64,
-    /// Operations in flight.
+    /// Number of operations in flight.
     pub iodepth: u32,
-    /// How, above depth 1; None: io_uring, or Linux AIO where the kernel refuses that.
+    /// I/O interface for more than one operation in flight. `None`: io_uring, or Linux AIO if the
+    /// kernel refuses io_uring.
     pub engine: Option<Engine>,
-    /// `pread`/`pwrite` instead of `read`/`write` at depth 1. Random access always uses them.
+    /// Use `pread` and `pwrite` instead of `read` and `write` with one operation in flight. Random
+    /// access always uses them.
     pub positional: bool,
-    /// Past the page cache (O_DIRECT).
+    /// Bypass the page cache (O_DIRECT).
     pub direct: bool,
-    /// When it ends.
+    /// Limit after which the load ends.
     pub limit: Limit,
-    /// Bytes into the file where it starts.
+    /// Offset of the used range in the file, in bytes.
     pub offset: u64,
-    /// Bytes from there that it stays within; None: up to the end. Sequential access starts again
-    /// at `offset` when it has come to the end.
+    /// Length of the used range in bytes. `None`: up to the end. Sequential access starts again at
+    /// `offset` after the end of the range.
     pub length: Option<u64>,
-    /// A delay in alternate operations (the second, the fourth, ...), after the operation's first
-    /// stamp and before its call.
+    /// Delay to inject in every second operation, between its first timestamp and its system call.
     pub inject: Option<Duration>,
-    /// Start of the random offsets; the same seed gives the same offsets.
+    /// Seed of the random offsets. The same seed gives the same offsets.
     pub seed: u64,
-    /// Operations whose stamps find room when the limit is a time; None: 2 Mi (64 MiB).
+    /// Maximum number of records if the limit is a time. `None`: 2 Mi records (64 MiB).
     pub room: Option<u64>,
 }
 
 impl Options {
-    /// The wiki's benchmark on this file, 10,000 operations.
+    /// Returns the options of the wiki's benchmark on this file, with 10,000 operations.
     pub fn new(path: impl Into<PathBuf>) -> Options {
         Options {
             path: path.into(),
@@ -78,33 +79,33 @@ impl Options {
         }
     }
 
-    /// Sets when it ends.
+    /// Sets the limit.
     #[must_use]
     pub fn with_limit(mut self, limit: Limit) -> Options {
         self.limit = limit;
         self
     }
 
-    /// Sets the pattern.
+    /// Sets the access pattern.
     #[must_use]
     pub fn with_rw(mut self, rw: Rw) -> Options {
         self.rw = rw;
         self
     }
 
-    /// Sets the operations in flight.
+    /// Sets the number of operations in flight.
     #[must_use]
     pub fn with_iodepth(mut self, iodepth: u32) -> Options {
         self.iodepth = iodepth;
         self
     }
 
-    /// The system call of depth 1.
+    /// Returns whether the load uses `pread` and `pwrite` with one operation in flight.
     pub(super) fn is_positional(&self) -> bool {
         self.positional || self.rw.is_random()
     }
 
-    /// Operations whose stamps are kept.
+    /// Returns the maximum number of records.
     pub(super) fn room(&self) -> u64 {
         match self.limit {
             Limit::Operations(count) => count,
@@ -112,10 +113,10 @@ impl Options {
         }
     }
 
-    /// Refuses what cannot be done whatever the file is.
+    /// Rejects options that are invalid for any file.
     ///
     /// # Errors
-    /// What it is, in one line.
+    /// [`Error::Options`], with the reason in one line.
     pub fn check(&self) -> Result<()> {
         if !matches!(self.rw, Rw::Read | Rw::Write | Rw::RandRead | Rw::RandWrite) {
             return self.bad(format!(
@@ -158,11 +159,12 @@ impl Options {
         Ok(())
     }
 
-    /// The same as a load on `blocks`; whoever runs it watches over time and errors.
+    /// Returns the equivalent options of a [`Load`]. The caller must enforce the time limit and
+    /// handle errors.
     pub(super) fn load(&self) -> Load {
         Load {
             rw: self.rw,
-            // Checked: at most 64 MiB, and 1024 in flight.
+            // `check` has ensured that these are at most 64 MiB and 1024.
             bs: self.block_size as u32,
             iodepth: self.iodepth as u16,
             runtime: None,

@@ -1,26 +1,26 @@
-//! Stamps in memory that is there before the measuring starts.
+//! Records in memory that is allocated and touched before the measurement starts.
 
-/// One operation, in ticks and bytes.
+/// Record of one operation, with times in ticks and the offset in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     pub start: u64,
     pub end: u64,
     pub offset: u64,
-    /// As the system call returned it; negative: errno.
+    /// Result of the system call: number of bytes, or a negative errno.
     pub result: i64,
 }
 
-/// One injected delay.
+/// Record of one injected delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Injection {
-    /// When it ended.
+    /// Time of its end, in ticks.
     pub end: u64,
     pub ticks: u64,
-    /// Of the operation.
+    /// Index of the record of the delayed operation.
     pub number: u64,
 }
 
-/// A buffer of fixed size that never allocates or faults once made.
+/// A buffer of fixed size that neither allocates nor page-faults after its creation.
 #[derive(Debug)]
 pub(super) struct Buffer<T> {
     items: Vec<T>,
@@ -28,25 +28,26 @@ pub(super) struct Buffer<T> {
 }
 
 impl<T: Copy> Buffer<T> {
-    /// Room for `room` items. Locked into memory where the system allows it; touched in any case.
+    /// Creates a buffer for `room` items. Its memory is touched and, where the system permits it,
+    /// locked.
     pub fn new(room: usize, blank: T) -> Buffer<T> {
         let items = vec![blank; room];
         let bytes = std::mem::size_of_val(items.as_slice());
         if bytes > 0 {
-            // SAFETY: the range is the vector's own, which is not moved: `items` never grows.
-            // Unlocking is left to the unmapping.
+            // SAFETY: the range is the vector's own memory, which is not moved, because `items`
+            // never grows. Unmapping the memory also unlocks it.
             let locked = unsafe { rustix::mm::mlock(items.as_ptr().cast_mut().cast(), bytes) };
-            // Refused above RLIMIT_MEMLOCK: the pages were written to above, which is nearly as
+            // mlock fails above RLIMIT_MEMLOCK. The pages were written to above, which is almost as
             // good on a machine that does not swap.
             let _ = locked;
         }
         Buffer { items, used: 0 }
     }
 
-    /// Takes the next item's place; its index.
+    /// Appends an item, and returns its index.
     ///
     /// # Panics
-    /// When the buffer is full.
+    /// If the buffer is full.
     #[inline]
     pub fn push(&mut self, item: T) -> usize {
         let index = self.used;
@@ -60,7 +61,7 @@ impl<T: Copy> Buffer<T> {
         &mut self.items[..self.used][index]
     }
 
-    /// What was put in.
+    /// Returns the appended items.
     pub fn into_vec(mut self) -> Vec<T> {
         self.items.truncate(self.used);
         self.items
@@ -68,7 +69,7 @@ impl<T: Copy> Buffer<T> {
 }
 
 impl Record {
-    /// Never all zeroes: such memory would be mapped only when first written to.
+    /// An item that is not all zeroes: the kernel would map zeroed memory only at the first write.
     pub const BLANK: Record = Record {
         start: 0,
         end: 0,

@@ -1,5 +1,5 @@
-//! A virtio-blk device in memory whose rings are read by the `virtio-queue`
-//! crate, and which can be told to misbehave.
+//! A virtio-blk device in memory that can be told to misbehave. The `virtio-queue` crate reads its
+//! rings.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -11,34 +11,34 @@ use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::{EVENT_IDX, INDIRECT, LOG_ALL, Serve, VERSION_1, Vring, call, wait_kick};
 
-/// What is done wrong to every n-th request that it applies to.
+/// A fault that affects every n-th request to which it applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A write is acknowledged and forgotten.
+    /// The device acknowledges a write, but does not store it.
     LoseWrite,
-    /// Only the first half of a write is stored.
+    /// The device stores only the first half of a write.
     TearWrite,
-    /// A write goes to the next block.
+    /// The device stores a write in the next block.
     MisplaceWrite,
-    /// A read returns what the buffer held before.
+    /// The device completes a read without changing the buffer.
     SkipRead,
-    /// The status is IOERR.
+    /// The device reports IOERR.
     IoError,
-    /// The status byte is left alone.
+    /// The device does not write the status byte.
     NoStatus,
-    /// The used entry appears twice.
+    /// The device adds the used entry twice.
     Twice,
     /// The used entry names a head that was never pushed.
     StrangeHead,
-    /// The used entry claims more bytes than are writable.
+    /// The used entry reports more bytes than are writable.
     LongUsed,
-    /// No interrupts any more.
+    /// The device stops sending interrupts.
     NoInterrupt,
-    /// A request is taken and never answered.
+    /// The device takes a request, and never completes it.
     LoseRequest,
-    /// The pages written are not logged.
+    /// The device does not mark written pages in the dirty log.
     NoLog,
-    /// The connection is closed, and requests taken stay unfinished.
+    /// The device closes the connection, and leaves requests unfinished that it has taken.
     HangUp,
 }
 
@@ -47,21 +47,22 @@ const FLUSH: u64 = 1 << 9;
 const DISCARD: u64 = 1 << 13;
 const WRITE_ZEROES: u64 = 1 << 14;
 
-/// A disk of one megabyte.
+/// A disk of 1 MiB.
 pub struct Device {
     data: Mutex<Vec<u8>>,
     features: u64,
     fault: Option<(Fault, u32)>,
-    /// Requests that the fault applies to, so far.
+    /// Number of requests so far to which the fault applies.
     pub count: AtomicU32,
     silent: AtomicBool,
-    /// Avail positions taken and not finished when the connection was closed.
+    /// Avail positions of requests that were taken but not finished when the connection was closed,
+    /// by ring.
     unfinished: Mutex<HashMap<usize, Vec<u16>>>,
-    /// Requests executed.
+    /// Number of executed requests.
     pub executed: AtomicU32,
 }
 
-/// One request, parsed.
+/// A parsed request.
 struct Request {
     head: u16,
     kind: u32,
@@ -85,14 +86,14 @@ impl Device {
         }
     }
 
-    /// Without some features.
+    /// Creates a device without some features.
     pub fn without(features: u64) -> Device {
         let mut device = Device::new(None);
         device.features &= !features;
         device
     }
 
-    /// Whether this request gets the fault.
+    /// Returns whether the fault affects this request.
     fn strikes(&self, fault: Fault, kind: u32) -> bool {
         let applies = match fault {
             Fault::LoseWrite | Fault::TearWrite | Fault::MisplaceWrite => kind == 1,
@@ -107,8 +108,8 @@ impl Device {
         }
     }
 
-    /// Performs the request on the disk; returns the status and the bytes
-    /// written to the guest.
+    /// Executes the request on the disk. Returns the status, and the number of bytes written to the
+    /// guest.
     fn execute(&self, memory: &GuestMemoryMmap, r: &Request) -> (u8, u32) {
         self.executed.fetch_add(1, Ordering::Relaxed);
         let mut disk = self.data.lock().unwrap();
@@ -132,7 +133,7 @@ impl Device {
                 let sector = u64::from_le_bytes(range[..8].try_into().unwrap());
                 let count = u32::from_le_bytes(range[8..12].try_into().unwrap());
                 let start = sector as usize * 512;
-                // A discard may leave anything; this device takes it at its word.
+                // After a discard, the contents are undefined. This device changes them.
                 let fill = if r.kind == 11 { 0xd5 } else { 0 };
                 disk[start..start + count as usize * 512].fill(fill);
             }
@@ -166,7 +167,7 @@ impl Device {
         disk[target..target + bytes.len()].copy_from_slice(&bytes);
     }
 
-    /// Executes one request and puts it into the used ring.
+    /// Executes a request, and adds it to the used ring.
     fn finish(&self, ring: &Vring, queue: &mut Queue, r: &Request) {
         let memory = &ring.memory;
         let (status, written) = self.execute(memory, r);
@@ -204,15 +205,14 @@ impl Device {
         for (start, len) in spans {
             for page in start / 4096..=(start + len - 1) / 4096 {
                 assert!((page / 8) < log.size() as u64);
-                // SAFETY: inside the log's mapping, only accessed atomically.
+                // SAFETY: the byte is inside the log's mapping, and is only accessed atomically.
                 let byte = unsafe { AtomicU8::from_ptr(log.as_ptr().add((page / 8) as usize)) };
                 byte.fetch_or(1 << (page % 8), Ordering::Relaxed);
             }
         }
     }
 
-    /// Closes the connection after taking some more requests, of which only the
-    /// last is finished.
+    /// Takes some more requests, finishes only the last of them, and closes the connection.
     fn hang_up(&self, ring: &Vring, queue: &mut Queue, first: u16) {
         let mut left = vec![first];
         for _ in 0..3 {
@@ -241,7 +241,7 @@ impl Device {
     }
 }
 
-/// Parses the chain at an avail position, and leaves the queue where it was.
+/// Parses the chain at an avail position, without changing the state of the queue.
 fn take(ring: &Vring, queue: &mut Queue, position: u16) -> Request {
     let next = queue.next_avail();
     queue.set_next_avail(position);
@@ -309,7 +309,7 @@ impl Serve for Device {
 }
 
 impl Device {
-    /// Serves all that is available; false: the connection was closed.
+    /// Serves all available requests. Returns `false` if the connection was closed.
     fn drain(&self, ring: &Vring, queue: &mut Queue) -> bool {
         loop {
             queue.disable_notification(&ring.memory).unwrap();

@@ -1,5 +1,5 @@
-//! A vhost-user-blk server to test against, on the `vhost` crate's back-end:
-//! it handles the messages, and leaves the rings to a [`Serve`].
+//! A vhost-user-blk server for tests, based on the back-end of the `vhost` crate. It handles the
+//! messages, and a [`Serve`] processes the rings.
 
 pub mod device;
 
@@ -17,19 +17,19 @@ use vhost::vhost_user::{
 };
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
-/// VIRTIO_F_VERSION_1 and what else any device here has.
+/// Virtio feature bits of the devices in these tests.
 pub const VERSION_1: u64 = 1 << 32;
 pub const EVENT_IDX: u64 = 1 << 29;
 pub const INDIRECT: u64 = 1 << 28;
 pub const LOG_ALL: u64 = 1 << 26;
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 
-/// A ring that was started.
+/// A started ring.
 #[derive(Clone)]
 pub struct Vring {
     pub index: usize,
     pub size: u16,
-    /// Guest-physical addresses.
+    /// Guest-physical addresses of the descriptor table, the avail ring and the used ring.
     pub desc: u64,
     pub avail: u64,
     pub used: u64,
@@ -39,30 +39,30 @@ pub struct Vring {
     pub call: Arc<File>,
     pub memory: GuestMemoryMmap,
     pub log: Option<Arc<MmapRegion>>,
-    /// To hang up.
+    /// The connection, which the device may close.
     pub connection: Arc<UnixStream>,
 }
 
-/// The device behind the messages.
+/// A device behind the vhost-user messages.
 pub trait Serve: Send + Sync + 'static {
-    /// Virtio features, and the capacity in sectors.
+    /// Returns the virtio features, and the capacity in sectors.
     fn offer(&self) -> (u64, u64);
 
-    /// Serves a ring until `stop`; returns the next avail index.
+    /// Serves a ring until `stop`, and returns the next avail index.
     fn serve(&self, ring: Vring, stop: &AtomicBool) -> u16;
 }
 
-/// What the tests look at afterwards.
+/// Counters and descriptors that tests check.
 #[derive(Default)]
 pub struct Seen {
     pub sessions: AtomicU32,
-    /// Sessions that were given the in-flight area of the first one.
+    /// Number of sessions that received the in-flight area of the first session.
     pub inflight: AtomicU32,
-    /// Every call eventfd.
+    /// All call eventfds.
     pub calls: Mutex<Vec<Arc<File>>>,
 }
 
-/// A listening server; it serves one connection after the other until dropped.
+/// A listening server. It serves one connection at a time, until it is dropped.
 pub struct Server {
     path: PathBuf,
     stop: Arc<AtomicBool>,
@@ -124,7 +124,7 @@ impl Ring {
     }
 }
 
-/// The in-flight area that the first session handed out.
+/// The in-flight area that was last handed out.
 type Area = Arc<Mutex<Option<File>>>;
 
 struct Session {
@@ -268,7 +268,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let fd = fd.map(Arc::new);
         if let Some(fd) = &fd {
-            // As QEMU does with every descriptor that it is sent.
+            // Make the eventfd non-blocking, as QEMU does with every received descriptor.
             rustix::io::ioctl_fionbio(&**fd, true).unwrap();
             self.seen.calls.lock().unwrap().push(fd.clone());
         }
@@ -364,7 +364,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 }
 
-/// Sleeps until the ring is kicked, or a little while.
+/// Sleeps until the ring is kicked, for at most 2 ms.
 pub fn wait_kick(ring: &Vring) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut fds = [PollFd::new(&*ring.kick, PollFlags::IN)];

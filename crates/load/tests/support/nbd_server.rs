@@ -1,4 +1,4 @@
-//! An NBD server of a few lines that does what a test wants, right or wrong.
+//! A minimal NBD server for tests, whose replies may be right or wrong.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -7,24 +7,25 @@ use std::thread::JoinHandle;
 
 const REPLY_MAGIC: u64 = 0x3_e889_0455_65a9;
 
-/// What it says in the handshake.
+/// Form of replies that the server negotiates in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Nothing: the test does all of it.
+    /// No handshake: the test sends all data itself.
     None,
     Simple,
     Structured,
     Extended,
 }
 
-/// One connection; closed when dropped.
+/// A connection, which is closed on drop.
 pub struct Fake {
     stream: UnixStream,
     form: Form,
 }
 
 impl Fake {
-    /// Serves one connection by `script`, after the handshake; returns its URI.
+    /// Starts a server for one connection, which runs `script` after the handshake. Returns its
+    /// URI.
     pub fn start(
         size: u64,
         form: Form,
@@ -42,15 +43,15 @@ impl Fake {
                 fake.handshake(size);
             }
             script(&mut fake);
-            // What the client has sent and nobody read would reset the
-            // connection, and the client would not see what was sent to it.
+            // Closing the socket with unread data would reset the connection, and the client would
+            // not receive all data.
             let _ = fake.stream.shutdown(Shutdown::Write);
             let _ = std::io::copy(&mut fake.stream, &mut std::io::sink());
         };
         (uri, std::thread::spawn(serve))
     }
 
-    /// The client may be gone by now.
+    /// Sends data. Ignores errors, because the client may have closed the connection.
     pub fn send(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
     }
@@ -100,7 +101,7 @@ impl Fake {
         self.answer(7, 1, &[]);
     }
 
-    /// Cookie and offset of the next request, which is a read.
+    /// Receives the next request, which must be a read. Returns its cookie and offset.
     pub fn request(&mut self) -> (u64, u64) {
         let (magic, command, cookie, offset) = self.any_request();
         let extended = self.form == Form::Extended;
@@ -109,7 +110,7 @@ impl Fake {
         (cookie, offset)
     }
 
-    /// The client leaves as it should.
+    /// Checks that the client sends a disconnect request and closes the connection.
     pub fn goodbye(&mut self) {
         assert_eq!(self.any_request().1, 2);
         assert_eq!(self.stream.read(&mut [0]).unwrap(), 0);
@@ -134,7 +135,7 @@ impl Fake {
         self.send(&out);
     }
 
-    /// A chunk in the form that was agreed on.
+    /// Sends a chunk in the negotiated form.
     pub fn chunk(&mut self, flags: u16, kind: u16, cookie: u64, offset: u64, data: &[&[u8]]) {
         let data = data.concat();
         let extended = self.form == Form::Extended;
