@@ -1,14 +1,14 @@
-//! Causes of errors, as messages name them.
+//! Texts of errors as the cause in a message.
 
 use std::fmt::Display;
 
-/// What the standard library writes after the kernel's text for an error number.
+/// Text between the kernel's message and the error number in errors of the standard library.
 const NUMBER: &str = " (os error ";
 
-/// Formats an error as the cause in a message: without `(os error N)`, and the kernel's text begins in lower case.
+/// Formats an error as the cause in a message, without `(os error N)`.
 ///
-/// `error` is an [`io::Error`](std::io::Error), an error number, or an error of another library that may have one in
-/// its text.
+/// The kernel's text begins in lower case. `error` is an [`io::Error`](std::io::Error), an error
+/// number, or an error of another library whose text may contain an `io::Error`.
 pub fn cause<E: Display>(error: E) -> String {
     let text = error.to_string();
     let mut out = String::new();
@@ -22,7 +22,7 @@ pub fn cause<E: Display>(error: E) -> String {
     out + rest
 }
 
-/// Splits a text at its first error number, which is in neither part.
+/// Splits a text at its first error number and returns the parts before and after it.
 fn split_number(text: &str) -> Option<(&str, &str)> {
     let (before, after) = text.split_once(NUMBER)?;
     let (number, after) = after.split_once(')')?;
@@ -30,7 +30,8 @@ fn split_number(text: &str) -> Option<(&str, &str)> {
     is_number.then_some((before, after))
 }
 
-/// Returns a text with its first letter in lower case, unless its first word is an abbreviation (`RPC`, `.lib`).
+/// Returns a text with its first letter in lower case, unless its first word is an abbreviation
+/// (`RPC`, `.lib`).
 fn lower_case(text: &str) -> String {
     let mut letters = text.chars();
     match (letters.next(), letters.next()) {

@@ -1,8 +1,8 @@
-//! Dates of the calendar.
+//! Calendar dates.
 
 use std::fmt;
 
-/// An instant of the civil calendar, in UTC.
+/// A date and time of the civil calendar, in UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Utc {
     pub year: u64,
@@ -14,11 +14,11 @@ pub struct Utc {
 }
 
 impl Utc {
-    /// From seconds since 1970, after Hinnant's `civil_from_days`: years begin in March, so that
-    /// the leap day comes last.
+    /// Converts seconds since 1970, after Hinnant's `civil_from_days`: years begin in March, so
+    /// that the leap day comes last.
     pub fn from_seconds(seconds: u64) -> Utc {
         let (days, rest) = (seconds / 86_400, seconds % 86_400);
-        let days = days + 719_468; // since 0000-03-01
+        let days = days + 719_468; // Days since 0000-03-01.
         let (era, day) = (days / 146_097, days % 146_097);
         let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
         let day = day - (365 * year + year / 4 - year / 100);
@@ -39,7 +39,7 @@ impl Utc {
     }
 }
 
-/// `2026-11-23 05:40:11`
+/// Formats the date like `2026-11-23 05:40:11`.
 impl fmt::Display for Utc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Utc {
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// The oracle is date(1).
+    /// Compares with the output of date(1).
     #[test]
     fn dates_are_those_of_the_calendar() {
         for seconds in [

@@ -1,4 +1,4 @@
-//! Durations as people write and read them.
+//! Reads and formats durations.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ const UNITS: [(&str, u64); 6] = [
     ("h", 3_600_000_000_000),
 ];
 
-/// A number with a unit: `500ms`, `1.5s`, `10us`, `2h`.
+/// Reads a number with a unit: `500ms`, `1.5s`, `10us`, `2h`.
 ///
 /// # Errors
-/// One line that says how times are written.
+/// Returns a one-line message if `text` is not a duration, or if the duration is too long.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let bad = || format!("'{text}' is not a time like 500us, 20ms or 2s");
     let number_ends = text.find(|c: char| !c.is_ascii_digit() && c != '.');
@@ -34,13 +34,13 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let too_long = || format!("'{text}' is too long");
     let whole: u64 = whole.parse().map_err(|_| too_long())?;
     let part: u128 = format!("0{fraction}").parse().map_err(|_| bad())?;
-    // Less than one unit.
+    // The fraction is less than one unit, so it fits.
     let part = (part * u128::from(*ns) / 10_u128.pow(fraction.len() as u32)) as u64;
     let total = whole.checked_mul(*ns).and_then(|ns| ns.checked_add(part));
     total.map(Duration::from_nanos).ok_or_else(too_long)
 }
 
-/// The same, and a number alone is seconds, as in fio's `runtime`.
+/// Reads a duration like [`parse_duration`], or a bare number as seconds, as in fio's `runtime`.
 ///
 /// # Errors
 /// Like [`parse_duration`].
@@ -52,7 +52,7 @@ pub fn parse_seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The shortest text without a fraction that [`parse_duration`] reads as the same time.
+/// Returns the shortest text without a fraction that [`parse_duration`] reads as this duration.
 pub fn short_duration(time: Duration) -> String {
     let ns = time.as_nanos();
     let fits = |(_, unit): &&(&str, u64)| ns.is_multiple_of(u128::from(*unit));

@@ -1,6 +1,8 @@
-//! Sizes, durations and dates as people write and read them: one spelling for every option, file
-//! and report; and the parts that messages have in common: causes of errors, suggestions for misspelt names, and
-//! addresses without their secrets.
+//! Reads and formats sizes, durations and dates, so that every option, file and report spells them
+//! in the same way.
+//!
+//! Also has the common parts of messages: causes of errors, suggestions for misspelt names, and
+//! URLs without their secrets.
 
 mod cause;
 mod date;

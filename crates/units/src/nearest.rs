@@ -2,8 +2,8 @@
 
 /// Returns the known name that `name` was most probably meant to be, if one is similar enough.
 ///
-/// A name is similar if it differs in a third of its letters at most, or if one of both begins with the other. Upper
-/// and lower case, `-`, `_` and `.` are not told apart.
+/// Two names are similar if they differ in at most a third of the letters of `name`, or if one
+/// begins with the other. The comparison ignores case, and treats `-`, `_` and `.` as equal.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let name = folded(name);
     let allowed = (name.len() / 3).max(1);
@@ -26,10 +26,10 @@ pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) ->
     }
 }
 
-/// Letters that a name needs to be taken for the beginning of another one.
+/// Minimum length in characters of a name that counts as a prefix of another name.
 const LEAST_PREFIX: usize = 3;
 
-/// Longer names are cut: no known name is so long.
+/// Maximum number of characters that are compared; known names are shorter.
 const LONGEST: usize = 64;
 
 fn folded(name: &str) -> Vec<char> {
@@ -41,8 +41,10 @@ fn folded(name: &str) -> Vec<char> {
     folded.collect()
 }
 
-/// Returns how many letters have to be inserted, removed, replaced, or swapped with the next one, to make `b` of `a`
-/// (the optimal string alignment distance).
+/// Returns the optimal string alignment distance between `a` and `b`.
+///
+/// The distance is the number of letters to insert, remove, replace, or swap with their neighbour,
+/// to turn `a` into `b`.
 fn distance(a: &[char], b: &[char]) -> usize {
     let mut before = vec![0; b.len() + 1];
     let mut last: Vec<usize> = (0..=b.len()).collect();

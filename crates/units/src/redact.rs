@@ -1,17 +1,19 @@
-//! Addresses without their secrets.
+//! Removes secrets from URLs.
 
 use std::borrow::Cow;
 
-/// What stands in a secret's place.
+/// Text that replaces a secret.
 const HIDDEN: &str = "***";
 
-/// Schemes whose queries may be signatures, which let anybody read the object. The queries of others say where
-/// sockets and certificates are.
+/// Schemes whose queries may contain signatures, which let anybody read the object. Queries of
+/// other schemes only name sockets and certificates.
 const SIGNED: [&str; 3] = ["https", "http", "s3"];
 
-/// Returns `text` without the secrets of the addresses (`SCHEME://...`) in it: the queries of `https`, `http` and
-/// `s3`, and the passwords of all. An address ends before a blank, a control character or a quotation mark.
-/// Punctuation at its end is not part of it.
+/// Returns `text` with the secrets of its URLs (`SCHEME://...`) replaced by `***`.
+///
+/// Secrets are the queries of `https`, `http` and `s3` URLs, and the passwords of all URLs. A URL
+/// ends before white space, a control character, a quotation mark, `<` or `>`. Punctuation at its
+/// end is not part of it.
 pub fn redacted(text: &str) -> Cow<'_, str> {
     let mut out = String::new();
     let mut rest = text;
@@ -34,7 +36,7 @@ fn is_of_scheme(c: char) -> bool {
     c.is_ascii_alphanumeric() || "+-.".contains(c)
 }
 
-/// Where an address ends that `text` begins with.
+/// Returns the length of the URL at the start of `text`.
 fn end_of(text: &str) -> usize {
     let is_end = |c: char| c.is_whitespace() || c.is_control() || "'\"`<>".contains(c);
     let end = text.find(is_end).unwrap_or(text.len());
@@ -43,7 +45,7 @@ fn end_of(text: &str) -> usize {
         .len()
 }
 
-/// Appends an address, which is what follows `://`.
+/// Appends `address`, the part of a URL after `://`, to `out` without its secrets.
 fn redact(scheme: &str, address: &str, out: &mut String) {
     let place = address.find(['/', '?', '#']).unwrap_or(address.len());
     let (authority, path) = address.split_at(place);

@@ -1,11 +1,15 @@
-//! Sizes as people write and read them.
+//! Reads and formats sizes.
 
 use std::fmt;
 
 const UNITS: [&str; 6] = ["k", "m", "g", "t", "p", "e"];
 
-/// `4G`, `1.5G`, `64k`, `512`, `0x200`: a number of bytes, or of KiB, MiB and
-/// so on (also written `64K`, `64KB` or `64KiB`, as all mean the same).
+/// Reads a size in bytes: `4G`, `1.5G`, `64k`, `512`, `0x200`.
+///
+/// Units are powers of 1024: `64k`, `64K`, `64KB` and `64KiB` are the same.
+///
+/// # Errors
+/// Returns a one-line message if `text` is not a size, or if the size is too large.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let bad = || format!("'{text}' is not a size like 4G, 1.5G, 64k or 512");
     let too_large = || format!("'{text}' is too large");
@@ -22,7 +26,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     };
     let suffix = suffix.to_ascii_lowercase();
     let power = match suffix.as_str() {
-        // There are no parts of bytes.
+        // A number of bytes has no fraction other than zero.
         "" | "b" if fraction.bytes().all(|digit| digit == b'0') => 0,
         _ => {
             let unit = suffix.strip_suffix("ib").or(suffix.strip_suffix('b'));
@@ -37,17 +41,17 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     let size = whole.parse().ok().and_then(|n: u64| n.checked_mul(unit));
     let part: u128 = format!("0{fraction}").parse().map_err(|_| bad())?;
     let part = part * u128::from(unit) / 10_u128.pow(fraction.len() as u32);
-    // A part of one unit fits.
+    // The fraction is less than one unit, so it fits.
     let size = size.and_then(|size| size.checked_add(part as u64));
     size.ok_or_else(too_large)
 }
 
-/// The decimal digits that a text begins with, and the rest.
+/// Splits a text after its leading decimal digits.
 fn digits(text: &str) -> (&str, &str) {
     text.split_at(text.bytes().take_while(u8::is_ascii_digit).count())
 }
 
-/// The shortest text that [`parse_size`] reads as so many bytes: `4k`, `1536`, `3G`.
+/// Returns the shortest text that [`parse_size`] reads as this number of bytes: `4k`, `1536`, `3G`.
 pub fn short_size(bytes: u64) -> String {
     let units = [
         (1u64 << 40, "T"),
@@ -62,7 +66,7 @@ pub fn short_size(bytes: u64) -> String {
     }
 }
 
-/// Shows a number of bytes as people read it: `4 GiB`, `1.5 TiB`.
+/// A number of bytes that is displayed with a unit: `4 GiB`, `1.5 TiB`.
 pub struct Size(pub u64);
 
 impl fmt::Display for Size {

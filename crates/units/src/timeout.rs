@@ -1,4 +1,4 @@
-//! Times that may be for ever.
+//! Timeouts that can be switched off.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crate::{parse_duration, short_duration};
 
-/// A time to wait for something at most; `None`: for ever.
+/// Maximum time to wait; `None` waits for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeout(pub Option<Duration>);
 
 impl FromStr for Timeout {
     type Err = String;
 
-    /// A time such as `30s`, or `off`.
+    /// Reads a duration such as `30s`, or `off`. A duration of zero is an error.
     fn from_str(text: &str) -> Result<Timeout, String> {
         match text {
             "off" => Ok(Timeout(None)),

@@ -1,9 +1,11 @@
-//! Messages about names that are not known.
+//! Error messages for unknown names.
 
 use crate::nearest;
 
-/// Returns why `name` is refused: `unknown WHAT 'NAME'`, and the nearest known name, or all of them if none is similar.
-/// `list` says where the names are listed.
+/// Returns the error message for an unknown name: `unknown WHAT 'NAME'` and a hint.
+///
+/// The hint suggests the nearest known name and appends `list`, which says where the names are
+/// listed. If no known name is similar, the hint lists all of them.
 pub fn unknown_name(what: &str, name: &str, known: &[&str], list: &str) -> String {
     let hint = match nearest(name, known.iter().copied()) {
         Some(one) => format!("did you mean '{one}'? {list}"),
@@ -15,8 +17,9 @@ pub fn unknown_name(what: &str, name: &str, known: &[&str], list: &str) -> Strin
     }
 }
 
-/// Rewrites what serde says of a key or a value that a document must not have, as [`unknown_name`] does. Other texts
-/// are returned as they are. `list` says where the keys are listed.
+/// Rewrites serde's error for an unknown key or value into the form of [`unknown_name`].
+///
+/// Returns other texts unchanged. `list` says where the keys are listed.
 pub fn serde_text(text: &str, list: &str) -> String {
     let kinds = [("unknown field `", "key"), ("unknown variant `", "value")];
     let found = kinds.iter().find_map(|(begin, what)| {
@@ -26,7 +29,7 @@ pub fn serde_text(text: &str, list: &str) -> String {
     let Some((what, name, rest)) = found else {
         return text.to_owned();
     };
-    // `a`, or `b`; JSON's texts end with a place: at line 1 column 2.
+    // serde lists the names as `a`, or `b`; errors of serde_json end with "at line 1 column 2".
     let mut parts = rest.split('`');
     let mut known = Vec::new();
     let mut end = parts.next().unwrap_or_default();
@@ -36,7 +39,7 @@ pub fn serde_text(text: &str, list: &str) -> String {
     }
     let place = end.find("at line ").map_or("", |at| &end[at..]);
     match (what, place) {
-        // The words of a value are few.
+        // A key has few values, so the message lists all of them.
         ("value", "") => unknown_value(name, &known),
         ("value", place) => format!("{} ({place})", unknown_value(name, &known)),
         (_, "") => unknown_name(what, name, &known, list),
