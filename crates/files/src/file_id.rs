@@ -1,4 +1,4 @@
-//! Identity of open image files, to notice a file that was replaced under its name.
+//! Identities of open image files, to detect a file that was replaced under its name.
 
 use crate::gate;
 use serde::{Deserialize, Serialize};
@@ -7,10 +7,10 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Identity of a file, a block device or an image of a storage cluster while somebody has it open.
+/// Identity of an open file, block device or image of a storage cluster.
 ///
-/// The kernel reuses inode numbers of deleted files, so two identities can be compared only while at least
-/// one of the two files is open.
+/// The kernel reuses inode numbers of deleted files. Two identities can therefore be compared only
+/// while at least one of the two files is open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FileId {
@@ -18,11 +18,11 @@ pub enum FileId {
         device: u64,
         inode: u64,
     },
-    /// A block device, whatever its node is called.
+    /// A block device, under whatever path.
     Device {
         number: u64,
     },
-    /// An image that is in no file, by the identifier that its storage gives.
+    /// An image that is not a file, by the identifier that its storage assigns.
     Named(String),
 }
 
@@ -39,13 +39,13 @@ impl FileId {
         }
     }
 
-    /// Identity of the file that `path` leads to now.
+    /// Returns the identity of the file at `path`.
     pub fn at(path: &Path) -> io::Result<FileId> {
         Ok(FileId::of(&gate::place(path)?.metadata()?))
     }
 }
 
-/// A file that a disk has open.
+/// A file that a disk holds open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UsedFile {
     /// Number of images above the file in the backing chain; 0 is the disk's own image.
@@ -57,10 +57,11 @@ pub struct UsedFile {
     pub id: FileId,
 }
 
-/// Fails if one of the files that are open `now` is not the file that was open `before` in its place.
+/// Fails if a file that is open `now` differs from the file that was open `before` in its place.
 ///
-/// Images of depth `by_depth` and less are compared by their places in the chain, deeper ones by their names:
-/// a job may have removed images from the chain in between. The error is for the user.
+/// Images down to depth `by_depth` are compared by their places in the backing chain. Deeper images
+/// are compared by their names, because a job may have removed images from the chain in between.
+/// The error is one line for the user.
 pub fn check_same(before: &[UsedFile], now: &[UsedFile], by_depth: usize) -> Result<(), String> {
     let is_replaced = |file: &&UsedFile| {
         let is_place = |other: &&UsedFile| match file.depth <= by_depth {
@@ -107,7 +108,7 @@ mod tests {
         let before = all();
         assert!(check_same(&before, &all(), 0).is_ok());
         for path in &paths {
-            // (The first one stays there: no other file gets its inode.)
+            // The first file stays open under another name, so that no other file gets its inode.
             let aside = dir.path().join("aside");
             fs::rename(path, &aside).unwrap();
             fs::write(path, "x").unwrap();
@@ -122,7 +123,7 @@ mod tests {
     fn images_below_are_compared_by_name() {
         let (_dir, paths) = make(["top", "middle", "base"]);
         let before: Vec<_> = (0..).zip(&paths).map(|(n, path)| used(n, path)).collect();
-        // The one in the middle was committed into the base.
+        // The middle image was committed into the base image.
         let now = [used(0, &paths[0]), used(1, &paths[2])];
         assert!(check_same(&before, &now, 0).is_ok());
         assert!(check_same(&before, &now, 1).is_err());

@@ -1,5 +1,7 @@
-//! How a process comes by what is outside of it: it opens files and connects by itself, or has
-//! somebody with more rights do it, who looks at what is wanted first ([`install`]).
+//! Opens files and connections, directly or through a gate.
+//!
+//! A process without the necessary permissions [installs](install) a gate: a more privileged
+//! process, which checks each request.
 
 use crate::trusted;
 use fathom_units::cause;
@@ -12,24 +14,26 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// Something outside of the process, of which it gets a descriptor.
+/// A resource outside of the process, for which the process gets a file descriptor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wanted {
-    /// The regular file or block device of that name.
+    /// The regular file or block device at `path`.
     Image { path: PathBuf, write: bool },
-    /// What is found by that name, whatever it is: to look at (O_PATH).
+    /// A file of any type at `path`, opened with O_PATH for inspection only.
     Place { path: PathBuf },
-    /// A file that is open already, opened once more.
+    /// A new open file description of a file that is already open.
     Again { write: bool },
-    /// A file to append to, new if need be.
+    /// A file to append to, created if it does not exist.
     Append { path: PathBuf },
-    /// A file of this program's own, read and written, new if need be.
+    /// A file that only this program uses, opened for reading and writing, created if it does not
+    /// exist.
     Record { path: PathBuf },
-    /// A new file without a name.
+    /// A new file without a name, in `dir`.
     Unnamed { dir: PathBuf },
-    /// The file that one of the layers of `image` calls `name`, to be read. It may be below the
-    /// directory of `image`, and below `more`.
+    /// A file that a layer of `image` refers to as `name`, opened for reading.
+    ///
+    /// The file must be below the directory of `image`, or below one of the directories in `more`.
     Named {
         image: PathBuf,
         more: Vec<PathBuf>,
@@ -40,19 +44,19 @@ pub enum Wanted {
     Server { uri: String, patience_ms: u64 },
     /// A file that a client of this NBD server needs for TLS.
     Certificates { uri: String, path: PathBuf },
-    /// A connection to the keeper of a base image.
+    /// A connection to the process that caches a base image.
     Base { remote: String },
-    /// A new trace of so many rings.
+    /// A new trace file with this number of rings.
     Trace {
         path: PathBuf,
         disk: String,
         rings: usize,
     },
-    /// The socket at which a disk's front-ends connect.
+    /// The socket to which a disk's front-ends connect.
     FrontEnds { disk: String },
 }
 
-/// For messages.
+/// Describes the resource for messages.
 impl fmt::Display for Wanted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -76,20 +80,21 @@ impl fmt::Display for Wanted {
     }
 }
 
-/// What was wanted.
+/// An opened resource.
 #[derive(Debug)]
 pub struct Got {
     pub file: OwnedFd,
-    /// Where it is, of what was found by searching. Of a [`Wanted::Place`] its lasting identity, as text.
+    /// The path of a file that was found by searching. For a [`Wanted::Place`], its lasting
+    /// identity as text.
     pub path: Option<PathBuf>,
 }
 
-/// Why there is nothing to be had.
+/// Why a resource was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
-    /// The system's reason, if it was that.
+    /// The system's error number, if the system refused.
     pub errno: Option<i32>,
-    /// One line for the user.
+    /// One-line message for the user.
     pub text: String,
 }
 
@@ -111,25 +116,25 @@ impl From<Refused> for io::Error {
     }
 }
 
-/// Somebody with more rights.
+/// A more privileged process that opens resources for this one.
 pub trait Gate: Send + Sync {
-    /// `with`: the file of [`Wanted::Again`].
+    /// Opens a resource. `with` is the file of a [`Wanted::Again`].
     fn get(&self, wanted: &Wanted, with: Option<BorrowedFd<'_>>) -> Result<Got, Refused>;
 }
 
 static GATE: OnceLock<Arc<dyn Gate>> = OnceLock::new();
 
-/// Have all be got there from now on. Only the first one counts.
+/// Routes all requests through `gate` from now on. Only the first call has an effect.
 pub fn install(gate: Arc<dyn Gate>) {
     let _ = GATE.set(gate);
 }
 
-/// None: this process has all rights that there are.
+/// Returns the gate. `None` means that this process opens everything itself.
 pub fn other() -> Option<&'static dyn Gate> {
     GATE.get().map(|gate| &**gate)
 }
 
-/// Comes by one of those that [`Wanted::fulfil`] knows.
+/// Opens a resource that [`Wanted::fulfil`] supports, through the gate if there is one.
 fn get(wanted: &Wanted, with: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
     match other() {
         Some(gate) => Ok(gate.get(wanted, with)?.file),
@@ -137,24 +142,24 @@ fn get(wanted: &Wanted, with: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
     }
 }
 
-/// Opens the file of an image. An error without a number says what is wrong with the file.
+/// Opens an image file. An error without an error number says what is wrong with the file.
 pub fn open_image(path: &Path, write: bool) -> io::Result<File> {
     let path = path.to_owned();
     get(&Wanted::Image { path, write }, None).map(File::from)
 }
 
-/// Opens it once more, with the modes of access that are said.
+/// Opens an open file once more, for reading and, with `write`, for writing.
 pub fn open_again(file: &File, write: bool) -> io::Result<File> {
     get(&Wanted::Again { write }, Some(file.as_fd())).map(File::from)
 }
 
-/// Opens what is there, to be looked at only.
+/// Opens `path` with O_PATH, for inspection only.
 pub fn place(path: &Path) -> io::Result<File> {
     let path = path.to_owned();
     get(&Wanted::Place { path }, None).map(File::from)
 }
 
-/// The path to it without links.
+/// Returns the path without symbolic links.
 pub fn real_path(path: &Path) -> io::Result<PathBuf> {
     read_link(own_path(&place(path)?))
 }
@@ -164,27 +169,30 @@ pub fn append(path: &Path) -> io::Result<File> {
     get(&Wanted::Append { path }, None).map(File::from)
 }
 
-/// A file of this program's own, in a directory that is there: read and written, and made durably if it is
-/// not there.
+/// Opens a file that only this program uses, for reading and writing.
+///
+/// Creates the file durably if it does not exist; its directory must exist.
 pub fn record(path: &Path) -> io::Result<File> {
     let path = path.to_owned();
     get(&Wanted::Record { path }, None).map(File::from)
 }
 
-/// What a client of this NBD server needs for TLS.
+/// Opens a file that a client of this NBD server needs for TLS.
 pub fn certificates(uri: &str, path: &Path) -> io::Result<File> {
     let (uri, path) = (uri.to_owned(), path.to_owned());
     get(&Wanted::Certificates { uri, path }, None).map(File::from)
 }
 
-/// A new file in `dir`, which is gone when it is closed.
+/// Creates a file without a name in `dir`, which disappears when it is closed.
 pub fn unnamed(dir: &Path) -> io::Result<File> {
     let dir = dir.to_owned();
     get(&Wanted::Unnamed { dir }, None).map(File::from)
 }
 
 impl Wanted {
-    /// Get it with this process's rights. Not here: `Named`, `Server`, `Base`, `Trace` and `FrontEnds`.
+    /// Opens the resource with this process's permissions.
+    ///
+    /// Does not support `Named`, `Server`, `Base`, `Trace` and `FrontEnds`.
     pub fn fulfil(&self, with: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
         let file = match self {
             Wanted::Image { path, write } => {
@@ -206,8 +214,10 @@ impl Wanted {
         file.map(OwnedFd::from)
     }
 
-    /// Likewise, for a process of somebody with fewer rights: no link is followed that they could have
-    /// placed (see [`trusted`]), and nothing is opened where opening waits or does something.
+    /// Opens the resource like [`Wanted::fulfil`], for a less privileged process.
+    ///
+    /// Follows no link that such a process could have placed (see [`trusted`]), and opens no file
+    /// whose opening could block or have side effects.
     pub fn fulfil_for_other(&self, with: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
         let file = match self {
             Wanted::Image { path, write } => open_disk(&trusted::open_path(path)?, *write),
@@ -235,7 +245,8 @@ fn read_options(write: bool) -> OpenOptions {
     options
 }
 
-/// Opens what was found if a disk can be in it. Opening some other files waits, or does something.
+/// Opens a file if it can hold a disk. Opening a file of another type could block or have side
+/// effects.
 fn open_disk(found: &impl AsFd, write: bool) -> io::Result<File> {
     let path = own_path(&found.as_fd());
     refuse_strange(&path)?;
@@ -243,7 +254,7 @@ fn open_disk(found: &impl AsFd, write: bool) -> io::Result<File> {
     options.custom_flags(libc::O_NOCTTY).open(path)
 }
 
-/// Opens a regular file to read it.
+/// Opens a regular file for reading.
 fn open_regular(path: &Path) -> io::Result<File> {
     let found = trusted::open_path(path)?;
     let path = own_path(&found);
@@ -253,7 +264,7 @@ fn open_regular(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Opens a regular file to append to it, and makes it if it is not there.
+/// Opens a regular file for appending, and creates it if it does not exist.
 fn append_to_regular(path: &Path) -> io::Result<File> {
     let flags = libc::O_NOCTTY | libc::O_NONBLOCK;
     let mut options = OpenOptions::new();
@@ -274,8 +285,9 @@ fn append_to_regular(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The directory of `path`, opened, and a path to the same file by way of it. The path holds as long as the
-/// directory stays open.
+/// Opens the directory of `path`, and returns it with a path to the same file through it.
+///
+/// The path is valid as long as the directory stays open.
 pub fn below_trusted_dir(path: &Path) -> io::Result<(OwnedFd, PathBuf)> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
@@ -284,7 +296,8 @@ pub fn below_trusted_dir(path: &Path) -> io::Result<(OwnedFd, PathBuf)> {
     Ok((dir, path))
 }
 
-/// By no link: it may be in a directory of somebody with fewer rights.
+/// Opens or creates a record, without following a link at `path`: the directory may belong to a
+/// less privileged user.
 fn open_record(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     let flags = libc::O_NOCTTY | libc::O_NONBLOCK | libc::O_NOFOLLOW;
@@ -303,7 +316,9 @@ fn open_record(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Refuses what a disk cannot be in, before it is opened: that might block, or do something.
+/// Rejects a file that cannot hold a disk.
+///
+/// Call this before opening the file, because opening could block or have side effects.
 fn refuse_strange(path: &Path) -> io::Result<()> {
     let kind = metadata(path)?.file_type();
     if kind.is_file() || kind.is_block_device() {
@@ -319,9 +334,9 @@ fn refuse_strange(path: &Path) -> io::Result<()> {
     )))
 }
 
-/// Refuses to make more of an open file than it is.
+/// Rejects a request for more access than the open file has.
 fn refuse_more(file: BorrowedFd<'_>, write: bool) -> io::Result<()> {
-    // SAFETY: it reads the flags of a file that is open.
+    // SAFETY: F_GETFL reads the flags of an open file, and uses no memory.
     let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
     let may = match flags & libc::O_ACCMODE {
         _ if flags < 0 || flags & libc::O_PATH != 0 => false,
@@ -373,7 +388,7 @@ mod tests {
         assert!(!path("new").exists());
     }
 
-    /// Opens for somebody else, as it is opened for a tenant.
+    /// Opens a resource as the supervisor does for a tenant.
     fn for_other(wanted: &Wanted) -> io::Result<OwnedFd> {
         wanted.fulfil_for_other(None)
     }
@@ -390,7 +405,7 @@ mod tests {
             .status();
         assert!(made.unwrap().success());
         std::fs::create_dir(path("dir")).unwrap();
-        // (Opening a FIFO would wait for somebody who reads from it.)
+        // Opening a FIFO would wait for a reader.
         for name in ["fifo", "dir"] {
             let error = append(name).unwrap_err().to_string();
             assert_eq!(error, "not a regular file", "{name}");
@@ -406,7 +421,7 @@ mod tests {
     #[test]
     fn files_for_another_are_not_found_by_links_of_theirs() {
         if !rustix::process::geteuid().is_root() {
-            // Only root can give a link away; `trusted` has tests for others.
+            // Only root can give a link away; the tests of `trusted` cover other users.
             return;
         }
         let dir = tempfile::tempdir().unwrap();

@@ -1,14 +1,14 @@
-//! Who has locked a file.
+//! Finds the process that has locked a file.
 //!
-//! The kernel does not tell whose an OFD lock is: an open file may belong to
-//! several processes. But /proc shows the locks of each open file.
+//! The kernel does not report the owner of an OFD lock, because several processes may share an open
+//! file. But /proc shows the locks of each open file.
 
 use std::fmt;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// A process.
+/// A process that holds a lock.
 pub(crate) struct Holder {
     name: String,
     pid: u32,
@@ -20,8 +20,9 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Another process that has a lock on this byte. None where it cannot be
-/// known: of other users' processes only root is told.
+/// Returns another process that holds a lock on this byte of the file.
+///
+/// Returns `None` if no such process is visible: only root can inspect other users' processes.
 pub(crate) fn find(file: &File, byte: i64) -> Option<Holder> {
     let this = file.metadata().ok()?;
     let processes = fs::read_dir("/proc").ok()?.flatten();
@@ -34,7 +35,7 @@ pub(crate) fn find(file: &File, byte: i64) -> Option<Holder> {
         })
 }
 
-/// Whether this process has a lock on this byte of the file, which `file` itself has not locked.
+/// Returns whether this process holds a lock on this byte of the file through another open file.
 pub(crate) fn is_this_process(file: &File, byte: i64) -> bool {
     let Ok(this) = file.metadata() else {
         return false;
@@ -54,7 +55,7 @@ fn has_locked(pid: u32, file: (u64, u64), byte: i64) -> bool {
     })
 }
 
-/// Whether a line of fdinfo tells of a lock on this byte:
+/// Returns whether a line of fdinfo describes a lock on this byte:
 /// `lock:  1: OFDLCK ADVISORY READ -1 fe:01:1234 100 101`.
 fn locks(line: &str, byte: i64) -> bool {
     let mut words = line.split_whitespace().rev();
@@ -71,7 +72,7 @@ fn locks(line: &str, byte: i64) -> bool {
     }
 }
 
-/// What people call it. (Its threads have other names.)
+/// Returns the name of the process; its threads may have other names.
 fn name_of(pid: u32) -> String {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let name = name.trim_end();

@@ -1,4 +1,5 @@
-//! Where an image's bytes are, for whoever opens, closes, changes or examines it and waits: never on a request's way.
+//! Access to an image's bytes for code that may block: opening, closing, changing and checking
+//! images. The request path does not use it.
 
 use crate::open_mark;
 use rustix::fs::FallocateFlags;
@@ -6,67 +7,75 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 
-/// A file or block device that an image is in, or what is like one. `&self` throughout: offsets
-/// are explicit, and whoever keeps state (a recorder of writes, say) keeps it
-/// behind a lock of its own.
+/// The file or block device of an image, or an equivalent.
+///
+/// All methods take `&self`. Offsets are explicit, and implementations with state (for example, a
+/// recorder of writes) keep it behind their own lock.
 pub trait ImageFile: Send + Sync {
-    /// Fills `buf` from `offset` on. What lies beyond the end of the file
-    /// reads as zeroes: an image's last cluster need not be there in full.
+    /// Fills `buf` from `offset` on. Bytes beyond the end of the file read as zeroes, because an
+    /// image's last cluster may be incomplete.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Writes all of `buf`; the file grows when it must. A single 512-byte
-    /// sector is written wholly or not at all, more than one in any order.
+    /// Writes all of `buf`, and extends the file if necessary.
+    ///
+    /// A write of one 512-byte sector is atomic. Several sectors are written in any order.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
-    /// In bytes.
+    /// Returns the length of the file in bytes.
     fn len(&self) -> io::Result<u64>;
-    /// No bytes at all.
+    /// Returns whether the file has no bytes.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
-    /// Cuts the file, or extends it by a hole. What does not grow keeps its length, and
-    /// cannot be extended.
+    /// Truncates the file, or extends it with a hole.
+    ///
+    /// A file that does not [grow](ImageFile::grows) keeps its length, and extending it is an
+    /// error.
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Whether it becomes longer when it is written to beyond its end: a block device does not.
+    /// Returns whether a write beyond the end extends the file. A block device does not grow.
     fn grows(&self) -> bool {
         true
     }
-    /// All writes that have returned are durable once this returns.
+    /// Makes all completed writes durable.
     fn sync(&self) -> io::Result<()>;
     /// Fails if [`ImageFile::allocate`] cannot reserve space, as on a block device.
     fn check_allocate(&self) -> io::Result<()> {
         Ok(())
     }
-    /// Reserves space for `len` bytes from `offset` on, without changing what
-    /// they read as; the file grows when it must.
+    /// Reserves space for `len` bytes from `offset` on, without changing what they read as. Extends
+    /// the file if necessary.
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         match offset.saturating_add(len) {
             end if len > 0 && self.len()? < end => self.set_len(end),
             _ => Ok(()),
         }
     }
-    /// Forgets what is cached of the file and not dirty: another host may have
-    /// written to it since it was read.
+    /// Drops clean cached data of the file, because another host may have written to the file since
+    /// it was read.
     fn forget_cache(&self) {}
-    /// Whether the file has nothing there, and so reads as zeroes. False when
-    /// that cannot be told.
+    /// Returns whether the whole range is a hole, and so reads as zeroes. Returns false if that is
+    /// unknown.
     fn is_hole(&self, offset: u64, len: u64) -> bool {
         matches!(self.run_at(offset), (true, end) if end >= offset.saturating_add(len))
     }
-    /// Whether the file has nothing at `offset`, and so reads as zeroes, and
-    /// where that ends, in bytes. When it cannot be told, all is data.
+    /// Returns whether `offset` lies in a hole, and the offset in bytes at which the hole or the
+    /// data ends.
+    ///
+    /// If holes are unknown, everything is data.
     fn run_at(&self, _offset: u64) -> (bool, u64) {
         (false, u64::MAX)
     }
-    /// Bytes of its file system that it takes up.
+    /// Returns the number of bytes that the file occupies in its file system.
     fn allocated(&self) -> io::Result<u64> {
         self.len()
     }
-    /// Gives space back; what these bytes read as is undefined afterwards.
+    /// Deallocates these bytes; what they read as is undefined afterwards.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
-    /// Whether a writer has [marked](open_mark) the image as open, and has not closed it. False when that cannot be told.
+    /// Returns whether a writer has [marked](open_mark) the image as open and has not closed it.
+    /// Returns false if that is unknown.
     fn is_marked_open(&self) -> bool {
         false
     }
-    /// Marks the image as open, or removes the mark. What cannot be marked stays as it is.
+    /// Marks the image as open, or removes the mark. Does nothing for an image that cannot be
+    /// marked.
     fn mark_open(&self, _is_open: bool) -> io::Result<()> {
         Ok(())
     }
@@ -96,7 +105,7 @@ impl ImageFile for File {
     }
 
     fn len(&self) -> io::Result<u64> {
-        // The metadata of a block device says 0.
+        // The metadata of a block device has a length of 0.
         Ok(rustix::fs::seek(self, rustix::fs::SeekFrom::End(0))?)
     }
 
@@ -104,7 +113,7 @@ impl ImageFile for File {
         if !self.metadata()?.file_type().is_block_device() {
             return File::set_len(self, len);
         }
-        // A device stays as long as it is.
+        // A block device keeps its length.
         match len <= ImageFile::len(self)? {
             true => Ok(()),
             false => Err(io::ErrorKind::StorageFull.into()),
@@ -139,7 +148,7 @@ impl ImageFile for File {
     }
 
     fn forget_cache(&self) {
-        // It is advice; nothing else could be done.
+        // The advice may have no effect, and there is no alternative.
         let _ = rustix::fs::fadvise(self, 0, None, rustix::fs::Advice::DontNeed);
     }
 
@@ -147,7 +156,8 @@ impl ImageFile for File {
         use rustix::fs::{SeekFrom, seek};
         match seek(self, SeekFrom::Data(offset)) {
             Ok(data) => data >= offset.saturating_add(len),
-            // There is no data up to its end, and zeroes follow that.
+            // ENXIO: there is no data up to the end of the file, and bytes beyond the end read as
+            // zeroes.
             Err(error) => error == rustix::io::Errno::NXIO,
         }
     }
@@ -156,7 +166,7 @@ impl ImageFile for File {
         use rustix::fs::{SeekFrom, seek};
         match seek(self, SeekFrom::Data(offset)) {
             Ok(data) if data > offset => (true, data),
-            // Without holes there, it ends where the file does.
+            // If no hole follows, the data extends to the end of the file.
             Ok(_) => match seek(self, SeekFrom::Hole(offset)) {
                 Ok(hole) if hole > offset => (false, hole),
                 _ => (false, u64::MAX),
@@ -191,8 +201,7 @@ impl ImageFile for File {
     }
 }
 
-/// The `len` bytes from `offset` on, or as many of them as the file has.
-/// Callers bound `len`.
+/// Reads `len` bytes from `offset` on, or fewer if the file ends before. Callers must limit `len`.
 pub fn read_up_to(file: &dyn ImageFile, offset: u64, len: u64) -> io::Result<Vec<u8>> {
     let there = file.len()?.saturating_sub(offset).min(len);
     let there = usize::try_from(there).map_err(|_| io::ErrorKind::OutOfMemory)?;

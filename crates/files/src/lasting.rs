@@ -1,4 +1,4 @@
-//! Identity of image files and block devices across restarts of processes and of the host.
+//! Identities of image files and block devices that survive restarts of processes and of the host.
 
 use crate::gate::{self, Wanted};
 use rustix::fs::{major, minor};
@@ -9,29 +9,33 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-/// Tells an identity that holds until the host restarts.
+/// Prefix of an identity that is valid only until the host restarts.
 const THIS_BOOT: &str = "boot";
 
-/// What stands for an identity that is not known.
+/// Placeholder for an unknown identity.
 pub const UNKNOWN: &str = "device";
 
-/// Loop devices on files on loop devices: followed no further.
+/// Maximum depth to which loop devices on files on loop devices are followed.
 const MAX_NESTED: usize = 4;
 
-/// What two identities say of the files that they were taken of.
+/// Result of the comparison of two identities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sameness {
     Same,
     Different,
-    /// They prove neither.
+    /// The identities prove neither.
     Unknown,
 }
 
-/// Identity of a file or block device, by which [`compare`] recognizes it later. None: nothing tells it from others.
+/// Returns the identity of a file or block device, by which [`compare`] recognizes it later.
 ///
-/// A file is known by its inode and the time of its birth, or else by its handle, which counts how often the inode
-/// was used. A device is known by the identifier that its driver, its hardware or its partition table gives; without one
-/// by the number that the kernel has given it, until the host restarts.
+/// A file is identified by its inode number and birth time. A file without a birth time is
+/// identified by its handle, which includes a generation number of the inode. A device is
+/// identified by the identifier from its driver, hardware or partition table. A device without an
+/// identifier is identified by the kernel's sequence number, which is valid until the host
+/// restarts.
+///
+/// Returns `None` if nothing distinguishes the file from others.
 pub fn lasting_id(file: &File) -> io::Result<Option<String>> {
     let metadata = file.metadata()?;
     Ok(match metadata.file_type().is_block_device() {
@@ -40,11 +44,11 @@ pub fn lasting_id(file: &File) -> io::Result<Option<String>> {
     })
 }
 
-/// Likewise, of what `path` leads to.
+/// Returns the identity of the file at `path`, like [`lasting_id`].
 pub fn lasting_id_at(path: &Path) -> io::Result<Option<String>> {
     match gate::other() {
         None => lasting_id(&gate::place(path)?),
-        // (What the kernel says of devices is out of reach here.)
+        // A process behind a gate cannot read sysfs, so the gate returns the identity.
         Some(gate) => {
             let path = path.to_owned();
             let got = gate.get(&Wanted::Place { path }, None)?;
@@ -53,7 +57,7 @@ pub fn lasting_id_at(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Compares what [`lasting_id`] has said of two files.
+/// Compares two identities that [`lasting_id`] returned.
 pub fn compare(one: &str, other: &str) -> Sameness {
     let parts = |id: &str| -> Vec<String> { id.split(':').map(str::to_owned).collect() };
     let (a, b) = (parts(one), parts(other));
@@ -61,11 +65,11 @@ pub fn compare(one: &str, other: &str) -> Sameness {
         return Sameness::Unknown;
     };
     let is_vague = |id: &[String]| {
-        // (So earlier versions said of every device, and of files whose birth is not known.)
+        // Earlier versions returned these for every device, and for files without a birth time.
         id == [UNKNOWN] || id.len() == 2 && id[1] == "0" && id[0] != "handle"
     };
     if is_vague(&a) || is_vague(&b) {
-        // Inodes that differ belong to two files.
+        // Different inode numbers belong to different files.
         let is_inode = |kind: &str| kind.parse::<u64>().is_ok();
         let differ = is_inode(kind) && is_inode(other_kind) && kind != other_kind;
         return if differ {
@@ -78,7 +82,7 @@ pub fn compare(one: &str, other: &str) -> Sameness {
     match one == other {
         true => Sameness::Same,
         false if is_of_other_boot => Sameness::Unknown,
-        // One has been given an identifier since, or its file system tells more.
+        // The device may have received an identifier since, or its backing file now has one.
         false if (kind == THIS_BOOT) != (other_kind == THIS_BOOT) => Sameness::Unknown,
         false => Sameness::Different,
     }
@@ -93,10 +97,10 @@ fn file_id(metadata: &Metadata, file: Option<&File>) -> Option<String> {
     }
 }
 
-/// Identifier of a file for servers of network file systems, which is never that of another file.
+/// Returns the file's handle for network file servers, which no other file ever has.
 fn handle_of(file: &File) -> Option<String> {
     const ROOM: usize = 128;
-    /// As name_to_handle_at(2) has it.
+    /// `struct file_handle` of name_to_handle_at(2).
     #[repr(C)]
     struct Handle {
         bytes: u32,
@@ -109,7 +113,8 @@ fn handle_of(file: &File) -> Option<String> {
         handle: [0; ROOM],
     };
     let mut mount = 0i32;
-    // SAFETY: the kernel writes a handle of as many bytes as there is room for, and one int; the path is empty.
+    // SAFETY: the kernel writes at most `ROOM` bytes of handle, and one int; the path is an empty,
+    // NUL-terminated string.
     let got = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -137,7 +142,7 @@ fn device_id(number: u64, depth: usize) -> Option<String> {
     })
 }
 
-/// `directory`: of the device in sysfs.
+/// Returns the identity of the device with this sysfs directory.
 fn id_in(directory: &Path, depth: usize) -> Option<String> {
     if let Some(start) = attribute(directory, "partition").and(attribute(directory, "start")) {
         let disk = id_in(directory.parent()?, depth)?;
@@ -151,7 +156,7 @@ fn id_in(directory: &Path, depth: usize) -> Option<String> {
             false => file_id(&below, None),
         };
         let offset = attribute(directory, "loop/offset")?;
-        // (Of a device without an identifier this one has none, either.)
+        // If the device below has no identifier, this device has none either.
         let below = below.filter(|below| !below.starts_with(THIS_BOOT))?;
         return Some(format!("loop:{below}:{offset}"));
     }
@@ -169,7 +174,8 @@ fn id_in(directory: &Path, depth: usize) -> Option<String> {
     found.map(|(name, value)| format!("{name}:{value}"))
 }
 
-/// A file of sysfs, without the blanks around it. None: it has nothing to say.
+/// Reads a sysfs attribute without surrounding white space. Returns `None` if the attribute is
+/// missing or empty.
 fn attribute(directory: &Path, name: &str) -> Option<String> {
     let text = fs::read_to_string(directory.join(name)).ok()?;
     let text = text.trim();

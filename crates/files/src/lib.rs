@@ -1,5 +1,7 @@
-//! What an image's file shows to everybody, before it is opened as a disk: who
-//! else uses it (QEMU's locks), and the format that its first bytes tell. And how files are come by.
+//! Access to image files before they are opened as disks.
+//!
+//! Opens files, detects other users of an image by QEMU's locks, and detects the image's format by
+//! its first bytes.
 
 pub mod gate;
 pub mod lasting;

@@ -1,10 +1,8 @@
-//! Image locks that QEMU understands, so that two processes do not write to
-//! one image at once.
+//! Image locks compatible with QEMU, so that no two processes write to an image at the same time.
 //!
-//! QEMU (block/file-posix.c) locks single bytes of the image file with OFD
-//! locks, all of them shared: byte 100 + n says "I use permission n", byte
-//! 200 + n says "I do not let others use permission n". Before it starts,
-//! a process tests the opposite bytes for locks of others.
+//! QEMU (block/file-posix.c) locks single bytes of the image file with shared OFD locks. A lock on
+//! byte 100 + n means "I use permission n". A lock on byte 200 + n means "I do not share permission
+//! n". Before a process uses the image, it tests the opposite bytes for locks of others.
 
 use crate::holder;
 use fathom_units::cause;
@@ -17,19 +15,19 @@ use std::time::{Duration, Instant};
 const USED: i64 = 100;
 const UNSHARED: i64 = 200;
 
-/// QEMU's permissions, by number: BLK_PERM_CONSISTENT_READ and so on.
+/// QEMU's permissions by number: BLK_PERM_CONSISTENT_READ and so on.
 const CONSISTENT_READ: i64 = 0;
 const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
 
-/// All bytes that are ever locked; QEMU has permissions 0 to 4.
+/// Number of bytes in each range that can be locked; QEMU has permissions 0 to 4.
 const PERMISSIONS: i64 = 5;
 
-/// What a process does with an image and what others may not do.
+/// How a process uses an image, and what it permits others.
 #[derive(Clone, Copy, Debug)]
 pub struct Use {
     pub writes: bool,
-    /// Others may write meanwhile.
+    /// Whether others may write to the image meanwhile.
     pub share: bool,
 }
 
@@ -45,31 +43,32 @@ impl Use {
     }
 }
 
-/// Why an image is not locked.
+/// Why an image could not be locked.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// By whom, if that can be known.
+    /// Names the process that holds the lock, if it is known.
     #[error("in use by {0}")]
     InUse(String),
     #[error("cannot lock the file: {}", cause(.0))]
     Os(io::Error),
 }
 
-/// How long to wait for an image that is in use. A process that was killed
-/// keeps its locks until the kernel has done what it had in flight, and until
-/// then its writes may still overtake those of its successor.
+/// Time to wait for an image that is in use.
+///
+/// A killed process keeps its locks until the kernel has finished its I/O in flight. Until then its
+/// writes could overtake the writes of its successor.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Between two attempts.
+/// Time between two attempts to lock an image.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// Take the locks, or fail and leave none. They last until [`release`], or
-/// until all that was duplicated from `file` is closed. `path` is its name in
-/// messages.
+/// Takes the locks, or fails and holds none. `path` is the file's name in messages.
+///
+/// The locks last until [`release`], or until every duplicate of `file` is closed.
 pub fn take(path: &Path, file: &File, how: Use) -> Result<(), LockError> {
     told(file, lock(path, file, how)?)
 }
 
-/// Likewise, but wait a few seconds for a predecessor to end.
+/// Takes the locks like [`take`], but waits a few seconds for a predecessor to release them.
 pub fn take_over(path: &Path, file: &File, how: Use) -> Result<(), LockError> {
     let start = Instant::now();
     loop {
@@ -80,12 +79,12 @@ pub fn take_over(path: &Path, file: &File, how: Use) -> Result<(), LockError> {
     }
 }
 
-/// Fail when others' locks forbid this use; take none.
+/// Fails if locks of others forbid this use; takes no lock.
 pub fn check(path: &Path, file: &File, how: Use) -> Result<(), LockError> {
     told(file, conflict(path, file, how)?)
 }
 
-/// An attempt's outcome for the caller: none, or the byte that is in the way.
+/// Converts the outcome of an attempt to a result; a byte in it has a conflicting lock.
 fn told(file: &File, outcome: Option<i64>) -> Result<(), LockError> {
     let Some(byte) = outcome else {
         return Ok(());
@@ -97,7 +96,7 @@ fn told(file: &File, outcome: Option<i64>) -> Result<(), LockError> {
     }))
 }
 
-/// Take the locks, or none and tell which byte is in the way.
+/// Takes the locks and returns `None`, or takes none and returns the byte with a conflicting lock.
 fn lock(path: &Path, file: &File, how: Use) -> Result<Option<i64>, LockError> {
     if let Some(byte) = set_all(path, file, how)? {
         return Ok(Some(byte));
@@ -109,14 +108,16 @@ fn lock(path: &Path, file: &File, how: Use) -> Result<Option<i64>, LockError> {
     others
 }
 
-/// Lock the bytes, all or none, whatever others have.
+/// Locks all bytes or none, without a check for conflicting uses.
+///
+/// Returns the byte that another program has locked exclusively, if there is one.
 fn set_all(path: &Path, file: &File, how: Use) -> Result<Option<i64>, LockError> {
     let used = how.used().map(|n| USED + n);
     let unshared = how.unshared().map(|n| UNSHARED + n);
     for byte in used.chain(unshared) {
         let failed = match set(file, libc::F_RDLCK, byte, 1) {
             Ok(()) => continue,
-            // Locks are shared: only something that is not QEMU can conflict.
+            // QEMU's locks are shared, so only a program other than QEMU can conflict here.
             Err(error) if is_conflict(&error) => Ok(Some(byte)),
             Err(error) => without_locks(path, error).map(|()| None),
         };
@@ -126,7 +127,7 @@ fn set_all(path: &Path, file: &File, how: Use) -> Result<Option<i64>, LockError>
     Ok(None)
 }
 
-/// The byte of somebody's lock that forbids this use.
+/// Returns a byte with a lock of another open file that forbids this use.
 fn conflict(path: &Path, file: &File, how: Use) -> Result<Option<i64>, LockError> {
     let denied_to_us = how.used().map(|n| UNSHARED + n);
     let denied_by_us = how.unshared().map(|n| USED + n);
@@ -140,7 +141,7 @@ fn conflict(path: &Path, file: &File, how: Use) -> Result<Option<i64>, LockError
     Ok(None)
 }
 
-/// Give all locks up.
+/// Releases all locks.
 pub fn release(path: &Path, file: &File) {
     for base in [USED, UNSHARED] {
         if let Err(error) = set(file, libc::F_UNLCK, base, PERMISSIONS) {
@@ -149,7 +150,7 @@ pub fn release(path: &Path, file: &File) {
     }
 }
 
-/// Some file systems have no locks; QEMU does without them, too.
+/// Accepts file systems without locks, with a warning; QEMU accepts them, too.
 fn without_locks(path: &Path, error: io::Error) -> Result<(), LockError> {
     match error.raw_os_error() {
         Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => {
@@ -174,7 +175,7 @@ fn lock_of(kind: libc::c_int, start: i64, len: i64) -> libc::flock {
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: start,
         l_len: len,
-        // OFD locks want 0.
+        // OFD locks require a PID of 0.
         l_pid: 0,
     }
 }
@@ -188,7 +189,7 @@ fn set(file: &File, kind: libc::c_int, start: i64, len: i64) -> io::Result<()> {
     }
 }
 
-/// Whether anyone else holds any lock on this byte.
+/// Returns whether any other open file holds a lock on this byte.
 fn is_locked_by_others(file: &File, byte: i64) -> io::Result<bool> {
     let mut lock = lock_of(libc::F_WRLCK, byte, 1);
     // SAFETY: F_OFD_GETLK reads and writes one flock.
@@ -224,7 +225,7 @@ mod tests {
                 if error == "in use by this process itself" {
                     break;
                 }
-                // Programs that other tests start have the image open, too, until they exec.
+                // Child processes of other tests hold the image open until they call execve(2).
                 deadline.check_with(|| error);
                 deadline.pause();
             }

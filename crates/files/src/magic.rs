@@ -1,13 +1,14 @@
-//! Image formats by their first bytes: the one list that servers and tools share.
+//! Detects image formats by their first bytes, with one list for servers and tools.
 //!
-//! A guest can write any of these into its raw disk, so a server never chooses a format by them. A
-//! server refuses such an image unless its user names the format; tools open it as `qemu-img` would.
+//! A guest can write any of these bytes to its raw disk, so a server never chooses a format by
+//! them. A server rejects such an image unless its user names the format. Tools open it as
+//! `qemu-img` would.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Names of the formats that images of virtual machines come in, other than raw, as QEMU spells them.
+/// Formats of virtual machine images other than raw, by QEMU's names.
 pub const FORMATS: [&str; 12] = [
     "qcow2",
     "qcow",
@@ -23,19 +24,19 @@ pub const FORMATS: [&str; 12] = [
     "dmg",
 ];
 
-/// The format of a LUKS header. A guest that encrypts its whole disk writes one, too.
+/// Name of the LUKS format. A guest that encrypts its whole disk writes a LUKS header, too.
 pub const LUKS: &str = "luks";
 
-/// Each format's magic number, and its offset in the image. The first that matches counts.
+/// Magic number of each format, with its offset in the image. The first match counts.
 const MAGIC: [(&str, usize, &[u8]); 13] = [
-    // Version 1.
+    // qcow version 1 only.
     ("qcow", 0, b"QFI\xfb\0\0\0\x01"),
     ("qcow2", 0, b"QFI\xfb"),
     ("qed", 0, b"QED\0"),
     ("vmdk", 0, b"KDMV"),
     ("vmdk", 0, b"COWD"),
     ("vhdx", 0, b"vhdxfile"),
-    // A dynamic VHD; a fixed one is a raw disk with a footer.
+    // A dynamic VHD. A fixed VHD is a raw disk with a footer.
     ("vpc", 0, b"conectix"),
     ("vdi", 64, b"\x7f\x10\xda\xbe"),
     ("parallels", 0, b"WithoutFreeSpace"),
@@ -45,10 +46,10 @@ const MAGIC: [(&str, usize, &[u8]); 13] = [
     ("cloop", 0, b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop"),
 ];
 
-/// As many bytes of an image tell: whole blocks, for block devices and whatever else there is.
+/// Number of bytes that detection reads: whole blocks, as block devices require.
 pub const START: usize = 4096;
 
-/// The format that the image seems to have.
+/// Returns the format that the image seems to have.
 pub fn detect(image: &File) -> io::Result<Option<&'static str>> {
     let mut start = [0; START];
     let mut len = 0;
@@ -63,7 +64,7 @@ pub fn detect(image: &File) -> io::Result<Option<&'static str>> {
     Ok(detect_in(&start[..len]))
 }
 
-/// The format that an image with these first bytes seems to have.
+/// Returns the format that an image with these first bytes seems to have.
 pub fn detect_in(start: &[u8]) -> Option<&'static str> {
     let found = |(_, at, magic): &&(&str, usize, &[u8])| {
         start.get(*at..).is_some_and(|s| s.starts_with(magic))
@@ -72,8 +73,10 @@ pub fn detect_in(start: &[u8]) -> Option<&'static str> {
     found.or_else(|| is_vmdk_descriptor(start).then_some("vmdk"))
 }
 
-/// Whether this is VMware's text file: by its first line or, as in QEMU, by a line with the version
-/// after comments and empty lines.
+/// Returns whether the image is a VMware text descriptor.
+///
+/// A descriptor has a known first line. As in QEMU, a version line after comments and empty lines
+/// counts, too.
 fn is_vmdk_descriptor(start: &[u8]) -> bool {
     const FIRST: &[u8] = b"# Disk DescriptorFile";
     if { start.get(..FIRST.len()) }.is_some_and(|first| first.eq_ignore_ascii_case(FIRST)) {

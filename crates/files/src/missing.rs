@@ -1,10 +1,10 @@
-//! Directories that are missing.
+//! Error messages for missing directories.
 
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// Returns the first directory of `path` that does not exist, or is no directory.
+/// Returns the topmost directory of `path` that does not exist, or is not a directory.
 pub fn missing_directory(path: &Path) -> Option<&Path> {
     let mut dirs: Vec<_> = path.ancestors().skip(1).collect();
     dirs.retain(|dir| !dir.as_os_str().is_empty());
@@ -14,7 +14,7 @@ pub fn missing_directory(path: &Path) -> Option<&Path> {
     })
 }
 
-/// Returns the error of creating `path`, with the name of the missing directory if that is the cause.
+/// Adds the name of the missing directory to an error of creating `path`, if that is the cause.
 pub fn explain_create(path: &Path, error: io::Error) -> io::Error {
     let is_missing = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
     match missing_directory(path).filter(|_| is_missing) {

@@ -1,25 +1,32 @@
-//! Marks of images that a newer image has superseded, so that nobody writes to them by mistake.
+//! Marks images that a newer image has superseded, so that nobody writes to them by mistake.
 //!
-//! When a disk goes on in another image (a snapshot's overlay, a mirror's target, the base of a commit), the image
-//! that it had is out of date from the first write on. A server whose configuration still names the old image would
-//! serve it after a restart: writes of the guest would be lost, and an overlay on the old image would be destroyed.
+//! When a disk switches to another image, its old image is out of date from the next write on. The
+//! new image is a snapshot's overlay, a mirror's target, or the base image of a commit. A server
+//! whose configuration still names the old image would serve it after a restart. Writes of the
+//! guest would be lost, and an overlay on the old image would be corrupted.
 //!
-//! A file is marked by an extended attribute. Whatever cannot have one (block devices, images on Ceph, disks of NBD
-//! servers, files of some file systems) gets a record in the directory of the server's definitions, if there is one,
-//! where only servers with that directory see the mark.
+//! A file is marked with an extended attribute. Images that cannot have one get a record in the
+//! server's definition directory, if the server has one. Examples are block devices, images on
+//! Ceph, disks of NBD servers, and files of some file systems. Only servers with that directory see
+//! such a mark.
 //!
 //! # Order of durable steps of a switch
-//! All users of the disk wait, and both images are the same.
-//! 1. The old image is marked. If the disk has a definition in the server's directory, the mark says in which file.
-//! 2. A mark of the new image is removed: the image that a disk is committed to was superseded by the overlay above.
-//! 3. The definition names the new image, if there is one.
-//! 4. The mark of the old image loses the name of the definition.
-//! 5. Users go on with the new image.
+//! All users of the disk are paused, and both images have the same content.
+//! 1. The old image is marked. If the disk has a definition in the server's directory, the mark
+//!    names the definition file.
+//! 2. A mark on the new image is removed. For example, the base image of a commit was superseded by
+//!    the overlay above it.
+//! 3. The disk definition, if there is one, is changed to name the new image.
+//! 4. The name of the definition file is removed from the mark of the old image.
+//! 5. The users of the disk resume on the new image.
 //!
-//! If the server dies before step 3, the definition still names the old image. When the next server reads it, the mark
-//! names this same definition, which proves that step 5 was not reached: [`forget_unfinished`] removes it. Without a
-//! definition the old image is refused after step 1 by an error that names the new one: both have all of the data, and
-//! the user decides. After step 3 the old image is named by nobody.
+//! If the server dies before step 3, the definition still names the old image. The next server
+//! reads the definition and finds a mark that names this same definition. This proves that step 5
+//! was not reached, so [`forget_unfinished`] removes the mark.
+//!
+//! Without a definition, a server rejects the old image after step 1, with an error that names the
+//! new image. Both images have all data, and the user decides. After step 3 no definition names the
+//! old image.
 
 mod mark;
 mod records;
@@ -34,27 +41,27 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-/// Name of the extended attribute.
+/// Name of the extended attribute that marks a superseded image.
 pub const ATTRIBUTE: &str = "user.fathom.superseded";
 
-/// An image that can be marked: an open file, or what is known by its location alone.
+/// An image that can be marked: an open file, or an image that is known only by its location.
 #[derive(Clone, Copy)]
 pub struct Image<'a> {
-    /// As users name it.
+    /// The image's name as the user knows it.
     pub location: &'a str,
     pub file: Option<&'a File>,
-    /// What identifies an image that is in no file.
+    /// Identifier of an image that is not a file.
     pub id: Option<&'a str>,
 }
 
 impl Image<'_> {
-    /// The image's mark, if it has one. A mark that cannot be understood counts.
+    /// Returns the image's mark, if it has one. An unreadable mark counts as a mark.
     pub fn mark(&self) -> Option<Superseded> {
         let own = self.file.and_then(|file| read(file).ok().flatten());
         own.or_else(|| records::find(self.location, self.lasting_id().as_deref()))
     }
 
-    /// Marks the image, durably. The error says why the image cannot be marked.
+    /// Marks the image durably. The error says why the image cannot be marked.
     pub fn set_mark(&self, mark: &Superseded) -> Result<(), String> {
         let written = match self.file {
             Some(file) => write(file, mark),
@@ -73,7 +80,7 @@ impl Image<'_> {
         })
     }
 
-    /// Removes the image's mark, durably.
+    /// Removes the image's mark durably.
     pub fn clear_mark(&self) -> Result<(), String> {
         if let Some(file) = self.file {
             remove(file).map_err(|error| format!("cannot remove its mark: {}", cause(error)))?;
@@ -87,8 +94,10 @@ impl Image<'_> {
     }
 }
 
-/// Removes the mark of the image at `location`, which is in the file at `path` if it is in one, if a switch has left
-/// the mark that the server did not live to finish: `definition` still names the image. True: there was one.
+/// Removes the mark that an unfinished switch has left on the image at `location`.
+///
+/// A mark is left by an unfinished switch if it names `definition`, which still names the image.
+/// `path` is the image's file, if it has one. Returns whether a mark was removed.
 pub fn forget_unfinished(
     location: &str,
     path: Option<&Path>,
@@ -108,7 +117,10 @@ pub fn forget_unfinished(
     }
 }
 
-/// The extended attribute of an open file. None: there is none, or there can be none.
+/// Reads the mark from the extended attribute of an open file.
+///
+/// Returns `None` if the file has no such attribute. An attribute that is too long is an unreadable
+/// mark.
 fn read(file: impl AsFd) -> io::Result<Option<Superseded>> {
     let mut bytes = vec![0; MAX_MARK];
     match rustix::fs::fgetxattr(file, ATTRIBUTE, bytes.as_mut_slice()) {

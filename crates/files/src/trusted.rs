@@ -1,8 +1,9 @@
-//! Opening files for others without following symbolic links that they could have placed.
+//! Opens files for less privileged processes, without following symbolic links that they could have
+//! placed.
 //!
-//! A process with many rights that opens a path for somebody with fewer must not be led somewhere else by
-//! a link in a directory of theirs. Links of root and of this process's user are followed: by such
-//! links `/dev/disk/by-id` names devices, for example.
+//! A link in a directory of a less privileged user must not lead a privileged process to another
+//! file. Links that belong to root or to this process's user are followed: `/dev/disk/by-id`, for
+//! example, names devices by such links.
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, openat, openat2, readlinkat, statat,
@@ -15,10 +16,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 
-/// As many links as the kernel follows.
+/// Maximum number of links that are followed, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// Opens `path` with O_PATH: nothing happens to what is there.
+/// Opens `path` with O_PATH, which has no side effects on the file.
 pub fn open_path(path: &Path) -> io::Result<OwnedFd> {
     let no_links = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     match openat2(
@@ -33,7 +34,7 @@ pub fn open_path(path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Opens `path` component by component, since there are links in it.
+/// Opens a `path` with links in it, component by component.
 fn walk(path: &Path) -> io::Result<OwnedFd> {
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let start = |path: &Path| -> io::Result<OwnedFd> {
@@ -75,14 +76,14 @@ fn components(path: &Path) -> VecDeque<OsString> {
 
 enum Found {
     File(OwnedFd),
-    /// A link that may be followed, and what it says.
+    /// A link that may be followed, and its target.
     Link(OsString),
 }
 
 fn enter(dir: BorrowedFd<'_>, name: &OsStr, is_last: bool) -> io::Result<Found> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     if !is_last {
-        // (With `/.` a file system is mounted there if that is done on demand.)
+        // The suffix `/.` triggers an automount.
         let mut inside = name.to_owned();
         inside.push("/.");
         match openat2(
@@ -163,7 +164,7 @@ mod tests {
         fs::write(path("secret/file"), "text").unwrap();
         symlink("secret", path("dir")).unwrap();
         symlink("secret/file", path("file")).unwrap();
-        // Only root can give a link away. Anybody else looks at a link of root's.
+        // Only root can give a link away. Other users check that a link of root is followed.
         if !rustix::process::geteuid().is_root() {
             assert!(open_path(Path::new("/proc/self/root")).is_ok());
             return;

@@ -1,28 +1,28 @@
-//! What a mark says.
+//! Content of a mark.
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Longest mark that is read, in bytes.
+/// Maximum length of a mark, in bytes.
 pub(super) const MAX_MARK: usize = 16 << 10;
 
-/// By what an image was superseded.
+/// The image that superseded another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Superseded {
-    /// The newer image, as its server names it.
+    /// The newer image, as the server names it.
     pub image: String,
-    /// The disk that has the newer image.
+    /// The disk that uses the newer image.
     pub disk: String,
-    /// Seconds since 1970.
+    /// Time of the mark, in seconds since 1970.
     pub time: u64,
-    /// The file of the disk's definition, until that names the newer image.
+    /// The disk's definition file, until the definition names the newer image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub definition: Option<PathBuf>,
 }
 
 impl Superseded {
-    /// A mark made now.
+    /// Returns a mark with the current time.
     pub fn new(image: String, disk: String, definition: Option<PathBuf>) -> Superseded {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Superseded {
@@ -33,7 +33,7 @@ impl Superseded {
         }
     }
 
-    /// A mark that this program did not write.
+    /// Returns a stand-in for a mark that cannot be parsed.
     pub(super) fn unreadable() -> Superseded {
         Superseded {
             image: "an unknown image (the mark is damaged)".into(),
@@ -43,7 +43,9 @@ impl Superseded {
         }
     }
 
-    /// Reads a mark, which whoever may write the image may have written: nothing in it can control a terminal.
+    /// Parses a mark, and replaces its control characters, which could control a terminal.
+    ///
+    /// Anyone who can write to the image may have written the mark.
     pub(super) fn parse(bytes: &[u8]) -> Superseded {
         let read = serde_json::from_slice(bytes);
         let mark: Superseded = read.unwrap_or_else(|_| Superseded::unreadable());
@@ -55,7 +57,7 @@ impl Superseded {
     }
 }
 
-/// Replaces control characters.
+/// Replaces control characters by `?`.
 fn printable(text: &str) -> String {
     text.replace(char::is_control, "?")
 }

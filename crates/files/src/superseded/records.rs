@@ -1,4 +1,6 @@
-//! Marks of images that cannot have extended attributes: a file for each, in the directory of the server's definitions.
+//! Marks of images that cannot have extended attributes.
+//!
+//! Each mark is a file in the server's definition directory.
 
 use super::mark::{MAX_MARK, Superseded};
 use crate::lasting::{Sameness, compare};
@@ -10,15 +12,16 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
-/// Subdirectory of the definitions' directory.
+/// Subdirectory of the definition directory that holds the records.
 const NAME: &str = "superseded";
 
-/// Most records that are looked at.
+/// Maximum number of records that are read.
 const MAX_RECORDS: usize = 10_000;
 
 static DIRECTORY: RwLock<Option<PathBuf>> = RwLock::new(None);
 
-/// Has this process keep its records in `definitions`, a directory that no other server has.
+/// Sets the definition directory in which this process keeps its records. No other server may use
+/// the directory.
 pub fn set_directory(definitions: &Path) {
     let mut directory = DIRECTORY.write().unwrap_or_else(PoisonError::into_inner);
     *directory = Some(definitions.join(NAME));
@@ -32,14 +35,16 @@ fn directory() -> Option<PathBuf> {
 #[derive(Serialize, Deserialize)]
 struct Record {
     location: String,
-    /// See [`lasting_id`](crate::lasting::lasting_id).
+    /// The image's lasting identity, see [`lasting_id`](crate::lasting::lasting_id).
     id: Option<String>,
     mark: Superseded,
 }
 
 impl Record {
-    /// Whether the record is of the image at `location`. Devices get other names, and names lead to other devices: the
-    /// identity decides where it can.
+    /// Returns whether the record belongs to the image at `location`.
+    ///
+    /// The identities decide if they can be compared, because a device may get another name, and a
+    /// name may lead to another device. Otherwise the location decides.
     fn is_of(&self, location: &str, id: Option<&str>) -> bool {
         let sameness = match (self.id.as_deref(), id) {
             (Some(own), Some(id)) => compare(own, id),
@@ -53,7 +58,7 @@ impl Record {
     }
 }
 
-/// All records, each with its file.
+/// Reads all records with their paths.
 fn all(directory: &Path) -> Vec<(PathBuf, Record)> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path());
@@ -80,7 +85,7 @@ pub(super) fn find(location: &str, id: Option<&str>) -> Option<Superseded> {
     own.next().map(|(_, record)| record.mark)
 }
 
-/// Writes the image's record, durably, in the place of one that there may be.
+/// Writes the image's record durably, and replaces an existing one.
 pub(super) fn keep(location: &str, id: Option<&str>, mark: &Superseded) -> Result<(), String> {
     let directory = directory().ok_or("the server has no directory for a record (disks-dir)")?;
     let failed = |error: io::Error| {
@@ -114,7 +119,7 @@ pub(super) fn keep(location: &str, id: Option<&str>, mark: &Superseded) -> Resul
             None => drop(file.keep().map_err(|error| error.error)?),
         }
         File::open(&directory)?.sync_all()?;
-        // (The directory itself may be new.)
+        // The directory itself may be new.
         directory
             .parent()
             .map_or(Ok(()), |above| File::open(above)?.sync_all())
@@ -122,7 +127,7 @@ pub(super) fn keep(location: &str, id: Option<&str>, mark: &Superseded) -> Resul
     write().map_err(failed)
 }
 
-/// Removes the image's record, durably.
+/// Removes the image's records durably.
 pub(super) fn forget(location: &str, id: Option<&str>) -> Result<(), String> {
     let Some(directory) = directory() else {
         return Ok(());
