@@ -1,5 +1,7 @@
-//! The system calls of each kind of thread, as the test suite's scenarios make them, and as glibc and
-//! Rust's library make them where those did not.
+//! System calls that each kind of thread may make.
+//!
+//! The lists contain the calls that threads make in the test suite's scenarios. They also contain
+//! calls that glibc and Rust's standard library make elsewhere.
 
 use crate::program::{Calls, Test};
 use libc::{
@@ -34,11 +36,12 @@ const NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u64;
 
-/// prctl(2): names of mappings, for /proc/PID/maps; and what the processor can do.
+/// prctl(2): names of memory mappings for /proc/PID/maps, and the auxiliary vector with the CPU's
+/// features.
 const PR_SET_VMA: u64 = 0x5356_4d41;
 const PR_GET_AUXV: u64 = 0x4155_5856;
 
-/// ioctl(2) of files and devices: linux/fs.h.
+/// ioctl(2) requests on files and block devices, from linux/fs.h.
 const IOCTLS: [u64; 8] = [
     0x1277,      // BLKDISCARD
     0x127f,      // BLKZEROOUT
@@ -52,10 +55,10 @@ const IOCTLS: [u64; 8] = [
 
 const FIONREAD: u64 = 0x541b;
 
-/// Whether standard error is a terminal.
+/// Requested to find out whether standard error is a terminal.
 const TCGETS: u64 = 0x5401;
 
-/// fcntl(2) that change nothing but a descriptor of ours, and locks.
+/// fcntl(2) commands that change only descriptors of this process, and locks.
 const FCNTLS: [i32; 9] = [
     libc::F_GETFD,
     libc::F_SETFD,
@@ -72,8 +75,8 @@ fn own_process() -> u64 {
     std::process::id().into()
 }
 
-/// What any thread needs to live: memory that is no code, waiting, time, ending, threads of its own,
-/// and a cage for these.
+/// Calls that every thread needs: memory without code, waiting, time, exit, new threads, and
+/// sandboxing of new threads.
 pub(crate) fn common() -> Calls {
     let prctls = [
         libc::PR_SET_NAME as u64,
@@ -83,7 +86,7 @@ pub(crate) fn common() -> Calls {
         PR_GET_AUXV,
     ];
     let calls = Calls::default()
-        // (Memory of keys is locked.)
+        // Memory that holds keys is locked.
         .any(&[SYS_brk, SYS_munmap, SYS_mremap, SYS_madvise, SYS_mlock])
         .any(&[SYS_futex, SYS_membarrier, SYS_restart_syscall])
         .any(&[SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_rt_sigaction])
@@ -107,7 +110,7 @@ pub(crate) fn common() -> Calls {
             SYS_seccomp,
             &[
                 (0, Test::Is(libc::SECCOMP_SET_MODE_FILTER.into())),
-                // For itself only.
+                // A thread may install a filter only for itself (no flags).
                 (1, Test::Is(0)),
             ],
         )
@@ -117,7 +120,7 @@ pub(crate) fn common() -> Calls {
     calls
 }
 
-/// A file that is open.
+/// I/O on open files.
 fn file_io() -> Calls {
     Calls::default()
         .any(&[SYS_readv, SYS_pread64, SYS_preadv, SYS_preadv2])
@@ -128,7 +131,7 @@ fn file_io() -> Calls {
         .one_of(SYS_ioctl, 1, &IOCTLS)
 }
 
-/// A socket that is connected.
+/// I/O on connected sockets.
 fn socket_io() -> Calls {
     Calls::default()
         .any(&[SYS_recvmsg, SYS_sendmsg, SYS_recvfrom, SYS_sendto])
@@ -136,7 +139,7 @@ fn socket_io() -> Calls {
         .any(&[SYS_getsockname, SYS_getpeername])
 }
 
-/// Files by name: that are there.
+/// Access by name to files that exist.
 fn names() -> Calls {
     let makes = (libc::O_CREAT | libc::O_TRUNC) as u64;
     let calls = Calls::default()
@@ -176,8 +179,10 @@ pub(crate) fn io() -> Calls {
     common().and(file_io())
 }
 
-/// The image's files are opened once more when a virtual machine takes the disk into use, and who has
-/// them locked is looked for in /proc.
+/// Calls of a thread that serves a vhost-user session.
+///
+/// The thread reopens the image's files when a virtual machine starts to use the disk. It searches
+/// /proc for the holder of a lock.
 pub(crate) fn session() -> Calls {
     let calls = common()
         .and(file_io())
@@ -193,7 +198,7 @@ pub(crate) fn session() -> Calls {
         ])
         .any(&[SYS_msync, SYS_mincore, SYS_sysinfo, SYS_prlimit64])
         .any(&[SYS_unlinkat, SYS_openat2, SYS_flock, SYS_geteuid])
-        // Marks of images: superseded by newer ones, and open for writing.
+        // Extended attributes: marks of superseded images and of images open for writing.
         .any(&[libc::SYS_fgetxattr, libc::SYS_fremovexattr])
         .any(&[libc::SYS_fsetxattr])
         .any(&[libc::SYS_name_to_handle_at]);
@@ -214,7 +219,7 @@ pub(crate) fn log() -> Calls {
     common().and(file_io())
 }
 
-/// All that any kind of the data plane may do.
+/// Calls of all kinds of data-plane threads.
 fn data_plane() -> Calls {
     let lists = [
         worker(),
@@ -227,8 +232,8 @@ fn data_plane() -> Calls {
     lists.into_iter().fold(Calls::default(), Calls::and)
 }
 
-/// A tenant's process: what its data plane does, and its main thread, which makes threads, rings and
-/// files where it is allowed to.
+/// Calls of a tenant process: those of its data plane, and those of its main thread, which creates
+/// threads, io_uring instances and files.
 pub(crate) fn tenant() -> Calls {
     let calls = data_plane()
         .any(&[SYS_io_uring_setup, SYS_openat, SYS_openat2, SYS_pipe2])
@@ -249,26 +254,26 @@ pub(crate) fn tenant() -> Calls {
     calls
 }
 
-/// Connections that a library makes.
+/// Calls of libraries that make connections.
 pub(crate) fn network() -> Calls {
     let calls = Calls::default()
         .any(&[libc::SYS_socket, libc::SYS_connect, libc::SYS_bind])
         .any(&[libc::SYS_sendmmsg, libc::SYS_recvmmsg]);
-    // How much a name server has answered.
+    // The number of bytes of a name server's reply.
     let calls = calls.one_of(SYS_ioctl, 1, &[FIONREAD]);
     #[cfg(target_arch = "x86_64")]
     let calls = calls.any(&[libc::SYS_epoll_create, libc::SYS_chmod]);
     calls
 }
 
-/// Other programs, and code that comes out of memory or files.
+/// Calls that start other programs, or make memory executable.
 pub(crate) fn programs() -> Calls {
     Calls::default()
         .any(&[libc::SYS_execve, libc::SYS_execveat])
         .only(SYS_mprotect, 2, Test::All(EXEC))
 }
 
-/// What no thread here ever does, and attackers do.
+/// Calls that no thread makes, but an attacker would.
 pub(crate) fn attacks() -> Calls {
     let anonymous_code = [
         (2, Test::All(EXEC)),
@@ -286,7 +291,7 @@ pub(crate) fn attacks() -> Calls {
         .any(&[libc::SYS_pkey_mprotect, libc::SYS_remap_file_pages])
         .any(&[libc::SYS_shmget, libc::SYS_shmat, libc::SYS_msgget])
         .any(&[libc::SYS_semget, libc::SYS_mq_open]);
-    // Processes.
+    // New processes.
     let calls = not_threads(calls);
     #[cfg(target_arch = "x86_64")]
     let calls = calls
@@ -295,14 +300,14 @@ pub(crate) fn attacks() -> Calls {
     calls
 }
 
-/// clone(2) for anything but a thread: each bit of it may be missing.
+/// clone(2) for anything but a thread: each of the required flags may be missing.
 fn not_threads(calls: Calls) -> Calls {
     let bits = [libc::CLONE_VM, libc::CLONE_SIGHAND, libc::CLONE_THREAD];
     let without = |calls: Calls, bit: &i32| calls.only(SYS_clone, 0, Test::None(*bit as u64));
     bits.iter().fold(calls, without)
 }
 
-/// Looking into other processes, and disturbing them.
+/// Calls that inspect or disturb other processes.
 fn others() -> Calls {
     Calls::default()
         .any(&[libc::SYS_ptrace, libc::SYS_kcmp, libc::SYS_process_madvise])
@@ -336,7 +341,7 @@ fn mounts() -> Calls {
         .any(&[libc::SYS_quotactl_fd, libc::SYS_swapon, libc::SYS_swapoff])
 }
 
-/// What is the administrator's.
+/// Calls that only an administrator needs.
 fn machine() -> Calls {
     Calls::default()
         .any(&[libc::SYS_bpf, libc::SYS_kexec_load, libc::SYS_reboot])

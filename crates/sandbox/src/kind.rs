@@ -1,31 +1,31 @@
-//! Kinds of thread, and what each has need of.
+//! Kinds of threads and processes, with the system calls that each needs.
 
 use crate::calls;
 use crate::program::{Filter, Refused};
 use libc::c_long;
 
-/// What a thread is there for.
+/// Purpose of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// The main thread: it has the process's own filter and nothing more.
+    /// The main thread, which has only the process's filter.
     Control,
-    /// Others that open files, know names, speak HTTP: everything but what is an attack.
+    /// Opens files by name, connects or speaks HTTP. Only calls of attackers are forbidden.
     General,
-    /// Requests of guests and clients.
+    /// Executes requests of guests and clients.
     Worker,
-    /// Blocking I/O for a worker.
+    /// Does blocking I/O for a worker.
     Io,
-    /// A virtual machine's messages, and its memory.
+    /// Handles the vhost-user messages of a virtual machine, and maps its memory.
     Session,
     /// Accepts NBD clients.
     NbdListener,
-    /// An NBD client's handshake.
+    /// Does the handshake with an NBD client.
     NbdConnection,
-    /// Computes for workers, with memory only.
+    /// Computes for workers, in memory only.
     Helper,
-    /// Writes what is logged.
+    /// Writes log messages.
     Log,
-    /// Sends signals to other threads here, if they are stuck.
+    /// Sends signals to threads of this process that are stuck.
     Watch,
 }
 
@@ -43,7 +43,7 @@ impl Kind {
         Kind::Watch,
     ];
 
-    /// Its own filter, beside the process's.
+    /// Returns the thread's own filter, in addition to the process's filter.
     pub(crate) fn filter(self) -> Option<Filter> {
         Some(match self {
             Kind::Control => return None,
@@ -59,24 +59,26 @@ impl Kind {
         })
     }
 
-    /// What is answered rather than punished.
+    /// Returns the calls that fail with an error instead of ending the process.
     pub(crate) fn refused(self) -> Vec<Refused> {
-        // glibc makes threads by clone(2) then, whose flags a filter can see.
+        // glibc then creates threads by clone(2), whose flags a filter can see.
         let mut refused = vec![Refused(libc::SYS_clone3, libc::ENOSYS)];
         if self == Kind::Worker {
-            // Its ring is there already. A new one would be without restrictions, and a larger one is
-            // no necessity.
+            // The worker's io_uring instance already exists. A new one would have no restrictions,
+            // and a larger one is not necessary.
             refused.push(Refused(libc::SYS_io_uring_setup, libc::EPERM));
         }
         if self.knows_no_names() {
-            // glibc's malloc asks /proc and /sys for the system's settings, and does without.
+            // glibc's malloc opens files in /proc and /sys for system settings, and works without
+            // them.
             refused.push(Refused(libc::SYS_openat, libc::EACCES));
         }
         refused
     }
 
-    /// Whether nothing is opened by name, no address is bound and none connected to: then no path and
-    /// no port is within reach, by whatever system call, a ring's requests included.
+    /// Returns whether the thread opens nothing by name, binds no address and makes no connection.
+    ///
+    /// No path and no port is accessible to such a thread, by any system call or io_uring request.
     pub(crate) fn knows_no_names(self) -> bool {
         matches!(
             self,
@@ -84,25 +86,25 @@ impl Kind {
         )
     }
 
-    /// Whether it has no use for privileges.
+    /// Returns whether the thread needs no capabilities.
     pub(crate) fn needs_no_privileges(self) -> bool {
         self.knows_no_names()
     }
 }
 
-/// What the process is.
+/// Kind of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Process {
-    /// Opens files on demand, and has clients of its API.
+    /// Opens files on demand, and serves API clients.
     Server,
-    /// Has what it needs, or is sent it.
+    /// Has its resources at the start, or receives them over sockets.
     Tenant,
-    /// Likewise, but makes connections itself.
+    /// A tenant that makes connections itself.
     ConnectingTenant,
 }
 
 impl Process {
-    /// Of the whole process, its main thread included.
+    /// Returns the filter of the whole process, including its main thread.
     pub(crate) fn filter(self) -> Filter {
         match self {
             Process::Server => Filter::Deny(calls::attacks()),
@@ -116,7 +118,7 @@ impl Process {
     }
 }
 
-/// The most frequent calls of the data plane, the most frequent first.
+/// The most frequent calls of the data plane, in descending order of frequency.
 pub(crate) const HOT: [c_long; 8] = [
     libc::SYS_io_uring_enter,
     libc::SYS_write,

@@ -1,40 +1,48 @@
-//! The cage: what a thread that is no longer ours can still do.
+//! The sandbox: limits what a compromised thread can do.
 //!
-//! Guests, clients and images are not trusted, and what reads them may have a mistake. Whoever takes
-//! over a thread by it finds that most system calls end the process, that no path and no port is
-//! within reach, and that there is nothing to become.
+//! Guests, clients and images are not trusted, and the code that reads them may have bugs. An
+//! attacker who takes over a thread finds that most system calls end the process, and that no
+//! privilege can be gained. Most data-plane threads can access no path and no port.
 //!
 //! # The order
 //!
-//! Filters of system calls add up: a call happens only if all of a thread's filters let it through,
-//! and what one forbids no later one allows. A new thread begins with those of the thread that started it.
-//! So they are put on from the widest to the narrowest:
+//! Seccomp filters add up: a call is executed only if all filters of a thread allow it. A later
+//! filter cannot allow what an earlier one forbids. A new thread inherits the filters of the thread
+//! that started it. Filters are therefore installed from the widest to the narrowest:
 //!
-//! 1. **The process's own**, by its main thread, on all threads at once: [`cage_server`] or
-//!    [`Tenant::lock_up`]. It lets through whatever any thread of the process may ever do, starting
-//!    the others and caging them included.
-//! 2. **A thread's**, by itself: [`enter`], as soon as it has what only a beginning thread makes (a
-//!    worker: its ring). A thread that a caged one starts is caged at least likewise, so nobody
-//!    starts a thread that needs more than itself: what does is started by the control plane.
+//! 1. **The process's filter** is installed by its main thread, for all threads at once:
+//!    [`cage_server`] or [`Tenant::lock_up`]. It allows every call that any thread of the process
+//!    may need, including those that start and sandbox other threads.
+//! 2. **A thread's filter** is installed by the thread itself: [`enter`]. The thread first creates
+//!    what its filter forbids to create later, for example a worker's io_uring instance. A thread
+//!    that is started by a sandboxed thread has at least the same restrictions. A thread that needs
+//!    more than its starter is therefore started by the control plane.
 //!
-//! Before its filter a thread of the data plane gives up its capabilities, and lets Landlock take all
-//! paths and ports out of its reach. That holds for requests to a ring, too, which no filter sees.
-//! Rings are restricted besides, to the requests that the engine makes (`fathom-storage`), and their
-//! threads make no others.
+//! A data-plane thread that opens nothing by name, such as a worker, drops its capabilities before
+//! it installs its filter. It also restricts itself with Landlock, so that no path and no port is
+//! accessible. Landlock also applies to io_uring requests, which no filter sees. Besides, io_uring
+//! instances are restricted to the requests that the engine makes (`fathom-storage`), and their
+//! kernel threads execute no others.
 //!
-//! # What holds, and what only hinders
+//! # Strong and weak parts
 //!
-//! Threads share their memory. Who writes to all of it makes another thread do what that one may. So
-//! **the process's filter, user, paths and network are the wall**, and a thread's own filter is
-//! a hindrance on the way there. A server that has the API in its process therefore has a weak wall:
-//! its main thread may open files and replace itself by another program (as an upgrade does:
-//! execve(2) is the main thread's alone). A tenant has a strong one.
+//! Threads share their memory. An attacker who can write to all of it can make another thread do
+//! whatever that thread may do. So **the process's filter, user, paths and network are the security
+//! boundary**, and a thread's own filter only delays an attacker.
 //!
-//! # What happens to an attack
+//! A server with the API in its process therefore has a weak boundary. Its main thread may open
+//! files and replace itself with another program, as an upgrade does. Only the main thread may call
+//! execve(2). A tenant has a strong boundary.
 //!
-//! A call that is not on the list ends the process by SIGSYS; who watches over it sees that in
-//! its status. A few are refused instead: clone3(2), whose flags no filter sees (glibc goes on
-//! with clone(2)), a worker's further rings, and calls that are newer than the lists.
+//! # Reaction to an attack
+//!
+//! A call that is not on the list ends the process with SIGSYS, which its supervisor sees in the
+//! exit status. A few calls fail with an error instead:
+//!
+//! - clone3(2), whose flags no filter can see. glibc falls back to clone(2).
+//! - io_uring_setup(2) of a worker.
+//! - Opening a file by name, in a thread that opens nothing by name.
+//! - Calls that are newer than the lists.
 
 mod calls;
 mod kind;

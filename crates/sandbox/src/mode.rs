@@ -1,17 +1,17 @@
-//! How strict the cage is.
+//! Strictness of the sandbox.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What happens to what a thread has no need of.
+/// What happens when a thread does something that it does not need to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// Nothing is set up.
+    /// The sandbox is not set up.
     Off,
-    /// System calls that would end the process are written to the kernel's log, and happen. Paths,
-    /// privileges and rings are not restricted.
+    /// The kernel logs system calls that would end the process, and executes them. Paths,
+    /// privileges and io_uring instances are not restricted.
     Log,
-    /// It ends the process, or is refused.
+    /// A forbidden system call ends the process, or fails with an error.
     #[default]
     On,
 }

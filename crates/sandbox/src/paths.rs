@@ -1,4 +1,4 @@
-//! Landlock: which files, ports, signals and sockets are within reach, whatever system call asks.
+//! Landlock: limits files, TCP ports, signals and sockets, whichever system call is used.
 
 use crate::report::Report;
 use landlock::{
@@ -8,24 +8,24 @@ use landlock::{
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// The newest that this is tested with; of older kernels, what they have.
+/// The newest Landlock ABI that is tested. Older kernels enforce the parts that they support.
 const WANTED: ABI = ABI::V7;
 
-/// A file, or a directory with all that is below it.
+/// A file, or a directory with everything below it.
 pub struct Allowed {
-    /// It, opened in any way (O_PATH will do).
+    /// The file or directory, opened in any way (O_PATH suffices).
     pub at: OwnedFd,
     pub access: PathAccess,
 }
 
-/// What may be done there.
+/// Operations that are allowed on a file, or below a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathAccess {
     /// Read files and list directories.
     Read,
-    /// Also write to files that are there, and make them shorter.
+    /// Also write to and truncate existing files.
     Write,
-    /// Also make and remove files and sockets.
+    /// Also create and remove files and sockets.
     Make,
 }
 
@@ -47,7 +47,8 @@ impl PathAccess {
     }
 }
 
-/// Nothing at all is allowed, except by rules that are added; `connects`: and to connect to ports.
+/// Creates a ruleset that allows nothing but what later rules add. With `connects`, connections to
+/// TCP ports are allowed.
 fn nothing(connects: bool) -> Result<RulesetCreated, RulesetError> {
     let ports = match connects {
         true => AccessNet::BindTcp.into(),
@@ -60,12 +61,13 @@ fn nothing(connects: bool) -> Result<RulesetCreated, RulesetError> {
         .create()
 }
 
-/// A ruleset for threads that know no names; None: there is no Landlock.
+/// Creates a ruleset for threads that open nothing by name. `None` if the kernel has no Landlock.
 pub(crate) fn nowhere() -> Result<Option<OwnedFd>, RulesetError> {
     Ok(nothing(false)?.into())
 }
 
-/// Restrict this thread, and those that it starts, to these; `connects`: and to what it connects to.
+/// Restricts this thread, and the threads that it starts, to these paths. With `connects`,
+/// connections to TCP ports are allowed.
 pub(crate) fn restrict_to(
     allowed: Vec<Allowed>,
     connects: bool,
@@ -98,7 +100,7 @@ fn is_directory(file: &impl AsFd) -> bool {
     metadata.is_ok_and(|metadata| metadata.is_dir())
 }
 
-/// What this kernel's Landlock does beside paths.
+/// Reports what this kernel's Landlock restricts besides paths.
 fn add_parts(report: &mut Report) {
     let abi = version().unwrap_or(0);
     for (part, since, what) in [
@@ -121,7 +123,7 @@ fn add_parts(report: &mut Report) {
     }
 }
 
-/// The version of the kernel's Landlock, or why there is none.
+/// Returns the ABI version of the kernel's Landlock, or why there is none.
 pub(crate) fn version() -> Result<i64, &'static str> {
     const VERSION: u32 = 1;
     let create = libc::SYS_landlock_create_ruleset;

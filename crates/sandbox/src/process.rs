@@ -1,4 +1,4 @@
-//! A process's cage, and its threads'.
+//! Sandboxes a process and its threads.
 
 use crate::kind::{HOT, Kind, Process};
 use crate::paths::{self, Allowed};
@@ -12,15 +12,16 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-/// What threads enter; empty as long as the process has no cage.
+/// Filters of threads; empty while the process has no sandbox.
 static CAGES: OnceLock<Cages> = OnceLock::new();
 static REPORT: Mutex<Option<Report>> = Mutex::new(None);
-/// Threads that could not enter theirs, and the last reason.
+/// Number of threads that could not enter their sandbox, and the last error.
 static OUTSIDE: AtomicUsize = AtomicUsize::new(0);
 static WHY: Mutex<Option<String>> = Mutex::new(None);
 
-/// Cage a server that opens files on demand, by its main thread. The other threads that there are
-/// get the process's filter, and enter their own when they like.
+/// Sandboxes a server that opens files on demand. The main thread must call this function.
+///
+/// Other threads that already run get the process's filter, and may enter their own filters later.
 pub fn cage_server(mode: Mode) -> Report {
     let mut report = Report::new(mode);
     if mode != Mode::Off {
@@ -39,28 +40,34 @@ pub fn cage_server(mode: Mode) -> Report {
     keep(report)
 }
 
-/// A process that has what it needs, or is sent it by sockets that it has.
+/// A process that has all its resources, or receives them over its sockets.
 #[derive(Default)]
 pub struct Tenant {
     pub mode: Mode,
-    /// Who it becomes, in any mode; None: it stays who it is.
+    /// User and group that the process changes to, in any mode. `None` keeps the current user.
     pub user: Option<(uid_t, gid_t)>,
-    /// It makes connections itself: it stays in the network that it is in.
+    /// Whether the process makes connections itself, and so stays in its network namespace.
     pub connects: bool,
-    /// All that it may open by name.
+    /// Files and directories that the process may open by name.
     pub allowed: Vec<Allowed>,
-    /// Bytes that it may have mapped (RLIMIT_AS), guest memory included; None: any.
+    /// Limit of mapped memory in bytes (RLIMIT_AS), guest memory included. `None` sets no limit.
     pub address_space: Option<u64>,
 }
 
 impl Tenant {
-    /// Call it once, on the only thread, with everything open that is not `allowed`. An error: the
-    /// process must not go on. Parts that the kernel lacks are no error: the report tells them.
+    /// Sandboxes this process, once.
+    ///
+    /// The caller must be the only thread, and must have opened everything that is not in
+    /// `allowed`.
+    ///
+    /// # Errors
+    /// After an error the process must not continue. Features that the kernel lacks are no error;
+    /// the report names them.
     pub fn lock_up(self) -> io::Result<Report> {
         let mode = self.mode;
         let mut report = Report::new(mode);
         if mode == Mode::On && !self.connects {
-            // It is itself a privilege.
+            // Leaving the network namespace requires a privilege, so it comes first.
             let network = leave_network();
             let what = "a network of its own, without any device";
             report.add_outcome("network", what, network);
@@ -70,7 +77,7 @@ impl Tenant {
             false => Process::Tenant,
         };
         match self.user {
-            // Whatever the mode is.
+            // The user changes in every mode.
             Some((uid, gid)) => {
                 change_user(uid, gid)?;
                 report.in_force("user", format!("{uid}, of the group {gid} alone"));
@@ -102,9 +109,9 @@ impl Tenant {
     }
 }
 
-/// The process's filter, and the cages of its threads.
+/// Installs the process's filter, and prepares the filters of its threads.
 fn filter(process: Process, mode: Mode, report: &mut Report) {
-    // What only the filter's absence allows comes first.
+    // The Landlock ruleset comes first, because the filter forbids its system calls.
     let nowhere = nowhere(mode, report);
     let filtered = filter_process(process, mode);
     let is_filtered = filtered.is_ok();
@@ -135,7 +142,7 @@ fn filter_process(process: Process, mode: Mode) -> Result<(), String> {
     })
 }
 
-/// The ruleset of threads that know no names; None: they do without.
+/// Returns the Landlock ruleset for threads that open nothing by name. `None` if there is none.
 fn nowhere(mode: Mode, report: &mut Report) -> Option<OwnedFd> {
     if mode != Mode::On {
         return None;
@@ -154,8 +161,9 @@ fn nowhere(mode: Mode, report: &mut Report) -> Option<OwnedFd> {
     }
 }
 
-/// Shut this thread in; once, at its start. It does nothing in a process without a cage. A thread
-/// that cannot be shut in goes on under the process's filter, and the report tells of it.
+/// Sandboxes this thread, once, when it starts. Does nothing in a process without a sandbox.
+///
+/// If this fails, the thread continues under the process's filter, and the report says so.
 pub fn enter(kind: Kind) {
     let Some(cages) = CAGES.get() else {
         return;
@@ -166,7 +174,7 @@ pub fn enter(kind: Kind) {
     }
 }
 
-/// What is in force now; None: nobody has asked for a cage.
+/// Returns the parts of the sandbox that are in force now. `None` if no sandbox was requested.
 pub fn report() -> Option<Report> {
     let mut report = REPORT.lock().unwrap_or_else(|e| e.into_inner()).clone()?;
     let outside = OUTSIDE.load(Ordering::Relaxed);
@@ -189,10 +197,10 @@ fn keep(report: Report) -> Report {
     report
 }
 
-/// Without a way back, and without the capabilities that the old one had.
+/// Changes the user permanently, without the capabilities of the old user.
 fn change_user(uid: uid_t, gid: gid_t) -> io::Result<()> {
     if !privileges::is_user(uid, gid) {
-        // Who has become another could not lower the bounding set any more.
+        // After the change, the process could no longer drop the bounding set.
         privileges::drop_bounding_set_if_possible()?;
         privileges::become_user(uid, gid)?;
     }
@@ -200,31 +208,32 @@ fn change_user(uid: uid_t, gid: gid_t) -> io::Result<()> {
     if !privileges::is_user(uid, gid) {
         return Err(io::Error::other("the user has not changed"));
     }
-    // Another user's process is not its own: it could not open its files once more by /proc.
+    // /proc/self would belong to root, so that the process could not reopen its files through it.
     privileges::stay_dumpable()
 }
 
-/// A network namespace without devices, for whoever makes a socket nevertheless.
+/// Moves the process to a network namespace without devices, in case it creates a socket after
+/// all.
 fn leave_network() -> io::Result<()> {
-    // SAFETY: no memory.
+    // SAFETY: the call uses no memory.
     match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// See core(5): anonymous private memory and ELF headers, and no more.
+/// Limits core dumps to anonymous private memory and ELF headers, see core(5).
 fn without_shared_memory() -> io::Result<()> {
     std::fs::write("/proc/self/coredump_filter", "0x31")
 }
 
-/// Bytes that it may have mapped.
+/// Limits the bytes of memory that the process can map.
 fn limit_addresses(to: u64) -> io::Result<()> {
     let limit = libc::rlimit {
         rlim_cur: to,
         rlim_max: to,
     };
-    // SAFETY: a structure to read.
+    // SAFETY: the call reads one rlimit.
     match unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

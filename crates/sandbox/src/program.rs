@@ -1,4 +1,4 @@
-//! Filters of system calls, from lists to what the kernel takes.
+//! Compiles lists of system calls to seccomp programs for the kernel.
 
 use crate::Mode;
 use libc::c_long;
@@ -8,11 +8,12 @@ use seccompiler::{
 };
 use std::collections::BTreeMap;
 
-/// Newer system calls than this list knows are answered as by an older kernel, which libraries are
-/// prepared for. (file_setattr(2), of Linux 6.17; the numbers are the same everywhere.)
+/// The last system call that the lists know: file_setattr(2) of Linux 6.17, on all architectures.
+///
+/// Newer calls fail with ENOSYS, as on an older kernel. Libraries are prepared for this error.
 const LAST_KNOWN: u32 = 469;
 
-/// From here on x86 has a second way to say the same calls.
+/// First number of the x32 ABI, which has the same calls under other numbers.
 #[cfg(target_arch = "x86_64")]
 const X32: u32 = 0x4000_0000;
 
@@ -21,15 +22,16 @@ const ARCH: TargetArch = TargetArch::x86_64;
 #[cfg(target_arch = "aarch64")]
 const ARCH: TargetArch = TargetArch::aarch64;
 
-/// Instructions before the first comparison: the architecture, and the call's number.
+/// Number of instructions before the first comparison: they check the architecture and load the
+/// number of the call.
 const PROLOGUE: usize = 4;
 
-/// System calls, each by its number: always, or if one of several conditions holds.
+/// System calls by number. A call matches always, or if one of several rules holds.
 #[derive(Clone, Default)]
 pub(crate) struct Calls(BTreeMap<c_long, Vec<SeccompRule>>);
 
 impl Calls {
-    /// Whatever the arguments are.
+    /// Adds calls with any arguments.
     pub(crate) fn any(mut self, calls: &[c_long]) -> Calls {
         for call in calls {
             self.0.insert(*call, Vec::new());
@@ -37,12 +39,12 @@ impl Calls {
         self
     }
 
-    /// If `test` holds of argument number `arg`.
+    /// Adds a call if `test` holds for argument number `arg`.
     pub(crate) fn only(self, call: c_long, arg: u8, test: Test) -> Calls {
         self.if_all(call, &[(arg, test)])
     }
 
-    /// One of these values.
+    /// Adds a call if argument number `arg` has one of these values.
     pub(crate) fn one_of(self, call: c_long, arg: u8, values: &[u64]) -> Calls {
         let each = |calls: Calls, value: &u64| calls.only(call, arg, Test::Is(*value));
         values.iter().fold(self, each)
@@ -53,7 +55,7 @@ impl Calls {
         let rule = SeccompRule::new(conditions.collect());
         let rule = rule.expect("there are conditions");
         match self.0.get_mut(&call) {
-            // It is there without a condition.
+            // The call is already in the list without a condition.
             Some(rules) if rules.is_empty() => {}
             Some(rules) => rules.push(rule),
             None => drop(self.0.insert(call, vec![rule])),
@@ -61,7 +63,7 @@ impl Calls {
         self
     }
 
-    /// These and those.
+    /// Merges both lists.
     pub(crate) fn and(mut self, other: Calls) -> Calls {
         for (call, rules) in other.0 {
             match self.0.get_mut(&call) {
@@ -74,7 +76,7 @@ impl Calls {
     }
 }
 
-/// Of an argument's lower 32 bits: all that flags, commands and descriptors have.
+/// A test of the lower 32 bits of an argument; flags, commands and descriptors have no more.
 #[derive(Clone, Copy)]
 pub(crate) enum Test {
     Is(u64),
@@ -96,20 +98,22 @@ impl Test {
     }
 }
 
-/// What a filter does.
+/// Policy of a filter.
 pub(crate) enum Filter {
-    /// Nothing but these.
+    /// Allows only these calls.
     Allow(Calls),
-    /// All but these.
+    /// Allows all calls but these.
     Deny(Calls),
 }
 
-/// Answers without ending anything: a call that is not there, or not permitted.
+/// A call that fails with this errno, without ending the process.
 #[derive(Clone, Copy)]
 pub(crate) struct Refused(pub(crate) c_long, pub(crate) i32);
 
-/// The program. `hot` calls are looked for first: an x86 kernel knows beforehand what it lets through
-/// whatever the arguments are, and asks no filter then, but others do.
+/// Compiles a filter to a program.
+///
+/// The program compares `hot` calls first. An x86 kernel caches which calls a filter always allows,
+/// and does not run the filter for them. Other architectures do run it.
 pub(crate) fn compile(
     filter: Filter,
     refused: &[Refused],
@@ -150,13 +154,13 @@ pub(crate) fn compile(
     Ok(program)
 }
 
-// See linux/bpf_common.h: BPF_JMP | BPF_K with a comparison, and BPF_RET | BPF_K.
+// From linux/bpf_common.h: BPF_JMP | BPF_K with a comparison, and BPF_RET | BPF_K.
 const JEQ: u16 = 0x15;
 const JGT: u16 = 0x25;
 const JGE: u16 = 0x35;
 const RET: u16 = 0x06;
 
-/// If the call's number compares so, that is what is done.
+/// Returns instructions that take `action` if the number of the call satisfies the comparison.
 fn when(comparison: u16, value: u32, action: SeccompAction) -> [sock_filter; 2] {
     let instruction = |code, jf, k| sock_filter { code, jt: 0, jf, k };
     [

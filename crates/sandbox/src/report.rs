@@ -1,21 +1,21 @@
-//! What is in force, and what is not.
+//! Reports the parts of the sandbox that are in force, and those that are missing.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// One means of holding back a process that is no longer ours.
+/// One part of the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     pub name: String,
     pub in_force: bool,
-    /// What it does, or why it does not; for people.
+    /// Effect of the part, or why it is missing; a text for the user.
     pub why: String,
 }
 
-/// All of them, in the order in which they were set up.
+/// All parts of the sandbox, in the order in which they were set up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// off, log or on.
+    /// `off`, `log` or `on`.
     pub mode: String,
     pub parts: Vec<Part>,
 }
@@ -36,7 +36,7 @@ impl Report {
         self.add(name, false, why.to_string());
     }
 
-    /// In force as `what`, or missing for this reason.
+    /// Adds a part: in force with the effect `what`, or missing because of the error.
     pub(crate) fn add_outcome<E: fmt::Display>(
         &mut self,
         name: &str,
@@ -57,7 +57,7 @@ impl Report {
         });
     }
 
-    /// Whether a part of that name is there and in force.
+    /// Returns whether a part of this name is in force.
     pub fn has(&self, name: &str) -> bool {
         self.parts.iter().any(|p| p.name == name && p.in_force)
     }

@@ -1,4 +1,4 @@
-//! One thread's cage.
+//! Sandboxes one thread.
 
 use crate::kind::{HOT, Kind};
 use crate::program::compile;
@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// What threads are caged by, made once, beforehand: a thread that starts allocates nothing for it.
+/// Filters and ruleset of all kinds of threads. They are compiled once, so that a new thread
+/// allocates nothing for its sandbox.
 pub(crate) struct Cages {
     mode: Mode,
     filters: BTreeMap<Kind, BpfProgram>,
-    /// A ruleset that allows nothing; None where the kernel has no Landlock.
+    /// A Landlock ruleset that allows nothing. `None` if the kernel has no Landlock.
     nowhere: Option<OwnedFd>,
 }
 
@@ -31,7 +32,7 @@ impl Cages {
         })
     }
 
-    /// Shut this thread in. What its filter does not allow comes first.
+    /// Sandboxes this thread. Steps that its filter forbids come first.
     pub(crate) fn enter(&self, kind: Kind) -> io::Result<()> {
         if self.mode == Mode::On {
             if kind.needs_no_privileges() {
@@ -58,7 +59,7 @@ pub(crate) fn other(error: seccompiler::Error) -> io::Error {
 fn restrict_to(ruleset: &OwnedFd) -> io::Result<()> {
     privileges::no_new()?;
     let ruleset = ruleset.as_raw_fd();
-    // SAFETY: a system call without memory.
+    // SAFETY: the call uses no memory.
     match unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset, 0) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,4 +1,4 @@
-//! What is tried.
+//! The attempts of an attacker.
 
 use io_uring::types::Fd;
 use io_uring::{IoUring, opcode, squeue};
@@ -10,9 +10,9 @@ use std::sync::OnceLock;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Happened,
-    /// The kernel said no, with this errno.
+    /// The kernel refused the call with this errno.
     Refused(i32),
-    /// It ended the process.
+    /// The attempt ended the process.
     Killed,
 }
 
@@ -42,7 +42,7 @@ impl Outcome {
     }
 }
 
-/// Where it is tried.
+/// Resources that the attempts use.
 pub struct Place {
     pub dir: PathBuf,
     port: u16,
@@ -59,7 +59,7 @@ impl Place {
         }
     }
 
-    /// Without the restrictions of those that the engine makes.
+    /// Creates an io_uring instance without the restrictions of the engine.
     pub fn with_ring(mut self) -> Place {
         self.ring = Some(IoUring::new(4).unwrap());
         self
@@ -71,7 +71,7 @@ impl Place {
 
     fn by_ring(&mut self, entry: squeue::Entry) -> Outcome {
         let ring = self.ring.as_mut().unwrap();
-        // SAFETY: its caller waits for its end here.
+        // SAFETY: this function waits for the completion, so the entry's memory stays valid.
         unsafe { ring.submission().push(&entry).unwrap() };
         ring.submit_and_wait(1).unwrap();
         match ring.completion().next().unwrap().result() {
@@ -83,14 +83,14 @@ impl Place {
 
 pub struct Attempt {
     pub name: &'static str,
-    /// It succeeds where there is no cage.
+    /// Whether the attempt succeeds without a sandbox.
     pub works: bool,
-    /// It ends any process that is caged, by whatever thread it is made.
+    /// Whether the attempt ends every sandboxed process, in whichever thread.
     pub ends: bool,
     pub make: fn(&mut Place) -> Outcome,
 }
 
-/// Depends on the thread.
+/// Returns an attempt whose outcome depends on the thread.
 const fn some(name: &'static str, make: fn(&mut Place) -> Outcome) -> Attempt {
     Attempt {
         name,
@@ -100,7 +100,7 @@ const fn some(name: &'static str, make: fn(&mut Place) -> Outcome) -> Attempt {
     }
 }
 
-/// Never.
+/// Returns an attempt that must always end a sandboxed process.
 const fn never(name: &'static str, make: fn(&mut Place) -> Outcome) -> Attempt {
     Attempt {
         name,
@@ -113,7 +113,8 @@ const fn never(name: &'static str, make: fn(&mut Place) -> Outcome) -> Attempt {
 fn call(number: i64, arguments: &[i64]) -> Outcome {
     let mut a = [0; 6];
     a[..arguments.len()].copy_from_slice(arguments);
-    // SAFETY: what these calls point to is static or the callers', and none frees or maps anything that is in use.
+    // SAFETY: pointers in the arguments are null, static or the callers'. No call frees or maps
+    // memory in use.
     Outcome::of(unsafe { libc::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]) })
 }
 
@@ -122,7 +123,7 @@ fn open(path: &std::ffi::CStr, flags: i32) -> Outcome {
     call(libc::SYS_openat, &[at, path, flags.into(), 0o600])
 }
 
-/// Whoever has started this one; known before the cage.
+/// PID of the parent process, stored before the process enters the sandbox.
 fn parent() -> i64 {
     static PARENT: OnceLock<u32> = OnceLock::new();
     i64::from(*PARENT.get_or_init(std::os::unix::process::parent_id))
@@ -133,7 +134,7 @@ fn own() -> i64 {
 }
 
 fn socket(family: i32, kind: i32) -> i64 {
-    // SAFETY: no memory.
+    // SAFETY: the call uses no memory.
     unsafe { libc::syscall(libc::SYS_socket, family, kind, 0) }
 }
 
@@ -150,7 +151,7 @@ fn tcp(call: i64, port: u16) -> Outcome {
         },
         sin_zero: [0; 8],
     };
-    // SAFETY: an address to read.
+    // SAFETY: the call reads one address.
     Outcome::of(unsafe { libc::syscall(call, socket, &raw const address, 16) })
 }
 
@@ -159,14 +160,14 @@ fn connect_unix(place: &mut Place) -> Outcome {
     if socket < 0 {
         return Outcome::of(socket);
     }
-    // SAFETY: zeroes are an address.
+    // SAFETY: a sockaddr_un of zeroes is valid.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as u16;
     let path = place.path("socket");
     for (to, from) in address.sun_path.iter_mut().zip(path.as_bytes()) {
         *to = *from as _;
     }
-    // SAFETY: an address to read.
+    // SAFETY: the call reads one address.
     Outcome::of(unsafe { libc::syscall(libc::SYS_connect, socket, &raw const address, 110) })
 }
 
@@ -180,7 +181,7 @@ fn map(protection: i32) -> Outcome {
 
 fn make_executable(_: &mut Place) -> Outcome {
     let (protection, flags) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: fresh memory that nobody uses.
+    // SAFETY: the call creates a new mapping, which nothing else uses.
     let memory = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, flags, -1, 0) };
     let all = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
     call(libc::SYS_mprotect, &[memory as i64, 4096, all.into()])
@@ -192,7 +193,7 @@ fn make_ring(_: &mut Place) -> Outcome {
 }
 
 fn regain_capabilities(_: &mut Place) -> Outcome {
-    // Version 3; CAP_SYS_ADMIN, effective and permitted.
+    // Capability version 3, and CAP_SYS_ADMIN in the effective and permitted sets.
     let header = [0x2008_0522u32, 0];
     let sets = [1u32 << 21, 1 << 21, 0, 0, 0, 0];
     let (header, sets) = (header.as_ptr() as i64, sets.as_ptr() as i64);
@@ -208,15 +209,15 @@ fn become_another(_: &mut Place) -> Outcome {
 }
 
 fn fork(_: &mut Place) -> Outcome {
-    // SAFETY: without another stack it is fork(2), whose child ends at once.
+    // SAFETY: without a new stack the call is fork(2), and the child exits at once.
     match unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } {
-        // SAFETY: no memory.
+        // SAFETY: the call uses no memory.
         0 => unsafe { libc::_exit(0) },
         result => Outcome::of(result),
     }
 }
 
-/// As execve(2) in x86's second set of numbers.
+/// execve(2) by its number in the x32 ABI.
 #[cfg(target_arch = "x86_64")]
 const OTHER_NUMBER: i64 = 0x4000_0000 + 520;
 #[cfg(not(target_arch = "x86_64"))]
@@ -317,7 +318,7 @@ pub const ATTEMPTS: [Attempt; 44] = [
     never("call by another number", |_| {
         call(OTHER_NUMBER, &[-1, 0, 0, 0, 0])
     }),
-    // At last: nothing comes after it.
+    // This attempt must be last, because nothing runs after it.
     Attempt {
         name: "become another program",
         works: true,

@@ -1,6 +1,7 @@
-//! What an attacker who has taken over a thread tries from there, in each kind of process and thread.
+//! Attempts of an attacker who has taken over a thread, for each kind of process and thread.
 //!
-//! Each attempt is made by this same program started once more, caged; what becomes of it is seen from outside.
+//! Each attempt runs in a sandboxed child process, an instance of this program. The parent observes
+//! the outcome.
 
 mod attempts;
 
@@ -17,11 +18,11 @@ use std::process::{Command, Stdio};
 const NOBODY: u32 = 65534;
 
 fn is_root() -> bool {
-    // SAFETY: no memory.
+    // SAFETY: the call uses no memory.
     unsafe { libc::geteuid() == 0 }
 }
 
-/// What is there to be reached, outside.
+/// Files and sockets outside of the sandbox that an attack could reach.
 struct Surroundings {
     dir: tempfile::TempDir,
     _tcp: TcpListener,
@@ -40,7 +41,7 @@ impl Surroundings {
             use std::os::unix::fs::PermissionsExt;
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
         };
-        // Only the cage is to refuse anything.
+        // Permissions are open to all, so that only the sandbox can refuse an attempt.
         for (name, mode) in [
             ("", 0o777),
             ("mine", 0o777),
@@ -59,7 +60,8 @@ impl Surroundings {
         }
     }
 
-    /// This program as a caged process, whose thread of that kind tries everything from `first` on.
+    /// Runs this program as a sandboxed process, whose thread of this kind makes all attempts from
+    /// `first` on.
     fn attack(&self, process: &str, kind: Kind, first: usize) -> (String, Option<i32>) {
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args(["--exact", "inside", "--ignored", "--nocapture", "-q"]);
@@ -76,7 +78,7 @@ impl Surroundings {
         (said, child.wait().unwrap().signal())
     }
 
-    /// What came of each attempt.
+    /// Returns the outcome of each attempt.
     fn outcomes(&self, process: &str, kind: Kind) -> BTreeMap<&'static str, Outcome> {
         let mut outcomes = BTreeMap::new();
         while outcomes.len() < ATTEMPTS.len() {
@@ -88,7 +90,7 @@ impl Surroundings {
             for (line, attempt) in lines.zip(&ATTEMPTS[first..]) {
                 outcomes.insert(attempt.name, Outcome::read(line));
             }
-            // (The one that ends a process says nothing.)
+            // An attempt that ends the process prints no outcome.
             if let Some(attempt) = ATTEMPTS.get(outcomes.len()) {
                 let what = match signal {
                     Some(libc::SIGSYS) => Outcome::Killed,
@@ -102,12 +104,13 @@ impl Surroundings {
     }
 }
 
-/// What is left to a thread, by name, and why that is known.
+/// Names of the attempts that succeed in a thread, with the reason why they are accepted.
 fn still_possible(process: &str, kind: Kind) -> &'static [&'static str] {
-    // Without names: by a ring that is there, a socket may be made that leads nowhere (of rings, see
-    // fathom-storage: theirs are restricted).
+    // A worker can create a socket through its existing io_uring instance, but connect it to
+    // nothing. In production such instances are restricted, see fathom-storage.
     match (process, kind) {
-        // Opens what the API names, connects to NBD servers, binds sockets: a server in one process.
+        // A server in one process opens files that the API names, connects to NBD servers and binds
+        // sockets.
         ("server", Kind::Control) => &[
             "open shadow",
             "open a neighbour's image",
@@ -137,7 +140,8 @@ fn still_possible(process: &str, kind: Kind) -> &'static [&'static str] {
             "make a socket by a ring",
             "regain capabilities",
         ],
-        // Open the image once more, look for who has it locked, and remove their sockets.
+        // These threads reopen the image, search for the holder of a lock, and remove their
+        // sockets.
         ("server", Kind::Session | Kind::NbdListener | Kind::NbdConnection) => &[
             "open shadow",
             "open a neighbour's image",
@@ -193,7 +197,8 @@ fn a_servers_threads_reach_what_they_need() {
     }
 }
 
-/// Else the others would prove nothing.
+/// Shows that the attempts succeed without a sandbox; otherwise the other tests would prove
+/// nothing.
 #[test]
 fn without_a_cage_the_attempts_succeed() {
     let surroundings = Surroundings::new();
@@ -210,7 +215,7 @@ fn without_a_cage_the_attempts_succeed() {
     }
 }
 
-/// Even without any cage.
+/// Attempts fail because of the tenant's user alone, without a sandbox.
 #[test]
 fn a_tenants_user_has_nothing_of_others() {
     assert!(
@@ -218,7 +223,7 @@ fn a_tenants_user_has_nothing_of_others() {
         "only root can become another user: run it as root"
     );
     let surroundings = Surroundings::new();
-    // As images are.
+    // Images usually have these permissions.
     let image = surroundings.dir.path().join("neighbour.img");
     let secret = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(image, secret).unwrap();
@@ -247,7 +252,7 @@ fn a_tenants_user_has_nothing_of_others() {
     assert_eq!(outcomes["connect by TCP"], Outcome::Happened);
 }
 
-/// Nothing is refused, or ended.
+/// In mode `log`, no attempt is refused or ends the process.
 #[test]
 fn a_log_changes_nothing() {
     let surroundings = Surroundings::new();
@@ -260,7 +265,7 @@ fn a_log_changes_nothing() {
     }
 }
 
-/// What a caged process of its own is told to do; started by the others.
+/// Body of the sandboxed child process that the other tests start.
 #[test]
 #[ignore = "it is the inside of the others"]
 fn inside() {
@@ -286,7 +291,7 @@ fn inside() {
         _ => lock_up_tenant(&place.dir),
     }
     let body = move || {
-        // As workers do it: first the ring, then the cage.
+        // Like a worker, the thread creates its io_uring instance before it enters the sandbox.
         let mut place = place.with_ring();
         enter(kind.unwrap());
         say("= ready\n");
@@ -302,7 +307,7 @@ fn inside() {
             .iter()
             .all(|part| part.name != "system calls of threads" || part.in_force)
     );
-    // SAFETY: no memory.
+    // SAFETY: the call uses no memory.
     unsafe { libc::_exit(0) };
 }
 
@@ -332,6 +337,6 @@ fn assert_all_in_force(report: &fathom_sandbox::Report) {
 }
 
 fn say(line: &str) {
-    // SAFETY: bytes to read.
+    // SAFETY: the call reads `line`.
     unsafe { libc::write(1, line.as_ptr().cast(), line.len()) };
 }
