@@ -1,18 +1,18 @@
-//! Mapped files that another process may truncate.
+//! Keeps the process alive when another process truncates a file that this process has mapped.
 //!
-//! Touching a page past the file's end raises SIGBUS, whose default kills the
-//! process, with all its disks. The handler looks the address up in a table
-//! of guarded mappings. If it is in there, it puts [`Spare`] memory over the
-//! rest of that mapping, so that the thread goes on, and tells the mapping's
-//! owner. Otherwise the previous handler decides. (I/O by the kernel on such
-//! pages fails with EFAULT instead.)
+//! An access to a page beyond the file's end raises SIGBUS, which by default kills the process with
+//! all its disks. The signal handler looks the address up in a table of guarded mappings.
 //!
-//! The handler makes system calls only, and reads the table without a lock:
-//! an entry is stable while memory that it describes is being accessed. What
-//! it asks of the kernel cannot be refused: a shared mapping counts neither
-//! against a limit of data (RLIMIT_DATA) nor as committed memory
-//! (vm.overcommit_memory), whatever its size, and one for the whole rest
-//! makes at most one mapping more of a guarded one.
+//! If a guarded mapping contains the address, the handler replaces the rest of that mapping with
+//! [`Spare`] memory, so that the thread continues. It then notifies the mapping's owner. Otherwise
+//! the previous handler decides. I/O by the kernel on such pages does not raise SIGBUS, but fails
+//! with EFAULT.
+//!
+//! The handler makes only system calls, and reads the table without a lock: an entry does not
+//! change while memory that it describes is being accessed. The kernel cannot refuse the
+//! replacement because of limits. A shared mapping of any size counts neither against RLIMIT_DATA
+//! nor as committed memory (vm.overcommit_memory). One replacement for the whole rest adds at most
+//! one mapping per guarded mapping.
 
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -24,41 +24,42 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// By how many entries the table grows.
+/// Number of entries by which the table grows.
 const CHUNK: usize = 512;
 
-/// Whom to tell that the file of a mapping was truncated.
+/// The owner of a mapping, which is notified when the mapping's file was truncated.
 pub trait Alarm: Send + Sync {
-    /// The rest of a mapping has been replaced by spare memory. Called by a
-    /// signal handler on the thread that touched it, and more than once when
-    /// several did: it may only do what is async-signal-safe
-    /// (signal-safety(7)).
+    /// Notifies the owner that spare memory has replaced the rest of a mapping.
+    ///
+    /// The signal handler calls this on the thread that accessed the mapping, and may call it more
+    /// than once if several threads did. It must be async-signal-safe (signal-safety(7)).
     fn raise(&self);
 
-    /// What to replace it by.
+    /// Returns the memory that replaces truncated memory.
     fn spare(&self) -> &Spare;
 }
 
-/// Memory to take the place of what was truncated: zeroes at first, and seen
-/// through the mappings of those only who share one `Spare`. It takes no
-/// memory but one page until it is used.
+/// Memory that replaces truncated memory.
+///
+/// The memory is initially zero. Only mappings that share one `Spare` see its content. It occupies
+/// one page until it is used.
 pub struct Spare(OwnedFd);
 
 impl Spare {
     pub fn new() -> io::Result<Spare> {
         let file = memfd_create("fathom-spare", MemfdFlags::CLOEXEC)?;
-        // This page is there for certain, should the kernel refuse others.
+        // Allocates one page in advance, in case the kernel has no memory for more later.
         rustix::io::pwrite(&file, &[0], 0)?;
         Ok(Spare(file))
     }
 
-    /// Be as long as a mapping. One thread at a time.
+    /// Extends the memory to the length of a mapping. Only one thread at a time may call this.
     fn cover(&self, len: usize) -> io::Result<()> {
         let len = len as u64;
         if fstat(&self.0)?.st_size as u64 >= len {
             return Ok(());
         }
-        // To exceed it is not only refused, but a deadly signal.
+        // Exceeding this limit would also raise SIGXFSZ, which kills the process.
         if let Some(limit) = getrlimit(Resource::Fsize).current
             && len > limit
         {
@@ -76,20 +77,20 @@ impl AsFd for Spare {
     }
 }
 
-/// What the table points to; thin, unlike the pointer in it.
+/// Data that the table's pointers refer to. The pointers are thin, unlike the pointer to `alarm`.
 struct Told {
     alarm: Arc<dyn Alarm>,
     smallest_page: usize,
 }
 
-/// One mapping. `version` is odd while the entry changes.
+/// Table entry of one mapping. `version` is odd while the entry changes.
 struct Slot {
     version: AtomicU32,
     start: AtomicUsize,
-    /// Bytes; 0: free.
+    /// Length of the mapping in bytes; 0 if the entry is free.
     len: AtomicUsize,
     page_size: AtomicUsize,
-    /// The first address that was replaced; not part of what `version` is for.
+    /// The lowest address that was replaced. `version` does not protect this field.
     replaced: AtomicUsize,
     told: AtomicPtr<Told>,
 }
@@ -106,7 +107,7 @@ impl Slot {
         }
     }
 
-    /// Only under the lock of `FREE`.
+    /// Changes the entry. The caller must hold the lock of `FREE`.
     fn set(&self, start: usize, len: usize, page_size: usize, told: *mut Told) {
         let version = self.version.load(Ordering::Relaxed);
         self.version
@@ -121,7 +122,7 @@ impl Slot {
             .store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// None if `addr` is not in the mapping.
+    /// Returns the part of the mapping to replace, or `None` if `addr` is not in the mapping.
     fn hit(&'static self, addr: usize) -> Option<Hit> {
         let version = self.version.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
@@ -144,35 +145,35 @@ impl Slot {
     }
 }
 
-/// The part of a mapping from the page of an address to its end.
+/// The part of a mapping from the page of an address to the end.
 struct Hit {
     slot: &'static Slot,
     start: usize,
-    /// Bytes of the mapping before it.
+    /// Bytes of the mapping before this part.
     before: usize,
     len: usize,
     told: *const Told,
 }
 
-/// A part of the table; never given back.
+/// A part of the table, which is never freed.
 struct Chunk {
     slots: [Slot; CHUNK],
     next: Option<&'static Chunk>,
 }
 
-/// The last part that was added.
+/// The part that was added last.
 static TABLE: AtomicPtr<Chunk> = AtomicPtr::new(ptr::null_mut());
-/// Entries that are free. Its lock is that of all changes of the table.
+/// Free entries. Every change of the table holds this lock.
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
 
-/// The parts of the table. Async-signal-safe.
+/// Iterates over the parts of the table. Async-signal-safe.
 fn chunks() -> impl Iterator<Item = &'static Chunk> {
-    // SAFETY: null, or a chunk that was leaked after it was made.
+    // SAFETY: the pointer is null, or refers to a chunk that was leaked after its initialization.
     let last: Option<&'static Chunk> = unsafe { TABLE.load(Ordering::Acquire).as_ref() };
     std::iter::successors(last, |chunk| chunk.next)
 }
 
-/// A free entry, of a new part of the table if need be.
+/// Takes a free entry, and extends the table if there is none.
 fn take_slot(free: &mut Vec<&'static Slot>) -> &'static Slot {
     if let Some(slot) = free.pop() {
         return slot;
@@ -183,27 +184,28 @@ fn take_slot(free: &mut Vec<&'static Slot>) -> &'static Slot {
     }));
     let pointer: *mut Chunk = chunk;
     TABLE.store(pointer, Ordering::Release);
-    // SAFETY: from here on it is only shared.
+    // SAFETY: from here on the chunk is only shared.
     let chunk: &'static Chunk = unsafe { &*pointer };
     let [first, rest @ ..] = &chunk.slots;
     free.extend(rest);
     first
 }
 
-/// Who had SIGBUS before.
+/// The action for SIGBUS before this handler was installed.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
-/// Keeps a mapping in the table. Drop it before unmapping.
+/// Keeps a mapping in the table. Drop this value before the memory is unmapped.
 pub struct Guarded {
     slot: &'static Slot,
-    /// For the table's pointer.
+    /// Keeps the target of the table's pointer alive.
     _told: Arc<Told>,
 }
 
 impl Guarded {
-    /// Guard `len` bytes from `start`, both multiples of `page_size`, in
-    /// which nothing but the mapping of one file lies. Installs the handler
-    /// the first time. How many there are is for the callers to bound.
+    /// Guards `len` bytes from `start`, both multiples of `page_size`. The range must contain
+    /// nothing but the mapping of one file.
+    ///
+    /// The first call installs the handler. Callers must limit the number of guarded mappings.
     pub fn new(
         start: *const u8,
         len: usize,
@@ -232,23 +234,22 @@ impl Drop for Guarded {
     }
 }
 
-/// Install the handler, once in a process.
+/// Installs the handler, once per process.
 fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     let install = || {
         // SAFETY: a sigaction of zeroes is valid (SIG_DFL).
         let mut previous: Box<libc::sigaction> = Box::new(unsafe { std::mem::zeroed() });
-        // SAFETY: reads the disposition into memory that is ours.
+        // SAFETY: the call writes the current action to a valid sigaction.
         if unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), &mut *previous) } != 0 {
             return Err(last_errno());
         }
         PREVIOUS.store(Box::into_raw(previous), Ordering::Release);
-        // SAFETY: as above.
+        // SAFETY: a sigaction of zeroes is valid.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = on_sigbus as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: `on_sigbus` has the signature that SA_SIGINFO asks for and
-        // is async-signal-safe.
+        // SAFETY: `on_sigbus` has the signature that SA_SIGINFO requires, and is async-signal-safe.
         if unsafe { libc::sigaction(libc::SIGBUS, &action, ptr::null_mut()) } != 0 {
             return Err(last_errno());
         }
@@ -268,32 +269,31 @@ fn last_errno() -> i32 {
 extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a valid siginfo.
     let (addr, code) = unsafe { ((*info).si_addr().addr(), (*info).si_code) };
-    // Codes of signals that somebody sent are not positive.
+    // Signals that a process has sent have codes of 0 or less.
     if code > 0 && absorb(addr) {
         return;
     }
     pass_on(signal, code, info, context);
 }
 
-/// Handle a fault in a guarded mapping; false if it is not in one.
+/// Handles a fault in a guarded mapping. Returns false if the address is in none.
 fn absorb(addr: usize) -> bool {
     let mut slots = chunks().flat_map(|chunk| &chunk.slots);
     let Some(hit) = slots.find_map(|slot| slot.hit(addr)) else {
         return false;
     };
-    // SAFETY: the entry's owner holds it as long as the entry.
+    // SAFETY: the entry's owner keeps this data alive as long as the entry.
     let told = unsafe { &*hit.told };
     let (at, len, offset) = if addr < hit.slot.replaced.load(Ordering::Acquire) {
         (hit.start, hit.len, hit.before)
     } else {
-        // The kernel has no page for the replacement: take the one that is
-        // there.
+        // The kernel has no page for the replacement, so the page from `Spare::new` is mapped here.
         let page = told.smallest_page;
         (addr - addr % page, page, 0)
     };
-    // SAFETY: the range is part of a guarded mapping, which holds nothing but
-    // that file or what has replaced it, and stays mapped while it is in the
-    // table; the faulting access shows that it is in use.
+    // SAFETY: the range is part of a guarded mapping, which contains only the file or its
+    // replacement. It stays mapped while it is in the table, and the faulting access shows that it
+    // is in use.
     let replaced = unsafe {
         mmap(
             ptr::with_exposed_provenance_mut(at),
@@ -307,19 +307,21 @@ fn absorb(addr: usize) -> bool {
     if replaced.is_err() {
         return false;
     }
-    // Only now: until then another thread's replacement must be whole, too.
+    // Only after the mapping: until then another thread must also replace the whole rest.
     hit.slot.replaced.fetch_min(at, Ordering::AcqRel);
     told.alarm.raise();
     true
 }
 
-/// Not ours: what would have happened without this handler.
+/// Handles a signal that no guarded mapping explains, with the previous action.
+///
+/// If SIGBUS was ignored before, the default action applies.
 fn pass_on(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     let previous = PREVIOUS.load(Ordering::Acquire);
-    // SAFETY: set before the handler was installed, and never freed.
+    // SAFETY: this was set before the handler was installed, and is never freed.
     let (handler, flags) = unsafe { ((*previous).sa_sigaction, (*previous).sa_flags) };
     if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
-        // SAFETY: restores the default; a fault then repeats and is fatal.
+        // SAFETY: restores the default action. A fault then repeats and kills the process.
         unsafe {
             let mut default: libc::sigaction = std::mem::zeroed();
             default.sa_sigaction = libc::SIG_DFL;
@@ -330,10 +332,10 @@ fn pass_on(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut c_v
         }
     } else if flags & libc::SA_SIGINFO != 0 {
         type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut c_void);
-        // SAFETY: it was installed with SA_SIGINFO.
+        // SAFETY: the previous handler was installed with SA_SIGINFO.
         unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) };
     } else {
-        // SAFETY: it was installed without SA_SIGINFO.
+        // SAFETY: the previous handler was installed without SA_SIGINFO.
         unsafe { std::mem::transmute::<usize, extern "C" fn(i32)>(handler)(signal) };
     }
 }

@@ -1,4 +1,4 @@
-//! Memory whose file shrinks.
+//! Access to memory whose file was truncated.
 
 use fathom_sigbus::{Alarm, Guarded, Spare};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -38,7 +38,7 @@ impl Memory {
         ftruncate(&file, len as u64).unwrap();
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: a new mapping.
+        // SAFETY: creates a new mapping.
         let start = unsafe { mmap(std::ptr::null_mut(), len, access, flags, &file, 0) };
         let start: *mut u8 = start.unwrap().cast();
         Memory {
@@ -50,12 +50,12 @@ impl Memory {
     }
 
     fn read(&self, page: usize) -> u8 {
-        // SAFETY: within the mapping.
+        // SAFETY: the address is within the mapping.
         unsafe { self.start.add(page * PAGE).read_volatile() }
     }
 
     fn write(&self, page: usize, value: u8) {
-        // SAFETY: within the mapping.
+        // SAFETY: the address is within the mapping.
         unsafe { self.start.add(page * PAGE).write_volatile(value) };
     }
 }
@@ -63,7 +63,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         self.guard = None;
-        // SAFETY: made by `new`.
+        // SAFETY: `new` made this mapping.
         unsafe { munmap(self.start.cast(), self.len).unwrap() };
     }
 }
@@ -90,9 +90,9 @@ fn what_is_truncated_reads_as_zeroes_and_keeps_what_is_written() {
     assert_eq!(memory.read(memory.len / PAGE - 1), 0);
     memory.write(1000, 4);
     assert_eq!(memory.read(1000), 4);
-    // One replacement from page 2000 on, and one from page 1000 on.
+    // The handler replaces memory from page 2000 on, and then from page 1000 on.
     assert_eq!(bell.rung.load(Ordering::SeqCst), 2);
-    // What is written is not seen by others.
+    // Mappings with another `Spare` do not see what was written.
     assert!((1..64).all(|page| other.read(page) == 0));
     assert_eq!(others.rung.load(Ordering::SeqCst), 1);
 }
@@ -103,7 +103,7 @@ fn there_is_a_page_even_if_the_kernel_has_none_for_the_replacement() {
     let memory = Memory::new(64, &bell);
     ftruncate(&memory.file, 0).unwrap();
     assert_eq!(memory.read(3), 0);
-    // As seen by the handler: SIGBUS, where it has put the spare memory.
+    // Truncates the spare memory, so that its replaced pages raise SIGBUS again.
     ftruncate(&bell.spare, PAGE as u64).unwrap();
     for page in 3..64 {
         memory.write(page, page as u8);
