@@ -1,4 +1,4 @@
-//! A client's side: whom it believes, and who it says that it is.
+//! Client side: the authorities that a client trusts, and its own certificate.
 
 use super::files::{ClientFiles, Open, TlsError, read_certificates, read_key};
 use rustls::client::Resumption;
@@ -7,14 +7,16 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use std::sync::Arc;
 
-/// Reads the certificates of those whom a client believes, and, if they are there, its own certificate
-/// and key, by which servers may know it.
+/// Reads the certificates of the authorities that a client trusts.
+///
+/// Also reads the client's own certificate and key, if the certificate can be opened. Servers
+/// identify the client by this certificate.
 pub fn client_config(files: &ClientFiles, open: Open<'_>) -> Result<Arc<ClientConfig>, TlsError> {
     let authorities = files.authorities.as_ref();
     let authorities = authorities.ok_or(TlsError::NoAuthorities)?;
     let mut roots = RootCertStore::empty();
     let certificates = read_certificates(authorities, open)?;
-    // A system's store may have some that nobody can use.
+    // The system's store may contain certificates that rustls cannot parse.
     let (taken, _) = roots.add_parsable_certificates(certificates);
     if taken == 0 {
         let problem = "none of them has a form that is known here".into();
@@ -38,12 +40,12 @@ pub fn client_config(files: &ClientFiles, open: Open<'_>) -> Result<Arc<ClientCo
         }
         _ => builder.with_no_client_auth(),
     };
-    // Connections last: resuming sessions would save nothing.
+    // Connections are long-lived, so resuming sessions would save nothing.
     config.resumption = Resumption::disabled();
     Ok(Arc::new(config))
 }
 
-/// For all connections to one server.
+/// TLS settings for all connections to one server.
 #[derive(Clone, Debug)]
 pub struct ClientTls {
     config: Arc<ClientConfig>,
@@ -51,7 +53,7 @@ pub struct ClientTls {
 }
 
 impl ClientTls {
-    /// `server`: what its certificate must be for.
+    /// Loads the settings. `server` is the name that the server's certificate must be for.
     pub fn load(files: &ClientFiles, server: &str, open: Open<'_>) -> Result<ClientTls, TlsError> {
         let name = ServerName::try_from(server.to_owned());
         Ok(ClientTls {
@@ -60,7 +62,7 @@ impl ClientTls {
         })
     }
 
-    /// For one more connection.
+    /// Starts the session of one connection.
     pub fn session(&self) -> Result<ClientConnection, rustls::Error> {
         ClientConnection::new(self.config.clone(), self.server.clone())
     }

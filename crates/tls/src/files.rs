@@ -1,4 +1,4 @@
-//! Certificates and keys, as PEM.
+//! Certificates and keys in PEM format.
 
 use fathom_units::cause;
 use rustls::pki_types::pem::{self, PemObject};
@@ -7,28 +7,29 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Take};
 use std::path::{Path, PathBuf};
 
-/// All certificates of a system are shorter than this.
+/// Maximum number of bytes that are read of a file; a system's certificate store is shorter.
 const MAX_FILE: u64 = 4 << 20;
 
-/// How a file is opened.
+/// Function that opens a file.
 pub type Open<'a> = &'a dyn Fn(&Path) -> io::Result<File>;
 
-/// With the rights of this process.
+/// Opens a file with the permissions of this process.
 pub fn open_here(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
-/// What a client reads.
+/// Files that a client reads for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientFiles {
-    /// Of those whose word is taken for a server's; none: this system has none.
+    /// Certificates of the trusted authorities. `None` if this system has none.
     pub authorities: Option<PathBuf>,
-    /// The client's certificate and key, which need not be there.
+    /// The client's certificate and key, which are optional.
     pub own: Option<(PathBuf, PathBuf)>,
 }
 
 impl ClientFiles {
-    /// Those of a directory laid out as for nbdkit and QEMU; without one, what this system trusts.
+    /// Returns the files of a directory laid out as for nbdkit and QEMU. Without a directory,
+    /// returns the authorities that this system trusts.
     pub fn of(dir: Option<&Path>) -> ClientFiles {
         match dir {
             None => ClientFiles {
@@ -48,7 +49,7 @@ impl ClientFiles {
     }
 }
 
-/// Why there is no TLS; one line for the user.
+/// Why TLS cannot be used; one line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("{}: cannot read the file: {}", path.display(), cause(source))]
@@ -75,7 +76,7 @@ pub enum TlsError {
     },
 }
 
-/// All certificates of a file: one at least.
+/// Reads all certificates of a file, at least one.
 pub fn read_certificates(
     path: &Path,
     open: Open<'_>,
@@ -89,7 +90,7 @@ pub fn read_certificates(
     }
 }
 
-/// The first key of a file.
+/// Reads the first key of a file.
 pub fn read_key(path: &Path, open: Open<'_>) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_reader(opened(path, open)?).map_err(unreadable(path))
 }

@@ -1,5 +1,7 @@
-//! TLS on either side of a connection: certificates and keys in files, laid out as for nbdkit and QEMU, and a
-//! session as bytes to bytes.
+//! TLS for clients and servers: certificates and keys in files laid out as for nbdkit and QEMU, and
+//! sessions.
+//!
+//! A session converts between plain text and encrypted bytes, without I/O.
 
 mod client;
 mod files;

@@ -4,16 +4,19 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// An authority, and by it certificates for a server called `localhost` and for its clients, in a directory
-/// laid out as for nbdkit and QEMU.
+/// A certificate authority with certificates for a server called `localhost` and its clients.
+///
+/// The files are in a directory laid out as for nbdkit and QEMU.
 pub struct Pki {
     dir: TempDir,
     ca: CertifiedIssuer<'static, KeyPair>,
 }
 
 impl Pki {
+    /// Creates the authority and the certificates in a temporary directory.
+    ///
     /// # Panics
-    /// Where nothing can be written.
+    /// Panics if the files cannot be written.
     #[expect(clippy::new_without_default, reason = "each is another one")]
     pub fn new() -> Pki {
         let mut params = CertificateParams::new(vec![]).expect("no names");
@@ -40,7 +43,7 @@ impl Pki {
         std::fs::write(self.path(name), text).expect("written");
     }
 
-    /// A file of the directory.
+    /// Returns the path of a file in the directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir().join(name)
     }

@@ -1,4 +1,4 @@
-//! A server's side: who it is, and whom it lets in.
+//! Server side: the server's certificate, and the clients that it accepts.
 
 use super::files::{TlsError, open_here, read_certificates, read_key};
 use rustls::crypto::ring;
@@ -7,8 +7,11 @@ use rustls::{RootCertStore, ServerConfig};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Reads the server's certificate (with those that vouch for it behind it) and key; with `client_ca`,
-/// only clients whose certificate one of these has signed may connect. All files are PEM.
+/// Reads the server's certificate and key, all in PEM format. The intermediate certificates follow
+/// the server's certificate in its file.
+///
+/// With `client_ca`, only clients with a certificate signed by one of these authorities may
+/// connect.
 pub fn server_config(
     cert: &Path,
     key: &Path,
@@ -40,7 +43,7 @@ pub fn server_config(
         key: key.to_owned(),
         problem: error.to_string(),
     })?;
-    // Connections last: resuming sessions would save nothing.
+    // Connections are long-lived, so resuming sessions would save nothing.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(Arc::new(config))

@@ -1,29 +1,29 @@
-//! A connection's TLS session: bytes to bytes; the socket's I/O is not here.
+//! A connection's TLS session: encrypts and decrypts bytes, without socket I/O.
 
 use fathom_units::cause;
 use rustls::Connection;
 use std::io::{ErrorKind, Read, Write};
 
-/// Received at once, and sealed at once, about.
+/// Size of the receive buffer, and approximate limit of unsent encrypted data, in bytes.
 const CHUNK: usize = 128 << 10;
 
-/// Of one connection, whose handshake is over.
+/// The TLS session of one connection after its handshake.
 pub struct Session {
     tls: Box<Connection>,
-    /// Received, and not yet decrypted from `start` on.
+    /// Received bytes; those from `start` to `end` are not yet decrypted.
     received: Vec<u8>,
     start: usize,
     end: usize,
-    /// Encrypted; sent up to `sent`.
+    /// Encrypted bytes; those before `sent` have been sent.
     sealed: Vec<u8>,
     sent: usize,
     closed: bool,
 }
 
-/// What there is of plain text.
+/// Result of decrypting.
 pub enum Opened {
     Bytes(usize),
-    /// More must be received first.
+    /// More bytes must be received first.
     Nothing,
     /// The peer has closed the session.
     End,
@@ -42,7 +42,7 @@ impl Session {
         }
     }
 
-    /// Where to receive; None: what was received before is still here.
+    /// Returns the buffer to receive into. `None` if it still contains received bytes.
     pub fn room(&mut self) -> Option<(*mut u8, usize)> {
         let all = (self.received.as_mut_ptr(), self.received.len());
         (self.start == self.end).then_some(all)
@@ -52,7 +52,7 @@ impl Session {
         (self.start, self.end) = (0, len);
     }
 
-    /// Decrypt into `to`, which is not empty.
+    /// Decrypts received bytes into `to`, which must not be empty.
     pub fn open(&mut self, to: &mut [u8]) -> Result<Opened, String> {
         loop {
             match self.tls.reader().read(to) {
@@ -72,12 +72,12 @@ impl Session {
         }
     }
 
-    /// All that was sealed has been sent.
+    /// Returns whether all encrypted bytes have been sent.
     pub fn is_sent(&self) -> bool {
         self.sent == self.sealed.len() && !self.tls.wants_write()
     }
 
-    /// Whether it is worth while to seal more before the next send.
+    /// Returns whether more data should be encrypted before the next send.
     pub fn wants_more(&mut self) -> bool {
         if self.sent == self.sealed.len() {
             self.sealed.clear();
@@ -86,7 +86,7 @@ impl Session {
         self.sealed.len() < CHUNK
     }
 
-    /// Encrypt some of this; returns how much.
+    /// Encrypts the first part of `plain`, and returns its length in bytes.
     pub fn seal(&mut self, plain: &[u8]) -> Result<usize, String> {
         let some = &plain[..plain.len().min(CHUNK / 2)];
         let written = self.tls.writer().write(some);
@@ -95,7 +95,7 @@ impl Session {
         Ok(written)
     }
 
-    /// Take over what the session wants to send.
+    /// Appends the bytes that the session wants to send to the encrypted bytes.
     pub fn flush(&mut self) -> Result<(), String> {
         while self.tls.wants_write() {
             let written = self.tls.write_tls(&mut self.sealed);
@@ -112,7 +112,7 @@ impl Session {
         self.sent += bytes;
     }
 
-    /// Say goodbye, once. False: that was done before.
+    /// Queues a close_notify alert, once. Returns false if the session was already closed.
     pub fn close(&mut self) -> bool {
         if !self.closed {
             self.tls.send_close_notify();
