@@ -1,33 +1,33 @@
-//! One clock for every stamp: the TSC where it can be trusted, else
-//! CLOCK_MONOTONIC.
+//! The clock of all stamps: the TSC if it is reliable, otherwise CLOCK_MONOTONIC.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// A monotonic clock that counts ticks. A tick is one TSC cycle or one
-/// nanosecond; [`Clock::ns`] converts.
+/// A monotonic clock that counts ticks.
+///
+/// A tick is one TSC cycle or one nanosecond; [`Clock::ns`] converts.
 #[derive(Debug)]
 pub struct Clock {
     tsc: bool,
-    /// A (ticks, CLOCK_MONOTONIC) pair from the start of the process: the
-    /// longer the process runs, the better the frequency is known.
+    /// Both clocks at the start of the process. The longer the process runs, the more exact the
+    /// frequency that follows from this pair.
     anchor: Pair,
-    /// Ticks per second as measured at the start.
+    /// Frequency in ticks per second, as measured at the start.
     initial_hz: f64,
 }
 
-/// The two clocks read at one instant.
+/// Readings of both clocks at the same instant.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair {
     pub ticks: u64,
     pub monotonic_ns: u64,
 }
 
-/// How long the first measurement of the frequency takes.
+/// Duration of the first measurement of the frequency.
 const CALIBRATION: Duration = Duration::from_millis(5);
 
 impl Clock {
-    /// The clock of this process; the first call calibrates it (5 ms).
+    /// Returns the clock of this process. The first call calibrates the clock, which takes 5 ms.
     pub fn get() -> &'static Clock {
         static CLOCK: OnceLock<Clock> = OnceLock::new();
         CLOCK.get_or_init(|| Clock::new(tsc_is_trustworthy()))
@@ -48,18 +48,18 @@ impl Clock {
         }
     }
 
-    /// Whether ticks are TSC cycles (else nanoseconds).
+    /// Returns whether ticks are TSC cycles; otherwise they are nanoseconds.
     pub fn is_tsc(&self) -> bool {
         self.tsc
     }
 
-    /// The current time in ticks.
+    /// Returns the current time in ticks.
     #[inline(always)]
     pub fn now(&self) -> u64 {
         if self.tsc { read_tsc() } else { monotonic_ns() }
     }
 
-    /// Ticks per second, as exactly as it is known by now.
+    /// Returns the frequency in ticks per second, as exactly as it is known by now.
     pub fn hz(&self) -> f64 {
         if !self.tsc {
             return 1e9;
@@ -71,29 +71,33 @@ impl Clock {
         hz_between(self.anchor, now)
     }
 
-    /// `ticks` as nanoseconds.
+    /// Converts ticks to nanoseconds.
     pub fn ns(&self, ticks: u64) -> u64 {
         (ticks as f64 * 1e9 / self.hz()) as u64
     }
 
-    /// A short time in nanoseconds, by the frequency measured at the start: always the same, so that sums of such times
-    /// never become smaller. (A cumulative number of ticks may, as [`Clock::hz`] becomes more exact.)
+    /// Converts a short time to nanoseconds, by the frequency measured at the start.
+    ///
+    /// The result is always the same for the same ticks, so sums of such times never decrease. A
+    /// converted cumulative number of ticks could decrease, because [`Clock::hz`] becomes more
+    /// exact.
     pub fn interval_ns(&self, ticks: u64) -> u64 {
         (ticks as f64 * 1e9 / self.initial_hz) as u64
     }
 
-    /// A duration as ticks, by the frequency measured at the start: for
-    /// time-outs, not for results.
+    /// Converts a duration to ticks, by the frequency measured at the start.
+    ///
+    /// Use the result for timeouts, not for measured results.
     pub fn ticks(&self, duration: Duration) -> u64 {
         (duration.as_secs_f64() * self.initial_hz) as u64
     }
 
-    /// The inverse of [`Clock::ticks`], rounded up.
+    /// Converts ticks to a duration, rounded up: the inverse of [`Clock::ticks`].
     pub fn duration(&self, ticks: u64) -> Duration {
         Duration::from_nanos(self.interval_ns(ticks).saturating_add(1))
     }
 
-    /// Both clocks, read together.
+    /// Reads both clocks together.
     pub fn pair(&self) -> Pair {
         pair(self.tsc)
     }
@@ -103,8 +107,8 @@ fn hz_between(a: Pair, b: Pair) -> f64 {
     (b.ticks - a.ticks) as f64 * 1e9 / (b.monotonic_ns - a.monotonic_ns) as f64
 }
 
-/// The tightest of a few readings: an interrupt between the two clocks
-/// would show as an error of the frequency.
+/// Returns the tightest of eight pairs of readings, because an interrupt between the two clocks
+/// would appear as an error of the frequency.
 fn pair(tsc: bool) -> Pair {
     if !tsc {
         let ns = monotonic_ns();
@@ -132,15 +136,15 @@ fn pair(tsc: bool) -> Pair {
         .expect("eight readings")
 }
 
-/// CLOCK_MONOTONIC in nanoseconds.
+/// Returns CLOCK_MONOTONIC in nanoseconds.
 #[inline]
 pub fn monotonic_ns() -> u64 {
     let mut ts = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `ts` is a valid timespec to write to; CLOCK_MONOTONIC exists
-    // on every Linux, so the call cannot fail.
+    // SAFETY: `ts` is a valid timespec to write to. CLOCK_MONOTONIC exists on every Linux, so the
+    // call cannot fail.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
     ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
 }
@@ -157,7 +161,7 @@ fn read_tsc() -> u64 {
     unreachable!("there is no TSC on this architecture")
 }
 
-/// The kernel itself keeps time by the TSC, or the CPU promises that it
+/// Returns whether the kernel uses the TSC as its clock source, or the CPU guarantees that the TSC
 /// neither stops nor changes its rate.
 #[cfg(target_arch = "x86_64")]
 fn tsc_is_trustworthy() -> bool {
@@ -189,7 +193,8 @@ mod tests {
     fn ticks_and_the_kernel_agree() {
         for tsc in [tsc_is_trustworthy(), false] {
             let clock = Clock::new(tsc);
-            // The kernel before and after: anything may come in between.
+            // Reads the kernel's clock before and after, because the thread may be interrupted in
+            // between.
             let look = || (monotonic_ns(), clock.now(), monotonic_ns());
             let first = look();
             std::thread::sleep(Duration::from_millis(100));

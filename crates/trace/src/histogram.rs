@@ -1,19 +1,21 @@
-//! A log-linear histogram: one increment a value, and a constant relative error.
+//! A log-linear histogram with one increment per value and a constant relative error.
 //!
-//! [`Counts`] is one to compute with; [`Histogram`] is filled by one thread while others look.
+//! [`Counts`] is for computation. [`Histogram`] is filled by one thread while other threads read
+//! it.
 
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Of a histogram that is always on: a value is known to 1/32 (3.1%) of itself.
+/// Resolution of a histogram that is always on: values are exact to 1/32 (3.1%).
 pub const COARSE: u32 = 5;
-/// Of a measurement: to 1/128 (0.8%).
+/// Resolution of a histogram of a measurement: values are exact to 1/128 (0.8%).
 pub const FINE: u32 = 7;
-/// Values from 2^MAX_BITS (more than an hour of a 3 GHz TSC) fall into the
-/// last bucket; the sum and the maximum stay exact.
+/// Values from 2^MAX_BITS on fall into the last bucket; the sum and the maximum stay exact.
+///
+/// This value is more than an hour of a 3 GHz TSC.
 const MAX_BITS: u32 = 44;
 
-/// Each power of two is divided into 2^BITS buckets.
+/// Returns the number of buckets: each power of two is divided into 2^BITS of them.
 pub(crate) const fn buckets(bits: u32) -> usize {
     ((MAX_BITS - bits + 1) as usize) << bits
 }
@@ -25,7 +27,7 @@ pub(crate) fn bucket_of<const BITS: u32>(value: u64) -> usize {
     ((shift as usize) << BITS) + (value >> shift) as usize
 }
 
-/// The smallest value of a bucket and the number of values in it.
+/// Returns the smallest value of a bucket and the number of values in the bucket.
 pub(crate) fn bucket_range<const BITS: u32>(index: usize) -> (u64, u64) {
     let sub = 1 << BITS;
     if index < 2 * sub {
@@ -35,13 +37,12 @@ pub(crate) fn bucket_range<const BITS: u32>(index: usize) -> (u64, u64) {
     (((index % sub + sub) as u64) << shift, 1 << shift)
 }
 
-/// Counts of values, in whatever unit the writer uses.
+/// Counts of values, in the writer's unit.
 ///
-/// Only one thread may write; readers see each counter whole, but the set of
-/// counters only as consistent as relaxed loads make it (a request may be in
-/// the count and not yet in the sum).
+/// Only one thread may write. Readers see each counter whole, but the counters together are only as
+/// consistent as relaxed loads allow. A request may already be in the count and not yet in the sum.
 ///
-/// All bytes zero: an empty one.
+/// All bytes zero is an empty histogram.
 pub struct Histogram {
     buckets: [AtomicU64; buckets(COARSE)],
     sum: AtomicU64,
@@ -58,14 +59,14 @@ impl Default for Histogram {
     }
 }
 
-/// A plain add: there is one writer, so no locked instruction is needed.
+/// Adds without a locked instruction, because there is only one writer.
 #[inline]
 pub(crate) fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
 }
 
 impl Histogram {
-    /// Count `value` `n` times. Only the one writer may call this.
+    /// Counts `value` `n` times. Only the one writer may call this.
     #[inline]
     pub fn record_n(&self, value: u64, n: u64) {
         add(&self.buckets[bucket_of::<COARSE>(value)], n);
@@ -75,7 +76,7 @@ impl Histogram {
         }
     }
 
-    /// Count all of these, too. Only the one writer may call this.
+    /// Adds all counts of another histogram. Only the one writer may call this.
     pub(crate) fn absorb(&self, counts: &Occupied) {
         for (bucket, n) in &counts.buckets {
             if let Some(bucket) = self.buckets.get(*bucket) {
@@ -87,7 +88,7 @@ impl Histogram {
             .store(self.max.load(Relaxed).max(counts.max), Relaxed);
     }
 
-    /// Its buckets that have anything. (None has beyond that of the maximum.)
+    /// Returns the buckets that are not empty. No bucket above the maximum's is filled.
     pub(crate) fn occupied(&self) -> Occupied {
         let max = self.max.load(Relaxed);
         let buckets = self.buckets[..=bucket_of::<COARSE>(max)].iter();
@@ -99,12 +100,12 @@ impl Histogram {
         }
     }
 
-    /// Nothing was counted yet, or only zeroes.
+    /// Returns whether no value other than zero was counted.
     pub(crate) fn is_empty(&self) -> bool {
         self.max.load(Relaxed) == 0
     }
 
-    /// A copy to compute with.
+    /// Returns a copy for computation.
     pub fn counts(&self) -> Counts<COARSE> {
         Counts {
             buckets: self.buckets.iter().map(|b| b.load(Relaxed)).collect(),
@@ -114,10 +115,11 @@ impl Histogram {
     }
 }
 
-/// What a histogram has, for another process of the same machine. Of the same resolution.
+/// The filled buckets of a histogram of the same resolution, for another process of the same
+/// machine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Occupied {
-    /// Which, and how many are in it.
+    /// Indices of buckets, with their counts.
     #[serde(with = "packed")]
     buckets: Vec<(usize, u64)>,
     sum: u64,
@@ -125,25 +127,28 @@ pub struct Occupied {
 }
 
 impl Occupied {
-    /// The buckets by their numbers, less than [`BUCKETS`], in order, and how many are in each.
+    /// Returns the indices of buckets in order, with their counts. Every index is below
+    /// [`BUCKETS`].
     pub fn buckets(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
         let known = self.buckets.iter().copied();
         known.filter(|(bucket, _)| *bucket < BUCKETS)
     }
 
-    /// Of all values.
+    /// Returns the sum of all values.
     pub fn sum(&self) -> u64 {
         self.sum
     }
 
-    /// The largest value.
+    /// Returns the largest value.
     pub fn max(&self) -> u64 {
         self.max
     }
 }
 
-/// Buckets as text, `3:17 4:1`: a thousand disks have a million of them, each of which would be some
-/// objects to whoever reads JSON.
+/// Serializes buckets as one text, `3:17 4:1`.
+///
+/// A thousand disks have a million buckets, and a JSON parser would allocate several objects for
+/// each.
 mod packed {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -169,22 +174,22 @@ mod packed {
     }
 }
 
-/// How many buckets a [`Histogram`] has.
+/// Number of buckets of a [`Histogram`].
 pub const BUCKETS: usize = buckets(COARSE);
 
-/// What is in the middle of a bucket of a [`Histogram`].
+/// Returns the middle of a bucket of a [`Histogram`].
 pub fn middle_of(bucket: usize) -> f64 {
     let (from, width) = bucket_range::<COARSE>(bucket);
     from as f64 + width as f64 / 2.0
 }
 
-/// Where a bucket of a [`Histogram`] begins and ends.
+/// Returns the lower and the upper bound of a bucket of a [`Histogram`].
 pub fn range_of(bucket: usize) -> (f64, f64) {
     let (from, width) = bucket_range::<COARSE>(bucket);
     (from as f64, (from + width) as f64)
 }
 
-/// A histogram of one thread's own; several merge into one.
+/// A histogram that one thread owns; several can be merged.
 #[derive(Clone, Debug)]
 pub struct Counts<const BITS: u32> {
     buckets: Box<[u64]>,
@@ -223,7 +228,7 @@ impl<const BITS: u32> Counts<BITS> {
         self.buckets.iter().sum()
     }
 
-    /// The buckets that hold anything, in order: from, to (exclusive), count.
+    /// Returns the buckets that are not empty, in order: from, to (exclusive), count.
     pub fn occupied(&self) -> impl Iterator<Item = (u64, u64, u64)> + Clone + use<'_, BITS> {
         let counts = self.buckets.iter().copied().enumerate();
         counts.filter(|(_, n)| *n > 0).map(|(index, n)| {
@@ -245,12 +250,12 @@ impl<const BITS: u32> Counts<BITS> {
         (count > 0).then(|| self.sum as f64 / count as f64)
     }
 
-    /// As [`quantile`], interpolated within a bucket.
+    /// Returns a quantile like [`quantile`], interpolated within a bucket.
     pub fn quantile(&self, q: f64) -> Option<f64> {
         quantile(self.ranges(), self.max as f64, q)
     }
 
-    /// Likewise, however few values there are.
+    /// Returns a quantile like [`quantile`], however few values there are.
     pub fn quantile_of_any(&self, q: f64) -> Option<f64> {
         quantile_of_any(self.ranges(), self.max as f64, q)
     }
@@ -261,9 +266,11 @@ impl<const BITS: u32> Counts<BITS> {
     }
 }
 
-/// The value below which a share `q` (0 to 1) of the values lie, by their ranges in order (from, to,
-/// how many) and their maximum. None where fewer than `MIN_BEYOND` values lie beyond it, because such
-/// a figure is chance; the median of anything at all is given.
+/// Returns the value below which a share `q` (0 to 1) of the values lie.
+///
+/// `ranges` are the buckets in order (from, to, count), and `max` is the largest value. Returns
+/// `None` for `q` above 0.5 if fewer than `MIN_BEYOND` values lie beyond the quantile, because the
+/// result would be random. The median of any values is returned.
 pub fn quantile(
     ranges: impl Iterator<Item = (f64, f64, u64)> + Clone,
     max: f64,
@@ -291,7 +298,7 @@ fn quantile_of_any(
         }
         below += n as f64;
     }
-    // With any values, by rounding only.
+    // Reached by rounding only, if there are any values.
     (below > 0.0).then_some(max)
 }
 

@@ -1,9 +1,10 @@
 //! Operations, stages, timestamps, histograms, slow requests and the trace ring.
 //!
-//! All crates of the data plane may use this crate, which itself uses only `fathom-sigbus`.
+//! All crates of the data plane may use this crate, which itself uses only `fathom-sigbus`
+//! and `fathom-units`.
 //!
-//! Built with `--cfg fathom_unstamped`, nothing is stamped or counted: only
-//! for measuring what stamps cost (tools/bench/stamps.py).
+//! With `--cfg fathom_unstamped`, nothing is stamped or counted. This is only for measuring the
+//! cost of stamps (tools/bench/stamps.py).
 
 pub mod clock;
 pub mod histogram;

@@ -1,4 +1,4 @@
-//! Turns finished requests into histograms, in batches.
+//! Counts finished requests in histograms, in batches.
 
 use crate::clock::Clock;
 use crate::histogram::{COARSE, Counts, Histogram, Occupied, add};
@@ -13,28 +13,28 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Per operation: a histogram of each stage, then one of the total.
+/// Histograms of one worker: for each operation, one per stage and one of the total.
 ///
-/// They take half a MiB, of which only those pages are in memory that have been written to: a disk that
-/// nobody uses has none, and one whose guest only reads has few.
+/// The tables take half a MiB of address space, of which only written pages occupy memory. An
+/// unused disk occupies no memory, and a disk that is only read occupies little.
 pub struct StageHistograms(NonNull<Tables>);
 
-/// Linux's numbers of errors, and the first one for what is none.
+/// Number of counters of errors: one per Linux errno, and the first for unknown errors.
 const ERRNOS: usize = 134;
 
-/// All bytes zero: empty ones.
+/// Tables of a worker; all bytes zero is an empty table.
 struct Tables {
     ops: [[Histogram; Stage::COUNT + 1]; Op::COUNT],
-    /// Of these requests, how many were answered with which error.
+    /// Number of requests that failed, by operation and errno.
     errors: [[AtomicU64; ERRNOS]; Op::COUNT],
-    /// And how many bytes the others were about.
+    /// Number of bytes of the requests that succeeded, by operation.
     bytes: [AtomicU64; Op::COUNT],
     slow: SlowTables,
 }
 
-// SAFETY: it owns its tables, which are `Send`.
+// SAFETY: this type owns its tables, which are `Send`.
 unsafe impl Send for StageHistograms {}
-// SAFETY: others get shared references to its tables, which are `Sync`.
+// SAFETY: other threads get only shared references to the tables, which are `Sync`.
 unsafe impl Sync for StageHistograms {}
 
 impl Default for StageHistograms {
@@ -43,12 +43,13 @@ impl Default for StageHistograms {
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
         );
-        // SAFETY: a new mapping, whose address the kernel chooses.
+        // SAFETY: creates a new mapping at an address of the kernel's choice.
         let map = unsafe { libc::mmap(null_mut(), LEN, protection, flags, -1, 0) };
         match NonNull::new(map) {
             Some(map) if map.as_ptr() != libc::MAP_FAILED => {
-                // A huge page would have all of it in memory. (Where there are none, this fails.)
-                // SAFETY: it concerns this mapping only, and not what is in it.
+                // A huge page would occupy memory for all tables. The call fails on a kernel
+                // without huge pages.
+                // SAFETY: the advice concerns only this mapping, and does not change its content.
                 unsafe { libc::madvise(map.as_ptr(), LEN, libc::MADV_NOHUGEPAGE) };
                 StageHistograms(map.cast())
             }
@@ -61,84 +62,89 @@ const LEN: usize = size_of::<Tables>();
 
 impl StageHistograms {
     fn tables(&self) -> &Tables {
-        // SAFETY: mapped until the drop, aligned to a page, and valid if all zero.
+        // SAFETY: the tables are mapped until the drop, aligned to a page, and valid if all zero.
         unsafe { self.0.as_ref() }
     }
 }
 
 impl Drop for StageHistograms {
     fn drop(&mut self) {
-        // SAFETY: made by `default` with this length; nobody has a reference any more.
+        // SAFETY: `default` made the mapping with this length, and no reference to it is left.
         unsafe { libc::munmap(self.0.as_ptr().cast(), LEN) };
     }
 }
 
 impl StageHistograms {
-    /// The stages of `op` in the order of [`Stage::ALL`], then the total.
+    /// Returns the histograms of the stages of `op` in the order of [`Stage::ALL`], then of the
+    /// total.
     pub fn counts(&self, op: Op) -> Vec<Counts<COARSE>> {
         let stages = &self.tables().ops[op as usize];
         stages.iter().map(Histogram::counts).collect()
     }
 
-    /// How many requests were answered with an error.
+    /// Returns the number of requests that failed.
     pub fn errors(&self, op: Op) -> u64 {
         self.errnos(op).map(|(_, n)| n).sum()
     }
 
-    /// Likewise by the error's number; only those that occurred.
+    /// Returns the number of failed requests for each errno that occurred.
     pub fn errnos(&self, op: Op) -> impl Iterator<Item = (u8, u64)> + '_ {
         let all = self.tables().errors[op as usize].iter();
         let counts = all.map(|n| n.load(Ordering::Relaxed));
         (0..).zip(counts).filter(|(_, n)| *n > 0)
     }
 
-    /// The slowest requests of late, the slowest first.
+    /// Returns the slowest recent requests, the slowest first.
     pub fn slow(&self) -> Vec<TraceRecord> {
         self.tables().slow.read()
     }
 
-    /// How many bytes the requests were about that were not.
+    /// Returns the number of bytes of the requests that succeeded.
     pub fn bytes(&self, op: Op) -> u64 {
         self.tables().bytes[op as usize].load(Ordering::Relaxed)
     }
 }
 
-/// Histograms on their way to another process of the same machine.
+/// Histograms in a form for another process of the same machine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HistogramsState {
-    /// What their values and their buckets mean.
+    /// Whether the values are TSC cycles, and the resolution of the buckets.
     tsc: bool,
     bits: u32,
-    /// Of each operation: those of the stages, and how many were answered with an error.
+    /// For each operation: the histograms of the stages, and the number of failed requests.
     ops: Vec<(Vec<Occupied>, u64)>,
-    /// Likewise. (Servers of before did not count them.)
+    /// Number of bytes of requests that succeeded, for each operation. Absent in states of older
+    /// servers.
     #[serde(default)]
     bytes: Vec<u64>,
-    /// Of each operation: which errors these were. (Nor these.)
+    /// Errnos with the numbers of failed requests, for each operation. Absent in states of older
+    /// servers.
     #[serde(default)]
     errnos: Vec<Vec<(u8, u64)>>,
 }
 
 impl HistogramsState {
-    /// Of an operation that has occurred: the stages in the order of [`Stage::ALL`], then the total.
+    /// Returns the histograms of an operation that has occurred.
+    ///
+    /// The stages are in the order of [`Stage::ALL`], then the total follows.
     pub fn of(&self, op: Op) -> &[Occupied] {
         let of_op = self.ops.get(op as usize);
         of_op.map_or(&[], |(stages, _)| stages)
     }
 
-    /// Adds up what several workers of this machine have counted.
+    /// Adds up the counts of several workers of this machine.
     pub fn merged(workers: &[HistogramsState]) -> HistogramsState {
         let all = StageHistograms::default();
         workers.iter().for_each(|worker| all.absorb(worker));
         all.state()
     }
 
-    /// How many bytes its requests were about.
+    /// Returns the number of bytes of the operation's requests that succeeded.
     pub fn bytes(&self, op: Op) -> u64 {
         self.bytes.get(op as usize).copied().unwrap_or(0)
     }
 
-    /// How many were answered with which error; 0: with one that is not known any more.
+    /// Returns the numbers of failed requests by errno; 0 stands for an unknown errno.
     pub fn errnos(&self, op: Op) -> &[(u8, u64)] {
         self.errnos.get(op as usize).map_or(&[], Vec::as_slice)
     }
@@ -162,8 +168,9 @@ impl StageHistograms {
         }
     }
 
-    /// Count what another process has counted, unless that is something else. Only the one writer
-    /// may call this.
+    /// Adds the counts of another process, unless its values or buckets have another meaning.
+    ///
+    /// Only the writer of these histograms may call this.
     pub fn absorb(&self, state: &HistogramsState) {
         if state.tsc != Clock::get().is_tsc() || state.bits != COARSE {
             return;
@@ -189,17 +196,16 @@ fn count_errors(errors: &[AtomicU64; ERRNOS], errno: usize, n: u64) {
     add(errors.get(errno).unwrap_or(&errors[0]), n);
 }
 
-/// The one writer of a worker's histograms.
+/// The only writer of a worker's histograms.
 ///
-/// Requests of one batch often share every stamp. They are counted as a run
-/// and reach the histograms together, which is what makes seven histograms
-/// affordable for each request.
+/// Requests of one batch often have the same stamps. They are counted as a run, and are added to
+/// the histograms together. This makes seven histograms affordable for each request.
 pub struct Recorder {
     histograms: Arc<StageHistograms>,
     op: Op,
     spent: [u64; Stage::COUNT],
     run: u64,
-    /// Of the run.
+    /// Number of bytes of the run.
     bytes: u64,
     slow: SlowWriter,
 }
@@ -216,8 +222,10 @@ impl Recorder {
         }
     }
 
-    /// Count a finished request of so many bytes. It is visible after [`Recorder::flush`]. `whole` is
-    /// asked for if it is among the slow ones.
+    /// Counts a finished request of `bytes` bytes, which is visible after [`Recorder::flush`].
+    ///
+    /// Callers pass 0 `bytes` for a failed request. `whole` is called only if the request is one of
+    /// the slowest.
     #[inline]
     pub fn record(
         &mut self,
@@ -235,7 +243,7 @@ impl Recorder {
             return;
         }
         self.flush();
-        // (Of a run the first stands for all.)
+        // The first request of a run represents the whole run.
         if self.slow.wants(stamps.total(), stamps.last()) {
             self.slow.keep(&self.histograms.tables().slow, &whole());
         }
@@ -245,14 +253,14 @@ impl Recorder {
         self.bytes = bytes;
     }
 
-    /// Count one that was answered with this error (an errno); it is recorded, too.
+    /// Counts an error of a request, by errno. The request must also be recorded.
     #[cold]
     pub fn failed(&mut self, op: Op, error: i32) {
         let errors = &self.histograms.tables().errors[op as usize];
         count_errors(errors, usize::try_from(error).unwrap_or(0), 1);
     }
 
-    /// Make everything recorded so far visible; called once per batch.
+    /// Makes all recorded requests visible. Called once per batch.
     #[inline]
     pub fn flush(&mut self) {
         if self.run == 0 {
@@ -271,7 +279,7 @@ impl Recorder {
     }
 }
 
-/// Of a request that has nothing to tell but its stamps.
+/// Returns a record with these stamps, and arbitrary other values.
 #[cfg(test)]
 pub(crate) fn some_record(stamps: &Stamps) -> TraceRecord {
     TraceRecord {

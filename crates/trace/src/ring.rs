@@ -1,14 +1,13 @@
-//! The trace ring: one fixed-size record a request, in a file that another
-//! process can read while it is written.
+//! The trace ring: one record of fixed size per request, in a file that another process can read
+//! while it is written.
 //!
-//! Layout, in the machine's own byte order: a header page (see
-//! [`header`](self::header)), then for each worker's ring its records, 96
-//! bytes each. A ring has one writer, which never waits: a reader that is too
-//! slow loses the oldest records, and knows how many.
+//! Layout, in the machine's byte order: a header page (see [`header`](self::header)), then for each
+//! worker's ring its records of 96 bytes. Each ring has one writer, which never waits. A reader
+//! that is too slow loses the oldest records, and knows how many.
 //!
-//! A record starts with its sequence word. The writer of the n-th record (from
-//! 0) stores 2n+1 there, then the record, then 2n+2; a reader that finds 2n+2
-//! before and after its copy has the whole record.
+//! A record starts with its sequence word. The writer of the n-th record (from 0) stores 2n+1 in
+//! this word, then the record, then 2n+2. A reader that finds 2n+2 both before and after its copy
+//! has the whole record.
 
 mod header;
 mod reader;
@@ -28,16 +27,16 @@ pub use writer::{RingFile, RingWriter};
 /// One finished request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceRecord {
-    /// The clock when each stage was entered, then when the last was left.
+    /// Clock ticks at the start of each stage in turn, then at the end of the last stage.
     pub stamps: [u64; Stage::COUNT + 1],
-    /// Bytes from the start of the disk.
+    /// Offset in bytes from the start of the disk.
     pub offset: u64,
     pub len: u64,
     pub queue: u16,
     pub op: Op,
-    /// 0 or the errno that it failed with.
+    /// 0, or the errno that the request failed with.
     pub error: i32,
-    /// Picked up by polling rather than by a kick.
+    /// Whether polling rather than a kick detected the request.
     pub polled: bool,
     pub wire: Wire,
 }
@@ -67,23 +66,23 @@ impl TraceError {
     }
 }
 
-/// A greater number of a record than any writer reaches.
+/// Limit of record numbers, which no writer reaches.
 const MAX_NUMBER: u64 = 1 << 60;
 
-/// 8-byte words in a record.
+/// Number of 8-byte words in a record.
 const WORDS: usize = 12;
-/// Bytes in a record.
+/// Number of bytes in a record.
 const RECORD: usize = WORDS * 8;
-/// Words of a record: the sequence, the stamps, then these.
+/// Indices of words in a record: the sequence word and the stamps come first, then these words.
 const OFFSET: usize = 1 + Stage::COUNT + 1;
 const LEN: usize = OFFSET + 1;
-/// queue (16 bits), op (8), polled (1), what the cookie is (7), error (32), from the lowest bit.
+/// From the lowest bit: queue (16 bits), op (8), polled (1), kind of the cookie (7), error (32).
 const REST: usize = LEN + 1;
 const COOKIE: usize = REST + 1;
 
 const _: () = assert!(COOKIE < WORDS);
 
-/// The words of a record but for the sequence.
+/// The words of a record without the sequence word.
 type Payload = [u64; WORDS - 1];
 
 #[inline]
@@ -102,7 +101,7 @@ fn encode(record: &TraceRecord) -> Payload {
     words
 }
 
-/// None when no writer can have written these words.
+/// Decodes a record. Returns `None` if no writer can have written these words.
 fn decode(words: &Payload) -> Option<TraceRecord> {
     let rest = words[REST - 1];
     let stamps: [u64; Stage::COUNT + 1] = words[..Stage::COUNT + 1].try_into().ok()?;

@@ -1,8 +1,8 @@
-//! A flight recorder: the slowest requests of late, with all their stamps, always on.
+//! A flight recorder that is always on: the slowest recent requests, with all their stamps.
 //!
-//! Of each second in which there were any the four slowest, for the last 64 of these seconds, and
-//! likewise of each minute. A request that is not among them costs two comparisons. One thread writes;
-//! others read whole records, or none.
+//! The recorder keeps the four slowest requests of each of the last 64 seconds with requests, and
+//! of each of the last 64 minutes with requests. A request that is not kept costs two comparisons.
+//! One thread writes; other threads read whole records, or none.
 
 use crate::clock::Clock;
 use crate::ring::{TraceRecord, Wire};
@@ -11,23 +11,23 @@ use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-/// The slowest of a time.
+/// Number of slowest requests that are kept of each period.
 const BEST: usize = 4;
-/// As many times are kept.
+/// Number of periods that are kept.
 const ROWS: usize = 64;
-/// What they last.
+/// Durations of the two kinds of periods.
 const TIMES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
 const STAMPS: usize = Stage::COUNT + 1;
-/// Of a record: its stamps, offset, length, and the rest in one.
+/// Number of words in a record: the stamps, offset, length, and one word with the rest.
 const WORDS: usize = STAMPS + 3;
 
-/// All bytes zero: nothing yet.
+/// The records of both kinds of periods; all bytes zero is an empty table.
 pub(crate) struct SlowTables([[[Slot; BEST]; ROWS]; TIMES.len()]);
 
-/// A record, or nothing where its last stamp is zero.
+/// A record; the slot is empty if the record's last stamp is zero.
 struct Slot {
-    /// Odd while it is written to.
+    /// Sequence number, which is odd while the record is being written.
     turn: AtomicU64,
     words: [AtomicU64; WORDS],
 }
@@ -43,7 +43,7 @@ impl Slot {
         self.turn.store(turn.wrapping_add(2), Ordering::Release);
     }
 
-    /// None: there is none, or it is just being written.
+    /// Returns the record, or `None` if the slot is empty or is being written.
     fn read(&self) -> Option<TraceRecord> {
         let turn = self.turn.load(Ordering::Acquire);
         if turn == 0 || turn % 2 == 1 {
@@ -88,7 +88,7 @@ fn record(words: &[u64; WORDS]) -> Option<TraceRecord> {
 }
 
 impl SlowTables {
-    /// All records that there are, each once, the slowest first.
+    /// Returns all records without duplicates, the slowest first.
     pub(crate) fn read(&self) -> Vec<TraceRecord> {
         let slots = self.0.iter().flatten().flatten();
         let mut all: Vec<_> = slots.filter_map(Slot::read).collect();
@@ -99,20 +99,20 @@ impl SlowTables {
     }
 }
 
-/// The one writer of a table.
+/// The only writer of a table.
 pub(crate) struct SlowWriter {
     times: [Time; TIMES.len()],
 }
 
-/// Of the second, or the minute, that it is.
+/// The current period: a second, or a minute.
 struct Time {
     ticks: u64,
-    /// When it ends.
+    /// Clock ticks at the end of the period.
     until: u64,
     row: usize,
-    /// How long the slowest of it took.
+    /// Total times of the slowest requests of the period, in ticks.
     best: [u64; BEST],
-    /// The least of these.
+    /// The smallest of these times.
     floor: u64,
 }
 
@@ -130,7 +130,7 @@ impl SlowWriter {
         }
     }
 
-    /// Whether a request that ended then, after so many ticks, is to be kept.
+    /// Returns whether a request of `total` ticks that ended at `end` is to be kept.
     #[inline(always)]
     pub(crate) fn wants(&self, total: u64, end: u64) -> bool {
         let [second, _] = &self.times;
@@ -153,8 +153,10 @@ impl SlowWriter {
 }
 
 impl Time {
-    /// The next one. What is in its row is of long ago, and written over one after the other: as long
-    /// as there is less to tell, more of that can be told.
+    /// Begins the next period.
+    ///
+    /// The records of its row are 64 periods old, and are overwritten one by one. As long as the
+    /// new period has few requests, some of the old records remain.
     fn begin(&mut self, now: u64) {
         self.until = now + self.ticks;
         self.row = (self.row + 1) % ROWS;
@@ -162,7 +164,8 @@ impl Time {
         self.floor = 0;
     }
 
-    /// Which of the slowest is to go for one that took so long.
+    /// Returns the place of a request that took `total` ticks, or `None` if the request is not
+    /// among the slowest.
     fn place_for(&mut self, total: u64) -> Option<usize> {
         let least = (0..BEST).min_by_key(|place| self.best[*place])?;
         if total <= self.best[least] {
@@ -181,7 +184,7 @@ mod tests {
     use crate::stage::Stamps;
     use std::sync::Arc;
 
-    /// Ends then, in milliseconds, after so many ticks.
+    /// Records a request that ended at `at_ms` milliseconds, after `total` ticks.
     fn count(recorder: &mut Recorder, at_ms: u64, total: u64, offset: u64) {
         let end = Clock::get().ticks(Duration::from_millis(at_ms)) + (1 << 40);
         let mut stamps = Stamps::start(end - total);
@@ -205,7 +208,7 @@ mod tests {
         let mut recorder = Recorder::new(histograms.clone());
         for second in 0..3u64 {
             for n in 0..100u64 {
-                // Each its own length, none in order.
+                // Each request has a different duration, in no order.
                 let total = 1000 + (n * 37) % 100 + 1000 * second;
                 count(&mut recorder, 2000 * second + n, total, n);
             }

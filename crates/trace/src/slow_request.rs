@@ -1,4 +1,4 @@
-//! A slow request as it is told to people and programs.
+//! A slow request in the form for reports and the API.
 
 use crate::clock::Clock;
 use crate::ring::TraceRecord;
@@ -7,28 +7,28 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// One of a disk's slowest requests of late.
+/// One of a disk's slowest recent requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlowRequest {
-    /// For who looks for it again; by it a bucket of metrics says which it is.
+    /// Identifier of the request; exemplars of metrics refer to it.
     pub id: String,
-    /// When it was answered, in milliseconds since 1970.
+    /// Time of the reply, in milliseconds since 1970.
     pub time_ms: u64,
     pub op: String,
     pub offset: u64,
     pub len: u64,
     pub queue: u16,
-    /// 0, or the errno that it was answered with.
+    /// 0, or the errno that the request failed with.
     pub error: i32,
     pub polled: bool,
     pub total_ns: u64,
-    /// How long it was in each stage, in nanoseconds.
+    /// Time spent in each stage, in nanoseconds.
     pub stages: BTreeMap<String, u64>,
-    /// The stage in which it was for longest.
+    /// The stage that took longest.
     pub longest: String,
 }
 
-/// Both clocks, to tell when something was.
+/// The current time by both clocks, to convert stamps to dates.
 pub struct Now {
     ticks: u64,
     time_ms: u64,
@@ -46,7 +46,7 @@ impl Now {
         }
     }
 
-    /// Milliseconds since 1970.
+    /// Returns the current time in milliseconds since 1970.
     pub fn time_ms(&self) -> u64 {
         self.time_ms
     }

@@ -24,7 +24,7 @@ impl Op {
         Op::BlockStatus,
     ];
 
-    /// The name used in every table, file and protocol.
+    /// Returns the name that every table, file and protocol uses.
     pub fn name(self) -> &'static str {
         match self {
             Op::Read => "read",
@@ -36,7 +36,7 @@ impl Op {
         }
     }
 
-    /// The inverse of `op as u8`.
+    /// Converts `op as u8` back to the operation.
     pub fn from_u8(value: u8) -> Option<Op> {
         Op::ALL.get(usize::from(value)).copied()
     }
@@ -72,7 +72,7 @@ impl Stage {
         Stage::Notify,
     ];
 
-    /// The name used in every table, file and protocol.
+    /// Returns the name that every table, file and protocol uses.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Wake => "wake",
@@ -97,8 +97,8 @@ impl Stage {
     }
 }
 
-/// A request's way through the stages, in clock ticks. A stage may be
-/// entered more than once; its times add up.
+/// Times of a request in each stage, in clock ticks. A stage may be entered more than once; its
+/// times add up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamps {
     spent: [u64; Stage::COUNT],
@@ -123,8 +123,9 @@ impl Stamps {
         }
     }
 
-    /// Leave the current stage and enter `stage` at `now`. A clock that
-    /// stepped back (between two sockets, say) counts as no time.
+    /// Leaves the current stage and enters `stage` at `now`.
+    ///
+    /// If the clock has stepped back, for example between two CPU sockets, no time is counted.
     #[inline]
     pub fn enter(&mut self, stage: Stage, now: u64) {
         if cfg!(fathom_unstamped) {
@@ -141,32 +142,32 @@ impl Stamps {
         self.stage
     }
 
-    /// Leave the last stage at `now`.
+    /// Leaves the last stage at `now`.
     #[inline]
     pub fn end(&mut self, now: u64) {
         self.enter(self.stage, now);
     }
 
-    /// Ticks spent in each stage, in the order of [`Stage::ALL`].
+    /// Returns the ticks spent in each stage, in the order of [`Stage::ALL`].
     #[inline]
     pub fn spent(&self) -> &[u64; Stage::COUNT] {
         &self.spent
     }
 
-    /// Ticks from the start to the last transition: the sum of all stages.
+    /// Returns the ticks from the start to the last transition: the sum of all stages.
     #[inline]
     pub fn total(&self) -> u64 {
         self.spent.iter().sum()
     }
 
-    /// The clock at the last transition.
+    /// Returns the clock at the last transition.
     #[inline]
     pub fn last(&self) -> u64 {
         self.last
     }
 
-    /// The clock at the start and at the end of each stage, as if each had
-    /// been entered once and in order.
+    /// Returns the clock at the start and at the end of each stage, as if each stage had been
+    /// entered once and in order.
     #[inline]
     pub fn raw(&self) -> [u64; Stage::COUNT + 1] {
         let mut at = self.last - self.total();

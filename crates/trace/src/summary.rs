@@ -1,4 +1,4 @@
-//! Histograms as the figures that people read: a table or JSON.
+//! Summaries of histograms, as a table or JSON.
 
 mod merged;
 
@@ -10,19 +10,19 @@ pub use merged::Merged;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What one disk's requests spent where.
+/// Where one disk's requests spent their time.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Summary {
-    /// Only operations that occurred.
+    /// Operations that occurred.
     pub operations: Vec<OpSummary>,
-    /// Requests, none of these, that were refused at once: they break a rule
-    /// of their protocol, or the disk cannot do what they ask for.
+    /// Number of requests that were rejected at once, because they violate the protocol or the disk
+    /// does not support them. They are not in `operations`.
     #[serde(default)]
     pub refused: u64,
-    /// Requests taken from queues and connections, and not answered yet.
+    /// Number of requests taken from queues and connections, and not yet answered.
     #[serde(default)]
     pub in_flight: u64,
-    /// For how long all of it has been counted; absent where a server of before did not know.
+    /// Time in seconds over which all this was counted. Absent in summaries of older servers.
     #[serde(default)]
     pub seconds: Option<f64>,
 }
@@ -30,18 +30,18 @@ pub struct Summary {
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct OpSummary {
     pub op: String,
-    /// How many of the requests were answered with an error.
+    /// Number of requests that failed.
     #[serde(default)]
     pub errors: u64,
-    /// What the others were about: data, or what was discarded, zeroed, asked for.
+    /// Number of bytes of the requests that succeeded: data, or ranges that were discarded, zeroed
+    /// or queried.
     #[serde(default)]
     pub bytes: u64,
-    /// In the order of [`Stage::ALL`], then the total.
+    /// Times of the stages in the order of [`Stage::ALL`], then the total.
     pub stages: Vec<StageSummary>,
 }
 
-/// Times in nanoseconds; a percentile is absent where there are too few
-/// samples for it to mean anything.
+/// Times in nanoseconds. A percentile is absent if there are too few samples for it.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct StageSummary {
     pub stage: String,
@@ -52,21 +52,23 @@ pub struct StageSummary {
     pub p99_ns: Option<f64>,
     pub p999_ns: Option<f64>,
     pub max_ns: f64,
-    /// The sum of all by the server's clock, for who wants to know what has come since: how long a tick
-    /// takes is known better and better, so that means are not good enough for that.
+    /// Sum of all samples in ticks of the server's clock, to compute differences between summaries.
+    ///
+    /// Means are not exact enough for differences, because the duration of a tick becomes known
+    /// more exactly over time.
     #[serde(default)]
     pub ticks: u64,
-    /// Of each that occurred.
+    /// Buckets that are not empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub histogram: Vec<Bucket>,
 }
 
-/// So many samples lay in this range: `[from_ns, to_ns, count]` in JSON.
+/// Number of samples in a range: `[from_ns, to_ns, count]` in JSON.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq)]
 pub struct Bucket(pub f64, pub f64, pub u64);
 
 impl Summary {
-    /// Merge the histograms of a disk's workers.
+    /// Merges the histograms of a disk's workers.
     pub fn of<'a>(
         workers: impl IntoIterator<Item = &'a StageHistograms>,
         clock: &Clock,
@@ -102,8 +104,9 @@ impl Summary {
         }
     }
 
-    /// What has come since an earlier one of the same disk. All of it, if the disk has gone meanwhile
-    /// and come back.
+    /// Returns what was counted since an earlier summary of the same disk.
+    ///
+    /// Returns everything if the disk was removed and added again in between.
     pub fn since(&self, earlier: &Summary) -> Summary {
         let is_fewer = |op: &OpSummary| {
             self.of_op(&op.op)
@@ -133,7 +136,7 @@ impl Summary {
 }
 
 impl OpSummary {
-    /// How many requests.
+    /// Returns the number of requests.
     pub fn count(&self) -> u64 {
         self.stages.last().map_or(0, |total| total.count)
     }
@@ -149,7 +152,7 @@ impl OpSummary {
     }
 }
 
-/// The rows of every table: the stages, then `total`.
+/// Returns the names of the rows of every table: the stages, then `total`.
 fn stage_names() -> impl Iterator<Item = &'static str> {
     Stage::ALL.into_iter().map(Stage::name).chain(["total"])
 }
@@ -185,7 +188,7 @@ impl StageSummary {
         }
     }
 
-    /// With what follows from the histogram and the maximum.
+    /// Adds the values that follow from the histogram and the maximum.
     fn with_quantiles(self) -> StageSummary {
         let ranges = self
             .histogram
@@ -204,13 +207,13 @@ impl StageSummary {
         }
     }
 
-    /// What has come since. Of its maximum only the bucket is known.
+    /// Returns what was counted since `earlier`. The maximum is exact only to its bucket.
     fn since(&self, earlier: &StageSummary) -> StageSummary {
         let mut before = earlier.histogram.iter().peekable();
         let mut histogram = Vec::new();
         for &Bucket(from, to, n) in &self.histogram {
-            // Both have the same buckets, whose bounds differ by how long a tick was thought to take;
-            // and what was in a bucket still is.
+            // Both histograms have the same buckets. Their bounds differ slightly, because the
+            // duration of a tick was estimated at different times. Counts never decrease.
             let then = before.next_if(|old| old.0 < f64::midpoint(from, to));
             let then = then.map_or(0, |old| old.2);
             if n > then {
@@ -233,7 +236,7 @@ impl StageSummary {
 }
 
 impl Summary {
-    /// Requests and data by operation, and what is in flight.
+    /// Writes requests and bytes per second for each operation, and the requests in flight.
     fn fmt_rates(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rates = self.operations.iter().map(|op| match self.seconds {
             Some(seconds) if seconds > 0.0 => {
@@ -251,7 +254,7 @@ impl Summary {
         }
     }
 
-    /// What went wrong, if anything did.
+    /// Writes the numbers of failed and rejected requests, if there are any.
     fn fmt_errors(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let failed = self.operations.iter().filter(|op| op.errors > 0);
         let failed: Vec<_> = failed
@@ -391,7 +394,7 @@ mod tests {
             "{text}"
         );
         assert_eq!(second.since(&second).operations, []);
-        // The disk has gone and come back, and has done less, or more in less time.
+        // The disk was removed and added again. It has fewer requests, or more in less time.
         assert_eq!(first.since(&second), first);
         let young = Summary {
             seconds: Some(1.0),

@@ -1,21 +1,21 @@
-//! The first page of a trace file: what the rest is.
+//! The first page of a trace file, which describes the rest.
 
 use super::RECORD;
 use crate::clock::{Clock, monotonic_ns};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Bytes of the header; the first ring follows.
+/// Number of bytes of the header; the first ring follows.
 pub(super) const HEADER: usize = 4096;
-/// Fewest records of a ring; rings of a power of two from here on fill whole
+/// Minimum number of records of a ring. Rings whose size is a power of two from here on fill whole
 /// pages.
 pub(super) const MIN_CAPACITY: u32 = 128;
 pub(super) const MAX_CAPACITY: u32 = 1 << 26;
 pub(super) const MAX_RINGS: u32 = 1024;
-/// Longest name of a disk, in bytes of UTF-8.
+/// Maximum length of a disk's name, in bytes of UTF-8.
 const MAX_NAME: usize = 255;
 
 const MAGIC: &[u8; 8] = b"FATHOMTR";
-/// Since version 2 records have a cookie; in those before its place is 0, and so is what it is.
+/// Since version 2 records have a cookie. In older records the cookie's word and kind are 0.
 pub(super) const VERSION: u32 = 2;
 const OLDEST: u32 = 1;
 
@@ -26,7 +26,7 @@ const AT_RINGS: usize = 16;
 const AT_CAPACITY: usize = 20;
 pub(super) const AT_PID: usize = 24;
 pub(super) const AT_CLOCK: usize = 28;
-/// The frequency, an f64; the only field that changes later.
+/// Offset of the frequency, an f64, which the writer updates. A takeover changes other fields.
 pub(super) const AT_HZ: usize = 32;
 const AT_TICKS: usize = 40;
 const AT_MONOTONIC: usize = 48;
@@ -34,31 +34,31 @@ const AT_REALTIME: usize = 56;
 const AT_NAME_LEN: usize = 64;
 const AT_NAME: usize = 68;
 
-/// What a trace file says of itself.
+/// Description of a trace file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Header {
-    /// The disk that it is about.
+    /// Name of the traced disk.
     pub disk: String,
-    /// The process that wrote it.
+    /// PID of the process that writes the trace.
     pub pid: u32,
     /// Number of rings, one for each worker.
     pub rings: u32,
-    /// Records in a ring; a power of two.
+    /// Number of records in a ring; a power of two.
     pub capacity: u32,
-    /// Stamps are TSC cycles (else CLOCK_MONOTONIC nanoseconds).
+    /// Whether stamps are TSC cycles; otherwise they are nanoseconds of CLOCK_MONOTONIC.
     pub tsc: bool,
-    /// Ticks of a stamp per second.
+    /// Frequency of the stamps' clock, in ticks per second.
     pub hz: f64,
-    /// One instant by the stamps' clock,
+    /// Anchor of the clocks: an instant by the stamps' clock, in ticks.
     pub ticks: u64,
-    /// the same by CLOCK_MONOTONIC, in ns,
+    /// The same instant by CLOCK_MONOTONIC, in nanoseconds.
     pub monotonic_ns: u64,
-    /// and by CLOCK_REALTIME, in ns.
+    /// The same instant by CLOCK_REALTIME, in nanoseconds.
     pub realtime_ns: u64,
 }
 
 impl Header {
-    /// A header that is anchored to this moment.
+    /// Creates a header whose anchor is the current time.
     pub(super) fn new(disk: &str, rings: u32, capacity: u32, clock: &Clock) -> Header {
         let pair = clock.pair();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -77,12 +77,12 @@ impl Header {
         }
     }
 
-    /// Bytes in one ring.
+    /// Returns the number of bytes in one ring.
     pub(super) fn ring_bytes(&self) -> u64 {
         u64::from(self.capacity) * RECORD as u64
     }
 
-    /// Bytes in the whole file.
+    /// Returns the number of bytes in the whole file.
     pub(super) fn file_bytes(&self) -> u64 {
         HEADER as u64 + u64::from(self.rings) * self.ring_bytes()
     }
@@ -114,7 +114,7 @@ impl Header {
         page
     }
 
-    /// Everything in it is checked; the error is what is wrong with it.
+    /// Decodes and checks a header. The error says what is wrong with it.
     pub(super) fn decode(page: &[u8; HEADER]) -> Result<Header, String> {
         if !has_magic(page) {
             return Err("not a trace of fathom".into());
@@ -145,7 +145,7 @@ impl Header {
         Ok(header)
     }
 
-    /// The values that sizes and times are computed from.
+    /// Checks the values from which sizes and times are computed.
     pub(super) fn check(&self) -> Result<(), String> {
         if !(1..=MAX_RINGS).contains(&self.rings) {
             return Err(corrupt("number of rings", self.rings));
@@ -160,30 +160,30 @@ impl Header {
         Ok(())
     }
 
-    /// A stamp in ns of CLOCK_MONOTONIC; one from before that clock's start
+    /// Converts a stamp to nanoseconds of CLOCK_MONOTONIC. A stamp from before that clock's start
     /// is 0.
     pub fn monotonic(&self, stamp: u64) -> u64 {
         self.monotonic_ns.saturating_add_signed(self.since(stamp))
     }
 
-    /// A stamp in ns since 1970.
+    /// Converts a stamp to nanoseconds since 1970.
     pub fn realtime(&self, stamp: u64) -> u64 {
         self.realtime_ns.saturating_add_signed(self.since(stamp))
     }
 
-    /// A number of ticks in ns.
+    /// Converts ticks to nanoseconds.
     pub fn ns(&self, ticks: u64) -> f64 {
         ticks as f64 * 1e9 / self.hz
     }
 
-    /// From the anchor to `stamp`, in ns.
+    /// Returns the time from the anchor to `stamp`, in nanoseconds.
     fn since(&self, stamp: u64) -> i64 {
         let ticks = i128::from(stamp) - i128::from(self.ticks);
         (ticks as f64 * 1e9 / self.hz) as i64
     }
 }
 
-/// Whether a file that starts with these bytes calls itself a trace.
+/// Returns whether a file that starts with these bytes is a trace.
 pub(super) fn has_magic(start: &[u8]) -> bool {
     start.starts_with(MAGIC)
 }
@@ -200,7 +200,8 @@ fn shortened(name: &str) -> &str {
     &name[..end]
 }
 
-/// The disk's name, fit to be printed on a terminal.
+/// Returns the disk's name with its control characters replaced, so that it can be printed on a
+/// terminal.
 fn name(page: &[u8; HEADER]) -> Result<String, String> {
     let len = u32_at(page, AT_NAME_LEN);
     if len as usize > MAX_NAME {

@@ -1,9 +1,7 @@
-//! Reading a trace that may be written at the same time, by another process
-//! that may do anything.
+//! Reads a trace while another process, which is not trusted, may write to it.
 //!
-//! The reader copies by pread(2) instead of mapping the file: the page cache
-//! is the same memory, and a file that is cut short is an end of file here
-//! and not a SIGBUS.
+//! The reader copies with pread(2) instead of mapping the file. The page cache is the same memory,
+//! and truncation causes an end of file and not a SIGBUS.
 
 use super::header::{AT_HZ, HEADER, Header};
 use super::{MAX_NUMBER, Payload, RECORD, TraceError, TraceRecord, WORDS, decode};
@@ -13,16 +11,16 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
 
-/// Records copied at once.
+/// Maximum number of records that are copied at once.
 const BATCH: usize = 128;
-/// How often one [`RingReader::poll`] starts over on a ring whose writer has
-/// overtaken it, before the other rings get their turn.
+/// Number of times that one [`RingReader::poll`] restarts on a ring whose writer has overtaken it,
+/// before it reads the other rings.
 const ATTEMPTS: usize = 64;
 
-/// A record and where it was written.
+/// A record and its ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The ring, that is, the worker.
+    /// Index of the ring, which is that of the worker.
     pub ring: u32,
     pub record: TraceRecord,
 }
@@ -30,20 +28,20 @@ pub struct Entry {
 /// Three copies of the same part of a ring, made one after the other.
 #[derive(Debug)]
 struct Batch {
-    /// For the sequence words before,
+    /// First copy, for the sequence words before the records.
     before: Box<[u8]>,
-    /// for the records,
+    /// Second copy, for the records.
     records: Box<[u8]>,
-    /// for the sequence words after.
+    /// Third copy, for the sequence words after the records.
     after: Box<[u8]>,
 }
 
-/// One record of a batch.
+/// State of one record of a batch.
 enum Seen {
     Whole(Payload),
-    /// Not written yet, or being written.
+    /// The record is not yet written, or is being written.
     NotYet,
-    /// Overwritten by the record with this sequence word.
+    /// The record was overwritten by the record with this sequence word.
     Overtaken(u64),
 }
 
@@ -57,7 +55,7 @@ impl Batch {
         }
     }
 
-    /// Copy `count` records that start `at` in the file.
+    /// Copies `count` records from offset `at` of the file.
     fn copy(&mut self, file: &File, at: u64, count: usize) -> io::Result<()> {
         for buffer in [&mut self.before, &mut self.records, &mut self.after] {
             file.read_exact_at(&mut buffer[..count * RECORD], at)?;
@@ -66,7 +64,7 @@ impl Batch {
         Ok(())
     }
 
-    /// The record at `index`, which should be the one with number `number`.
+    /// Returns the record at `index`, which should have number `number`.
     fn record(&self, index: usize, number: u64) -> Seen {
         let written = number.wrapping_mul(2).wrapping_add(2);
         let [before, ..] = words(&self.before, index);
@@ -82,19 +80,19 @@ impl Batch {
     }
 }
 
-/// The words of the record at `index`.
+/// Returns the words of the record at `index`.
 fn words(buffer: &[u8], index: usize) -> [u64; WORDS] {
     let (words, _) = buffer[index * RECORD..].as_chunks::<8>();
     std::array::from_fn(|i| u64::from_ne_bytes(words[i]))
 }
 
-/// What one look at a ring brought.
+/// Result of reading a batch of a ring.
 enum Look {
-    /// Records were appended; there may be more.
+    /// Records were appended, and more may follow.
     Records,
-    /// The writer has not got further.
+    /// The writer has written no further record.
     Nothing,
-    /// The writer has overwritten what was to be read next.
+    /// The writer has overwritten the next record, with one of this sequence word.
     Overtaken(u64),
 }
 
@@ -104,17 +102,17 @@ pub struct RingReader {
     file: File,
     path: PathBuf,
     header: Header,
-    /// For each ring the number of the next record.
+    /// Number of the next record of each ring.
     next: Vec<u64>,
     lost: u64,
     batch: Batch,
 }
 
 impl RingReader {
-    /// Open a trace. Everything that it says of itself is checked.
+    /// Opens a trace and checks its header.
     pub fn open(path: &Path) -> Result<RingReader, TraceError> {
         let failed = TraceError::io(path);
-        // A FIFO would block the open, a terminal would become ours.
+        // Opening a FIFO would block, and a terminal would become the controlling terminal.
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
@@ -150,14 +148,14 @@ impl RingReader {
         &self.header
     }
 
-    /// Records that were overwritten before this reader got to them, since
-    /// the trace began.
+    /// Returns the number of records since the start of the trace that were overwritten before this
+    /// reader could read them.
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Whether the process that writes this trace still does. When this is
-    /// false, a last `poll` finds all that there will be.
+    /// Returns whether the writing process still holds the trace. If not, one last `poll` finds all
+    /// remaining records.
     pub fn is_live(&self) -> bool {
         match self.file.try_lock_shared() {
             Ok(()) => {
@@ -169,8 +167,7 @@ impl RingReader {
         }
     }
 
-    /// Append every record that is new to `out`, ring after ring. Returns
-    /// how many.
+    /// Appends all new records to `out`, ring by ring, and returns their number.
     pub fn poll(&mut self, out: &mut Vec<Entry>) -> Result<usize, TraceError> {
         let before = out.len();
         self.recalibrate()?;
@@ -180,7 +177,8 @@ impl RingReader {
         Ok(out.len() - before)
     }
 
-    /// At most one ring's worth: a writer can keep a reader busy for ever.
+    /// Reads at most as many records as the ring has, because a writer can keep a reader busy for
+    /// ever.
     fn poll_ring(&mut self, ring: u32, out: &mut Vec<Entry>) -> Result<(), TraceError> {
         let enough = out.len() + self.header.capacity as usize;
         let mut attempts = 0;
@@ -189,8 +187,8 @@ impl RingReader {
                 Look::Records => {}
                 Look::Nothing => break,
                 Look::Overtaken(sequence) => {
-                    // Overtaken again at once: the writer is fast, and the
-                    // oldest record is the next to go.
+                    // If overtaken again, the writer is fast. The oldest records would be
+                    // overwritten next, so skip some.
                     let margin = if attempts == 0 { 0 } else { 4 };
                     self.catch_up(ring, sequence, margin)?;
                     attempts += 1;
@@ -200,7 +198,7 @@ impl RingReader {
         Ok(())
     }
 
-    /// Copy a batch of one ring from its next record on.
+    /// Reads a batch of one ring, from its next record on.
     fn look(&mut self, ring: u32, out: &mut Vec<Entry>) -> Result<Look, TraceError> {
         let first = self.next[ring as usize];
         let capacity = u64::from(self.header.capacity);
@@ -216,7 +214,7 @@ impl RingReader {
                     self.next[ring as usize] += 1;
                 }
                 Seen::Overtaken(sequence) if index == 0 => return Ok(Look::Overtaken(sequence)),
-                // There is more, after another look.
+                // Another look finds more records.
                 Seen::Overtaken(_) => return Ok(Look::Records),
                 Seen::NotYet => return Ok(Look::Nothing),
             }
@@ -224,9 +222,10 @@ impl RingReader {
         Ok(Look::Records)
     }
 
-    /// Go on with the oldest record that is still there, the slot of the next
-    /// one having this sequence word. With `margin` n, leave out the oldest
-    /// n-th of the ring.
+    /// Continues with the oldest record that still exists.
+    ///
+    /// `sequence` is the sequence word in the slot of the next record. If `margin` is n > 0, the
+    /// oldest n-th of the ring is skipped.
     fn catch_up(&mut self, ring: u32, sequence: u64, margin: u64) -> Result<(), TraceError> {
         let capacity = u64::from(self.header.capacity);
         let next = self.next[ring as usize];
@@ -241,8 +240,9 @@ impl RingReader {
         Ok(())
     }
 
-    /// How many records the writer has got further than `seen`: the slots
-    /// after that one hold newer records up to the newest, then older ones.
+    /// Returns how many records the writer has written since record `seen`.
+    ///
+    /// The slots after that record hold newer records up to the newest, then older ones.
     fn written_since(&self, ring: u32, seen: u64) -> Result<u64, TraceError> {
         let (mut written, mut not) = (0, u64::from(self.header.capacity));
         while not - written > 1 {
@@ -261,13 +261,13 @@ impl RingReader {
         Ok(written)
     }
 
-    /// Where in the file the record with this number is, or was.
+    /// Returns the offset in the file of the slot of the record with this number.
     fn position(&self, ring: u32, number: u64) -> u64 {
         let slot = number % u64::from(self.header.capacity);
         HEADER as u64 + u64::from(ring) * self.header.ring_bytes() + slot * RECORD as u64
     }
 
-    /// Take the better value of the frequency that the writer has by now.
+    /// Reads the current value of the frequency, which the writer improves over time.
     fn recalibrate(&mut self) -> Result<(), TraceError> {
         let mut hz = [0; 8];
         let read = self.file.read_exact_at(&mut hz, AT_HZ as u64);

@@ -97,7 +97,7 @@ fn a_reader_of_a_fast_writer_never_sees_a_torn_record() {
             for n in 0..RECORDS {
                 writer.write(&record(n));
                 if n % 64 == 0 {
-                    // Let the reader come near the writer, where it is hard.
+                    // Lets the reader come close to the writer, which is the difficult case.
                     (0..n / 64 % 2000).for_each(|_| std::hint::spin_loop());
                 }
             }
@@ -206,7 +206,7 @@ fn a_file_cut_short_under_the_reader_is_an_error() {
     assert!(error.to_string().contains("truncated"), "{error}");
 }
 
-/// Wherever the writer before has stopped.
+/// A second writer appends wherever the first writer stopped.
 #[test]
 fn another_writer_goes_on_behind_the_last_record() {
     for before in [0, 1, 2, 100, 127, 128, 129, 255, 256, 257, 1000] {
@@ -249,7 +249,7 @@ proptest! {
         prop_assert_eq!(decode(&encode(&record)), Some(record));
     }
 
-    /// Whatever is in the file, reading it ends, without a panic.
+    /// Reading any content of the file ends without a panic.
     #[test]
     fn garbage_is_survived(words in proptest::collection::vec((0..2000u64, any::<u64>()), 0..300)) {
         let (_dir, path, mut file) = trace(2, 128);
@@ -292,7 +292,7 @@ fn a_writer_survives_that_its_file_is_cut() {
         file.calibrate();
         assert!(is_cut(&file), "{len}");
         assert_eq!(other.metadata().unwrap().len(), len);
-        // Longer again, it is not what it was.
+        // After the file was extended again, it does not have its old content.
         other.set_len(1 << 20).unwrap();
         writers
             .iter_mut()

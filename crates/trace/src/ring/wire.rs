@@ -1,21 +1,21 @@
-//! Under which number a request crosses a network.
+//! Identifies a request that crosses a network.
 
-/// What two hosts know the same request by: NBD's cookie.
+/// The NBD cookie by which two hosts identify the same request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Wire {
-    /// It crosses none, or its last crossing does not say which.
+    /// The request crosses no network, or its last crossing is not identified.
     #[default]
     None,
-    /// It came with this cookie of its client's.
+    /// The request came from a client, with this cookie of the client's.
     Came(u64),
-    /// It went on to another server, with this one.
+    /// The request was sent to another server, with this cookie.
     Went(u64),
-    /// It went on as several commands, or with one more: none of them is all of it.
+    /// The request was sent as several commands, none of which is the whole request.
     Several,
 }
 
 impl Wire {
-    /// It goes on with this cookie, as the first command for it or as one more.
+    /// Records that a command with this cookie was sent for the request.
     #[inline]
     pub fn goes(&mut self, cookie: u64) {
         *self = match self {
@@ -24,14 +24,14 @@ impl Wire {
         };
     }
 
-    /// What has gone on is of no account: it starts again.
+    /// Forgets all sent commands, because the request starts again.
     pub fn starts_again(&mut self) {
         if !matches!(self, Wire::Came(_)) {
             *self = Wire::None;
         }
     }
 
-    /// As files have it: what the cookie is, and the cookie.
+    /// Returns the kind of the cookie and the cookie, as trace files store them.
     pub(super) fn to_words(self) -> (u8, u64) {
         match self {
             Wire::None => (0, 0),
@@ -41,7 +41,7 @@ impl Wire {
         }
     }
 
-    /// The inverse; None when no writer can have written it.
+    /// Converts the words of a trace file back. Returns `None` if no writer can have written them.
     pub(super) fn from_words(kind: u8, cookie: u64) -> Option<Wire> {
         Some(match kind {
             0 => Wire::None,

@@ -1,4 +1,4 @@
-//! Creating a trace file, and writing to it without ever waiting.
+//! Creates trace files, and writes to them without waiting.
 
 use super::header::{
     AT_CLOCK, AT_HZ, AT_PID, AT_RECORD, AT_VERSION, HEADER, Header, VERSION, has_magic,
@@ -19,23 +19,24 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// A trace file that this process writes. The file stays locked (flock(2))
-/// until the last writer is gone, by which readers know whether more may
-/// come. If it is truncated meanwhile, the writers go on and their records are
-/// lost: see [`RingFile::cut_event`].
+/// A trace file that this process writes.
+///
+/// The file stays locked (flock(2)) until its last writer is dropped, so that readers know whether
+/// more records may follow. If another process truncates the file, writers continue and their
+/// records are lost: see [`RingFile::cut_event`].
 pub struct RingFile {
     mapping: Arc<Mapping>,
     header: Header,
-    /// Rings whose writer has not been taken.
+    /// Whether each ring's writer is still available.
     free: Vec<bool>,
 }
 
 impl RingFile {
-    /// Create the trace of `disk` at `path`, with `rings` rings of at least
-    /// `capacity` records. An older trace there is replaced; anything else is
-    /// left alone, with an error. Its space is allocated here, so that
-    /// writing cannot run out of it. Best on tmpfs (/dev/shm, /run), where
-    /// nothing is written back.
+    /// Creates the trace of `disk` at `path`, with `rings` rings of at least `capacity` records.
+    ///
+    /// Replaces an older trace at `path`, and fails if another file exists there. Allocates the
+    /// space in advance, so that writers cannot run out of it. The file should be on tmpfs
+    /// (/dev/shm, /run), where nothing is written back.
     pub fn create(
         path: &Path,
         disk: &str,
@@ -46,7 +47,8 @@ impl RingFile {
         RingFile::of(path, file)
     }
 
-    /// The same in two steps, which may be two processes': the file, ready for its writers,
+    /// First step of [`RingFile::create`], possibly in another process: creates the file for
+    /// [`RingFile::of`].
     pub fn prepare(
         path: &Path,
         disk: &str,
@@ -63,15 +65,17 @@ impl RingFile {
         create_file(path, &header).map_err(TraceError::io(path))
     }
 
-    /// and the writers, of a file that was prepared.
+    /// Second step of [`RingFile::create`]: takes over a file that [`RingFile::prepare`] created.
     pub fn of(path: &Path, file: File) -> Result<RingFile, TraceError> {
         let file = RingFile::resumed(path, file)?;
         file.own();
         Ok(file)
     }
 
-    /// One that somebody else has written, and might go on with until [`RingFile::own`]; writers are
-    /// taken when he stands still. It comes with its lock.
+    /// Opens a trace of another process, which may continue to write until [`RingFile::own`]. The
+    /// open file brings its lock.
+    ///
+    /// Take writers only when the other process has stopped writing.
     pub fn resumed(path: &Path, file: File) -> Result<RingFile, TraceError> {
         let mut page = [0; HEADER];
         file.read_exact_at(&mut page, 0)
@@ -89,14 +93,15 @@ impl RingFile {
         })
     }
 
-    /// It is this process's from now on.
+    /// Makes this process the trace's writer in the header.
     pub fn own(&self) {
         let mut both = [0; 8];
         both[..4].copy_from_slice(&std::process::id().to_ne_bytes());
         both[AT_CLOCK - AT_PID..].copy_from_slice(&u32::from(self.header.tsc).to_ne_bytes());
         let word = u64::from_ne_bytes(both);
         self.mapping.words()[AT_PID / 8].store(word, Ordering::Relaxed);
-        // An older version has begun it, and what is written now it could not read.
+        // If an older version began the trace, that version could not read the records written from
+        // now on.
         let mut both = [0; 8];
         both[..4].copy_from_slice(&VERSION.to_ne_bytes());
         both[AT_RECORD - AT_VERSION..].copy_from_slice(&(RECORD as u32).to_ne_bytes());
@@ -104,20 +109,20 @@ impl RingFile {
         self.mapping.words()[AT_VERSION / 8].store(word, Ordering::Relaxed);
     }
 
-    /// With its lock.
+    /// Returns the open file, which holds the lock.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.mapping.file.as_fd()
     }
 
-    /// One for each worker.
+    /// Returns the number of rings, one for each worker.
     pub fn rings(&self) -> usize {
         self.free.len()
     }
 
-    /// The one writer of ring `ring`, which goes on behind what is there.
+    /// Returns the only writer of ring `ring`, which appends to the existing records.
     ///
     /// # Panics
-    /// When there is no such ring or its writer has been taken.
+    /// Panics if there is no such ring, or if its writer has been taken.
     pub fn writer(&mut self, ring: usize) -> RingWriter {
         let free = std::mem::take(&mut self.free[ring]);
         assert!(free, "ring {ring} has its writer");
@@ -131,13 +136,14 @@ impl RingFile {
         }
     }
 
-    /// How many records have been written to the ring whose first word is there. A stranger may have
-    /// changed them: then it is any number.
+    /// Returns the number of records written to the ring whose first word has this index.
+    ///
+    /// If another process has changed the ring, the number is arbitrary.
     fn written(&self, first: usize) -> u64 {
         let sequence =
             |slot: usize| self.mapping.words()[first + slot * WORDS].load(Ordering::Acquire);
         let capacity = self.header.capacity as usize;
-        // The last round ends before the first slot that is of the round before.
+        // The last round ends before the first slot of the previous round.
         let round = sequence(0);
         if round % 2 == 1 || !(2..=2 * MAX_NUMBER).contains(&round) {
             return 0;
@@ -153,33 +159,35 @@ impl RingFile {
         (round - 2) / 2 + others as u64
     }
 
-    /// Readable once a writer has found that another process truncated the
-    /// file. Nothing is left to do then but to drop it and its writers.
+    /// Returns an eventfd that is readable once a writer has found the file truncated by another
+    /// process.
+    ///
+    /// The caller can then only drop this file and its writers.
     pub fn cut_event(&self) -> BorrowedFd<'_> {
         self.mapping.cut.event.as_fd()
     }
 
-    /// Write the clock's frequency into the file again: it is known better
-    /// the longer the process runs.
+    /// Writes the clock's frequency to the file again, because it becomes more exact the longer the
+    /// process runs.
     pub fn calibrate(&self) {
         let hz = Clock::get().hz();
         self.mapping.words()[AT_HZ / 8].store(hz.to_bits(), Ordering::Relaxed);
     }
 }
 
-/// The one writer of one ring; goes to its worker.
+/// The only writer of one ring, used by its worker.
 pub struct RingWriter {
     mapping: Arc<Mapping>,
     /// Index of the ring's first word in the file.
     first: usize,
     mask: u64,
-    /// How many records have been written.
+    /// Number of records that have been written.
     next: u64,
 }
 
 impl RingWriter {
-    /// Append a record, overwriting the oldest. No system call, no lock, no
-    /// allocation.
+    /// Appends a record, and overwrites the oldest. Makes no system call, takes no lock and
+    /// allocates nothing.
     #[inline]
     pub fn write(&mut self, record: &TraceRecord) {
         let payload = encode(record);
@@ -188,7 +196,7 @@ impl RingWriter {
             unreachable!("a record has words");
         };
         sequence.store(2 * self.next + 1, Ordering::Relaxed);
-        // Whoever sees a word of this record sees that it is being written.
+        // A reader that sees a word of this record then also sees the odd sequence word.
         fence(Ordering::Release);
         for (word, value) in words.iter().zip(payload) {
             word.store(value, Ordering::Relaxed);
@@ -198,16 +206,16 @@ impl RingWriter {
     }
 }
 
-/// For when the file is found truncated.
+/// Handles truncation of the file.
 struct Cut {
-    /// Readable from then on: an eventfd.
+    /// An eventfd that is readable once truncation was found.
     event: OwnedFd,
     spare: Spare,
 }
 
 impl Alarm for Cut {
     fn raise(&self) {
-        // Its counter cannot overflow by ones.
+        // The counter cannot overflow by increments of one.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
@@ -216,33 +224,33 @@ impl Alarm for Cut {
     }
 }
 
-/// A whole trace file in memory.
+/// A whole trace file mapped to memory.
 struct Mapping {
-    /// Before the memory goes.
+    /// Must be dropped before the memory is unmapped.
     guard: Option<Guarded>,
     cut: Arc<Cut>,
     start: NonNull<AtomicU64>,
     words: usize,
-    /// Holds the lock.
+    /// The open file, which holds the lock.
     file: File,
 }
 
-// SAFETY: the memory is reached by atomic operations only, and is unmapped
-// when the last owner drops it, on whatever thread.
+// SAFETY: the memory is accessed only by atomic operations. The last owner unmaps it when it is
+// dropped, on any thread.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Map all of `file`, which is `bytes` long, with its pages present.
+    /// Maps all of `file`, which has `bytes` bytes, with its pages present.
     fn new(file: File, bytes: usize) -> io::Result<Mapping> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let cut = Arc::new(Cut {
             event: eventfd(0, flags)?,
             spare: Spare::new()?,
         });
-        // SAFETY: a new mapping at an address of the kernel's choice, of a
-        // file that is at least as long; nothing else refers to it.
+        // SAFETY: creates a new mapping at an address of the kernel's choice, of a file that is
+        // long enough. Nothing else refers to the mapping.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -261,22 +269,21 @@ impl Mapping {
             file,
         };
         start.expose_provenance();
-        // Pages are not huge: hugetlbfs has no pwrite(2).
+        // Pages cannot be huge, because hugetlbfs does not support pwrite(2).
         let page_size = page_size();
         let whole_pages = bytes.next_multiple_of(page_size);
         let guarded = Guarded::new(start.cast(), whole_pages, page_size, cut)?;
         mapping.guard = Some(guarded);
-        // Only the first writes are slower where the kernel (before 5.14)
-        // cannot do this.
-        // SAFETY: this is the mapping made above; its contents stay.
+        // Before Linux 5.14 this fails, and only the first writes are slower.
+        // SAFETY: the mapping was made above, and its content does not change.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxPopulateWrite) };
         Ok(mapping)
     }
 
     #[inline]
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping has this many words, is page aligned and lives
-        // as long as self; other processes may change them, as atomics may.
+        // SAFETY: the mapping has this many words, is page aligned and lives as long as self. Other
+        // processes may change the words, as atomics allow.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 }
@@ -284,13 +291,14 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.guard = None;
-        // SAFETY: made by mmap with this length; all borrows of it are over.
+        // SAFETY: mmap made the mapping with this length, and all borrows of it have ended.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.words * 8) };
     }
 }
 
-/// Make the file under a name of its own and then give it its own: a reader
-/// of an older trace keeps what it has, and nobody sees half a header.
+/// Creates the file under a temporary name and then renames it.
+///
+/// A reader of an older trace keeps that trace, and no reader sees an incomplete header.
 fn create_file(path: &Path, header: &Header) -> io::Result<File> {
     let temporary = temporary_name(path);
     let made = fill(&temporary, header).and_then(|file| {
@@ -310,7 +318,7 @@ fn temporary_name(path: &Path) -> PathBuf {
 }
 
 fn fill(path: &Path, header: &Header) -> io::Result<File> {
-    // What is there under this name is from a process that died under way.
+    // A file of this name is left from a process that died before the rename.
     let _ = std::fs::remove_file(path);
     let mut file = OpenOptions::new()
         .read(true)
@@ -331,15 +339,16 @@ fn fill(path: &Path, header: &Header) -> io::Result<File> {
     Ok(file)
 }
 
-/// Allocate by writing: a hole in the mapping would be a SIGBUS when the
+/// Allocates space by writing zeroes, because a hole in the mapping would raise SIGBUS when the
 /// file system is full.
 fn write_zeroes(file: &mut File, bytes: u64) -> io::Result<()> {
     io::copy(&mut io::repeat(0).take(bytes), file)?;
     file.flush()
 }
 
-/// Anything but a trace (and an empty file, as mktemp(1) makes) is somebody's
-/// data: a disk image named by mistake, say, or /dev/null.
+/// Fails if the existing file is neither a trace nor empty, as mktemp(1) makes it.
+///
+/// Another file may hold data, for example a disk image named by mistake, or be /dev/null.
 fn refuse_to_overwrite(path: &Path) -> Result<(), TraceError> {
     let metadata = match std::fs::metadata(path) {
         Ok(metadata) => metadata,

@@ -1,26 +1,30 @@
-//! Summaries of many disks as one: their histograms are merged, since no percentile follows from others.
+//! Merges the summaries of many disks.
+//!
+//! The histograms are merged, because percentiles cannot be computed from percentiles.
 
 use super::{Bucket, OpSummary, StageSummary, Summary, stage_names};
 use crate::histogram::{FINE, bucket_of, bucket_range, buckets};
 use crate::stage::Op;
 
-/// More operations than there are, and stages of each: in all, and in one summary. A server of another host
-/// may send anything. Likewise buckets.
+/// Maximum number of operations, and of stages of each operation.
+///
+/// The limit holds for each summary that is read and for the merged summary. Fewer exist, but a
+/// server of another host may send anything. `MANY_BUCKETS` is the same limit for buckets.
 const MANY: usize = 16;
 const MANY_BUCKETS: usize = 1 << 12;
-/// A bucket of theirs is no wider than a few of those here.
+/// Maximum number of buckets here that one bucket of a summary is spread over.
 const WIDE: usize = 64;
-/// Spans of time that differ by more than this part of the longer one are not the same.
+/// Two durations differ if their difference exceeds this share of the longer one.
 const ALIKE: f64 = 0.1;
 
-/// What is known of some disks together. Their servers' clocks may tick differently.
+/// Merged summaries of several disks. The clocks of their servers may have different frequencies.
 #[derive(Clone, Debug, Default)]
 pub struct Merged {
     disks: usize,
     operations: Vec<MergedOp>,
     refused: u64,
     in_flight: u64,
-    /// The shortest and the longest time that some were counted.
+    /// The shortest and the longest time over which summaries were counted, in seconds.
     seconds: Option<(f64, f64)>,
 }
 
@@ -37,7 +41,7 @@ struct MergedStage {
     stage: String,
     sum_ns: f64,
     max_ns: f64,
-    /// By nanoseconds, as [`FINE`] has them.
+    /// Counts by nanoseconds, in buckets of resolution [`FINE`].
     counts: Vec<u64>,
 }
 
@@ -56,13 +60,15 @@ impl Merged {
         self.disks += 1;
     }
 
-    /// How many have been added.
+    /// Returns the number of summaries that were added.
     pub fn disks(&self) -> usize {
         self.disks
     }
 
-    /// All of it. Seconds are absent where some were counted for longer than others: no rate would
-    /// follow from them.
+    /// Returns the merged summary.
+    ///
+    /// `seconds` is absent if the disks were counted for different times, because no rate would be
+    /// correct.
     pub fn summary(&self) -> Summary {
         let place = |op: &&MergedOp| Op::ALL.iter().position(|one| one.name() == op.op);
         let mut operations: Vec<_> = self.operations.iter().collect();
@@ -76,7 +82,7 @@ impl Merged {
         }
     }
 
-    /// None: there are too many.
+    /// Returns the operation of this name, or `None` if there are too many operations.
     fn operation(&mut self, op: &str) -> Option<&mut MergedOp> {
         let found = self.operations.iter().position(|one| one.op == op);
         if found.is_none() && self.operations.len() >= MANY {
@@ -118,7 +124,7 @@ impl MergedOp {
     }
 
     fn summary(&self) -> OpSummary {
-        // A server of another version may have a stage that is unknown here; the total is the last one.
+        // A server of another version may have a stage that is unknown here. The total comes last.
         let place = |stage: &&MergedStage| match stage_names().position(|name| name == stage.stage)
         {
             Some(index) => (usize::from(stage.stage == "total"), index),
@@ -144,7 +150,7 @@ impl MergedStage {
         }
     }
 
-    /// Samples that lie anywhere from `from` to `to`: here they do so evenly, and none is lost.
+    /// Spreads `n` samples evenly from `from` to `to`, and loses none.
     fn spread(&mut self, from: f64, to: f64, n: u64) {
         let (first, last) = (bucket_of::<FINE>(from as u64), bucket_of::<FINE>(to as u64));
         let last = last.clamp(first, first + WIDE).min(self.counts.len() - 1);
@@ -187,7 +193,7 @@ mod tests {
     use crate::histogram::COARSE;
     use proptest::prelude::*;
 
-    /// As a server tells of these times, whose clock has ticks of so many nanoseconds.
+    /// Returns the summary of a server that has measured these times, with a clock of this tick.
     fn told(times: &[u64], ns_per_tick: f64) -> Summary {
         let mut counts = crate::histogram::Counts::<COARSE>::default();
         for time in times {
@@ -216,8 +222,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever disks have, and however their clocks tick, the percentiles of all are those of all
-        /// their requests, as well as histograms tell them.
+        /// The percentiles of merged disks are those of all their requests, up to the error of
+        /// histograms, whatever the disks' times and clocks.
         #[test]
         fn percentiles_are_those_of_all_requests(
             disks in proptest::collection::vec(
@@ -235,7 +241,7 @@ mod tests {
             prop_assert!((total.max_ns - times[times.len() - 1] as f64).abs() < 2.0);
             for (q, found) in [(0.5, total.p50_ns), (0.9, total.p90_ns), (0.99, total.p99_ns)] {
                 let Some(found) = found else { continue };
-                // Between the neighbours of the rank, give or take what a bucket is wide.
+                // Between the neighbours of the rank, up to the width of a bucket.
                 let rank = q * times.len() as f64;
                 let at = |rank: f64| times[(rank.max(0.0) as usize).min(times.len() - 1)] as f64;
                 let (low, high) = (at(rank - 2.0) * 0.96 - 2.0, at(rank + 1.0) * 1.04 + 2.0);
@@ -246,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_mean_of_percentiles_is_not_what_is_told() {
-        // Nine quiet disks and one that is slow: the slow one's requests are ten of a hundred.
+        // Nine fast disks and a slow one: a tenth of the requests are slow.
         let quick = told(&[100_000; 1000], 1.0);
         let slow = told(&[9_000_000; 1000], 0.4);
         let mut disks = vec![quick; 9];
@@ -262,7 +268,7 @@ mod tests {
             (10, 4096 * 10_000)
         );
         assert_eq!(all.seconds, Some(10.0));
-        // One that has just come: no rate can be told of all.
+        // A disk that was just added: there is no rate of all disks.
         let mut young = told(&[1], 1.0);
         young.seconds = Some(1.0);
         assert_eq!(merged(&[young, disks.remove(0)]).seconds, None);
@@ -289,12 +295,12 @@ mod tests {
         let all = merged(&[summary.clone(), summary]);
         assert_eq!(all.operations[0].bytes, u64::MAX);
         assert_eq!(all.operations[0].stages[0].count, 200);
-        // As a float it is one more.
+        // A float would round this count up by one.
         let odd = 9_007_199_254_740_995;
         let mut summary = told(&[500; 100], 1.0);
         summary.operations[0].stages[1].histogram = vec![Bucket(0.0, 1.0, odd)];
         assert_eq!(merged(&[summary]).operations[0].stages[1].count, odd);
-        // Each brings other names.
+        // Each summary has other names.
         let named = |n: u32| {
             let mut summary = told(&[500], 1.0);
             summary.operations[0].op = n.to_string();
