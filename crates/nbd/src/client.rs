@@ -1,7 +1,7 @@
-//! A client's side of the fixed newstyle handshake, up to the first request:
-//! blocking. A deadline is the stream's business.
+//! The client's side of the fixed newstyle handshake, up to the first request.
 //!
-//! What a server says is bounded and checked before it is believed.
+//! All calls block; the stream is responsible for a deadline. All data from the server is limited
+//! in length and checked.
 
 #[cfg(feature = "testing")]
 pub mod fuzz;
@@ -16,91 +16,98 @@ use fathom_units::cause;
 use rustls::ClientConnection;
 use std::io::{self, Read, Write};
 
-/// More than a server has reason to answer to an option: names and error
-/// texts have 4096 bytes at most.
+/// Maximum length in bytes of a reply to an option.
+///
+/// Servers need less, because names and error texts have at most 4096 bytes.
 const MAX_ANSWER: u32 = 16 << 10;
 
-/// Answers to one option. A server has a few to give; one that never stops
-/// would meet the deadline only.
+/// Maximum number of replies to one option.
+///
+/// A server needs only a few. Without this limit, only the deadline would stop a server that sends
+/// replies for ever.
 const MAX_ANSWERS: usize = 64;
 
-/// What a client asks for.
+/// What a client requests in the handshake.
 #[derive(Clone, Copy, Debug)]
 pub struct Wishes<'a> {
-    /// The export's name; empty: the server's default export.
+    /// The export's name; an empty name is the server's default export.
     pub export: &'a str,
-    /// Forms of replies, the best first; simple replies if the server has none
-    /// of them.
+    /// Forms of replies, the preferred first. The connection uses simple replies if the server
+    /// supports none of them.
     pub replies: &'a [Replies],
-    /// A metadata context, if replies are not simple. A server may do without base:allocation, but with no
-    /// other.
+    /// A metadata context, which is not used with simple replies.
+    ///
+    /// A server without base:allocation is accepted. A server without another requested context is
+    /// an error.
     pub context: Option<&'a str>,
 }
 
 /// An export, as its server describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// Bytes, as the server has it: any number.
+    /// Size in bytes; at most `i64::MAX`.
     pub size: u64,
-    /// Transmission flags.
+    /// See [`export_flag`].
     pub flags: u16,
-    /// What offsets and lengths are to be multiples of (bytes): a power of
-    /// two of 64 KiB at most.
+    /// Unit of offsets and lengths in bytes: a power of two, at most 64 KiB.
     pub minimum_block: u32,
-    /// What they had better be multiples of.
+    /// Preferred unit of offsets and lengths in bytes.
     pub preferred_block: u32,
-    /// The longest read or write that the server says it takes: `minimum_block`
-    /// and 512 at least; 32 MiB if it says nothing.
+    /// Maximum length in bytes of a read or write that the server accepts.
+    ///
+    /// It is at least `minimum_block` and at least 512. It is 32 MiB if the server does not send
+    /// it.
     pub maximum_block: u32,
-    /// What was agreed upon.
+    /// The negotiated form of replies.
     pub replies: Replies,
-    /// The id of the metadata context that was wished for, if the server has it.
+    /// The id of the requested metadata context, if the server supports the context.
     pub context: Option<u32>,
 }
 
 impl Export {
-    /// Whether it has this transmission flag.
+    /// Returns whether the export has this transmission flag.
     pub fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
 
-    /// The server takes several connections at once, which all see the same.
+    /// Returns whether the server accepts several connections at once, which all see the same data.
     pub fn can_multi_conn(&self) -> bool {
         self.has(export_flag::CAN_MULTI_CONN)
     }
 
-    /// The server may have writes that are not durable.
+    /// Returns whether completed writes may not be durable before a flush.
     pub fn has_cache(&self) -> bool {
         self.has(export_flag::SEND_FLUSH)
     }
 
-    /// The server does not allow writing.
+    /// Returns whether the server forbids writes.
     pub fn is_read_only(&self) -> bool {
         self.has(export_flag::READ_ONLY)
     }
 
-    /// The longest read or write of whole blocks (bytes): a multiple of
-    /// `minimum_block` and of 512, and 32 MiB at most.
+    /// Returns the maximum length in bytes of a read or write of whole blocks.
+    ///
+    /// The length is a multiple of `minimum_block` and of 512, and at most 32 MiB.
     pub fn maximum_payload(&self) -> u32 {
         let unit = self.minimum_block.max(512);
         self.maximum_block.min(MAX_PAYLOAD) / unit * unit
     }
 }
 
-/// Why there is no export; one line for the user.
+/// Why the handshake failed; one line for the user.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Refusal(pub String);
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// From an open connection to the transmission phase.
+/// Does the handshake on an open connection, up to the transmission phase.
 pub fn handshake(stream: &mut (impl Read + Write), wishes: &Wishes<'_>) -> Result<Export> {
     let flags = greet(stream)?;
     agree(stream, flags, wishes)
 }
 
-/// Likewise, by TLS; never without.
+/// Does the handshake like [`handshake`], but with TLS. Fails if the server does not support TLS.
 pub fn handshake_by_tls(
     transport: &mut Transport,
     session: ClientConnection,
@@ -136,7 +143,7 @@ fn agree(stream: &mut (impl Read + Write), flags: u16, wishes: &Wishes<'_>) -> R
     };
     let export = match go(stream, name)? {
         Some(export) => export,
-        // A server that has no GO may yet have the option that GO replaced.
+        // A server without NBD_OPT_GO may support NBD_OPT_EXPORT_NAME, which GO replaced.
         None if replies == Replies::Simple => export_name(stream, name, flags)?,
         None => return Err(broken("supports structured replies, but not NBD_OPT_GO")),
     };
@@ -176,7 +183,7 @@ fn choose_replies(stream: &mut (impl Read + Write), wanted: &[Replies]) -> Resul
         let answer = Answer::read(stream, option)?;
         match answer.kind {
             rep::ACK => return Ok(replies),
-            // Nothing else is offered without TLS.
+            // The server rejects all other options without TLS.
             rep::ERR_TLS_REQD => return Err(answer.refusal("")),
             kind if kind & rep::ERROR_BIT != 0 => {}
             _ => return Err(answer.unexpected()),
@@ -185,7 +192,8 @@ fn choose_replies(stream: &mut (impl Read + Write), wanted: &[Replies]) -> Resul
     Ok(Replies::Simple)
 }
 
-/// The id of the context; None if the server has base:allocation not.
+/// Negotiates a metadata context and returns its id. Returns `None` if the server does not support
+/// base:allocation.
 fn choose_context(
     stream: &mut (impl Read + Write),
     name: &str,
@@ -205,7 +213,7 @@ fn choose_context(
             rep::META_CONTEXT if answer.data.get(4..) == Some(context.as_bytes()) => {
                 id = Some(u32_at(&answer.data, 0));
             }
-            // Why, it says when the export is asked for.
+            // The reason is in the server's reply to NBD_OPT_GO.
             kind if kind & rep::ERROR_BIT != 0 && context == BASE_ALLOCATION => return Ok(None),
             rep::ERR_UNSUP => return Err(missing(name, context)),
             kind if kind & rep::ERROR_BIT != 0 => return Err(answer.refusal(name)),
@@ -215,7 +223,7 @@ fn choose_context(
     Err(broken("repeats the reply to an option"))
 }
 
-/// What to say of a context that the server has not.
+/// Returns the error for a context that the server does not support.
 fn missing(name: &str, context: &str) -> Refusal {
     broken(&match context.strip_prefix(DIRTY_BITMAP) {
         Some(bitmap) => format!("has no dirty bitmap '{bitmap}' of export '{name}'"),
@@ -223,7 +231,7 @@ fn missing(name: &str, context: &str) -> Refusal {
     })
 }
 
-/// None: the server does not know the option.
+/// Requests the export by NBD_OPT_GO. Returns `None` if the server does not support the option.
 fn go(stream: &mut (impl Read + Write), name: &str) -> Result<Option<Export>> {
     let mut data = Vec::new();
     put_string(&mut data, name.as_bytes());
@@ -262,7 +270,7 @@ fn export_name(stream: &mut (impl Read + Write), name: &str, greeted: u16) -> Re
     export(ExportInfo { size, flags }, None)
 }
 
-/// Checks what the server says of its export.
+/// Checks the server's description of the export.
 fn export(export: ExportInfo, blocks: Option<BlockSizes>) -> Result<Export> {
     if export.size > i64::MAX as u64 {
         return Err(broken("has an export of an impossible size"));
@@ -282,7 +290,7 @@ fn export(export: ExportInfo, blocks: Option<BlockSizes>) -> Result<Export> {
             "has impossible block sizes: {minimum} to {maximum} bytes"
         )));
     }
-    // Only a wish, which some servers have below the minimum.
+    // The preferred size is only a hint, and some servers send one below the minimum.
     let preferred = match preferred.is_power_of_two() {
         true => preferred.clamp(unit, 32 << 20),
         false => unit.max(4096),
@@ -298,7 +306,7 @@ fn export(export: ExportInfo, blocks: Option<BlockSizes>) -> Result<Export> {
     })
 }
 
-/// One reply to an option.
+/// A reply to an option.
 struct Answer {
     option: u32,
     kind: u32,

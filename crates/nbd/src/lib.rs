@@ -1,14 +1,13 @@
-//! What the server of `exports`, the client of `storage` and that of `bench`
-//! have in common.
+//! The NBD protocol, for the server in `exports` and the clients in `storage` and `bench`.
 //!
-//! - `uri` is where an export is,
-//! - `protocol` has the numbers, and the small structures as bytes,
-//! - `client` is a client's handshake,
-//! - `transport` has the bytes of a handshake,
-//! - `vsock` has the addresses of one kind of socket.
+//! - `uri` has addresses of exports.
+//! - `protocol` has numbers, and small structures as bytes.
+//! - `client` has the client's handshake.
+//! - `transport` sends and receives the bytes of a handshake.
+//! - `vsock` has addresses of AF_VSOCK sockets.
 //!
-//! "NBD" and "proto.md" in comments are doc/proto.md of NetworkBlockDevice/nbd,
-//! with its extension EXTENDED_HEADERS.
+//! "NBD" and "proto.md" in comments refer to doc/proto.md of NetworkBlockDevice/nbd, with its
+//! extension EXTENDED_HEADERS.
 
 pub mod client;
 pub mod protocol;

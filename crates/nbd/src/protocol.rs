@@ -1,9 +1,8 @@
-//! The protocol's numbers, and its small structures as bytes. All of it is
-//! big-endian.
+//! Numbers and small structures of the protocol. All fields are big-endian.
 //!
-//! - `numbers` are by group, each with its section of proto.md,
-//! - `handshake` has headers of options and of the replies to them,
-//! - `transmission` has headers of requests and replies,
+//! - `numbers` has constants by group, each with its section of proto.md.
+//! - `handshake` has headers of options and of replies to options.
+//! - `transmission` has headers of requests and replies.
 //! - `error` has the errors of replies.
 
 mod error;
@@ -23,28 +22,28 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes[at..at + N].try_into().expect("N bytes")
 }
 
-/// The number there.
+/// Returns the big-endian number at offset `at`.
 ///
 /// # Panics
-/// When `bytes` end before it does.
+/// Panics if `bytes` end before the number does.
 #[inline]
 pub fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes(array(bytes, at))
 }
 
-/// Likewise.
+/// Returns the big-endian number at offset `at`, and panics like [`u16_at`].
 #[inline]
 pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(array(bytes, at))
 }
 
-/// Likewise.
+/// Returns the big-endian number at offset `at`, and panics like [`u16_at`].
 #[inline]
 pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(array(bytes, at))
 }
 
-/// What a server says, fit for one line.
+/// Returns a text of a server without control characters, so that it fits on one line.
 pub fn readable(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     text.chars().filter(|c| !c.is_control()).collect()

@@ -1,4 +1,4 @@
-//! The bytes of a handshake: each before one deadline, by TLS or not.
+//! Sends and receives the bytes of a handshake before a deadline, with or without TLS.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A connection whose handshake is going on.
+/// A connection during its handshake.
 pub struct Transport {
     timed: Timed,
     tls: Option<Box<Connection>>,
@@ -23,7 +23,7 @@ impl Transport {
         }
     }
 
-    /// For what is read and written from now on.
+    /// Sets the deadline of later reads and writes.
     pub fn set_deadline(&mut self, deadline: Instant) {
         self.timed.deadline = deadline;
     }
@@ -32,18 +32,18 @@ impl Transport {
         self.tls.is_some()
     }
 
-    /// From now on everything goes by TLS. Returns when both sides know.
+    /// Starts TLS, and returns when the TLS handshake is complete.
     pub fn encrypt(&mut self, session: impl Into<Connection>) -> io::Result<()> {
         let mut session = session.into();
         while session.is_handshaking() {
             let done = session.complete_io(&mut self.timed);
             if let Err(error) = done {
-                // An alert tells the client why, if it can still be sent.
+                // An alert tells the peer the reason, if it can still be sent.
                 let _ = session.write_tls(&mut self.timed);
                 return Err(error);
             }
         }
-        // Tickets for later sessions.
+        // Sends session tickets.
         while session.wants_write() {
             session.write_tls(&mut self.timed)?;
         }
@@ -51,16 +51,16 @@ impl Transport {
         Ok(())
     }
 
-    /// The session, for whoever goes on with the socket.
+    /// Returns the TLS session, for the code that continues with the socket.
     pub fn into_tls(self) -> Option<Box<Connection>> {
         self.tls
     }
 
-    /// Say by TLS, if it is there, that nothing more will come.
+    /// Sends a close_notify alert, if TLS is in use.
     pub fn close(&mut self) {
         if let Some(tls) = &mut self.tls {
             tls.send_close_notify();
-            // Its peer may have gone.
+            // The peer may have closed the connection already.
             let _ = tls.write_tls(&mut self.timed);
         }
     }
@@ -100,7 +100,7 @@ impl Write for Transport {
     }
 }
 
-/// A socket that is waited for until a moment and no longer.
+/// A socket whose reads and writes fail with `TimedOut` after a deadline.
 struct Timed {
     socket: Arc<OwnedFd>,
     deadline: Instant,
@@ -115,7 +115,7 @@ impl Timed {
         let left = Timespec::try_from(left).expect("some seconds");
         let mut fds = [PollFd::from_borrowed_fd(self.socket.as_fd(), events)];
         match poll(&mut fds, Some(&left)) {
-            // If the time is over, the next look at the clock will say so.
+            // If the deadline has passed, the next check of the clock fails.
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -125,7 +125,8 @@ impl Timed {
 impl Read for Timed {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         loop {
-            // A peer that sends bytes one by one has no more time than others.
+            // Checks the deadline before each read, so that a peer that sends single bytes cannot
+            // extend it.
             if self.deadline <= Instant::now() {
                 return Err(io::ErrorKind::TimedOut.into());
             }

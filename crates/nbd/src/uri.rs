@@ -1,4 +1,4 @@
-//! Where an NBD export is, as doc/uri.md of the NBD project writes it.
+//! URIs of NBD exports, as in doc/uri.md of the NBD project.
 
 mod terms;
 mod text;
@@ -13,8 +13,8 @@ use text::{decode, query_of};
 /// The port that IANA has assigned to NBD.
 pub const PORT: u16 = 10809;
 
-/// `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH` or
-/// `nbd+vsock://CID[:PORT]/EXPORT`; with `nbds` in place of `nbd` by TLS.
+/// The address of an export: `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH` or
+/// `nbd+vsock://CID[:PORT]/EXPORT`. The schemes with `nbds` in place of `nbd` use TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdUri {
     address: Address,
@@ -23,24 +23,24 @@ pub struct NbdUri {
     text: String,
 }
 
-/// What to connect to.
+/// Address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// A socket's path.
+    /// Path of a Unix socket.
     Unix(PathBuf),
-    /// A host's name or address, and a port.
+    /// Name or address of a host, and a port.
     Tcp(String, u16),
-    /// Of AF_VSOCK.
+    /// Address of an AF_VSOCK socket.
     Vsock {
-        /// Whose: 2 is the host.
+        /// Context identifier of the machine; 2 is the host.
         cid: u32,
-        /// Where it listens.
+        /// Port at which the server listens.
         port: u32,
     },
 }
 
 impl Address {
-    /// The host's name, or what stands for one: here.
+    /// Returns the host's name; other kinds of sockets are on `localhost`.
     fn host(&self) -> &str {
         match self {
             Address::Tcp(host, _) => host,
@@ -50,22 +50,22 @@ impl Address {
 }
 
 impl NbdUri {
-    /// The URI as it was given.
+    /// Returns the URI as it was given.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Where the server is.
+    /// Returns the server's address.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// The export's name; empty: the server's default export.
+    /// Returns the export's name; an empty name is the server's default export.
     pub fn export(&self) -> &str {
         &self.export
     }
 
-    /// By TLS, on these terms.
+    /// Returns the TLS settings. `None` if the connection does not use TLS.
     pub fn tls(&self) -> Option<&TlsTerms> {
         self.tls.as_ref()
     }

@@ -1,18 +1,18 @@
-//! AF_VSOCK's addresses, which rustix does not have.
+//! Addresses of AF_VSOCK sockets, which rustix does not support.
 
 use rustix::net::SocketAddrAny;
 use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
 use std::fmt;
 
-/// This machine's, whatever its CID; to listen at.
+/// CID to listen at: that of this machine, whatever it is.
 pub const ANY_CID: u32 = libc::VMADDR_CID_ANY;
 
-/// `CID:PORT`.
+/// An AF_VSOCK address, displayed as `CID:PORT`.
 pub struct VsockAddr(libc::sockaddr_vm);
 
 impl VsockAddr {
     pub fn new(cid: u32, port: u32) -> VsockAddr {
-        // SAFETY: plain numbers, for which zero is a value.
+        // SAFETY: the structure contains only numbers, for which zero is valid.
         let mut addr: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
         addr.svm_family = libc::AF_VSOCK as libc::sa_family_t;
         addr.svm_cid = cid;
@@ -24,12 +24,11 @@ impl VsockAddr {
         self.0.svm_cid
     }
 
-    /// `any` has the family AF_VSOCK.
+    /// Converts `any`, whose family must be AF_VSOCK.
     pub fn from_any(any: &SocketAddrAny) -> VsockAddr {
         let mut addr = VsockAddr::new(0, 0);
         let len = size_of_val(&addr.0).min(any.addr_len() as usize);
-        // SAFETY: `len` bytes are there on both sides, and any bytes are a
-        // sockaddr_vm.
+        // SAFETY: both sides have at least `len` bytes, and any bytes are a valid sockaddr_vm.
         unsafe {
             let from = any.as_ptr().cast::<u8>();
             std::ptr::copy_nonoverlapping(from, (&raw mut addr.0).cast::<u8>(), len);
@@ -47,7 +46,7 @@ impl fmt::Display for VsockAddr {
     }
 }
 
-// SAFETY: it passes a pointer to a whole sockaddr_vm with its length.
+// SAFETY: `with_sockaddr` passes a pointer to a whole sockaddr_vm with its length.
 unsafe impl SocketAddrArg for VsockAddr {
     unsafe fn with_sockaddr<R>(
         &self,

@@ -1,11 +1,10 @@
-//! What a server may say in a handshake, as a function of bytes: the body of
-//! a fuzz target and of a test.
+//! Does handshakes with arbitrary bytes of a server: the body of a fuzz target and of a test.
 
 use super::{Export, Refusal, Wishes, handshake};
 use crate::protocol::{BASE_ALLOCATION, Replies};
 use std::io::{self, Read, Write};
 
-/// A server's side of a handshake; what the client says goes nowhere.
+/// The server's side of a handshake. Bytes from the client are discarded.
 struct Script<'a>(&'a [u8]);
 
 impl Read for Script<'_> {
@@ -24,17 +23,17 @@ impl Write for Script<'_> {
     }
 }
 
-/// Let a server greet as the bytes say, clients of both kinds that there are.
-/// What comes of it can be used.
+/// Does handshakes of both kinds of clients with a server that sends `input`, and checks the
+/// results.
 ///
 /// # Panics
-/// When it cannot.
+/// Panics if a result of a handshake is invalid.
 pub fn greeting(input: &[u8]) {
     let _ = greet_disk(input);
     let _ = greet(input, &[Replies::Extended, Replies::Structured], false);
 }
 
-/// The greeting of a client that has a disk of it.
+/// Does the handshake of a client that uses the export as a disk.
 fn greet_disk(input: &[u8]) -> Result<Export, Refusal> {
     greet(input, &[Replies::Structured], true)
 }
@@ -72,7 +71,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// Answers to options, in some order, of some content.
+        /// A handshake ends, whatever replies to options a server sends in whatever order.
         #[test]
         fn a_handshake_ends_whatever_a_server_says(
             answers in prop::collection::vec(
@@ -92,7 +91,7 @@ mod tests {
             greeting(&input);
         }
 
-        /// Block sizes and flags of all kinds.
+        /// Block sizes and flags of an export are arbitrary.
         #[test]
         fn what_an_export_is_said_to_be_is_checked(
             size in any::<u64>(), flags in any::<u16>(),

@@ -1,6 +1,6 @@
-//! The errors of replies (proto.md, "Error values").
+//! Errors of replies (proto.md, "Error values").
 
-/// What a server may say.
+/// An error that a server may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ErrorCode {
@@ -15,7 +15,7 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
-    /// The error of a disk that failed with this errno.
+    /// Returns the error to send for a disk that failed with this errno.
     pub fn from_errno(errno: i32) -> ErrorCode {
         match errno {
             libc::EPERM | libc::EROFS | libc::EACCES => ErrorCode::NotPermitted,
@@ -29,7 +29,7 @@ impl ErrorCode {
         }
     }
 
-    /// For people.
+    /// Returns a text for messages.
     pub fn text(self) -> &'static str {
         match self {
             ErrorCode::NotPermitted => "not permitted",
@@ -44,7 +44,7 @@ impl ErrorCode {
     }
 }
 
-/// The errno of what a server has said, which may be any number but 0.
+/// Returns the errno for an error that a server has sent, which may be any number but 0.
 pub fn errno(error: u32) -> i32 {
     match error {
         1 => libc::EPERM,
@@ -53,7 +53,7 @@ pub fn errno(error: u32) -> i32 {
         28 => libc::ENOSPC,
         75 => libc::EOVERFLOW,
         95 => libc::EOPNOTSUPP,
-        // 5, and 108 (the server is shutting down): this request is lost.
+        // 5, and 108 (the server is shutting down): the request is lost.
         _ => libc::EIO,
     }
 }

@@ -1,5 +1,4 @@
-//! Options, replies to them, and what an export is like (proto.md, "Handshake
-//! phase").
+//! Options, replies to options, and properties of an export (proto.md, "Handshake phase").
 
 use super::{OPTION_MAGIC, OPTION_REPLY_MAGIC, info, u16_at, u32_at, u64_at};
 
@@ -8,14 +7,14 @@ use super::{OPTION_MAGIC, OPTION_REPLY_MAGIC, info, u16_at, u32_at, u64_at};
 pub struct OptionHeader {
     /// See [`opt`](super::opt).
     pub option: u32,
-    /// Bytes of data that follow.
+    /// Number of bytes of data that follow.
     pub len: u32,
 }
 
 impl OptionHeader {
     pub const LEN: usize = 16;
 
-    /// None: not an option.
+    /// Parses a header. Returns `None` if the magic number is wrong.
     pub fn parse(bytes: &[u8; OptionHeader::LEN]) -> Option<OptionHeader> {
         (u64_at(bytes, 0) == OPTION_MAGIC).then(|| OptionHeader {
             option: u32_at(bytes, 8),
@@ -35,18 +34,18 @@ impl OptionHeader {
 /// The header of a reply to an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionReplyHeader {
-    /// What it is a reply to.
+    /// The option to which this is a reply.
     pub option: u32,
     /// See [`rep`](super::rep).
     pub kind: u32,
-    /// Bytes of data that follow.
+    /// Number of bytes of data that follow.
     pub len: u32,
 }
 
 impl OptionReplyHeader {
     pub const LEN: usize = 20;
 
-    /// None: not a reply.
+    /// Parses a header. Returns `None` if the magic number is wrong.
     pub fn parse(bytes: &[u8; OptionReplyHeader::LEN]) -> Option<OptionReplyHeader> {
         (u64_at(bytes, 0) == OPTION_REPLY_MAGIC).then(|| OptionReplyHeader {
             option: u32_at(bytes, 8),
@@ -68,7 +67,7 @@ impl OptionReplyHeader {
 /// The data of NBD_INFO_EXPORT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportInfo {
-    /// Bytes.
+    /// Size of the export in bytes.
     pub size: u64,
     /// See [`export_flag`](super::export_flag).
     pub flags: u16,
@@ -107,7 +106,7 @@ impl BlockSizes {
     }
 }
 
-/// The data of an NBD_REP_INFO, as far as anybody here looks at it.
+/// The data of an NBD_REP_INFO; types that nothing here uses are `Other`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Info {
     Export(ExportInfo),
@@ -116,7 +115,7 @@ pub enum Info {
 }
 
 impl Info {
-    /// None: of a wrong length.
+    /// Parses the data. Returns `None` if the length is wrong.
     pub fn parse(data: &[u8]) -> Option<Info> {
         let kind = u16::from_be_bytes(*data.first_chunk()?);
         match (kind, data.len()) {

@@ -1,23 +1,22 @@
-//! Numbers that have a name in proto.md; the names are what is left of it
-//! without the prefix (NBD_OPT_, say).
+//! Numbers that proto.md names, by their names there without the prefix (for example, NBD_OPT_).
 
-/// "NBDMAGIC", which a server begins with ("Newstyle negotiation").
+/// "NBDMAGIC", the first number that a server sends ("Newstyle negotiation").
 pub const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
-/// "IHAVEOPT": what comes next, and what an option begins with.
+/// "IHAVEOPT", the second number that a server sends, and the start of each option.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-/// What comes next from a server of old ("Oldstyle negotiation").
+/// The second number that a server with the oldstyle handshake sends ("Oldstyle negotiation").
 pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
-/// What the reply to an option begins with.
+/// Magic number of a reply to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
-/// In the server's flags (16 bits) and in the client's (32 bits): "Handshake
-/// flags", "Client flags".
+/// Flags of the server (16 bits) and of the client (32 bits) in the handshake ("Handshake flags",
+/// "Client flags").
 pub mod handshake_flag {
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;
     pub const NO_ZEROES: u16 = 1 << 1;
 }
 
-/// What a client may ask for ("Option types").
+/// Options that a client may send ("Option types").
 pub mod opt {
     pub const EXPORT_NAME: u32 = 1;
     pub const ABORT: u32 = 2;
@@ -37,7 +36,7 @@ pub mod rep {
     pub const SERVER: u32 = 2;
     pub const INFO: u32 = 3;
     pub const META_CONTEXT: u32 = 4;
-    /// Makes any type an error.
+    /// Bit that marks a type as an error.
     pub const ERROR_BIT: u32 = 1 << 31;
     pub const ERR_UNSUP: u32 = ERROR_BIT | 1;
     pub const ERR_POLICY: u32 = ERROR_BIT | 2;
@@ -50,7 +49,7 @@ pub mod rep {
     pub const ERR_EXT_HEADER_REQD: u32 = ERROR_BIT | 10;
 }
 
-/// What INFO and GO tell ("Option reply types").
+/// Types of information in replies to INFO and GO ("Option reply types").
 pub mod info {
     pub const EXPORT: u16 = 0;
     pub const NAME: u16 = 1;
@@ -58,7 +57,7 @@ pub mod info {
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// What an export offers ("Transmission flags").
+/// Properties of an export ("Transmission flags").
 pub mod export_flag {
     pub const HAS_FLAGS: u16 = 1 << 0;
     pub const READ_ONLY: u16 = 1 << 1;
@@ -74,7 +73,7 @@ pub mod export_flag {
     pub const BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;
 }
 
-/// What a request asks for ("Request types").
+/// Commands of requests ("Request types").
 pub mod command {
     pub const READ: u16 = 0;
     pub const WRITE: u16 = 1;
@@ -84,12 +83,15 @@ pub mod command {
     pub const CACHE: u16 = 5;
     pub const WRITE_ZEROES: u16 = 6;
     pub const BLOCK_STATUS: u16 = 7;
-    /// Fathom's own, of a client that has agreed on a context of changes: no guest of the server's may have
-    /// the disk any more. Without offset and length.
+    /// Fathom's own command of a server that takes the disk over: no guest of the old server can
+    /// use the disk afterwards.
+    ///
+    /// Only a client that has negotiated a context of changes may send this command. Offset and
+    /// length are 0.
     pub const TAKE_OVER: u16 = 0x4654;
 }
 
-/// Of a request ("Command flags").
+/// Flags of a request ("Command flags").
 pub mod command_flag {
     pub const FUA: u16 = 1 << 0;
     pub const NO_HOLE: u16 = 1 << 1;
@@ -99,54 +101,56 @@ pub mod command_flag {
     pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
-/// Types of chunks in structured and extended replies ("Structured reply
-/// types").
+/// Types of chunks in structured and extended replies ("Structured reply types").
 pub mod chunk {
     pub const NONE: u16 = 0;
     pub const OFFSET_DATA: u16 = 1;
     pub const OFFSET_HOLE: u16 = 2;
     pub const BLOCK_STATUS: u16 = 5;
     pub const BLOCK_STATUS_EXT: u16 = 6;
-    /// Makes any type an error.
+    /// Bit that marks a type as an error.
     pub const ERROR_BIT: u16 = 1 << 15;
     pub const ERROR: u16 = ERROR_BIT | 1;
     pub const ERROR_OFFSET: u16 = ERROR_BIT | 2;
 }
 
-/// The last chunk of its reply ("Structured reply flags").
+/// Marks the last chunk of a reply ("Structured reply flags").
 pub const REPLY_FLAG_DONE: u16 = 1;
 
-/// The metadata context that tells holes from data ("`base:allocation`
-/// metadata context").
+/// The metadata context that reports holes and data ("`base:allocation` metadata context").
 pub const BASE_ALLOCATION: &str = "base:allocation";
 
-/// The context that tells what a dirty bitmap says, before its name (docs/interop/nbd.rst of QEMU).
+/// Prefix of the context that reports a dirty bitmap, before the bitmap's name
+/// (docs/interop/nbd.rst of QEMU).
 pub const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
-/// What has changed, for a server that takes the disk over: contexts of Fathom's own, before an id that is
-/// the client's to choose. Each extent of an answer is told once. The first one forgets what was noted before.
+/// Prefixes of Fathom's own contexts that report changes of a disk to the server that takes the
+/// disk over.
+///
+/// An id that the client chooses follows the prefix. Each change is reported once. The first
+/// context forgets all earlier changes; the second continues.
 pub const CHANGES_BEGIN: &str = "fathom:changes-begin:";
 pub const CHANGES_GO_ON: &str = "fathom:changes-go-on:";
 
-/// Of an extent of such a context: it has changed.
+/// Flag of an extent that has changed, in such a context.
 pub const CHANGED: u32 = 1 << 0;
 
-/// Whether a client may call itself that.
+/// Returns whether a client may use this id: 1 to 64 ASCII letters, digits and hyphens.
 pub fn is_move_id(id: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     (1..=64).contains(&id.len()) && id.bytes().all(is_plain)
 }
 
-/// Of base:allocation, and of dirty bitmaps.
+/// Flags of extents in base:allocation and in dirty bitmaps.
 pub mod state {
     pub const HOLE: u32 = 1 << 0;
     pub const ZERO: u32 = 1 << 1;
     pub const DIRTY: u32 = 1 << 0;
 }
 
-/// The longest string in bytes ("Conventions").
+/// Maximum length of a string in bytes ("Conventions").
 pub const MAX_STRING: usize = 4096;
 
-/// The longest payload that everybody should take, and the longest if nobody
-/// says anything of it ("Size constraints").
+/// Maximum length of a payload in bytes that every peer should accept, and the limit if none was
+/// negotiated ("Size constraints").
 pub const MAX_PAYLOAD: u32 = 32 << 20;

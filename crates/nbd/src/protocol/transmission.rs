@@ -1,5 +1,5 @@
-//! Headers of requests and of replies (proto.md, "Transmission", and "Request
-//! message", "Simple reply message", "Structured reply chunk message").
+//! Headers of requests and replies (proto.md, "Transmission", "Request message", "Simple reply
+//! message" and "Structured reply chunk message").
 
 use super::{command, command_flag, u16_at, u32_at, u64_at};
 
@@ -9,19 +9,19 @@ const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
-/// Which headers a connection uses; agreed upon in the handshake.
+/// The headers of a connection, as negotiated in the handshake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Replies {
     #[default]
     Simple,
-    /// NBD_OPT_STRUCTURED_REPLY
+    /// Negotiated by NBD_OPT_STRUCTURED_REPLY.
     Structured,
-    /// NBD_OPT_EXTENDED_HEADERS
+    /// Negotiated by NBD_OPT_EXTENDED_HEADERS.
     Extended,
 }
 
 impl Replies {
-    /// Bytes of a request's header.
+    /// Returns the length of a request's header in bytes.
     pub const fn request_len(self) -> usize {
         match self {
             Replies::Extended => RequestHeader::EXTENDED_LEN,
@@ -29,7 +29,7 @@ impl Replies {
         }
     }
 
-    /// The protocol's word.
+    /// Returns the name that proto.md uses.
     pub fn name(self) -> &'static str {
         match self {
             Replies::Simple => "simple replies",
@@ -46,15 +46,15 @@ pub struct RequestHeader {
     pub flags: u16,
     /// See [`command`].
     pub command: u16,
-    /// The client's own; goes back with the replies.
+    /// Identifier that the client chooses; replies return it.
     pub cookie: u64,
     pub offset: u64,
-    /// Of the range, or of the payload that follows; in a compact header
-    /// 32 bits.
+    /// Length in bytes of the range, or of the payload that follows. Compact headers have only 32
+    /// bits of it.
     pub len: u64,
 }
 
-/// What is there instead of a request.
+/// The number that was received instead of a request's magic number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:#010x} where a request should begin")]
 pub struct NotARequest(pub u32);
@@ -63,7 +63,7 @@ impl RequestHeader {
     pub const COMPACT_LEN: usize = 28;
     pub const EXTENDED_LEN: usize = 32;
 
-    /// Read a header; `bytes` are exactly [`Replies::request_len`].
+    /// Parses a header. `bytes` must have exactly [`Replies::request_len`] bytes.
     #[inline]
     pub fn parse(replies: Replies, bytes: &[u8]) -> Result<RequestHeader, NotARequest> {
         let wide = replies == Replies::Extended;
@@ -89,7 +89,7 @@ impl RequestHeader {
         })
     }
 
-    /// For simple and structured replies.
+    /// Returns the header for simple and structured replies.
     #[inline]
     pub fn compact(self) -> [u8; RequestHeader::COMPACT_LEN] {
         let mut bytes = [0; RequestHeader::COMPACT_LEN];
@@ -99,7 +99,7 @@ impl RequestHeader {
         bytes
     }
 
-    /// For extended headers.
+    /// Returns the header for extended headers.
     #[inline]
     pub fn extended(self) -> [u8; RequestHeader::EXTENDED_LEN] {
         let mut bytes = [0; RequestHeader::EXTENDED_LEN];
@@ -117,7 +117,7 @@ impl RequestHeader {
         bytes[12..20].copy_from_slice(&self.offset.to_be_bytes());
     }
 
-    /// Append the header in the form that was agreed upon.
+    /// Appends the header in the negotiated form.
     #[inline]
     pub fn put(self, replies: Replies, out: &mut Vec<u8>) {
         match replies {
@@ -126,8 +126,10 @@ impl RequestHeader {
         }
     }
 
-    /// Whether bytes follow the header, as many as `len` says. A write must
-    /// say so in extended headers, but QEMU's (up to 10.0 at least) do not.
+    /// Returns whether a payload of `len` bytes follows the header.
+    ///
+    /// With extended headers, a write must set NBD_CMD_FLAG_PAYLOAD_LEN, but QEMU (up to 10.0 at
+    /// least) does not set it.
     #[inline]
     pub fn has_payload(&self, replies: Replies) -> bool {
         let says_so = self.flags & command_flag::PAYLOAD_LEN != 0;
@@ -135,7 +137,7 @@ impl RequestHeader {
     }
 }
 
-/// A simple reply's header; `error` is 0 or an [`ErrorCode`](super::ErrorCode).
+/// Returns the header of a simple reply; `error` is 0 or an [`ErrorCode`](super::ErrorCode).
 #[inline]
 pub fn simple_reply(error: u32, cookie: u64) -> [u8; ReplyHeader::SIMPLE_LEN] {
     let mut bytes = [0; ReplyHeader::SIMPLE_LEN];
@@ -145,7 +147,7 @@ pub fn simple_reply(error: u32, cookie: u64) -> [u8; ReplyHeader::SIMPLE_LEN] {
     bytes
 }
 
-/// The header of a chunk, before its payload.
+/// The header of a chunk, which precedes its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
     /// See [`REPLY_FLAG_DONE`](super::REPLY_FLAG_DONE).
@@ -153,9 +155,9 @@ pub struct ChunkHeader {
     /// See [`chunk`](super::chunk).
     pub kind: u16,
     pub cookie: u64,
-    /// Of the request. Only extended headers have it.
+    /// Offset of the request. Only extended headers contain it.
     pub offset: u64,
-    /// Bytes of payload; in a structured header 32 bits.
+    /// Length of the payload in bytes. Structured headers have only 32 bits of it.
     pub len: u64,
 }
 
@@ -187,14 +189,14 @@ impl ChunkHeader {
     }
 }
 
-/// What a server's bytes begin with.
+/// The header of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyHeader {
     Simple { error: u32, cookie: u64 },
     Chunk(ChunkHeader),
 }
 
-/// The number that is there instead of a reply.
+/// The number that was received instead of a reply's magic number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAReply(pub u32);
 
@@ -203,8 +205,9 @@ impl ReplyHeader {
     pub const STRUCTURED_LEN: usize = 20;
     pub const EXTENDED_LEN: usize = 32;
 
-    /// Read the header that `bytes` begin with, and return it with its length.
-    /// None: they end before it does.
+    /// Parses the header at the start of `bytes`, and returns it with its length.
+    ///
+    /// Returns `None` if `bytes` end before the header does.
     #[inline(always)]
     pub fn parse(
         replies: Replies,
@@ -260,7 +263,7 @@ impl ReplyHeader {
 mod tests {
     use super::*;
 
-    /// As proto.md has them, field by field.
+    /// Compares with the layout in proto.md, field by field.
     #[test]
     fn requests_are_those_of_the_specification() {
         let header = RequestHeader {
@@ -290,8 +293,8 @@ mod tests {
         }
     }
 
-    /// Those of each form are read back by clients that have agreed on it, and
-    /// by no other, however many bytes are there.
+    /// Clients parse the headers of each form that they have negotiated, and reject others, however
+    /// many bytes follow.
     #[test]
     fn replies_are_read_as_they_are_written() {
         use Replies::{Extended, Simple, Structured};

@@ -1,15 +1,15 @@
-//! What a URI says of TLS: libnbd's words for it (nbd_set_uri_allow_tls(3) and those beside it).
+//! TLS settings of a URI, by libnbd's parameters (nbd_set_uri_allow_tls(3) and related calls).
 
 use super::text::{decode, query_of};
 use fathom_tls::ClientFiles;
 use std::path::PathBuf;
 
-/// Whom a client believes, and as whom it comes.
+/// The authorities that a client trusts, and the server that it expects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsTerms {
-    /// A directory laid out as for nbdkit and QEMU; none: the certificates of this system.
+    /// A directory laid out as for nbdkit and QEMU. `None` uses the certificates of this system.
     pub certificates: Option<PathBuf>,
-    /// What the server's certificate must be for.
+    /// The name that the server's certificate must be for.
     pub server: String,
 }
 
@@ -36,7 +36,7 @@ impl TlsTerms {
         Ok(terms)
     }
 
-    /// What is read to connect.
+    /// Returns the files that a client reads to connect.
     pub fn files(&self) -> ClientFiles {
         ClientFiles::of(self.certificates.as_deref())
     }

@@ -1,12 +1,12 @@
-//! The parts of a URI as text (RFC 3986).
+//! Parsing of parts of a URI (RFC 3986).
 
-/// Names and values, as they are written.
+/// Iterates over the names and values of a query, still percent-encoded.
 pub(super) fn query_of(query: &str) -> impl Iterator<Item = (&str, &str)> {
     let pairs = query.split(['&', ';']);
     pairs.filter_map(|pair| pair.split_once('='))
 }
 
-/// Replaces %XX.
+/// Decodes percent-encoded bytes (%XX).
 pub(super) fn decode(text: &str) -> Result<String, String> {
     let bad = || format!("{text}: % must be followed by two hexadecimal digits");
     let mut bytes = Vec::with_capacity(text.len());
