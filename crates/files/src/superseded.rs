@@ -126,7 +126,8 @@ fn read(file: impl AsFd) -> io::Result<Option<Superseded>> {
     match rustix::fs::fgetxattr(file, ATTRIBUTE, bytes.as_mut_slice()) {
         Ok(len) => Ok(Some(Superseded::parse(&bytes[..len.min(MAX_MARK)]))),
         Err(rustix::io::Errno::RANGE) => Ok(Some(Superseded::unreadable())),
-        Err(rustix::io::Errno::NODATA) => Ok(None),
+        // A file system without extended attributes: the mark is a record, if there is one.
+        Err(rustix::io::Errno::NODATA | rustix::io::Errno::NOTSUP) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
@@ -147,5 +148,20 @@ fn remove(file: &File) -> io::Result<()> {
     match rustix::fs::fremovexattr(file, ATTRIBUTE) {
         Ok(()) | Err(rustix::io::Errno::NODATA) => file.sync_all(),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_without_extended_attributes_has_no_mark_to_remove() {
+        // (The proc file system has no extended attributes.)
+        let file = File::open("/proc/version").unwrap();
+        let set = rustix::fs::fsetxattr(&file, ATTRIBUTE, b"", rustix::fs::XattrFlags::empty());
+        assert!(set.is_err());
+        assert!(read(&file).unwrap().is_none());
+        remove(&file).unwrap();
     }
 }

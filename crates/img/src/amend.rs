@@ -1,5 +1,4 @@
 //! `fathom img amend`
-
 //!
 //! Changes options of qcow2 images and keys of encrypted images.
 
