@@ -24,6 +24,7 @@ use std::io::{self, Read};
 /// Maximum size of a domain's XML in bytes.
 const MAX_XML_BYTES: u64 = 16 << 20;
 const NOT_FOUND: u16 = 404;
+const GATEWAY_TIMEOUT: u16 = 504;
 
 /// Add or remove the disks of a libvirt domain
 ///
@@ -89,6 +90,15 @@ fn add(domain: Domain, is_incoming: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Whether the server has certainly not carried out the request.
+fn is_refusal(error: &ClientError) -> bool {
+    match error {
+        ClientError::Refused { status, .. } => *status != GATEWAY_TIMEOUT,
+        ClientError::NotRunning(_) | ClientError::Denied(_) => true,
+        _ => false,
+    }
+}
+
 /// Adds a disk. Returns false if the server already has the same disk.
 fn add_one(
     server: &Client,
@@ -118,7 +128,11 @@ fn add_one(
     let shown: Shown = match put.patiently().send() {
         Ok(shown) => shown,
         Err(error) => {
-            record.remove(&table.name)?;
+            // Without the server's refusal, the disk may have been added: the hook at the domain's
+            // end must remove it.
+            if is_refusal(&error) {
+                record.remove(&table.name)?;
+            }
             return Err(error.into());
         }
     };
