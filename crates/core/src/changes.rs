@@ -1,38 +1,39 @@
-//! Which parts of a disk have been changed, for somebody who fetches them.
+//! Tracks which parts of a disk have changed, for a reader that copies them.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A block is so large that a disk has no more than these: 32 MiB of bits.
+/// Maximum number of blocks of a disk: 32 MiB of bits. The block size grows with the disk.
 const MOST_BLOCKS: u64 = 1 << 28;
 
-/// The smallest block in bytes.
+/// Smallest block size, in bytes.
 const SMALLEST: u64 = 4096;
 
-/// Words that are looked at in one go: somebody waits meanwhile.
+/// Maximum number of words that one `take` examines, so that its caller is not delayed.
 const MOST_WORDS: usize = 4096;
 
-/// Blocks of a word, and words of a word of the summary.
+/// Bits per word: blocks per word, and words per word of the summary.
 const BITS: u64 = u64::BITS as u64;
 
-/// A bit for each block of a disk: it was changed since somebody took the bit.
+/// A bit for each block of a disk: the block has changed since the bit was last taken.
 ///
-/// Whoever takes a bit reads the block afterwards, and so sees what it was set for; what is written
-/// meanwhile sets it again. Any number of threads mark; one takes.
+/// The reader takes a bit first and reads the block afterwards, so it sees the change that set the
+/// bit. A write in the meantime sets the bit again. Any number of threads may mark blocks; only one
+/// may take bits.
 #[derive(Debug)]
 pub struct Changes {
-    /// Of the disk, in bytes.
+    /// Size of the disk, in bytes.
     size: u64,
-    /// log2 of a block's bytes.
+    /// log2 of the block size in bytes.
     shift: u32,
     words: Box<[AtomicU64]>,
-    /// A bit for each word that may not be 0.
+    /// A bit for each word that may be non-zero.
     summary: Box<[AtomicU64]>,
-    /// Something beyond the end was changed: the disk is larger than it was.
+    /// A change beyond `size` was marked: the disk has grown.
     outgrown: AtomicBool,
 }
 
-/// Bytes that are alike.
+/// A range of bytes that have all changed or all not changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     pub len: u64,
@@ -40,7 +41,7 @@ pub struct Run {
 }
 
 impl Changes {
-    /// Of a disk of so many bytes, in which nothing has changed.
+    /// Creates the map of an unchanged disk of `size` bytes.
     pub fn new(size: u64) -> Changes {
         let block = size.div_ceil(MOST_BLOCKS).next_power_of_two();
         let block = block.max(SMALLEST);
@@ -59,7 +60,7 @@ impl Changes {
         self.size
     }
 
-    /// Bytes that share a bit.
+    /// Returns the block size in bytes: the bytes that share a bit.
     pub fn block(&self) -> u64 {
         1 << self.shift
     }
@@ -68,7 +69,7 @@ impl Changes {
         self.outgrown.load(Ordering::Relaxed)
     }
 
-    /// These bytes were changed.
+    /// Marks these bytes as changed.
     #[inline]
     pub fn mark(&self, offset: u64, len: u64) {
         let end = offset.saturating_add(len);
@@ -90,21 +91,23 @@ impl Changes {
 
     #[inline]
     fn set(&self, word: usize, bits: u64) {
-        // Bits that are set already will be taken after this, and their blocks read after that.
+        // If the bits are set already, the reader takes them after this load and reads the blocks
+        // after that.
         let add = |to: &AtomicU64, bits: u64| {
             if to.load(Ordering::SeqCst) & bits != bits {
                 to.fetch_or(bits, Ordering::SeqCst);
             }
         };
-        // The word first: who takes looks the other way round.
+        // The word comes first, because the reader checks the summary before the word.
         add(&self.words[word], bits);
         let (at, bit) = (word / BITS as usize, word % BITS as usize);
         add(&self.summary[at], 1 << bit);
     }
 
-    /// Takes the bits from `range.start`, the beginning of a block, on: of all of the range, or as far as
-    /// about `most` runs, or a good part of a gigabyte that has changed, go. The runs follow one another, and
-    /// are none if the range is empty.
+    /// Takes the bits of `range`, whose start must be at a block boundary. May stop before the end
+    /// of the range: after about `most` runs, or after `MOST_WORDS` words with changes (1 GiB at
+    /// the smallest block size). The runs are contiguous and begin at `range.start`. Returns none
+    /// only if the range is empty.
     pub fn take(&self, range: Range<u64>, most: usize) -> Vec<Run> {
         let end = range.end.min(self.size);
         let mut runs = Runs::default();
@@ -114,7 +117,7 @@ impl Changes {
             let (word, bit) = (block / BITS, block % BITS);
             let whole = bit == 0 && end - at >= self.bytes(BITS);
             if whole && !self.takes_in_summary(word) {
-                // As many words of the summary as say nothing.
+                // Skips as many words as have no bit in the summary.
                 let quiet = self.quiet(word, end - at);
                 runs.add(self.bytes(quiet * BITS), false);
                 at += self.bytes(quiet * BITS);
@@ -140,7 +143,7 @@ impl Changes {
         runs.0
     }
 
-    /// What [`Changes::take`] would tell of, as blocks have it.
+    /// Returns the number of bytes that [`Changes::take`] would report as changed, in whole blocks.
     pub fn changed_bytes(&self) -> u64 {
         let mut blocks = 0;
         for (n, summary) in self.summary.iter().enumerate() {
@@ -158,7 +161,7 @@ impl Changes {
         blocks << self.shift
     }
 
-    /// Takes the word's bit in the summary, before the word is looked at.
+    /// Takes the word's bit from the summary. The caller examines the word afterwards.
     fn takes_in_summary(&self, word: u64) -> bool {
         let bit = 1 << (word % BITS);
         let summary = &self.summary[(word / BITS) as usize];
@@ -166,8 +169,8 @@ impl Changes {
             && summary.fetch_and(!bit, Ordering::SeqCst) & bit != 0
     }
 
-    /// How many words from this one on, which has no bit in the summary, have none: 1 at least, and no
-    /// more than are within `bytes`.
+    /// Counts the words without a bit in the summary, beginning with `word`, which has none.
+    /// Returns at least 1 and at most the number of words in `bytes`.
     fn quiet(&self, word: u64, bytes: u64) -> u64 {
         let most = bytes / self.bytes(BITS);
         let mut quiet = 1;
@@ -203,7 +206,7 @@ mod tests {
     use proptest::prelude::*;
     use std::sync::atomic::AtomicU32;
 
-    /// All that there is, as bytes.
+    /// Takes all bits and returns the changed ranges in bytes.
     fn take_all(changes: &Changes, most: usize) -> Vec<Range<u64>> {
         let (mut at, mut changed) = (0, Vec::<Range<u64>>::new());
         while at < changes.size() {
@@ -224,7 +227,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is marked is taken once, in whole blocks, and nothing else.
+        /// Each marked block is taken exactly once and as a whole; no other block is taken.
         #[test]
         fn what_is_marked_is_taken(
             size in prop_oneof![1u64..100_000, 1u64..200 << 20],
@@ -267,7 +270,7 @@ mod tests {
         assert!(changes.is_outgrown());
     }
 
-    /// Each version of a block is seen by whoever takes the bit that was set after it was written.
+    /// The reader sees each version of a block after taking the bit that was set for that version.
     #[test]
     fn nothing_is_missed_that_is_marked_meanwhile() {
         const BLOCKS: usize = 300;

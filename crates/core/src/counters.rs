@@ -1,10 +1,10 @@
-//! What a worker counts, for others to read.
+//! A worker's counters, which other threads read.
 
 use fathom_trace::Clock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A count with one writer.
+/// A counter with a single writer.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -30,41 +30,41 @@ impl Counter {
     }
 }
 
-/// Batches by how many requests they have: at most 1, 2, 4, and so on, the last any number.
+/// Number of batch size classes: batches of up to 1, 2, 4, ... requests; the last is unlimited.
 pub const BATCH_SIZES: usize = 9;
 
-/// What a worker did besides moving requests.
+/// Counters of a worker.
 #[derive(Default)]
 pub struct Counters {
     /// Requests taken from sources.
     pub taken: Counter,
-    /// Requests answered: of these, and never more.
+    /// Requests answered. Never more than `taken`.
     pub answered: Counter,
-    /// Requests that were taken together, by their number.
+    /// Number of batches in each size class.
     pub batches: [Counter; BATCH_SIZES],
-    /// Wake-ups by peers that have work.
+    /// Kicks received from peers.
     pub kicks: Counter,
-    /// Interrupts sent.
+    /// Notifications (interrupts) sent.
     pub notifications: Counter,
-    /// Times that it went to sleep.
+    /// Number of times that the worker went to sleep.
     pub sleeps: Counter,
-    /// Time that the worker has polled, in nanoseconds.
+    /// Time that the worker has spent polling, in nanoseconds.
     pub polled_ns: Counter,
-    /// Times that it did so and found some, and that it did not.
+    /// Number of polls that found work. `polls_vain` counts those that did not.
     pub polls_paid: Counter,
     pub polls_vain: Counter,
-    /// Requests that sources have answered with an error by themselves.
+    /// Requests that sources have answered with an error themselves.
     pub refused: Counter,
-    /// Of the sources that it has.
+    /// Counters of the attached sources.
     sources: Mutex<Vec<Arc<SourceCounters>>>,
 }
 
-/// What a worker did for one of its sources.
+/// Counters of one source of a worker.
 #[derive(Debug, Default)]
 pub struct SourceCounters {
-    /// The number of a virtqueue; None: it is a connection.
+    /// Queue number of a virtqueue; none for a connection.
     pub queue: Option<u16>,
-    /// Requests that can be in flight.
+    /// Maximum number of requests in flight.
     pub capacity: u64,
     pub taken: Counter,
     pub in_flight: Counter,
@@ -102,7 +102,7 @@ impl Counters {
         self.lock().retain(|other| !Arc::ptr_eq(other, source));
     }
 
-    /// Of the sources that it has now.
+    /// Returns the counters of the sources that are attached now.
     pub fn sources(&self) -> Vec<Arc<SourceCounters>> {
         self.lock().clone()
     }

@@ -1,4 +1,4 @@
-//! What a worker lends to its channel and its sources.
+//! The context that a worker passes to its channel and its sources.
 
 use crate::engine::{Engine, Wait};
 use crate::request::{Owner, Request, RequestId, Slab};
@@ -6,31 +6,31 @@ use fathom_trace::{Clock, Stage};
 use probe::probe;
 use std::io;
 
-/// Lent with each call; belongs to the worker.
+/// Passed with each call; owned by the worker.
 pub struct Cx {
     pub slab: Slab,
     pub engine: Box<dyn Engine>,
     pub(crate) clock: &'static Clock,
-    /// The last tick.
+    /// Time of the last tick.
     pub(crate) now: u64,
     pub(crate) done: Vec<RequestId>,
-    /// Children that are done, for their owners to take: one list an owner.
+    /// Completed children that their owners have not taken yet, one list per owner.
     children_done: Vec<Vec<RequestId>>,
-    /// The last owner.
+    /// The owner that was added last.
     newest: Owner,
-    /// The children that were completed in this turn, of all owners.
+    /// Children of all owners that were completed in this turn.
     pub(crate) children_completed: Vec<RequestId>,
-    /// How many children there is room for, of all owners.
+    /// Number of children of all owners for which there is room.
     pub(crate) children: usize,
-    /// When the channel wants to go on by itself; `u64::MAX`: never.
+    /// Time at which the channel wants to be called, in ticks; `u64::MAX` for never.
     pub(crate) alarm: u64,
-    /// Whether new requests are popped.
+    /// New requests are popped.
     pub(crate) admits: bool,
-    /// Requests that sources have answered with an error by themselves.
+    /// Number of requests that sources have answered with an error themselves.
     pub refused: u64,
-    /// The channel wants to see requests once more when they are answered.
+    /// The channel wants to see requests again when they have been answered.
     pub(crate) watched: bool,
-    /// Sources that are leaving.
+    /// Slots of the sources that are leaving.
     pub(crate) leaving: Vec<u16>,
 }
 
@@ -55,8 +55,9 @@ impl Cx {
         }
     }
 
-    /// Makes room for `n` more children in flight, beside the requests of all sources. The caller owns them: `owner` of
-    /// a child says so. Fails if the channel has more layers than owners can be told apart.
+    /// Makes room for `n` more children in flight, in addition to the requests of all sources.
+    /// Returns their owner, which the caller stores in `owner` of each child. Fails if the channel
+    /// has more layers than there are owner numbers.
     pub fn reserve_children(&mut self, n: usize) -> io::Result<Owner> {
         let owner = Owner::layer(self.children_done.len() + 1);
         let owner = owner.ok_or_else(|| io::Error::other("the disk has too many layers"))?;
@@ -69,12 +70,13 @@ impl Cx {
         Ok(owner)
     }
 
-    /// The last owner that has reserved children; [`Owner::SOURCE`] if none has.
+    /// Returns the owner that was added last; [`Owner::SOURCE`] if there is none.
     pub fn newest_owner(&self) -> Owner {
         self.newest
     }
 
-    /// Calls `look` with each request and child whose slot is taken, in no order. Slow: it looks at the whole slab.
+    /// Calls `look` with each request and child in a slot in use, in no particular order. Slow,
+    /// because it examines the whole slab.
     #[cold]
     pub fn for_each_in_flight(&self, mut look: impl FnMut(&Request)) {
         for id in self.slab.in_use() {
@@ -82,8 +84,8 @@ impl Cx {
         }
     }
 
-    /// A child of `owner` that is done, its outcome in `error`. Whoever made
-    /// it puts its slot back.
+    /// Takes a completed child of `owner`; its outcome is in `error`. The layer that created the
+    /// child releases its slot.
     #[inline]
     pub fn child_done(&mut self, owner: Owner) -> Option<RequestId> {
         self.children_done[owner.index()?].pop()
@@ -96,7 +98,7 @@ impl Cx {
             .is_some_and(|index| !self.children_done[index].is_empty())
     }
 
-    /// Now, in the order in which requests are completed.
+    /// Returns the current position in the sequence of completions.
     #[inline]
     pub fn mark(&self) -> Mark {
         Mark {
@@ -105,10 +107,10 @@ impl Cx {
         }
     }
 
-    /// What has been completed since the mark, of sources and of all owners:
-    /// for a layer that keeps books on what it has passed on. It looks after each call of the layer below,
-    /// before it returns to the layer above: the owner of a child may use its
-    /// slot again then.
+    /// Returns the requests of sources and of all owners that were completed since the mark. For a
+    /// layer that keeps track of the requests it has passed on. Such a layer calls this after each
+    /// call of the layer below and before it returns to the layer above, because a child's owner
+    /// may reuse the slot from then on.
     #[inline]
     pub fn completed_since(&self, mark: Mark) -> Completed {
         Completed {
@@ -117,9 +119,10 @@ impl Cx {
         }
     }
 
-    /// Takes back what has been completed since the mark and does not stand after all: it is in flight, in
-    /// [`Stage::Device`], as if it had never been completed, and is put at the end of `back`. For a channel that
-    /// finds, once its data has come, that it has come too late; before anybody else has looked.
+    /// Reverts those completions since the mark for which `stands` returns false. These requests
+    /// are in flight in [`Stage::Device`] again, and are appended to `back`. For a channel that
+    /// finds out, once its data has arrived, that the data is outdated; called before any other
+    /// layer sees the completion.
     #[inline]
     pub fn take_back(
         &mut self,
@@ -158,21 +161,20 @@ impl Cx {
         request.stamps.enter(Stage::Device, now);
     }
 
-    /// The requests of sources that are done, taken out: for tests that are
-    /// their own worker.
+    /// Takes the completed requests of sources, for tests that act as their own worker.
     #[cfg(feature = "testing")]
     pub fn take_done(&mut self) -> Vec<RequestId> {
         self.children_completed.clear();
         std::mem::take(&mut self.done)
     }
 
-    /// For probes: what tells the workers of a process apart, and is at hand wherever there is a probe.
+    /// Returns a number that identifies the worker in probes; available at every probe.
     #[inline]
     pub(crate) fn number(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Read the clock for the transitions that follow.
+    /// Reads the clock for the transitions that follow.
     #[inline]
     pub fn tick(&mut self) -> u64 {
         if !cfg!(fathom_unstamped) {
@@ -181,13 +183,13 @@ impl Cx {
         self.now
     }
 
-    /// The request enters `stage` at the last tick.
+    /// Moves the request to `stage` at the time of the last tick.
     #[inline]
     pub fn enter(&mut self, id: RequestId, stage: Stage) {
         let now = self.now;
         let number = self.number();
         let request = &mut self.slab[id];
-        // (Which stage it is is known where this is compiled into.)
+        // `stage` is a constant wherever this function is inlined.
         match stage {
             Stage::Map => probe!(fathom, map, number, id.0),
             Stage::Device => {
@@ -199,8 +201,7 @@ impl Cx {
         request.stamps.enter(stage, now);
     }
 
-    /// The disk has done the request; `errno` is 0 or positive. At the last
-    /// tick it leaves the device.
+    /// Completes the request at the time of the last tick; `errno` is 0 or positive.
     #[inline]
     pub fn complete(&mut self, id: RequestId, errno: i32) {
         let now = self.now;
@@ -216,29 +217,29 @@ impl Cx {
         self.done.push(id);
     }
 
-    /// Have [`Channel::timer`](crate::Channel::timer) called once the clock
-    /// has reached `ticks`, unless an earlier time is wanted already: then
-    /// that is when it is called, and it asks again.
+    /// Requests a call of [`Channel::timer`](crate::Channel::timer) once the clock has reached
+    /// `ticks`. If an earlier time was requested already, `timer` is called then, and the channel
+    /// asks again.
     #[inline]
     pub fn wake_at(&mut self, ticks: u64) {
         self.alarm = self.alarm.min(ticks);
     }
 
-    /// Pop no new requests until the next [`Channel::timer`](crate::Channel::timer).
+    /// Pops no new requests until the next [`Channel::timer`](crate::Channel::timer).
     #[inline]
     pub fn close(&mut self) {
         self.admits = false;
     }
 
-    /// From now on, show the channel each request once more when it has been
-    /// answered ([`Channel::answered`](crate::Channel::answered)).
+    /// From now on, calls [`Channel::answered`](crate::Channel::answered) with each request that
+    /// has been answered.
     pub fn watch_answers(&mut self) {
         self.watched = true;
     }
 
-    /// Whether the request may be held back for a reason of Fathom's own. It
-    /// may not when its source is leaving: a front-end waits for that, and
-    /// does nothing else meanwhile. A child may belong to such a source.
+    /// Returns whether a filter may delay the request. A request of a source that is leaving must
+    /// not be delayed, because the front-end does nothing else until the source is detached. A
+    /// child may belong to such a source, so no child may be delayed then.
     #[inline]
     pub fn may_wait(&self, id: RequestId) -> bool {
         let request = &self.slab[id];
@@ -246,7 +247,7 @@ impl Cx {
         self.leaving.is_empty() || !(is_child || self.leaving.contains(&request.source))
     }
 
-    /// How long to wait, from `now` on, at most.
+    /// Returns how long to wait at most, beginning at `now`.
     pub(crate) fn until_alarm(&self, now: u64) -> Wait {
         match self.alarm {
             u64::MAX => Wait::Forever,
@@ -254,27 +255,28 @@ impl Cx {
         }
     }
 
-    /// The time of the last tick.
+    /// Returns the time of the last tick.
     #[inline]
     pub fn now(&self) -> u64 {
         self.now
     }
 
-    /// The clock that all ticks are of.
+    /// Returns the clock that all ticks refer to.
     #[inline]
     pub fn clock(&self) -> &'static Clock {
         self.clock
     }
 }
 
-/// See [`Cx::mark`]; good until the turn of the worker ends.
+/// A position in the sequence of completions (see [`Cx::mark`]); valid until the worker's turn
+/// ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark {
     done: usize,
     children: usize,
 }
 
-/// Requests that were completed, in no order.
+/// Completed requests, in no particular order.
 #[derive(Debug)]
 pub struct Completed {
     next: Mark,
@@ -282,7 +284,7 @@ pub struct Completed {
 }
 
 impl Completed {
-    /// The next one. (No iterator, since the caller needs `cx` in between.)
+    /// Returns the next request. Not an iterator, because the caller uses `cx` in between.
     #[inline]
     pub fn next(&mut self, cx: &Cx) -> Option<RequestId> {
         if self.next.done < self.end.done {
@@ -313,7 +315,7 @@ mod tests {
         cx.slab[id].owner = owners[299];
         cx.complete(id, 0);
         assert_eq!(cx.child_done(owners[299]), Some(id));
-        // More than can be told apart are refused.
+        // More layers than there are owner numbers are refused.
         let refused = (0..70_000).find_map(|_| cx.reserve_children(0).err());
         assert!(refused.unwrap().to_string().contains("too many layers"));
     }

@@ -1,6 +1,6 @@
-//! The loop of a thread that has one worker.
+//! The loop of a thread with one worker.
 //!
-//! Between turns it polls for a while and then sleeps in one place, [`Engine::submit`].
+//! Between turns the loop spins for a while and then sleeps in one place, [`Engine::submit`].
 //!
 //! [`Engine::submit`]: crate::Engine::submit
 
@@ -12,7 +12,7 @@ use crate::worker::Worker;
 use probe::probe;
 use std::io;
 
-/// A worker with the thread to itself.
+/// A worker with its own thread.
 pub(crate) struct Dedicated {
     worker: Worker,
     inbox: Inbox,
@@ -31,14 +31,14 @@ impl Dedicated {
         })
     }
 
-    /// Serve until told to stop.
+    /// Serves until told to stop.
     pub(crate) fn run(mut self) {
         while !self.worker.is_stopping {
             match self.turn() {
                 true => self.poller.moved(),
                 false => self.wait(),
             }
-            // Others are for pools.
+            // Other kinds of letters are for pools.
             if let Some(Letter::To(_, command)) = self.inbox.take() {
                 self.worker.obey(command);
                 self.awaited = self.worker.peers;
@@ -46,8 +46,8 @@ impl Dedicated {
         }
     }
 
-    /// Move every request as far as it goes without waiting. False when
-    /// there was nothing to do.
+    /// Moves every request as far as possible without waiting. Returns false if there was nothing
+    /// to do.
     fn turn(&mut self) -> bool {
         let worker = &mut self.worker;
         worker.pop();
@@ -65,7 +65,7 @@ impl Dedicated {
         submitted || answered || moved
     }
 
-    /// Nothing to do: spin for a while, then sleep until something happens.
+    /// Spins for a while, then sleeps until something happens. Called when there is no work.
     fn wait(&mut self) {
         let start = self.worker.cx.clock.now();
         let slept = !self.spin(start) && !self.arm();
@@ -81,7 +81,7 @@ impl Dedicated {
         if slept {
             probe!(fathom, wake, now - start, now);
         }
-        // The end of a wait that was known beforehand tells nothing.
+        // The end of a wait that was scheduled says nothing about the peer or the device.
         if now < worker.cx.alarm {
             self.poller.waited(Waited {
                 awaited: self.awaited,
@@ -92,8 +92,7 @@ impl Dedicated {
         }
     }
 
-    /// Watch for work without sleeping, kicks suppressed. True when there is
-    /// some.
+    /// Polls for work without sleeping, with kicks suppressed. Returns true if there is some.
     fn spin(&mut self, start: u64) -> bool {
         let window = self.poller.window(self.awaited, start);
         if window == 0 {
@@ -117,9 +116,9 @@ impl Dedicated {
         self.worker.cx.engine.ready() || self.inbox.has_mail() || self.worker.has_pending()
     }
 
-    /// Ask for kicks. True when work came in before they were sure to come.
+    /// Asks for kicks. Returns true if work arrived before kicks were enabled.
     fn arm(&mut self) -> bool {
-        // All sources are asked, whatever the mailbox says.
+        // Every source must be armed, even if there are commands.
         self.inbox.has_mail() | self.worker.arm()
     }
 }

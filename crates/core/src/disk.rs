@@ -1,4 +1,4 @@
-//! Disks, and each worker's channel to its disk.
+//! Disks, and each worker's channel to a disk.
 
 use crate::cx::Cx;
 use crate::keepsake::Keepsake;
@@ -9,37 +9,36 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a disk is like. All sizes in bytes.
+/// Properties of a disk. All sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskInfo {
-    /// A multiple of 512.
+    /// Size of the disk, a multiple of 512.
     pub size: u64,
-    /// The unit in which the guest should address the disk (logical block).
+    /// Logical block size: the unit in which the guest should address the disk.
     pub block_size: u32,
-    /// The unit that the storage writes in one piece; a power of two times
-    /// `block_size`.
+    /// Unit that the storage writes in one piece: `block_size` times a power of two.
     pub physical_block_size: u32,
-    /// Preferred size of I/O, or 0.
+    /// Preferred I/O size, or 0 if there is none.
     pub optimal_io_size: u32,
     pub read_only: bool,
-    /// Completed writes may be volatile until a flush.
+    /// A completed write may be volatile until the next flush.
     pub write_cache: bool,
-    /// None: the disk cannot discard.
+    /// Limits of discards; none if the disk cannot discard.
     pub discard: Option<RangeLimits>,
-    /// None: the disk cannot write zeroes by itself.
+    /// Limits of write-zeroes requests; none if the disk does not support them.
     pub write_zeroes: Option<RangeLimits>,
 }
 
 /// Limits of an operation on ranges without data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RangeLimits {
-    /// Ranges aligned to this are handled best (bytes, at least 512).
+    /// Preferred alignment of ranges, in bytes, at least 512.
     pub alignment: u32,
-    /// The longest range in one request.
+    /// Maximum length of a range in one request, in bytes.
     pub max_len: u64,
 }
 
-/// Why a disk could not be opened or activated; one line for the user.
+/// Reason why an operation on a disk failed, as one line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     #[error("{}: {what}: {}", path.display(), cause(source))]
@@ -50,25 +49,25 @@ pub enum DiskError {
     },
     #[error("{}: {problem}", path.display())]
     Unusable { path: PathBuf, problem: String },
-    /// Something that was asked of it, which it does not do.
+    /// The disk does not support the requested operation.
     #[error("{0}")]
     Refused(String),
 }
 
-/// What a disk's size is to become.
+/// Parameters of a resize.
 pub struct Resize<'a> {
-    /// In bytes, a multiple of 512; none: what its file has by now.
+    /// New size in bytes, a multiple of 512. None: the current size of the disk's file.
     pub size: Option<u64>,
-    /// It may become smaller: what is behind its new end is lost.
+    /// The disk may shrink; the data beyond its new end is lost.
     pub shrink: bool,
-    /// Waits for the end of all requests that the disk has taken on by now. An error: they do not
-    /// end.
+    /// Waits until all requests that the disk has already accepted have ended. Returns an error if
+    /// they do not end.
     pub settle: &'a dyn Fn() -> Result<(), DiskError>,
 }
 
 impl Resize<'_> {
-    /// The size that is asked for, of a disk that has `now` bytes; none is. Refuses what no disk
-    /// can have, and a loss that was not agreed to.
+    /// Returns the requested size, if any, for a disk of `now` bytes. Fails if the size is not
+    /// valid, or if the disk would shrink and `shrink` is not set.
     pub fn wanted(&self, now: u64) -> Result<Option<u64>, DiskError> {
         let problem = match self.size {
             Some(0) => "a disk needs at least 512 bytes".into(),
@@ -87,7 +86,7 @@ impl Resize<'_> {
         Err(DiskError::Refused(problem))
     }
 
-    /// Likewise, for disks that are in no file.
+    /// Like [`Resize::wanted`], for disks that are not in a file and need an explicit size.
     pub fn named(&self, now: u64) -> Result<u64, DiskError> {
         let problem = "no size given, which only disks in files can do without";
         let wanted = self.wanted(now)?;
@@ -95,82 +94,81 @@ impl Resize<'_> {
     }
 }
 
-/// Called on any thread, and does not wait.
+/// Callback that any thread may call; it must not wait.
 pub type SizeWatch = Arc<dyn Fn() + Send + Sync>;
 
-/// What a guest sees as its disk; shared by all workers. Nothing here is on
-/// the way of a request.
+/// A disk as the guest sees it, shared by all workers. Requests do not pass through this trait.
 pub trait Disk: Send + Sync {
     fn info(&self) -> DiskInfo;
 
-    /// Bytes, a multiple of 8, that it wants of a [`Keepsake`]; 0: it needs none. It gets none if it wants more than
-    /// [`KEEPSAKE_ROOM`](crate::KEEPSAKE_ROOM).
+    /// Size of the [`Keepsake`] that the disk needs, in bytes, a multiple of 8; 0 if it needs none.
+    /// A disk gets no keepsake if it asks for more than [`KEEPSAKE_ROOM`](crate::KEEPSAKE_ROOM).
     fn keepsake_len(&self) -> u64 {
         0
     }
 
-    /// Before `activate`: the memory to use until `deactivate`. It holds what a
-    /// process that was killed has left there, or zeroes.
+    /// Passes the memory to use from `activate` to `deactivate`; called before `activate`. The
+    /// memory contains the state of a process that was killed, or zeroes.
     fn keep(&self, _keepsake: Option<Keepsake>) {}
 
-    /// How long a client that has just connected is to wait before it is
-    /// served. The exporter sees to it.
+    /// Time for which a newly connected client waits before it is served. The exporter enforces it.
     fn connect_delay(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// The first queue starts: lock the image, read its metadata. May block.
-    /// On failure the disk is as before.
+    /// Locks the image and reads its metadata, when the first queue starts. May block. On failure
+    /// the disk is unchanged.
     fn activate(&self) -> Result<(), DiskError>;
 
-    /// The last queue has stopped and is drained: write back, flush, forget,
-    /// unlock. May block.
+    /// Writes cached data back, flushes, drops the metadata and unlocks the image, when the last
+    /// queue has stopped and is drained. May block.
     fn deactivate(&self) -> Result<(), DiskError>;
 
-    /// Gives the disk another size while it is in use, or at least activated if `to` says which;
-    /// returns what it has then. May block, and requests go on meanwhile. What is new reads as
-    /// zeroes; requests behind the new end fail from some instant on. On failure its size is as
-    /// before, or as asked for if only its durability is in doubt.
+    /// Changes the size of the disk and returns the new size. The disk may be in use; it must be
+    /// activated only if `to` gives a size. May block, while requests continue. New space reads as
+    /// zeroes. From some moment on, requests beyond the new end fail. On failure the size is
+    /// unchanged, or is the requested one if only its durability is in doubt.
     fn resize(&self, _to: &Resize) -> Result<u64, DiskError> {
         let problem = "only disks in files and in memory can be resized";
         Err(DiskError::Refused(problem.into()))
     }
 
-    /// Have it told when somebody else may have given its storage another size, which
-    /// [`resize`](Disk::resize) takes in then. Once at most; not all disks can tell.
+    /// Registers a callback for a possible change of the storage's size by another program. The
+    /// caller then calls [`resize`](Disk::resize). Called at most once; not every disk can detect
+    /// such a change.
     fn watch_size(&self, _watch: SizeWatch) {}
 
-    /// One worker's way to the disk; called on that worker's thread.
+    /// Creates one worker's channel to the disk; called on that worker's thread.
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError>;
 }
 
-/// Owned by one worker. Never blocks, except for storage that does not wait
-/// on a device (memory, a file in tmpfs).
+/// One worker's path to the disk. A channel never blocks, except in storage that does not wait for
+/// a device (memory, a file in tmpfs).
 pub trait Channel {
-    /// Start the request. It is in [`Stage::Queue`](crate::Stage::Queue);
-    /// whoever takes it on moves it to `Map` and `Device`. Ends, now or
-    /// later, in exactly one `cx.complete(id, errno)`.
+    /// Starts a request, which is in [`Stage::Queue`](crate::Stage::Queue). The layer that accepts
+    /// the request moves it to `Map` and `Device`. The request ends, now or later, in exactly one
+    /// `cx.complete(id, errno)`.
     fn submit(&mut self, cx: &mut Cx, id: RequestId);
 
-    /// An operation pushed with `Token::request(id, tag)` has completed with
-    /// `result` (bytes or negative errno); one pushed with
-    /// `Token::channel(tag)` has [`RequestId::NOBODY`] for `id`.
+    /// Handles the completion of an operation pushed with `Token::request(id, tag)`. `result` is a
+    /// number of bytes or a negative errno. For an operation pushed with `Token::channel(tag)`,
+    /// `id` is [`RequestId::NOBODY`].
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32);
 
-    /// The time asked for by [`Cx::wake_at`] has come, or another thread has
-    /// changed something that the channel goes by ([`WorkerHandle::look`]):
-    /// go on with what is due. What was asked for before, by `wake_at` and
-    /// [`Cx::close`], is forgotten; what still holds is said again.
+    /// Continues the work that is due. Called at the time requested by [`Cx::wake_at`], and when
+    /// another thread has changed something that the channel depends on ([`WorkerHandle::look`]).
+    /// Earlier calls of `wake_at` and [`Cx::close`] are void; the channel repeats those that still
+    /// apply.
     ///
     /// [`WorkerHandle::look`]: crate::WorkerHandle::look
     fn timer(&mut self, _cx: &mut Cx) {}
 
-    /// A source is leaving: whatever is held back of its requests goes on now,
-    /// or fails, and nothing of it is held back from now on
-    /// ([`Cx::may_wait`]). I/O under way just goes on.
+    /// Prepares for the departure of a source. The channel continues or fails the source's requests
+    /// that it holds back, and holds back no further ones ([`Cx::may_wait`]). I/O in flight
+    /// continues normally.
     fn drain(&mut self, _cx: &mut Cx, _source: u16) {}
 
-    /// The request has been answered, and its stamps are complete. Only for
-    /// channels that have asked for it by [`Cx::watch_answers`].
+    /// Receives a request after its reply, when its stamps are complete. Called only for channels
+    /// that have called [`Cx::watch_answers`].
     fn answered(&mut self, _request: &Request) {}
 }

@@ -1,15 +1,15 @@
-//! How a worker does I/O and where it sleeps.
+//! The interface by which a worker does I/O and sleeps.
 
 use crate::token::Token;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 
-/// A file as its worker's engine knows it.
+/// Identifies a file within its worker's engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId(pub u32);
 
-/// What to do with a file.
+/// Operation on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoKind {
     /// preadv2(2): `iov`, `offset`.
@@ -18,8 +18,8 @@ pub enum IoKind {
     Write { dsync: bool },
     /// fdatasync(2).
     Sync,
-    /// fallocate(2) with this mode: `offset`, `len`. (Discarding and zeroing
-    /// work on block devices, too, by fallocate.)
+    /// fallocate(2) with this mode: `offset`, `len`. On block devices, too, fallocate discards and
+    /// writes zeroes.
     Allocate { mode: i32 },
 }
 
@@ -30,20 +30,20 @@ pub struct Io {
     pub file: FileId,
     /// Bytes from the start of the file.
     pub offset: u64,
-    /// Bytes; for reads and writes, what the iovecs add up to.
+    /// Length in bytes; for reads and writes, the sum of the iovecs.
     pub len: u64,
     pub iov: *const libc::iovec,
     pub iov_len: u32,
 }
 
-/// Which way the bytes of a socket go.
+/// Direction of an operation on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketIoKind {
-    /// recvmsg(2): completes as soon as there are some bytes, with 0 at the
-    /// end of the stream.
+    /// recvmsg(2): completes as soon as some bytes have arrived, or with 0 at the end of the
+    /// stream.
     Receive,
-    /// sendmsg(2): completes with the bytes sent, which may be fewer than all
-    /// and are not 0.
+    /// sendmsg(2): completes with the number of bytes sent, at least 1 and possibly fewer than
+    /// requested.
     Send,
 }
 
@@ -52,17 +52,16 @@ pub enum SocketIoKind {
 pub struct SocketIo {
     pub kind: SocketIoKind,
     pub socket: RawFd,
-    /// Its iovecs, one at least and 1024 at most (UIO_MAXIOV), none of them
-    /// empty; nothing else in it is set.
+    /// Message with 1 to 1024 iovecs (UIO_MAXIOV), none of them empty. No other field is set.
     pub message: *mut libc::msghdr,
 }
 
-/// Memory that a source's requests point to.
+/// Memory that the requests of a source refer to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// Where it is mapped.
+    /// Address of the mapping.
     pub addr: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
@@ -70,7 +69,7 @@ pub struct Buffer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     pub token: Token,
-    /// Bytes moved, or a negative errno.
+    /// Number of bytes moved, or a negative errno.
     pub result: i32,
 }
 
@@ -84,85 +83,83 @@ pub enum Wait {
     For(Duration),
 }
 
-/// One worker's way to the kernel; made and used on that worker's thread.
+/// One worker's interface to the kernel, created and used on that worker's thread.
 pub trait Engine {
-    /// "io_uring", "native" or "threads".
+    /// Returns the engine's name: "io_uring", "native" or "threads".
     fn name(&self) -> &'static str;
 
-    /// Room for `n` operations in flight; called before they can be.
+    /// Makes room for `n` operations in flight; called before there are so many.
     fn reserve(&mut self, n: usize) -> io::Result<()>;
 
-    /// Make a file known. It stays open at least until `remove_file`.
+    /// Registers a file, which stays open at least until `remove_file`.
     fn add_file(&mut self, file: BorrowedFd<'_>) -> io::Result<FileId>;
 
     fn remove_file(&mut self, file: FileId);
 
-    /// From now on, register memory that is added with the kernel, at the
-    /// price that the engine documents. False: this engine cannot.
+    /// Enables registration of added memory with the kernel, at the cost that the engine documents.
+    /// Returns false if the engine does not support it.
     fn pin_memory(&mut self) -> bool {
         false
     }
 
-    /// A source is about to attach whose requests point into this memory. An
-    /// engine may make such memory cheaper to use; it need not. Memory can be
-    /// added several times, by several sources.
+    /// Adds memory that the requests of a source are about to use. An engine may make such memory
+    /// cheaper to use, but need not. Several sources can add the same memory.
     ///
     /// # Safety
-    /// Until the same memory is removed as often as it was added, it stays
-    /// mapped and nothing else is mapped there.
+    /// The memory stays mapped, and nothing else is mapped there, until it is removed as often as
+    /// it was added.
     unsafe fn add_memory(&mut self, _memory: &[Buffer]) {}
 
-    /// The source is gone, and nothing of it is in flight.
+    /// Removes memory of a source that has gone and has nothing in flight.
     fn remove_memory(&mut self, _memory: &[Buffer]) {}
 
-    /// Queue one operation. It cannot fail: what goes wrong is the result of
-    /// its completion. Nothing need reach the kernel before `submit`.
+    /// Queues one operation. This cannot fail: an error is the result of its completion. The
+    /// operation may reach the kernel only at the next `submit`.
     ///
     /// # Safety
-    /// The iovecs and the memory that they name stay valid until the
-    /// operation's completion has been seen.
+    /// The iovecs and the memory that they refer to stay valid until the operation's completion has
+    /// been seen.
     unsafe fn push(&mut self, io: Io, token: Token);
 
-    /// Make a socket known, which is not set to non-blocking (O_NONBLOCK): an
-    /// operation waits for it, though not the caller. It stays open at least
-    /// until `remove_socket`.
+    /// Registers a socket, which must be in blocking mode (no O_NONBLOCK). An operation waits for
+    /// the socket, but the caller does not. The socket stays open at least until `remove_socket`.
     fn add_socket(&mut self, _socket: BorrowedFd<'_>) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Nothing of it is in flight.
+    /// Removes a socket that has nothing in flight.
     fn remove_socket(&mut self, _socket: BorrowedFd<'_>) {}
 
-    /// Queue one operation on a socket, as `push` does; of each kind, at most
-    /// one of a socket may be in flight.
+    /// Queues one operation on a socket, as `push` does. At most one operation of each kind may be
+    /// in flight on a socket.
     ///
     /// # Safety
-    /// The message, its iovecs and the memory that they name stay valid until
-    /// the operation's completion has been seen. Nobody else uses the message.
+    /// The message, its iovecs and the memory that they refer to stay valid until the operation's
+    /// completion has been seen. No other code uses the message meanwhile.
     unsafe fn push_socket(&mut self, _io: SocketIo, _token: Token) {
         unreachable!("it has no sockets");
     }
 
-    /// End an operation on a socket, if it is in flight. It is tried once
-    /// before, if it has not been yet, and completes with what it has moved
-    /// or with -ECANCELED.
+    /// Ends an operation on a socket, if it is in flight. The engine first attempts an operation
+    /// that it has not attempted yet. The operation completes with the number of bytes moved or
+    /// with -ECANCELED.
     fn cancel_socket(&mut self, _token: Token) {}
 
-    /// Complete with `token` each time that `fd` (an eventfd) is signalled,
-    /// once at least for signals from before this call. Reading the fd is
-    /// neither needed nor done.
+    /// Produces a completion with `token` each time that `fd` (an eventfd) is signalled, and at
+    /// least one for signals from before this call. The engine does not read the eventfd, and
+    /// nobody else needs to.
     fn watch(&mut self, fd: RawFd, token: Token) -> io::Result<()>;
 
-    /// Stop watching. Completions under way may still arrive.
+    /// Stops watching. Completions in flight may still arrive.
     fn unwatch(&mut self, fd: RawFd, token: Token);
 
-    /// Hand everything queued to the kernel and append what has completed to
-    /// `out`. With nothing queued, nothing completed and `Wait::No` it makes
-    /// no system call. With a wait it returns when anything has completed
-    /// (even if nothing could be appended, for example after a signal).
+    /// Submits all queued operations to the kernel and appends completions to `out`. Makes no
+    /// system call if nothing is queued, nothing has completed and `wait` is `Wait::No`. With a
+    /// wait, returns when something has completed, even if nothing was appended, for example after
+    /// a signal.
     fn submit(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()>;
 
-    /// Whether `submit` would find a completion; no system call, unless an
-    /// engine without a ring waits for sockets.
+    /// Returns whether `submit` would find a completion. Makes no system call, except in an engine
+    /// without a ring that waits for sockets.
     fn ready(&mut self) -> bool;
 }

@@ -1,15 +1,15 @@
-//! The answer to [`Op::BlockStatus`]: which parts of a disk hold data.
+//! The reply to [`Op::BlockStatus`]: which parts of a disk contain data.
 
 use libc::iovec;
 
-/// What is known of a range.
+/// Block status of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Status {
-    /// Nothing is allocated there.
+    /// Nothing is allocated for the range.
     pub hole: bool,
-    /// It reads as zeroes.
+    /// The range reads as zeroes.
     pub zero: bool,
-    /// It has been changed since whoever asks was here last, as far as the disk knows that.
+    /// The range has changed since the client last asked, as far as the disk knows.
     pub dirty: bool,
 }
 
@@ -36,29 +36,30 @@ const ZERO: u64 = 2;
 const DIRTY: u64 = 4;
 const LEN_SHIFT: u32 = 3;
 
-/// Bytes of one extent in a request's buffer.
+/// Size of one extent in a request's buffer, in bytes.
 const WORD: usize = size_of::<u64>();
 
-/// Consecutive extents from the request's offset on, in its one segment: a
-/// native u64 each, length and status, closed by a 0 unless the segment is
-/// full. At least one, of at least one byte; they may end before the request
-/// does, and do not go beyond its end.
+/// Writes consecutive extents, beginning at the request's offset, into the request's only segment.
+///
+/// Each extent is a native-endian u64 with length and status. A 0 follows the last extent unless
+/// the segment is full. There is at least one extent, of at least one byte. The extents may end
+/// before the request does, but never extend beyond it.
 pub struct Extents {
     next: *mut u8,
-    /// Extents that there is still room for.
+    /// Number of further extents for which the segment has room.
     room: usize,
     last: Option<(Status, u64)>,
-    /// Bytes of the request that are not described yet.
+    /// Number of bytes of the request that no extent describes yet.
     left: u64,
 }
 
 impl Extents {
-    /// For the answer about `len` bytes to the request that has these
-    /// segments: a single one, with room for one extent at least.
+    /// Begins the reply about `len` bytes to a request with these segments. There must be a single
+    /// segment, with room for at least one extent.
     ///
     /// # Safety
-    /// The request is in flight, so that its segment is valid, and completes
-    /// after the last use of this.
+    /// The request is in flight, so that its segment is valid, and completes after the last use of
+    /// the returned value.
     pub unsafe fn of(segments: &[iovec], len: u64) -> Extents {
         let segment = segments[0];
         let extents = Extents {
@@ -72,13 +73,13 @@ impl Extents {
         extents
     }
 
-    /// Bytes of the request that are not described yet.
+    /// Returns the number of bytes of the request that no extent describes yet.
     pub fn left(&self) -> u64 {
         self.left
     }
 
-    /// The next `len` bytes are like this. False: that was all that is asked,
-    /// or all that there is room for.
+    /// Describes the next `len` bytes. Returns false if the request is fully described or the
+    /// segment has no more room.
     pub fn push(&mut self, status: Status, len: u64) -> bool {
         let len = len.min(self.left);
         if len == 0 {
@@ -87,7 +88,7 @@ impl Extents {
         let total = match self.last {
             Some((last, before)) if last == status => before + len,
             _ if self.room == 0 => {
-                // Whatever is told after this is not next to the last one.
+                // No later extent would be adjacent to the last one.
                 self.last = None;
                 return false;
             }
@@ -112,12 +113,11 @@ impl Extents {
     }
 }
 
-/// Make the answer to a wider request one about the `len` bytes behind the
-/// first `skip`. What it does not tell of these is data.
+/// Narrows the reply to a wider request: keeps the `len` bytes after the first `skip`. If the wider
+/// reply does not reach these bytes, they are reported as data.
 ///
 /// # Safety
-/// The request that has these segments has been answered, and its source has
-/// not seen it yet.
+/// The request with these segments has completed, and its source has not read the reply yet.
 pub unsafe fn narrow(segments: &[iovec], skip: u64, len: u64) {
     let segment = segments[0];
     // SAFETY: as required of the caller.
@@ -136,7 +136,7 @@ pub unsafe fn narrow(segments: &[iovec], skip: u64, len: u64) {
     }
 }
 
-/// The extents in a buffer that a request has been answered in.
+/// Returns the extents in the buffer of a completed request.
 pub fn extents(buffer: &[u8]) -> impl Iterator<Item = (Status, u64)> + '_ {
     let words = buffer.chunks_exact(WORD);
     let words = words.map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
@@ -213,7 +213,7 @@ mod tests {
         let pushed = [(data, 1), (hole, 2), (hole, 3), (data, 4)];
         let mut buffer = [7; 16];
         assert_eq!(answer(&mut buffer, 100, &pushed), [(data, 1), (hole, 5)]);
-        // Though it is pushed.
+        // Although further extents are pushed.
         let mut one = [7; 8];
         let segment = libc::iovec {
             iov_base: one.as_mut_ptr().cast(),

@@ -1,4 +1,4 @@
-//! A worker as the other threads see it: commands in, counters out.
+//! Handles of workers for other threads: send commands, read counters.
 
 use crate::changes::Changes;
 use crate::counters::Counters;
@@ -21,34 +21,33 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a worker may take to look into its mailbox. One that works does so
-/// after each turn; one that does not is stuck in guest memory whose pages do
-/// not come, say, and might never look again.
+/// Timeout for a worker to read its mailbox. A working worker reads it after each turn. One that
+/// does not may be blocked, for example by guest memory whose pages do not arrive, and may never
+/// read it again.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Stops the worker when dropped.
+/// A handle to a worker. Dropping the handle stops the worker.
 pub struct WorkerHandle {
     outbox: Outbox,
     histograms: Arc<StageHistograms>,
     counters: Arc<Counters>,
     thread_id: ThreadId,
-    /// Its own, if it has one.
+    /// The worker's own thread, if it has one.
     thread: Option<JoinHandle<()>>,
-    /// Where it is in a pool otherwise.
+    /// The worker's place in a pool, if it has no thread of its own.
     _seat: Option<Seat>,
-    /// Its other end is the worker's, and goes with it.
+    /// Disconnected when the worker ends, because the worker owns the other end.
     running: Mutex<Receiver<Infallible>>,
 }
 
-/// The worker has not looked into its mailbox for so long that it seems to be
-/// stuck.
+/// The worker has not read its mailbox within the timeout, so it seems to be stuck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("worker did not respond within 3 s")]
 pub struct Unheard;
 
 impl WorkerHandle {
-    /// Start a worker for `disk` with a thread of its own. `engine` is called on
-    /// the new thread, which alone uses what it returns.
+    /// Starts a worker for `disk` with a thread of its own. Calls `engine` on the new thread, which
+    /// alone uses the result.
     pub fn spawn(
         disk: Arc<dyn Disk>,
         engine: impl FnOnce() -> io::Result<Box<dyn Engine>> + Send + 'static,
@@ -90,7 +89,7 @@ impl WorkerHandle {
         })
     }
 
-    /// A worker for `disk` on a pool's thread.
+    /// Starts a worker for `disk` on a pool's thread.
     pub(crate) fn join(
         seat: Seat,
         disk: Arc<dyn Disk>,
@@ -121,8 +120,8 @@ impl WorkerHandle {
         })
     }
 
-    /// Let the worker serve `source`; returns when it does. If it does not
-    /// take it in time, the source is dropped, sooner or later.
+    /// Attaches `source`; returns when the worker serves it. If the worker does not respond in
+    /// time, the source is dropped, sooner or later.
     pub fn attach(&self, source: Box<dyn Source>) -> io::Result<SourceId> {
         let failed = || io::Error::new(io::ErrorKind::TimedOut, Unheard);
         if self.outbox.is_unheard() {
@@ -138,19 +137,19 @@ impl WorkerHandle {
         match answer.recv_timeout(PATIENCE) {
             Ok(outcome) => outcome,
             Err(RecvTimeoutError::Timeout) if self.outbox.bell().give_up(&wanted) => Err(failed()),
-            // It is at it.
+            // The worker has just taken the command.
             Err(RecvTimeoutError::Timeout) => answer.recv().unwrap_or_else(|_| Err(failed())),
             Err(RecvTimeoutError::Disconnected) => Err(failed()),
         }
     }
 
-    /// Stop popping from a source, wait for everything in flight, and give
-    /// the source back. Afterwards the worker touches none of its memory.
+    /// Stops popping from a source, waits for everything in flight, and returns the source.
+    /// Afterwards the worker does not access its memory.
     pub fn detach(&self, id: SourceId) -> Box<dyn Source> {
         self.begin_detach(id).wait()
     }
 
-    /// Like [`WorkerHandle::detach`], without waiting: for several at once.
+    /// Like [`WorkerHandle::detach`], without waiting: to detach several sources at once.
     pub fn begin_detach(&self, id: SourceId) -> Detaching {
         let (reply, answer) = sync_channel(1);
         self.outbox.send(Command::Detach { id, reply });
@@ -158,8 +157,8 @@ impl WorkerHandle {
     }
 
     /// Replaces an eventfd of an attached source; requests in flight stay there. Returns when the
-    /// worker uses the new eventfd, or with an error if the worker cannot watch it. A worker that is
-    /// stuck ([`Unheard`]) replaces the eventfd when it reads its mailbox again.
+    /// worker uses the new eventfd, or with an error if the worker cannot watch it. A worker that
+    /// is stuck ([`Unheard`]) replaces the eventfd when it reads its mailbox again.
     pub fn set_eventfd(
         &self,
         id: SourceId,
@@ -173,37 +172,39 @@ impl WorkerHandle {
             wanted,
             reply,
         });
-        // The previous eventfd is closed here: closing may wait for whoever made it.
+        // The previous eventfd is closed on this thread, because closing it may block.
         looking.wait().map(|replaced| replaced.map(drop))
     }
 
-    /// Switch tracing on or off, without waiting for it: a peer may go on with
-    /// an answer before that is traced. After a [`WorkerHandle::look`], what
-    /// comes is traced, or what was answered before is in the trace.
+    /// Starts or stops tracing, without waiting for the worker. A peer may continue with a reply
+    /// before the reply is traced. After a subsequent [`WorkerHandle::look`], new requests are
+    /// traced, or all earlier replies are in the trace.
     pub fn trace(&self, writer: Option<RingWriter>) {
         self.outbox.send(Command::Trace(writer));
     }
 
-    /// Have noted what is changed by requests that end from now on, or no longer; does not wait for it: see
-    /// [`WorkerHandle::trace`]. It is noted before a source is given back that has asked for it.
+    /// Starts or stops recording changes of requests that end from now on. Does not wait for the
+    /// worker, see [`WorkerHandle::trace`]. A request's changes are recorded before its source is
+    /// given back.
     pub fn note_changes(&self, changes: Option<Arc<Changes>>) {
         self.outbox.send(Command::Note(changes));
     }
 
-    /// Let the channel look at what has changed ([`Channel::timer`]); returns
-    /// when it has, unless the worker is stuck. Requests popped later go by it.
+    /// Lets the channel act on changed state ([`Channel::timer`]). Returns when it has done so,
+    /// unless the worker is stuck. Requests popped later see the new state.
     ///
     /// [`Channel::timer`]: crate::Channel::timer
     pub fn look(&self) -> Result<(), Unheard> {
         self.begin_look().wait()
     }
 
-    /// Like [`WorkerHandle::look`], without waiting: for several at once.
+    /// Like [`WorkerHandle::look`], without waiting: to notify several workers at once.
     pub fn begin_look(&self) -> Looking<'_> {
         self.ask(|wanted, reply| Command::Look { wanted, reply })
     }
 
-    /// Sends a command whose reply is waited for as long as the worker is not stuck.
+    /// Sends a command and returns its pending reply. The wait for the reply ends if the worker is
+    /// stuck.
     fn ask<T>(
         &self,
         command: impl FnOnce(Arc<Wanted>, SyncSender<T>) -> Command,
@@ -223,26 +224,26 @@ impl WorkerHandle {
         }
     }
 
-    /// Waits for the requests that the disk has taken on from this worker by then.
+    /// Starts waiting for the requests that the disk has accepted from this worker by then.
     pub fn begin_settle(&self) -> Settling {
         let (reply, answer) = sync_channel(1);
         self.outbox.send(Command::Settle { reply });
         Settling(answer)
     }
 
-    /// Asks for the request that is in flight for longest; a worker that is stuck says nothing.
+    /// Requests the oldest request in flight. A worker that is stuck does not reply.
     pub fn begin_oldest(&self) -> Receiver<Option<Oldest>> {
         let (reply, answer) = sync_channel(1);
         self.outbox.send(Command::Oldest { reply });
         answer
     }
 
-    /// Let the worker end, which has no sources any more; does not wait.
+    /// Tells the worker to end, without waiting. It must have no sources any more.
     pub fn stop(&self) {
         self.outbox.send(Command::Stop);
     }
 
-    /// Wait for its end until `deadline`. False: it is not over.
+    /// Waits for the end of the worker until `deadline`. Returns false if it has not ended by then.
     pub fn wait_until_stopped(&self, deadline: Instant) -> bool {
         let running = self.running.lock().unwrap_or_else(|e| e.into_inner());
         let left = deadline.saturating_duration_since(Instant::now());
@@ -257,13 +258,13 @@ impl WorkerHandle {
         &self.counters
     }
 
-    /// Of the thread that it is on, which other disks' workers may share.
+    /// Returns the id of the worker's thread, which workers of other disks may share.
     pub fn thread_id(&self) -> ThreadId {
         self.thread_id
     }
 }
 
-/// A worker that was sent a command; its reply is a `T`.
+/// The pending reply, a `T`, to a command sent to a worker.
 pub struct Looking<'a, T = ()> {
     answer: Receiver<T>,
     wanted: Arc<Wanted>,
@@ -276,7 +277,7 @@ impl<T> Looking<'_, T> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         match self.answer.recv_timeout(left) {
             Ok(reply) => Ok(reply),
-            // It is at it.
+            // The worker has just taken the command.
             Err(RecvTimeoutError::Timeout) if !self.bell.give_up(&self.wanted) => {
                 self.answer.recv_timeout(PATIENCE).map_err(|_| Unheard)
             }
@@ -285,18 +286,18 @@ impl<T> Looking<'_, T> {
     }
 }
 
-/// A worker whose disk's requests are waited for.
+/// A pending wait for the end of a disk's requests.
 pub struct Settling(Receiver<()>);
 
 impl Settling {
-    /// False: they have not ended by `deadline`.
+    /// Waits for the requests. Returns false if they have not ended by `deadline`.
     pub fn wait(self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         self.0.recv_timeout(left) != Err(RecvTimeoutError::Timeout)
     }
 }
 
-/// A source on its way back.
+/// The pending return of a source that is being detached.
 pub struct Detaching(Receiver<Box<dyn Source>>);
 
 impl Detaching {
@@ -312,7 +313,7 @@ impl Drop for WorkerHandle {
             Some(thread) => drop(thread.join()),
             None => {
                 let running = self.running.get_mut().unwrap_or_else(|e| e.into_inner());
-                // It says nothing; it ends.
+                // The worker sends nothing; the receiver is disconnected when the worker ends.
                 let _ = running.recv();
             }
         }

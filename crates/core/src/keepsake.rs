@@ -1,36 +1,39 @@
-//! Memory that outlives this process.
+//! Memory that outlives the process.
 
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// Bytes that a front-end keeps for any disk, whatever that wants: another one may take its place. A multiple of 8,
-/// and part of what servers before and after this one agree on.
+/// Size in bytes of the memory that a front-end keeps for each disk, whatever the disk needs, since
+/// another disk may replace it. A multiple of 8. All versions of the server must agree on this
+/// value.
 pub const KEEPSAKE_ROOM: u64 = (1 << 20) + 64;
 
-/// Memory that a front-end keeps for as long as its guest runs, and hands to
-/// the process that comes after one that was killed. A disk keeps there what
-/// it has told the guest to be done and what is not in its file yet.
+/// Memory that a front-end keeps while its guest runs, and passes to the successor of a killed
+/// process. A disk stores there the writes that it has reported to the guest as completed and that
+/// are not in its file yet.
 ///
-/// The front-end can write to it at any time: nothing in it can be trusted.
+/// The front-end can write to the memory at any time, so its contents are not trusted.
 #[derive(Clone)]
 pub struct Keepsake {
     base: NonNull<AtomicU64>,
     words: usize,
-    /// Keeps it mapped.
+    /// Keeps the memory mapped.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: it is an array of atomics that the owner, which can be shared, keeps.
+// SAFETY: the memory is an array of atomics, kept by an owner that is itself Send and Sync.
 unsafe impl Send for Keepsake {}
 // SAFETY: as for Send.
 unsafe impl Sync for Keepsake {}
 
 impl Keepsake {
+    /// Wraps mapped memory.
+    ///
     /// # Safety
-    /// `base` is aligned to 8 bytes, and `words` words from there on stay
-    /// readable and writable while `owner` lives.
+    /// `base` is aligned to 8 bytes, and the `words` words from there stay readable and writable
+    /// while `owner` lives.
     pub unsafe fn new(
         base: NonNull<u8>,
         words: usize,
@@ -43,9 +46,9 @@ impl Keepsake {
         }
     }
 
-    /// All of it.
+    /// Returns all words of the memory.
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: as `new` was promised; atomics may be shared with anybody.
+        // SAFETY: the caller of `new` guarantees it; atomics may be shared with anybody.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
 }

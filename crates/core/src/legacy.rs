@@ -1,13 +1,14 @@
-//! What the parts of a disk (its storage, its filters, its trace) leave for those of the disk that takes
-//! its place, in this process or in another one.
+//! Handover state: what the parts of a disk (its storage, its filters, its trace) pass to the parts
+//! of the disk that replaces it, in this process or in another one.
 //!
 //! ```text
-//! old:  lend ──► ... requests go on, and then stand still ... leave ──►          end
-//! new:           is made with that                                     inherit   (requests go on)
+//! predecessor:  lend ──► ... serves requests, then stops ... leave ──►          end
+//! successor:    is created with the lent state                         inherit   (serves requests)
 //! ```
 //!
-//! What is lent is open on both sides until one of them ends. What is left is how it was at an instant
-//! at which nothing was in flight. Whatever fails, the old one goes on, so neither may change it.
+//! Files that are lent stay open on both sides until one side ends. The state that `leave` returns
+//! is that of a moment at which nothing is in flight. If anything fails, the predecessor continues,
+//! so neither step may change it.
 
 use fathom_units::cause;
 use serde_json::Value;
@@ -17,56 +18,58 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// One part's.
+/// Handover state of one part.
 #[derive(Debug, Default)]
 pub struct Left {
     pub values: Value,
     pub files: Vec<OwnedFd>,
-    /// Without it the disk would be another one.
+    /// The successor must not start without this state, since its disk would differ.
     pub is_needed: bool,
 }
 
 impl Left {
-    /// The file of that number. The error is one line.
+    /// Takes the next file. The error is one line.
     pub fn take_file(&mut self) -> Result<OwnedFd, String> {
         let file = (!self.files.is_empty()).then(|| self.files.remove(0));
         file.ok_or_else(|| "the predecessor's saved state lacks a file".into())
     }
 
-    /// A value of that name.
+    /// Returns the value `name`. The error is one line.
     pub fn number(&self, name: &str) -> Result<u64, String> {
         let number = self.values[name].as_u64();
         number.ok_or_else(|| format!("the predecessor's saved state lacks '{name}'"))
     }
 }
 
-/// A part of a disk.
+/// A part of a disk that takes part in a handover.
 pub trait Part: Send + Sync {
-    /// Refuses, in one line, if no successor could go on with it.
+    /// Fails, with a one-line reason, if no successor could continue from this part.
     fn may_go(&self) -> Result<(), String> {
         Ok(())
     }
 
-    /// What the successor's part is made with; requests go on. None: what it is told by its options.
+    /// Returns the state with which the successor's part is created, while requests continue. None:
+    /// the successor's options are sufficient.
     fn lend(&self) -> io::Result<Option<Left>> {
         Ok(None)
     }
 
-    /// Nothing is in flight: what else there is to know.
+    /// Returns the remaining state, when nothing is in flight.
     fn leave(&self) -> io::Result<Option<Left>> {
         Ok(None)
     }
 
-    /// That was left by the predecessor's. No request has come yet.
+    /// Restores the state that the predecessor's part returned from `leave`. No request has arrived
+    /// yet.
     fn inherit(&self, _left: Left) -> Result<(), String> {
         Ok(())
     }
 
-    /// A successor goes on with it: what is still to be done here, until then.
+    /// Finishes this part's remaining work before `deadline`, once a successor has taken over.
     fn end(&self, _deadline: Instant) {}
 }
 
-/// What all parts of a disk lend or leave, by their names. Whoever has a copy has the same.
+/// Handover state of all parts of a disk, by name. Clones share the same state.
 #[derive(Clone, Debug, Default)]
 pub struct Legacy(Arc<Mutex<BTreeMap<String, Left>>>);
 
@@ -91,7 +94,7 @@ impl Legacy {
         self.all().is_empty()
     }
 
-    /// Refuses, in one line, what nobody has taken and is needed.
+    /// Fails, with a one-line reason, if a part that is needed was not taken.
     pub fn check_taken(&self) -> Result<(), String> {
         let needed = self
             .all()
@@ -105,7 +108,7 @@ impl Legacy {
     }
 }
 
-/// The parts of a disk that have something to leave, by their names.
+/// The parts of a disk with handover state, by name.
 #[derive(Clone, Default)]
 pub struct Parts(Vec<(String, Arc<dyn Part>)>);
 

@@ -1,9 +1,8 @@
 //! Requests, disks, channels, sources and the worker loop.
 //!
-//! One request's way: a [`Source`] (a virtqueue, say) pops it, the
-//! [`Worker`](worker::Worker) submits it to its [`Channel`] of the [`Disk`],
-//! the channel does its I/O through the worker's [`Engine`], and the source
-//! answers it. `worker.rs` reads like this sentence.
+//! A [`Source`] (for example a virtqueue) pops a request. The [`Worker`](worker::Worker) submits
+//! the request to its [`Channel`] of the [`Disk`]. The channel does the I/O through the worker's
+//! [`Engine`], and the source sends the reply. `worker.rs` follows the same order.
 //!
 //! # Rules of the hot path
 //!

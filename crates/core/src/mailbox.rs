@@ -1,4 +1,4 @@
-//! What other threads ask of a worker, and how it hears of it.
+//! Commands that other threads send to a worker, and how the worker notices them.
 
 use crate::changes::Changes;
 use crate::counters::Counters;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
 
-/// What other threads ask of a worker.
+/// A command for a worker.
 pub(crate) enum Command {
     Attach {
         source: Box<dyn Source>,
@@ -25,7 +25,7 @@ pub(crate) enum Command {
         id: SourceId,
         reply: SyncSender<Box<dyn Source>>,
     },
-    /// Replace an eventfd of a source. The reply returns the previous one.
+    /// Replaces an eventfd of a source. The reply returns the previous one.
     SetEventfd {
         id: SourceId,
         which: Eventfd,
@@ -34,70 +34,70 @@ pub(crate) enum Command {
         reply: SyncSender<io::Result<Option<OwnedFd>>>,
     },
     Trace(Option<RingWriter>),
-    /// Note what is changed.
+    /// Starts or stops recording which parts of the disk change.
     Note(Option<Arc<Changes>>),
-    /// Something that the channel goes by has changed.
+    /// Something that the channel depends on has changed.
     Look {
         wanted: Arc<Wanted>,
         reply: SyncSender<()>,
     },
-    /// Say which request is in flight for longest.
+    /// Replies with the request that has been in flight for longest.
     Oldest {
         reply: SyncSender<Option<Oldest>>,
     },
-    /// Reply when the requests have ended that the disk has now.
+    /// Replies when the requests that the disk has now have ended.
     Settle {
         reply: SyncSender<()>,
     },
     Stop,
 }
 
-/// Which worker of a thread is meant. (A worker with a thread of its own is the only one.)
+/// Address of a worker on a thread. (A worker with its own thread is the only one there.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) member: u16,
-    /// Tells it from an earlier one of that number.
+    /// Distinguishes the member from an earlier one with the same number.
     pub(crate) serial: u64,
 }
 
-/// What the thread of a worker is sent.
+/// A message to a worker thread.
 pub(crate) enum Letter {
     To(Address, Command),
-    /// A pool's thread gets one more worker.
+    /// Adds a worker to a pool's thread.
     Join(Box<Joining>),
-    /// A pool's thread is to end; it has no workers any more.
+    /// Ends a pool's thread, which has no workers any more.
     End,
 }
 
-/// A worker that a pool's thread is to have.
+/// A worker to be added to a pool's thread.
 pub(crate) struct Joining {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) recorder: Recorder,
     pub(crate) counters: Arc<Counters>,
     pub(crate) pin_memory: bool,
-    /// Goes with the worker.
+    /// Dropped together with the worker.
     pub(crate) alive: SyncSender<Infallible>,
     pub(crate) reply: SyncSender<Result<Address, DiskError>>,
 }
 
-/// Whether a command is waited for: decided once, by the worker that takes it
-/// or by the one who has waited for too long.
+/// Whether the sender still waits for a command's result. Decided once: by the worker that takes
+/// the command, or by a sender whose timeout has expired.
 #[derive(Default)]
 pub(crate) struct Wanted(AtomicBool);
 
 impl Wanted {
-    /// False: the other side has decided before.
+    /// Decides. Returns false if the other side has decided first.
     fn decide(&self) -> bool {
         !self.0.swap(true, Ordering::SeqCst)
     }
 }
 
-/// The flag and the eventfd by which a worker learns of commands, spinning
-/// or asleep.
+/// Announces commands to a worker: a flag for a worker that spins, and an eventfd for one that
+/// sleeps.
 pub(crate) struct Bell {
     rung: AtomicBool,
     event: OwnedFd,
-    /// Somebody has waited in vain, and no command was taken since.
+    /// A sender has timed out, and the worker has taken no command since.
     unheard: AtomicBool,
 }
 
@@ -110,16 +110,15 @@ impl Bell {
         })
     }
 
-    /// A command has been taken. False: nobody waits for it any more.
+    /// Records that the worker has taken a command. Returns false if the sender has given up.
     pub(crate) fn hear(&self, wanted: &Wanted) -> bool {
         let in_time = wanted.decide();
         self.unheard.store(false, Ordering::SeqCst);
         in_time
     }
 
-    /// Wait no longer. False: the worker has just taken the command. (The
-    /// order matters: the worker decides first and lowers the flag then, so
-    /// that it is not raised for good.)
+    /// Gives up waiting. Returns false if the worker has just taken the command. The worker decides
+    /// first and clears the flag afterwards, so the flag does not stay set for good.
     pub(crate) fn give_up(&self, wanted: &Wanted) -> bool {
         self.unheard.store(true, Ordering::SeqCst);
         let given_up = wanted.decide();
@@ -130,7 +129,7 @@ impl Bell {
     }
 }
 
-/// A thread's mailbox, for who writes to it and for the thread.
+/// Creates a thread's mailbox: the end for senders and the end for the thread.
 pub(crate) fn mailbox() -> io::Result<(Outbox, Inbox)> {
     let bell = Arc::new(Bell::new()?);
     let (sender, letters) = channel();
@@ -146,7 +145,7 @@ pub(crate) fn mailbox() -> io::Result<(Outbox, Inbox)> {
     Ok((outbox, inbox))
 }
 
-/// The other threads' end of it, for writing to one worker.
+/// The senders' end of a mailbox, addressed to one worker.
 #[derive(Clone)]
 pub(crate) struct Outbox {
     letters: Sender<Letter>,
@@ -155,26 +154,26 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// For another worker of the same thread.
+    /// Returns an outbox for another worker of the same thread.
     pub(crate) fn to(&self, to: Address) -> Outbox {
         Outbox { to, ..self.clone() }
     }
 
-    /// What is sent to a worker that has ended already is dropped, and with it
-    /// the means to answer.
+    /// Sends a command to the worker. If the worker has ended, the command and its reply channel
+    /// are dropped.
     pub(crate) fn send(&self, command: Command) {
         self.post(Letter::To(self.to, command));
     }
 
-    /// The same, for the thread.
+    /// Sends a letter to the thread.
     pub(crate) fn post(&self, letter: Letter) {
         let _ = self.letters.send(letter);
         self.bell.rung.store(true, Ordering::SeqCst);
-        // An eventfd's counter cannot overflow by ones.
+        // Adding 1 at a time cannot overflow an eventfd's counter.
         let _ = rustix::io::write(&self.bell.event, &1u64.to_ne_bytes());
     }
 
-    /// Whether somebody has waited in vain, and no command was taken since.
+    /// Returns whether a sender has timed out and the worker has taken no command since.
     pub(crate) fn is_unheard(&self) -> bool {
         self.bell.unheard.load(Ordering::SeqCst)
     }
@@ -204,8 +203,8 @@ impl Inbox {
         self.bell.rung.load(Ordering::Acquire)
     }
 
-    /// The next letter. Senders ring after they have sent, so the bell is
-    /// silenced before the last look.
+    /// Takes the next letter. Senders set the flag after sending, so the flag is cleared before the
+    /// last check of the queue.
     #[inline]
     pub(crate) fn take(&self) -> Option<Letter> {
         if !self.has_mail() {

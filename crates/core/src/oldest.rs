@@ -1,12 +1,12 @@
-//! What a worker says of its oldest request.
+//! The oldest request that a worker has in flight.
 
 use fathom_trace::{Stage, TraceRecord};
 
-/// A request that is in flight.
+/// A request in flight, reported as the oldest one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Oldest {
-    /// As if it were answered now.
+    /// Trace record of the request, as if the reply were sent now.
     pub record: TraceRecord,
-    /// Where it is.
+    /// Stage that the request has reached.
     pub stage: Stage,
 }

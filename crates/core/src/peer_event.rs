@@ -1,23 +1,21 @@
-//! Signals eventfds that belong to a peer without ever waiting for the peer.
+//! Signals a peer's eventfds without ever waiting for the peer.
 //!
-//! A write to an eventfd whose counter is full sleeps until somebody reads the
-//! eventfd, unless O_NONBLOCK is set. The peer shares that flag: it may rely on
-//! blocking reads, and it may clear the flag at any instant. No system call
-//! asks for one write that does not wait (RWF_NOWAIT is for files with
-//! write_iter, which eventfds do not have), and ways around write(2), such as a
-//! completion of Linux AIO or of a ring of its own, take two to three times as
-//! long.
+//! A write to an eventfd whose counter is full sleeps until somebody reads the eventfd, unless
+//! O_NONBLOCK is set. The peer shares that flag. It may rely on blocking reads, and it may clear
+//! the flag at any time. No system call requests a single non-blocking write: RWF_NOWAIT is for
+//! files with write_iter, which eventfds do not have. Alternatives to write(2), such as a
+//! completion of Linux AIO or of a separate ring, take two to three times as long.
 //!
-//! So each thread announces its writes, and one watcher for the whole process
-//! sends a signal to a thread that it finds in the same write twice. The signal's
-//! handler asks the kernel whether that write would wait now: whether the
-//! eventfd blocks its writers and has no room (poll(2) without POLLOUT). Only
-//! then does the handler put another eventfd in its place. Time proves nothing: a
-//! thread that is kept off the CPU stays in its write for as long as that takes.
-//! Nobody lets 2^64 - 2 signals pile up by accident, so a peer whose eventfd is
-//! full needs no more of them. A peer that empties and fills the counter in
-//! turns, or toggles the flag, does not know when the handler looks, so it holds
-//! up a writer for a few looks at most. The watcher sleeps while nobody signals.
+//! So each thread announces its writes. One watcher per process sends a signal to a thread that it
+//! finds in the same write twice. The signal handler asks the kernel whether that write would wait
+//! now: whether the eventfd blocks its writers and has no room (poll(2) without POLLOUT). Only then
+//! does the handler put another eventfd in its place. Elapsed time proves nothing, because a thread
+//! that is kept off the CPU stays in its write for as long as that takes.
+//!
+//! 2^64 - 2 signals do not accumulate by accident, so a peer with a full eventfd needs no further
+//! ones. A peer may alternately drain and fill the counter, or toggle the flag. But it does not
+//! know when the handler checks, so it delays a writer for a few checks at most. The watcher sleeps
+//! while no thread signals.
 
 use crate::kind::{ThreadKind, thread_starts};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -32,36 +30,35 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
 
-/// How often the watcher looks, so that no write takes longer than two of
-/// these.
+/// Interval between two checks by the watcher. A write that blocks lasts two intervals, or a few if
+/// the peer manipulates its eventfd.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Ignored by default, and of no use to anybody here.
+/// Signal that interrupts a blocked writer; ignored by default and otherwise unused here.
 const SIGNAL: i32 = libc::SIGURG;
 
-/// The eventfd's counter was full, and writing to it waited. It was replaced:
-/// the peer does not hear of anything any more.
+/// The eventfd's counter was full, and writing to the eventfd blocked. The eventfd was replaced, so
+/// the peer gets no further notifications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the peer filled up the eventfd that notifies it")]
 pub struct Full;
 
-/// A thread that signals.
+/// A thread that signals eventfds.
 struct Writer {
     thread: libc::pid_t,
-    /// Counts twice a write: odd while in one.
+    /// Incremented before and after each write: odd during a write.
     turn: AtomicU64,
-    /// What it writes to.
+    /// The eventfd of the current write.
     fd: AtomicI32,
-    /// The write that the watcher has found it in twice.
+    /// `turn` of the write in which the watcher has found the thread twice.
     stuck: AtomicU64,
-    /// The last write whose eventfd was replaced.
+    /// `turn` of the last write whose eventfd was replaced.
     replaced: AtomicU64,
 }
 
 thread_local! {
     static REGISTERED: Registered = Registered::new();
-    /// What is registered, for the signal handler: it needs no initialisation
-    /// and no destructor.
+    /// The registered writer, for the signal handler. Needs no initialisation and no destructor.
     static WRITER: Cell<*const Writer> = const { Cell::new(ptr::null()) };
 }
 
@@ -69,17 +66,19 @@ static WRITERS: Mutex<Vec<Arc<Writer>>> = Mutex::new(Vec::new());
 static WATCHER: Mutex<Option<Thread>> = Mutex::new(None);
 /// The watcher is about to sleep until it is woken.
 static ASLEEP: AtomicBool = AtomicBool::new(false);
-/// Takes the place of a full eventfd.
+/// Replaces full eventfds.
 static REPLACEMENT: OnceLock<OwnedFd> = OnceLock::new();
 
-/// Signal an eventfd of a peer; it is used by this thread only. If its counter
-/// is full, its reader has enough to wake up to: that is no error as long as
-/// it does not make this thread wait.
+/// Signals a peer's eventfd, which only this thread uses. A full counter is no error as long as the
+/// write does not block, because the reader is notified anyway.
+///
+/// # Errors
+/// [`Full`] if the write blocked and the eventfd was replaced.
 #[inline]
 pub fn signal(event: BorrowedFd<'_>) -> Result<(), Full> {
     let mut writer = WRITER.get();
     if writer.is_null() {
-        // It fails only for a thread that has almost ended.
+        // Fails only in a thread that is ending.
         let _ = REGISTERED.try_with(|registered| writer = Arc::as_ptr(&registered.0));
     }
     // SAFETY: null, or kept by this thread's registration until it ends.
@@ -88,7 +87,7 @@ pub fn signal(event: BorrowedFd<'_>) -> Result<(), Full> {
     };
     writer.fd.store(event.as_raw_fd(), Relaxed);
     let turn = writer.turn.load(Relaxed) + 1;
-    // Before ASLEEP is looked at: see `Watch::rest`.
+    // Comes before the load of ASLEEP: see `Watch::rest`.
     writer.turn.swap(turn, SeqCst);
     if ASLEEP.load(SeqCst) {
         wake();
@@ -101,12 +100,12 @@ pub fn signal(event: BorrowedFd<'_>) -> Result<(), Full> {
     Ok(())
 }
 
-/// Do now what the first [`signal`] of this thread would do, which allocates.
+/// Registers this thread, which the first [`signal`] would otherwise do. Allocates memory.
 pub fn prepare() {
     REGISTERED.with(|_| ());
 }
 
-/// Start the watcher, unless there is one. Without it, [`signal`] may wait.
+/// Starts the watcher, unless it runs already. Without it, [`signal`] may block.
 pub fn watch() -> io::Result<()> {
     let mut watcher = WATCHER.lock().unwrap_or_else(|e| e.into_inner());
     if watcher.is_some() {
@@ -114,7 +113,7 @@ pub fn watch() -> io::Result<()> {
     }
     if REPLACEMENT.get().is_none() {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        // Nobody else does: the lock is held.
+        // The lock is held, so no other thread sets it.
         let _ = REPLACEMENT.set(event);
     }
     install_handler()?;
@@ -142,7 +141,7 @@ fn writers() -> MutexGuard<'static, Vec<Arc<Writer>>> {
     WRITERS.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// This thread among the writers; no more when it ends.
+/// The registration of this thread as a writer; ends with the thread.
 struct Registered(Arc<Writer>);
 
 impl Registered {
@@ -169,7 +168,7 @@ impl Drop for Registered {
     }
 }
 
-/// The parent of this process may have blocked the signal.
+/// Unblocks the signal, which the parent of this process may have blocked.
 fn let_through() {
     // SAFETY: sigemptyset(3) initialises the set; pthread_sigmask(3) reads it.
     unsafe {
@@ -181,8 +180,8 @@ fn let_through() {
 }
 
 fn install_handler() -> io::Result<()> {
-    // SAFETY: `replace_if_stuck` is safe in signal handlers. The write goes on
-    // after it (SA_RESTART), and so does whatever it interrupts by mistake.
+    // SAFETY: `replace_if_stuck` is safe in signal handlers. The kernel restarts the write
+    // afterwards (SA_RESTART), as well as any other call that the signal interrupts.
     let result = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = replace_if_stuck as extern "C" fn(i32) as usize;
@@ -217,7 +216,7 @@ extern "C" fn replace_if_stuck(_: i32) {
     // SAFETY: the location of this thread's errno, which is always valid.
     let errno = unsafe { *libc::__errno_location() };
     if would_wait(fd) {
-        // SAFETY: both are open, and who owns `fd` goes on owning the number.
+        // SAFETY: both are open, and the owner of `fd` continues to own the number.
         let replaced =
             unsafe { libc::dup3(replacement.as_raw_fd(), fd.as_raw_fd(), libc::O_CLOEXEC) };
         if replaced >= 0 {
@@ -228,8 +227,8 @@ extern "C" fn replace_if_stuck(_: i32) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Whether a write to this eventfd would wait at this instant. An error is no
-/// evidence: the watcher makes the handler look again.
+/// Returns whether a write to this eventfd would block now. An error is no evidence: the watcher
+/// makes the handler check again.
 fn would_wait(fd: BorrowedFd<'_>) -> bool {
     let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
     if poll(&mut polled, Some(&Timespec::default())).is_err() {
@@ -239,12 +238,12 @@ fn would_wait(fd: BorrowedFd<'_>) -> bool {
     !has_room && fcntl_getfl(fd).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
 }
 
-/// The watcher.
+/// State of the watcher thread.
 #[derive(Default)]
 struct Watch {
-    /// All threads with their turns.
+    /// All writers with their turns, at the current check.
     now: Vec<(libc::pid_t, u64)>,
-    /// Likewise, at the last look.
+    /// The same, at the previous check.
     before: Vec<(libc::pid_t, u64)>,
 }
 
@@ -258,8 +257,8 @@ impl Watch {
         }
     }
 
-    /// Free those who are stuck. False: nobody has written since the last
-    /// look, nor does now.
+    /// Signals the writers that are stuck. Returns false if no thread has written since the
+    /// previous check or is writing now.
     fn look(&mut self) -> bool {
         std::mem::swap(&mut self.now, &mut self.before);
         self.now.clear();
@@ -270,18 +269,18 @@ impl Watch {
             let (thread, turn) = *state;
             if turn % 2 == 1 && self.before.contains(state) {
                 writer.stuck.store(turn, SeqCst);
-                // SAFETY: a system call without memory. The thread is there: it
-                // leaves the list, whose lock is held, before it ends.
+                // SAFETY: a system call without memory. The thread exists: it leaves the list,
+                // whose lock is held, before it ends.
                 unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, SIGNAL) };
             }
         }
         self.now.iter().any(|(_, turn)| turn % 2 == 1) || self.now != self.before
     }
 
-    /// Sleep until somebody writes.
+    /// Sleeps until a thread writes.
     fn rest(&mut self) {
         ASLEEP.store(true, SeqCst);
-        // Who has not seen that yet has been seen here.
+        // A writer that has not seen ASLEEP yet is seen by this check.
         if self.look() {
             ASLEEP.store(false, SeqCst);
             return;
@@ -319,7 +318,7 @@ mod tests {
             signal(event.as_fd()).unwrap();
         }
         assert_eq!(count(&event), 3);
-        // The watcher is asleep by then, and may be needed again.
+        // The watcher is asleep by then and must wake up again.
         std::thread::sleep(5 * TICK);
         signal(event.as_fd()).unwrap();
         assert_eq!(count(&event), 1);
@@ -331,19 +330,19 @@ mod tests {
         let event = full(EventfdFlags::empty());
         let peers = event.try_clone().unwrap();
         assert_eq!(signal(event.as_fd()), Err(Full));
-        // From now on it is another one.
+        // The eventfd has been replaced.
         for _ in 0..3 {
             signal(event.as_fd()).unwrap();
         }
         assert_eq!(count(&peers), u64::MAX - 1);
-        // One that cannot make anybody wait stays.
+        // A full eventfd that cannot block its writers stays.
         let event = full(EventfdFlags::NONBLOCK);
         signal(event.as_fd()).unwrap();
         assert_eq!(count(&event), u64::MAX - 1);
     }
 
-    /// Has the watcher interrupt a write to `event` `times` times, as happens to a thread that
-    /// is kept off the CPU in the middle of it. Returns what [`signal`] would return.
+    /// Interrupts a write to `event` `times` times, as the watcher does to a thread that is kept
+    /// off the CPU during its write. Returns what [`signal`] would return.
     fn interrupted(event: BorrowedFd<'_>, times: u32) -> Result<(), Full> {
         prepare();
         // SAFETY: this thread is registered until it ends.
@@ -370,7 +369,7 @@ mod tests {
         assert_eq!(interrupted(event.as_fd(), 1000), Ok(()));
         signal(event.as_fd()).unwrap();
         assert_eq!(count(&peers), 1);
-        // One below the limit, there is room for one more signal.
+        // One below the limit, the counter has room for one more signal.
         rustix::io::write(&event, &(u64::MAX - 2).to_ne_bytes()).unwrap();
         assert_eq!(interrupted(event.as_fd(), 1000), Ok(()));
         signal(event.as_fd()).unwrap();
@@ -388,7 +387,7 @@ mod tests {
         assert_eq!(interrupted(event.as_fd(), 1), Err(Full));
     }
 
-    /// A peer that plays with its flag and its counter, while this side signals.
+    /// The peer toggles the flag and drains and fills the counter, while this side signals.
     #[test]
     fn a_flag_that_comes_and_goes_holds_nobody_up() {
         watch().unwrap();

@@ -1,4 +1,4 @@
-//! Whether to spin for work before sleeping, and for how long.
+//! Decides whether a worker spins for work before it sleeps, and for how long.
 
 use fathom_trace::Clock;
 use fathom_units::{parse_duration, short_duration};
@@ -7,42 +7,41 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// The setting.
+/// How a worker polls before it sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Polling {
-    /// Spin while it buys enough, and at most for [`AUTO_LIMIT`] of a second.
+    /// Spins while spinning pays, for at most [`AUTO_LIMIT`] of each second.
     #[default]
     Auto,
-    /// Likewise, with a limit of its own.
+    /// Like `Auto`, but with this limit per second instead of [`AUTO_LIMIT`].
     AutoWithin(Duration),
-    /// Always sleep at once.
+    /// Never spins; sleeps at once.
     Off,
-    /// Always spin for this long first.
+    /// Always spins for this long before sleeping.
     Fixed(Duration),
 }
 
-/// The longest spin that `Auto` makes.
+/// Longest single spin of `Auto`.
 pub const AUTO_MAX: Duration = Duration::from_micros(50);
 
-/// How much of a second `Auto` may spin.
+/// Time per second that `Auto` may spend spinning.
 pub const AUTO_LIMIT: Duration = Duration::from_millis(900);
 
-/// The limit is kept in each of these: long enough for some spins, short
-/// enough that nobody waits for the next one.
+/// Period over which the spin limit is enforced. A period is long enough for several spins and
+/// short enough that a used-up limit delays the next spin only briefly.
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// A wake-up that is saved in so many times its own length, as the peer sees
-/// it, is worth a CPU that spins.
+/// Largest ratio of request latency to wake-up time at which spinning for up to [`AUTO_MAX`] pays.
 const WORTHWHILE: u64 = 10;
 
-/// So many spins may end with something found that then moves nothing (a completion that is one step of
-/// a request's). After more of them, in a row, what is found is not there: a kernel's flag says that there
-/// is work to be run (`IORING_SQ_TASKRUN`) until the next is, when it was raised a moment too late. Nothing
-/// but a sleep ends that.
+/// Number of consecutive spins that may find work without moving a request. Completing one step of
+/// a request is such a find, and it is legitimate. A longer series means that a kernel flag
+/// (`IORING_SQ_TASKRUN`) announces task work that does not exist, because the flag was raised a
+/// moment too late. Only a sleep clears such a flag.
 const FALSE_FINDS: u32 = 32;
 
-/// What comes from a socket sooner than this was not asked for because of the
-/// last answer.
+/// Shortest wait after which data from a socket can be a response to the last reply. Data that
+/// arrives sooner was already on its way.
 const SOCKET_MIN: Duration = Duration::from_micros(8);
 
 impl FromStr for Polling {
@@ -63,7 +62,7 @@ impl FromStr for Polling {
     }
 }
 
-/// As it is read.
+/// Writes the setting in the syntax that `from_str` reads.
 impl fmt::Display for Polling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -75,9 +74,8 @@ impl fmt::Display for Polling {
     }
 }
 
-/// What a sleep takes here beyond its time, in ticks: the kernel's way there
-/// and back, and that of a CPU that was idle. Measured once in a process,
-/// in a few milliseconds.
+/// Returns how many ticks a sleep takes beyond its requested time: the kernel's entry and exit, and
+/// the wake-up of an idle CPU. The measurement takes a few milliseconds, once per process.
 fn wake_up(clock: &Clock) -> u64 {
     const SAMPLES: usize = 16;
     const SLEEP: Duration = Duration::from_micros(50);
@@ -90,66 +88,66 @@ fn wake_up(clock: &Clock) -> u64 {
             std::thread::sleep(SLEEP);
             *late = (clock.now() - start).saturating_sub(asleep);
         }
-        // Others that run here make some of them late.
+        // Other load on the machine delays some of the samples.
         late.sort_unstable();
         late[SAMPLES / 4].min(clock.ticks(AUTO_MAX))
     })
 }
 
-/// Whom a wait is for. The two are judged apart: a guest that answers an
-/// interrupt within microseconds is worth meeting awake even when its disk
-/// takes milliseconds, and the other way round.
+/// What a worker waits for. The poller judges each kind separately. A guest that responds to an
+/// interrupt within microseconds justifies spinning even if its disk takes milliseconds, and vice
+/// versa.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
-    /// Requests were answered last: the peer has the next move.
+    /// The worker has sent replies; the peer acts next.
     Peer,
-    /// Likewise, when all peers are at the other end of a socket. One that
-    /// has several requests under way sends the next ones while it is awake
-    /// anyway, and they had better come together: `Auto` sleeps. One that
-    /// waits for each answer needs its time to wake up and ask again, and is
-    /// met awake.
+    /// Like `Peer`, when all peers are at the other end of a socket. A peer with several requests
+    /// in flight sends the next ones while it is awake, and they are cheaper as one batch, so
+    /// `Auto` sleeps. A peer that waits for each reply needs time to wake up and send the next
+    /// request, so `Auto` spins.
     Socket,
-    /// Requests were submitted last: the device has it.
+    /// The worker has submitted requests; the device acts next.
     Device,
 }
 
-/// A wait that is over.
+/// A wait that has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Waited {
     pub awaited: Awaited,
     pub ticks: u64,
-    /// Not spun to its end: `ticks` have a wake-up in them.
+    /// The wait did not end while spinning, so `ticks` include a wake-up.
     pub slept: bool,
-    /// How many requests were answered at once before it.
+    /// Number of requests answered together before the wait.
     pub answered: usize,
 }
 
-/// Decides for one worker.
+/// Polling decisions of one worker.
 ///
-/// To spin costs what is waited for, and saves a wake-up. So `Auto` spins for
-/// waits that are no longer than half a wake-up, which cost less than
-/// sleeping would; and for up to [`AUTO_MAX`] while a wake-up is a good part
-/// ([`WORTHWHILE`]) of what a request takes: a slow disk does not become
-/// faster by it. It remembers of the last waits which ended within that, and
-/// spins while most of them did: a guest that answers quickly is met awake, an
-/// idle one costs a few spins and then nothing.
+/// Spinning costs the CPU time of the wait and saves a wake-up. `Auto` therefore spins for waits of
+/// at most half a wake-up, which cost less than sleeping. While a wake-up is a considerable part of
+/// a request's latency (see [`WORTHWHILE`]), `Auto` spins for up to [`AUTO_MAX`]. Spinning does not
+/// make a slow disk noticeably faster.
+///
+/// The poller remembers which of the last waits ended within that time, and spins while at least
+/// half of them did. It therefore spins for a guest that responds quickly. An idle guest costs a
+/// few spins, and then none.
 pub struct Poller {
     setting: Polling,
     max_ticks: u64,
     socket_min_ticks: u64,
     wake_up: u64,
-    /// What the last answered request took.
+    /// Latency of the last answered request, in ticks.
     latency: u64,
-    /// For each [`Awaited`] one bit a wait, the newest lowest: 1 = it is
-    /// worth spinning for such.
+    /// One bit per wait for each [`Awaited`], the newest in bit 0. A set bit: spinning would have
+    /// paid.
     history: [u8; 3],
     period: u64,
-    /// What may be spun in a period.
+    /// Ticks that may be spent spinning in one period.
     limit: u64,
-    /// When the present period began, and what has been spun in it.
+    /// Start of the current period; `spun` is the time spent spinning since then, both in ticks.
     since: u64,
     spun: u64,
-    /// How often in a row something was found and nothing moved.
+    /// Number of consecutive spins that found work but moved no request.
     false_finds: u32,
 }
 
@@ -189,7 +187,7 @@ impl Poller {
         matches!(self.setting, Polling::Auto | Polling::AutoWithin(_))
     }
 
-    /// The longest wait that is worth spinning for at present.
+    /// Returns the longest wait, in ticks, for which spinning currently pays.
     fn worth(&self) -> u64 {
         if !self.is_auto() || self.latency < WORTHWHILE * self.wake_up {
             self.max_ticks
@@ -198,7 +196,7 @@ impl Poller {
         }
     }
 
-    /// How long to spin from `now` on, in ticks.
+    /// Returns for how many ticks to spin, starting at `now`.
     #[inline]
     pub fn window(&mut self, awaited: Awaited, now: u64) -> u64 {
         if self.is_auto() && self.history[awaited as usize].count_ones() < 4 {
@@ -219,26 +217,26 @@ impl Poller {
         }
     }
 
-    /// It has spun for `ticks`, until something was `found` or in vain.
+    /// Records a spin of `ticks`, and whether it found something.
     #[inline]
     pub fn spun(&mut self, ticks: u64, found: bool) {
         self.spun += ticks;
         self.false_finds = if found { self.false_finds + 1 } else { 0 };
     }
 
-    /// Requests have moved.
+    /// Records that requests have moved.
     #[inline]
     pub fn moved(&mut self) {
         self.false_finds = 0;
     }
 
-    /// A request was answered `ticks` after it came.
+    /// Records the latency of an answered request.
     #[inline]
     pub fn answered(&mut self, ticks: u64) {
         self.latency = ticks;
     }
 
-    /// A wait, spun or slept, has ended.
+    /// Records a wait that has ended, whether the worker spun or slept.
     #[inline]
     pub fn waited(&mut self, wait: Waited) {
         let Waited { awaited, ticks, .. } = wait;
@@ -316,7 +314,7 @@ mod tests {
         let turnaround = clock.ticks(Duration::from_micros(20));
         (0..8).for_each(|_| poller.waited(slept(Awaited::Socket, turnaround, 1)));
         assert!(poller.window(Awaited::Socket, 0) > 0);
-        // More were under way.
+        // These peers have further requests in flight.
         (0..8).for_each(|_| poller.waited(slept(Awaited::Socket, 1, 1)));
         assert_eq!(poller.window(Awaited::Socket, 0), 0);
         (0..8).for_each(|_| poller.waited(slept(Awaited::Socket, turnaround, 3)));
@@ -336,8 +334,7 @@ mod tests {
         }
     }
 
-    /// What requests one after the other take on a machine whose wake-ups
-    /// take a while, and as much of a CPU.
+    /// A machine with slow wake-ups. Adds up the time and the CPU time of successive requests.
     struct Machine {
         poller: Poller,
         wake_up: u64,
@@ -377,7 +374,7 @@ mod tests {
             took
         }
 
-        /// Requests of a device and a peer that take so many wake-ups.
+        /// Runs requests; `device` and `peer` give their times in wake-ups.
         fn run(mut self, device: f64, peer: f64) -> Machine {
             for _ in 0..10_000 {
                 let device = (device * self.wake_up as f64) as u64;
@@ -396,7 +393,7 @@ mod tests {
 
     #[test]
     fn auto_spins_for_what_it_makes_faster() {
-        // A server's wake-up, and one of a virtual machine's host.
+        // Wake-up times of a physical server and of a virtual machine.
         for wake_up in [Duration::from_micros(3), Duration::from_micros(30)] {
             let cost = |device, peer| {
                 let [auto, off] = [Polling::Auto, Polling::Off]
@@ -406,14 +403,14 @@ mod tests {
                     auto.now as f64 / off.now as f64,
                 )
             };
-            // A slow device: no more of a CPU than sleeping takes.
+            // Slow device: polling takes hardly more CPU time than sleeping.
             for device in [10.0, 12.0, 40.0] {
                 for peer in [0.1, 0.4, 0.9, 3.0, 9.0, 100.0] {
                     let (cpu, _) = cost(device, peer);
                     assert!(cpu < 1.15, "{wake_up:?} {device} {peer}: {cpu}");
                 }
             }
-            // None, and a fast one: the time that is saved is the wake-ups'.
+            // No device, and a fast device: polling saves the wake-ups.
             let saved = (0.2 / 1.2, 1.2 / 3.2);
             assert!(cost(0.0, 0.2).1 < 1.1 * saved.0, "{wake_up:?}");
             assert!(cost(1.0, 0.2).1 < 1.1 * saved.1, "{wake_up:?}");
@@ -442,7 +439,7 @@ mod tests {
                 0 => slept += 1,
                 _ => fixed.spun(1, true),
             }
-            // What moves now and then is work.
+            // Requests that move now and then count as work.
             if turn < 5_000 && turn % 30 == 0 {
                 fixed.moved();
             }

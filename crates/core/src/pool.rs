@@ -10,19 +10,19 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Threads, each of which has workers of many disks and one engine for them. Its disks take turns, so none
-/// of them gets more of a thread than another; but who makes a worker wait (a guest whose memory's pages do
-/// not come) makes all of its thread wait.
+/// Threads that each run the workers of many disks on one engine. The disks take turns, so that
+/// each gets an equal share of a thread. But a disk that blocks a worker also blocks the other
+/// workers of the thread; an example is a guest whose memory pages do not arrive.
 ///
-/// The threads end when neither the pool nor a worker is left.
+/// The threads end when the pool and all its workers are gone.
 pub struct Pool {
     threads: Vec<Arc<PoolThread>>,
-    /// While a disk chooses its first thread.
+    /// Held while a disk chooses its first thread.
     choosing: Mutex<()>,
 }
 
 impl Pool {
-    /// Start the threads, at least one. `engine` is called on each of them.
+    /// Starts the threads, at least one. Calls `engine` on each of them.
     pub fn start(
         threads: impl IntoIterator<Item = WorkerOptions>,
         engine: impl Fn() -> io::Result<Box<dyn Engine>> + Clone + Send + 'static,
@@ -47,20 +47,20 @@ impl Pool {
         })
     }
 
-    /// How many threads it has.
+    /// Returns the number of threads.
     pub fn threads(&self) -> usize {
         self.threads.len()
     }
 
-    /// What each of them has used of a CPU.
+    /// Returns the CPU time that each thread has used.
     pub fn cpu_times(&self) -> Vec<Duration> {
         let threads = self.threads.iter();
         let times = threads.map(|thread| thread.id().cpu_time().unwrap_or_default());
         times.collect()
     }
 
-    /// A worker for `disk` on each thread. The first one, which has the most to do if the disk has few
-    /// queues, is on the thread that is the first of the fewest disks. `pin_memory`: see
+    /// Creates a worker for `disk` on each thread. The first worker has the most work if the disk
+    /// has few queues, so it goes to the thread with the fewest first workers. `pin_memory`: see
     /// [`Engine::pin_memory`].
     pub fn join(
         &self,

@@ -1,9 +1,9 @@
 //! The loop of a pool's thread: many workers on one engine.
 //!
-//! Only those are touched that have something to do: whose peer has kicked, whose I/O has completed, who
-//! have mail, whose time has come. These are *active*, take turns, each with a bounded number of requests,
-//! and are asked for in one system call. One that had nothing for a while asks for kicks again, and costs
-//! nothing until it gets one.
+//! The thread handles only members that have something to do: their peer has kicked, their I/O has
+//! completed, they have commands, or their alarm is due. Such members are *active* and take turns,
+//! each with a bounded number of requests. One system call submits the requests of all. A member
+//! that was idle for several turns asks for kicks again, and costs nothing until it gets one.
 
 use crate::cx::Cx;
 use crate::disk::{Disk, DiskError};
@@ -25,57 +25,59 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-/// Requests that a disk may have popped in one turn, while others wait for theirs.
+/// Maximum number of requests that a disk pops in one turn, while other disks wait.
 const BUDGET: usize = 32;
 
-/// So many operations are handed to the kernel at once, at least while there are others to come: a device
-/// had better not wait for the end of a long turn.
+/// Number of queued operations after which a turn enters the kernel, so that the device need not
+/// wait for the end of a long turn.
 const PIECE: usize = 64;
 
-/// A disk that has had nothing to do in so many turns in a row is not looked at any more.
+/// Number of consecutive idle turns after which a member is no longer polled.
 const QUIET_TURNS: u8 = 16;
 
-/// Letters read in one turn.
+/// Maximum number of letters read in one turn.
 const LETTERS: usize = 16;
 
-/// One disk's worker here.
+/// One disk's worker on this thread.
 struct Member {
-    /// If it is stopping, it only waits for what it has in flight.
+    /// The worker. If it is stopping, it only waits for its operations in flight.
     worker: Worker,
     in_flight: Rc<InFlight>,
     serial: u64,
-    /// Turns in a row without anything to do.
+    /// Number of consecutive turns without work.
     quiet: u8,
     is_active: bool,
-    /// Has completions to be dispatched.
+    /// The worker has completions to dispatch.
     is_touched: bool,
-    /// When it is to be woken, as far as `alarms` knows.
+    /// Time of the member's current entry in `alarms`, in ticks.
     alarm: u64,
-    /// After the worker, whose channel is this disk's.
+    /// Dropped after the worker, which contains this disk's channel.
     _disk: Arc<dyn Disk>,
-    /// Last: who waits for the end sees all of it.
+    /// Dropped last, so that all else is gone when a thread that waits for the end of the worker
+    /// continues.
     _alive: SyncSender<Infallible>,
 }
 
 /// A pool's thread.
 pub(crate) struct Pooled {
     members: Vec<Option<Member>>,
-    /// Whose turn it is, one after the other.
+    /// Active members, in the order of their turns.
     active: Vec<u16>,
     touched: Vec<u16>,
-    /// When members go on by themselves. What a member does not know of any more is passed over.
+    /// Times at which members wake by themselves. Entries that differ from the member's `alarm` are
+    /// stale and are ignored.
     alarms: BinaryHeap<Reverse<(u64, u16)>>,
     serial: u64,
     inbox: Inbox,
     poller: Poller,
     awaited: Awaited,
-    /// How many requests were answered at once last.
+    /// Number of requests that the last member with replies answered together.
     answered: usize,
     clock: &'static Clock,
-    /// The last tick, of whoever had its turn.
+    /// Last tick, of whichever member had its turn.
     now: u64,
     is_ending: bool,
-    /// After all members.
+    /// Dropped after all members.
     engine: Rc<SharedEngine>,
 }
 
@@ -100,7 +102,7 @@ impl Pooled {
         })
     }
 
-    /// Serve until told to end.
+    /// Serves members until the thread is told to end and the last member has gone.
     pub(crate) fn run(mut self) {
         while !self.is_ending || self.members.iter().any(Option::is_some) {
             match self.turn() {
@@ -111,7 +113,7 @@ impl Pooled {
         }
     }
 
-    /// Give each active member its turn. False when none had anything to do.
+    /// Gives each active member a turn. Returns false if none had work.
     fn turn(&mut self) -> bool {
         self.now = self.clock.now();
         self.ring_alarms();
@@ -144,12 +146,12 @@ impl Pooled {
         } else {
             member.quiet += 1;
         }
-        // Answered by now are those whose storage waits for no device.
+        // Requests are answered already if their storage does not wait for a device.
         let answered = self.answer(number);
         submitted || answered
     }
 
-    /// Answer what a member has done. False when that is nothing.
+    /// Sends the replies of a member. Returns false if there are none.
     fn answer(&mut self, number: u16) -> bool {
         let Some(member) = serving(&mut self.members, number) else {
             return false;
@@ -177,7 +179,7 @@ impl Pooled {
         }
     }
 
-    /// Give what has completed to whom it belongs. True when somebody has something to do now.
+    /// Passes completions to their members. Returns true if a member has work now.
     fn distribute(&mut self) -> bool {
         let mut completions = self.engine.take_completions();
         for completion in completions.drain(..) {
@@ -206,7 +208,7 @@ impl Pooled {
         any
     }
 
-    /// Let a member see what has completed.
+    /// Lets a member handle its completions.
     fn touch(&mut self, number: u16) {
         let Some(member) = &mut self.members[usize::from(number)] else {
             return;
@@ -230,7 +232,7 @@ impl Pooled {
         }
     }
 
-    /// Members whose time has come are active.
+    /// Activates the members whose alarm is due.
     fn ring_alarms(&mut self) {
         while let Some(Reverse((alarm, number))) = self.alarms.peek().copied()
             && alarm <= self.now
@@ -245,7 +247,7 @@ impl Pooled {
         }
     }
 
-    /// Those that have been quiet for long ask for kicks and are left alone.
+    /// Deactivates members that have been idle for long; they ask for kicks.
     fn rest_quiet(&mut self) {
         let members = &mut self.members;
         self.active.retain(|number| {
@@ -256,7 +258,7 @@ impl Pooled {
         });
     }
 
-    /// Nothing to do: spin for a while, then sleep until something happens.
+    /// Spins for a while, then sleeps until something happens. Called when there is no work.
     fn wait(&mut self) {
         let start = self.clock.now();
         let slept = !self.spin(start) && !self.rest_all();
@@ -279,7 +281,7 @@ impl Pooled {
         }
     }
 
-    /// Watch for work of those that are active without sleeping. True when there is some.
+    /// Polls the active members for work without sleeping. Returns true if there is some.
     fn spin(&mut self, start: u64) -> bool {
         let window = self.poller.window(self.awaited, start);
         if window == 0 {
@@ -301,7 +303,7 @@ impl Pooled {
         let spun = now - start;
         probe!(fathom, poll, found, spun, now);
         self.poller.spun(spun, found);
-        // It was for all of them.
+        // The spin is shared by all active members.
         let each = spun / self.active.len().max(1) as u64;
         for number in &self.active {
             if let Some(member) = serving(&mut self.members, *number) {
@@ -320,7 +322,7 @@ impl Pooled {
         self.engine.is_ready() || self.inbox.has_mail() || self.active.iter().any(&mut has_pending)
     }
 
-    /// All that are active ask for kicks. True when there is work meanwhile.
+    /// Lets all active members ask for kicks. Returns true if work has arrived meanwhile.
     fn rest_all(&mut self) -> bool {
         let members = &mut self.members;
         self.active.retain(|number| {
@@ -343,7 +345,7 @@ impl Pooled {
     }
 }
 
-/// Members that come and go.
+/// Arrival and departure of members.
 impl Pooled {
     fn read_letters(&mut self) {
         for _ in 0..LETTERS {
@@ -354,7 +356,7 @@ impl Pooled {
                         continue;
                     };
                     if member.serial != address.serial {
-                        continue; // that one has gone
+                        continue; // that member has gone
                     }
                     member.worker.cx.tick();
                     let changes =
@@ -367,8 +369,9 @@ impl Pooled {
                         self.answer(address.member);
                         self.activate(address.member);
                     }
-                    // The next letter may detach the source, whose requests are to be popped before,
-                    // or close an eventfd that the engine has not begun to watch.
+                    // A turn comes first. The next letter may detach the source, whose requests
+                    // must be popped before. Or it may close an eventfd that the engine has not
+                    // begun to watch.
                     if changes {
                         return;
                     }
@@ -381,7 +384,7 @@ impl Pooled {
 
     fn join(&mut self, joining: Joining) {
         let reply = joining.reply.clone();
-        // Should who asked have died, there is nobody to tell.
+        // The requesting thread may have ended.
         let _ = reply.send(self.add(joining));
     }
 
@@ -424,7 +427,7 @@ impl Pooled {
         }
         self.active.reserve(self.members.len());
         self.touched.reserve(self.members.len());
-        // Its channel may have asked for something.
+        // The channel may have requested an alarm.
         self.answer(number as u16);
         self.activate(number as u16);
         Ok(Address {
@@ -433,7 +436,7 @@ impl Pooled {
         })
     }
 
-    /// A member that is stopping goes when it has nothing in flight.
+    /// Removes a member that is stopping and has nothing in flight.
     fn remove_if_idle(&mut self, number: u16) {
         let entry = &mut self.members[usize::from(number)];
         if entry
@@ -445,13 +448,13 @@ impl Pooled {
     }
 }
 
-/// The member of that number, unless it is stopping.
+/// Returns the member of that number, unless it is stopping.
 fn serving(members: &mut [Option<Member>], number: u16) -> Option<&mut Member> {
     let member = members.get_mut(usize::from(number))?.as_mut();
     member.filter(|member| !member.worker.is_stopping)
 }
 
-/// Ask for kicks and be left alone. False when there is work meanwhile.
+/// Asks for kicks and deactivates the member. Returns false if work has arrived meanwhile.
 fn rest(member: &mut Member) -> bool {
     member.quiet = 0;
     if member.worker.arm() {

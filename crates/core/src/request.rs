@@ -1,21 +1,20 @@
-//! One request, and the slab in which a worker keeps those in flight.
+//! One request, and the slab in which a worker keeps its requests in flight.
 
 use fathom_trace::{Op, Stamps, Wire};
 use libc::iovec;
 use smallvec::SmallVec;
 use std::ops::{Index, IndexMut};
 
-/// Most requests have few segments; more spill to the heap once and the
-/// slot keeps that allocation for its next requests.
+/// Number of segments stored inline. Most requests have few segments. More segments need a heap
+/// allocation, which the slot keeps for its next requests.
 pub const INLINE_SEGMENTS: usize = 4;
 
-/// Where a request's data lies: host addresses of guest memory, or of a
-/// pooled buffer.
+/// Location of a request's data: host addresses of guest memory or of a pooled buffer.
 pub type Segments = SmallVec<[iovec; INLINE_SEGMENTS]>;
 
-/// Whose a request is. Most are a source's. A layer of the channel may make
-/// some itself, to do a part of other requests' work: *children*, which no
-/// source knows and which that layer gets back (see [`Cx::child_done`]).
+/// The owner of a request. Most requests belong to a source. A layer of the channel may create
+/// requests itself, to do a part of the work of others. Such *children* are unknown to sources, and
+/// their layer gets them back (see [`Cx::child_done`]).
 ///
 /// [`Cx::child_done`]: crate::Cx::child_done
 ///
@@ -26,7 +25,7 @@ pub struct Owner(u16);
 impl Owner {
     pub const SOURCE: Owner = Owner(0);
 
-    /// The `n`th layer that has children, from 1. None: no channel has so many.
+    /// Returns the `n`th layer with children, counting from 1; none if `n` is too large.
     pub(crate) fn layer(n: usize) -> Option<Owner> {
         u16::try_from(n).ok().map(Owner)
     }
@@ -37,43 +36,42 @@ impl Owner {
     }
 }
 
-/// What a source asks of a disk. The source has checked it: `offset + len`
-/// lies within the disk, both are multiples of 512 (but for a disk that is
-/// said to take others), and for reads and writes the segments add up to
-/// `len`.
+/// A source's request to a disk. The source has checked that `offset + len` lies within the disk,
+/// that both are multiples of 512 (except for disks that accept other values), and that the
+/// segments of reads and writes add up to `len`.
 #[repr(align(64))]
 pub struct Request {
     pub stamps: Stamps,
     pub op: Op,
-    /// Writes, discards and write zeroes: durable before completion.
+    /// For writes, discards and write zeroes: must be durable before it completes.
     pub fua: bool,
-    /// Write zeroes: the range may be deallocated.
+    /// For write zeroes: the range may be deallocated.
     pub unmap: bool,
-    /// Seen by polling rather than by a kick (for the trace).
+    /// Found by polling rather than by a kick (for the trace).
     pub polled: bool,
-    /// Which of the worker's sources answers it.
+    /// Slot of the worker's source that answers the request.
     pub source: u16,
-    /// The queue's number on the disk (for the trace).
+    /// Number of the queue on the disk (for the trace).
     pub queue: u16,
-    /// Who gets it back when it is done.
+    /// Owner that gets the request back when it is done.
     pub owner: Owner,
-    /// What the disk's channel has to remember of it until it is done. One of
-    /// its layers uses this at most, and nobody else looks at it.
+    /// Private state of the disk's channel while the request is in flight. At most one layer uses
+    /// it.
     pub memo: [u8; 2],
-    /// The source's own index of this request (a virtqueue's head).
+    /// The source's own index of the request (a virtqueue's head).
     pub tag: u16,
-    /// 0, or the positive errno it failed with.
+    /// 0, or the positive errno with which the request failed.
     pub error: i32,
     /// Bytes from the start of the disk.
     pub offset: u64,
-    /// Where that is in the storage that the request is given to: the same,
-    /// unless an image format has put it elsewhere.
+    /// Offset in the storage that gets the request, in bytes. Equals `offset` unless an image
+    /// format maps it elsewhere.
     pub at: u64,
-    /// Bytes to move (or to flush, discard, zero).
+    /// Number of bytes to read, write, flush, discard or zero.
     pub len: u64,
-    /// The source's: a virtqueue keeps the status byte's address here.
+    /// Private to the source: a virtqueue stores the address of the status byte here.
     pub cookie: u64,
-    /// What another host knows it by (for the trace).
+    /// Identifier of the request on another host (for the trace).
     pub wire: Wire,
     pub segments: Segments,
 }
@@ -107,17 +105,17 @@ impl Request {
 pub struct RequestId(pub u32);
 
 impl RequestId {
-    /// No request's id: the slab never grows to it.
+    /// The id of no request; the slab never grows to this index.
     pub const NOBODY: RequestId = RequestId(u32::MAX);
 }
 
-/// Requests of one allocation.
+/// Number of requests per allocation.
 const CHUNK: usize = 128;
 
-/// A worker's requests in flight. It grows when a source attaches, by at
-/// least the number that the source may have in flight, so that taking a slot
-/// neither fails nor allocates. A slot never moves: the kernel may be reading
-/// the segments of a request while the slab grows.
+/// A worker's requests in flight. The slab grows when a source attaches, by at least the number of
+/// requests that the source may have in flight. Taking a slot therefore neither fails nor
+/// allocates. A slot never moves, because the kernel may read a request's segments while the slab
+/// grows.
 #[derive(Default)]
 pub struct Slab {
     chunks: Vec<Box<[Request]>>,
@@ -125,7 +123,7 @@ pub struct Slab {
 }
 
 impl Slab {
-    /// Make room for `n` more requests in flight.
+    /// Makes room for `n` more requests in flight.
     pub fn grow(&mut self, n: usize) {
         for _ in 0..n.div_ceil(CHUNK) {
             let first = self.capacity();
@@ -137,19 +135,19 @@ impl Slab {
         }
     }
 
-    /// Number of requests that there is room for.
+    /// Returns the number of slots.
     pub fn capacity(&self) -> usize {
         self.chunks.len() * CHUNK
     }
 
-    /// A free slot, its fields as its last request left them. None only when
-    /// a source exceeds the number that it attached with.
+    /// Takes a free slot, whose fields keep the values of its last request. Returns none only if a
+    /// source exceeds the number of requests with which it attached.
     #[inline]
     pub fn take(&mut self) -> Option<RequestId> {
         self.free.pop()
     }
 
-    /// Those that are taken. It takes its time.
+    /// Returns the slots in use. Slow.
     pub(crate) fn in_use(&self) -> Vec<RequestId> {
         let mut free = vec![false; self.capacity()];
         self.free.iter().for_each(|id| free[id.0 as usize] = true);
@@ -157,7 +155,7 @@ impl Slab {
         ids.map(|(id, _)| RequestId(id)).collect()
     }
 
-    /// Give a slot back; its request has been answered, or never was one.
+    /// Releases a slot whose request has been answered or was never started.
     #[inline]
     pub fn put(&mut self, id: RequestId) {
         debug_assert!(!self.free.contains(&id));

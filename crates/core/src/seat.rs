@@ -1,4 +1,4 @@
-//! A pool's thread as those have it who have workers there.
+//! A pool's thread, as the owners of its workers see it.
 
 use crate::mailbox::{Letter, Outbox};
 use crate::thread::{Started, ThreadId};
@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::JoinHandle;
 
-/// Ends the thread when dropped.
+/// A thread of a pool. Ends the thread when dropped.
 pub(crate) struct PoolThread {
     outbox: Outbox,
     thread: Option<JoinHandle<()>>,
     id: ThreadId,
-    /// How many disks have their first worker here: those with one queue are served by it.
+    /// Number of disks whose first worker is here. That worker serves disks with only one queue.
     firsts: AtomicUsize,
 }
 
@@ -43,7 +43,7 @@ impl Drop for PoolThread {
     }
 }
 
-/// A worker's place on a pool's thread, which stays as long as any has one.
+/// A worker's place on a pool's thread. The thread runs as long as any seat exists.
 pub(crate) struct Seat {
     thread: Arc<PoolThread>,
     is_first: bool,

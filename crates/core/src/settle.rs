@@ -1,17 +1,17 @@
-//! Waiting until what a worker's disk has taken on has ended.
+//! Waits until the requests that a worker's disk has accepted have ended.
 
 use crate::cx::Cx;
 use crate::request::RequestId;
 use fathom_trace::Stage;
 use std::sync::mpsc::SyncSender;
 
-/// Requests that somebody waits for.
+/// Requests that a caller waits for.
 struct Unsettled {
     requests: Vec<RequestId>,
     reply: SyncSender<()>,
 }
 
-/// All who wait; mostly nobody.
+/// All waiting callers; usually there are none.
 #[derive(Default)]
 pub(crate) struct Unsettleds(Vec<Unsettled>);
 
@@ -21,8 +21,8 @@ impl Unsettleds {
         self.0.is_empty()
     }
 
-    /// Tells `reply` once the requests and children have ended that the disk has at this instant.
-    /// Those that a filter holds back are none of them: the disk has not seen them.
+    /// Sends a reply once all requests and children that the disk has at this moment have ended.
+    /// Excludes those that a filter holds back, since the disk has not seen them.
     pub(crate) fn add(&mut self, cx: &Cx, reply: SyncSender<()>) {
         let has_come = |id: &RequestId| {
             let stage = cx.slab[*id].stamps.stage();
@@ -34,14 +34,14 @@ impl Unsettleds {
         self.ended(&[]);
     }
 
-    /// These requests have ended.
+    /// Removes requests that have ended, and replies to callers that have none left.
     #[cold]
     pub(crate) fn ended(&mut self, ended: &[RequestId]) {
         self.0.retain_mut(|unsettled| {
             unsettled.requests.retain(|id| !ended.contains(id));
             let waits = !unsettled.requests.is_empty();
             if !waits {
-                // Who has asked may have given up.
+                // The caller may have given up.
                 let _ = unsettled.reply.send(());
             }
             waits

@@ -1,9 +1,9 @@
-//! One engine for all workers of a pool's thread: each has a share of it, which looks like an engine of
-//! its own.
+//! One engine for all workers of a pool's thread. Each worker has a [`Share`], which looks like an
+//! engine of its own.
 //!
-//! What is pushed through a share carries its member's number ([`Token::of`]), by which completions find
-//! their way back. A share knows what the engine knows because of it, and takes all of that along when it
-//! is dropped, which is when nothing of it is in flight any more.
+//! Operations pushed through a share carry the number of its member ([`Token::of`]), so that their
+//! completions find the member. A share records what it has registered with the engine and removes
+//! it when dropped. A share is dropped only when nothing of it is in flight.
 
 use crate::engine::{Buffer, Completion, Engine, FileId, Io, SocketIo, Wait};
 use crate::request::RequestId;
@@ -13,16 +13,16 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::rc::Rc;
 
-/// What all shares have in common.
+/// State common to all shares.
 pub(crate) struct SharedEngine {
     engine: RefCell<Box<dyn Engine>>,
-    /// What has completed and was not distributed yet.
+    /// Completions that are not distributed yet.
     completions: RefCell<Vec<Completion>>,
-    /// For how many operations there is to be room.
+    /// Number of operations for which the engine has room, the sum over all shares.
     reserved: Cell<usize>,
-    /// Operations pushed since the kernel was entered last.
+    /// Number of operations pushed since the kernel was last entered.
     pushed: Cell<usize>,
-    /// The kernel is entered by the thread, for several members together.
+    /// The thread enters the kernel for several members together; members do not.
     pub(crate) is_crowded: Cell<bool>,
 }
 
@@ -41,7 +41,7 @@ impl SharedEngine {
         self.engine.borrow_mut().watch(fd, token)
     }
 
-    /// Operations that the kernel has not been told of.
+    /// Returns the number of operations not submitted to the kernel yet.
     #[inline]
     pub(crate) fn pushed(&self) -> usize {
         self.pushed.get()
@@ -52,8 +52,8 @@ impl SharedEngine {
         !self.completions.borrow().is_empty() || self.engine.borrow_mut().ready()
     }
 
-    /// Hand to the kernel what all members have pushed. What has completed is kept for `take`; there is no
-    /// waiting while there is any.
+    /// Submits the operations of all members to the kernel and collects completions for
+    /// `take_completions`. Does not wait if there are completions already.
     #[inline]
     pub(crate) fn enter(&self, wait: Wait) -> io::Result<()> {
         self.pushed.set(0);
@@ -65,7 +65,8 @@ impl SharedEngine {
         self.engine.borrow_mut().submit(wait, completions)
     }
 
-    /// What has completed. It is given back, empty, before the kernel is entered again.
+    /// Takes the completions. The caller gives the emptied buffer back before the kernel is entered
+    /// again.
     #[inline]
     pub(crate) fn take_completions(&self) -> Vec<Completion> {
         self.completions.take()
@@ -76,7 +77,7 @@ impl SharedEngine {
         self.completions.replace(completions);
     }
 
-    /// `n` instead of `before` operations of a member.
+    /// Changes the number of operations reserved for a member from `before` to `n`.
     fn reserve(&self, before: usize, n: usize) -> io::Result<()> {
         let all = self.reserved.get() - before + n;
         self.reserved.set(all);
@@ -87,12 +88,12 @@ impl SharedEngine {
     }
 }
 
-/// What a member has in flight.
+/// A member's operations in flight.
 #[derive(Default)]
 pub(crate) struct InFlight {
-    /// On files.
+    /// Number of operations on files.
     operations: Cell<usize>,
-    /// On sockets.
+    /// Tokens of the operations on sockets.
     on_sockets: RefCell<Vec<Token>>,
 }
 
@@ -101,7 +102,7 @@ impl InFlight {
         self.operations.get() == 0 && self.on_sockets.borrow().is_empty()
     }
 
-    /// A completion has come. (Of what is watched, some come that nobody has pushed.)
+    /// Records a completion. Completions of watched eventfds have no pushed operation.
     #[inline]
     pub(crate) fn completed(&self, token: Token) {
         match token.target() {
@@ -119,13 +120,13 @@ impl InFlight {
     }
 }
 
-/// One member's share.
+/// One member's share of the engine.
 pub(crate) struct Share {
     shared: Rc<SharedEngine>,
     member: u16,
     in_flight: Rc<InFlight>,
     reserved: usize,
-    /// Its memory is to be registered.
+    /// The memory of this member's sources is registered.
     pins: bool,
     files: Vec<FileId>,
     sockets: Vec<RawFd>,
@@ -155,7 +156,7 @@ impl Share {
     }
 }
 
-/// End what a member has in flight on sockets: its peers might never let it complete.
+/// Cancels a member's operations on sockets, which its peers might never let complete.
 pub(crate) fn cancel_all(shared: &SharedEngine, in_flight: &InFlight) {
     for token in &*in_flight.on_sockets.borrow() {
         shared.engine.borrow_mut().cancel_socket(*token);
@@ -251,8 +252,8 @@ impl Engine for Share {
         self.shared.engine.borrow_mut().unwatch(fd, token);
     }
 
-    /// What has completed, the thread distributes. It is also who waits, and who enters the kernel when
-    /// others have something for it, too.
+    /// Enters the kernel unless the thread does so for several members. Never waits and returns no
+    /// completions: both are the thread's task.
     fn submit(&mut self, _wait: Wait, _out: &mut Vec<Completion>) -> io::Result<()> {
         match self.shared.is_crowded.get() {
             true => Ok(()),
@@ -272,7 +273,7 @@ impl Drop for Share {
             engine.unwatch(*fd, *token);
         }
         for socket in &self.sockets {
-            // SAFETY: who has added it keeps it open until it is removed.
+            // SAFETY: the member that added the socket keeps it open until it is removed.
             engine.remove_socket(unsafe { BorrowedFd::borrow_raw(*socket) });
         }
         for file in &self.files {

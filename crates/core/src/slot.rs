@@ -1,4 +1,4 @@
-//! An attached source, as its worker keeps it.
+//! A worker's state of an attached source.
 
 use crate::counters::SourceCounters;
 use crate::engine::Engine;
@@ -16,34 +16,34 @@ pub(crate) struct Slot {
     pub(crate) in_flight: usize,
     pub(crate) counters: Arc<SourceCounters>,
     pub(crate) capacity: usize,
-    /// The peer has been asked to kick; until it does, there is no work.
+    /// The peer was asked to kick; there is no work until it does.
     pub(crate) armed: bool,
-    /// A kick was seen since the last pop.
+    /// A kick has arrived since the last pop.
     pub(crate) kicked: bool,
-    /// Has answers that are not published.
+    /// Some replies are not published yet.
     pub(crate) dirty: bool,
-    /// The peer wants to be told of the answers just published.
+    /// The peer wants a notification for the replies just published.
     pub(crate) notify: bool,
-    /// Does its own I/O: nobody kicks it.
+    /// The source does its own I/O and has no kick eventfd.
     pub(crate) own_io: bool,
-    /// Nothing more is popped: it is leaving, or its peer broke the rules.
+    /// Nothing more is popped: the source is leaving, or its peer violated the protocol.
     pub(crate) closed: bool,
     pub(crate) leaving: Option<SyncSender<Box<dyn Source>>>,
 }
 
 impl Slot {
-    /// Whether there may be work that can be taken on.
+    /// Returns whether the source may have work that the worker can accept.
     pub(crate) fn looks_open(&self) -> bool {
         !self.closed && self.in_flight < self.capacity
     }
 
-    /// Leaving, with nothing in flight.
+    /// Returns whether the source is leaving and has nothing in flight.
     pub(crate) fn is_drained(&self) -> bool {
         self.leaving.is_some() && self.in_flight == 0 && !self.dirty && self.source.has_stopped()
     }
 
-    /// Replaces an eventfd of the source, whose requests stay in flight. Returns the previous one,
-    /// which nobody watches or signals any more.
+    /// Replaces an eventfd of the source; its requests stay in flight. Returns the previous
+    /// eventfd, which is no longer watched or signalled.
     pub(crate) fn set_eventfd(
         &mut self,
         engine: &mut dyn Engine,
@@ -60,7 +60,7 @@ impl Slot {
             if let Some(previous) = self.source.kick_fd() {
                 engine.unwatch(previous, token);
             }
-            // The last kick may have gone to the previous one.
+            // The last kick may have gone to the previous eventfd.
             self.kicked = true;
         }
         Ok(self.source.set_eventfd(which, fd))

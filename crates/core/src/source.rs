@@ -1,4 +1,4 @@
-//! Where requests come from: a virtqueue, a network connection.
+//! Sources of requests: virtqueues and network connections.
 
 use crate::cx::Cx;
 use crate::engine::Buffer;
@@ -9,11 +9,11 @@ use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
-/// Puts something around a source before a worker gets it. What it returns
-/// gives the source itself back by [`Source::into_any`].
+/// Wraps a source before a worker gets it. The wrapper returns the inner source from
+/// [`Source::into_any`].
 pub type WrapSource = Arc<dyn Fn(Box<dyn Source>) -> Box<dyn Source> + Send + Sync>;
 
-/// A source as its worker knows it; valid until it is detached.
+/// Identifies a source within its worker; valid until the source is detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceId {
     pub(crate) slot: u16,
@@ -21,12 +21,12 @@ pub struct SourceId {
 }
 
 impl SourceId {
-    /// For who is a source's worker without being one.
+    /// Creates an id, for code that plays the role of a source's worker.
     pub fn new(slot: u16, generation: u32) -> SourceId {
         SourceId { slot, generation }
     }
 
-    /// For an operation of the source itself: see [`Source::completed`].
+    /// Returns the token for an operation of the source itself: see [`Source::completed`].
     #[inline]
     pub fn token(self, tag: u8) -> Token {
         Token::source(self.slot, self.generation, tag)
@@ -44,30 +44,29 @@ pub enum Eventfd {
     Err,
 }
 
-/// The peer broke the protocol in a way that leaves nothing to serve. The
-/// worker pops nothing more from this source.
+/// A protocol violation of the peer after which the source cannot be served. The worker pops
+/// nothing more from this source.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Broken(pub String);
 
-/// One virtqueue or one connection. It moves to its worker's thread when it
-/// attaches and back to the control thread when it detaches.
+/// One virtqueue or one connection. A source moves to its worker's thread when it is attached, and
+/// back to the control thread when it is detached.
 ///
-/// A virtqueue shares memory with its peer, who kicks. A connection has no
-/// kick: it receives and sends through the worker's engine
-/// ([`Engine::push_socket`](crate::Engine::push_socket)), and is popped after
-/// each completion of its own operations and after each `publish`.
+/// A virtqueue shares memory with its peer, which sends kicks. A connection has no kick eventfd. It
+/// receives and sends through the worker's engine
+/// ([`Engine::push_socket`](crate::Engine::push_socket)). The worker pops it after each completion
+/// of its own operations and after each `publish`.
 pub trait Source: Send {
-    /// Requests in flight at most. `pop` never exceeds it.
+    /// Returns the maximum number of requests in flight. `pop` never exceeds it.
     fn capacity(&self) -> usize;
 
-    /// Its number, if it is a virtqueue.
+    /// Returns the queue number, if the source is a virtqueue.
     fn queue(&self) -> Option<u16> {
         None
     }
 
-    /// The eventfd by which the peer announces work; None: it does its own
-    /// I/O.
+    /// Returns the eventfd by which the peer announces work. None: the source does its own I/O.
     fn kick_fd(&self) -> Option<RawFd>;
 
     /// Replaces one of the source's eventfds and returns the previous one. After a
@@ -78,64 +77,63 @@ pub trait Source: Send {
         fd
     }
 
-    /// It is attached; `id` makes the tokens of its own operations.
+    /// Starts the source when it is attached; `id` creates the tokens for its own operations.
     fn start(&mut self, _cx: &mut Cx, _id: SourceId) -> io::Result<()> {
         Ok(())
     }
 
-    /// An operation pushed with [`SourceId::token`] has completed with
-    /// `result` (bytes or negative errno).
+    /// Handles the completion of an operation pushed with [`SourceId::token`]. `result` is a number
+    /// of bytes or a negative errno.
     fn completed(&mut self, _cx: &mut Cx, _tag: u8, _result: i32) {}
 
-    /// It is leaving: nothing is popped any more. What is in flight ends by
-    /// itself but for its own operations, which it cancels when they are of
-    /// no more use.
+    /// Prepares to be detached: nothing more is popped. Requests in flight end normally. The source
+    /// cancels its own operations once they are no longer needed.
     fn stop(&mut self, _cx: &mut Cx) {}
 
-    /// After `stop`: whether none of its own operations is in flight, so that
-    /// it can be given back.
+    /// Returns whether none of the source's own operations is in flight, so that the worker can
+    /// give the source back. Called after `stop`.
     fn has_stopped(&self) -> bool {
         true
     }
 
-    /// What the segments of its requests point into. It stays mapped, and
-    /// the same, while the source is attached.
+    /// Returns the memory that the segments of the source's requests refer to. The memory stays
+    /// mapped and unchanged while the source is attached.
     fn memory(&self) -> Vec<Buffer> {
         Vec::new()
     }
 
-    /// How many of the requests that it will give first the peer believes to be in flight: those of
-    /// a server that was killed. They are popped before it is detached, whatever holds others back.
+    /// Returns how many requests still to be popped were in flight in a server that was killed.
+    /// They are the first that `pop` returns. They are popped before the source is detached, even
+    /// if the channel holds other requests back.
     fn inherited(&self) -> usize {
         0
     }
 
-    /// Whether the peer has work that was not popped; no system call.
+    /// Returns whether the peer has made requests available that were not popped; no system call.
     fn pending(&mut self) -> bool;
 
-    /// Take what the peer has made available, at most `room` requests: each
-    /// in a slot of `cx.slab` that is filled in but for its stamps, its
-    /// `source` and its `polled`, appended to `batch`. Malformed requests are
-    /// answered here and do not appear; the return value says how many.
+    /// Takes up to `room` requests that the peer has made available, and appends them to `batch`.
+    /// Each occupies a slot of `cx.slab`, with all fields set except the stamps, `source` and
+    /// `polled`. The source answers malformed requests itself and returns their number.
     fn pop(&mut self, cx: &mut Cx, room: usize, batch: &mut Vec<RequestId>) -> Result<u32, Broken>;
 
-    /// Answer one request; the peer need not see it before `publish`.
+    /// Completes one request; the peer need not see the completion before `publish`.
     fn finish(&mut self, request: &Request);
 
-    /// Make all answers visible. True when the peer wants to be told.
+    /// Makes all completions visible to the peer. Returns true if the peer wants a notification.
     fn publish(&mut self, cx: &mut Cx) -> bool;
 
-    /// Tell the peer.
+    /// Notifies the peer.
     fn notify(&mut self) {}
 
-    /// Ask the peer to kick for new work. True when there is some already.
+    /// Asks the peer to kick when it has new work. Returns true if there is work already.
     fn arm(&mut self) -> bool {
         self.pending()
     }
 
-    /// Ask the peer not to kick.
+    /// Asks the peer not to kick.
     fn disarm(&mut self) {}
 
-    /// For the control thread that gets it back by a detach.
+    /// Converts the source to `Any`, for the control thread that detached it.
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }

@@ -1,5 +1,5 @@
-//! For tests of this crate and of those above it: the smallest engine, and a
-//! disk that answers when it is told to.
+//! For tests of this crate and of its dependents: a minimal engine, and a disk that holds its
+//! requests until it is told to answer them.
 
 mod disk;
 mod engine;

@@ -1,4 +1,4 @@
-//! The threads of workers: started, pinned, with an engine and a mailbox.
+//! Worker threads: starts them, pins them, and creates their engine and mailbox.
 
 use crate::disk::DiskError;
 use crate::engine::Engine;
@@ -15,24 +15,24 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How to run a worker, or several on one thread.
+/// Options of a worker thread, which may run one worker or several.
 #[derive(Clone, Debug, Default)]
 pub struct WorkerOptions {
-    /// The thread's name (the kernel keeps 15 bytes).
+    /// Name of the thread (the kernel keeps 15 bytes).
     pub name: String,
     pub polling: Polling,
-    /// The CPUs that it may run on; empty: any.
+    /// CPUs on which the thread may run; empty for all.
     pub cpus: Vec<usize>,
 }
 
-/// What a thread's loop is made of.
+/// Components of a thread's loop.
 pub(crate) struct Parts {
     pub(crate) engine: Box<dyn Engine>,
     pub(crate) inbox: Inbox,
     pub(crate) poller: Poller,
 }
 
-/// What went wrong with the thread of that name.
+/// Converts an I/O error of the thread `name` into a [`DiskError`].
 pub(crate) fn failed(name: &str, what: &'static str) -> impl Fn(io::Error) -> DiskError {
     let path = PathBuf::from(name);
     move |source| DiskError::Io {
@@ -42,14 +42,14 @@ pub(crate) fn failed(name: &str, what: &'static str) -> impl Fn(io::Error) -> Di
     }
 }
 
-/// A thread that runs.
+/// A running thread.
 pub(crate) struct Started {
     pub(crate) outbox: Outbox,
     pub(crate) thread: JoinHandle<()>,
     pub(crate) id: ThreadId,
 }
 
-/// The kernel's number of a thread of this process.
+/// Kernel thread id of a thread of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadId(pub i32);
 
@@ -58,15 +58,15 @@ impl ThreadId {
         ThreadId(gettid().as_raw_nonzero().get())
     }
 
-    /// What it has used of a CPU; None: it has ended.
+    /// Returns the CPU time that the thread has used, or none if the thread has ended.
     pub fn cpu_time(self) -> Option<Duration> {
-        // What the kernel and pthread_getcpuclockid(3) make of a thread's number.
+        // Bits with which the kernel and pthread_getcpuclockid(3) encode a thread id as a clock id.
         const PER_THREAD: i32 = 4;
         const SCHED: i32 = 2;
         ThreadId::read_clock((!self.0 << 3) | PER_THREAD | SCHED)
     }
 
-    /// What all threads of this process have.
+    /// Returns the CPU time that all threads of this process have used.
     pub fn process_cpu_time() -> Duration {
         ThreadId::read_clock(libc::CLOCK_PROCESS_CPUTIME_ID).unwrap_or_default()
     }
@@ -84,8 +84,8 @@ impl ThreadId {
     }
 }
 
-/// Start a thread, which makes its engine by `engine` and runs what `make` returns. What fails of this is
-/// told here.
+/// Starts a thread, which creates its engine with `engine` and runs the function that `make`
+/// returns. Waits for the thread's initialisation and returns its error.
 pub(crate) fn start<Run: FnOnce()>(
     options: WorkerOptions,
     engine: impl FnOnce() -> io::Result<Box<dyn Engine>> + Send + 'static,
@@ -114,7 +114,7 @@ pub(crate) fn start<Run: FnOnce()>(
     Ok(Started { outbox, thread, id })
 }
 
-/// On the new thread.
+/// Prepares the current, new thread.
 fn prepare(
     options: &WorkerOptions,
     engine: impl FnOnce() -> io::Result<Box<dyn Engine>>,
@@ -126,7 +126,7 @@ fn prepare(
         options.cpus.iter().for_each(|cpu| set.set(*cpu));
         sched_setaffinity(None, &set).map_err(|e| failed("cannot be pinned to CPUs")(e.into()))?;
     }
-    // What is timed is timed exactly: the default adds up to 50 us to a wait.
+    // Timeouts must be accurate: the default slack adds up to 50 us to a wait.
     set_current_timer_slack(NonZeroU64::new(1))
         .map_err(|e| failed("cannot set the worker's timer slack")(e.into()))?;
     Ok(Parts {

@@ -1,61 +1,61 @@
-//! What a completion belongs to.
+//! Tokens, which tell what a completion belongs to.
 
 use crate::request::RequestId;
 
-/// Travels with everything that a worker hands to its engine and comes back
-/// with the completion.
+/// Identifies an operation. A worker passes the token to its engine with each operation, and the
+/// engine returns it with the completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token(u64);
 
-/// A token, taken apart.
+/// The decoded form of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// I/O of the channel, for this request or for none
-    /// ([`RequestId::NOBODY`]); `tag` is the channel's own.
+    /// The channel's I/O for this request, or for none ([`RequestId::NOBODY`]). The channel chooses
+    /// `tag`.
     Request { id: RequestId, tag: u16 },
-    /// A source's kick. The generation tells a kick of an earlier source in
-    /// the same slot.
+    /// A kick of a source. The generation distinguishes it from kicks of earlier sources in the
+    /// same slot.
     Kick { slot: u16, generation: u32 },
-    /// I/O of a source itself, on a socket; `tag` is the source's own.
+    /// A source's own I/O on a socket. The source chooses `tag`.
     Source { slot: u16, generation: u32, tag: u8 },
-    /// Another thread has left a command.
+    /// Another thread has sent a command.
     Mailbox,
-    /// The engine's own bookkeeping; nobody waits for it.
+    /// Internal to the engine; nobody waits for it.
     Engine,
 }
 
-/// Tags of [`Token::channel`] by which layers of one channel are woken: each its own, since a layer that is above
-/// several passes on to all of them what is not for itself.
+/// Tags of [`Token::channel`] for wake-ups of the layers of a channel. The tags differ because a
+/// layer above several others passes all of them the completions that it does not handle itself.
 pub mod woken {
-    /// An image's tasks.
+    /// Tasks of an image.
     pub const IMAGE: u16 = u16::MAX;
-    /// Who has waited for a part of a block.
+    /// Requests that wait for a part of a block.
     pub const BYTES: u16 = u16::MAX - 1;
-    /// Who has waited for stripes of a base image.
+    /// Requests that wait for stripes of a base image.
     pub const BASE: u16 = u16::MAX - 2;
-    /// A library has ended requests.
+    /// Requests that a library has completed.
     pub const LIBRARY: u16 = u16::MAX - 3;
-    /// Who has waited for parts of a disk that comes while it is used.
+    /// Requests that wait for parts of a disk whose data is still being transferred.
     pub const ARRIVING: u16 = u16::MAX - 4;
-    /// Who has waited for what is there to be kept before it is changed.
+    /// Writes that wait until the existing data has been saved.
     pub const KEPT: u16 = u16::MAX - 5;
-    /// What others have encrypted or decrypted.
+    /// Data that other threads have encrypted or decrypted.
     pub const SEALED: u16 = u16::MAX - 6;
-    /// What others have read of another program's image.
+    /// Data that other threads have read from an image in another program's format.
     pub const FOREIGN: u16 = u16::MAX - 7;
 }
 
-// From the top: 4 bits of kind, 12 bits of the member of a pool, 16 bits of tag or slot, and below them
-// a request's id or, of a source, 8 bits of tag and 24 of its generation.
+// From the top: 4 bits of kind, 12 bits of pool member, 16 bits of tag or slot. The low 32 bits are
+// a request's id, or for a source 8 bits of tag and 24 bits of generation.
 const KIND_SHIFT: u32 = 60;
 const MEMBER_SHIFT: u32 = 48;
 const TAG_SHIFT: u32 = 32;
 const SOURCE_TAG_SHIFT: u32 = 24;
 
-/// Generations of sources are below this.
+/// Number of generations of sources that tokens can distinguish.
 pub(crate) const GENERATIONS: u32 = 1 << SOURCE_TAG_SHIFT;
 
-/// Of so many members of a pool's thread the tokens can be told apart.
+/// Maximum number of members of a pool's thread that tokens can distinguish.
 pub(crate) const MEMBERS: usize = 1 << (KIND_SHIFT - MEMBER_SHIFT);
 
 impl Token {
@@ -67,8 +67,8 @@ impl Token {
         Token(u64::from(tag) << TAG_SHIFT | u64::from(id.0))
     }
 
-    /// For an operation of the channel itself, which serves no request or
-    /// several. It completes as one of [`RequestId::NOBODY`].
+    /// Returns the token for an operation of the channel itself, which serves no request or
+    /// several. Its completion has the id [`RequestId::NOBODY`].
     #[inline]
     pub fn channel(tag: u16) -> Token {
         Token::request(RequestId::NOBODY, tag)
@@ -85,27 +85,27 @@ impl Token {
         Token(token.0 | u64::from(tag) << SOURCE_TAG_SHIFT)
     }
 
-    /// The same, of a member of a pool's thread: its engine is shared by several workers. (Those of a
-    /// worker alone are of member 0.)
+    /// Returns the same token for a member of a pool's thread, whose engine several workers share.
+    /// A worker with its own thread is member 0.
     #[inline]
     pub(crate) fn of(self, member: u16) -> Token {
         debug_assert!(usize::from(member) < MEMBERS);
         Token(self.0 | u64::from(member) << MEMBER_SHIFT)
     }
 
-    /// Whose it is.
+    /// Returns the member to which the token belongs.
     #[inline]
     pub(crate) fn member(self) -> u16 {
         (self.0 >> MEMBER_SHIFT) as u16 % MEMBERS as u16
     }
 
-    /// As an opaque number for the kernel.
+    /// Returns the token as an opaque number for the kernel.
     #[inline]
     pub fn to_u64(self) -> u64 {
         self.0
     }
 
-    /// The inverse of [`Token::to_u64`].
+    /// Restores a token from [`Token::to_u64`].
     #[inline]
     pub fn from_u64(value: u64) -> Token {
         Token(value)

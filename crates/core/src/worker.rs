@@ -1,9 +1,9 @@
-//! The worker: what moves a disk's requests on one thread.
+//! The worker: moves a disk's requests on one thread.
 //!
-//! A turn pops what the sources have, submits it, reaps what has completed, and
-//! answers it. Clock readings are shared by all requests that make a transition
-//! together. Whose turn it is, and when nobody's, is the thread's to say: that of
-//! one worker (`dedicated.rs`) or of many (`pooled.rs`).
+//! A turn pops the sources' requests, submits them, reaps completions, and sends the replies. All
+//! requests that make a transition together share one reading of the clock. The thread decides when
+//! a worker has its turn and when to sleep: a thread with one worker (`dedicated.rs`) or with many
+//! (`pooled.rs`).
 
 use crate::changes::Changes;
 use crate::counters::Counters;
@@ -24,37 +24,36 @@ use probe::probe;
 use std::io;
 use std::sync::Arc;
 
-/// A large batch reaches the kernel in pieces, this many requests first and
-/// then up to eight times as many as before, so that the device works on the
-/// first while the rest is still being submitted. A device takes several
-/// times as long for a request as the kernel takes to submit it, so it does
-/// not run dry.
+/// Number of requests in the first piece of a large batch. Each further piece extends to eight
+/// times as many requests. The device thus works on the first requests while the worker submits the
+/// rest. A device takes several times as long for a request as the kernel takes to submit it, so
+/// the device does not run idle.
 const HEAD_START: usize = 1;
 
-/// For fewer requests the pieces are not worth their system calls.
+/// Smallest batch that is split into pieces; for fewer requests the extra system calls do not pay.
 const LARGE_BATCH: usize = 24;
 
-/// A worker's whole state; lives on its thread.
+/// The state of a worker, which stays on its thread.
 pub(crate) struct Worker {
     pub(crate) cx: Cx,
     channel: Box<dyn Channel>,
     slots: Vec<Option<Slot>>,
     generation: u32,
     bell: Arc<Bell>,
-    /// How many requests were answered at once last.
+    /// Number of requests that were last answered together.
     pub(crate) answered: usize,
-    /// What one of them took.
+    /// Latency of one of them, in ticks.
     pub(crate) latency: u64,
-    /// What to await of the sources that there are.
+    /// What to wait for after a reply, given the kind of the attached sources.
     pub(crate) peers: Awaited,
     recorder: Recorder,
     trace: Option<RingWriter>,
     changes: Option<Arc<Changes>>,
     pub(crate) counters: Arc<Counters>,
     batch: Vec<RequestId>,
-    /// What is to be dispatched.
+    /// Completions to be dispatched.
     pub(crate) completions: Vec<Completion>,
-    /// Whose turn it is first, when not all can be popped.
+    /// Slot from which the next `pop_some` starts.
     first: usize,
     unsettled: Unsettleds,
     pub(crate) is_stopping: bool,
@@ -89,7 +88,7 @@ impl Worker {
         }
     }
 
-    /// Pop what the sources have.
+    /// Pops the requests of all sources.
     pub(crate) fn pop(&mut self) {
         if !self.cx.admits {
             return;
@@ -104,7 +103,7 @@ impl Worker {
         }
     }
 
-    /// Pop at most `most` of what the sources have, who take turns at being first.
+    /// Pops at most `most` requests of all sources. The sources take turns at being first.
     pub(crate) fn pop_some(&mut self, most: usize) {
         if !self.cx.admits {
             return;
@@ -126,7 +125,7 @@ impl Worker {
         }
     }
 
-    /// Pop at most `most` of what a source has.
+    /// Pops at most `most` requests of one source.
     #[inline]
     fn pop_from(&mut self, index: usize, most: usize) {
         let slot = occupied(&mut self.slots, index as u16);
@@ -140,7 +139,7 @@ impl Worker {
             Err(broken) => {
                 tracing::error!("a queue is stopped, because its driver broke a rule: {broken}");
                 slot.closed = true;
-                slot.dirty = true; // by what it answered before
+                slot.dirty = true; // the source may have answered requests before
             }
         }
         if self.cx.refused > 0 {
@@ -162,7 +161,7 @@ impl Worker {
         }
     }
 
-    /// Submit what was popped. False when there was nothing.
+    /// Submits the popped requests. Returns false if there are none.
     pub(crate) fn submit(&mut self) -> bool {
         if self.batch.is_empty() {
             return false;
@@ -189,7 +188,7 @@ impl Worker {
         true
     }
 
-    /// Let the channel go on by itself if it is time. False when it is not.
+    /// Calls the channel's timer if it is due. Returns whether it is.
     pub(crate) fn alarm(&mut self) -> bool {
         let due = self.cx.now >= self.cx.alarm;
         if due {
@@ -204,13 +203,13 @@ impl Worker {
         self.channel.timer(&mut self.cx);
     }
 
-    /// Hand queued I/O to the kernel and take what has completed.
+    /// Submits queued I/O to the kernel and collects completions.
     #[inline]
     pub(crate) fn enter(&mut self, wait: Wait) {
         submit_queued(&mut *self.cx.engine, wait, &mut self.completions);
     }
 
-    /// Dispatch what has completed. True when a source's own I/O has.
+    /// Dispatches completions. Returns true if a source's own I/O has completed.
     pub(crate) fn dispatch(&mut self) -> bool {
         if self.completions.is_empty() {
             return false;
@@ -251,8 +250,8 @@ impl Worker {
         moved
     }
 
-    /// Answer what is done: status and used ring, then at most one
-    /// notification a source, then the books. False when there was nothing.
+    /// Sends the replies of completed requests: status and used ring, then at most one notification
+    /// per source, then statistics. Returns false if there was nothing to send.
     pub(crate) fn finish(&mut self) -> bool {
         if !self.unsettled.is_empty() {
             self.unsettled.ended(&self.cx.children_completed);
@@ -280,7 +279,7 @@ impl Worker {
         true
     }
 
-    /// Publish the answers of each source that has any. False when none has.
+    /// Publishes the replies of each source that has any. Returns false if none has.
     fn publish(&mut self) -> bool {
         let mut any = false;
         for slot in self.slots.iter_mut().flatten() {
@@ -294,7 +293,7 @@ impl Worker {
         any
     }
 
-    /// Tell each peer that wants to know. False when none does.
+    /// Notifies each peer that wants it. Returns false if none does.
     fn notify(&mut self) -> bool {
         let mut any = false;
         for slot in self.slots.iter_mut().flatten() {
@@ -308,11 +307,11 @@ impl Worker {
         any
     }
 
-    /// Count and trace the answered requests, and free their slots.
+    /// Counts and traces the answered requests, and releases their slots.
     fn record(&mut self, published: u64, notified: u64) {
         self.answered = self.cx.done.len();
         self.counters.answered.add(self.answered as u64);
-        // One is enough to tell a slow disk.
+        // One request's latency is enough to recognise a slow disk.
         let mut latency = None;
         let cx_of = self.cx.number();
         for id in self.cx.done.drain(..) {
@@ -347,7 +346,7 @@ impl Worker {
             if let Some(changes) = &self.changes
                 && changes_data(request.op)
             {
-                // One that has failed may have been done in part.
+                // A failed request may have been carried out in part.
                 changes.mark(request.offset, request.len);
             }
             self.cx.slab.put(id);
@@ -358,7 +357,7 @@ impl Worker {
         }
     }
 
-    /// Give back the sources that are leaving, if they can go.
+    /// Gives back the sources that are leaving and have nothing in flight.
     #[inline]
     pub(crate) fn let_go(&mut self) {
         if !self.cx.leaving.is_empty() {
@@ -366,18 +365,18 @@ impl Worker {
         }
     }
 
-    /// Ask for no kicks: somebody looks whether there is work.
+    /// Asks all peers not to kick, because the thread polls.
     pub(crate) fn disarm(&mut self) {
         self.slots.iter_mut().flatten().for_each(Slot::disarm);
     }
 
-    /// Whether a source has something to pop; no system call.
+    /// Returns whether a source has something to pop; no system call.
     pub(crate) fn has_pending(&mut self) -> bool {
         let mut slots = self.slots.iter_mut().flatten();
         self.cx.admits && slots.any(|slot| slot.looks_open() && slot.source.pending())
     }
 
-    /// Ask for kicks. True when work came in before they were sure to come.
+    /// Asks for kicks. Returns true if work arrived before kicks were enabled.
     pub(crate) fn arm(&mut self) -> bool {
         if !self.cx.admits {
             return false;
@@ -391,8 +390,7 @@ impl Worker {
                 slot.armed = true;
                 slot.kicked = slot.source.arm();
             }
-            // Its pop disarms it again. (A kick may also have been reaped
-            // since the last pop.)
+            // The next pop disarms the source. A kick may also have been reaped since the last pop.
             work |= slot.kicked;
         }
         work
@@ -406,15 +404,15 @@ impl Worker {
                 reply,
             } => {
                 if self.bell.hear(&wanted) {
-                    // The control thread waits for the reply; should it have
-                    // died, there is nobody to tell.
+                    // The control thread waits for the reply, unless it has ended.
                     let _ = reply.send(self.attach(source));
                 }
             }
             Command::Detach { id, reply } => {
                 let slot = occupied(&mut self.slots, id.slot);
                 assert_eq!(slot.generation, id.generation, "detached twice");
-                // What is left unpopped stays with the peer. This would be lost.
+                // The driver would never see a reply to an inherited request that is not popped
+                // here. Requests that are not inherited stay with the peer.
                 let inherited = slot.source.inherited();
                 if inherited > 0 && !slot.closed {
                     self.pop_from(id.slot.into(), inherited);
@@ -434,7 +432,7 @@ impl Worker {
                 wanted,
                 reply,
             } => {
-                // Even if nobody waits any more: the peer uses the new eventfd.
+                // Applies even if the sender has given up: the peer uses the new eventfd.
                 self.bell.hear(&wanted);
                 let slot = occupied(&mut self.slots, id.slot);
                 let engine = &mut *self.cx.engine;
@@ -443,13 +441,13 @@ impl Worker {
             Command::Trace(writer) => self.trace = writer,
             Command::Note(changes) => self.changes = changes,
             Command::Look { wanted, reply } => {
-                // Even if nobody waits: it may be the last to be told.
+                // Applies even if the sender has given up: no other command may follow.
                 self.bell.hear(&wanted);
                 self.look();
                 let _ = reply.send(());
             }
             Command::Oldest { reply } => {
-                // Who has asked may have given up.
+                // The sender may have given up.
                 let _ = reply.send(self.oldest());
             }
             Command::Settle { reply } => self.unsettled.add(&self.cx, reply),
@@ -457,7 +455,7 @@ impl Worker {
         }
     }
 
-    /// The request that is in flight for longest.
+    /// Returns the request that has been in flight for longest.
     fn oldest(&self) -> Option<Oldest> {
         let requests = self
             .cx
@@ -478,7 +476,7 @@ impl Worker {
         Some(Oldest { record, stage })
     }
 
-    /// A source has come or gone.
+    /// Updates `peers` after a source was attached or detached.
     fn look_at_peers(&mut self) {
         let sockets = self.slots.iter().flatten().all(|slot| slot.own_io);
         self.peers = if sockets {
@@ -502,7 +500,7 @@ impl Worker {
         let slab = &mut self.cx.slab;
         slab.grow(wanted.saturating_sub(slab.capacity()));
         self.batch.reserve(wanted);
-        // At most one kick comes for each request, and one wake-up.
+        // There is at most one kick per request, and one wake-up of the mailbox.
         self.completions.reserve(2 * wanted + 1);
         self.cx.done.reserve(wanted);
         self.cx.engine.reserve(wanted)?;
@@ -516,8 +514,8 @@ impl Worker {
             self.cx.engine.watch(kick, token)?;
         }
         source.start(&mut self.cx, id)?;
-        // SAFETY: the memory of an attached source stays (`Source::memory`),
-        // and `release` removes it before it gives the source back.
+        // SAFETY: the memory of an attached source stays mapped (`Source::memory`), and `release`
+        // removes it before it gives the source back.
         unsafe { self.cx.engine.add_memory(&source.memory()) };
         let counters = self.counters.add_source(source.queue(), capacity);
         self.slots[index] = Some(Slot {
@@ -538,7 +536,7 @@ impl Worker {
         Ok(id)
     }
 
-    /// Give back the sources that are leaving and have nothing in flight.
+    /// Gives back the sources that are leaving and have nothing in flight.
     fn release(&mut self) {
         let before = self.cx.leaving.len();
         for (index, entry) in self.slots.iter_mut().enumerate() {

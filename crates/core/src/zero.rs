@@ -1,8 +1,8 @@
-//! Zeroes among data.
+//! Detects zeroes.
 
-/// Whether all bytes are zero.
+/// Returns whether all bytes are zero.
 pub fn is_zero(bytes: &[u8]) -> bool {
-    // Blocks that the compiler turns into vector instructions.
+    // The compiler turns these blocks into vector instructions.
     let (blocks, rest) = bytes.as_chunks::<128>();
     let any = |block: &[u8; 128]| block.iter().fold(0, |all, byte| all | byte) != 0;
     !blocks.iter().any(any) && rest.iter().all(|byte| *byte == 0)

@@ -1,5 +1,5 @@
-//! The worker loop against a source and an engine that the test controls: on a thread of its own, and in a
-//! pool beside others.
+//! Tests of the worker loop with a source and an engine that the test controls. They run on a
+//! dedicated thread and in a pool together with other workers.
 
 mod support;
 
@@ -7,7 +7,7 @@ mod support;
 mod dedicated;
 #[path = "worker/pool.rs"]
 mod pool;
-#[allow(clippy::duplicate_mod)] // the same for another kind of worker
+#[allow(clippy::duplicate_mod)] // the same tests for another kind of worker
 #[path = "worker/suite.rs"]
 mod pooled;
 
@@ -18,8 +18,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time for which a test looks without pauses: a worker answers within microseconds, and the test must find it
-/// while it still spins.
+/// Time for which a test polls without pauses. A worker replies within microseconds, and the test
+/// must act while the worker still spins.
 const SPIN: Duration = Duration::from_millis(2);
 
 fn until(what: &str, mut condition: impl FnMut() -> bool) {
@@ -40,7 +40,7 @@ fn options(polling: Polling) -> WorkerOptions {
     }
 }
 
-/// A pool of that many threads.
+/// Starts a pool with `threads` threads.
 fn pool(threads: usize, polling: Polling) -> Pool {
     pool_on(threads, polling, PollEngine::boxed)
 }
@@ -52,7 +52,7 @@ fn pool_on(threads: usize, polling: Polling, engine: MakeEngine) -> Pool {
 
 type MakeEngine = fn() -> io::Result<Box<dyn Engine>>;
 
-/// A worker as the suite of that name wants it.
+/// Starts a worker of the kind that the test module `suite` names.
 fn spawn(suite: &str, disk: &Arc<dyn Disk>, polling: Polling) -> WorkerHandle {
     spawn_on(suite, disk, polling, PollEngine::boxed)
 }
@@ -67,7 +67,7 @@ fn spawn_on(
         return WorkerHandle::spawn(disk.clone(), engine, options(polling)).unwrap();
     }
     let pool = pool_on(1, polling, engine);
-    // Not the first of its thread, whose number is 0 as that of a worker alone.
+    // Not the first member of its thread: like a dedicated worker, that one has number 0.
     let other: Arc<dyn Disk> = TestDisk::new();
     let other = pool.join(&other, false).unwrap();
     let mut workers = pool.join(disk, false).unwrap();

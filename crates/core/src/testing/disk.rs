@@ -1,4 +1,4 @@
-//! A disk whose bytes are in memory, and whose requests can be held back.
+//! A disk in memory that can hold its requests back.
 
 use super::PollEngine;
 use crate::{
@@ -11,30 +11,29 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-/// Of a [`TestDisk`], in bytes.
+/// Size of a [`TestDisk`], in bytes.
 pub const SIZE: u64 = 1 << 20;
 
-/// See [`State`] for what a test can look at and change.
+/// A disk for tests; [`State`] has what a test can inspect and change.
 pub struct TestDisk(Arc<State>);
 
 pub struct State {
-    /// Sector i is full of i ^ 0x5a at first.
+    /// Contents of the disk. Initially, all bytes of sector i are i ^ 0x5a.
     pub bytes: Mutex<Vec<u8>>,
     /// Requests are held back while true.
     hold: AtomicBool,
-    /// Of what was held back, only some is carried out by a release (one at
-    /// least), the newest first.
+    /// A release carries out only some of the requests held back (at least one), newest first.
     pub out_of_order: AtomicBool,
-    /// How many requests are held back.
+    /// Number of requests held back.
     pub held: AtomicUsize,
-    /// How many requests have been carried out.
+    /// Number of requests carried out.
     pub carried_out: AtomicUsize,
-    /// How often it was activated and deactivated.
+    /// Number of activations; `deactivated` counts deactivations.
     pub activated: AtomicUsize,
     pub deactivated: AtomicUsize,
-    /// An activation is refused while true.
+    /// Activations fail while true.
     pub fail_activation: AtomicBool,
-    /// Wakes each worker to look at `hold` again.
+    /// Wakes each worker so that it checks `hold` again.
     wakes: Mutex<Vec<Arc<OwnedFd>>>,
 }
 
@@ -53,13 +52,13 @@ impl TestDisk {
         })))
     }
 
-    /// Answer nothing from now on.
+    /// Holds all requests back from now on.
     pub fn hold(&self) {
         self.hold.store(true, SeqCst);
     }
 
-    /// Carry out what is held back, by each worker in one batch, and hold
-    /// nothing back from now on.
+    /// Carries out the requests that are held back, in one batch per worker, and stops holding
+    /// requests back.
     pub fn release(&self) {
         self.hold.store(false, SeqCst);
         for wake in self.wakes.lock().unwrap().iter() {
@@ -71,7 +70,7 @@ impl TestDisk {
         self.activated.load(SeqCst) > self.deactivated.load(SeqCst)
     }
 
-    /// Workers that sleep in a [`PollEngine`].
+    /// Starts `n` workers that sleep in a [`PollEngine`].
     pub fn workers(self: &Arc<Self>, n: usize) -> Arc<[WorkerHandle]> {
         let spawn = |i| {
             let options = WorkerOptions {
@@ -129,7 +128,7 @@ impl Disk for TestDisk {
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = Arc::new(eventfd(0, flags).unwrap());
-        // The channel takes it as "look again".
+        // The channel takes a completion of it as a request to check `hold`.
         let token = Token::channel(u16::MAX);
         cx.engine.watch(wake.as_raw_fd(), token).unwrap();
         self.wakes.lock().unwrap().push(wake);
@@ -161,7 +160,7 @@ impl TestChannel {
             let image = &mut bytes[at..at + len];
             let guest = segment.iov_base.cast::<u8>();
             match request.op {
-                // SAFETY: the queue vouches for its segments.
+                // SAFETY: the queue guarantees that its segments are valid.
                 Op::Read => unsafe { guest.copy_from_nonoverlapping(image.as_ptr(), len) },
                 // SAFETY: likewise.
                 Op::Write => unsafe { guest.copy_to_nonoverlapping(image.as_mut_ptr(), len) },

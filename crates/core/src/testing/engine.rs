@@ -1,15 +1,15 @@
-//! The smallest engine that a worker can sleep in: no files.
+//! A minimal engine in which a worker can sleep; it has no files.
 
 use crate::{Completion, Engine, FileId, Io, Token, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 
-/// Sleeps in poll(2).
+/// An engine that sleeps in poll(2).
 #[derive(Default)]
 pub struct PollEngine {
     watched: Vec<(RawFd, Token)>,
-    /// Says always that there is something to take.
+    /// `ready` always returns true.
     insists: bool,
 }
 
@@ -18,7 +18,7 @@ impl PollEngine {
         Ok(Box::new(PollEngine::default()))
     }
 
-    /// One that always says that there is something to take.
+    /// Creates an engine that always claims to have a completion.
     pub fn insisting() -> io::Result<Box<dyn Engine>> {
         Ok(Box::new(PollEngine {
             insists: true,
@@ -56,7 +56,7 @@ impl Engine for PollEngine {
     }
 
     fn submit(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
-        // SAFETY: watched until unwatched, so open.
+        // SAFETY: a watched eventfd is open until it is unwatched.
         let borrow = |fd: &RawFd| unsafe { BorrowedFd::borrow_raw(*fd) };
         let mut polled: Vec<PollFd<'_>> = self
             .watched

@@ -15,7 +15,7 @@ fn signal(fd: &OwnedFd) {
     rustix::io::write(fd, &1u64.to_ne_bytes()).unwrap();
 }
 
-/// The other side of a [`TestSource`]: what a guest would be.
+/// The peer of a [`TestSource`], in the role of a guest.
 pub struct Peer {
     kick: Mutex<OwnedFd>,
     wants_kicks: AtomicBool,
@@ -23,12 +23,12 @@ pub struct Peer {
     echoes: AtomicU64,
     offered: AtomicU64,
     popped: AtomicU64,
-    /// How often somebody has looked whether there are requests.
+    /// Number of times that the worker has checked for requests.
     looks: AtomicU64,
     visible: AtomicU64,
     published: AtomicU64,
     notified: AtomicU64,
-    /// A notification takes until this is false.
+    /// A notification lasts until this is false.
     slow: AtomicBool,
     /// Requests write zeroes to the first block.
     zeroes: AtomicBool,
@@ -52,7 +52,7 @@ impl Peer {
         })
     }
 
-    /// Make requests available and kick only if asked to.
+    /// Makes requests available, and kicks if the source has asked for kicks.
     pub fn offer(&self, n: u64) {
         self.offered.fetch_add(n, SeqCst);
         if self.wants_kicks.load(SeqCst) {
@@ -60,7 +60,7 @@ impl Peer {
         }
     }
 
-    /// Kicks by another eventfd from now on. Returns a copy for the source.
+    /// Uses a new eventfd for kicks from now on. Returns a copy for the source.
     pub fn replace_kick(&self) -> OwnedFd {
         let kick = new_eventfd();
         let copy = kick.try_clone().unwrap();
@@ -68,8 +68,8 @@ impl Peer {
         copy
     }
 
-    /// Offer a request each time that answers are published, `n` times: a
-    /// guest that is quicker than the worker's next look.
+    /// Offers a request each time that replies are published, `n` times. Simulates a guest that is
+    /// faster than the worker's next check.
     pub fn echo(&self, n: u64) {
         self.echoes.store(n, SeqCst);
     }
@@ -78,12 +78,12 @@ impl Peer {
         self.broken.store(true, SeqCst);
     }
 
-    /// Whether notifications are to take until they no longer are.
+    /// Sets whether notifications last until `slow` is cleared.
     pub fn be_slow(&self, slow: bool) {
         self.slow.store(slow, SeqCst);
     }
 
-    /// Have its requests write zeroes to the first block.
+    /// Makes the requests write zeroes to the first block.
     pub fn write_zeroes(&self) {
         self.zeroes.store(true, SeqCst);
     }
@@ -113,7 +113,7 @@ pub struct TestSource {
     peer: Arc<Peer>,
     kick: OwnedFd,
     capacity: usize,
-    /// Of what the peer offers first.
+    /// Number of the first requests that count as inherited.
     inherited: u64,
     finished: u64,
 }
@@ -123,7 +123,7 @@ impl TestSource {
         TestSource::with_inherited(peer, capacity, 0)
     }
 
-    /// The first `inherited` requests were popped by a server that was killed.
+    /// Creates a source whose first `inherited` requests were popped by a server that was killed.
     pub fn with_inherited(peer: &Arc<Peer>, capacity: usize, inherited: u64) -> Box<dyn Source> {
         Box::new(TestSource {
             peer: peer.clone(),
@@ -161,7 +161,7 @@ impl Source for TestSource {
 
     fn pop(&mut self, cx: &mut Cx, room: usize, batch: &mut Vec<RequestId>) -> Result<u32, Broken> {
         if self.peer.broken.load(SeqCst) {
-            // A malformed request before the one that breaks the rules.
+            // Answers a malformed request before the one that breaks the protocol.
             self.finished += 1;
             cx.refused += 1;
             return Err(Broken("the test broke it".into()));

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-/// Holds each request back for a while, and shuts when it is told to.
+/// Holds each request back for a while, and pops no requests while shut.
 struct Gate {
     disk: Arc<TestDisk>,
     hold: Duration,
@@ -108,7 +108,7 @@ fn a_worker_wakes_by_itself_for_what_is_held_back() {
             until("both are answered", || peer.answered() == 2 * round + 2);
             assert!(start.elapsed() >= hold, "{:?}", start.elapsed());
         }
-        // Early by a rounding at most, and never in steps.
+        // A timer may be early by rounding, but is never called in small steps.
         assert!(gate.timers.load(SeqCst) <= 20);
     }
 }
@@ -158,7 +158,7 @@ fn closed_and_opened(polling: Polling) {
     drop(worker.detach(id));
 }
 
-/// The peer believes that they are in flight: nobody would ever answer them.
+/// The peer believes that these requests are in flight, so nobody else would answer them.
 #[test]
 fn a_closed_channel_gets_what_was_inherited_before_it_is_left() {
     let (gate, worker) = gate(Duration::from_secs(3600), Polling::Off);

@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
-/// One disk more.
+/// Adds a disk to the pool.
 fn join(pool: &Pool) -> Vec<WorkerHandle> {
     let disk: Arc<dyn Disk> = TestDisk::new();
     pool.join(&disk, false).unwrap()
 }
 
-/// Of a worker that sticks to notifying this peer from now on.
+/// Blocks the worker in a notification of the returned peer, until the peer is no longer slow.
 fn stick(worker: &WorkerHandle) -> Arc<Peer> {
     let stuck = Peer::new();
     stuck.be_slow(true);
@@ -37,7 +37,7 @@ fn disks_take_turns() {
     let stuck = stick(&other[0]);
     many.offer(1000);
     one.offer(1);
-    // It stands still when it has answered that one.
+    // The worker blocks when it has answered that request.
     one.be_slow(true);
     stuck.be_slow(false);
     until("the other disk has its turn", || one.published() > 0);
@@ -47,7 +47,7 @@ fn disks_take_turns() {
     assert!(before <= 100, "{before} requests of one disk first");
 }
 
-/// Queues of one disk do, too.
+/// Queues of one disk take turns, too.
 #[test]
 fn queues_take_turns() {
     let pool = pool(1, Polling::Off);
@@ -91,7 +91,7 @@ fn nobody_looks_at_disks_that_are_idle() {
         let before = looks();
         serve(5_000);
         assert_eq!(looks(), before, "{polling:?}");
-        // And yet:
+        // The idle disks still get their turn when they have requests.
         idle[7].1.offer(3);
         until("it is served", || idle[7].1.answered() == 3);
     }
@@ -122,7 +122,8 @@ fn disks_come_and_go_beside_each_other() {
                         worker.detach(id);
                         assert_eq!(Arc::strong_count(&peer), 1);
                     }
-                    // To a worker that has gone, letters do not matter, nor to its successor.
+                    // Commands to a worker that has ended have no effect, not even on a successor
+                    // with its number.
                     workers[0].stop();
                     assert!(workers[0].look().is_err());
                 }
@@ -142,7 +143,7 @@ fn disks_come_and_go_beside_each_other() {
     }
 }
 
-/// Tells on which threads it has channels.
+/// Records the threads on which the disk has channels.
 struct Told {
     disk: Arc<TestDisk>,
     threads: Mutex<Vec<ThreadId>>,
@@ -189,12 +190,12 @@ fn disks_and_their_queues_are_spread_over_the_threads() {
     let each = [told(), told(), told()];
     let firsts = each.each_ref().map(|threads| threads[0]);
     for (first, threads) in firsts.iter().zip(&each) {
-        // All of them, each once.
+        // Each disk has a channel on every thread, in rotated order.
         let place = firsts.iter().position(|other| other == first).unwrap();
         assert_eq!(&firsts[place..], &threads[..3 - place]);
         assert_eq!(&firsts[..place], &threads[3 - place..]);
     }
-    // The next one takes the place of one that goes.
+    // The next disk takes the place of one that was removed.
     let mut again = || {
         kept.remove(1);
         let disk = Arc::new(Told {
@@ -242,7 +243,7 @@ fn a_disk_without_a_channel_does_not_get_in() {
         assert!(error.to_string().contains("it refuses"), "{error}");
     }
     assert_eq!(Arc::strong_count(&disk), 1);
-    // Its eventfds are not watched any more.
+    // The eventfds of the refused disk are not watched any more.
     inside.release();
     let worker = join(&pool).remove(0);
     let sleeps = || worker.counters().sleeps.get();
@@ -271,7 +272,7 @@ fn a_pool_ends_with_its_last_worker() {
     peer.offer(1);
     until("it is served", || peer.answered() == 1);
     assert!(is_there());
-    // (Its source is not detached: nothing of it is in flight.)
+    // The source is not detached; nothing of it is in flight.
     drop(workers);
     until("the thread is gone", || !is_there());
     assert_eq!(Arc::strong_count(&peer), 1);

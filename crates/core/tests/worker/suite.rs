@@ -1,4 +1,4 @@
-//! What every worker has to do, wherever it lives.
+//! Requirements for every worker, whether it has its own thread or is in a pool.
 
 mod holding;
 
@@ -12,10 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Until the worker has slept for so long. (On a busy machine it takes a while until it sleeps.)
+/// Waits until the worker has slept for `time`. On a busy machine, it may take long to fall asleep.
 fn until_it_sleeps_for(time: Duration, worker: &WorkerHandle) {
     let sleeps = || worker.counters().sleeps.get();
-    // One that never sleeps does not go to sleep more often either: woken, it must do it again.
+    // A worker that never sleeps has a constant count, too, so the worker must first fall asleep
+    // anew.
     let before = sleeps();
     worker.look().unwrap();
     until("it goes to sleep", || sleeps() > before);
@@ -26,7 +27,7 @@ fn until_it_sleeps_for(time: Duration, worker: &WorkerHandle) {
     });
 }
 
-/// Where this module says.
+/// Starts a worker of the kind that this module tests.
 fn worker(disk: &Arc<TestDisk>, polling: Polling) -> WorkerHandle {
     let disk: Arc<dyn Disk> = disk.clone();
     spawn(module_path!(), &disk, polling)
@@ -52,7 +53,7 @@ fn kick_eventfd_is_replaced_while_requests_are_in_flight() {
     until("three requests are in flight", || held(&disk) == 3);
     for offered in 4..=6 {
         let kick = peer.replace_kick();
-        // Nobody kicks the worker for the first of these: it looks by itself.
+        // No kick arrives for the first request; the worker must check for it by itself.
         if offered == 4 {
             peer.offer(1);
         }
@@ -81,7 +82,7 @@ fn every_request_is_answered_once_and_kicks_are_never_lost() {
         let worker = worker(&disk, polling);
         let peer = Peer::new();
         let id = worker.attach(TestSource::boxed(&peer, 8)).unwrap();
-        // One at a time, with pauses of all lengths: the worker is met
+        // One request at a time, with pauses of different lengths, so that the worker is found
         // spinning, arming and asleep.
         for round in 0..2_000u64 {
             peer.offer(1);
@@ -109,7 +110,7 @@ fn an_idle_worker_sleeps() {
     until_it_sleeps_for(Duration::from_millis(200), &worker);
 }
 
-/// A flag of a kernel's may stay up.
+/// A kernel flag may stay set.
 #[test]
 fn a_worker_whose_engine_is_wrong_about_what_there_is_sleeps_nevertheless() {
     for polling in [Polling::Auto, Polling::Fixed(Duration::from_micros(20))] {
@@ -152,7 +153,7 @@ fn a_detach_waits_for_what_is_in_flight_and_pops_nothing_more() {
     peer.offer(3);
     until("all are with the disk", || held(&disk) == 3);
     let detaching = worker.begin_detach(id);
-    worker.look().unwrap(); // Returns when it has heard of the detach, too.
+    worker.look().unwrap(); // Returns when the worker has also read the detach.
     peer.offer(1);
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!((peer.popped(), peer.answered()), (3, 0));
@@ -201,7 +202,7 @@ fn a_kick_that_comes_while_a_completion_is_handled_is_not_slept_over() {
         let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
         peer.offer(1);
         until("it is with the disk", || held(&disk) == 1);
-        // Asleep by now, and armed; the completion wakes it.
+        // The worker is asleep and armed by now; the completion wakes it.
         std::thread::sleep(Duration::from_millis(20));
         peer.echo(100);
         disk.release();
@@ -219,7 +220,7 @@ fn a_source_never_has_more_in_flight_than_it_attached_with() {
         let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
         peer.offer(10);
         until("four are with the disk", || held(&disk) == 4);
-        // What is left is no reason to stay awake.
+        // The remaining requests are no reason to stay awake.
         until_it_sleeps_for(Duration::from_millis(20), &worker);
         assert_eq!(peer.popped(), 4);
         disk.release();
@@ -262,7 +263,7 @@ fn a_peer_that_breaks_the_protocol_is_left_alone_and_can_be_detached() {
     until("what it had answered before is published", || {
         bad.answered() == 1
     });
-    // Whatever it does from now on.
+    // Further requests of the bad peer are ignored.
     bad.offer(1);
     good.offer(1);
     until("the other is answered again", || good.answered() == 6);
@@ -304,7 +305,7 @@ fn stage_times_add_up_and_the_device_is_charged_with_its_own() {
     assert_eq!(stages[Stage::COUNT].count(), 1);
     let device = fathom_core::Clock::get().ns(stages[Stage::Device as usize].sum());
     assert!(device >= 49_000_000, "{device}");
-    // Nobody else is charged with the same time; the clocks differ a little.
+    // No other stage is charged with the same time; the clocks differ a little.
     let sum = fathom_core::Clock::get().ns(sum) as f64;
     assert!(sum < 1.02 * real, "{sum} of {real}");
 }
@@ -343,7 +344,7 @@ fn who_asks_a_worker_that_is_stuck_gets_an_answer() {
     let (stuck, refused) = (Peer::new(), Peer::new());
     let id = worker.attach(TestSource::boxed(&stuck, 4)).unwrap();
     stuck.be_slow(true);
-    stuck.break_protocol(); // which is answered, slowly
+    stuck.break_protocol(); // gets a reply, slowly
     stuck.offer(1);
     until("it is stuck", || stuck.published() > 0);
     let ask = || {
@@ -354,7 +355,7 @@ fn who_asks_a_worker_that_is_stuck_gets_an_answer() {
     let patience = ask();
     let error = worker.attach(TestSource::boxed(&refused, 4)).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
-    // Once it is known, nobody waits any more.
+    // Once the worker is known to be stuck, callers do not wait any more.
     assert!(ask() < patience / 2);
     assert!(!worker.wait_until_stopped(Instant::now()));
     stuck.be_slow(false);
@@ -368,7 +369,7 @@ fn who_asks_a_worker_that_is_stuck_gets_an_answer() {
     assert!(worker.wait_until_stopped(Instant::now() + PATIENCE));
 }
 
-/// Whoever has waited too long does not leave a source behind that is attached after all.
+/// A sender that has timed out must not leave an attached source behind.
 #[test]
 fn a_source_that_was_given_up_is_dropped() {
     let worker = worker(&holding(), Polling::Off);
