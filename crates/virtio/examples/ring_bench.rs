@@ -1,12 +1,11 @@
-//! What the ring and the parser cost a request: `pop`, `finish` and
-//! `publish`, without any I/O.
+//! Measures the cost of the ring and the parser per request: `pop`, `finish` and `publish`, without
+//! any I/O.
 //!
-//! `cargo run --release -p fathom-virtio --example ring_bench` has the driver
-//! on the same thread, so that all is in the cache; with `cross`, the driver
-//! runs on another CPU, as in life, and the device takes its cache misses.
-//! With `inflight`, it keeps an in-flight region as well. Only the device's
-//! share is counted, and the figure is the median of the batches, so that a
-//! busy machine hardly shows.
+//! `cargo run --release -p fathom-virtio --example ring_bench` runs the driver on the same thread,
+//! so that all data is in the cache. With `cross`, the driver runs on another CPU, as in real use,
+//! and the device has cache misses. With `inflight`, the queue also maintains an in-flight region.
+//! Only the device's share is measured. The result is the median of the batches, so that other load
+//! on the machine has little effect.
 
 use fathom_core::{Clock, Cx, RequestId, Source};
 use fathom_virtio::features::{BLK_F_FLUSH, RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
@@ -26,13 +25,13 @@ const INFLIGHT: u64 = 0x30_0000;
 const MEMORY: u64 = 64 << 20;
 const FEATURES: u64 = RING_F_INDIRECT_DESC | RING_F_EVENT_IDX | BLK_F_FLUSH;
 
-/// Header and status of a request share a structure in Linux's driver; the
-/// table is an allocation of its own.
+/// Header and status of a request share a structure in Linux's driver; the table is a separate
+/// allocation.
 const HEADER_STRIDE: u64 = 256;
 const TABLE_STRIDE: u64 = 64;
 const DATA_LEN: u32 = 4096;
 
-/// The driver's work for one request: the header, the table, the ring.
+/// Does the driver's work for one request: header, table and ring.
 fn prepare(memory: &TestMemory, driver: &mut Driver, head: u16, sector: u64) {
     let slot = u64::from(head);
     let header = HEADERS + slot * HEADER_STRIDE;
@@ -64,14 +63,14 @@ fn start(tracked: bool) -> (TestMemory, Driver, BlkQueue) {
     (memory, driver, queue.expect("a good queue"))
 }
 
-/// The in-flight region that front-ends like to have.
+/// Creates an in-flight region, as most front-ends request.
 fn inflight(memory: &TestMemory) -> InflightQueue {
     let base = NonNull::new(memory.at(INFLIGHT, region_size(SIZE)));
     // SAFETY: a part of memory that is kept and used by nobody else.
     unsafe { InflightQueue::new(base.expect("mapped"), SIZE, memory.guest().clone()) }
 }
 
-/// The device and what it has measured.
+/// The device and its measurements.
 struct Device {
     queue: BlkQueue,
     cx: Cx,
@@ -89,7 +88,7 @@ impl Device {
         }
     }
 
-    /// Serve what is there: a batch.
+    /// Serves one batch.
     fn serve(&mut self, batch: u16) {
         let clock = Clock::get();
         let begin = clock.now();
@@ -105,8 +104,7 @@ impl Device {
         self.popped.drain(..).for_each(|id| self.cx.slab.put(id));
     }
 
-    /// Nanoseconds a request in the median batch, without what reading the
-    /// clock costs.
+    /// Returns nanoseconds per request in the median batch, without the cost of reading the clock.
     fn median(mut self, batch: u16) -> f64 {
         let clock = Clock::get();
         let readings = (0..1000).map(|_| {
@@ -133,8 +131,8 @@ fn same_thread(tracked: bool, batch: u16, rounds: u32) -> f64 {
     device.median(batch)
 }
 
-/// The driver prepares its next batch when the last is answered, so the two
-/// never work at the same time; what is measured is where the data lies.
+/// The driver prepares its next batch when the last is answered, so the two never work at the same
+/// time. The measurement shows the effect of the data's location.
 fn cross_thread(tracked: bool, batch: u16, rounds: u32) -> f64 {
     let (memory, mut driver, queue) = start(tracked);
     let guest = std::thread::spawn(move || {

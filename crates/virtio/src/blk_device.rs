@@ -1,10 +1,10 @@
-//! What the queues of one disk have in common.
+//! State shared by the queues of one disk.
 
 use crate::features::{BLK_F_CONFIG_WCE, BLK_F_FLUSH};
 use fathom_core::DiskInfo;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Length of a serial number (5.2.6, VIRTIO_BLK_T_GET_ID).
+/// Length of a serial number in bytes (5.2.6, VIRTIO_BLK_T_GET_ID).
 pub const SERIAL_LEN: usize = 20;
 
 /// One virtio-blk device.
@@ -17,8 +17,8 @@ pub struct BlkDevice {
 }
 
 impl BlkDevice {
-    /// A device for a disk, with up to `queues` queues. Of `serial`, the
-    /// first 20 bytes count.
+    /// Creates the device for a disk, with up to `queues` queues. Only the first 20 bytes of
+    /// `serial` are used.
     pub fn new(info: DiskInfo, serial: &str, queues: u16) -> BlkDevice {
         let mut bytes = [0; SERIAL_LEN];
         let len = serial.len().min(SERIAL_LEN);
@@ -32,13 +32,13 @@ impl BlkDevice {
         }
     }
 
-    /// The disk as it was when the device was made; for its size, see
+    /// Returns the properties of the disk when the device was created. For the current size, see
     /// [`BlkDevice::size`].
     pub fn info(&self) -> &DiskInfo {
         &self.info
     }
 
-    /// Padded with zeroes.
+    /// Returns the serial number, padded with zeroes.
     pub fn serial(&self) -> &[u8; SERIAL_LEN] {
         &self.serial
     }
@@ -47,18 +47,18 @@ impl BlkDevice {
         self.queues
     }
 
-    /// Bytes; requests beyond are refused.
+    /// Returns the size in bytes; requests beyond it are rejected.
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }
 
-    /// Resize the disk; `size` is a multiple of 512. Queues see it with
-    /// their next batch. The driver learns of it by CONFIG_CHANGE.
+    /// Changes the size of the disk; `size` is a multiple of 512. Queues use the new size from
+    /// their next batch. The driver learns it by CONFIG_CHANGE.
     pub fn set_size(&self, size: u64) {
         self.size.store(size, Ordering::Release);
     }
 
-    /// The configuration's `writeback` field.
+    /// Returns the configuration's `writeback` field.
     pub fn writeback(&self) -> bool {
         self.writeback.load(Ordering::Acquire)
     }
@@ -67,14 +67,13 @@ impl BlkDevice {
         self.writeback.store(on, Ordering::Release);
     }
 
-    /// What a new driver finds.
+    /// Restores the state that a new driver expects.
     pub fn reset(&self) {
         self.set_writeback(self.info.write_cache);
     }
 
-    /// Whether a write must be durable when it completes, for a driver with
-    /// these features (5.2.5.2): it has switched the cache off, or cannot
-    /// flush it.
+    /// Returns whether a write must be durable when it completes, for a driver with these features
+    /// (5.2.5.2). That is so if the driver has disabled the cache or cannot flush it.
     pub fn write_through(&self, features: u64) -> bool {
         features & BLK_F_FLUSH == 0 || (features & BLK_F_CONFIG_WCE != 0 && !self.writeback())
     }

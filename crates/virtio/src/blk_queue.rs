@@ -1,4 +1,4 @@
-//! One virtqueue of a disk, as the worker's source of requests.
+//! One virtqueue of a disk, as a worker's source of requests.
 
 use crate::blk_device::{BlkDevice, SERIAL_LEN};
 use crate::chain::{ChainContext, TableCopy, Unusable};
@@ -17,34 +17,34 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// All that a front-end says about one queue.
+/// Configuration of one queue by the front-end.
 pub struct QueueSetup {
-    /// The queue's number.
+    /// Number of the queue.
     pub index: u16,
-    /// Entries; a power of two, at most 1024.
+    /// Number of entries; a power of two, at most 1024.
     pub size: u16,
-    /// The descriptor table, as the front-end's own address.
+    /// Address of the descriptor table in the front-end's address space.
     pub desc_addr: u64,
-    /// The avail ring, likewise.
+    /// Address of the avail ring in the front-end's address space.
     pub avail_addr: u64,
-    /// The used ring, likewise.
+    /// Address of the used ring in the front-end's address space.
     pub used_addr: u64,
-    /// The used ring's guest physical address for the dirty log, if writes
-    /// to it are to be logged (VHOST_VRING_F_LOG).
+    /// Guest physical address of the used ring for the dirty log, if writes to the ring are logged
+    /// (VHOST_VRING_F_LOG).
     pub log_addr: Option<u64>,
-    /// The avail index to go on from.
+    /// Avail index at which the queue starts.
     pub base: u16,
-    /// What the driver has accepted.
+    /// Features that the driver has accepted.
     pub features: u64,
-    /// The eventfd that the driver signals.
+    /// Eventfd that the driver signals.
     pub kick: OwnedFd,
-    /// The eventfd that interrupts the driver; without one, it polls.
+    /// Eventfd that interrupts the driver. Without it, the driver polls.
     pub call: Option<OwnedFd>,
-    /// The eventfd that tells the front-end that the queue is broken.
+    /// Eventfd that informs the front-end that the queue is broken.
     pub err: Option<OwnedFd>,
 }
 
-/// Why a queue cannot be started.
+/// Reason why a queue cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum QueueError {
     #[error("queue {index}: {source}")]
@@ -63,12 +63,12 @@ pub struct BlkQueue {
     indirect: bool,
     limits: Limits,
     inflight: Option<InflightQueue>,
-    /// In-flight heads of our predecessor, the next to be submitted last.
+    /// Heads that the predecessor left in flight; the next to be submitted is at the end.
     resubmit: Vec<u16>,
-    /// What `pop` has taken and not yet parsed: heads with their first
-    /// descriptors. Of no meaning between its calls.
+    /// Heads that `pop` has taken and not parsed yet, with their first descriptors. Unused between
+    /// calls of `pop`.
     staged: Vec<(u16, Descriptor)>,
-    /// Nothing can be told to the driver any more.
+    /// The call eventfd was full, so the driver cannot be notified any more.
     deaf: bool,
     log: Option<Arc<DirtyLog>>,
     setup: QueueSetup,
@@ -77,9 +77,9 @@ pub struct BlkQueue {
 }
 
 impl BlkQueue {
-    /// Start a queue. If requests of a predecessor are in flight by the
-    /// in-flight region, they are popped first; `setup.base` is then not
-    /// needed and not looked at.
+    /// Starts a queue. If the in-flight region contains requests of a predecessor, they are popped
+    /// first. If the region was in use before, it determines the avail index instead of
+    /// `setup.base`.
     pub fn new(
         mut setup: QueueSetup,
         memory: Arc<GuestMemory>,
@@ -104,7 +104,7 @@ impl BlkQueue {
                 .recover(setup.size, ring.next_used())
                 .map_err(|source| QueueError::Inflight { index, source })?;
             if !recovery.fresh {
-                // Whatever was popped is either used or in flight.
+                // Every popped head is either used or in flight.
                 let popped = recovery.heads.len() as u16;
                 ring.set_next_avail(ring.next_used().wrapping_add(popped));
             }
@@ -128,26 +128,26 @@ impl BlkQueue {
             memory,
         };
         if queue.ring.next_used() != 0 {
-            // Our predecessor may have died between publishing and calling.
+            // The predecessor may have ended between publishing and signalling.
             queue.notify();
         }
         Ok(queue)
     }
 
-    /// Take a queue apart that has nothing in flight. The setup's `base` is
-    /// the avail index that a successor goes on from.
+    /// Takes apart a queue that has nothing in flight. The setup's `base` is the avail index at
+    /// which a successor continues.
     pub fn into_parts(self) -> (QueueSetup, Option<InflightQueue>) {
         let mut setup = self.setup;
         setup.base = self.ring.next_avail();
         (setup, self.inflight)
     }
 
-    /// The avail index of the next head to be popped.
+    /// Returns the avail index of the next head to be popped.
     pub fn next_avail(&self) -> u16 {
         self.ring.next_avail()
     }
 
-    /// The next head: first our predecessor's, then the driver's.
+    /// Returns the next head: first those of the predecessor, then those of the driver.
     #[inline(always)]
     fn next_head(&mut self) -> Result<u16, RingError> {
         if let Some(head) = self.resubmit.pop() {
@@ -160,7 +160,7 @@ impl BlkQueue {
         Ok(head)
     }
 
-    /// `pop` of the `Source`, with its errors as they are.
+    /// Implements `Source::pop`, with ring errors unconverted.
     #[inline(always)]
     fn pop_batch(
         &mut self,
@@ -197,8 +197,8 @@ impl BlkQueue {
         staged.map(|()| answered)
     }
 
-    /// Take `n` heads and the first descriptor of each. Where those point is
-    /// fetched meanwhile: the driver wrote it last, so it is far away.
+    /// Takes `n` heads and the first descriptor of each. Prefetches the memory to which the
+    /// descriptors refer, since the driver wrote it last and it is in another CPU's cache.
     #[inline(always)]
     fn stage(&mut self, n: usize) -> Result<(), RingError> {
         self.staged.clear();
@@ -213,9 +213,8 @@ impl BlkQueue {
         Ok(())
     }
 
-    /// Leave what was staged from `index` on for the next `pop`. (The worker
-    /// has a slot for each request that it has room for, so this is not to
-    /// happen.)
+    /// Leaves the heads staged from `index` on for the next `pop`. This should not happen, because
+    /// the worker has a slot for each request for which it has room.
     #[cold]
     fn unstage(&mut self, index: usize) {
         let rest = self.staged.drain(index..).rev();
@@ -235,7 +234,7 @@ impl BlkQueue {
         Parser { chains, limits }.parse(first, request)
     }
 
-    /// Answer what does not reach the disk.
+    /// Answers a chain that does not reach the disk.
     #[cold]
     fn answer_now(&mut self, head: u16, verdict: Result<Verdict, Unusable>, segments: &Segments) {
         let (status, code, written) = match verdict {
@@ -248,15 +247,14 @@ impl BlkQueue {
         self.answer(head, written + 1);
     }
 
-    /// Write the serial number to `segments`, as far as it fits. Returns the
-    /// number of bytes.
+    /// Writes the serial number to `segments`, as far as it fits. Returns the number of bytes.
     fn identify(&self, segments: &Segments) -> u32 {
         let serial = self.device.serial();
         let mut done = 0;
         for piece in segments {
             let len = piece.iov_len.min(SERIAL_LEN - done);
             for (i, byte) in serial[done..done + len].iter().enumerate() {
-                // SAFETY: segments name mapped guest memory.
+                // SAFETY: segments refer to mapped guest memory.
                 unsafe { piece.iov_base.cast::<u8>().add(i).write_volatile(*byte) };
             }
             self.log_host(piece.iov_base.cast(), len as u64);
@@ -274,11 +272,11 @@ impl BlkQueue {
         }
     }
 
-    /// Write a used element.
+    /// Writes a used element.
     #[inline(always)]
     fn answer(&mut self, head: u16, written: u32) {
         if self.ring.unpublished() == self.ring.size() {
-            // Only a driver that makes a head available twice gets here.
+            // Happens only if a driver makes a head available twice.
             self.publish_used();
         }
         self.ring.push_used(head, written);
@@ -299,7 +297,7 @@ impl BlkQueue {
         }
     }
 
-    /// Log the last `new` used elements, and the index.
+    /// Logs the last `new` used elements and the used index.
     #[cold]
     fn log_used(&self, new: u16) {
         let (Some(log), Some(used)) = (&self.log, self.setup.log_addr) else {
@@ -313,7 +311,7 @@ impl BlkQueue {
         log.mark(used + IDX as u64, 2);
     }
 
-    /// Log a change of what tells the driver whether to kick.
+    /// Logs the fields of the used ring that tell the driver whether to kick.
     fn log_kick_wishes(&self) {
         if let (Some(log), Some(used)) = (&self.log, self.setup.log_addr) {
             log.mark(used, 2);
@@ -330,7 +328,7 @@ impl BlkQueue {
 
     #[cold]
     fn broken(&self, why: String) -> Broken {
-        // There is no other way to tell the front-end.
+        // An error of the signal is ignored; there is no other way to inform the front-end.
         let _ = signal(self.setup.err.as_ref());
         Broken(format!("queue {}: {why}", self.setup.index))
     }
@@ -399,7 +397,7 @@ impl Source for BlkQueue {
                 written += request.len as u32;
             }
             if self.log.is_some() {
-                // Even a failed read may have written.
+                // Even a failed read may have written data.
                 for piece in &request.segments {
                     self.log_host(piece.iov_base.cast(), piece.iov_len as u64);
                 }
@@ -448,7 +446,7 @@ fn limits(device: &BlkDevice, features: u64) -> Limits {
     }
 }
 
-/// The used ring's bits lie within the log (vhost-user, "Migration").
+/// Checks that the log covers the used ring (vhost-user, "Migration").
 fn check_log(setup: &QueueSetup, log: Option<&DirtyLog>) -> Result<(), QueueError> {
     let (Some(log), Some(addr)) = (log, setup.log_addr) else {
         return Ok(());
@@ -460,7 +458,7 @@ fn check_log(setup: &QueueSetup, log: Option<&DirtyLog>) -> Result<(), QueueErro
     }
 }
 
-/// Signal an eventfd, if there is one.
+/// Signals an eventfd, if there is one.
 pub fn signal(event: Option<&OwnedFd>) -> Result<(), Full> {
     event.map_or(Ok(()), |event| peer_event::signal(event.as_fd()))
 }

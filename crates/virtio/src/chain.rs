@@ -1,4 +1,4 @@
-//! Walking a descriptor chain (2.7.5), direct or indirect.
+//! Walks a descriptor chain (2.7.5), direct or indirect.
 
 use crate::descriptor::Descriptor;
 use crate::memory::{GuestMemory, RegionCache, is_aligned, pair_of, read_pair};
@@ -6,20 +6,20 @@ use crate::queue::SplitQueue;
 use crate::queue::layout::DESCRIPTOR_SIZE;
 use std::ptr::NonNull;
 
-/// The largest indirect table that we look at. Drivers make them no larger
-/// than `seg_max` plus header and status.
+/// Maximum number of entries of an indirect table. Drivers make tables no larger than `seg_max`
+/// plus header and status.
 pub(crate) const MAX_INDIRECT: u32 = 1024;
 
-/// The chain does not hold together or ends without a byte for the status.
+/// The chain is malformed or ends without a byte for the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unusable;
 
-/// Indirect tables that cannot be read in place, because they span regions or
-/// are not aligned. Used by no known driver, so allocated by need.
+/// Copy of an indirect table that cannot be read in place, because it spans regions or is not
+/// aligned. No known driver uses such tables, so the copy is allocated on demand.
 #[derive(Default)]
 pub(crate) struct TableCopy(Vec<[u64; 2]>);
 
-/// What chains are read with; the same for all chains of a queue.
+/// Context for reading chains; the same for all chains of a queue.
 pub(crate) struct ChainContext<'a> {
     pub queue: &'a SplitQueue,
     pub memory: &'a GuestMemory,
@@ -29,21 +29,21 @@ pub(crate) struct ChainContext<'a> {
     pub indirect: bool,
 }
 
-/// A place in a descriptor table. Each descriptor is copied once. Small, and
-/// passed to cold functions by value, so that it stays in registers.
+/// A position in a descriptor table. Each descriptor is copied once. The struct is small, and cold
+/// functions take it by value, so that it stays in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Chain {
-    /// Of `entries` descriptors, 8-aligned: the queue's, or an indirect one
-    /// in guest memory or in a `TableCopy`.
+    /// Table of `entries` descriptors, 8-byte aligned: the queue's own, or an indirect one in guest
+    /// memory or in a `TableCopy`.
     table: NonNull<u8>,
     entries: u32,
-    /// Descriptors that may still come: a chain with more has a loop.
+    /// Number of descriptors that may still follow; a chain with more of them has a loop.
     left: u32,
     is_indirect: bool,
 }
 
 impl Chain {
-    /// The chain that begins with `first`, a descriptor of the queue's table.
+    /// Begins the chain whose first descriptor, `first`, is in the queue's table.
     #[inline(always)]
     pub fn begin(
         cx: &mut ChainContext,
@@ -62,7 +62,7 @@ impl Chain {
         Ok((chain, first))
     }
 
-    /// The descriptor after `descriptor`, or None after the last.
+    /// Returns the descriptor after `descriptor`, or none after the last.
     #[inline(always)]
     pub fn after(
         &mut self,
@@ -85,14 +85,13 @@ impl Chain {
             return Err(Unusable);
         }
         self.left -= 1;
-        // SAFETY: the whole table is mapped and aligned, and `index` lies in
-        // it.
+        // SAFETY: the whole table is mapped and aligned, and `index` lies in it.
         let pair = unsafe { read_pair(self.table.add(index as usize * DESCRIPTOR_SIZE)) };
         Ok(Descriptor::new(pair))
     }
 
-    /// Go on in the table that `descriptor` refers to (2.7.5.3), with its
-    /// first descriptor.
+    /// Continues in the table to which `descriptor` refers (2.7.5.3), with the table's first
+    /// descriptor.
     #[inline(always)]
     fn descend(
         self,
@@ -126,8 +125,8 @@ impl Chain {
         }
     }
 
-    /// An indirect table after direct descriptors, which the device has to
-    /// accept and no driver makes.
+    /// Enters an indirect table that follows direct descriptors. Devices must accept such a table,
+    /// but no driver creates one.
     #[cold]
     #[inline(never)]
     fn descend_late(

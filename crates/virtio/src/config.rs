@@ -4,10 +4,10 @@ use crate::blk_device::BlkDevice;
 use crate::request::{MAX_RANGES, SEG_MAX, SIZE_MAX};
 use fathom_core::RangeLimits;
 
-/// Bytes that we know of: all up to `write_zeroes_may_unmap` and its padding.
+/// Length of the configuration in bytes: all fields up to `write_zeroes_may_unmap` and its padding.
 pub const CONFIG_LEN: usize = 60;
 
-/// cloud-hypervisor counts offsets from here, QEMU from 0.
+/// Base of the offsets that cloud-hypervisor sends; QEMU's offsets begin at 0.
 const ALIAS: u32 = 0x100;
 
 const CAPACITY: usize = 0;
@@ -28,7 +28,7 @@ const WRITE_ZEROES_MAY_UNMAP: usize = 56;
 
 const SECTOR: u64 = 512;
 
-/// A write to the configuration space that is not one of `writeback`.
+/// A write to the configuration space other than a valid write of `writeback`.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "the driver wrote {len} bytes to its disk's configuration at {offset:#x}; only writeback can be written"
@@ -42,8 +42,7 @@ fn origin(offset: u32) -> u32 {
     offset.checked_sub(ALIAS).unwrap_or(offset)
 }
 
-/// Exactly `len` bytes of the configuration from `offset` on, zeroes where it
-/// has ended.
+/// Returns `len` bytes of the configuration from `offset`, with zeroes beyond its end.
 pub fn read(device: &BlkDevice, offset: u32, len: usize) -> Vec<u8> {
     let config = bytes(device);
     let start = (origin(offset) as usize).min(CONFIG_LEN);
@@ -52,7 +51,7 @@ pub fn read(device: &BlkDevice, offset: u32, len: usize) -> Vec<u8> {
     out
 }
 
-/// The driver writes to the configuration; only `writeback` can be written.
+/// Handles a write of the driver to the configuration; only `writeback` can be written.
 pub fn write(device: &BlkDevice, offset: u32, data: &[u8]) -> Result<(), ConfigError> {
     match data {
         [on @ (0 | 1)] if origin(offset) as usize == WRITEBACK => {
@@ -96,7 +95,7 @@ fn bytes(device: &BlkDevice) -> [u8; CONFIG_LEN] {
     config
 }
 
-/// The longest range, as announced and as checked.
+/// Returns the maximum length of a range in sectors, as announced and as checked.
 pub(crate) fn max_sectors(limits: RangeLimits) -> u32 {
     u32::try_from(limits.max_len / SECTOR).unwrap_or(u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! A descriptor (2.7.5), as it was read.
+//! A private copy of a descriptor (2.7.5).
 
 const F_NEXT: u64 = 1 << FLAGS_SHIFT;
 const F_WRITE: u64 = 2 << FLAGS_SHIFT;
@@ -6,8 +6,8 @@ const F_INDIRECT: u64 = 4 << FLAGS_SHIFT;
 const FLAGS_SHIFT: u32 = 32;
 const NEXT_SHIFT: u32 = 48;
 
-/// A private copy of a descriptor. Kept as the two words that were read, and
-/// so in registers.
+/// A private copy of a descriptor. Stored as the two words that were read, so that it stays in
+/// registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Descriptor {
     addr: u64,
@@ -31,7 +31,7 @@ impl Descriptor {
         self.rest as u32
     }
 
-    /// Whether the device writes to it.
+    /// Returns whether the device writes to the buffer.
     #[inline(always)]
     pub fn is_writable(self) -> bool {
         self.rest & F_WRITE != 0
@@ -42,7 +42,7 @@ impl Descriptor {
         self.rest & F_INDIRECT != 0
     }
 
-    /// The index of the descriptor after this one, if it is not the last.
+    /// Returns the index of the next descriptor, if this one is not the last.
     #[inline(always)]
     pub fn next(self) -> Option<u32> {
         (self.rest & F_NEXT != 0).then_some((self.rest >> NEXT_SHIFT) as u32)

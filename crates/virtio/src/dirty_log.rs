@@ -5,10 +5,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 
-/// The log has one bit for each page of this size (VHOST_LOG_PAGE).
+/// Size in bytes of the pages that one bit of the log represents (VHOST_LOG_PAGE).
 pub const PAGE_SIZE: u64 = 4096;
 
-/// A bitmap, shared with the front-end, of the guest's pages that we wrote.
+/// A bitmap of the guest pages that this process has written, shared with the front-end.
 pub struct DirtyLog {
     bytes: NonNull<u8>,
     len: usize,
@@ -21,12 +21,11 @@ unsafe impl Send for DirtyLog {}
 unsafe impl Sync for DirtyLog {}
 
 impl DirtyLog {
-    /// A log of `len` bytes, eight pages each, from guest address 0.
+    /// Wraps a log of `len` bytes, each for eight pages, beginning at guest address 0.
     ///
     /// # Safety
-    /// `bytes` is the start of a readable and writable mapping of at least
-    /// `len` bytes that stays in place while `owner` lives and that this
-    /// process accesses only atomically.
+    /// `bytes` is the start of a readable and writable mapping of at least `len` bytes. The mapping
+    /// stays in place while `owner` lives, and this process accesses it only atomically.
     pub unsafe fn new(
         bytes: NonNull<u8>,
         len: usize,
@@ -39,21 +38,21 @@ impl DirtyLog {
         }
     }
 
-    /// Whether the log has a bit for each page below `gpa`.
+    /// Returns whether the log has a bit for each page below `gpa`.
     pub fn covers(&self, gpa: u64) -> bool {
         gpa.div_ceil(PAGE_SIZE * 8) <= self.len as u64
     }
 
-    /// Note that `len` bytes from guest address `gpa` on were written. To be
-    /// called after the write: a page marked before could be sent, and its
-    /// mark cleared, in between. Pages beyond the log are passed over.
+    /// Records that `len` bytes from guest address `gpa` were written. Must be called after the
+    /// write: otherwise the front-end could send the page and clear its bit before the write. Pages
+    /// beyond the log are ignored.
     pub fn mark(&self, gpa: u64, len: u64) {
         if len == 0 {
             return;
         }
         let last = gpa.saturating_add(len - 1) / PAGE_SIZE;
-        // The write comes before the look at the bit: otherwise the front-end
-        // could clear a bit that we took for set, and then miss the write.
+        // The write must precede the load of the bit. Otherwise the front-end could clear a bit
+        // that this function saw as set, and then miss the write.
         fence(Ordering::SeqCst);
         for page in gpa / PAGE_SIZE..=last {
             let byte = page / 8;
@@ -74,9 +73,9 @@ impl DirtyLog {
 mod tests {
     use super::*;
 
-    /// The pages set in a log of two bytes after some marks.
+    /// Returns the pages that are set in a log of two bytes after `marks`.
     fn marked(marks: &[(u64, u64)]) -> Vec<usize> {
-        // A byte more, which must stay clear.
+        // One byte more, which must stay clear.
         let bytes = Arc::new([const { AtomicU8::new(0) }; 3]);
         let base = NonNull::new(bytes.as_ptr() as *mut u8).unwrap();
         // SAFETY: atomics that `owner` keeps.

@@ -6,21 +6,21 @@ use fathom_core::DiskInfo;
 pub const BLK_F_SIZE_MAX: u64 = 1 << 1;
 /// A request has at most `seg_max` segments (5.2.3).
 pub const BLK_F_SEG_MAX: u64 = 1 << 2;
-/// The disk refuses writes (5.2.3).
+/// The disk rejects writes (5.2.3).
 pub const BLK_F_RO: u64 = 1 << 5;
 /// `blk_size` is the logical block size (5.2.3).
 pub const BLK_F_BLK_SIZE: u64 = 1 << 6;
-/// There is a flush command (5.2.3).
+/// The device supports the flush command (5.2.3).
 pub const BLK_F_FLUSH: u64 = 1 << 9;
-/// `topology` tells how best to align I/O (5.2.3).
+/// `topology` describes the best alignment of I/O (5.2.3).
 pub const BLK_F_TOPOLOGY: u64 = 1 << 10;
 /// The driver can switch between write-back and write-through (5.2.3).
 pub const BLK_F_CONFIG_WCE: u64 = 1 << 11;
-/// There are `num_queues` queues (5.2.3).
+/// The device has `num_queues` queues (5.2.3).
 pub const BLK_F_MQ: u64 = 1 << 12;
-/// There is a discard command (5.2.3).
+/// The device supports the discard command (5.2.3).
 pub const BLK_F_DISCARD: u64 = 1 << 13;
-/// There is a write-zeroes command (5.2.3).
+/// The device supports the write-zeroes command (5.2.3).
 pub const BLK_F_WRITE_ZEROES: u64 = 1 << 14;
 
 /// Log all guest memory that is written (vhost-user, "Migration").
@@ -29,18 +29,17 @@ pub const VHOST_F_LOG_ALL: u64 = 1 << 26;
 pub const RING_F_INDIRECT_DESC: u64 = 1 << 28;
 /// `used_event` and `avail_event` are in use (2.7.10).
 pub const RING_F_EVENT_IDX: u64 = 1 << 29;
-/// vhost-user's own features can be negotiated (vhost-user,
-/// "VHOST_USER_GET_FEATURES").
+/// The protocol features of vhost-user can be negotiated (vhost-user, "VHOST_USER_GET_FEATURES").
 pub const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// Not a legacy device (6).
 pub const F_VERSION_1: u64 = 1 << 32;
 
-/// Those that depend on what the disk can do and is allowed to.
+/// Features that depend on the abilities and permissions of the disk.
 pub const OF_DISK: u64 = BLK_F_RO | BLK_F_CONFIG_WCE | BLK_F_DISCARD | BLK_F_WRITE_ZEROES;
 
-/// What a disk with up to `queues` queues offers its driver.
+/// Returns the features that a disk with up to `queues` queues offers its driver.
 pub fn offered(info: &DiskInfo, queues: u16) -> u64 {
-    // FLUSH on read-only disks, too: drivers may send it (5.2.6.2).
+    // FLUSH is offered on read-only disks, too, since drivers may send flushes (5.2.6.2).
     let always = F_VERSION_1
         | RING_F_INDIRECT_DESC
         | RING_F_EVENT_IDX

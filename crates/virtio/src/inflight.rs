@@ -1,13 +1,16 @@
-//! The in-flight region of a split virtqueue (vhost-user, "Inflight I/O
-//! tracking"): what survives us when we die, so that each request is
-//! completed exactly once all the same.
+//! The in-flight region of a split virtqueue (vhost-user, "Inflight I/O tracking"). The region
+//! survives a crash of this process, so that each request is still completed exactly once.
 //!
-//! The order of the stores is what makes it work. A head is marked when it
-//! is popped; when answered, it is linked into the list of the last batch;
-//! then the used index is published; then the batch's marks are cleared; then
-//! the used index is noted. Whoever finds the region after a crash sees from
-//! the two used indices whether the last batch was published, and finishes
-//! clearing its marks if so.
+//! Correctness depends on the order of the stores:
+//!
+//! 1. When a head is popped, it is marked.
+//! 2. When the head's request is answered, the head is linked into the list of the last batch.
+//! 3. The used index is published.
+//! 4. The marks of the batch are cleared.
+//! 5. The used index is stored in the region.
+//!
+//! After a crash, the successor compares the two used indices. They show whether the last batch was
+//! published; if so, the successor finishes clearing its marks.
 
 use crate::memory::shared_u16;
 use std::any::Any;
@@ -30,11 +33,11 @@ const NEXT_OFFSET: usize = 6;
 const COUNTER_OFFSET: usize = 8;
 const ENTRY_SIZE: usize = 16;
 
-/// Regions of several queues follow one another at this alignment.
+/// Alignment in bytes of the regions of several queues, which follow one another.
 const ALIGNMENT: usize = 64;
 
-/// Bytes that a queue of `size` entries takes in the shared buffer; the
-/// region of queue i begins at i times this.
+/// Returns the bytes that a queue of `size` entries occupies in the shared buffer. The region of
+/// queue i begins at i times this value.
 pub fn region_size(size: u16) -> usize {
     (HEADER_SIZE + usize::from(size) * ENTRY_SIZE).next_multiple_of(ALIGNMENT)
 }
@@ -51,7 +54,7 @@ pub enum InflightError {
     Size { region: u16, queue: u16 },
 }
 
-/// What a region says when its queue starts.
+/// State of a region when its queue starts.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Recovery {
     /// The region was never used before.
@@ -60,8 +63,8 @@ pub struct Recovery {
     pub heads: Vec<u16>,
 }
 
-/// One queue's region, and what we know of it privately. Nothing that the
-/// front-end may scribble on is read after the start.
+/// The in-flight region of one queue, with private copies of its state. After the start, no value
+/// that the front-end might overwrite is read back.
 pub struct InflightQueue {
     base: NonNull<u8>,
     entries: u16,
@@ -76,13 +79,13 @@ pub struct InflightQueue {
 unsafe impl Send for InflightQueue {}
 
 impl InflightQueue {
-    /// The region of one queue with room for `entries` descriptors (the
-    /// queue size of the front-end's message).
+    /// Wraps the region of one queue with room for `entries` descriptors (the queue size in the
+    /// front-end's message).
     ///
     /// # Safety
-    /// `base` is 8-aligned and the start of a readable and writable mapping
-    /// of at least [`region_size`]`(entries)` bytes that stays in place while
-    /// `owner` lives and that this process accesses only through this value.
+    /// `base` is 8-byte aligned and the start of a readable and writable mapping of at least
+    /// [`region_size`]`(entries)` bytes. The mapping stays in place while `owner` lives, and this
+    /// process accesses it only through this value.
     pub unsafe fn new(
         base: NonNull<u8>,
         entries: u16,
@@ -99,9 +102,8 @@ impl InflightQueue {
         }
     }
 
-    /// Take the region over for a queue of `size` entries whose used ring
-    /// has the index `used_idx`: finish an interrupted batch, and list what
-    /// is in flight.
+    /// Takes over the region for a queue of `size` entries whose used ring has the index
+    /// `used_idx`. Finishes an interrupted batch and returns the heads in flight.
     pub fn recover(&mut self, size: u16, used_idx: u16) -> Result<Recovery, InflightError> {
         let version = self.header(VERSION_OFFSET).load(Ordering::Acquire);
         let desc_num = self.header(DESC_NUM_OFFSET).load(Ordering::Relaxed);
@@ -133,7 +135,7 @@ impl InflightQueue {
                     queue: size,
                 });
             }
-            // The driver has set its queue up anew with another size.
+            // The driver has reinitialised its queue with another size.
             self.header(DESC_NUM_OFFSET).store(size, Ordering::Release);
         }
         Ok(Recovery {
@@ -142,8 +144,8 @@ impl InflightQueue {
         })
     }
 
-    /// A region of zeroes. Its used index must not stay 0 when the ring's is
-    /// not: the difference would be taken for an interrupted batch.
+    /// Initialises a region of zeroes. Its used index must match that of the ring, because a
+    /// difference would look like an interrupted batch.
     fn initialise(&mut self, size: u16, used_idx: u16) {
         (0..size).for_each(|head| self.inflight(head).store(0, Ordering::Relaxed));
         self.header(DESC_NUM_OFFSET).store(size, Ordering::Relaxed);
@@ -155,13 +157,13 @@ impl InflightQueue {
             .store(VERSION, Ordering::Release);
     }
 
-    /// If the last batch was published, clear its marks.
+    /// Clears the marks of the last batch if it was published.
     fn finish_last_batch(&mut self, desc_num: u16, used_idx: u16) {
         self.last_batch_head = self.header(LAST_BATCH_HEAD_OFFSET).load(Ordering::Relaxed);
         let noted = self.header(USED_IDX_OFFSET).load(Ordering::Relaxed);
         let published = used_idx.wrapping_sub(noted);
-        // A batch is never larger than the queue: anything else is the index
-        // of a ring that was set up anew.
+        // A batch is never larger than the queue. A larger difference means that the ring was
+        // reinitialised.
         if published <= desc_num {
             let mut head = self.last_batch_head;
             for _ in 0..published {
@@ -176,7 +178,8 @@ impl InflightQueue {
             .store(used_idx, Ordering::Release);
     }
 
-    /// The heads in flight by their counters; ours continues after them.
+    /// Returns the heads in flight, ordered by their counters. Our counter continues after the
+    /// last.
     fn in_flight(&mut self, desc_num: u16) -> Vec<u16> {
         let mut found: Vec<(u64, u16)> = (0..desc_num)
             .filter(|head| self.inflight(*head).load(Ordering::Relaxed) != 0)
@@ -189,7 +192,7 @@ impl InflightQueue {
         found.into_iter().map(|(_, head)| head).collect()
     }
 
-    /// `head` was popped.
+    /// Marks `head` as popped.
     #[inline]
     pub(crate) fn mark(&mut self, head: u16) {
         self.counter_of(head).store(self.counter, Ordering::Relaxed);
@@ -197,8 +200,8 @@ impl InflightQueue {
         self.inflight(head).store(1, Ordering::Release);
     }
 
-    /// `head` is answered, not published. At most as many as the queue has
-    /// entries until then.
+    /// Records that `head` is answered but not published. At most as many heads as the queue has
+    /// entries may be linked before the next publication.
     #[inline]
     pub(crate) fn link(&mut self, head: u16) {
         self.next(head)
@@ -209,7 +212,7 @@ impl InflightQueue {
         self.batch.push(head);
     }
 
-    /// All that was linked is published: `used_idx` is the used ring's index.
+    /// Records that all linked heads are published; `used_idx` is the index of the used ring.
     #[inline]
     pub(crate) fn published(&mut self, used_idx: u16) {
         while let Some(head) = self.batch.pop() {
@@ -225,7 +228,7 @@ impl InflightQueue {
         unsafe { shared_u16(self.base.add(offset)) }
     }
 
-    /// The address of an entry's field.
+    /// Returns the address of an entry's field.
     #[inline(always)]
     fn entry(&self, head: u16, offset: usize) -> NonNull<u8> {
         assert!(head < self.entries, "heads are checked when popped");
@@ -259,7 +262,7 @@ impl InflightQueue {
 mod tests {
     use super::*;
 
-    /// A region of 8 entries of zeroes, and a queue on it.
+    /// Creates a zeroed region of 8 entries and a queue on it.
     fn region() -> (Arc<Vec<AtomicU64>>, InflightQueue) {
         let words = region_size(8) / 8;
         let region: Arc<Vec<AtomicU64>> = Arc::new((0..words).map(|_| AtomicU64::new(0)).collect());
@@ -272,7 +275,7 @@ mod tests {
         unsafe { InflightQueue::new(base, 8, region.clone()) }
     }
 
-    /// What `qemu` and `dpdk` compute for the same queue.
+    /// The values are those that `qemu` and `dpdk` compute for the same queue.
     #[test]
     fn regions_have_the_size_that_other_back_ends_give_them() {
         assert_eq!(region_size(128), 2112);
@@ -322,8 +325,8 @@ mod tests {
         assert_eq!(on(&region).recover(8, 1).unwrap().heads, [7, 4, 0, 1]);
     }
 
-    /// A fresh region on a ring that has been in use: its used index of 0 is
-    /// not that of an interrupted batch.
+    /// A fresh region on a ring that has been in use: its used index of 0 does not indicate an
+    /// interrupted batch.
     #[test]
     fn a_used_index_from_before_the_region_clears_nothing() {
         let (region, mut queue) = region();
@@ -341,7 +344,7 @@ mod tests {
         // Killed after the used ring's index went from 65535 to 2.
         let mut successor = on(&region);
         assert_eq!(successor.recover(8, 2).unwrap().heads, [1]);
-        // Once: what is in flight again is not taken for a part of it.
+        // Only once: a head that is in flight again is not taken for a part of the batch.
         successor.mark(0);
         assert_eq!(on(&region).recover(8, 2).unwrap().heads, [1, 0]);
     }
@@ -353,7 +356,7 @@ mod tests {
             queue.recover(8, 0).unwrap();
             (0..8).for_each(|head| queue.mark(head));
             (0..8).for_each(|head| queue.link(head));
-            // An index that is further ahead is of a ring that was set up anew.
+            // A larger difference means that the ring was reinitialised.
             let recovery = on(&region).recover(8, used_idx).unwrap();
             assert_eq!(recovery.heads, in_flight);
         }
@@ -385,7 +388,7 @@ mod tests {
             queue: 4,
         };
         assert_eq!(on(&region).recover(4, 0), Err(in_use));
-        // Version 1, nine entries: more than there is room for.
+        // Version 1 and nine entries, more than the region has room for.
         region[1].store(9 << 16 | 1, Ordering::Relaxed);
         let no_room = InflightError::Size {
             region: 9,
@@ -396,7 +399,7 @@ mod tests {
         assert_eq!(on(&region).recover(8, 0), Err(InflightError::Version(2)));
     }
 
-    /// A front-end may scribble on the region at any time.
+    /// A front-end may overwrite the region at any time.
     #[test]
     fn garbage_in_a_region_is_survived() {
         let mut random = 0x9e37_79b9_7f4a_7c15u64;
@@ -408,7 +411,7 @@ mod tests {
                 random ^= random << 17;
                 word.store(random, Ordering::Relaxed);
             }
-            // Version 1, eight entries, and the rest as it is.
+            // Version 1 and eight entries; the rest stays random.
             let header = region[1].load(Ordering::Relaxed) & !0xffff_ffff;
             region[1].store(header | 8 << 16 | 1, Ordering::Relaxed);
             let mut queue = on(&region);

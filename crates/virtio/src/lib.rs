@@ -1,18 +1,17 @@
-//! Split virtqueues and virtio-blk: from a guest's memory to a
-//! [`Request`](fathom_core::Request) and back.
+//! Split virtqueues and virtio-blk: converts descriptor chains in guest memory to
+//! [`Request`](fathom_core::Request)s and back.
 //!
-//! A [`BlkQueue`] is the [`Source`](fathom_core::Source) that a worker pops.
-//! It owns one [`SplitQueue`], reads descriptor chains through the connection's
-//! [`GuestMemory`] and, where the front-end asked for it, keeps its in-flight
-//! region ([`InflightQueue`]) and its dirty log ([`DirtyLog`]).
+//! A [`BlkQueue`] is the [`Source`](fathom_core::Source) that a worker pops. It owns one
+//! [`SplitQueue`] and reads descriptor chains through the connection's [`GuestMemory`]. If the
+//! front-end requests it, the queue maintains an in-flight region ([`InflightQueue`]) and a dirty
+//! log ([`DirtyLog`]).
 //!
-//! Whatever lies in guest memory may change under our hands and may lie. So
-//! every shared field is read once into a private copy, and the copy is
-//! checked; all accesses are volatile or atomic; there are no references into
-//! guest memory.
+//! The guest can change its memory at any time, and its contents are not trusted. So every shared
+//! field is read once into a private copy, and the copy is checked. All accesses are volatile or
+//! atomic, and there are no references into guest memory.
 //!
-//! Section numbers are those of the Virtual I/O Device specification 1.2;
-//! "vhost-user" is QEMU's docs/interop/vhost-user.rst.
+//! Section numbers refer to the Virtual I/O Device specification 1.2; "vhost-user" is QEMU's
+//! docs/interop/vhost-user.rst.
 
 pub mod blk_device;
 pub mod blk_queue;

@@ -1,4 +1,4 @@
-//! Guest memory as the front-end has shared it, and how we touch it.
+//! Guest memory that the front-end has shared, and how this process accesses it.
 
 use fathom_core::Buffer;
 use libc::iovec;
@@ -7,24 +7,24 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
-/// One mapped piece of a guest's memory.
+/// One mapped region of a guest's memory.
 #[derive(Clone)]
 pub struct GuestRegion {
     /// Guest physical address of the first byte.
     pub gpa: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// The front-end's own address of the first byte, in which it expresses
+    /// Address of the first byte in the front-end's address space, in which the front-end expresses
     /// ring addresses.
     pub user_addr: u64,
-    /// Where it is mapped here.
+    /// Address of the mapping in this process.
     pub host: NonNull<u8>,
     /// Keeps the mapping alive.
     pub owner: Arc<dyn Any + Send + Sync>,
 }
 
 impl GuestRegion {
-    /// Where it is mapped here.
+    /// Returns address and length of the mapping in this process.
     pub fn buffer(&self) -> Buffer {
         Buffer {
             addr: self.host.as_ptr() as usize,
@@ -33,13 +33,13 @@ impl GuestRegion {
     }
 }
 
-// SAFETY: `host` is an address of a mapping that `owner` (Send and Sync)
-// keeps; all accesses through it are volatile or atomic.
+// SAFETY: `host` is an address of a mapping that `owner` (Send and Sync) keeps; all accesses
+// through it are volatile or atomic.
 unsafe impl Send for GuestRegion {}
 // SAFETY: as above.
 unsafe impl Sync for GuestRegion {}
 
-/// Why a set of regions is no memory.
+/// Reason why a set of regions is rejected.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum MemoryError {
     #[error("memory region at guest address {gpa:#x} is empty")]
@@ -50,7 +50,7 @@ pub enum MemoryError {
     Overlap { first: u64, second: u64 },
 }
 
-/// All memory of one guest, as of one memory table.
+/// All memory of one guest, as described by one memory table.
 pub struct GuestMemory {
     /// Sorted by `gpa`.
     regions: Vec<GuestRegion>,
@@ -58,12 +58,13 @@ pub struct GuestMemory {
 }
 
 impl GuestMemory {
+    /// Creates the memory from its regions.
+    ///
     /// # Safety
-    /// In every region, `host` is the start of a readable and writable
-    /// mapping of at least `len` bytes that stays in place while `owner`
-    /// lives and to which no Rust reference exists. (That its file may be
-    /// truncated by its other owner is for a SIGBUS handler, which must map
-    /// something else there and call [`GuestMemory::poison`].)
+    /// In every region, `host` is the start of a readable and writable mapping of at least `len`
+    /// bytes. The mapping stays in place while `owner` lives, and no Rust reference to it exists.
+    /// The other owner of the file may truncate it. A SIGBUS handler must deal with that: it maps
+    /// something else there and calls [`GuestMemory::poison`].
     pub unsafe fn new(mut regions: Vec<GuestRegion>) -> Result<GuestMemory, MemoryError> {
         regions.sort_by_key(|region| region.gpa);
         for region in &regions {
@@ -90,12 +91,12 @@ impl GuestMemory {
         })
     }
 
-    /// The regions, by ascending guest physical address.
+    /// Returns the regions, by ascending guest physical address.
     pub fn regions(&self) -> &[GuestRegion] {
         &self.regions
     }
 
-    /// The memory is no longer what the guest has: its queues stop.
+    /// Records that the memory no longer matches the guest's, so that its queues stop.
     /// Async-signal-safe.
     pub fn poison(&self) {
         self.poisoned.store(true, Ordering::Release);
@@ -106,13 +107,13 @@ impl GuestMemory {
         self.poisoned.load(Ordering::Acquire)
     }
 
-    /// Where `len` bytes from guest physical address `gpa` are mapped; None
-    /// unless all of them lie in one region.
+    /// Returns the host address of `len` bytes at guest physical address `gpa`. None unless all of
+    /// them lie in one region.
     pub fn translate(&self, gpa: u64, len: u64) -> Option<NonNull<u8>> {
         RegionCache::default().translate(self, gpa, len)
     }
 
-    /// Where `len` bytes from the front-end's address `user_addr` are mapped.
+    /// Returns the host address of `len` bytes at the front-end's address `user_addr`.
     pub fn translate_user(&self, user_addr: u64, len: u64) -> Option<NonNull<u8>> {
         self.regions.iter().find_map(|region| {
             let offset = user_addr.checked_sub(region.user_addr)?;
@@ -122,7 +123,7 @@ impl GuestMemory {
         })
     }
 
-    /// The guest physical address of a host address that `translate` gave.
+    /// Returns the guest physical address of a host address that `translate` returned.
     pub fn gpa_of(&self, host: *const u8) -> Option<u64> {
         self.regions.iter().find_map(|region| {
             let offset = (host as u64).checked_sub(region.host.as_ptr() as u64)?;
@@ -137,7 +138,7 @@ impl GuestMemory {
     }
 }
 
-/// The region that was used last. Nearly all addresses of a queue lie in one.
+/// The region that was used last. Nearly all addresses of a queue lie in one region.
 #[derive(Clone, Copy)]
 pub struct RegionCache {
     gpa: u64,
@@ -149,7 +150,7 @@ pub struct RegionCache {
 unsafe impl Send for RegionCache {}
 
 impl Default for RegionCache {
-    /// Holds no region.
+    /// Returns a cache without a region.
     fn default() -> RegionCache {
         RegionCache {
             gpa: 0,
@@ -160,7 +161,7 @@ impl Default for RegionCache {
 }
 
 impl RegionCache {
-    /// [`GuestMemory::translate`]. `memory` must be the same at every call.
+    /// Like [`GuestMemory::translate`]. `memory` must be the same in every call.
     #[inline(always)]
     pub fn translate(&mut self, memory: &GuestMemory, gpa: u64, len: u64) -> Option<NonNull<u8>> {
         match self.lookup(gpa, len) {
@@ -201,8 +202,8 @@ impl RegionCache {
         Some(())
     }
 
-    /// The pieces of a buffer that spans adjacent regions, in order. None if
-    /// any of it lies outside; `piece` may have been called by then.
+    /// Passes the pieces of a buffer that may span adjacent regions to `piece`, in order. None if
+    /// any part lies outside; `piece` may have been called before.
     #[cold]
     pub(crate) fn pieces(
         &mut self,
@@ -222,8 +223,8 @@ impl RegionCache {
         Some(())
     }
 
-    /// A private copy of 16 bytes, wherever regions begin and end, as two
-    /// little-endian words. None if any of them lies outside.
+    /// Returns a private copy of 16 bytes as two little-endian words. The bytes may span regions.
+    /// None if any of them lies outside.
     #[inline(always)]
     pub(crate) fn read_pair(&mut self, memory: &GuestMemory, gpa: u64) -> Option<[u64; 2]> {
         match self.lookup(gpa, 16) {
@@ -241,8 +242,7 @@ impl RegionCache {
         Some(pair_of(bytes))
     }
 
-    /// Copy bytes out of guest memory, wherever regions begin and end.
-    /// None if any of them lies outside.
+    /// Copies bytes out of guest memory; they may span regions. None if any of them lies outside.
     #[cold]
     pub(crate) fn read(&mut self, memory: &GuestMemory, gpa: u64, bytes: &mut [u8]) -> Option<()> {
         let mut done = 0;
@@ -264,23 +264,23 @@ pub(crate) fn segment(host: NonNull<u8>, len: u64) -> iovec {
     }
 }
 
-/// 16 bytes as two little-endian words.
+/// Converts 16 bytes to two little-endian words.
 pub(crate) fn pair_of(bytes: [u8; 16]) -> [u64; 2] {
     let bits = u128::from_le_bytes(bytes);
     [bits as u64, (bits >> 64) as u64]
 }
 
-/// Whether [`read_pair`] can read there.
+/// Returns whether [`read_pair`] can read at this address.
 #[inline(always)]
 pub(crate) fn is_aligned(host: NonNull<u8>) -> bool {
     host.cast::<u64>().is_aligned()
 }
 
-/// A private copy of 16 bytes of guest memory, each read once, as two
-/// little-endian words.
+/// Returns a private copy of 16 bytes of guest memory as two little-endian words. Each word is read
+/// once.
 ///
 /// # Safety
-/// 16 bytes from `host` on are mapped, and `host` is 8-aligned.
+/// The 16 bytes at `host` are mapped, and `host` is 8-byte aligned.
 #[inline(always)]
 pub(crate) unsafe fn read_pair(host: NonNull<u8>) -> [u64; 2] {
     let words = host.cast::<u64>();
@@ -293,15 +293,15 @@ pub(crate) unsafe fn read_pair(host: NonNull<u8>) -> [u64; 2] {
     }
 }
 
-/// A little-endian u16 that both sides access at any time.
+/// Returns a little-endian u16 that both sides access at any time.
 ///
 /// # Safety
-/// Two bytes from `host` on are mapped for 'a, are 2-aligned, and are
-/// accessed here only atomically.
+/// The two bytes at `host` are mapped for 'a, are 2-byte aligned, and are accessed in this process
+/// only atomically.
 #[inline(always)]
 pub(crate) unsafe fn shared_u16<'a>(host: NonNull<u8>) -> &'a AtomicU16 {
-    // SAFETY: by the caller. (An atomic may be shared with others that
-    // change it, unlike any other reference.)
+    // SAFETY: by the caller. An atomic, unlike any other reference, may be shared with others that
+    // change it.
     unsafe { AtomicU16::from_ptr(host.as_ptr().cast()) }
 }
 
@@ -319,14 +319,14 @@ mod tests {
         }
     }
 
-    /// Never touched: these tests only compute addresses.
+    /// This memory is never accessed: these tests only compute addresses.
     fn memory(regions: Vec<GuestRegion>) -> Result<GuestMemory, MemoryError> {
         // SAFETY: no address of this memory is ever accessed.
         unsafe { GuestMemory::new(regions) }
     }
 
     fn three() -> GuestMemory {
-        // Given in the wrong order; the last two are adjacent to the guest.
+        // The regions are given in the wrong order. The last two are adjacent in guest addresses.
         memory(vec![
             region(0x4000, 0x1000, 0x94000, 0x7_0000),
             region(0x3000, 0x1000, 0x93000, 0x5_0000),
@@ -360,7 +360,7 @@ mod tests {
         for (gpa, len, expected) in cases {
             let got = address(memory.translate(gpa, len));
             assert_eq!(got, expected, "{gpa:#x} {len:#x}");
-            // Whatever the cache holds from before.
+            // The result does not depend on earlier contents of the cache.
             let got = address(cache.translate(&memory, gpa, len));
             assert_eq!(got, expected, "{gpa:#x} {len:#x}, cached");
             let user = address(memory.translate_user(gpa.wrapping_add(0x90000), len));

@@ -1,5 +1,5 @@
-//! A split virtqueue (2.7) as its device uses it: heads in, used elements
-//! out, and who wants to be told of what.
+//! The device side of a split virtqueue (2.7): takes heads, returns used elements, and controls
+//! notifications in both directions.
 
 use crate::descriptor::Descriptor;
 use crate::memory::{GuestMemory, read_pair, shared_u16};
@@ -7,7 +7,7 @@ use crate::queue::layout::*;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
-/// The largest queue that we serve.
+/// Maximum queue size, in entries.
 pub const MAX_SIZE: u16 = 1024;
 
 /// Offsets and sizes of the rings (2.7.5 to 2.7.8), in bytes.
@@ -23,12 +23,12 @@ pub(crate) mod layout {
         (DESCRIPTOR_SIZE * usize::from(size)) as u64
     }
 
-    /// With `used_event` at its end.
+    /// Includes `used_event` at the end.
     pub fn avail_len(size: u16) -> u64 {
         (RING + AVAIL_ELEMENT * usize::from(size) + 2) as u64
     }
 
-    /// With `avail_event` at its end.
+    /// Includes `avail_event` at the end.
     pub fn used_len(size: u16) -> u64 {
         (RING + USED_ELEMENT * usize::from(size) + 2) as u64
     }
@@ -37,7 +37,7 @@ pub(crate) mod layout {
 const AVAIL_F_NO_INTERRUPT: u16 = 1;
 const USED_F_NO_NOTIFY: u16 = 1;
 
-/// Why a queue cannot run.
+/// Reason why a queue cannot run.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RingError {
     #[error("queue size {0} is not a power of two from 1 to {MAX_SIZE}")]
@@ -58,7 +58,7 @@ pub enum RingError {
     Head { head: u16, size: u16 },
 }
 
-/// Where a queue's rings lie, as the front-end's own addresses.
+/// Addresses of a queue's rings in the front-end's own address space.
 #[derive(Clone, Copy, Debug)]
 pub struct RingAddresses {
     pub desc: u64,
@@ -66,20 +66,20 @@ pub struct RingAddresses {
     pub used: u64,
 }
 
-/// One split virtqueue. The memory that its rings lie in must outlive it.
+/// One split virtqueue. The memory of its rings must outlive it.
 pub struct SplitQueue {
     desc: NonNull<u8>,
     avail: NonNull<u8>,
     used: NonNull<u8>,
     size: u16,
     event_idx: bool,
-    /// The next entry of the avail ring to take.
+    /// Index of the next avail ring entry to take.
     next_avail: u16,
-    /// The next entry of the used ring to write.
+    /// Index of the next used ring entry to write.
     next_used: u16,
-    /// The used index that the driver can see.
+    /// Used index that the driver can see.
     published: u16,
-    /// The used index when the driver's wishes were last considered.
+    /// Used index at the last call of `needs_call`.
     considered: u16,
 }
 
@@ -87,8 +87,8 @@ pub struct SplitQueue {
 unsafe impl Send for SplitQueue {}
 
 impl SplitQueue {
-    /// A queue of `size` entries that goes on at avail index `base` and, by
-    /// its memory, at the used ring's index.
+    /// Creates a queue of `size` entries. The avail index starts at `base`, and the used index at
+    /// the value in the ring's memory.
     ///
     /// # Safety
     /// `memory` outlives the queue.
@@ -105,7 +105,7 @@ impl SplitQueue {
         let place = |ring, addr: u64, len, alignment| {
             let outside = RingError::Outside { ring, addr };
             let host = memory.translate_user(addr, len).ok_or(outside)?;
-            // The mapping may be less aligned than the front-end's.
+            // The mapping here may be less aligned than the front-end's.
             let aligned = |addr: u64| addr.is_multiple_of(alignment);
             if !aligned(addr) || !aligned(host.as_ptr() as u64) {
                 return Err(RingError::Alignment {
@@ -137,7 +137,7 @@ impl SplitQueue {
         self.size
     }
 
-    /// The avail index of the next head to be popped.
+    /// Returns the avail index of the next head to be popped.
     pub fn next_avail(&self) -> u16 {
         self.next_avail
     }
@@ -146,18 +146,18 @@ impl SplitQueue {
         self.next_avail = index;
     }
 
-    /// The index of the next used element.
+    /// Returns the index of the next used element.
     pub fn next_used(&self) -> u16 {
         self.next_used
     }
 
-    /// Whether the driver has made anything available.
+    /// Returns whether the driver has made any chains available.
     #[inline]
     pub fn pending(&self) -> bool {
         self.avail_idx() != self.next_avail
     }
 
-    /// How many heads there are to be popped. Reads the avail index once.
+    /// Returns the number of heads that can be popped. Reads the avail index once.
     #[inline]
     pub fn available(&self) -> Result<u16, RingError> {
         let avail = self.avail_idx();
@@ -172,7 +172,7 @@ impl SplitQueue {
         Ok(n)
     }
 
-    /// Take the next head, one of those that `available` has counted.
+    /// Takes the next head, one of those that `available` has counted.
     #[inline(always)]
     pub fn pop(&mut self) -> Result<u16, RingError> {
         let slot = usize::from(self.next_avail & (self.size - 1));
@@ -188,8 +188,8 @@ impl SplitQueue {
         Ok(head)
     }
 
-    /// A private copy of the first descriptor of the chain at `head`, which
-    /// is one that `pop` gave.
+    /// Returns a private copy of the first descriptor of the chain at `head`, a value that `pop`
+    /// returned.
     #[inline(always)]
     pub(crate) fn first_descriptor(&self, head: u16) -> Descriptor {
         assert!(head < self.size);
@@ -198,19 +198,19 @@ impl SplitQueue {
         Descriptor::new(pair)
     }
 
-    /// The descriptor table, of `size` entries.
+    /// Returns the address of the descriptor table, which has `size` entries.
     #[inline(always)]
     pub(crate) fn table(&self) -> NonNull<u8> {
         self.desc
     }
 
-    /// Give `head` back with `len` bytes written; unseen until `publish`.
+    /// Adds a used element for `head` with `len` bytes written. The driver sees it after `publish`.
     #[inline]
     pub fn push_used(&mut self, head: u16, len: u32) {
         let slot = usize::from(self.next_used & (self.size - 1));
         let element = u64::from(head) | u64::from(len) << 32;
-        // SAFETY: within the used ring. It is 4-aligned and the elements
-        // begin at offset 4, so half of all rings have them 8-aligned.
+        // SAFETY: within the used ring. The ring is 4-aligned and its elements begin at offset 4,
+        // so the elements are not always 8-aligned.
         unsafe {
             let at = self.used.add(RING + USED_ELEMENT * slot).cast::<u32>();
             at.write_volatile((element as u32).to_le());
@@ -219,13 +219,13 @@ impl SplitQueue {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// How many used elements wait to be published.
+    /// Returns the number of used elements that are not published yet.
     #[inline]
     pub fn unpublished(&self) -> u16 {
         self.next_used.wrapping_sub(self.published)
     }
 
-    /// Let the driver see the used elements.
+    /// Makes the used elements visible to the driver.
     #[inline]
     pub fn publish(&mut self) {
         let index = self.next_used.to_le();
@@ -233,13 +233,13 @@ impl SplitQueue {
         self.published = self.next_used;
     }
 
-    /// Whether the driver wants an interrupt for what was published since
-    /// the last time this was asked (2.7.7.2).
+    /// Returns whether the driver wants an interrupt for the elements published since the previous
+    /// call (2.7.7.2).
     #[inline]
     pub fn needs_call(&mut self) -> bool {
-        // Ours: publish, then look whether an interrupt is wanted. The
-        // driver's: ask for an interrupt, then look at the used index. One of
-        // the two sees the other's store only if neither load overtakes.
+        // The device publishes first and then checks whether an interrupt is wanted. The driver
+        // requests an interrupt first and then checks the used index. One side sees the other's
+        // store only if neither side's load is reordered before its store.
         fence(Ordering::SeqCst);
         let (old, new) = (self.considered, self.published);
         self.considered = new;
@@ -252,24 +252,24 @@ impl SplitQueue {
         }
     }
 
-    /// Ask the driver to kick. True when there is something available
-    /// already, for which it may not.
+    /// Asks the driver to kick. Returns true if chains are available already, for which the driver
+    /// may not kick.
     pub fn enable_kicks(&mut self) -> bool {
         if self.event_idx {
             self.set_avail_event(self.next_avail);
         } else {
             self.used_field(FLAGS).store(0, Ordering::Relaxed);
         }
-        // Ours: ask, then look. The driver's: make available, then look
-        // whether to kick. See `needs_call`.
+        // The device requests kicks first and then checks the avail index. The driver makes chains
+        // available first and then checks whether to kick. See `needs_call`.
         fence(Ordering::SeqCst);
         self.pending()
     }
 
-    /// Ask the driver not to kick; it may all the same.
+    /// Asks the driver not to kick. The driver may kick all the same.
     pub fn disable_kicks(&mut self) {
         if self.event_idx {
-            // The index just passed comes round again after 65,535 more.
+            // The driver passes this index again only after 65,535 more chains.
             self.set_avail_event(self.next_avail.wrapping_sub(1));
         } else {
             let flags = USED_F_NO_NOTIFY.to_le();
@@ -300,12 +300,11 @@ impl SplitQueue {
     }
 }
 
-/// Ask for a cache line that will be read. A hint: any address will do.
+/// Prefetches a cache line that will be read. This is a hint: any address is allowed.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch does not access memory as far as the program can
-    // tell, and never faults.
+    // SAFETY: a prefetch has no effect that the program can observe, and never faults.
     unsafe {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(at.cast());
@@ -314,7 +313,7 @@ pub(crate) fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// Whether going from `old` to `new` passes `event` (2.7.10).
+/// Returns whether an index that advances from `old` to `new` passes `event` (2.7.10).
 #[inline(always)]
 pub fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)

@@ -1,5 +1,5 @@
-//! A descriptor chain as a request (5.2.6), or as the answer that it gets at
-//! once. Pure: touches guest memory only to read.
+//! Parses a descriptor chain into a request (5.2.6), or into an immediate reply. Only reads guest
+//! memory.
 
 use crate::chain::{Chain, ChainContext, Unusable};
 use crate::descriptor::Descriptor;
@@ -15,7 +15,7 @@ pub const T_GET_ID: u32 = 8;
 pub const T_DISCARD: u32 = 11;
 pub const T_WRITE_ZEROES: u32 = 13;
 
-/// The values of the status byte (5.2.6).
+/// Values of the status byte (5.2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
@@ -25,7 +25,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// The status for a request that ended with `errno`, 0 or positive.
+    /// Returns the status of a request that ended with `errno`, which is 0 or positive.
     #[inline]
     pub fn from_errno(errno: i32) -> Status {
         match errno {
@@ -36,19 +36,19 @@ impl Status {
     }
 }
 
-/// Data segments in a request, at most (`seg_max`).
+/// Maximum number of data segments of a request (`seg_max`).
 pub const SEG_MAX: usize = 126;
-/// Bytes in a segment, at most (`size_max`). Firmware is known not to care,
-/// so it is announced and not enforced.
+/// Maximum number of bytes of a segment (`size_max`). Some firmware ignores the limit, so it is
+/// announced but not enforced.
 pub const SIZE_MAX: u32 = 4 << 20;
-/// Ranges in a discard or write-zeroes request, at most (`max_discard_seg`,
+/// Maximum number of ranges in a discard or write-zeroes request (`max_discard_seg`,
 /// `max_write_zeroes_seg`).
 pub const MAX_RANGES: usize = 1;
-/// Bytes in a read or a write, at most: more than any driver asks for, and
-/// less than one system call moves.
+/// Maximum number of bytes of a read or a write: more than any driver requests, and less than one
+/// system call moves.
 pub const MAX_LEN: u64 = 1 << 30;
-/// Pieces of memory in a request. Segments may be split where guest memory
-/// is, and this many still fit one system call (IOV_MAX).
+/// Maximum number of memory pieces of a request. Segments may be split at the boundaries of guest
+/// memory regions, and this many pieces still fit into one system call (IOV_MAX).
 const MAX_PIECES: usize = 1024;
 
 const SECTOR_SHIFT: u32 = 9;
@@ -57,10 +57,10 @@ const HEADER_LEN: usize = 16;
 const RANGE_LEN: usize = 16;
 const RANGE_F_UNMAP: u32 = 1;
 
-/// What requests are checked against; computed once a batch.
+/// Limits against which requests are checked; computed once per batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes.
+    /// Size of the disk, in bytes.
     pub size: u64,
     pub read_only: bool,
     /// Writes must be durable when they complete.
@@ -69,41 +69,41 @@ pub struct Limits {
     pub write_zeroes: Option<RangeLimits>,
 }
 
-/// What becomes of a chain.
+/// The result of parsing a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The request is filled in; its status byte goes there.
+    /// The request is complete and goes to the disk; its status byte goes to this address.
     Submit(NonNull<u8>),
-    /// The driver wants the serial number, in the request's segments.
+    /// The driver requests the serial number, to be written to the request's segments.
     Identify(NonNull<u8>),
-    /// To be answered with this status.
+    /// The request is answered with this status at once.
     Refuse(NonNull<u8>, Status),
 }
 
-/// Reads a queue's chains.
+/// Parses the chains of a queue.
 pub(crate) struct Parser<'a> {
     pub chains: ChainContext<'a>,
     pub limits: &'a Limits,
 }
 
-/// A chain up to the end of its header.
+/// A chain whose header has been read.
 struct Headed {
     kind: u32,
     sector: u64,
     /// The first descriptor after the header.
     next: Option<Descriptor>,
-    /// Data bytes that shared a descriptor with the header.
+    /// Number of data bytes that shared a descriptor with the header.
     data: u64,
     ok: bool,
 }
 
 impl Parser<'_> {
-    /// Judge the chain that begins with `first`, and fill in the parts of `request`
-    /// that it determines. All data ends up in the request's segments: in a
-    /// well-formed request only one direction has any.
+    /// Parses the chain that begins with `first`, and fills in the fields of `request` that it
+    /// determines. All data is added to the request's segments, since a well-formed request has
+    /// data in one direction only.
     ///
-    /// A chain that is malformed (not `ok`) is followed to its end all the
-    /// same, for its status byte; one that leads nowhere is Unusable.
+    /// A malformed chain (not `ok`) is still followed to its end to find its status byte. If there
+    /// is none, the chain is Unusable.
     #[inline(never)]
     pub fn parse(&mut self, first: Descriptor, request: &mut Request) -> Result<Verdict, Unusable> {
         let segments = &mut request.segments;
@@ -112,7 +112,7 @@ impl Parser<'_> {
         let (mut ok, mut current) = (headed.ok, headed.next);
         let (mut readable, mut writable) = (headed.data, 0);
         let mut count = 0;
-        // Device-readable data, then device-writable (2.7.4.2).
+        // Device-readable data comes first, then device-writable data (2.7.4.2).
         while let Some(data) = current
             && !data.is_writable()
         {
@@ -121,8 +121,8 @@ impl Parser<'_> {
             ok = ok && count <= SEG_MAX && self.push(segments, data.addr(), data.len());
             current = chain.after(&mut self.chains, data)?;
         }
-        // The last of the writable bytes is the status. Only when the chain
-        // ends is it known which descriptor that is in.
+        // The last writable byte is the status. Its descriptor is known only at the end of the
+        // chain.
         let mut last = current.ok_or(Unusable)?;
         while let Some(next) = chain.after(&mut self.chains, last)? {
             writable += u64::from(last.len());
@@ -148,7 +148,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Where the status byte is: `data` bytes into the last descriptor.
+    /// Returns the address of the status byte, which is `data` bytes into the last descriptor.
     #[inline(always)]
     fn status(&mut self, last: Descriptor, data: u32) -> Option<NonNull<u8>> {
         if !last.is_writable() {
@@ -158,7 +158,7 @@ impl Parser<'_> {
         self.chains.translate(at, 1)
     }
 
-    /// Read the header. Drivers give it a descriptor of its own.
+    /// Reads the header. Drivers give it a descriptor of its own.
     #[inline(always)]
     fn header(
         &mut self,
@@ -184,8 +184,8 @@ impl Parser<'_> {
         Ok((chain, headed))
     }
 
-    /// A header that is split over descriptors, or shares one with data
-    /// (2.7.4: framing is up to the driver).
+    /// Reads a header that is split over descriptors or shares one with data (2.7.4: framing is up
+    /// to the driver).
     #[cold]
     #[inline(never)]
     fn split_header(
@@ -227,7 +227,7 @@ impl Parser<'_> {
         Ok((chain, headed))
     }
 
-    /// Add data. False if it is empty or not all in memory.
+    /// Adds data. Returns false if the data is empty or not entirely in memory.
     #[inline(always)]
     fn push(&mut self, segments: &mut Segments, addr: u64, len: u32) -> bool {
         let len = u64::from(len);
@@ -241,7 +241,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Add data that spans regions.
+    /// Adds data that spans regions.
     #[cold]
     #[inline(never)]
     fn push_pieces(&mut self, segments: &mut Segments, addr: u64, len: u64) -> bool {
@@ -256,8 +256,7 @@ impl Parser<'_> {
         mapped.is_some() && room > 0
     }
 
-    /// Check what the header asks for against the buffers that came with it.
-    /// Returns the type.
+    /// Checks the operation in the header against the buffers of the request. Returns the type.
     #[inline(always)]
     fn decode(
         &mut self,
@@ -294,7 +293,7 @@ impl Parser<'_> {
         Ok(kind)
     }
 
-    /// Discard and write zeroes: the payload is a list of ranges.
+    /// Decodes a discard or write-zeroes request, whose payload is a list of ranges.
     #[cold]
     #[inline(never)]
     fn decode_range(
@@ -318,7 +317,7 @@ impl Parser<'_> {
         let [sector, rest] = pair_of(copy_payload(&request.segments));
         request.segments.clear();
         let (sectors, flags) = (rest as u32, (rest >> 32) as u32);
-        // 5.2.6.2: unknown flags, and unmap on discard, are not supported.
+        // Unknown flags, and unmap on discard, are not supported (5.2.6.2).
         let known = if op == Op::WriteZeroes {
             RANGE_F_UNMAP
         } else {
@@ -348,8 +347,8 @@ fn fill(request: &mut Request, op: Op, offset: u64, len: u64) {
     request.unmap = false;
 }
 
-/// The byte offset of a range that is whole sectors, not empty, and within
-/// the disk.
+/// Returns the byte offset of a range. The range must consist of whole sectors, must not be empty,
+/// and must lie within the disk.
 #[inline(always)]
 fn check_range(sector: u64, len: u64, size: u64) -> Result<u64, Status> {
     let fits = len <= size && sector <= (size - len) >> SECTOR_SHIFT;
@@ -359,13 +358,13 @@ fn check_range(sector: u64, len: u64, size: u64) -> Result<u64, Status> {
     Ok(sector << SECTOR_SHIFT)
 }
 
-/// The one range of a payload that was found to be RANGE_LEN bytes long.
+/// Reads the only range of a payload whose length is RANGE_LEN.
 fn copy_payload(segments: &[iovec]) -> [u8; RANGE_LEN] {
     let mut bytes = [0; RANGE_LEN];
     let mut done = 0;
     for piece in segments {
         for i in 0..piece.iov_len.min(RANGE_LEN - done) {
-            // SAFETY: segments name mapped guest memory.
+            // SAFETY: segments refer to mapped guest memory.
             bytes[done] = unsafe { piece.iov_base.cast::<u8>().add(i).read_volatile() };
             done += 1;
         }

@@ -1,12 +1,11 @@
-//! Killed at any instruction, a queue's successor completes each request
-//! exactly once.
+//! Checks that a queue's successor completes each request exactly once, wherever the queue was
+//! killed.
 //!
-//! A child process serves a queue in shared memory while its parent lets it
-//! run instruction by instruction and keeps a copy of the memory after every
-//! change: each copy is what a `kill -9` at that instant would have left.
+//! A child process serves a queue in shared memory. Its parent single-steps the child and copies
+//! the memory after every change. Each copy is what a `kill -9` at that moment would have left.
 //!
-//! One test in a program of its own: a child of several threads could find
-//! locks that nobody opens any more.
+//! This test is alone in its program, because a child forked from several threads could find locks
+//! that are never released.
 
 use fathom_core::{Cx, RequestId, Source};
 use fathom_virtio::features::{BLK_F_FLUSH, RING_F_EVENT_IDX};
@@ -18,13 +17,13 @@ use std::sync::Arc;
 const SIZE: u16 = 16;
 const RINGS: u64 = 0x1000;
 const INFLIGHT: u64 = 0x2000;
-/// Rings and in-flight region: what is copied.
+/// Rings and in-flight region: the memory that is copied.
 const SHARED: std::ops::Range<u64> = 0x1000..0x3000;
 const HEADER: u64 = 0x4000;
 const DATA: u64 = 0x5000;
-/// Instructions of a child, at most; it needs some tens of thousands.
+/// Maximum number of instructions of a child; it needs some tens of thousands.
 const MAX_STEPS: u32 = 2_000_000;
-/// The indices wrap around on the way.
+/// Initial ring index, chosen so that the indices wrap around during the test.
 const START: u16 = u16::MAX - 3;
 
 /// A guest, its queue, and the worker's part.
@@ -37,7 +36,7 @@ struct Machine {
 
 fn memory_with(shared: Option<&[u8]>) -> TestMemory {
     let memory = TestMemory::new(&[(0, 0x8000)]);
-    // A read (type 0) of sector 0.
+    // The header of a read (type 0) of sector 0.
     memory.write(HEADER, &[0; 16]);
     if let Some(bytes) = shared {
         memory.write(SHARED.start, bytes);
@@ -65,7 +64,7 @@ impl Machine {
                 Buffer::writable(DATA + 512 * u64::from(head), 512),
             ];
             driver.put_direct(head * 2, &chain);
-            // The status byte comes last in the data's own descriptor.
+            // The status byte is the last byte of the data's descriptor.
             driver.put(
                 RINGS,
                 head * 2 + 1,
@@ -106,7 +105,7 @@ impl Machine {
     }
 }
 
-/// Batches of different sizes, out of order, with heads used again.
+/// Runs batches of different sizes, out of order, with reused heads.
 fn scenario(m: &mut Machine) {
     m.offer(&[0, 2, 4, 6, 8]);
     let first = m.pop(4);
@@ -121,8 +120,8 @@ fn scenario(m: &mut Machine) {
     m.finish(&[third[1], third[0]]);
 }
 
-/// Run `body` in a child, one instruction at a time. The different contents
-/// that `memory` had, in order.
+/// Runs `body` in a child, one instruction at a time. Returns the different contents of `memory`,
+/// in order.
 fn single_step(memory: &TestMemory, body: impl FnOnce()) -> Vec<Vec<u8>> {
     let len = (SHARED.end - SHARED.start) as usize;
     let copy = || memory.read(SHARED.start, len);
@@ -132,10 +131,9 @@ fn single_step(memory: &TestMemory, body: impl FnOnce()) -> Vec<Vec<u8>> {
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork");
     if child == 0 {
-        // Not a backtrace, which would take an hour instruction by
-        // instruction.
-        // SAFETY: _exit runs nothing of the parent's; the child asks to be
-        // traced by its parent, and stops for it.
+        // A panic must not print a backtrace, which would take an hour when single-stepped.
+        // SAFETY: _exit runs nothing of the parent's; the child asks to be traced by its parent,
+        // and stops for it.
         unsafe {
             std::panic::set_hook(Box::new(|_| libc::_exit(1)));
             libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
@@ -173,7 +171,7 @@ fn single_step(memory: &TestMemory, body: impl FnOnce()) -> Vec<Vec<u8>> {
     panic!("the child does not come to its end");
 }
 
-/// The heads that were made available since `START`, in order.
+/// Returns the heads that were made available since `START`, in order.
 fn offered(memory: &TestMemory, driver: &Driver) -> Vec<u16> {
     let avail = driver.avail_gpa();
     let count = memory.read_u16(avail + 2).wrapping_sub(START);
@@ -183,8 +181,8 @@ fn offered(memory: &TestMemory, driver: &Driver) -> Vec<u16> {
         .collect()
 }
 
-/// Recover from `copy`: what was used and what will be done make up what was
-/// offered, and each head is resubmitted in the order in which it was popped.
+/// Recovers from `copy`. Used heads and resubmitted heads together must be the offered ones. The
+/// heads must be resubmitted in the order in which they were popped.
 fn check_recovery(copy: &[u8]) {
     let memory = memory_with(Some(copy));
     let mut driver = Driver::new(&memory, RINGS, SIZE, true);
@@ -220,7 +218,7 @@ fn each_request_is_completed_once_wherever_the_queue_is_killed() {
     let mut machine = Machine::new();
     let memory = machine.memory.clone();
     let copies = single_step(&memory, || scenario(&mut machine));
-    // Six stores a request, at the least.
+    // At least six stores per request.
     assert!(
         copies.len() > 8 * 6,
         "only {} changes were seen",

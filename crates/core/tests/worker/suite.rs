@@ -168,8 +168,8 @@ fn what_a_source_brings_is_served_even_if_it_is_detached_at_once() {
     let worker = worker(&disk, Polling::Off);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Other commands keep the mailbox from ever being empty, so that the
-        // detach arrives while the worker is still reading it.
+        // Other commands keep the mailbox from ever being empty, so that the detach arrives while
+        // the worker is still reading it.
         scope.spawn(|| {
             for _ in 0..200_000 {
                 if stop.load(Ordering::Relaxed) {

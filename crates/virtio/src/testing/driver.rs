@@ -17,7 +17,7 @@ const INDIRECT: u16 = 4;
 pub struct Buffer {
     pub gpa: u64,
     pub len: u32,
-    /// By the device.
+    /// The device writes to the buffer.
     pub writable: bool,
 }
 
@@ -53,7 +53,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A queue with all its rings from `gpa` on, in zeroed memory.
+    /// Creates a queue with all its rings at `gpa`, in zeroed memory.
     pub fn new(memory: &TestMemory, gpa: u64, size: u16, event_idx: bool) -> Driver {
         let avail = gpa + descriptors_len(size);
         Driver {
@@ -69,7 +69,7 @@ impl Driver {
         }
     }
 
-    /// Bytes that the rings of a queue of `size` take.
+    /// Returns the bytes that the rings of a queue of `size` entries occupy.
     pub fn ring_bytes(size: u16) -> u64 {
         descriptors_len(size) + avail_len(size) + used_len(size) + 64
     }
@@ -78,7 +78,7 @@ impl Driver {
         self.size
     }
 
-    /// Begin with both indices at `index`, as a ring that has long been used.
+    /// Starts with both indices at `index`, like a ring that has been used for long.
     pub fn start_at(&mut self, index: u16) {
         self.next_avail = index;
         self.published = index;
@@ -87,15 +87,15 @@ impl Driver {
         self.memory.write_u16(self.used + IDX as u64, index);
     }
 
-    /// Go on with rings that are in memory already, as if nothing after
-    /// `index` had been looked at.
+    /// Continues with rings that are in memory already, as if no used element from `index` on had
+    /// been read.
     pub fn resume_at(&mut self, index: u16) {
         self.next_avail = self.memory.read_u16(self.avail + IDX as u64);
         self.published = self.next_avail;
         self.next_used = index;
     }
 
-    /// What a front-end would say of this queue, with new eventfds.
+    /// Returns the configuration that a front-end would send for this queue, with new eventfds.
     pub fn setup(&self, features: u64) -> QueueSetup {
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let event = || -> OwnedFd { event().expect("an eventfd") };
@@ -126,7 +126,7 @@ impl Driver {
         self.used
     }
 
-    /// Write one descriptor of the table at `table`.
+    /// Writes one descriptor of the table at `table`.
     #[inline]
     pub fn put(&self, table: u64, index: u16, buffer: Buffer, flags: u16, next: u16) {
         let at = self
@@ -141,7 +141,7 @@ impl Driver {
         }
     }
 
-    /// Write a chain to consecutive descriptors of `table` from `first` on.
+    /// Writes a chain to consecutive descriptors of `table`, beginning at `first`.
     #[inline]
     pub fn put_chain(&self, table: u64, first: u16, buffers: &[Buffer]) {
         for (i, buffer) in buffers.iter().enumerate() {
@@ -159,12 +159,12 @@ impl Driver {
         }
     }
 
-    /// Write a chain to the queue's own table.
+    /// Writes a chain to the queue's own table.
     pub fn put_direct(&self, head: u16, buffers: &[Buffer]) {
         self.put_chain(self.desc, head, buffers);
     }
 
-    /// Write a chain to an indirect table that `head` refers to.
+    /// Writes a chain to an indirect table that `head` refers to.
     #[inline]
     pub fn put_indirect(&self, head: u16, table: u64, buffers: &[Buffer]) {
         self.put_chain(table, 0, buffers);
@@ -172,7 +172,7 @@ impl Driver {
         self.put(self.desc, head, reference, INDIRECT, 0);
     }
 
-    /// Add a head to the avail ring; unseen until `publish`.
+    /// Adds a head to the avail ring. The device sees it after `publish`.
     #[inline]
     pub fn offer(&mut self, head: u16) {
         let slot = u64::from(self.next_avail & (self.size - 1));
@@ -181,12 +181,12 @@ impl Driver {
         self.next_avail = self.next_avail.wrapping_add(1);
     }
 
-    /// How many heads were offered from avail index `index` on.
+    /// Returns the number of heads offered since avail index `index`.
     pub fn ahead_of(&self, index: u16) -> u16 {
         self.next_avail.wrapping_sub(index)
     }
 
-    /// Let the device see what was offered. True if it wants to be kicked.
+    /// Makes the offered heads visible to the device. Returns true if the device wants a kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let (old, new) = (self.published, self.next_avail);
@@ -202,12 +202,12 @@ impl Driver {
         }
     }
 
-    /// Set the avail index to anything.
+    /// Sets the avail index to an arbitrary value.
     pub fn force_avail_idx(&self, index: u16) {
         self.memory.write_u16(self.avail + IDX as u64, index);
     }
 
-    /// The next answer: head and length.
+    /// Returns head and length of the next used element.
     #[inline]
     pub fn take_used(&mut self) -> Option<(u32, u32)> {
         if self.used_idx() == self.next_used {
@@ -226,18 +226,18 @@ impl Driver {
         u16::from_le(self.shared(self.used + IDX as u64).load(Ordering::Acquire))
     }
 
-    /// Where the driver is in the used ring.
+    /// Returns the driver's position in the used ring.
     pub fn next_used(&self) -> u16 {
         self.next_used
     }
 
-    /// Ask for an interrupt when the used index passes `index`.
+    /// Requests an interrupt when the used index passes `index`.
     pub fn set_used_event(&self, index: u16) {
         let at = self.avail + avail_len(self.size) - 2;
         self.shared(at).store(index.to_le(), Ordering::Relaxed);
     }
 
-    /// Without EVENT_IDX: whether interrupts are wanted at all.
+    /// Enables or disables all interrupts, for a queue without EVENT_IDX.
     pub fn set_interrupts(&self, wanted: bool) {
         self.memory.write_u16(self.avail, u16::from(!wanted));
     }
@@ -247,7 +247,7 @@ impl Driver {
         u16::from_le(self.shared(at).load(Ordering::Relaxed))
     }
 
-    /// Without EVENT_IDX: whether the device wants to be kicked.
+    /// Returns whether the device wants kicks, for a queue without EVENT_IDX.
     pub fn kicks_wanted(&self) -> bool {
         self.memory.read_u16(self.used) & 1 == 0
     }
@@ -259,7 +259,7 @@ impl Driver {
     }
 }
 
-/// The counter of an eventfd, reset by this; None if it was not signalled.
+/// Returns and resets the counter of an eventfd. None if it was not signalled.
 pub fn signalled(event: &OwnedFd) -> Option<u64> {
     let mut counter = [0; 8];
     let read = rustix::io::read(event, &mut counter);

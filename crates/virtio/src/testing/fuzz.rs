@@ -1,9 +1,8 @@
-//! The bodies of the fuzz targets: hostile guests made from bytes.
+//! The bodies of the fuzz targets: hostile guests generated from bytes.
 //!
-//! What they check: nothing panics; no address outside the guest's memory is
-//! touched (guard pages see to that) or handed to the disk; a request that
-//! reaches the disk is one that the disk can do; each head that was popped is
-//! answered.
+//! The targets check that nothing panics. No address outside the guest's memory is accessed (guard
+//! pages detect that) or passed to the disk. Each request that reaches the disk is valid for the
+//! disk. Each popped head is answered.
 
 use super::{Buffer, Driver, TestMemory, context, disk};
 use crate::features::{BLK_F_FLUSH, RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
@@ -14,22 +13,21 @@ use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Two adjacent regions, and one apart.
+/// Two adjacent regions and a separate one.
 const REGIONS: [(u64, u64); 3] = [(0, 0x3000), (0x3000, 0x2000), (0x8000, 0x1000)];
 const RINGS: u64 = 0;
 const INFLIGHT: u64 = 0x8000;
 const LOG: u64 = 0x8800;
 const LOG_LEN: usize = 64;
 const MAX_SIZE: u16 = 16;
-/// Data, headers and tables share a little space, across the seam of two
-/// regions, so that they meet.
+/// Shared by data, headers and tables, so that they overlap. Spans the boundary of two regions.
 const SCRATCH: u64 = 0x2800;
 const SCRATCH_LEN: u64 = 0x1000;
-/// Where an indirect table has room.
+/// Location of indirect tables.
 const TABLE: u64 = 0x1000;
 const STATUS: u64 = 0x2ffe;
 
-/// The fuzzer's bytes, as numbers; zeroes when they have run out.
+/// The fuzzer's bytes, read as numbers; zeroes after the end.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -58,12 +56,12 @@ impl<'a> Bytes<'a> {
         self.0.is_empty()
     }
 
-    /// True in about one of `n` cases.
+    /// Returns true in about one of `n` cases.
     fn rarely(&mut self, n: u8) -> bool {
         self.byte() % n == n - 1
     }
 
-    /// An address that is mostly in memory.
+    /// Returns an address that is mostly in memory.
     fn address(&mut self) -> u64 {
         if !self.rarely(16) {
             return SCRATCH + self.below(SCRATCH_LEN - 0x400);
@@ -77,7 +75,7 @@ impl<'a> Bytes<'a> {
         }
     }
 
-    /// A length that is mostly one of data.
+    /// Returns a length that is mostly typical for data.
     fn len(&mut self) -> u32 {
         match self.byte() % 32 {
             0 => self.number::<4>() as u32,
@@ -95,17 +93,17 @@ struct Guest {
     driver: Driver,
     queue: BlkQueue,
     cx: Cx,
-    /// What is at the disk.
+    /// Requests at the disk.
     pending: Vec<RequestId>,
-    /// Requests popped, and answers given.
+    /// Number of requests popped; `answered` is the number of replies.
     popped: u64,
     answered: u64,
-    /// What was popped last was not counted.
+    /// The last `pop` failed, so its requests were not counted.
     broken: bool,
 }
 
 thread_local! {
-    /// Guest memory is made once: mapping it is most of the work.
+    /// Guest memory is mapped once, because mapping it is most of the work.
     static MEMORY: RefCell<TestMemory> = RefCell::new(TestMemory::new(&REGIONS));
 }
 
@@ -137,8 +135,7 @@ impl Guest {
         }
         let guest = memory.guest();
         let part = |gpa, len| NonNull::new(memory.at(gpa, len)).expect("mapped");
-        // SAFETY: parts of memory that is kept and that nothing else touches
-        // but atomically.
+        // SAFETY: parts of memory that is kept and that nothing else accesses except atomically.
         let (log, inflight) = unsafe {
             (
                 DirtyLog::new(part(LOG, LOG_LEN), LOG_LEN, guest.clone()),
@@ -169,7 +166,7 @@ impl Guest {
         }
     }
 
-    /// Pop; false when the queue is broken.
+    /// Pops requests; returns false if the queue is broken.
     fn pop(&mut self) -> bool {
         let before = self.pending.len();
         let room = self.queue.capacity() - before;
@@ -186,7 +183,7 @@ impl Guest {
         true
     }
 
-    /// What `Request` promises the disk.
+    /// Checks the guarantees that `Request` gives the disk.
     fn check(&self, request: &Request) {
         let info: DiskInfo = disk();
         assert_eq!((request.offset | request.len) % 512, 0);
@@ -208,7 +205,7 @@ impl Guest {
         }
     }
 
-    /// Answer the request that came `index`th.
+    /// Answers the request at `index` of those that are pending.
     fn finish(&mut self, index: usize, errno: i32) {
         if index < self.pending.len() {
             let id = self.pending.swap_remove(index);
@@ -219,7 +216,7 @@ impl Guest {
         }
     }
 
-    /// Answer everything. All that was popped is then in the used ring.
+    /// Answers everything. Afterwards, all popped heads are in the used ring.
     fn end(mut self, start: u16) {
         while !self.pending.is_empty() {
             self.finish(0, 0);
@@ -233,8 +230,7 @@ impl Guest {
         assert_eq!(used, self.answered as u16);
     }
 
-    /// One thing that a guest or its disk does; false when the queue is
-    /// broken.
+    /// Performs one random action of the guest or its disk. Returns false if the queue is broken.
     fn step(&mut self, bytes: &mut Bytes) -> bool {
         match bytes.byte() % 16 {
             0..=2 => return self.pop(),
@@ -260,7 +256,7 @@ impl Guest {
         true
     }
 
-    /// Make a head available, without overfilling the ring.
+    /// Makes a head available, without overfilling the ring.
     fn offer(&mut self, head: u16) -> bool {
         let full = self.driver.size();
         if self.driver.ahead_of(self.queue.next_avail()) == full && !self.pop() {
@@ -273,7 +269,7 @@ impl Guest {
         true
     }
 
-    /// Write anything anywhere.
+    /// Writes arbitrary bytes anywhere.
     fn scribble(&mut self, bytes: &mut Bytes) {
         let at = match bytes.byte() % 4 {
             0 => bytes.address(),
@@ -283,8 +279,8 @@ impl Guest {
         self.scribble_at(at, bytes.take(4));
     }
 
-    /// Not to the used index, by which the test counts: a driver that writes
-    /// that fools only itself.
+    /// Writes bytes, except to the used index, which the test uses for counting. A driver that
+    /// overwrites the used index harms only itself.
     fn scribble_at(&self, at: u64, data: &[u8]) {
         let used = self.driver.used_gpa()..self.driver.used_gpa() + 4;
         for (i, byte) in data.iter().enumerate() {
@@ -295,7 +291,7 @@ impl Guest {
         }
     }
 
-    /// Write what lies in memory.
+    /// Writes those bytes that lie in memory.
     fn write(&self, at: u64, data: &[u8]) {
         for (i, byte) in data.iter().enumerate() {
             let gpa = at.wrapping_add(i as u64);
@@ -305,7 +301,7 @@ impl Guest {
         }
     }
 
-    /// Write some descriptor to the queue's table or another.
+    /// Writes a random descriptor to the queue's table or to another one.
     fn describe(&mut self, bytes: &mut Bytes) {
         let index = u16::from(bytes.byte()) % MAX_SIZE;
         let (flags, next) = (u16::from(bytes.byte() % 8), u16::from(bytes.byte() % 17));
@@ -315,7 +311,7 @@ impl Guest {
         self.driver.put(table, index, buffer, flags, next);
     }
 
-    /// Write a request that is nearly as it should be. Returns its head.
+    /// Writes a request that is nearly well-formed. Returns its head.
     fn request(&mut self, bytes: &mut Bytes) -> u16 {
         const KINDS: [u8; 8] = [0, 0, 1, 1, 4, 8, 11, 13];
         let kind = KINDS[usize::from(bytes.byte() % 8)];
@@ -369,7 +365,7 @@ impl Guest {
     }
 }
 
-/// A guest that does what it likes, in any order, while its queue is served.
+/// A guest that performs random actions in any order while its queue is served.
 pub fn ring(data: &[u8]) {
     let mut bytes = Bytes(data);
     let mut guest = Guest::new(&mut bytes);
@@ -378,7 +374,7 @@ pub fn ring(data: &[u8]) {
     guest.end(start);
 }
 
-/// One request, nearly as it should be.
+/// A single request that is nearly well-formed.
 pub fn request(data: &[u8]) {
     let mut bytes = Bytes(data);
     let mut guest = Guest::new(&mut bytes);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 const GUARD: usize = 4096;
 
-/// An anonymous mapping of which only parts can be touched.
+/// An anonymous mapping of which only some parts are accessible.
 struct Mapping {
     base: NonNull<u8>,
     len: usize,
@@ -18,18 +18,18 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `len` bytes of PROT_NONE.
+    /// Maps `len` bytes with PROT_NONE.
     fn reserve(len: usize) -> Mapping {
-        // Shared with children, so that they can be watched and killed.
+        // Shared with child processes, which the parent can then observe and kill.
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping wherever the kernel likes.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED, "cannot reserve {len} bytes");
         let base = NonNull::new(base.cast()).expect("mmap does not return null");
         Mapping { base, len }
     }
 
-    /// Make a part accessible.
+    /// Makes a part accessible.
     fn open(&self, offset: usize, len: usize) -> NonNull<u8> {
         assert!(offset + len <= self.len);
         // SAFETY: within the mapping.
@@ -49,19 +49,19 @@ impl Drop for Mapping {
     }
 }
 
-/// A guest's memory whose every region lies between inaccessible pages, so
-/// that a stray access ends the test.
+/// A guest's memory whose every region lies between inaccessible pages, so that a stray access ends
+/// the test.
 #[derive(Clone)]
 pub struct TestMemory {
     guest: Arc<GuestMemory>,
 }
 
 impl TestMemory {
-    /// The front-end's addresses are the guest's plus this.
+    /// Difference between the front-end's addresses and the guest's.
     pub const USER_OFFSET: u64 = 0x7000_0000_0000;
 
-    /// Regions of (guest physical address, length); lengths are multiples
-    /// of the page size.
+    /// Creates memory with regions of (guest physical address, length). Lengths are multiples of
+    /// the page size.
     pub fn new(regions: &[(u64, u64)]) -> TestMemory {
         let total: usize = regions.iter().map(|(_, len)| *len as usize + GUARD).sum();
         let mapping = Arc::new(Mapping::reserve(total + GUARD));
@@ -89,7 +89,7 @@ impl TestMemory {
         &self.guest
     }
 
-    /// The host address of memory that must be there.
+    /// Returns the host address of memory that must exist.
     pub fn at(&self, gpa: u64, len: usize) -> *mut u8 {
         let host = self.guest.translate(gpa, len as u64);
         let host = host.unwrap_or_else(|| panic!("no {len} bytes at {gpa:#x}"));

@@ -1,5 +1,5 @@
-//! A guest for tests, benchmarks and fuzzing: memory between guard pages and
-//! the driver's side of a queue.
+//! A guest for tests, benchmarks and fuzzing: memory between guard pages and the driver's side of a
+//! queue.
 
 mod driver;
 pub mod fuzz;
@@ -16,7 +16,7 @@ use fathom_core::{
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 
-/// An engine that does nothing: queues need none.
+/// An engine that does nothing; queues need none.
 struct NoEngine;
 
 impl Engine for NoEngine {
@@ -51,14 +51,14 @@ impl Engine for NoEngine {
     }
 }
 
-/// What a worker lends to its sources, with room for `requests`.
+/// Creates the context that a worker passes to its sources, with room for `requests`.
 pub fn context(requests: usize) -> Cx {
     let mut cx = Cx::new(Box::new(NoEngine));
     cx.slab.grow(requests);
     cx
 }
 
-/// A writable disk of 1 GiB that can do everything.
+/// Returns a writable disk of 1 GiB that supports all operations.
 pub fn disk() -> DiskInfo {
     let limits = Some(RangeLimits {
         alignment: 4096,
@@ -76,13 +76,13 @@ pub fn disk() -> DiskInfo {
     }
 }
 
-/// The device of `disk()`.
+/// Returns the device of `disk()`.
 pub fn device() -> BlkDevice {
     BlkDevice::new(disk(), "a serial number", 1)
 }
 
-/// Pop everything there is room for. What was popped, and how many requests
-/// were answered at once.
+/// Pops as many requests as there is room for. Returns them and the number of requests that the
+/// queue answered itself.
 pub fn pop(queue: &mut BlkQueue, cx: &mut Cx) -> Result<(Vec<RequestId>, u32), Broken> {
     let mut batch = Vec::new();
     let room = queue.capacity();
@@ -90,7 +90,7 @@ pub fn pop(queue: &mut BlkQueue, cx: &mut Cx) -> Result<(Vec<RequestId>, u32), B
     Ok((batch, answered))
 }
 
-/// Finish requests with `errno`, and free their slots.
+/// Finishes requests with `errno` and releases their slots.
 pub fn finish(queue: &mut BlkQueue, cx: &mut Cx, batch: &[RequestId], errno: i32) {
     for &id in batch {
         cx.slab[id].error = errno;

@@ -1,4 +1,4 @@
-//! Which status and which length a request gets, case by case.
+//! Status and used length of each kind of request.
 
 use super::fixture::*;
 use crate::features::*;
@@ -29,12 +29,12 @@ const S: Buffer = Buffer {
     writable: true,
 };
 
-/// What becomes of a request.
+/// The outcome of a request.
 #[derive(Debug, PartialEq)]
 enum Fate {
-    /// It reaches the disk: operation, offset, length, fua, unmap.
+    /// The request reaches the disk: operation, offset, length, fua, unmap.
     Disk(Op, u64, u64, bool, bool),
-    /// It is answered at once: status (if one is written), used length.
+    /// The request is answered at once: status (if one is written), used length.
     Answer(Option<u8>, u32),
 }
 
@@ -72,8 +72,8 @@ impl Case {
         }
     }
 
-    /// Run the chain directly and indirectly, and check what is the same for
-    /// all requests: one used element, one status byte, nothing else touched.
+    /// Runs the chain directly and indirectly. Checks the properties that all requests share: one
+    /// used element, one status byte, nothing else written.
     fn run(&self, buffers: &[Buffer]) -> Fate {
         let indirect = self.run_as(buffers, true);
         if buffers.len() <= 16 {
@@ -182,7 +182,7 @@ fn headers_and_tables_may_lie_across_a_seam() {
     f.memory.write(head, &header(T_IN, 1));
     f.memory.write(SEAM - 0x1008, &header(T_IN, 1));
     f.driver.put(table, 0, r(SEAM - 0x1008, 16), 1, 1);
-    // The table's second entry begins before the seam and ends after it.
+    // The table's second entry spans the boundary of two regions.
     let entry = |gpa: u64, len: u32, flags: u16, next: u16| {
         let mut bytes = gpa.to_le_bytes().to_vec();
         bytes.extend(len.to_le_bytes());
@@ -383,7 +383,7 @@ fn ranges_are_checked_flag_by_flag() {
         assert_eq!(case.run(&[H, r(DATA, 16), w(DATA, 1), S]), refused(IOERR));
         let pieces = [H, r(DATA, 5), r(DATA + 5, 3), r(DATA + 8, 8), S];
         assert!(matches!(case.run(&pieces), Fate::Disk(_, 1024, 4096, ..)));
-        // As long as announced, on a disk that has room for more.
+        // A range of the announced maximum length, on a disk with room for more.
         let mut case = Case::range(kind, range(2, 8, 0));
         for limits in [&mut case.disk.discard, &mut case.disk.write_zeroes] {
             limits.as_mut().unwrap().max_len = 4096;
@@ -442,8 +442,8 @@ fn writes_are_durable_when_the_driver_cannot_flush_or_does_not_cache() {
     }
 }
 
-/// The driver may do so under way, and believes from then on that what was
-/// written is durable.
+/// The driver may switch the cache off during operation. From then on it relies on completed writes
+/// being durable.
 #[test]
 fn switching_the_cache_off_counts_for_the_next_write() {
     let mut f = Fixture::new(disk(), FEATURES);
@@ -457,7 +457,8 @@ fn switching_the_cache_off_counts_for_the_next_write() {
     }
 }
 
-/// More does not fit one system call, nor four times as much a used length.
+/// A longer request does not fit into one system call. Four times this length does not fit into a
+/// used length.
 #[test]
 fn a_gigabyte_is_moved_at_once_and_no_more() {
     for (kind, buffer) in [(T_IN, w(LARGE, LARGE_LEN)), (T_OUT, r(LARGE, LARGE_LEN))] {

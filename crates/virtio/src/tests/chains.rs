@@ -1,4 +1,4 @@
-//! Chains that do not hold together, and queues that cannot be.
+//! Malformed chains, and invalid queues.
 
 use super::fixture::*;
 use crate::features::{RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
@@ -26,7 +26,7 @@ fn table(len: u32) -> Buffer {
     Buffer::readable(TABLE, len)
 }
 
-/// What the driver gets back for a chain that begins with descriptor 0.
+/// Returns what the driver gets back for a chain that begins with descriptor 0.
 fn outcome(f: &mut Fixture) -> (usize, u32) {
     f.header(T_IN, 0);
     f.driver.offer(0);
@@ -233,7 +233,7 @@ fn what_finds_no_slot_is_popped_later_in_order() {
         f.driver.offer(head);
     }
     f.driver.publish();
-    // Nothing but one slot is left.
+    // Only one slot is left.
     let slots: Vec<_> = std::iter::from_fn(|| f.cx.slab.take()).collect();
     f.cx.slab.put(slots[0]);
     for head in [4, 2, 6] {
@@ -253,7 +253,7 @@ fn a_head_made_available_many_times_harms_nobody() {
     f.driver.put_direct(0, &[h(), d(), s()]);
     f.driver.put(RINGS, 5, h(), NEXT, 5);
     for round in 0..3 {
-        // A queue full of malformed chains, and one head many times on top.
+        // The queue is full of malformed chains, and one head is available many times in addition.
         let mut all = Vec::new();
         f.driver.set_used_event(f.driver.used_idx());
         for head in [5, 0] {
@@ -263,7 +263,7 @@ fn a_head_made_available_many_times_harms_nobody() {
         }
         assert_eq!(all.len(), 16);
         finish(&mut f.queue, &mut f.cx, &all, 0);
-        // No answer takes the place of one that the driver has not seen.
+        // No reply overwrites one that the driver has not seen.
         assert_eq!(f.driver.used_idx(), round * 32 + 16);
         assert!(f.queue.publish(&mut f.cx));
     }
@@ -299,7 +299,7 @@ fn a_driver_that_breaks_the_ring_stops_its_queue() {
     );
 }
 
-/// Replace the fixture's queue to take it apart.
+/// Replaces the fixture's queue and takes the old one apart.
 fn take(f: &mut Fixture) -> (QueueSetup, Option<crate::InflightQueue>) {
     let fresh = Fixture::new(disk(), FEATURES).queue;
     std::mem::replace(&mut f.queue, fresh).into_parts()

@@ -1,4 +1,4 @@
-//! What the dirty log gets to know.
+//! What the dirty log records.
 
 use super::fixture::*;
 use crate::request::{T_GET_ID, T_IN, T_OUT};
@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// A log over all of the fixture's memory.
+/// Creates a log for all of the fixture's memory.
 fn log() -> (Arc<Vec<AtomicU8>>, Arc<DirtyLog>) {
     let bytes: Arc<Vec<AtomicU8>> = Arc::new((0..0x1001).map(|_| AtomicU8::new(0)).collect());
     let base = NonNull::new(bytes.as_ptr() as *mut u8).unwrap();
@@ -18,7 +18,7 @@ fn log() -> (Arc<Vec<AtomicU8>>, Arc<DirtyLog>) {
     (bytes, Arc::new(log))
 }
 
-/// The pages that a request dirties, when its used ring is logged or not.
+/// Returns the pages that a request dirties, with or without logging of the used ring.
 fn dirtied(kind: u32, log_used: bool, buffers: &[Buffer], errno: i32) -> Vec<u64> {
     let mut f = Fixture::new(disk(), FEATURES);
     let (bytes, log) = log();
@@ -72,7 +72,7 @@ fn the_dirty_log_follows_the_used_ring_across_pages() {
     let mut f = Fixture::with_size(disk(), FEATURES, 1024);
     let (bytes, log) = log();
     let mut setup = f.driver.setup(FEATURES);
-    // The used ring's 8 KiB, as if it began with a page.
+    // Logs the used ring's 8 KiB as if the ring began at a page boundary.
     setup.log_addr = Some(0x10_0000);
     let guest = f.memory.guest().clone();
     f.queue = BlkQueue::new(setup, guest, Some(log), None, f.device.clone()).unwrap();

@@ -1,4 +1,4 @@
-//! Who is told of what, and when; and what the dirty log gets to know.
+//! Notifications: which side is notified, of what and when; and what the dirty log records of it.
 
 use super::fixture::*;
 use crate::BlkQueue;
@@ -32,7 +32,7 @@ fn without_event_idx_the_flags_rule() {
 fn with_event_idx_an_interrupt_is_sent_when_its_index_is_passed() {
     let mut f = Fixture::new(disk(), FEATURES);
     f.driver.set_interrupts(false);
-    // (requests, used_event, interrupt), the used index counting from 0.
+    // (requests, used_event, interrupt); the used index counts from 0.
     let steps = [
         (1, 0, true),
         (1, 0, false),
@@ -77,8 +77,8 @@ fn notify_signals_the_call_eventfd() {
     assert_eq!(signalled(&setup.kick), None);
 }
 
-/// Driver and device each sleep whenever they have nothing to do, and only
-/// the other's notification wakes them: one that is lost ends the test.
+/// Driver and device sleep whenever they have nothing to do, and only notifications wake them. A
+/// lost notification ends the test.
 #[test]
 fn no_notification_is_lost_between_two_threads() {
     for features in [FEATURES, FEATURES & !RING_F_EVENT_IDX] {
@@ -86,8 +86,8 @@ fn no_notification_is_lost_between_two_threads() {
     }
 }
 
-/// What one side of a race does in a round: first prepare, then act. Acting
-/// says whether it has noticed the other.
+/// The two steps of one side of a race in each round: prepare, then act. `Act` returns whether it
+/// has noticed the other side.
 enum Turn {
     Prepare,
     Act,
@@ -95,8 +95,8 @@ enum Turn {
 
 const ROUNDS: u32 = 40_000;
 
-/// Let two threads act at the same moment, many times. At least one of them
-/// must notice the other each time; returns how often neither did.
+/// Lets two threads act at the same moment, many times. In each round, at least one of them must
+/// notice the other. Returns how often neither did.
 fn race(
     mut guest: impl FnMut(Turn) -> bool + Send + 'static,
     mut device: impl FnMut(Turn) -> bool,
@@ -130,8 +130,9 @@ fn race(
     missed
 }
 
-/// In half of all rounds, let one side come some nanoseconds later: who is first, and by how much,
-/// would otherwise be the same each time, and only some distances are right for a miss.
+/// Delays one side by some nanoseconds in half of all rounds. Otherwise the order and the distance
+/// of the two sides would be the same each time, and only some distances reveal a missed
+/// notification.
 fn dawdle(round: u32, side: u32) {
     if round % 4 == 2 + side {
         (0..round / 4 % 100).for_each(|step| {
@@ -140,7 +141,7 @@ fn dawdle(round: u32, side: u32) {
     }
 }
 
-/// Wait for the other of two threads.
+/// Waits for the other of two threads.
 fn meet(arrivals: &AtomicU32, meeting: u32) {
     arrivals.fetch_add(1, Ordering::SeqCst);
     let mut spins = 0u32;
@@ -153,8 +154,8 @@ fn meet(arrivals: &AtomicU32, meeting: u32) {
     }
 }
 
-/// The driver makes work available while the device asks to be kicked:
-/// either the driver sees that it must kick, or the device sees the work.
+/// The driver makes work available while the device requests kicks. Either the driver sees that it
+/// must kick, or the device sees the work.
 #[test]
 fn arming_and_making_available_do_not_miss_each_other() {
     for features in [FEATURES, FEATURES & !RING_F_EVENT_IDX] {
@@ -187,8 +188,8 @@ fn arming_and_making_available_do_not_miss_each_other() {
     }
 }
 
-/// The device publishes an answer while the driver asks for an interrupt:
-/// either the device sees that it must interrupt, or the driver the answer.
+/// The device publishes a reply while the driver requests an interrupt. Either the device sees that
+/// it must interrupt, or the driver sees the reply.
 #[test]
 fn publishing_and_asking_for_interrupts_do_not_miss_each_other() {
     for features in [FEATURES, FEATURES & !RING_F_EVENT_IDX] {
@@ -261,7 +262,7 @@ fn sleep_and_wake(features: u64) {
     let mut answered = 0;
     let mut offered = 0;
     while answered < REQUESTS {
-        // One or two at a time.
+        // One or two requests at a time.
         let more = 1 + offered % 2;
         (0..more).for_each(|head| driver.offer(head as u16));
         offered += more;
@@ -275,7 +276,7 @@ fn sleep_and_wake(features: u64) {
             if answered == offered {
                 break;
             }
-            // Linux's virtqueue_enable_cb: ask, then look again.
+            // Like Linux's virtqueue_enable_cb: request an interrupt, then check again.
             driver.set_used_event(driver.next_used());
             fence(Ordering::SeqCst);
             if driver.used_idx() == driver.next_used() {
@@ -304,7 +305,7 @@ fn serve_and_sleep(mut queue: BlkQueue, kick: &std::os::fd::OwnedFd, done: &Atom
     }
 }
 
-/// Wait for an eventfd; false when that takes absurdly long.
+/// Waits for an eventfd; returns false after an absurdly long time.
 fn wait(event: &std::os::fd::OwnedFd) -> bool {
     let mut poll = libc::pollfd {
         fd: std::os::fd::AsRawFd::as_raw_fd(event),

@@ -1,4 +1,4 @@
-//! A queue with its driver, and requests written to its memory.
+//! A queue with its driver, and requests in its memory.
 
 use crate::features::{BLK_F_CONFIG_WCE, BLK_F_FLUSH, RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
 use crate::request::T_IN;
@@ -12,11 +12,11 @@ pub const TABLE: u64 = 0xf000;
 pub const HEADER: u64 = 0x1_0000;
 pub const DATA: u64 = 0x2_0000;
 pub const STATUS: u64 = 0x3_0000;
-/// Where one region ends and the next begins.
+/// Boundary of two adjacent regions.
 pub const SEAM: u64 = 0x8_0000;
-/// The end of all memory but what is far up.
+/// End of all memory except the regions at high addresses.
 pub const END: u64 = 0xa_0000;
-/// A region of which 64 make a gigabyte.
+/// A region that a request refers to 64 times to reach 1 GiB.
 pub const LARGE: u64 = 0x200_0000;
 pub const LARGE_LEN: u32 = 0x100_0000;
 pub const REGIONS: [(u64, u64); 4] = [
@@ -26,7 +26,7 @@ pub const REGIONS: [(u64, u64); 4] = [
     (LARGE, LARGE_LEN as u64),
 ];
 
-/// What `STATUS` and the data hold before a request.
+/// Initial contents of `STATUS` and the data.
 pub const FILL: u8 = 0xa5;
 
 pub const FEATURES: u64 = RING_F_INDIRECT_DESC | RING_F_EVENT_IDX | BLK_F_FLUSH | BLK_F_CONFIG_WCE;
@@ -68,7 +68,7 @@ impl Fixture {
         self.memory.write(HEADER, &header(kind, sector));
     }
 
-    /// Make one chain available.
+    /// Makes one chain available.
     pub fn offer(&mut self, indirect: bool, buffers: &[Buffer]) {
         if indirect {
             self.driver.put_indirect(0, TABLE, buffers);
@@ -80,7 +80,7 @@ impl Fixture {
     }
 }
 
-/// struct virtio_blk_req's device-readable part.
+/// Returns the device-readable part of struct virtio_blk_req.
 pub fn header(kind: u32, sector: u64) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..4].copy_from_slice(&kind.to_le_bytes());
@@ -88,7 +88,7 @@ pub fn header(kind: u32, sector: u64) -> [u8; 16] {
     bytes
 }
 
-/// struct virtio_blk_discard_write_zeroes.
+/// Returns a struct virtio_blk_discard_write_zeroes.
 pub fn range(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&sector.to_le_bytes());
@@ -97,7 +97,7 @@ pub fn range(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
     bytes
 }
 
-/// A read of the first sector.
+/// Returns the chain of a read of the first sector.
 pub fn read_chain() -> [Buffer; 3] {
     [
         Buffer::readable(HEADER, 16),
@@ -106,7 +106,7 @@ pub fn read_chain() -> [Buffer; 3] {
     ]
 }
 
-/// Serve `n` reads in one batch; whether the driver is to be told.
+/// Serves `n` reads in one batch. Returns whether the driver wants an interrupt.
 pub fn serve(f: &mut Fixture, n: u16) -> bool {
     f.header(T_IN, 0);
     f.driver.put_indirect(0, TABLE, &read_chain());

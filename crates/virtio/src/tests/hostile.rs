@@ -1,11 +1,11 @@
-//! The fuzz targets on pseudo-random input, without a fuzzer.
+//! Runs the fuzz targets on pseudo-random input, without a fuzzer.
 
 use crate::testing::fuzz;
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use std::time::{Duration, Instant};
 
-/// Inputs that every run tries; the rest is as many as there is time for.
+/// Minimum number of inputs per run; more are tried as long as time permits.
 const ALWAYS: u32 = 20_000;
 
 fn run(target: fn(&[u8])) {

@@ -1,5 +1,5 @@
-//! The `virtio-queue` crate as oracle: on the same memory it finds the same
-//! buffers and comes to the same decisions.
+//! Compares with the `virtio-queue` crate: on the same memory, both find the same buffers and make
+//! the same decisions.
 
 use crate::BlkQueue;
 use crate::chain::{Chain, ChainContext, TableCopy, Unusable};
@@ -25,7 +25,7 @@ const REGIONS: [(u64, u64); 2] = [(0, SEAM), (SEAM, END - SEAM)];
 const NEXT: u16 = 1;
 const INDIRECT: u16 = 4;
 
-/// `memory` as `virtio-queue` sees it.
+/// Returns a view of `memory` for `virtio-queue`.
 fn view(memory: &TestMemory) -> GuestMemoryMmap<()> {
     let regions = REGIONS.map(|(gpa, len)| {
         let (host, prot) = (
@@ -72,7 +72,7 @@ fn our_queue(memory: &TestMemory, driver: &Driver, start: u16) -> SplitQueue {
     unsafe { SplitQueue::new(memory.guest(), at, SIZE, start, true) }.unwrap()
 }
 
-/// The chain's buffers as we see them.
+/// Returns the chain's buffers according to this crate.
 fn our_buffers(
     memory: &TestMemory,
     queue: &SplitQueue,
@@ -98,7 +98,7 @@ fn our_buffers(
     Ok(buffers)
 }
 
-/// The oracle's buffers; None where it gave up before the chain's end.
+/// Returns the oracle's buffers; none if the oracle stopped before the end of the chain.
 fn their_buffers(memory: &GuestMemoryMmap<()>, queue: &mut Queue) -> Option<Vec<Buffer>> {
     let chain = queue.iter(memory).unwrap().next().expect("a head");
     let mut ended = false;
@@ -121,8 +121,8 @@ struct Entry {
     next: u16,
 }
 
-/// One descriptor: mostly a link in a chain, sometimes a reference to a
-/// table, sometimes nonsense.
+/// Generates one descriptor: mostly a link in a chain, sometimes a reference to a table, sometimes
+/// nonsense.
 fn entry() -> impl Strategy<Value = Entry> {
     let link = (0..END, 1u32..4096, 0u16..4, 0..SIZE);
     let table =
@@ -143,7 +143,7 @@ fn entry() -> impl Strategy<Value = Entry> {
     })
 }
 
-/// Entries that mostly lead to the next one.
+/// Generates entries that mostly lead to the next one.
 fn table(entries: usize) -> impl Strategy<Value = Vec<Entry>> {
     prop::collection::vec((entry(), any::<u8>()), entries).prop_map(|entries| {
         let link = |(i, (mut entry, chance)): (usize, (Entry, u8))| {
@@ -166,8 +166,8 @@ fn put(driver: &Driver, table: u64, entries: &[Entry]) {
     }
 }
 
-/// Whether the chain goes through a table that only the oracle accepts: one
-/// that does not lie in memory as a whole, has a successor, or is huge.
+/// Returns whether the chain goes through a table that only the oracle accepts: one that is not
+/// entirely in memory, has a successor, or is huge.
 fn is_strict_about(direct: &[Entry], head: u16) -> bool {
     let mut at = usize::from(head);
     for _ in 0..SIZE {
@@ -206,7 +206,7 @@ proptest! {
                 prop_assert!(is_strict_about(&direct, head), "we refuse {theirs:?}");
             }
             (Ok(ours), None) => {
-                // The oracle stops at 4 GiB, which our parser refuses later.
+                // The oracle stops at 4 GiB; this crate's parser rejects such requests later.
                 let total: u64 = ours.iter().map(|buffer| u64::from(buffer.len)).sum();
                 prop_assert!(total > u32::MAX.into(), "they refuse {ours:?}");
             }
@@ -214,7 +214,7 @@ proptest! {
     }
 }
 
-/// What driver and device do with a ring.
+/// A step of the driver or the device.
 #[derive(Clone, Debug)]
 enum Step {
     Offer(u16),
@@ -236,7 +236,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The same ring twice, for us and for the oracle.
+/// The same ring twice, for this crate and for the oracle.
 struct Twins {
     ours: (TestMemory, Driver, SplitQueue),
     theirs: (TestMemory, Driver, Queue),
@@ -331,8 +331,7 @@ proptest! {
     }
 }
 
-/// Cut `total` bytes into buffers, at these places, and lay them out from
-/// `gpa` on with gaps.
+/// Cuts `total` bytes into buffers at `places`, and lays them out from `gpa` on with gaps.
 fn cut(total: u32, places: &[u32], mut gpa: u64, writable: bool) -> Vec<Buffer> {
     let mut ends: Vec<u32> = places.iter().map(|place| place % total).collect();
     ends.extend([0, total]);
@@ -351,13 +350,13 @@ fn cut(total: u32, places: &[u32], mut gpa: u64, writable: bool) -> Vec<Buffer> 
     ends.windows(2).map(buffer).collect()
 }
 
-/// The byte that the disk reads at `i`.
+/// Returns the byte that the disk contains at `i`.
 fn pattern(i: usize) -> u8 {
     (i * 7 + i / 256) as u8 | 1
 }
 
-/// Do a request as the oracle's reader and writer have it, on `memory`:
-/// returns what was written to the disk.
+/// Executes a request on `memory` with the oracle's reader and writer. Returns the data written to
+/// the disk.
 fn their_request(memory: &TestMemory, queue: &mut Queue) -> Vec<u8> {
     let view = view(memory);
     let chain = queue.iter(&view).unwrap().next().expect("a head");
@@ -374,7 +373,7 @@ fn their_request(memory: &TestMemory, queue: &mut Queue) -> Vec<u8> {
     written
 }
 
-/// The same by our queue.
+/// Executes the same request with this crate's queue.
 fn our_request(f: &TestMemory, driver: &Driver) -> Vec<u8> {
     let setup = driver.setup(RING_F_INDIRECT_DESC);
     let device = Arc::new(device());
@@ -388,7 +387,7 @@ fn our_request(f: &TestMemory, driver: &Driver) -> Vec<u8> {
         segments.flat_map(|s| (0..s.iov_len).map(|i| s.iov_base.cast::<u8>().wrapping_add(i)));
     let mut written = Vec::new();
     for (i, byte) in bytes.enumerate() {
-        // SAFETY: segments name guest memory.
+        // SAFETY: segments refer to guest memory.
         unsafe {
             match request.op {
                 Op::Read => byte.write(pattern(i)),
@@ -415,7 +414,7 @@ proptest! {
         let data = sectors * 512;
         let (readable, writable) = if write { (16 + data, 1) } else { (16, data + 1) };
         let cuts = [readable_cuts, header_cuts].concat();
-        // Both kinds of data may lie across the seam.
+        // Both kinds of data may span the boundary of two regions.
         let mut chain = cut(readable, &cuts, SEAM - 1024, false);
         let end = chain.last().map_or(0, |last| last.gpa + u64::from(last.len));
         let writable_at = if write { end + 8 } else { SEAM - 900 };
