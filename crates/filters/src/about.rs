@@ -1,4 +1,4 @@
-//! What users are told of a filter.
+//! Descriptions of filters for users.
 
 use fathom_units::unknown_name;
 
@@ -6,21 +6,20 @@ use fathom_units::unknown_name;
 #[derive(Debug, PartialEq, Eq)]
 pub struct About {
     pub name: &'static str,
-    /// One line.
+    /// Description of the filter, one line.
     pub what: &'static str,
     pub options: &'static [Opt],
 }
 
-/// One of a filter's options.
+/// One option of a filter.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Opt {
     pub name: &'static str,
-    /// What a value looks like, with its unit.
+    /// Syntax of a value, with its unit.
     pub value: &'static str,
-    /// What holds without it; None: it is no setting but something to do, for
-    /// `fathom set` only.
+    /// Default value. None: the option is an action, available only in `fathom set`.
     pub default: Option<&'static str>,
-    /// One line.
+    /// Description of the option, one line.
     pub what: &'static str,
 }
 

@@ -1,18 +1,18 @@
-//! Memory of a filter's own, aligned for O_DIRECT.
+//! Memory owned by a filter, aligned for O_DIRECT.
 
 use fathom_core::Segments;
 use libc::iovec;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
-/// Initialised, at the same place for good.
+/// Initialised memory at a fixed address.
 pub(crate) struct Buffer {
     base: NonNull<u8>,
     layout: Layout,
 }
 
 impl Buffer {
-    /// `len` is neither 0 nor huge.
+    /// Allocates `len` bytes, neither 0 nor a huge number.
     pub(crate) fn new(len: usize) -> Buffer {
         let layout = Layout::from_size_align(len.max(1), 4096).expect("buffers are small");
         // SAFETY: the layout's size is not 0.
@@ -27,7 +27,7 @@ impl Buffer {
         self.layout.size()
     }
 
-    /// Its first `len` bytes.
+    /// Returns an iovec of the first `len` bytes.
     pub(crate) fn iovec(&mut self, len: usize) -> iovec {
         assert!(len <= self.len());
         iovec {
@@ -37,11 +37,11 @@ impl Buffer {
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the memory is this value's own, initialised, and of that size.
+        // SAFETY: the memory belongs to this value, is initialised, and has this size.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len()) }
     }
 
-    /// Fills the segments with what is here from `from` on.
+    /// Copies the buffer's contents from `from` on into the segments.
     ///
     /// # Safety
     /// The segments are valid for writes.
@@ -49,8 +49,8 @@ impl Buffer {
         let mut at = from;
         for segment in segments {
             assert!(at + segment.iov_len <= self.len());
-            // SAFETY: `at` and what follows lie in the buffer; the segment is
-            // valid as required of the caller, and not of this memory.
+            // SAFETY: the source range lies in the buffer. The segment is valid as required of the
+            // caller, and does not overlap this memory.
             unsafe {
                 let source = self.base.as_ptr().add(at);
                 let target = segment.iov_base.cast::<u8>();

@@ -1,5 +1,5 @@
-//! A filter as the daemon has it: settings that can be looked at and changed,
-//! and a layer for each worker.
+//! A filter as the server sees it: settings that can be read and changed, and a layer for each
+//! worker.
 
 use crate::about::About;
 use crate::layer::Layer;
@@ -12,33 +12,33 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// One filter around one disk, shared by all of its workers.
+/// One filter around one disk, shared by all workers of the disk.
 pub trait Filter: Part {
     fn about(&self) -> &'static About;
 
-    /// The options that are not at their defaults, in the order of
-    /// [`About::options`].
+    /// Returns the options that are not at their defaults, in the order of [`About::options`].
     fn values(&self) -> Vec<(&'static str, String)>;
 
-    /// Change all of these, or none and say why. An empty value is the
-    /// option's default. Workers go by it once they have looked.
+    /// Applies all changes, or none and returns the reason. An empty value restores the option's
+    /// default. Workers use the new settings once they have looked.
     fn set(&self, changes: &[(String, String)]) -> Result<(), String>;
 
-    /// What the disk is like behind it.
+    /// Returns the properties of the filtered disk, given those of the disk below.
     fn info(&self, below: DiskInfo) -> DiskInfo {
         below
     }
 
-    /// For how long its workers have held requests back, all together; None: that is not counted.
+    /// Returns the total time for which the workers have held requests back; none if the filter
+    /// does not measure it.
     fn held(&self) -> Option<Duration> {
         None
     }
 
-    /// The disk was taken into use: no request has come yet.
+    /// Called when the disk was activated and no request has arrived yet.
     fn opened(&self) {}
 
-    /// The disk below has another size, in bytes: what was kept of it behind the smaller of the two
-    /// ends is not to be had any more.
+    /// Called when the disk below was resized; sizes are in bytes. The filter drops its data beyond
+    /// the smaller of the two sizes.
     fn resized(&self, _before: u64, _now: u64) {}
 
     /// See [`Disk::connect_delay`](fathom_core::Disk::connect_delay).
@@ -46,43 +46,45 @@ pub trait Filter: Part {
         Duration::ZERO
     }
 
-    /// For one worker, on its thread. `below` is what the disk below is like.
+    /// Creates the layer of one worker, on its thread. `below` describes the disk below.
     fn layer(&self, cx: &mut Cx, below: &DiskInfo) -> io::Result<Box<dyn Layer>>;
 }
 
-/// What the filters of one kind have of their own.
+/// The part of a filter that is specific to its kind.
 pub(crate) trait Kind: Send + Sync + Sized + 'static {
     const ABOUT: &'static About;
 
-    /// All options, understood.
+    /// All options in parsed form.
     type Settings: Send + Sync + 'static;
 
     fn parse(values: &Values<'_>) -> Result<Self::Settings, String>;
 
-    /// `filters` has what is shared by several disks; `lent` is what a predecessor's has lent.
+    /// Creates a filter. `filters` holds state shared by several disks; `lent` is the state that
+    /// the predecessor's filter has lent.
     fn new(
         settings: &Self::Settings,
         filters: &Filters,
         lent: Option<Left>,
     ) -> Result<Self, String>;
 
-    /// Of a filter that shares its options with others: whoever sets them
+    /// Returns the options that this filter shares with others, if any. The filter that sets them
     /// last sets them for all.
     fn shared_options(&self) -> Option<Arc<Options<Self::Settings>>> {
         None
     }
 
-    /// Of such a filter: it says nothing of what it shares, and goes by what is there.
+    /// Returns whether a filter with shared options sets none of them itself and uses the existing
+    /// ones.
     fn joins(_settings: &Self::Settings) -> bool {
         false
     }
 
-    /// New settings are about to be used. An error keeps the old ones.
+    /// Called before new settings take effect. On an error the old ones stay.
     fn changing(&self, _to: &Self::Settings) -> Result<(), String> {
         Ok(())
     }
 
-    /// Do what an option asks for that is no setting.
+    /// Executes an option that is an action rather than a setting.
     fn act(&self, _option: &'static str, _value: &str) -> Result<(), String> {
         Ok(())
     }
@@ -106,7 +108,7 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
         Ok(None)
     }
 
-    /// See [`Part::inherit`]. `is_same`: it had the same options.
+    /// See [`Part::inherit`]. `is_same`: the predecessor's filter had the same options.
     fn inherit(&self, _left: Left, _is_same: bool) -> Result<(), String> {
         Ok(())
     }
@@ -137,7 +139,7 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
     ) -> io::Result<Box<dyn Layer>>;
 }
 
-/// Options as they are written, understood.
+/// Parses options.
 pub(crate) fn parse<K: Kind>(written: &[(String, String)]) -> Result<(Raw, K::Settings), String> {
     let mut raw = Raw::new();
     for (name, value) in written {
@@ -152,7 +154,7 @@ pub(crate) fn parse<K: Kind>(written: &[(String, String)]) -> Result<(Raw, K::Se
     Ok((raw, settings))
 }
 
-/// A filter of that kind, with its options.
+/// Creates a filter of kind `K` with these options.
 pub(crate) fn make<K: Kind>(
     written: &[(String, String)],
     filters: &Filters,
@@ -180,7 +182,7 @@ pub(crate) fn make<K: Kind>(
 /// The options that are not at their defaults, as the user wrote them.
 pub(crate) type Raw = Vec<(&'static str, String)>;
 
-/// What a filter has been told.
+/// Options of a filter, as written and in parsed form.
 pub(crate) struct Options<S> {
     raw: Mutex<Raw>,
     live: Arc<Live<S>>,
@@ -203,7 +205,7 @@ impl<S> Options<S> {
     }
 }
 
-/// What is left beside the values of a kind.
+/// Key of the options in the handover state, besides the values of the kind.
 const OPTIONS: &str = "options";
 
 struct Instance<K: Kind> {

@@ -1,4 +1,4 @@
-//! A disk behind a filter, as others see it, and a worker's channel to it.
+//! A filtered disk, and a worker's channel to it.
 
 use crate::filter::Filter;
 use crate::layer::Layer;
@@ -12,13 +12,12 @@ use std::time::Duration;
 struct Layered {
     layer: Box<dyn Layer>,
     below: Box<dyn Channel>,
-    /// Of the layers below and of this one, the last that has children.
+    /// The last owner with children among the layers below and this one.
     newest: Owner,
 }
 
 impl Layered {
-    /// Tell the layer what has been completed since the mark, and what that
-    /// leads to.
+    /// Passes the completions since the mark to the layer, including those that the layer causes.
     fn settle(&mut self, cx: &mut Cx, mut mark: Mark) {
         loop {
             let mut completed = cx.completed_since(mark);
@@ -70,7 +69,7 @@ impl Channel for Layered {
     }
 }
 
-/// `disk` behind a filter.
+/// Returns `disk` behind a filter.
 pub fn wrap(disk: Arc<dyn Disk>, filter: Arc<dyn Filter>) -> Arc<dyn Disk> {
     Arc::new(Filtered {
         below: disk,

@@ -1,20 +1,20 @@
-//! Requests that wait for their time.
+//! Requests that are held back until a given time.
 
 use fathom_core::{Channel, Cx, RequestId};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// One worker's, the next one first. When the first one waits it makes room
-/// for all that can be in flight, and then allocates no more.
+/// Held requests of one worker, ordered by due time. The first hold reserves space for all requests
+/// that can be in flight, so that later ones do not allocate.
 #[derive(Default)]
 pub(crate) struct Held {
-    /// Due (in ticks), in which order they came, and which.
+    /// Due time (in ticks), order of arrival, and request.
     heap: BinaryHeap<Reverse<(u64, u64, u32)>>,
     arrivals: u64,
 }
 
 impl Held {
-    /// Keep the request until `due`.
+    /// Holds the request until `due`.
     pub(crate) fn hold(&mut self, cx: &mut Cx, id: RequestId, due: u64) {
         self.arrivals += 1;
         self.heap.reserve(cx.slab.capacity() - self.heap.len());
@@ -22,7 +22,7 @@ impl Held {
         cx.wake_at(due);
     }
 
-    /// Submit what is due, and ask to be woken for the next.
+    /// Submits the requests that are due, and asks to be woken for the next one.
     pub(crate) fn release_due(&mut self, cx: &mut Cx, below: &mut dyn Channel) {
         let now = cx.now();
         while let Some(Reverse((due, _, id))) = self.heap.peek().copied() {
@@ -34,7 +34,7 @@ impl Held {
         }
     }
 
-    /// Submit what may not wait any more, in the order of its time.
+    /// Submits the requests that must not wait any more, ordered by due time.
     pub(crate) fn release_leaving(&mut self, cx: &mut Cx, below: &mut dyn Channel) {
         let mut leaving = Vec::new();
         self.heap.retain(|Reverse((due, order, id))| {

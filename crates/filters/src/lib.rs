@@ -1,15 +1,13 @@
-//! Filters: what comes between whoever asks for a disk and the disk, to make
-//! it as slow or as broken as you like.
+//! Filters: layers between a disk and its users that delay, limit, break, log or otherwise change
+//! its requests.
 //!
-//! A [`Filter`] is put around a [`Disk`](fathom_core::Disk) by [`wrap`], any
-//! number in any order. What all workers share is the filter's, behind a lock
-//! that no request takes; what one worker needs is a [`Layer`] above that
-//! worker's channel. Settings can be changed while requests are served: a
-//! layer sees the new ones, all together, when its worker is told to look
-//! ([`WorkerHandle::look`](fathom_core::WorkerHandle::look)).
+//! [`wrap`] puts a [`Filter`] around a [`Disk`](fathom_core::Disk). Any number of filters can be
+//! combined in any order. The filter owns the state that all workers share, behind a lock that no
+//! request takes. The state of one worker is a [`Layer`] above that worker's channel. Settings can
+//! be changed while requests are served. A layer adopts all new settings together when its worker
+//! is asked to look ([`WorkerHandle::look`](fathom_core::WorkerHandle::look)).
 //!
-//! No filter holds back a drain: when a source leaves, what is held back of
-//! its requests goes on at once, or fails.
+//! No filter delays a drain: when a source leaves, its delayed requests continue at once, or fail.
 //!
 //! # Requests in a layer
 //!
@@ -18,8 +16,9 @@
 //!   [`Channel::timer`](fathom_core::Channel::timer).
 //! - The worker of a paused disk pops nothing ([`Cx::close`](fathom_core::Cx::close)): requests
 //!   stay with their source.
-//! - Completions are not passed up by calls. After each call of the layer below, a layer looks at
-//!   what has completed meanwhile ([`Cx::completed_since`](fathom_core::Cx::completed_since)).
+//! - Completions are not passed up by calls. After each call of the layer below, a layer examines
+//!   the requests that have completed meanwhile
+//!   ([`Cx::completed_since`](fathom_core::Cx::completed_since)).
 //! - `cow` is not a layer: its overlay is an image of the backing chain.
 
 mod about;

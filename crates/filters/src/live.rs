@@ -1,10 +1,10 @@
-//! Settings that change under way.
+//! Settings that can change while requests are served.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Settings as whoever changes them sees them.
+/// Settings as the thread that changes them sees them.
 pub(crate) struct Live<T> {
     current: Mutex<Arc<T>>,
     generation: AtomicU64,
@@ -29,7 +29,7 @@ impl<T> Live<T> {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// For one worker.
+    /// Returns a view for one worker.
     pub(crate) fn view(self: &Arc<Self>) -> View<T> {
         View {
             generation: self.generation.load(Ordering::Acquire),
@@ -39,7 +39,7 @@ impl<T> Live<T> {
     }
 }
 
-/// Settings as one worker goes by them: the same until it refreshes them.
+/// Settings as one worker sees them: unchanged until the worker refreshes them.
 pub(crate) struct View<T> {
     live: Arc<Live<T>>,
     current: Arc<T>,
@@ -47,7 +47,7 @@ pub(crate) struct View<T> {
 }
 
 impl<T> View<T> {
-    /// True when there are new ones.
+    /// Adopts new settings. Returns true if there are any.
     #[inline]
     pub(crate) fn refresh(&mut self) -> bool {
         let generation = self.live.generation.load(Ordering::Acquire);

@@ -1,4 +1,4 @@
-//! The filters that there are.
+//! The registry of filters.
 
 use crate::about::About;
 use crate::cow::Cow;
@@ -15,7 +15,7 @@ use fathom_core::Left;
 use fathom_units::unknown_name;
 use std::sync::Arc;
 
-/// One line a filter.
+/// All filters, one per line.
 pub static FILTERS: &[Registered] = &[
     of::<Delay>(),
     of::<Throttle>(),
@@ -34,8 +34,8 @@ pub struct Registered {
 }
 
 impl Registered {
-    /// Whether one could be made with these options; it touches nothing that
-    /// others see. The error is one line for the user.
+    /// Checks whether a filter can be created with these options, without side effects. The error
+    /// is one line for the user.
     pub fn check(&self, options: &[(String, String)]) -> Result<(), String> {
         (self.check)(options)
     }
@@ -52,7 +52,7 @@ const fn of<K: Kind>() -> Registered {
     }
 }
 
-/// The filter of that name.
+/// Returns the filter `name`.
 pub fn find(name: &str) -> Result<&'static Registered, String> {
     let known = FILTERS.iter().find(|filter| filter.about.name == name);
     known.ok_or_else(|| {
@@ -61,20 +61,20 @@ pub fn find(name: &str) -> Result<&'static Registered, String> {
     })
 }
 
-/// Makes filters for the disks of one daemon.
+/// Creates filters for the disks of one server.
 #[derive(Default)]
 pub struct Filters {
-    /// What several disks share.
+    /// State shared by several disks.
     pub groups: Groups,
 }
 
 impl Filters {
-    /// The error is one line for the user.
+    /// Creates a filter. The error is one line for the user.
     pub fn make(&self, spec: &Spec) -> Result<Arc<dyn Filter>, String> {
         self.succeed(spec, None)
     }
 
-    /// With what the one before it has lent.
+    /// Creates a filter with the state that its predecessor has lent.
     pub fn succeed(&self, spec: &Spec, lent: Option<Left>) -> Result<Arc<dyn Filter>, String> {
         (find(&spec.name)?.make)(&spec.options, self, lent)
     }
@@ -108,7 +108,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is written, it is taken or refused in one line.
+        /// Every input is accepted or rejected with a single line.
         #[test]
         fn no_option_does_harm(
             filter in 0..FILTERS.len(),
@@ -120,7 +120,7 @@ mod tests {
                 let option = about.options.get(*n).map_or("other", |option| option.name);
                 (option.to_owned(), value.clone())
             };
-            // No files of strange names.
+            // Excludes options that would create or open files with random names.
             let harmless = |(name, _): &(String, String)| !["file", "histogram"].contains(&&name[..]);
             let pick = |from: &[(usize, String)]| -> Vec<_> {
                 from.iter().map(named).filter(harmless).collect()

@@ -1,22 +1,21 @@
-//! A request's data, wherever its segments lie.
+//! Accesses a request's data across its segments.
 
 use fathom_core::Segments;
 
-/// Copies from `at` bytes behind the start of the segments.
+/// Copies data from the segments into `out`, beginning at byte `at` of the segments.
 ///
 /// # Safety
 /// The segments are valid for reads.
 pub(crate) unsafe fn read_at(segments: &Segments, at: usize, out: &mut [u8]) {
     let mut done = 0;
-    // SAFETY: each piece lies in its segment, valid as required of the caller,
-    // and in `out`.
+    // SAFETY: each piece lies in its segment, valid as required of the caller, and in `out`.
     each(segments, at, out.len(), |piece, len| unsafe {
         piece.copy_to_nonoverlapping(out[done..done + len].as_mut_ptr(), len);
         done += len;
     });
 }
 
-/// Copies to `at` bytes behind the start of the segments.
+/// Copies `from` into the segments, beginning at byte `at` of the segments.
 ///
 /// # Safety
 /// The segments are valid for writes.
@@ -29,8 +28,8 @@ pub(crate) unsafe fn write_at(segments: &Segments, at: usize, from: &[u8]) {
     });
 }
 
-/// The pieces of segments that make up `len` bytes from `at` on, as far as
-/// there are any.
+/// Calls `f` with the pieces of the segments that make up `len` bytes from `at` on, or fewer if the
+/// segments end before.
 fn each(segments: &Segments, mut at: usize, mut len: usize, mut f: impl FnMut(*mut u8, usize)) {
     for segment in segments {
         if at >= segment.iov_len {

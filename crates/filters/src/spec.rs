@@ -1,10 +1,10 @@
-//! `NAME:KEY=VALUE,...`, as it is written on a command line.
+//! Parses `NAME:KEY=VALUE,...` from a command line.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A filter that is asked for: its name and its options, neither looked at
-/// yet. A comma within a value is written twice, as QEMU has it.
+/// A requested filter: name and options, neither validated yet. A comma within a value is doubled,
+/// as in QEMU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
     pub name: String,
@@ -23,7 +23,7 @@ impl FromStr for Spec {
     }
 }
 
-/// `KEY=VALUE,...`; nothing at all is no options.
+/// Parses `KEY=VALUE,...`; an empty text has no options.
 fn parse_options(text: &str) -> Result<Vec<(String, String)>, String> {
     if text.is_empty() {
         return Ok(Vec::new());
@@ -34,7 +34,7 @@ fn parse_options(text: &str) -> Result<Vec<(String, String)>, String> {
         .collect()
 }
 
-/// `KEY=VALUE`.
+/// Parses `KEY=VALUE`.
 pub(crate) fn parse_option(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -42,7 +42,7 @@ pub(crate) fn parse_option(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// At single commas, with doubled ones made single.
+/// Splits at single commas, and replaces doubled commas with single ones.
 fn split(text: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut rest = text.chars().peekable();
@@ -103,7 +103,7 @@ mod tests {
             options in prop::collection::vec(("[a-z-]{1,8}", "[a-c,=:]{0,8}"), 0..4),
         ) {
             let spec = Spec { name, options };
-            // A comma at a value's end, then the separator: `a=,,,b=`.
+            // A value may end with a comma before the separator: `a=,,,b=`.
             prop_assert_eq!(spec.to_string().parse::<Spec>(), Ok(spec));
         }
 

@@ -1,4 +1,4 @@
-//! Options as they were written, to what they mean.
+//! Parses option values.
 
 use crate::about::About;
 use fathom_core::Clock;
@@ -6,7 +6,7 @@ use fathom_units::{parse_duration, parse_size};
 use std::ops::Range;
 use std::time::Duration;
 
-/// The longest that anything waits for.
+/// Maximum for all times in options.
 pub(crate) const LONGEST: Duration = Duration::from_secs(86_400);
 
 /// The options of one filter.
@@ -20,14 +20,14 @@ impl Values<'_> {
         Values { about, raw }
     }
 
-    /// What the user has written.
+    /// Returns the value as the user wrote it.
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
         debug_assert!(self.about.option(name).is_ok(), "{name} is not declared");
         let written = self.raw.iter().find(|(known, _)| *known == name);
         written.map(|(_, value)| value.as_str())
     }
 
-    /// What it means, or what the option's default means.
+    /// Returns the parsed value, or the parsed default.
     pub(crate) fn get<T>(
         &self,
         name: &str,
@@ -38,7 +38,7 @@ impl Values<'_> {
         parse(text).map_err(|error| format!("{}: {name}: {error}", self.about.name))
     }
 
-    /// None when the user has written nothing.
+    /// Returns the parsed value; none if the user set no value.
     pub(crate) fn optional<T>(
         &self,
         name: &str,
@@ -51,7 +51,7 @@ impl Values<'_> {
     }
 }
 
-/// A time, at most a day.
+/// Parses a time of at most one day.
 pub(crate) fn time(text: &str) -> Result<Duration, String> {
     match parse_duration(text) {
         _ if text == "0" => Ok(Duration::ZERO),
@@ -82,7 +82,7 @@ pub(crate) fn yes_or_no(text: &str) -> Result<bool, String> {
     }
 }
 
-/// `0.01` or `1%`.
+/// Parses `0.01` or `1%`.
 pub(crate) fn probability(text: &str) -> Result<f64, String> {
     let (number, scale) = match text.strip_suffix('%') {
         Some(percent) => (percent, 100.0),
@@ -94,7 +94,7 @@ pub(crate) fn probability(text: &str) -> Result<f64, String> {
         .ok_or_else(|| format!("'{text}' is not a probability such as 0.01 or 1%"))
 }
 
-/// `OFFSET+LEN`.
+/// Parses `OFFSET+LEN`.
 pub(crate) fn range(text: &str) -> Result<Range<u64>, String> {
     let bad = || format!("'{text}' is not a range OFFSET+LEN such as 1M+4k");
     let (offset, len) = text.split_once('+').ok_or_else(bad)?;

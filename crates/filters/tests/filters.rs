@@ -1,5 +1,5 @@
-//! Each filter with real workers, above a disk in memory. Times are compared
-//! with one another, and generously: the machine may be busy.
+//! Tests each filter with real workers, above a disk in memory. The tests only compare times with
+//! one another, with wide margins, because the machine may be busy.
 
 #[path = "filters/delay.rs"]
 mod delay;

@@ -1,5 +1,5 @@
-//! `cow`: changes are kept beside the image. The overlay is an image itself,
-//! so whoever opens images makes it; here is what users are told.
+//! `cow`: keeps changes in an overlay above the image. The overlay is an image itself and is
+//! created where images are opened; this module only describes the filter to users.
 
 use crate::about::{About, Opt};
 use crate::filter::Kind;
@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 pub static COW: &About = Cow::ABOUT;
 
-/// A filter that does nothing: what `cow` asks for has been done where the
-/// image was opened, below all filters.
+/// A filter that passes all requests on. The overlay is already in place below all filters, since
+/// it was created when the image was opened.
 pub struct Cow(PathBuf);
 
 impl Kind for Cow {

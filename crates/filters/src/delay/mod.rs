@@ -1,4 +1,4 @@
-//! `delay`: every operation takes longer.
+//! `delay`: adds time to every operation.
 
 mod recorded;
 mod spread;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Options by the operations that they delay.
+/// Options and the operations that they delay.
 const OPERATIONS: [(&str, Op); 5] = [
     ("read", Op::Read),
     ("write", Op::Write),
@@ -30,15 +30,15 @@ const OPERATIONS: [(&str, Op); 5] = [
 const TIME: &str = "TIME|FROM..TO|MEAN+-SD";
 
 pub(crate) struct Delay {
-    /// Numbers the workers, so that each has its own random numbers.
+    /// Number of workers so far, which gives each worker its own random numbers.
     workers: AtomicU64,
-    /// When the disk is open, in ticks. Who takes it into use does not wait for that, but its
-    /// requests do: a front-end that stops meanwhile must not be kept waiting.
+    /// Tick from which the disk counts as open. Activation does not wait for it, but requests do: a
+    /// front-end that stops in the meantime must not be delayed.
     ready: AtomicU64,
 }
 
 pub(crate) struct Settings {
-    /// By `Op as usize`.
+    /// Delays indexed by `Op as usize`.
     operations: [Option<Spread>; Op::COUNT],
     open: Spread,
     connect: Spread,
@@ -155,8 +155,7 @@ impl Layer for Delaying {
         self.held.hold(cx, id, due);
     }
 
-    /// A new setting is for requests to come: those that wait have drawn
-    /// their time.
+    /// New settings apply to new requests only; waiting requests have drawn their time already.
     fn timer(&mut self, cx: &mut Cx, below: &mut dyn Channel) {
         self.settings.refresh();
         self.held.release_due(cx, below);

@@ -1,4 +1,4 @@
-//! A disk's times as `fathom stats --json` wrote them.
+//! Reads device latencies from a file that `fathom stats --json` wrote.
 
 use super::spread::{Buckets, Spread};
 use crate::values::{LONGEST, ticks};
@@ -7,10 +7,10 @@ use fathom_units::cause;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The longest file.
+/// Maximum length of the file, in bytes.
 const MAX_LEN: u64 = 16 << 20;
 
-/// The times that each operation's device took, by `Op as usize`.
+/// Reads the device latencies of each operation, indexed by `Op as usize`.
 pub(super) fn read(path: &str) -> Result<[Option<Spread>; Op::COUNT], String> {
     let failed = |error: &dyn std::fmt::Display| format!("{path}: {}", cause(error));
     let metadata = std::fs::metadata(path).map_err(|e| failed(&e))?;
@@ -46,7 +46,7 @@ fn buckets(histogram: &[Bucket]) -> Option<Buckets> {
     (!buckets.is_empty()).then_some(Buckets(buckets))
 }
 
-/// In ticks.
+/// Converts nanoseconds to ticks.
 fn of_ns(ns: f64) -> Option<u64> {
     let time = Duration::try_from_secs_f64(ns / 1e9).ok()?;
     (time <= LONGEST).then(|| ticks(time))

@@ -1,28 +1,27 @@
-//! How long, and how much that varies.
+//! Distributions of delays.
 
 use crate::random::Random;
 use crate::values::{ticks, time};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Times to draw from, in ticks of the clock.
+/// A distribution of times, in ticks of the clock.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Spread {
     Fixed(u64),
-    /// Each as likely as any other, both ends included.
+    /// Uniform distribution, both ends included.
     Even(u64, u64),
-    /// Mean and standard deviation; what would be below 0 is 0.
+    /// Mean and standard deviation; negative values become 0.
     Normal(f64, f64),
     Recorded(Arc<Buckets>),
 }
 
-/// What was recorded, as ranges of ticks with the number of all samples up to
-/// their end.
+/// A recorded histogram: ranges of ticks, each with the cumulative number of samples up to its end.
 #[derive(Debug, PartialEq)]
 pub(super) struct Buckets(pub(super) Vec<(u64, u64, u64)>);
 
 impl Spread {
-    /// `10ms`, `5ms..20ms` or `10ms+-2ms`.
+    /// Parses `10ms`, `5ms..20ms` or `10ms+-2ms`.
     pub(super) fn parse(text: &str) -> Result<Spread, String> {
         if let Some((from, to)) = text.split_once("..") {
             let (from, to) = (time(from)?, time(to)?);
@@ -52,7 +51,7 @@ impl Spread {
         }
     }
 
-    /// One for something that is rare.
+    /// Draws a time for a rare event, without a persistent generator.
     pub(super) fn draw_time(&self, seed: u64) -> Duration {
         let clock = fathom_core::Clock::get();
         let ticks = match self {

@@ -1,5 +1,4 @@
-//! What a disk with a volatile cache has not written yet; shared by all
-//! workers.
+//! Unflushed sectors of a disk with a volatile cache; shared by all workers.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,14 +8,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(super) const SECTOR: usize = 512;
 pub(super) type Sector = [u8; SECTOR];
 
-/// What becomes of writes before they are flushed.
+/// Handling of writes before they are flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writes {
-    /// They go to the disk below.
+    /// Writes go to the disk below.
     Safe,
-    /// They are in memory only.
+    /// Writes are kept in memory only.
     Lost,
-    /// Some physical blocks of each go to the disk below.
+    /// Some physical blocks of each write go to the disk below.
     Torn,
 }
 
@@ -31,7 +30,7 @@ impl Writes {
     }
 }
 
-/// A sector, and the number of the write that it is of.
+/// A sector, and the number of the write that wrote it.
 struct Unflushed {
     data: Box<Sector>,
     version: u64,
@@ -41,28 +40,28 @@ struct Unflushed {
 pub(super) struct Contents {
     sectors: BTreeMap<u64, Unflushed>,
     version: u64,
-    /// A worker is writing to the disk below. No other one does meanwhile:
-    /// an older version of a sector could overtake a newer one.
+    /// A worker is writing to the disk below. Others wait, because an older version of a sector
+    /// could overwrite a newer one.
     writing: bool,
 }
 
 #[derive(Default)]
 pub(super) struct Cache {
     contents: Mutex<Contents>,
-    /// Of sectors; read without the lock.
+    /// Number of cached sectors, which can be read without the lock.
     len: AtomicUsize,
 }
 
-/// Of what a successor gets of a sector: its number, its version, its data.
+/// Bytes per sector in the handover state: number, version and data.
 const LEFT: usize = 16 + SECTOR;
 
-/// A range of sectors, copied.
+/// A copy of consecutive sectors.
 pub(super) struct Run {
     pub(super) first: u64,
     pub(super) data: Vec<u8>,
 }
 
-/// The longest run.
+/// Maximum length of a run, in bytes.
 const MAX_RUN: usize = 128 << 10;
 
 impl Cache {
@@ -78,15 +77,15 @@ impl Cache {
         self.len.load(Ordering::SeqCst) == 0
     }
 
-    /// Whether `sectors` more keep it within `limit` bytes. One request always
-    /// fits.
+    /// Returns whether the cache stays within `limit` bytes with `sectors` more. An empty cache
+    /// accepts any request.
     pub(super) fn has_room(&self, sectors: usize, limit: u64) -> bool {
         let len = self.len.load(Ordering::SeqCst);
         len == 0 || ((len + sectors) * SECTOR) as u64 <= limit
     }
 
-    /// Keep what `sector` says of each sector in the range. Returns the
-    /// version that these have now.
+    /// Stores all sectors of the range; `sector` fills in each one's data. Returns their new
+    /// version.
     pub(super) fn put(&self, sectors: Range<u64>, mut sector: impl FnMut(u64, &mut Sector)) -> u64 {
         let mut contents = self.contents();
         contents.version += 1;
@@ -103,7 +102,7 @@ impl Cache {
         version
     }
 
-    /// What is here of a range.
+    /// Returns copies of the cached sectors of a range.
     pub(super) fn get(&self, sectors: Range<u64>) -> Vec<(u64, Box<Sector>)> {
         if self.is_empty() {
             return Vec::new();
@@ -113,14 +112,14 @@ impl Cache {
         here.map(|(n, kept)| (*n, kept.data.clone())).collect()
     }
 
-    /// For one who is going to write to the disk below, until
-    /// [`Cache::end_writing`]. False while another one does.
+    /// Reserves writing to the disk below until [`Cache::end_writing`]. Returns false if another
+    /// worker is writing.
     pub(super) fn begin_writing(&self) -> bool {
         !std::mem::replace(&mut self.contents().writing, true)
     }
 
-    /// What the disk below has now: these sectors, if they have not changed
-    /// since that version.
+    /// Ends writing and removes the sectors that were `written`, unless they have changed since
+    /// `version`.
     pub(super) fn end_writing(&self, version: u64, written: impl Fn(u64) -> bool) {
         let mut contents = self.contents();
         contents.writing = false;
@@ -134,8 +133,7 @@ impl Cache {
         self.contents().version
     }
 
-    /// A copy of those sectors that are `wanted`, in runs, and the version of
-    /// all.
+    /// Returns copies of the `wanted` sectors in runs, and the current version of the cache.
     pub(super) fn runs(&self, wanted: impl Fn(u64) -> bool) -> (u64, Vec<Run>) {
         let contents = self.contents();
         let mut runs: Vec<Run> = Vec::new();
@@ -154,7 +152,7 @@ impl Cache {
         (contents.version, runs)
     }
 
-    /// All of it as bytes, and the version that the next write has one more than.
+    /// Returns all sectors in serialised form, and the version of the last write.
     pub(super) fn leave(&self) -> (u64, Vec<u8>) {
         let contents = self.contents();
         let mut all = Vec::with_capacity(contents.sectors.len() * LEFT);
@@ -166,7 +164,7 @@ impl Cache {
         (contents.version, all)
     }
 
-    /// What another one has left.
+    /// Restores the sectors that a predecessor has left.
     pub(super) fn inherit(&self, version: u64, all: &[u8]) {
         let one = |one: &[u8]| {
             let (head, data) = one.split_at(16);
@@ -186,14 +184,14 @@ impl Cache {
         self.update(&contents);
     }
 
-    /// Drop what is behind the end of a disk of so many sectors.
+    /// Drops the sectors beyond the end of a disk of `sectors` sectors.
     pub(super) fn cut(&self, sectors: u64) {
         let mut contents = self.contents();
         contents.sectors.split_off(&sectors);
         self.update(&contents);
     }
 
-    /// Drop all of it: so many bytes.
+    /// Drops all sectors. Returns the number of bytes lost.
     pub(super) fn cut_power(&self) -> u64 {
         let mut contents = self.contents();
         let lost = contents.sectors.len() * SECTOR;

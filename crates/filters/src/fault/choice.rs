@@ -1,4 +1,4 @@
-//! Which requests it befalls.
+//! Selects the requests that are affected by faults.
 
 use super::{number, size};
 use crate::random::mix;
@@ -7,21 +7,20 @@ use fathom_core::{Op, Request};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What the settings say of it.
+/// Criteria from the settings.
 pub(super) struct Choice {
-    /// By `Op as usize`.
+    /// Affected operations, indexed by `Op as usize`.
     operations: [bool; Op::COUNT],
     range: Option<Range<u64>>,
     probability: f64,
     seed: u64,
-    /// Times; 0: any number.
+    /// Maximum number of faults; 0 for no limit.
     count: u64,
-    /// Bytes.
+    /// Bytes to be moved before the first fault.
     after: u64,
 }
 
-/// What has happened since the settings were last changed; shared by all
-/// workers.
+/// Counts since the last change of the settings; shared by all workers.
 #[derive(Default)]
 pub(super) struct History {
     requests: AtomicU64,
@@ -38,7 +37,7 @@ impl History {
         self.go_on_from([0; 3]);
     }
 
-    /// For a successor's.
+    /// Returns the counts for the handover state.
     pub(super) fn counts(&self) -> [u64; 3] {
         self.counters().map(|counter| counter.load(Relaxed))
     }
@@ -87,7 +86,7 @@ impl Choice {
         self.seed
     }
 
-    /// Whether it befalls this request, which is counted.
+    /// Returns whether the request is affected, and counts it.
     pub(super) fn takes(&self, history: &History, request: &Request) -> bool {
         if !self.operations[request.op as usize] || !self.touches(request) {
             return false;
@@ -103,7 +102,7 @@ impl Choice {
         self.count == 0 || history.chosen.fetch_add(1, Relaxed) < self.count
     }
 
-    /// A flush is of all bytes.
+    /// Returns whether the request touches the range. A flush touches all bytes.
     fn touches(&self, request: &Request) -> bool {
         let Some(range) = &self.range else {
             return true;
@@ -112,7 +111,7 @@ impl Choice {
         request.op == Op::Flush || request.offset < range.end && end > range.start
     }
 
-    /// Whether it befalls what is read from this sector.
+    /// Returns whether a read of this sector is affected.
     pub(super) fn takes_sector(&self, sector: u64) -> bool {
         let start = sector * 512;
         let in_range = |range: &Range<u64>| start < range.end && start + 512 > range.start;
@@ -121,7 +120,8 @@ impl Choice {
             && self.falls_on(sector)
     }
 
-    /// By chance, but always the same for the same number and seed.
+    /// Draws with the configured probability. The result is always the same for the same number and
+    /// seed.
     fn falls_on(&self, number: u64) -> bool {
         let drawn = mix(mix(self.seed) ^ number) >> 11;
         (drawn as f64) < self.probability * (1u64 << 53) as f64

@@ -1,4 +1,4 @@
-//! Reads that are not what was written.
+//! Corrupts the data of reads.
 
 use super::cache::SECTOR;
 use super::choice::Choice;
@@ -6,8 +6,8 @@ use crate::random::mix;
 use crate::segments::{read_at, write_at};
 use fathom_core::Request;
 
-/// Flip one bit in each sector of a read that the choice takes: always the
-/// same bit of a sector.
+/// Flips one bit in each sector of a read that `choice` selects. The bit is always the same for the
+/// same sector.
 pub(super) fn corrupt(choice: &Choice, request: &Request) {
     let first = request.offset / SECTOR as u64;
     for n in 0..request.len / SECTOR as u64 {
@@ -17,7 +17,7 @@ pub(super) fn corrupt(choice: &Choice, request: &Request) {
         let bit = mix(choice.seed() ^ mix(first + n)) as usize % (SECTOR * 8);
         let at = n as usize * SECTOR + bit / 8;
         let mut byte = [0];
-        // SAFETY: the source vouches for its segments, and the read is over.
+        // SAFETY: the source guarantees that its segments are valid, and the read has ended.
         unsafe {
             read_at(&request.segments, at, &mut byte);
             write_at(&request.segments, at, &[byte[0] ^ 1 << (bit % 8)]);

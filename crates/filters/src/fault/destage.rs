@@ -1,4 +1,4 @@
-//! Writing what is in the cache to the disk below.
+//! Writes cached sectors to the disk below.
 
 use super::cache::{Cache, Run, SECTOR};
 use crate::buffer::Buffer;
@@ -7,38 +7,38 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Writes of one worker in flight.
+/// Maximum number of writes of one worker in flight.
 const CHILDREN: usize = 32;
 
-/// What follows once all is written.
+/// The action after all writes have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
-    /// A flush of the disk below, and the request is done.
+    /// Flushes the disk below, then completes the request.
     Flush,
-    /// The request is done.
+    /// Completes the request.
     Complete,
-    /// The request is tried again: there is room for it now.
+    /// Retries the request, since there is room for it now.
     Again,
 }
 
-/// What is under way; the cache's `begin_writing` has been called for it.
+/// A destage in progress; `Cache::begin_writing` has been called for it.
 struct Work {
     request: RequestId,
     then: Then,
     version: u64,
-    /// Sectors that are below when it ends.
+    /// Selects the sectors that are on the disk below when the destage ends.
     written: Box<dyn Fn(u64) -> bool>,
     runs: Vec<Run>,
     in_flight: Vec<(RequestId, Option<Buffer>)>,
     errno: i32,
 }
 
-/// One worker's.
+/// The destage of one worker.
 pub(super) struct Destage {
     cache: Arc<Cache>,
     owner: Owner,
     work: Option<Work>,
-    /// To be tried again.
+    /// A request to be retried.
     again: Option<RequestId>,
 }
 
@@ -56,7 +56,7 @@ impl Destage {
         self.work.is_none()
     }
 
-    /// Write those sectors of the cache that `goes` says.
+    /// Writes the cached sectors for which `goes` returns true.
     pub(super) fn start(
         &mut self,
         cx: &mut Cx,
@@ -78,7 +78,7 @@ impl Destage {
         self.feed(cx, below);
     }
 
-    /// Do the request below, past the cache: it is a long range of zeroes.
+    /// Executes a long request of zeroes on the disk below, bypassing the cache.
     pub(super) fn past(&mut self, cx: &mut Cx, id: RequestId, below: &mut dyn Channel) {
         let request = &cx.slab[id];
         let (op, fua, unmap) = (request.op, request.fua, request.unmap);
@@ -123,8 +123,7 @@ impl Destage {
         below.submit(cx, child);
     }
 
-    /// As many writes as there may be. What completes at once is seen by
-    /// `settle`.
+    /// Submits as many writes as may be in flight. `settle` handles those that complete at once.
     fn feed(&mut self, cx: &mut Cx, below: &mut dyn Channel) {
         while let Some(work) = &mut self.work {
             if work.in_flight.len() >= CHILDREN {
@@ -141,7 +140,7 @@ impl Destage {
         }
     }
 
-    /// True when something has ended.
+    /// Handles completed writes. Returns true if the destage has ended.
     pub(super) fn settle(&mut self, cx: &mut Cx, below: &mut dyn Channel) -> bool {
         if self.work.is_none() {
             return false;
@@ -157,7 +156,7 @@ impl Destage {
             self.feed(cx, below);
             let work = self.work.as_mut().expect("nothing has ended it");
             if !work.in_flight.is_empty() {
-                // Unless the last of them have completed at once.
+                // Continues if some of them have completed at once.
                 match cx.has_child_done(self.owner) {
                     true => continue,
                     false => return false,
@@ -191,7 +190,7 @@ impl Destage {
     }
 }
 
-/// The kernel may still read the buffers of children under way.
+/// The kernel may still read the buffers of children in flight, so they are leaked.
 impl Drop for Destage {
     fn drop(&mut self) {
         let work = self.work.take();

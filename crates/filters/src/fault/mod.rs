@@ -1,4 +1,4 @@
-//! `fault`: a disk that fails as disks do.
+//! `fault`: injects the faults of real disks.
 
 mod cache;
 mod choice;
@@ -30,7 +30,7 @@ pub(crate) struct Fault {
 
 pub(crate) struct Settings {
     choice: Choice,
-    /// 0: they do not fail.
+    /// Errno of failing requests; 0 if requests do not fail.
     error: i32,
     hang: bool,
     corrupt: bool,
@@ -38,7 +38,7 @@ pub(crate) struct Settings {
     cache_size: u64,
 }
 
-/// What storage answers, or a driver for it.
+/// Errors that storage or its driver can return.
 const ERRORS: [(&str, i32); 9] = [
     ("EIO", libc::EIO),
     ("ENOSPC", libc::ENOSPC),
@@ -174,7 +174,7 @@ impl Kind for Fault {
 
     fn info(settings: &Settings, below: DiskInfo) -> DiskInfo {
         DiskInfo {
-            // Or nobody would ever flush.
+            // Otherwise no client would ever flush.
             write_cache: below.write_cache || settings.writes != Writes::Safe,
             ..below
         }
@@ -195,7 +195,7 @@ impl Kind for Fault {
         }
     }
 
-    /// Nothing; but who does not know what is left must not go on.
+    /// Lends nothing: `leave` passes on the unflushed sectors.
     fn lend(&self) -> io::Result<Option<Left>> {
         Ok(Some(Left::default()))
     }
@@ -218,7 +218,7 @@ impl Kind for Fault {
             .and_then(|()| file.read_to_end(&mut sectors))
             .map_err(|error| format!("cannot read unflushed data: {}", cause(error)))?;
         self.cache.inherit(left.number("version")?, &sectors);
-        // As with options that are set.
+        // After a change of options, the counts start anew.
         if is_same {
             let counts = serde_json::from_value(left.values["counts"].take());
             self.history
@@ -243,8 +243,7 @@ impl Kind for Fault {
     }
 }
 
-/// The order of what befalls a request: it hangs, it fails, it meets the
-/// volatile cache, and what was read is corrupted.
+/// Order of the steps for a request: hang, fail, volatile cache, corruption of the data read.
 struct Faulty {
     kind: Arc<Fault>,
     settings: View<Settings>,

@@ -1,4 +1,4 @@
-//! What one worker does with requests while some writes are in memory only.
+//! One worker's handling of requests while some writes are in memory only.
 
 use super::cache::{Cache, SECTOR, Sector, Writes};
 use super::destage::{Destage, Then};
@@ -12,16 +12,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How soon to look again whether another worker has ended its writing.
+/// Interval after which a worker checks again whether another one has finished writing.
 const RETRY: Duration = Duration::from_micros(100);
 
-/// Longer ranges of zeroes go to the disk below at once.
+/// Maximum length in bytes of a range of zeroes in the cache. Longer ranges go directly to the disk
+/// below.
 const MAX_ZEROES: u64 = 1 << 20;
 
-/// How it is to be done, the size of the cache, and the seed.
+/// Mode, size of the cache in bytes, and seed.
 pub(super) type Limits = (Writes, u64, u64);
 
-/// A read under way below, and what the cache had of its range when it began.
+/// A read in flight below, and the cached sectors of its range when it began.
 struct Read {
     id: RequestId,
     cached: Vec<(u64, Box<Sector>)>,
@@ -30,13 +31,13 @@ struct Read {
 pub(super) struct Volatile {
     cache: Arc<Cache>,
     destage: Destage,
-    /// Wait for another destage to end.
+    /// Requests that wait for the end of another destage.
     waiting: VecDeque<RequestId>,
     reads: Vec<Read>,
-    /// As last given.
+    /// The most recent limits.
     limits: Limits,
-    /// Sectors that the disk writes in one piece, as it says itself: these
-    /// are never torn apart.
+    /// Physical block size of the disk in sectors. A physical block is written as a whole and never
+    /// torn.
     unit: u64,
 }
 
@@ -45,7 +46,7 @@ fn sectors(request: &Request) -> Range<u64> {
     request.offset / size..(request.offset + request.len) / size
 }
 
-/// The disk below does not know what is in the cache.
+/// Reports the range as data, because the disk below does not know the cached sectors.
 fn all_is_data(cx: &mut Cx, id: RequestId) {
     let request = &cx.slab[id];
     // SAFETY: the request is in flight, and completes afterwards.
@@ -98,7 +99,7 @@ impl Volatile {
         }
     }
 
-    /// Lay what was in the cache over what the disk below has.
+    /// Overlays the data from the disk below with the cached sectors.
     pub(super) fn read_done(&mut self, cx: &mut Cx, id: RequestId) {
         let Some(n) = self.reads.iter().position(|read| read.id == id) else {
             return;
@@ -108,12 +109,12 @@ impl Volatile {
         let first = sectors(request).start;
         for (sector, data) in read.cached {
             let at = (sector - first) as usize * SECTOR;
-            // SAFETY: the source vouches for its segments.
+            // SAFETY: the source guarantees that its segments are valid.
             unsafe { write_at(&request.segments, at, &*data) };
         }
     }
 
-    /// Everything but reads.
+    /// Handles all requests except reads.
     fn write(&mut self, cx: &mut Cx, id: RequestId, below: &mut dyn Channel) {
         let (writes, size, seed) = self.limits;
         let request = &cx.slab[id];
@@ -157,7 +158,7 @@ impl Volatile {
         let range = sectors(request);
         let first = range.start;
         self.cache.put(range, |n, data| match request.op {
-            // SAFETY: the source vouches for its segments.
+            // SAFETY: the source guarantees that its segments are valid.
             Op::Write => unsafe {
                 read_at(&request.segments, (n - first) as usize * SECTOR, &mut *data);
             },
@@ -165,7 +166,7 @@ impl Volatile {
         })
     }
 
-    /// Go on with what other workers were in the way of.
+    /// Retries requests that waited for a destage.
     pub(super) fn retry(&mut self, cx: &mut Cx, below: &mut dyn Channel) {
         for _ in 0..self.waiting.len() {
             if !self.destage.is_idle() {

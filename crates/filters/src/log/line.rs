@@ -1,4 +1,4 @@
-//! A request as a line.
+//! Formats a request as a line.
 
 use fathom_core::{Clock, Op, Request, Stage, Stamps};
 use serde_json::{Map, Value, json};
@@ -21,7 +21,7 @@ impl Format {
     }
 }
 
-/// What is kept of a request until it is written.
+/// Data of a request, kept until it is written.
 #[derive(Clone, Copy)]
 pub(super) struct Record {
     op: Op,
@@ -44,7 +44,7 @@ impl Record {
         }
     }
 
-    /// Appends it, with the end of its line.
+    /// Appends the request and a line end.
     pub(super) fn write(&self, format: Format, out: &mut String) {
         match format {
             Format::Line => self.write_line(out),
@@ -81,7 +81,7 @@ impl Record {
         };
     }
 
-    /// As `fathom trace --json` writes requests.
+    /// Uses the format in which `fathom trace --json` writes requests.
     fn to_json(self) -> Value {
         let stages = self.stages();
         let stages: Map<_, _> = stages
@@ -98,7 +98,7 @@ impl Record {
         })
     }
 
-    /// Each stage, and all of them, in nanoseconds.
+    /// Returns the time of each stage, and the total, in nanoseconds.
     fn stages(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let clock = Clock::get();
         let ns = move |ticks| clock.ns(ticks);
@@ -109,7 +109,7 @@ impl Record {
         stages.chain([("total", ns(total))])
     }
 
-    /// When it was noticed, since the epoch.
+    /// Returns the time at which the request was noticed, in nanoseconds since the epoch.
     fn start_ns(&self) -> u64 {
         let clock = Clock::get();
         let start = self.stamps.last() - self.stamps.total();

@@ -1,4 +1,4 @@
-//! `log`: one line a request.
+//! `log`: writes one line per request.
 
 mod line;
 mod writer;
@@ -24,7 +24,7 @@ use writer::{Output, Queue, Writer};
 
 pub(crate) struct Log {
     writer: Writer,
-    /// Where it goes now; None: standard error.
+    /// Current destination; none for standard error.
     file: Mutex<Option<(PathBuf, File)>>,
 }
 
@@ -55,7 +55,8 @@ impl Settings {
         Ok(Output::new(file, self.format))
     }
 
-    /// Where a predecessor's went, if it is to go there; and the end of that.
+    /// Takes over the predecessor's file, if the destination is the same, and the end event of its
+    /// writer.
     fn taken(&self, mut left: Left) -> Result<Option<(Option<File>, OwnedFd)>, String> {
         let path = left.values["file"].as_str().map(PathBuf::from);
         if path != self.file {
@@ -121,8 +122,9 @@ impl Kind for Log {
         }
     }
 
-    /// The file, and by what the end of this writer is known: it writes what it has, however much that
-    /// is, while requests go on elsewhere, and then the other one writes what it has got meanwhile.
+    /// Lends the file and the end event of this writer. This writer finishes writing its queue,
+    /// however long that is, while the successor serves requests. The successor's writer then
+    /// writes the lines that it has queued meanwhile.
     fn lend(&self) -> io::Result<Option<Left>> {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let mut files = vec![self.writer.end_event()?];

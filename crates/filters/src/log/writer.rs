@@ -1,4 +1,4 @@
-//! The thread that writes, so that no worker ever waits for a file.
+//! The thread that writes the log, so that no worker waits for a file.
 
 use super::line::{Format, Record};
 use fathom_core::{ThreadKind, thread_starts};
@@ -13,14 +13,14 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_cha
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Requests that wait to be written; more are counted and dropped.
+/// Capacity of the queue in requests; further requests are counted and dropped.
 const ROOM: usize = 1 << 16;
 
-/// How long a file that takes nothing is waited for: a pipe that nobody reads.
+/// Time to wait for an output that accepts no data, such as a pipe that nobody reads.
 const PATIENCE: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(10);
 
-/// Bytes that are written at once.
+/// Number of bytes that are written at once.
 const PIECE: usize = 64 << 10;
 
 pub(super) struct Output {
@@ -29,7 +29,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// None: standard error.
+    /// Creates an output to `file`; none for standard error.
     pub(super) fn new(file: Option<File>, format: Format) -> Output {
         let to: Box<dyn Write + Send> = match file {
             Some(file) => Box::new(file),
@@ -48,13 +48,13 @@ enum Message {
 pub(super) struct Writer {
     queue: Queue,
     thread: JoinHandle<()>,
-    /// The other end is the thread's, and goes with it.
+    /// Hangs up when the thread ends, because the thread owns the other end.
     end: PipeReader,
-    /// It need not wait for another writer's end.
+    /// Set when this writer must not wait for another writer's end any more.
     is_over: Arc<AtomicBool>,
 }
 
-/// A worker's way to the writer.
+/// A worker's connection to the writer.
 #[derive(Clone)]
 pub(super) struct Queue {
     messages: SyncSender<Message>,
@@ -68,7 +68,7 @@ impl Queue {
         }
     }
 
-    /// Returns whether there was room before the deadline.
+    /// Sends a message. Returns whether there was room before the deadline.
     fn insist(&self, mut message: Message, deadline: Instant) -> bool {
         loop {
             message = match self.messages.try_send(message) {
@@ -82,7 +82,8 @@ impl Queue {
 }
 
 impl Writer {
-    /// Writes nothing before the end of `after`, another writer's [end event](Self::end_event).
+    /// Starts a writer. It writes nothing before the end of `after`, another writer's [end
+    /// event](Self::end_event).
     pub(super) fn start(output: Output, after: Option<OwnedFd>) -> io::Result<Writer> {
         let (messages, received) = sync_channel(ROOM);
         let (dropped, is_over) = (
@@ -113,12 +114,12 @@ impl Writer {
         })
     }
 
-    /// By which another one sees that this one has written all that it had.
+    /// Returns a descriptor that hangs up when this writer has written its whole queue and ended.
     pub(super) fn end_event(&self) -> io::Result<OwnedFd> {
         self.end.try_clone().map(OwnedFd::from)
     }
 
-    /// Write what there is, until then, and nothing more.
+    /// Writes the queue until the deadline, and ends the thread.
     pub(super) fn end(&self, deadline: Instant) {
         self.is_over.store(true, Ordering::Relaxed);
         self.queue.insist(Message::End, deadline);
@@ -131,7 +132,7 @@ impl Writer {
         self.queue.clone()
     }
 
-    /// Write there from now on. Returns whether that will be done.
+    /// Changes the output. Returns whether the writer will use it.
     pub(super) fn switch(&self, output: Output) -> bool {
         let deadline = Instant::now() + PATIENCE;
         self.queue.insist(Message::Switch(output), deadline)
@@ -144,10 +145,10 @@ impl Drop for Writer {
     }
 }
 
-/// For as long as somebody could be writing there, if this one is not to end.
+/// Waits until the other writer ends, or until this one is told to end.
 fn wait_for_end(other: &OwnedFd, gives_up: &AtomicBool) {
     let pause = Timespec::try_from(POLL).ok();
-    // What is an error comes again.
+    // A failed poll is repeated.
     let is_there = || {
         poll(
             &mut [PollFd::new(other, PollFlags::empty())],
@@ -161,7 +162,7 @@ struct Body {
     received: Receiver<Message>,
     dropped: Arc<AtomicU64>,
     output: Output,
-    /// Not written yet.
+    /// Text that is not written yet.
     text: String,
 }
 

@@ -1,4 +1,4 @@
-//! `pause`: freeze a disk, and thaw it again.
+//! `pause`: freezes and thaws a disk.
 
 use crate::about::{About, Opt};
 use crate::filter::Kind;
@@ -24,7 +24,7 @@ impl Kind for Pause {
         )],
     };
 
-    /// Whether it is frozen.
+    /// Whether the disk is frozen.
     type Settings = bool;
 
     fn parse(values: &Values<'_>) -> Result<bool, String> {
@@ -48,7 +48,7 @@ impl Kind for Pause {
     }
 }
 
-/// What was popped in the batch of the moment still passes.
+/// Passes all requests. Those that were popped before the disk was frozen still pass.
 struct Gate {
     frozen: View<bool>,
 }

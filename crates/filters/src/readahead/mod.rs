@@ -1,4 +1,4 @@
-//! `readahead`: for slow storage, read what will be asked for next.
+//! `readahead`: reads ahead of sequential reads, for slow storage.
 
 mod regions;
 mod streams;
@@ -17,11 +17,11 @@ use std::sync::Arc;
 use streams::Streams;
 use windows::{Hit, Windows};
 
-/// Windows of one worker at most.
+/// Maximum number of windows of one worker.
 const MOST_WINDOWS: u64 = 1024;
 
 pub(crate) struct Readahead {
-    /// Where something is being written, for all workers of the disk.
+    /// Writes in flight and completed, by region, for all workers of the disk.
     regions: Arc<Regions>,
 }
 

@@ -1,19 +1,18 @@
-//! Who may have changed what was read before.
+//! Detects writes to ranges that were read before.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const REGION_BITS: u32 = 20;
 const COUNT: u64 = 1024;
 
-/// For each MiB of the disk (many share one) how many writes are under way
-/// there, in the low half, and how many have ended, in the high half: whoever
-/// finds the same number again, and nothing under way, knows that nothing was
-/// written meanwhile.
+/// Counters for each MiB of the disk; distant MiBs share one. The low half is the number of writes
+/// in flight, the high half the number of completed writes. If the value is unchanged and no write
+/// is in flight, nothing was written in the meantime.
 pub(super) struct Regions(Box<[AtomicU64]>);
 
 const ENDED: u64 = 1 << 32;
 
-/// What [`Regions::look`] has seen; for a few regions.
+/// The result of [`Regions::look`], for a few regions.
 pub(super) type Seen = u64;
 
 impl Regions {
@@ -35,14 +34,15 @@ impl Regions {
     }
 
     pub(super) fn end_write(&self, offset: u64, len: u64) {
-        // The carry out of the low half cannot be: it counts one at least.
+        // The carry goes into the high half and never out of the low one: `begin_write` has added 1
+        // before.
         for region in self.of(offset, len) {
             region.fetch_add(ENDED - 1, Ordering::SeqCst);
         }
     }
 
-    /// None while something is being written. Each region's number only
-    /// grows then, so their sum tells of a change in any.
+    /// Returns the state of the range; none while a write is in flight. Each region's value only
+    /// grows, so a change in any region changes the sum.
     pub(super) fn look(&self, offset: u64, len: u64) -> Option<Seen> {
         let mut sum: u64 = 0;
         for region in self.of(offset, len) {

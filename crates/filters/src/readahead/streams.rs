@@ -1,18 +1,18 @@
-//! Who reads sequentially.
+//! Detects sequential readers.
 
-/// Readers of one queue that are told apart.
+/// Number of readers per queue that are distinguished.
 const STREAMS: usize = 4;
 
-/// One reader.
+/// One sequential reader.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Stream {
-    /// Where it is expected to go on.
+    /// Offset at which the next read is expected.
     pub(super) next: u64,
-    /// How often it has done so.
+    /// Number of reads that met this expectation.
     pub(super) hits: u64,
-    /// Up to where has been read ahead.
+    /// Offset up to which data was read ahead.
     pub(super) ahead: u64,
-    /// When it was last seen, in reads of its queue.
+    /// Number of reads in the queue when the reader was last seen.
     seen: u64,
 }
 
@@ -22,12 +22,12 @@ struct Queue {
     reads: u64,
 }
 
-/// By source.
+/// The readers by source.
 #[derive(Default)]
 pub(super) struct Streams(Vec<Queue>);
 
 impl Streams {
-    /// The reader that this read belongs to.
+    /// Returns the reader to which this read belongs.
     pub(super) fn note(&mut self, source: u16, offset: u64, len: u64) -> &mut Stream {
         let index = usize::from(source);
         if index >= self.0.len() {
@@ -71,7 +71,7 @@ mod tests {
                 assert_eq!(stream.hits, n);
             }
         }
-        // Another one takes the place of the one that was quiet for longest.
+        // A new reader replaces the one that was idle for longest.
         assert_eq!(streams.note(3, 77 << 30, 4096).hits, 0);
         assert_eq!(streams.note(3, (3 << 30) + 40960, 4096).hits, 10);
         assert_eq!(streams.note(3, 40960, 4096).hits, 0);

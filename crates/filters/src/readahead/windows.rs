@@ -1,4 +1,4 @@
-//! What has been read ahead, or is being read.
+//! Data that was read ahead, or is being read.
 
 use super::regions::{Regions, Seen};
 use crate::buffer::Buffer;
@@ -11,15 +11,15 @@ struct Window {
     len: u64,
     buffer: Buffer,
     seen: Seen,
-    /// The child that is filling it.
+    /// The child that fills the window.
     filling: Option<RequestId>,
-    /// Requests that wait for that.
+    /// Requests that wait for the child.
     waiting: Vec<RequestId>,
-    /// When it was last of use.
+    /// Time of last use, as a count of uses.
     used: u64,
 }
 
-/// One worker's.
+/// The windows of one worker.
 pub(super) struct Windows {
     windows: Vec<Window>,
     owner: Owner,
@@ -28,9 +28,9 @@ pub(super) struct Windows {
 }
 
 pub(super) enum Hit {
-    /// In memory.
+    /// The data is in memory.
     Here(usize),
-    /// Being read.
+    /// The data is being read.
     Coming(usize),
 }
 
@@ -44,7 +44,7 @@ impl Windows {
         })
     }
 
-    /// The window that has all of the range, as it is on the disk now.
+    /// Returns the window that contains the whole range in its current state on the disk.
     pub(super) fn find(&mut self, regions: &Regions, offset: u64, len: u64) -> Option<Hit> {
         let end = offset.checked_add(len)?;
         let n = self.windows.iter().position(|w| {
@@ -66,7 +66,7 @@ impl Windows {
         let request = &cx.slab[id];
         let window = &self.windows[n];
         let from = (request.offset - window.offset) as usize;
-        // SAFETY: the source vouches for the request's segments.
+        // SAFETY: the source guarantees that the request's segments are valid.
         unsafe { window.buffer.copy_to(from, &request.segments) };
         cx.complete(id, 0);
     }
@@ -77,8 +77,8 @@ impl Windows {
         self.windows[n].waiting.push(id);
     }
 
-    /// Read up to `size` bytes from `offset` on into one of `most` windows.
-    /// Returns how many: 0 when there is no room or nothing to read.
+    /// Reads up to `size` bytes at `offset` into one of at most `most` windows. Returns the number
+    /// of bytes: 0 if there is no room or nothing to read.
     pub(super) fn fetch(
         &mut self,
         cx: &mut Cx,
@@ -120,10 +120,9 @@ impl Windows {
         len
     }
 
-    /// A buffer of `size` bytes: a new one, or that of the window which was of
-    /// no use for longest.
+    /// Returns a buffer of `size` bytes: a new one, or that of the least recently used window.
     fn room(&mut self, most: usize, size: u64) -> Option<Buffer> {
-        // There may be fewer and others than there were.
+        // The number and size of windows may have changed.
         while self.windows.len() > most {
             self.take_oldest()?;
         }
@@ -144,7 +143,7 @@ impl Windows {
         Some(self.windows.swap_remove(oldest))
     }
 
-    /// Serve those who waited for what has been read.
+    /// Serves requests that wait for data that has now been read.
     pub(super) fn settle(&mut self, cx: &mut Cx, below: &mut dyn Channel, regions: &Regions) {
         while let Some(child) = cx.child_done(self.owner) {
             let error = cx.slab[child].error;
@@ -160,7 +159,7 @@ impl Windows {
             for id in waiting {
                 match error == 0 && same {
                     true => self.serve(cx, id, n),
-                    // It has not been asked for, so its error is nobody's.
+                    // No client requested this child, so its error is not reported to anyone.
                     false => below.submit(cx, id),
                 }
             }
@@ -171,7 +170,7 @@ impl Windows {
     }
 }
 
-/// The kernel may still write to the buffers of children under way.
+/// The kernel may still write to the buffers of children in flight, so they are leaked.
 impl Drop for Windows {
     fn drop(&mut self) {
         for window in self.windows.drain(..).filter(|w| w.filling.is_some()) {

@@ -1,4 +1,4 @@
-//! `readonly`: nothing is written.
+//! `readonly`: rejects writes.
 
 use crate::about::About;
 use crate::filter::Kind;
@@ -48,8 +48,8 @@ impl Kind for Readonly {
     }
 }
 
-/// Exporters refuse writes to a read-only disk themselves; this refuses those
-/// of the filters above.
+/// Rejects writes of the filters above. Exporters reject clients' writes to a read-only disk
+/// themselves.
 struct Refusing;
 
 impl Layer for Refusing {

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Holds the tick at which the bucket will have leaked empty: its level is how
-/// far that lies ahead.
+/// Stores the tick at which the bucket will be empty. The distance to that tick is the bucket's
+/// level.
 #[derive(Default)]
 pub(super) struct Bucket(AtomicU64);
 
-/// A rate and the room for bursts, both as time.
+/// A rate and the room for bursts, both expressed as time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rate {
     /// Ticks in which one unit leaks out.
@@ -17,9 +17,8 @@ pub(super) struct Rate {
 }
 
 impl Bucket {
-    /// Pours `units` in at the first instant, from `now` on, at which the
-    /// bucket is not overfull; returns that instant. Whoever calls it next
-    /// gets a later one, so that callers need not hear of each other.
+    /// Pours `units` in at the first tick, from `now` on, at which the bucket is not overfull.
+    /// Returns that tick. The next caller gets a later tick, so callers need no other coordination.
     pub(super) fn reserve(&self, rate: Rate, units: f64, now: u64) -> u64 {
         let cost = (rate.ticks_per_unit * units).round() as u64;
         let start = |empty: u64| now.max(empty.saturating_sub(rate.room));
@@ -30,7 +29,7 @@ impl Bucket {
         start(before.expect("`pour` always has an answer"))
     }
 
-    /// The tick at which it will be empty.
+    /// Returns the tick at which the bucket will be empty.
     pub(super) fn empty_at(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -39,7 +38,7 @@ impl Bucket {
         self.0.store(tick, Ordering::Relaxed);
     }
 
-    /// Not before that tick.
+    /// Raises the level so that the bucket is not empty before `tick`.
     pub(super) fn raise(&self, tick: u64) {
         self.0.fetch_max(tick, Ordering::Relaxed);
     }
@@ -64,15 +63,14 @@ mod tests {
             ticks_per_unit: 10.0,
             room: 100,
         };
-        // Eleven at once (the bucket may be full before the last), then one
-        // every ten ticks.
+        // Eleven units at once (the bucket may be full before the last), then one every ten ticks.
         let starts: Vec<_> = (0..20).map(|_| bucket.reserve(rate, 1.0, 1000)).collect();
         let burst = starts.iter().filter(|start| **start == 1000).count();
         assert_eq!(burst, 11);
         assert_eq!(starts[11..14], [1010, 1020, 1030]);
-        // Whoever comes late loses nothing while there is room.
+        // A later caller loses nothing while there is room.
         assert_eq!(bucket.reserve(rate, 1.0, 1150), 1150);
-        // After a long time it is empty, and no emptier than that.
+        // After a long time the bucket is empty, and unused time beyond that gives no credit.
         let later = (0..20).map(|_| bucket.reserve(rate, 1.0, 9000));
         assert_eq!(later.filter(|start| *start == 9000).count(), 11);
         bucket.fill(rate, 20_000);

@@ -1,4 +1,4 @@
-//! The disks that share limits.
+//! Groups of disks that share limits.
 
 use super::Settings;
 use super::bucket::Bucket;
@@ -12,20 +12,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// What members of one group have used up.
+/// Limits and consumption of the members of one group.
 pub(super) struct Group {
     name: Option<String>,
     options: Arc<Options<Settings>>,
-    /// In the order of [`COUNTED`]: at the sustained rate, and at a burst's.
+    /// For each entry of [`COUNTED`]: the bucket of the sustained rate and the bucket of the burst
+    /// rate.
     buckets: [(Bucket, Bucket); COUNTED.len()],
-    /// What it has used up is what it began with.
+    /// No levels were inherited or handed over yet, so the buckets are as initialised.
     is_new: AtomicBool,
 }
 
-/// How full the buckets of a group are.
+/// Levels of a group's buckets.
 #[derive(Serialize, Deserialize)]
 struct Levels {
-    /// When each will be empty, in nanoseconds of CLOCK_MONOTONIC, which all processes have in common.
+    /// When each bucket will be empty, in nanoseconds of CLOCK_MONOTONIC, which all processes
+    /// share.
     empty_at: [(u64, u64); COUNTED.len()],
 }
 
@@ -51,14 +53,15 @@ impl Group {
         self.options.clone()
     }
 
-    /// These are the limits from now on: if they are other ones, all bursts are still to come.
+    /// Sets the limits. If they differ from the current ones, the buckets start anew with full
+    /// bursts.
     pub(super) fn go_by(&self, limits: &Limits) {
         if self.options.settings().limits != *limits {
             self.begin(limits);
         }
     }
 
-    /// These are the limits from now on, and all bursts are still to come.
+    /// Starts the buckets anew for these limits, with full bursts.
     pub(super) fn begin(&self, limits: &Limits) {
         let now = Clock::get().now();
         for ((sustained, burst), limit) in self.buckets.iter().zip(&limits.each) {
@@ -70,7 +73,7 @@ impl Group {
         }
     }
 
-    /// For a successor's.
+    /// Returns the levels for a successor.
     pub(super) fn levels(&self) -> Value {
         let clock = Clock::get();
         let now = clock.pair();
@@ -78,7 +81,7 @@ impl Group {
             Some(left) => now.monotonic_ns + clock.ns(left),
             None => 0,
         };
-        // Who inherits them may be of this group.
+        // The disk that inherits the levels may be a member of this group.
         self.is_new.store(false, Ordering::Relaxed);
         json!(Levels {
             empty_at: self
@@ -88,7 +91,7 @@ impl Group {
         })
     }
 
-    /// Go on from these levels, which are by the same limits.
+    /// Continues from levels that belong to the same limits.
     pub(super) fn inherit(&self, levels: Value) -> Result<(), String> {
         let levels = serde_json::from_value::<Levels>(levels);
         let levels =
@@ -101,7 +104,7 @@ impl Group {
                 .saturating_add(clock.ticks(Duration::from_nanos(left))),
             None => 0,
         };
-        // Other members may have used up more since then.
+        // Other members may have consumed more since then.
         let is_new = self.is_new.swap(false, Ordering::Relaxed);
         for ((sustained, burst), (first, second)) in self.buckets.iter().zip(levels.empty_at) {
             for (bucket, empty_at) in [(sustained, ticks(first)), (burst, ticks(second))] {
@@ -114,7 +117,8 @@ impl Group {
         Ok(())
     }
 
-    /// The tick at which the request may go, from `now` on. It is counted.
+    /// Reserves capacity for the request. Returns the tick at which the request may start, not
+    /// before `now`.
     pub(super) fn reserve(&self, limits: &Limits, request: &Request, now: u64) -> u64 {
         let direction = match request.op {
             Op::Read => Direction::Read,
@@ -147,7 +151,7 @@ impl Group {
     }
 }
 
-/// The groups of one daemon, by name, for as long as they have members.
+/// The groups of one server, by name, as long as they have members.
 #[derive(Default)]
 pub struct Groups(Mutex<BTreeMap<String, Weak<Group>>>);
 

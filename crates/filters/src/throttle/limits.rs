@@ -1,10 +1,10 @@
-//! The limits of a group, understood.
+//! The limits of a group in parsed form.
 
 use super::bucket::Rate;
 use crate::values::{Values, number, size, ticks};
 use std::time::Duration;
 
-/// By what is counted and of which direction: the order of the buckets.
+/// The limits by what they count and in which direction. Defines the order of the buckets.
 pub(super) const COUNTED: [(&str, What, Direction); 6] = [
     ("iops-total", What::Operations, Direction::Both),
     ("iops-read", What::Operations, Direction::Read),
@@ -27,33 +27,32 @@ pub(super) enum Direction {
     Write,
 }
 
-/// A bucket without bursts has room for this much time at its rate, so that a
-/// worker that is woken late, on a busy machine, catches up. It is full at
-/// first, and gives away no more than that after a pause: less than 1% of the
-/// rate over 10 s. (QEMU has 100 ms.)
+/// Room of a bucket without bursts, as time at its rate. It lets a worker that wakes up late, on a
+/// busy machine, catch up. The bucket is full at first. After a pause it releases no more than this
+/// room: less than 1% of the rate over 10 s. (QEMU has 100 ms.)
 const SLACK: Duration = Duration::from_millis(90);
 
-/// Rates beyond this are none.
+/// Maximum rate per second.
 const MOST: u64 = 1 << 40;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Limit {
     pub(super) sustained: Rate,
     pub(super) may_burst: bool,
-    /// Of a burst; None when its rate is not limited.
+    /// Rate of a burst; none if it is not limited.
     pub(super) burst: Option<Rate>,
 }
 
 #[derive(Debug, PartialEq)]
 pub(super) struct Limits {
-    /// In the order of [`COUNTED`].
+    /// Limits in the order of [`COUNTED`].
     pub(super) each: [Option<Limit>; COUNTED.len()],
-    /// Bytes of an operation that counts as one; None: however long it is.
+    /// Size in bytes up to which an operation counts as one; none if every operation counts as one.
     pub(super) iops_size: Option<u64>,
 }
 
 impl Limits {
-    /// None.
+    /// Returns limits that limit nothing.
     pub(super) fn unlimited() -> Limits {
         Limits {
             each: [None; COUNTED.len()],
@@ -108,9 +107,8 @@ fn parse_limit(values: &Values<'_>, name: &str, what: What) -> Result<Option<Lim
     }
 }
 
-/// QEMU's bucket of `max * length` units that leaks at the sustained rate,
-/// and for bursts of more than a second another one that leaks at the rate of
-/// the burst.
+/// Computes a limit as QEMU does: a bucket of `max * length` units that leaks at the sustained
+/// rate. Bursts of more than a second have a second bucket that leaks at the burst rate.
 fn limit(sustained: u64, max: u64, length: u64) -> Limit {
     let rate = |per_second: u64, room: Duration| Rate {
         ticks_per_unit: ticks(Duration::from_secs(1)) as f64 / per_second as f64,

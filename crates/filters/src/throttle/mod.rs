@@ -1,4 +1,4 @@
-//! `throttle`: so many operations and bytes a second, in QEMU's terms.
+//! `throttle`: limits operations and bytes per second, with QEMU's options.
 
 mod bucket;
 mod group;
@@ -24,7 +24,7 @@ use std::time::Duration;
 
 pub(crate) struct Throttle {
     group: Arc<Group>,
-    /// For how long workers have held requests back, in ticks.
+    /// Time for which workers have held requests back, in ticks.
     held: Arc<AtomicU64>,
 }
 
@@ -128,7 +128,7 @@ impl Kind for Throttle {
     }
 
     fn inherit(&self, left: Left, is_same: bool) -> Result<(), String> {
-        // As with options that are set.
+        // After a change of options, the buckets start anew.
         match is_same {
             true => self.group.inherit(left.values),
             false => Ok(()),
@@ -152,7 +152,7 @@ impl Kind for Throttle {
         if to.group.as_deref() != self.group.name() {
             return Err("throttle: group: cannot be changed while the disk is served".into());
         }
-        // As QEMU does: what was used up under the old limits is forgiven.
+        // As in QEMU, consumption under the old limits is forgotten.
         self.group.begin(&to.limits);
         Ok(())
     }
@@ -178,12 +178,12 @@ struct Throttling {
     group: Arc<Group>,
     queues: Queues,
     held: Arc<AtomicU64>,
-    /// When the time began that is not in it yet, in which requests are held back.
+    /// Start of the time with held requests that is not in `held` yet, in ticks.
     since: Option<u64>,
 }
 
 impl Throttling {
-    /// Something may have begun to wait, or waits no more.
+    /// Updates `held` after a request may have begun or ended waiting.
     fn note(&mut self, now: u64) {
         if let Some(since) = self.since {
             self.held.fetch_add(now - since, Ordering::Relaxed);
@@ -214,7 +214,7 @@ impl Layer for Throttling {
 
     fn timer(&mut self, cx: &mut Cx, below: &mut dyn Channel) {
         if self.settings.refresh() {
-            // The reservations are of the old limits.
+            // The reservations were made under the old limits.
             self.queues.forget_reservations();
         }
         let (limits, group) = (&self.settings.limits, &self.group);
@@ -225,7 +225,7 @@ impl Layer for Throttling {
     }
 
     fn drain(&mut self, cx: &mut Cx, _source: u16, below: &mut dyn Channel) {
-        // What goes before its time is counted, too: others have to wait for longer.
+        // Requests released early are counted, too, so that others wait longer.
         let (limits, group) = (&self.settings.limits, &self.group);
         self.queues.release_leaving(cx, below, |cx, id| {
             group.reserve(limits, &cx.slab[id], cx.now())

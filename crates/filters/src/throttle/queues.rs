@@ -1,24 +1,23 @@
-//! Requests of one worker that wait for their turn.
+//! Requests of one worker that wait for capacity.
 
 use fathom_core::{Channel, Cx, Op, RequestId};
 use std::collections::VecDeque;
 
-/// One queue a source and direction. Only the first request of each holds a
-/// reservation: so those of different queues, of this worker and of others,
-/// take turns, however many wait in each.
+/// One queue per source and direction. Only the first request of each queue holds a reservation. So
+/// the queues of this worker and of others take turns, however many requests wait in each.
 #[derive(Default)]
 pub(super) struct Queues {
     queues: Vec<Queue>,
-    /// Where the next round begins.
+    /// Queue at which the next round begins.
     first: usize,
-    /// How many wait, in all of them.
+    /// Number of waiting requests in all queues.
     waiting: usize,
 }
 
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<RequestId>,
-    /// When the first of them may go.
+    /// Tick at which the first waiting request may start.
     reserved: Option<u64>,
 }
 
@@ -28,7 +27,7 @@ fn index(cx: &Cx, id: RequestId) -> usize {
 }
 
 impl Queues {
-    /// Submit the request when its time has come: `reserve` says when.
+    /// Submits the request at the tick that `reserve` returns.
     pub(super) fn submit(
         &mut self,
         cx: &mut Cx,
@@ -49,19 +48,19 @@ impl Queues {
             queue.reserved = Some(start);
             cx.wake_at(start);
         }
-        // For all that can be in flight, so that it allocates once.
+        // Reserves space for all requests that can be in flight, to allocate only once.
         let room = cx.slab.capacity() - queue.waiting.len();
         queue.waiting.reserve(room);
         queue.waiting.push_back(id);
         self.waiting += 1;
     }
 
-    /// Whether any request waits.
+    /// Returns whether any request waits.
     pub(super) fn holds(&self) -> bool {
         self.waiting > 0
     }
 
-    /// Submit what is due, in turns, and ask to be woken for what is next.
+    /// Submits the requests that are due, taking turns, and asks to be woken for the next one.
     pub(super) fn release_due(
         &mut self,
         cx: &mut Cx,
@@ -96,7 +95,7 @@ impl Queues {
             .for_each(|queue| queue.reserved = None);
     }
 
-    /// Submit what may not wait any more.
+    /// Submits the requests that must not wait any more.
     pub(super) fn release_leaving(
         &mut self,
         cx: &mut Cx,
@@ -113,7 +112,7 @@ impl Queues {
             self.waiting -= leaving.len();
             if queue.waiting.front().copied() != first {
                 queue.reserved = None;
-                // The next `release_due` reserves anew.
+                // The next `release_due` makes a new reservation.
                 if !queue.waiting.is_empty() {
                     cx.wake_at(cx.now());
                 }
@@ -129,7 +128,7 @@ impl Queues {
 }
 
 impl Queue {
-    /// The first request, if it may go now. Otherwise it has a reservation
+    /// Takes the first request if it may start now. Otherwise, the request has a reservation
     /// afterwards.
     fn take_due(&mut self, cx: &Cx, reserve: impl Fn(&Cx, RequestId) -> u64) -> Option<RequestId> {
         let id = *self.waiting.front()?;

@@ -12,14 +12,16 @@ fn what_is_delayed_together_ends_together() {
     let answers = peer.answers(READS);
     for answer in &answers {
         assert_eq!(answer.error, 0);
-        // All of it is in the stage `queue`. (However slow a machine is, never less.)
+        // The stage `queue` contains the whole delay. It is never shorter, however slow the machine
+        // is.
         assert!(answer.queued >= 200 * MS, "{answer:?}");
     }
-    // One after the other, the last one would wait a hundred times as long as the first one.
+    // If requests waited one after the other, the last would wait a hundred times as long as the
+    // first.
     let mut waits: Vec<_> = answers.iter().map(|answer| answer.queued).collect();
     waits.sort_unstable();
     assert!(waits[READS - 1] < 20 * waits[0], "{waits:?}");
-    // And a write does not wait for a read.
+    // A write does not wait for a read, either.
     peer.ask_all([Ask::read(0, 512), Ask::write(0, vec![1; 512])]);
     let first = peer.answer().number;
     assert_eq!(first, READS as u64 + 1);
@@ -37,11 +39,11 @@ fn thousands_wait_and_the_worker_sleeps() {
         let delay = if answer.number < 4000 { 100 } else { 200 };
         assert!(answer.queued >= delay * MS, "{answer:?}");
     }
-    // Those that were popped together are due together: once or twice for each batch, not once
-    // for each request or moment.
+    // Requests popped together are due together, so the worker sleeps once or twice per batch, not
+    // once per request or moment.
     let slept = sleeps() - before;
     assert!(slept < 100, "{slept}");
-    // While others wait it sleeps, too, whenever it was woken.
+    // While requests wait, the worker sleeps again after each wake-up.
     peer.ask_all((0..5000).map(|_| Ask::flush()));
     peer.popped();
     for _ in 0..3 {
@@ -67,7 +69,7 @@ fn a_change_is_for_requests_to_come() {
     let slow = peer.do_it(Ask::read(0, 512)).took;
     assert!(slow >= 100 * MS, "{slow:?}");
     assert_eq!(bed.filters[0].values()[0], ("read", "100ms".into()));
-    // All or nothing.
+    // Either all settings change or none.
     let refused = bed.set(0, &[("read", ""), ("write", "soon")]).unwrap_err();
     assert!(
         refused.contains("write") && refused.contains("soon"),
@@ -100,7 +102,7 @@ fn a_recorded_disk_is_replayed() {
     let mut peer = bed.peer();
     peer.ask_all((0..400).map(|_| Ask::read(0, 512)));
     let answers = peer.answers(400);
-    // Far apart, so that a busy machine does not make one of the other.
+    // The two delays are far apart, so that a busy machine does not make one look like the other.
     let late = answers.iter().filter(|a| a.queued >= 3000 * MS).count();
     assert!((50..200).contains(&late), "{late}");
     assert!(answers.iter().all(|a| a.queued >= 50 * MS));
@@ -123,9 +125,9 @@ fn delays_add_up_in_any_order() {
         let bed = Bed::new(&specs, 1);
         let mut peer = bed.peer();
         let answer = peer.do_it(Ask::read(0, 512));
-        // Both, and all of it in the stage `queue`.
+        // Both delays apply, and all of it is in the stage `queue`.
         assert!(answer.queued >= 150 * MS, "{specs:?}: {answer:?}");
-        // Neither of them twice.
+        // Neither delay applies twice.
         let less = peer.may_take_less_than(200 * MS, Ask::read(0, 512));
         assert!(less, "{specs:?}");
     }

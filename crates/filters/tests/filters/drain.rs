@@ -1,11 +1,11 @@
-//! A front-end that takes a queue away waits for nothing.
+//! Filters do not delay a front-end that detaches a queue.
 
 use crate::support::{Ask, Bed, Peer};
 use std::time::{Duration, Instant};
 
-/// Reads, and as many writes.
+/// Number of reads, and of writes.
 const EACH: usize = 64;
-/// And a flush.
+/// All requests: reads, writes and a flush.
 const ALL: usize = 2 * EACH + 1;
 
 fn ask_for_all(peer: &mut Peer) {
@@ -21,8 +21,8 @@ fn errors(peer: &mut Peer) -> Vec<i32> {
         .collect()
 }
 
-/// Detaches a source that has all of these with this filter, and returns the
-/// errors of those that were answered.
+/// Detaches a source that has all these requests in flight behind the filters. Returns the errors
+/// of the replies.
 fn errors_of_a_drain(specs: &[&str]) -> Vec<i32> {
     let bed = Bed::new(specs, 1);
     bed.filters.iter().for_each(|filter| filter.opened());
@@ -32,7 +32,7 @@ fn errors_of_a_drain(specs: &[&str]) -> Vec<i32> {
     let start = Instant::now();
     drop(bed.workers[0].detach(peer.id.take().unwrap()));
     let elapsed = start.elapsed();
-    // All that is held back here would be so for a minute at least.
+    // The filters here would hold requests back for at least a minute.
     assert!(elapsed < Duration::from_secs(30), "{specs:?}: {elapsed:?}");
     errors(&mut peer)
 }
@@ -41,7 +41,7 @@ fn errors_of_a_drain(specs: &[&str]) -> Vec<i32> {
 fn delayed_requests_are_submitted() {
     let errors = errors_of_a_drain(&["delay:read=1000s,write=1000s,flush=1000s"]);
     assert_eq!(errors, [0; ALL]);
-    // So are those of a disk that is not open yet.
+    // The same holds for requests to a disk that is not open yet.
     assert_eq!(errors_of_a_drain(&["delay:open=1000s"]), [0; ALL]);
 }
 
@@ -106,7 +106,7 @@ fn sources_that_stay_keep_waiting() {
     stays.popped();
     drop(bed.workers[0].detach(leaves.id.take().unwrap()));
     assert_eq!(leaves.answer().error, 0);
-    bed.workers[0].look().unwrap(); // It has been through a turn since.
+    bed.workers[0].look().unwrap(); // The worker has completed a turn since.
     assert!(stays.answer_now().is_none());
     drop(bed.workers[0].detach(stays.id.take().unwrap()));
     assert_eq!(stays.answer().error, 0);

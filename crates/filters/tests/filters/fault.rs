@@ -63,7 +63,7 @@ fn corrupted_reads_are_always_corrupted_alike() {
             .all(|s| (256..384).contains(s) && differs(*s) == 1)
     );
     assert!((40..90).contains(&corrupt.len()), "{}", corrupt.len());
-    // By other requests, too.
+    // Other requests return the same corrupted data.
     for sector in 250..390 {
         let data = peer.do_it(Ask::read(sector * 512, 512)).data;
         let at = sector as usize * 512;

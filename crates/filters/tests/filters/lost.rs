@@ -1,4 +1,4 @@
-//! A volatile cache against a model of one.
+//! Compares a volatile cache with a model of one.
 
 use crate::support::{Ask, Bed};
 use fathom_core::Op;
@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 const SECTORS: usize = 256;
 const LEN: usize = SECTORS * 512;
 
-/// What may be on the disk and what is there for readers, by sector: each has
-/// the number of the write that it is of.
+/// The possible contents of the disk and the contents that readers see, by sector. Each sector has
+/// the number of the write that wrote it.
 struct Model {
     seen: Vec<u8>,
-    /// What the sector may be after a power cut.
+    /// Possible contents of each sector after a power cut.
     possible: Vec<BTreeSet<u8>>,
 }
 
@@ -72,7 +72,7 @@ fn run(writes: &str, steps: &[Step]) {
                 assert_eq!(peer.do_it(ask).error, 0);
                 model.store(at, len, value, writes == "torn");
                 if fua {
-                    // It may do more than it must.
+                    // The cache may flush more than it must.
                     model.flush();
                 }
             }
@@ -150,7 +150,7 @@ fn a_write_that_is_not_flushed_is_lost_and_a_torn_one_half() {
         bed.set(0, &[("power-cut", "yes")]).unwrap();
         let data = peer.do_it(Ask::read(0, LEN)).data;
         let blocks = data.chunks(4096);
-        // A physical block is written in one piece.
+        // A physical block is written as a whole.
         assert!(blocks.clone().all(|b| (b[0] == 0xff) == (b[4095] == 0xff)));
         let left = data.chunks(512).filter(|sector| sector[0] == 0xff).count();
         assert!(survive.contains(&left), "{writes}: {left}");
@@ -188,8 +188,8 @@ fn workers_that_flush_at_once_do_not_undo_each_other() {
     }
 }
 
-/// A flush is of what was written before it; what is written meanwhile is
-/// there for readers, and lost.
+/// A flush covers the writes before it. Readers see data that is written during the flush, but a
+/// power cut discards it.
 #[test]
 fn what_is_written_during_a_flush_is_not_flushed() {
     for writes in ["lost", "torn"] {
@@ -204,7 +204,7 @@ fn what_is_written_during_a_flush_is_not_flushed() {
         let second = peer.ask(write(2));
         peer.popped();
         if writes == "lost" {
-            // It does not wait for the flush.
+            // The second write does not wait for the flush.
             let answer = peer.answer();
             assert_eq!((answer.number, answer.error), (second, 0));
             bed.disk.release();
@@ -223,8 +223,7 @@ fn what_is_written_during_a_flush_is_not_flushed() {
     }
 }
 
-/// A flush that fails has flushed nothing for sure, and the next one tries
-/// again.
+/// After a failed flush no data counts as flushed, and the next flush tries again.
 #[test]
 fn what_could_not_be_written_is_kept() {
     let bed = Bed::new(

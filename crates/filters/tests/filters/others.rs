@@ -1,4 +1,4 @@
-//! readonly, pause, log.
+//! Tests of readonly, pause and log.
 
 use crate::support::{Ask, Bed};
 use fathom_core::Clock;
@@ -24,7 +24,7 @@ fn a_frozen_disk_is_thawed_and_nothing_is_lost() {
     peer.ask(Ask::read(0, 512));
     peer.popped();
     bed.set(0, &[("frozen", "yes")]).unwrap();
-    // What was under way is finished.
+    // Requests in flight are completed.
     assert_eq!(peer.answer().error, 0);
     peer.ask_all((0..100).map(|n| Ask::write(n * 512, vec![n as u8; 512])));
     std::thread::sleep(Duration::from_millis(50));
@@ -50,7 +50,7 @@ fn every_request_is_logged_with_its_stages() {
     peer.ask_all((0..100).map(|n| Ask::read(n * 4096, 4096)));
     peer.ask(Ask::write(0, vec![0; 512]));
     peer.answers(101);
-    drop(bed); // which writes what is left
+    drop(bed); // writes the remaining lines
     let text = std::fs::read_to_string(lines).unwrap();
     assert_eq!(text.lines().count(), 101, "{text}");
     let write = text.lines().find(|line| line.contains(" write ")).unwrap();
@@ -74,13 +74,13 @@ fn every_request_is_logged_with_its_stages() {
     }
 }
 
-/// A log that cannot be written costs its lines, and nothing else.
+/// A log that cannot be written loses its lines and has no other effect.
 #[test]
 fn a_log_that_nobody_reads_blocks_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
-    // So that it can be opened; nobody ever reads.
+    // Allows the filter to open the pipe; nobody ever reads from it.
     let _reader = std::fs::File::options()
         .read(true)
         .write(true)
@@ -92,7 +92,7 @@ fn a_log_that_nobody_reads_blocks_nothing() {
         peer.ask_all((0..8000).map(|_| Ask::read(0, 512)));
         peer.answers(8000);
     }
-    // Its thread is stuck in write(2).
+    // The filter's thread is stuck in write(2).
     std::mem::forget(bed);
 }
 
@@ -108,6 +108,6 @@ fn the_disk_takes_long_to_open_and_to_connect_to() {
     let waited = |at: u64| Clock::get().duration(at - before);
     assert!(waited(peer.do_it(Ask::flush()).at) >= Duration::from_millis(50));
     assert!(waited(peer.do_it(Ask::read(0, 512)).at) >= Duration::from_millis(70));
-    // Who takes it into use does not wait himself: see drain.rs.
+    // Activation does not wait itself: see drain.rs.
     assert_eq!(slow.info().size, SIZE);
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 #[test]
 fn a_sequential_reader_finds_it_there() {
-    // Slow below, so that what is read ahead is worth it.
+    // The storage below is slow, so that reading ahead pays.
     let specs = ["readahead:size=64k", "delay:read=20ms"];
     let bed = Bed::new(&specs, 1);
     let truth = bed.bytes();
@@ -16,7 +16,7 @@ fn a_sequential_reader_finds_it_there() {
         assert_eq!(answer.data, truth[at..at + 4096]);
         quick += u32::from(answer.took < Duration::from_millis(20));
     }
-    // Most of the others came while theirs was on its way, or the machine was busy.
+    // The other reads arrived while their data was still being read, or the machine was busy.
     assert!(quick > 0, "{quick} of {n}");
     assert!(bed.disk.carried_out.load(SeqCst) < 30);
 }
@@ -71,11 +71,11 @@ fn what_is_on_its_way_is_waited_for() {
     let mut peer = bed.peer();
     peer.do_it(Ask::read(0, 4096));
     bed.disk.hold();
-    peer.do_it(Ask::read(4096, 4096)); // which is there, and asks for more
+    peer.do_it(Ask::read(4096, 4096)); // is in memory, and triggers reading ahead
     peer.ask_all((16..24).map(|n| Ask::read(n * 4096, 4096)));
     peer.popped();
-    bed.workers[0].look().unwrap(); // It has been through a turn since.
-    // With the disk is what is read ahead, and none of the seven that wait for it.
+    bed.workers[0].look().unwrap(); // The worker has completed a turn since.
+    // The disk has the reads ahead, and none of the seven requests that wait for them.
     assert!(bed.disk.held.load(SeqCst) < 7);
     bed.disk.release();
     for answer in peer.answers(8) {
@@ -84,8 +84,8 @@ fn what_is_on_its_way_is_waited_for() {
     }
 }
 
-/// An error of what was not asked for is nobody's, neither of those who wait for
-/// it nor of those who come later.
+/// The error of a read ahead is not reported: neither to requests that wait for it nor to later
+/// ones.
 #[test]
 fn what_could_not_be_read_ahead_is_read_again() {
     let bed = Bed::new(
@@ -98,7 +98,7 @@ fn what_could_not_be_read_ahead_is_read_again() {
     );
     let truth = bed.bytes();
     let mut peer = bed.peer();
-    // The first has the rest read ahead, for which the second waits.
+    // The first read has the rest read ahead, and the second read waits for that.
     peer.ask_all([Ask::read(0, 4096), Ask::read(4096, 4096)]);
     for answer in peer.answers(2) {
         let at = answer.number as usize * 4096;
@@ -110,7 +110,7 @@ fn what_could_not_be_read_ahead_is_read_again() {
     }
 }
 
-/// Nothing is known of a range while it is being written.
+/// Data read ahead is not used while its range is being written.
 #[test]
 fn a_write_under_way_hides_what_was_read_before() {
     let bed = Bed::new(&["readahead:size=64k,after=0"], 1);
@@ -122,7 +122,7 @@ fn a_write_under_way_hides_what_was_read_before() {
     peer.ask(Ask::write(8192, vec![7; 4096]));
     peer.ask(read());
     peer.popped();
-    bed.workers[0].look().unwrap(); // It has been through a turn since.
+    bed.workers[0].look().unwrap(); // The worker has completed a turn since.
     assert!(peer.answer_now().is_none(), "it is for the disk to say");
     bed.disk.release();
     assert!(peer.answers(2).iter().all(|answer| answer.error == 0));

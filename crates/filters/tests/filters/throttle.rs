@@ -4,8 +4,8 @@ use fathom_core::{Clock, Op};
 use fathom_filters::Filters;
 use std::time::{Duration, Instant};
 
-/// Keeps `depth` requests in flight for `time`, and returns how many were
-/// answered meanwhile; so many are left in flight.
+/// Keeps `depth` requests in flight for `time`, and returns how many were answered in that time.
+/// Afterwards, `depth` requests are still in flight.
 fn count(peer: &mut Peer, depth: usize, time: Duration, ask: impl Fn() -> Ask) -> f64 {
     let start = Instant::now();
     peer.ask_all((0..depth).map(|_| ask()));
@@ -18,15 +18,15 @@ fn count(peer: &mut Peer, depth: usize, time: Duration, ask: impl Fn() -> Ask) -
     f64::from(count)
 }
 
-/// How many of them are answered in a second.
+/// Returns the number of requests answered per second.
 fn rate(peer: &mut Peer, depth: usize, ask: impl Fn() -> Ask) -> f64 {
     let count = count(peer, depth, TIME, ask);
     peer.answers(depth);
     count / TIME.as_secs_f64()
 }
 
-/// What each of these gets in a second while all of them want as much as they
-/// can get. A thread that comes late must not have the others' share.
+/// Returns the rate of each peer while all of them submit as much as they can. A thread that starts
+/// late must not leave its share to the others.
 fn rates(peers: &mut [(Peer, usize)]) -> Vec<f64> {
     let start = Instant::now();
     let counts: Vec<f64> = std::thread::scope(|scope| {
@@ -53,14 +53,15 @@ fn write() -> Ask {
 
 const TIME: Duration = Duration::from_millis(500);
 
-/// How often what a busy machine may be to blame for is tried.
+/// Number of attempts for results that a busy machine may spoil.
 const TRIES: u32 = 20;
 
-/// A rate is a number by the clock on the wall: there is nothing else to hold it
-/// against. That it is not above its limit holds on any machine: a busy one takes the
-/// worker's time away, and never adds to it. What is too slow is therefore tried again, and
-/// the limits are so low that any machine gets there. (How exact a rate is shows
-/// tools/bench/filters.py.)
+/// Checks that a measured rate is near `wanted`. A rate is measured in wall-clock time, since there
+/// is no other reference.
+///
+/// A rate never exceeds its limit on any machine: a busy machine only takes time from the worker. A
+/// rate that is too low is therefore measured again, and the limits are so low that any machine
+/// reaches them. tools/bench/filters.py measures how exact a rate is.
 fn assert_near(wanted: f64, what: &str, mut measure: impl FnMut() -> f64) {
     let mut got = 0.0;
     for _ in 0..TRIES {
@@ -86,11 +87,11 @@ fn so_many_operations_a_second() {
     bed.set(0, &[("iops-read", "800")]).unwrap();
     assert_near(800.0, "reads, changed", || rate(&mut peer, 8, read));
     bed.set(0, &[("iops-read", "")]).unwrap();
-    // More than any limit that there was lets through.
+    // More than any of the previous limits allows.
     assert!((0..TRIES).any(|_| rate(&mut peer, 8, read) > 2.0 * 800.0));
 }
 
-/// None of these may go before its time on any machine.
+/// None of these requests may complete early on any machine.
 #[test]
 fn discards_and_zeroes_are_writes_and_flushes_are_free() {
     for op in [Op::Discard, Op::WriteZeroes] {
@@ -102,7 +103,7 @@ fn discards_and_zeroes_are_writes_and_flushes_are_free() {
     }
     let bed = Bed::new(&["throttle:bps-total=1"], 1);
     let mut peer = bed.peer();
-    // The second would have to wait for an hour, and what came behind it, too.
+    // The second write would have to wait for an hour, and so would the requests behind it.
     peer.ask_all([write(), write(), write(), Ask::flush()]);
     while peer.answer().number != 3 {}
     drop(bed.workers[0].detach(peer.id.take().unwrap()));
@@ -112,10 +113,10 @@ fn discards_and_zeroes_are_writes_and_flushes_are_free() {
 fn limits_that_are_lifted_hold_nobody_back() {
     let bed = Bed::new(&["throttle:bps-total=1"], 1);
     let mut peer = bed.peer();
-    // Of these all but the first are to wait for an hour each.
+    // All of these except the first would wait for an hour each.
     peer.ask_all((0..10).map(|_| read()));
     peer.popped();
-    bed.workers[0].look().unwrap(); // It has been through a turn since.
+    bed.workers[0].look().unwrap(); // The worker has completed a turn since.
     bed.set(0, &[("bps-total", "")]).unwrap();
     assert_eq!(peer.answers(10).len(), 10);
 }
@@ -138,7 +139,7 @@ fn a_burst_is_let_through_and_then_no_more() {
     let answers = peer.answers(1100);
     let after = |answer: &Answer| Clock::get().duration(answer.at - start).as_secs_f64();
     // Without a burst, the first thousand would take ten times as long as the hundred after them;
-    // with it, a fraction. Those are not let through before their time on any machine.
+    // with it, a fraction. The last hundred do not complete early on any machine.
     let burst = after(&answers[999]);
     let rest = after(&answers[1099]) - burst;
     assert!(burst < 5.0 * rest, "{burst} s, then {rest} s");
@@ -175,9 +176,9 @@ fn disks_of_a_group_share_its_limits() {
     let one = bed("throttle:group=g,iops-total=100");
     let other = bed("throttle:group=g,iops-total=1000");
     let alone = bed("throttle:iops-total=2000");
-    // Who sets nothing changes nothing.
+    // A member that sets no limits changes nothing.
     let joins = bed("throttle:group=g");
-    // The last one wins, and everybody is told so.
+    // The last setting wins, and all members report it.
     assert_eq!(one.filters[0].values(), other.filters[0].values());
     assert_eq!(one.filters[0].values(), joins.filters[0].values());
     assert!(!one.filters[0].values().is_empty());
@@ -199,7 +200,7 @@ fn waiting_is_the_stage_queue() {
     let answers = peer.answers(20);
     let last = answers.last().unwrap();
     assert!(last.queued > Duration::from_millis(100), "{last:?}");
-    // The rest is quick, but for those that a busy machine holds up.
+    // The other requests are quick, except those that a busy machine delays.
     let mut waited = answers
         .iter()
         .filter(|a| a.took > Duration::from_millis(50));

@@ -1,5 +1,4 @@
-//! A worker with filters above a disk in memory, and a source whose peer is
-//! the test.
+//! A worker with filters above a disk in memory, and a source whose peer is the test.
 
 use fathom_core::testing::{PollEngine, TestDisk};
 use fathom_core::{
@@ -59,11 +58,11 @@ pub struct Answer {
     pub number: u64,
     pub error: i32,
     pub data: Vec<u8>,
-    /// How long the request was in the stage `queue`.
+    /// Time that the request spent in the stage `queue`.
     pub queued: Duration,
-    /// From when it was popped to when it was answered.
+    /// Time from pop to reply.
     pub took: Duration,
-    /// Ticks of the clock.
+    /// Time of the reply, in ticks of the clock.
     pub at: u64,
 }
 
@@ -77,7 +76,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Attach a new source to the worker.
+    /// Attaches a new source to the worker.
     pub fn attach(worker: &WorkerHandle) -> Peer {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let kick = Arc::new(eventfd(0, flags).unwrap());
@@ -98,7 +97,7 @@ impl Peer {
         }
     }
 
-    /// Returns the request's number.
+    /// Submits a request and returns its number.
     pub fn ask(&mut self, ask: Ask) -> u64 {
         self.ask_all([ask]);
         self.asked - 1
@@ -114,8 +113,8 @@ impl Peer {
         rustix::io::write(&*self.kick, &1u64.to_ne_bytes()).unwrap();
     }
 
-    /// Wait until the worker has popped everything; it submits it before it
-    /// looks at anything else.
+    /// Waits until the worker has popped all requests. The worker submits them before it does
+    /// anything else.
     pub fn popped(&self) {
         until("it is popped", || self.asks.lock().unwrap().is_empty());
     }
@@ -125,7 +124,7 @@ impl Peer {
         answer.expect("the request is answered")
     }
 
-    /// The answer, if there is one already.
+    /// Returns a reply if there is one already.
     pub fn answer_now(&mut self) -> Option<Answer> {
         self.answers.try_recv().ok()
     }
@@ -134,13 +133,13 @@ impl Peer {
         (0..n).map(|_| self.answer()).collect()
     }
 
-    /// Whether a request can take less than `time`. A busy machine holds up
-    /// this one or that, but not each.
+    /// Returns whether a request can take less than `time`. A busy machine delays some requests,
+    /// but not all of them.
     pub fn may_take_less_than(&mut self, time: Duration, ask: Ask) -> bool {
         (0..100).any(|_| self.do_it(ask.clone()).took < time)
     }
 
-    /// One request alone.
+    /// Executes one request and waits for its reply.
     pub fn do_it(&mut self, ask: Ask) -> Answer {
         self.ask(ask);
         self.answer()
@@ -153,7 +152,7 @@ struct TestSource {
     asks: Arc<Mutex<VecDeque<(u64, Ask)>>>,
     kick: Arc<OwnedFd>,
     answers: Sender<Answer>,
-    /// By tag: the request's number and memory.
+    /// Number and memory of each request in flight, by tag.
     buffers: Vec<Option<(u64, Vec<u8>)>>,
 }
 
@@ -182,7 +181,7 @@ impl Source for TestSource {
             (request.offset, request.len) = (ask.offset, ask.data.len() as u64);
             (request.tag, request.queue) = (tag as u16, 0);
             request.segments.clear();
-            // In pieces, as guests have them.
+            // In pieces, as guests submit data.
             for piece in ask.data.chunks_mut(1536) {
                 request.segments.push(libc::iovec {
                     iov_base: piece.as_mut_ptr().cast(),
@@ -232,7 +231,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// The first filter is nearest to the source.
+    /// Creates a disk with filters; the first filter is nearest to the source.
     pub fn new(specs: &[&str], workers: usize) -> Bed {
         Bed::of(TestDisk::new(), &Filters::default(), specs, workers)
     }
@@ -263,7 +262,7 @@ impl Bed {
         Peer::attach(&self.workers[0])
     }
 
-    /// As `fathom set` does it.
+    /// Changes settings like `fathom set`.
     pub fn set(&self, filter: usize, changes: &[(&str, &str)]) -> Result<(), String> {
         let own = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
         let changes: Vec<_> = changes.iter().map(own).collect();
