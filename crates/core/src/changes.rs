@@ -105,9 +105,9 @@ impl Changes {
     }
 
     /// Takes the bits of `range`, whose start must be at a block boundary. May stop before the end
-    /// of the range: after about `most` runs, or after `MOST_WORDS` words with changes (1 GiB at
-    /// the smallest block size). The runs are contiguous and begin at `range.start`. Returns none
-    /// only if the range is empty.
+    /// of the range: after about `most` runs, or after `MOST_WORDS` words that may contain changes
+    /// (1 GiB at the smallest block size). The runs are contiguous and begin at `range.start`.
+    /// Returns none only if the range is empty.
     pub fn take(&self, range: Range<u64>, most: usize) -> Vec<Run> {
         let end = range.end.min(self.size);
         let mut runs = Runs::default();

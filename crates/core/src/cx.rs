@@ -109,8 +109,8 @@ impl Cx {
 
     /// Returns the requests of sources and of all owners that were completed since the mark. For a
     /// layer that keeps track of the requests it has passed on. Such a layer calls this after each
-    /// call of the layer below and before it returns to the layer above, because a child's owner
-    /// may reuse the slot from then on.
+    /// call of the layer below and before it returns to the layer above. From then on, a child's
+    /// owner may reuse the slot.
     #[inline]
     pub fn completed_since(&self, mark: Mark) -> Completed {
         Completed {

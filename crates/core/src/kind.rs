@@ -17,7 +17,7 @@ pub enum ThreadKind {
     NbdListener,
     /// Handles an NBD client's handshake.
     NbdConnection,
-    /// Computes for workers.
+    /// Does CPU-bound work for workers.
     Helper,
     /// Writes a log.
     Log,

@@ -53,8 +53,8 @@ struct Member {
     alarm: u64,
     /// Dropped after the worker, which contains this disk's channel.
     _disk: Arc<dyn Disk>,
-    /// Dropped last, so that all else is gone when a thread that waits for the end of the worker
-    /// continues.
+    /// Dropped last. A thread that waits for the end of the worker continues only after the rest
+    /// was dropped.
     _alive: SyncSender<Infallible>,
 }
 

@@ -36,9 +36,9 @@ impl Owner {
     }
 }
 
-/// A source's request to a disk. The source has checked that `offset + len` lies within the disk,
-/// that both are multiples of 512 (except for disks that accept other values), and that the
-/// segments of reads and writes add up to `len`.
+/// A source's request to a disk. The source has checked that `offset + len` lies within the disk
+/// and that both are multiples of 512, except for disks that accept other values. The segments of
+/// reads and writes add up to `len`.
 #[repr(align(64))]
 pub struct Request {
     pub stamps: Stamps,

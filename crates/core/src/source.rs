@@ -97,7 +97,7 @@ pub trait Source: Send {
     }
 
     /// Returns the memory that the segments of the source's requests refer to. The memory stays
-    /// mapped and unchanged while the source is attached.
+    /// mapped at the same addresses while the source is attached.
     fn memory(&self) -> Vec<Buffer> {
         Vec::new()
     }

@@ -23,7 +23,7 @@ pub const BLK_F_DISCARD: u64 = 1 << 13;
 /// The device supports the write-zeroes command (5.2.3).
 pub const BLK_F_WRITE_ZEROES: u64 = 1 << 14;
 
-/// Log all guest memory that is written (vhost-user, "Migration").
+/// The device logs all guest memory that it writes (vhost-user, "Migration").
 pub const VHOST_F_LOG_ALL: u64 = 1 << 26;
 /// Descriptors may refer to tables of descriptors (2.7.5.3).
 pub const RING_F_INDIRECT_DESC: u64 = 1 << 28;
