@@ -1,17 +1,19 @@
-//! What is to be copied into an image below: what those above it have.
+//! Finds the data of upper images that must be copied into an image below them.
 
 use fathom_core::Changes;
 use fathom_formats::served::Mapper;
 use fathom_units::cause;
 
-/// So many bytes are looked up in tables at once.
+/// Bytes of the disk looked up in the image tables per call.
 const MAPPED: usize = 16 << 30;
 
-/// It is looked whether to stop after so many extents.
+/// Number of extents between two checks for cancellation.
 const LOOK: usize = 1024;
 
-/// Marks what the first `layers` images that `mapper` knows have; unless that is stopped. What they have stays. The error is
-/// for the user.
+/// Marks in `todo` every range that the first `layers` images of `mapper` hold themselves.
+///
+/// The images keep that data. Returns early, with `Ok`, as soon as `stops` returns true. The
+/// error is a message for the user.
 pub(crate) fn mark(
     mapper: &mut Mapper,
     layers: usize,
@@ -26,7 +28,8 @@ pub(crate) fn mark(
             }
             let extent =
                 extent.map_err(|error| format!("cannot read the disk: {}", cause(error)))?;
-            // (Behind the end of a short image there are zeroes, whatever is below it.)
+            // Beyond the end of a short image the disk reads as zeroes, whatever the images below
+            // hold.
             if !extent.is_below() {
                 todo.mark(extent.start, extent.len);
             }

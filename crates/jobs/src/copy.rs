@@ -1,4 +1,4 @@
-//! Copying what is to be copied.
+//! Copies the marked ranges of one disk to another.
 
 use fathom_core::extents::extents;
 use fathom_core::{Changes, Op, RangeLimits, is_zero};
@@ -12,46 +12,46 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of a piece, and of one that counts as small.
+/// Maximum bytes of a piece, and of a piece that counts as small.
 const PIECE: u64 = 1 << 20;
 const SMALL: u64 = 64 << 10;
 
-/// Pieces under way, and those among them that are not small: over a long way, many make up for its length.
+/// Maximum number of pieces in flight, and of large ones. Many hide the latency of a long path.
 const DEPTH: usize = 128;
 const LARGE_DEPTH: usize = 8;
 
-/// Of longer runs it is asked which parts hold data.
+/// Minimum length in bytes of a run for which block status is queried first.
 const WORTH_ASKING: u64 = 4 << 20;
-/// So many bytes of a run at once, and memory for the answer.
+/// Maximum bytes per block status query, and size in bytes of its reply buffer.
 const ASKED: u64 = 1 << 30;
 const ANSWER: usize = 64 << 10;
 
-/// Runs that are taken on at once.
+/// Maximum number of runs taken from the change map per call.
 const RUNS: usize = 64;
 
-/// Between looks whether it is to end.
+/// Maximum wait between two checks for cancellation.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Why it has not been copied.
+/// Why a slice was not copied.
 pub(crate) enum Failure {
-    /// It is to end.
+    /// The caller asked to stop.
     Stopped,
     Problem(String),
 }
 
-/// The disk that is copied, and the one that becomes the same.
+/// A copy operation from a source disk to a target disk.
 pub(crate) struct Copy<'a> {
     pub(crate) job: &'a Job,
     pub(crate) source: &'a Client,
     pub(crate) target: &'a Client,
     pub(crate) pace: Pace,
-    /// Whether to end.
+    /// Returns true when copying must stop.
     pub(crate) stops: &'a dyn Fn() -> bool,
-    /// How long a slice may last: something else is looked at in between.
+    /// Target duration of a slice, after which the caller does other work.
     pub(crate) slice: Duration,
 }
 
-/// A limit in bytes per second, which may change while a job runs. 0: no limit.
+/// A limit in bytes per second that may change while a job runs. Zero means no limit.
 #[derive(Debug, Default)]
 pub(crate) struct Rate(AtomicU64);
 
@@ -69,12 +69,12 @@ impl Rate {
     }
 }
 
-/// Keeps copying within a rate.
+/// Paces a copy so that it stays within a rate.
 pub(crate) struct Pace {
     rate: Arc<Rate>,
-    /// The rate does not apply at present.
+    /// Whether the rate is suspended at present.
     is_free: Cell<bool>,
-    /// The limit that `next` comes from.
+    /// The limit from which `next` was computed.
     limit: Cell<Option<u64>>,
     /// When the next piece may begin.
     next: Cell<Instant>,
@@ -98,18 +98,18 @@ impl Pace {
     fn limit(&self) -> Option<u64> {
         let limit = self.rate.limit().filter(|_| !self.is_free.get());
         if self.limit.replace(limit) != limit {
-            // (With the limit of before, the next piece might be hours away.)
+            // Under the previous limit, the next piece might have been hours away.
             self.next.set(Instant::now());
         }
         limit
     }
 
-    /// Whether the rate allows more.
+    /// Returns whether the rate allows another piece now.
     pub(crate) fn may_begin(&self) -> bool {
         self.limit().is_none() || self.next.get() <= Instant::now()
     }
 
-    /// How long to wait for an answer before looking at the clock.
+    /// Returns the time to wait for a reply before checking the rate and cancellation again.
     pub(crate) fn patience(&self) -> Duration {
         let is_limited = self.limit().is_some();
         let due = self.next.get().saturating_duration_since(Instant::now());
@@ -119,11 +119,11 @@ impl Pace {
         }
     }
 
-    /// So much has begun.
+    /// Accounts for `bytes` that have just been started.
     pub(crate) fn has_begun(&self, bytes: u64) {
         if let Some(limit) = self.limit() {
             let time = Duration::from_secs_f64(bytes as f64 / limit as f64);
-            // (What was late is made up for, as far as that goes.)
+            // A late piece shortens the next interval, by TICK at most.
             let now = Instant::now();
             let from = self.next.get().max(now.checked_sub(TICK).unwrap_or(now));
             self.next.set(from.checked_add(time).unwrap_or(from));
@@ -131,16 +131,16 @@ impl Pace {
     }
 }
 
-/// What a slice has taken on.
+/// The state of one slice of a copy.
 #[derive(Default)]
 struct Slice {
-    /// To be split into pieces, in order; `true`: nothing is known of it.
+    /// Runs to split into pieces, in order; `true` if their block status is not known yet.
     runs: VecDeque<(Range<u64>, bool)>,
-    /// All of it, to be done again if it fails.
+    /// All ranges taken from the change map; they are marked again if the slice fails.
     taken: Vec<Range<u64>>,
     in_flight: usize,
     large: usize,
-    /// Memory for small pieces, and for others.
+    /// Free buffers: for small pieces, and for large ones.
     free: [Vec<Pages>; 2],
     copied: u64,
     failure: Option<Failure>,
@@ -167,8 +167,9 @@ impl Slice {
 }
 
 impl Copy<'_> {
-    /// Copies some of what is to be done, from `cursor` on; returns how many bytes. What fails is to be done
-    /// again.
+    /// Copies some of the marked ranges from `cursor` on and returns the number of bytes.
+    ///
+    /// If the slice fails, all ranges that it took are marked again.
     pub(crate) fn slice(&self, todo: &Changes, cursor: &mut u64) -> Result<u64, Failure> {
         let begin = Instant::now();
         let mut slice = Slice::default();
@@ -205,7 +206,7 @@ impl Copy<'_> {
         }
     }
 
-    /// Begins one more piece. False: there is none, or it is time for something else.
+    /// Starts one more piece. Returns false if no run is left or the slice's time is over.
     fn begin(
         &self,
         slice: &mut Slice,
@@ -241,7 +242,7 @@ impl Copy<'_> {
         Ok(true)
     }
 
-    /// Zeroes are not read, if the target can write them by itself.
+    /// Queries block status so that zeroes are not read, if the target can write zeroes itself.
     fn look_for_data(&self, range: Range<u64>, slice: &mut Slice) -> Result<(), String> {
         let end = range.end.min(range.start + ASKED);
         if end < range.end {
@@ -267,7 +268,7 @@ impl Copy<'_> {
                 }
             }
         }
-        // An answer may end early, and anywhere.
+        // The reply may end early, and at any offset.
         let known = self.whole_blocks(range.start..at).end;
         let known = if known > range.start && at < end {
             known
@@ -286,7 +287,7 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// What of the range is blocks of both disks.
+    /// Shrinks a range to whole blocks of both disks.
     fn whole_blocks(&self, range: Range<u64>) -> Range<u64> {
         let block = u64::from(self.target.info().physical_block_size).max(4096);
         let end = match range.end == self.target.info().size {
@@ -343,10 +344,10 @@ impl Copy<'_> {
     }
 }
 
-/// How fast it is copied.
+/// Measures the speed of copying.
 #[derive(Default)]
 pub(crate) struct Speed {
-    /// Bytes a second, of late.
+    /// Moving average in bytes per second.
     rate: f64,
 }
 
@@ -359,12 +360,12 @@ impl Speed {
         };
     }
 
-    /// So much can be copied in that time.
+    /// Returns the number of bytes that can be copied in `time`.
     pub(crate) fn within(&self, time: Duration) -> u64 {
         (self.rate * time.as_secs_f64()) as u64
     }
 
-    /// How long so much takes, as far as can be told.
+    /// Estimates how long copying `bytes` takes.
     pub(crate) fn takes(&self, bytes: u64) -> Duration {
         let seconds = bytes as f64 / self.rate.max(1.0);
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
@@ -372,7 +373,7 @@ impl Speed {
 }
 
 fn take_runs(slice: &mut Slice, todo: &Changes, cursor: &mut u64) {
-    // Once around, at most.
+    // Wraps around once at most.
     for _ in 0..2 {
         for run in todo.take(*cursor..todo.size(), RUNS) {
             let range = *cursor..*cursor + run.len;
@@ -391,7 +392,7 @@ fn take_runs(slice: &mut Slice, todo: &Changes, cursor: &mut u64) {
     }
 }
 
-/// It is for the next slice.
+/// Returns the remaining runs to the change map, for the next slice.
 fn put_back(slice: &mut Slice, todo: &Changes, cursor: &mut u64) {
     if let Some((first, _)) = slice.runs.front() {
         *cursor = first.start / todo.block() * todo.block();

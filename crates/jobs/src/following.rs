@@ -1,4 +1,4 @@
-//! Jobs that follow a disk: what their thread and the others know of them.
+//! State shared by the thread of a job that follows a disk and by those who control the job.
 
 use crate::copy::Rate;
 use crate::source::InUse;
@@ -9,22 +9,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How far it is.
+/// The phase of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
-    /// What there is is copied, and what users have changed meanwhile again.
+    /// The job copies the existing data, then again what users have changed meanwhile.
     #[default]
     Copying,
-    /// What is left takes no longer than users can wait.
+    /// The remaining data takes no longer to copy than users can wait.
     Ready,
-    /// Its virtual machine has let go of the disk, which others may have now. When it is back, and nobody has changed
-    /// anything, this goes on.
+    /// The virtual machine has disconnected from the disk, which other programs may use now.
+    ///
+    /// The job resumes when the disk can be used again and nobody else has changed it.
     Waiting,
-    /// The job has been ended, and waits for the requests that it has in flight.
+    /// The job was told to stop and waits for its requests in flight.
     Stopping,
-    /// Both were the same, when this had let go of them.
+    /// Both disks were identical when the job released them.
     Done,
-    /// The copy is of no use.
+    /// The job failed; the copy is unusable.
     Failed,
 }
 
@@ -40,7 +41,7 @@ impl Phase {
         }
     }
 
-    /// It has let go of both disks, or is about to.
+    /// Returns whether the job has ended. It has released both disks, or is about to.
     pub fn is_over(self) -> bool {
         matches!(self, Phase::Done | Phase::Failed)
     }
@@ -49,27 +50,27 @@ impl Phase {
 /// Why a pass over the disk has ended.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Gone {
-    /// The virtual machine lets go of the disk.
+    /// The virtual machine disconnects from the disk.
     Away,
-    /// All of it is done.
+    /// The pass has completed all its work.
     Done,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     pub phase: Phase,
-    /// Bytes that have been copied, some of them several times.
+    /// Number of bytes copied; ranges copied several times count each time.
     pub copied: u64,
-    /// Bytes that are still to be copied, as far as is known.
+    /// Estimated number of bytes still to be copied.
     pub left: u64,
-    /// Why the copy is of no use.
+    /// Why the copy is unusable.
     pub problem: Option<String>,
 }
 
-/// Hears of each change of phase, on the job's thread.
+/// Callback for each change of phase, called on the job's thread or by whoever abandons the job.
 pub type Tell = Arc<dyn Fn(Phase, Option<&str>) + Send + Sync>;
 
-/// One that has begun, for whoever started it.
+/// A handle to a running job.
 #[derive(Clone)]
 pub struct Following {
     pub(crate) shared: Arc<Shared>,
@@ -85,44 +86,50 @@ impl Following {
         status
     }
 
-    /// It has let go of all disks.
+    /// Returns whether the job has released all disks.
     pub fn is_over(&self) -> bool {
         self.shared.state().is_over
     }
 
-    /// How many bytes it may copy per second. `None`: as many as it can.
+    /// Returns the limit in bytes per second. `None` means no limit.
     pub fn rate(&self) -> Option<u64> {
         self.shared.rate.limit()
     }
 
-    /// Sets that limit. It applies to the next piece that is copied.
+    /// Sets the limit in bytes per second. It applies to the next piece that is copied.
     pub fn set_rate(&self, limit: Option<u64>) {
         self.shared.rate.set(limit);
     }
 
-    /// The disk's virtual machine lets go of it, and this must, too; to be asked again until it has. Does not wait.
+    /// Tells the job to release the disk, because the disk's virtual machine disconnects.
+    ///
+    /// Does not wait. The caller repeats the call until the job has released the disk.
     pub fn leave(&self) {
         self.shared.leave();
     }
 
-    /// It is not wanted any more; does not wait for it.
+    /// Tells the job to stop. Does not wait for its end.
     pub fn begin_stop(&self) {
         self.shared.change(|state| state.stop = true);
     }
 
-    /// Ends the job. A job whose target does not answer is given up: its requests fail, or its thread is left behind.
-    /// Returns false if the job still uses a disk at `deadline`.
+    /// Ends the job. A job whose target does not respond is abandoned: its requests fail, or its
+    /// thread is left behind. Returns false if the job still uses a disk at `deadline`.
     pub fn end(&self, deadline: Instant) -> bool {
         self.end_while(deadline, |_| true)
     }
 
-    /// Ends the job like [`Following::end`], but returns false as soon as storage that the job must wait for has answered
-    /// nothing for a second. The job ends later, when that storage has answered.
+    /// Ends the job like [`Following::end`], but does not wait for storage that is stuck.
+    ///
+    /// Returns false as soon as storage that the job must wait for has not replied for a second.
+    /// The job ends later, when that storage has replied.
     pub fn end_unless_stuck(&self, deadline: Instant) -> bool {
         self.end_while(deadline, |answered| answered > 0)
     }
 
-    /// Waits while `waits` says so, which is called each second with the number of requests that were answered since.
+    /// Ends the job and waits for it while `waits` returns true.
+    ///
+    /// `waits` is called each second with the number of requests completed since the last call.
     fn end_while(&self, deadline: Instant, waits: impl Fn(u64) -> bool) -> bool {
         self.begin_stop();
         let soon = || deadline.min(Instant::now() + ORDERLY_END);
@@ -143,79 +150,86 @@ impl Following {
     }
 }
 
-/// How a job whose target does not answer can end.
+/// How a job whose target does not respond can end.
 struct Abandoning {
-    /// Has the target's requests fail.
+    /// Makes all requests to the target fail.
     halt: Option<Halt>,
-    /// Undoes for the users of the disk what the job's thread has not undone.
+    /// Undoes, for the disk's users, what the job's thread would undo at its end.
     release: Option<Release>,
-    /// Why the job has failed then, for the user.
+    /// The reason reported to the user when the job is abandoned.
     problem: &'static str,
 }
 
-/// Called once.
+/// Callback that releases the disk's users; called once.
 pub(crate) type Release = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct Shared {
     tell: Tell,
-    /// How fast it may copy.
+    /// Limit of the copying speed.
     pub(crate) rate: Arc<Rate>,
     abandoning: Mutex<Option<Abandoning>>,
-    /// It writes to what the disk is in: the disk is let go of when nothing of that is in flight any more, however long it
-    /// takes. (Whoever waits for that waits for the same files.)
+    /// Whether the job writes to the images of the disk itself.
+    ///
+    /// Such a job keeps the disk until no write is in flight, however long that takes. Those who
+    /// wait for it need the same files.
     writes: bool,
     state: Mutex<State>,
     changed: Condvar,
-    /// Number of the job's requests that disks have answered.
+    /// Number of the job's requests that disks have completed.
     answered: Arc<AtomicU64>,
-    /// The disk that is copied, while this uses it.
+    /// The source disk, while the job uses it.
     held: Mutex<Option<InUse>>,
 }
 
-/// Why it has failed then.
+/// Reason for the failure of a job that did not release the disk in time.
 const LATE: &str = "the target did not respond when the virtual machine disconnected";
 
-/// Why a job that writes to its target has failed when its thread was left behind.
+/// Reason for the failure of a job whose thread was abandoned while it writes to its target.
 pub(crate) const ABANDONED: &str =
     "ended while the target did not respond; writes to the target may still complete";
 
-/// Time that a job has to end by itself, again once the requests of its target fail, and again for each further answer.
+/// Time that a job has to end by itself.
+///
+/// The time starts again once its target's requests fail, and for each further reply.
 const ORDERLY_END: Duration = Duration::from_secs(1);
 
-/// What is said of one that somebody has ended.
+/// Reason for the failure of a job that was stopped by a user.
 pub(crate) const STOPPED: &str = "ended before all data was copied";
 
-/// Between attempts to have the disk again.
+/// Interval between attempts to use the disk again.
 const AWAY: Duration = Duration::from_millis(200);
 
-/// The disk's virtual machine waits for so long at most; and so long if what is left is copied meanwhile.
+/// Maximum time that a disconnecting virtual machine waits for the job to release the disk:
+/// normally, and while the job copies the remaining data.
 const LEAVING: Duration = Duration::from_secs(1);
 const FINISHING: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) status: Status,
-    /// The copy is not wanted any more.
+    /// Whether the job must end because the copy is no longer wanted.
     pub(crate) stop: bool,
-    /// The disk is to be let go of: its virtual machine does so, and nothing of it is in flight.
+    /// Whether the job must release the disk, because its virtual machine disconnects.
+    ///
+    /// The virtual machine has no requests in flight then.
     pub(crate) leave: bool,
-    /// Since when.
+    /// When `leave` was set.
     since: Option<Instant>,
-    /// The rest is to be copied as soon as nobody changes anything any more.
+    /// Whether to copy the remaining data as soon as nobody changes the disk any more.
     pub(crate) finish: bool,
-    /// Nobody does.
+    /// Whether nobody changes the disk any more.
     pub(crate) halted: bool,
-    /// It has let go of both disks.
+    /// Whether the job has released both disks.
     is_over: bool,
 }
 
 impl State {
-    /// What is copied now is the rest.
+    /// Returns whether the data being copied now is the last.
     pub(crate) fn is_last(&self) -> bool {
         self.finish && (self.leave || self.halted)
     }
 
-    /// The disk is to be let go of as it is.
+    /// Returns whether the disk must be released without copying the remaining data.
     pub(crate) fn leaves(&self) -> bool {
         self.leave && !self.finish
     }
@@ -244,7 +258,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// A job whose answers are counted.
+    /// Returns a new [`Job`] whose replies are counted.
     pub(crate) fn job(&self) -> Job {
         Job::counted_by(self.answered.clone())
     }
@@ -253,22 +267,24 @@ impl Shared {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Uses that disk from now on.
+    /// Activates the disk and holds it from now on.
     pub(crate) fn take(&self, disk: &Arc<dyn Disk>) -> Result<(), DiskError> {
         self.change(|state| (state.leave, state.since) = (false, None));
         *self.held() = Some(InUse::new(disk)?);
         Ok(())
     }
 
-    /// Does no more.
+    /// Releases the disk.
     pub(crate) fn let_go(&self) {
-        // (Others wait for that, who are asked for it.)
+        // The deactivation runs without the lock, since other threads ask for `held` meanwhile.
         let held = self.held().take();
         drop(held);
     }
 
-    /// Has the disk let go of, on behalf of one who asks again until it is. What hangs is not waited for: the copy is
-    /// of no use then.
+    /// Tells the job to release the disk. The caller repeats the call until the disk is free.
+    ///
+    /// A job that reads the disk only is not waited for if it hangs: it fails, and the disk is
+    /// released at once.
     pub(crate) fn leave(&self) {
         let mut late = false;
         self.change(|state| {
@@ -288,8 +304,10 @@ impl Shared {
         }
     }
 
-    /// The job may be ended although its target does not answer: `halt` has the target's requests fail, if that is
-    /// possible, and `release` undoes what the job does to the disk's users. Then the job has failed by that `problem`.
+    /// Allows the job to be ended although its target does not respond.
+    ///
+    /// `halt` makes the target's requests fail, if possible. `release` undoes what the job does to
+    /// the disk's users. The job then fails with `problem`.
     pub(crate) fn can_be_abandoned(
         &self,
         halt: Option<Halt>,
@@ -308,14 +326,16 @@ impl Shared {
         lock.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has all requests of the target fail. False: that is not possible.
+    /// Makes all requests to the target fail. Returns false if that is impossible.
     fn give_target_up(&self) -> bool {
         let abandoning = self.abandoning();
         let halt = abandoning.as_ref().and_then(|how| how.halt.as_ref());
         halt.map(|halt| halt()).is_some()
     }
 
-    /// Leaves the thread behind, which waits for the target, and lets go of the disk. False: that is not possible.
+    /// Abandons the thread, which waits for the target, and releases the disk.
+    ///
+    /// Returns false if that is impossible.
     fn abandon(&self) -> bool {
         let (release, problem) = match &mut *self.abandoning() {
             Some(how) => (how.release.take(), how.problem),
@@ -339,8 +359,9 @@ impl Shared {
         true
     }
 
-    /// Its virtual machine has let go of the disk: waits until that is back, and uses the disk again. The error is for the
-    /// user.
+    /// Waits until the disk can be used again after its virtual machine disconnected, and uses it.
+    ///
+    /// The error is a message for the user.
     fn wait_for(&self, disk: &Arc<dyn Disk>) -> Result<(), String> {
         loop {
             let problem = match self.take(disk) {
@@ -358,7 +379,9 @@ impl Shared {
         }
     }
 
-    /// Has `pass` work on the disk until all is done, whoever comes and goes. The error is for the user.
+    /// Repeats `pass` until it is done, across disconnections of the disk's virtual machine.
+    ///
+    /// The error is a message for the user.
     pub(crate) fn work_on(
         &self,
         disk: &Arc<dyn Disk>,
@@ -374,10 +397,10 @@ impl Shared {
         Ok(())
     }
 
-    /// It is over, and has let go of all but the disk.
+    /// Records the outcome of the job. The job has released everything but the disk by then.
     pub(crate) fn conclude(&self, outcome: Result<(), String>, tell: &Tell) {
         if self.state().is_over {
-            // It was abandoned, and somebody else may work on the disk by now.
+            // The job was abandoned, and another job may use the disk by now.
             return;
         }
         let problem = outcome.err();
@@ -387,12 +410,12 @@ impl Shared {
             true => Phase::Failed,
         };
         self.end(phase, problem, tell);
-        // (Whoever waits for that goes on with what has come of it.)
+        // The phase is final before the disk is released, because waiters read the outcome then.
         self.let_go();
         self.change(|state| state.is_over = true);
     }
 
-    /// It is in that phase from now on, unless it is over; `tell` hears of it.
+    /// Enters a phase, unless the job is over, and reports it to `tell`.
     pub(crate) fn enter(&self, phase: Phase, tell: &Tell) {
         {
             let status = &mut self.state().status;
@@ -404,11 +427,11 @@ impl Shared {
         tell(phase, None);
     }
 
-    /// It has ended in that phase.
+    /// Enters the final phase.
     fn end(&self, phase: Phase, problem: Option<String>, tell: &Tell) {
         let problem = {
             let status = &mut self.state().status;
-            // (It may have failed before.)
+            // An earlier problem takes precedence.
             status.problem = status.problem.take().or(problem);
             status.phase = phase;
             status.problem.clone()
@@ -416,13 +439,13 @@ impl Shared {
         tell(phase, problem.as_deref());
     }
 
-    /// Waits until that time is over, or there is something to be looked at.
+    /// Waits for `time`, or until the job must stop, leave the disk or copy the last data.
     pub(crate) fn pause(&self, time: Duration) {
         let idle = |state: &mut State| !state.stop && !state.leave && !state.is_last();
         drop(self.changed.wait_timeout_while(self.state(), time, idle));
     }
 
-    /// Waits until `deadline` for it to be over. False: it is not.
+    /// Waits until the job is over. Returns false if it is not over at `deadline`.
     pub(crate) fn wait(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         let waits = |state: &mut State| !state.is_over;

@@ -1,13 +1,14 @@
-//! Work on running disks, beside their users: one folder each.
+//! Background jobs on disks in use, one folder each.
 //!
-//! - `backup` keeps a disk as it was at an instant, to be read at leisure;
-//! - `mirror` copies a disk to another one, and follows it until both are the same;
-//! - `commit` brings what images in the middle of a chain have into one below;
-//! - `stream` has an image make its own what is below it;
+//! - `backup` serves a disk as it was at an instant;
+//! - `mirror` copies a disk to another one and follows its changes until both are identical;
+//! - `commit` copies data of intermediate images of a chain into an image below them;
+//! - `stream` copies data of backing images into the top image;
 //! - `pull` copies a disk from the server where its guest runs, and takes it over from there.
 //!
-//! `source` is what they work on, `copy` the copying itself, `above` what goes into an image below, `name` what images are
-//! called, and `following` how those are that stay with their disk.
+//! `source` is the disk on which jobs work, and `copy` does the copying. `above` finds the data
+//! that goes into an image below, and `name` is the name of a backing image. `following` is the
+//! state of jobs that follow their disk.
 
 mod above;
 pub mod backup;

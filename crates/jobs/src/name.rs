@@ -1,9 +1,9 @@
-//! What images are called by those above them.
+//! Names of backing images.
 
 use fathom_formats::Format;
 use fathom_formats::offline::backing::NewBacking;
 
-/// An image as it is named in the one above it.
+/// The name of an image as the image above it records it.
 pub struct Name {
     pub name: Vec<u8>,
     pub format: Format,

@@ -1,21 +1,21 @@
-//! What jobs work on.
+//! The disk on which a job works.
 
 use fathom_core::{Disk, DiskError, WorkerHandle};
 use fathom_stack::Tap;
 use fathom_storage::EngineKind;
 use std::sync::Arc;
 
-/// A disk that has users.
+/// A disk in use by front-ends or clients.
 pub struct Source {
-    /// Used like a client uses the disk, below its filters; not activated.
+    /// The disk below its filters, used as clients use it; not activated.
     pub disk: Arc<dyn Disk>,
     pub engine: EngineKind,
-    /// Where users pass, whose workers these are.
+    /// The tap through which users' requests pass, and the workers that process them.
     pub tap: Arc<Tap>,
     pub workers: Arc<[WorkerHandle]>,
 }
 
-/// A disk that is active, until this is dropped.
+/// An activated disk, which is deactivated on drop.
 pub struct InUse(Arc<dyn Disk>);
 
 impl InUse {
@@ -24,7 +24,7 @@ impl InUse {
         Ok(InUse(disk.clone()))
     }
 
-    /// With what has become of it.
+    /// Deactivates the disk and returns the result.
     pub fn end(self) -> Result<(), DiskError> {
         let disk = self.0.clone();
         std::mem::forget(self);

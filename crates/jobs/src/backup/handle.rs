@@ -1,4 +1,4 @@
-//! A backup, for whoever starts it.
+//! The handle of a backup.
 
 use super::keeper::Keeper;
 use super::terms::{Failed, Status, Terms};
@@ -17,27 +17,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-/// A disk as it was.
+/// A disk as it was at an instant.
 pub struct Backup {
     past: Arc<Past>,
     kept: Arc<AtomicU64>,
     source: Source,
-    /// For those who read it, and their workers.
+    /// The disk that clients read, and its workers.
     view: Arc<dyn Disk>,
     readers: Arc<[WorkerHandle]>,
     keeper: JoinHandle<()>,
-    /// What is written there.
+    /// The file with the original data of overwritten blocks.
     scratch: File,
-    /// A bitmap's name, and what it says, from the instant on.
+    /// The name of the bitmap, and its contents from the instant on.
     bitmap: Option<String>,
     dirty: Arc<OnceLock<Dirty>>,
-    /// What that bitmap's successor is known by.
+    /// The identifier of the bitmap's successor.
     successor: Option<u64>,
 }
 
 impl Backup {
-    /// Of the instant at which this returns. May block. The error is for the user: the disk is as before.
-    /// `failed` hears once why it has failed, if it does.
+    /// Starts a backup of the disk as it is when this function returns. May block.
+    ///
+    /// `failed` is called once if the backup fails later, with the reason.
+    ///
+    /// # Errors
+    /// A message for the user; the disk is unchanged.
     pub fn start(source: Source, terms: &Terms, failed: Failed) -> Result<Backup, String> {
         let scratch = Scratch::make(&source, terms)?;
         source.disk.activate().map_err(|error| error.to_string())?;
@@ -76,7 +80,7 @@ impl Backup {
         }
     }
 
-    /// Users do.
+    /// Resumes the users' writes.
     pub fn go_on(&self) {
         self.past.begin();
     }
@@ -87,12 +91,12 @@ impl Backup {
         }
     }
 
-    /// The disk as it was, which takes any bytes, and its workers.
+    /// Returns the disk as it was, which accepts requests at any byte offset, and its workers.
     pub fn view(&self) -> (Arc<dyn Disk>, Arc<[WorkerHandle]>) {
         (self.view.clone(), self.readers.clone())
     }
 
-    /// What its bitmap may advance to.
+    /// Returns the identifier of the successor to which the bitmap may advance.
     pub fn successor(&self) -> Option<u64> {
         self.successor
     }
@@ -104,16 +108,17 @@ impl Backup {
         }
     }
 
-    /// It has failed, for this reason. Who reads it sees that, too.
+    /// Fails the backup with this reason. Its readers get errors, too.
     pub fn give_up(&self, problem: &str) {
         self.past.give_up(problem.into());
     }
 
-    /// Nobody reads it any more: lets go of the disk. May block. If it has not failed, the bitmap may advance from
-    /// then on.
+    /// Ends the backup, which nobody reads any more, and releases the disk. May block.
+    ///
+    /// If the backup has not failed, the bitmap may advance from then on.
     pub fn end(self) -> Status {
         if !self.past.is_over() && self.kept.load(Ordering::Relaxed) > 0 {
-            // Otherwise nobody would hear that it had been lost before it was read.
+            // Without this flush, lost writes to the scratch file would go unnoticed.
             let kept = self.scratch.sync_data();
             let lost = |error| format!("cannot flush the scratch file: {}", cause(error));
             let _ = kept.map_err(|error| self.past.give_up(lost(error)));
@@ -132,10 +137,10 @@ impl Backup {
         status
     }
 
-    /// What uses the disk, after which it need not be active.
+    /// Stops using the disk, which may be deactivated afterwards.
     fn let_go(self) -> Status {
         self.past.end();
-        // A panic has been told of.
+        // The panic handler has already reported a panic of that thread.
         let _ = self.keeper.join();
         Status {
             kept: self.kept.load(Ordering::Relaxed),
@@ -143,7 +148,7 @@ impl Backup {
         }
     }
 
-    /// All that it takes, but that users wait.
+    /// Prepares everything, but does not hold the users' writes yet.
     fn prepare(
         source: Source,
         scratch: Scratch,
@@ -214,26 +219,26 @@ fn deactivate(disk: &dyn Disk) {
     }
 }
 
-/// A file without a name.
+/// The unnamed scratch file.
 struct Scratch {
-    /// To be written.
+    /// The file, for writing.
     file: File,
-    /// The same, to be read; in use.
+    /// The same file, for reading; activated.
     disk: FileDisk,
     engine: EngineKind,
-    /// So many bytes of it.
+    /// Maximum bytes of data in the file.
     most: u64,
 }
 
 impl Scratch {
-    /// Where it is may be slow: nobody is to wait for it yet.
+    /// Creates the scratch file. The file system may be slow, so no user may be held meanwhile.
     fn make(source: &Source, terms: &Terms) -> Result<Scratch, String> {
         let dir = terms.scratch.display();
         let failed =
             |error: io::Error| format!("{dir}: cannot create a scratch file: {}", cause(error));
         let file = gate::unnamed(&terms.scratch).map_err(failed)?;
         file.set_len(source.disk.info().size).map_err(failed)?;
-        // (It is in the page cache, where Linux AIO would block.)
+        // The file's data is in the page cache, where Linux AIO would block.
         let engine = match source.engine {
             EngineKind::Native => EngineKind::Threads,
             engine => engine,

@@ -1,4 +1,4 @@
-//! Keeping what is about to be changed.
+//! Copies original data to the scratch file before users overwrite it.
 
 use super::terms::Failed;
 use fathom_core::{Op, is_zero};
@@ -13,32 +13,32 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes read at once, unless blocks are longer, and reads under way.
+/// Bytes per read, unless a block is longer, and number of reads in flight.
 const PIECE: u64 = 1 << 20;
 const DEPTH: usize = 8;
 
-/// Between looks whether it is over.
+/// Maximum wait between two checks whether the backup is over.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Users are held for so long, if nobody says that they may go on.
+/// Maximum time that users' writes are held until [`Past::begin`] resumes them.
 const HELD: Duration = Duration::from_secs(5);
 
-/// What the keeper needs.
+/// The state of the copy-before-write thread.
 pub(super) struct Keeper {
     pub(super) past: Arc<Past>,
     pub(super) job: Job,
-    /// The disk, below what waits.
+    /// The disk below the tap at which users' writes wait.
     pub(super) disk: Client,
-    /// As long as the disk, and empty.
+    /// The scratch file: as long as the disk, and initially empty.
     pub(super) scratch: File,
     pub(super) most: u64,
-    /// Bytes of the disk that are in the scratch file.
+    /// Number of bytes of the disk in the scratch file.
     pub(super) kept: Arc<AtomicU64>,
     pub(super) failed: Failed,
 }
 
 impl Keeper {
-    /// Until it is over.
+    /// Copies data before it is overwritten, until the backup is over.
     pub(super) fn run(mut self) {
         let mut free = Vec::new();
         let mut held = None;
@@ -100,7 +100,7 @@ impl Keeper {
     }
 
     fn keep(&self, range: Range<u64>, bytes: &[u8]) -> Result<(), String> {
-        // (A hole is zeroes, too.)
+        // Zeroes need no write: holes read as zeroes.
         if !is_zero(bytes) {
             let kept = self.kept.load(Ordering::Relaxed) + bytes.len() as u64;
             if kept > self.most {
@@ -118,7 +118,7 @@ impl Keeper {
     }
 }
 
-/// Whole blocks, as those that it is made of.
+/// Splits a range of whole blocks into pieces at multiples of `len`.
 fn pieces(range: Range<u64>, len: u64) -> impl Iterator<Item = Range<u64>> {
     let mut at = range.start;
     std::iter::from_fn(move || {

@@ -1,12 +1,12 @@
-//! A disk as it was at an instant, to be read while its users go on changing it.
+//! Serves a disk as it was at an instant while its users change it.
 //!
-//! - `terms` are what is asked for, and what is told of it;
-//! - `keeper` is the thread that keeps in a scratch file what is about to be changed;
-//! - `view` is the disk as it was, of what is kept there and of what has not been changed;
-//! - `handle` starts and ends it.
+//! - `terms` are the parameters and the status;
+//! - `keeper` is the thread that copies data to a scratch file before it is overwritten;
+//! - `view` is the disk as it was, composed of the scratch file and of unchanged data;
+//! - `handle` starts and ends a backup.
 //!
-//! The disk's users come first: when what was there cannot be kept (the scratch file is as long as it may be, a read
-//! fails, it takes too long), the backup has failed, and they go on.
+//! The disk's users take precedence. If original data cannot be saved, the backup fails and users
+//! continue. Reasons are a full scratch file, a failed read, or a timeout.
 
 mod handle;
 mod keeper;

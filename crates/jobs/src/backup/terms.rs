@@ -1,29 +1,30 @@
-//! What is asked for, and what is told.
+//! Parameters and status of a backup.
 
 use std::path::PathBuf;
 
-/// Where it is kept what users are about to change.
+/// Parameters of a backup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// The directory of the scratch file, which has no name and is gone with the backup.
+    /// The directory of the scratch file, which has no name and disappears with the backup.
     pub scratch: PathBuf,
-    /// So long that file may be (bytes that it has on disk); None: half of what its file system has left at the
-    /// beginning. (The image may need the rest.)
+    /// Maximum number of bytes that the scratch file may occupy on disk.
+    ///
+    /// `None` means half of the file system's free space at the start, since the image may need
+    /// the rest.
     pub most: Option<u64>,
-    /// The bitmap that says what has been changed before, and has a successor from the instant on. It need not be
-    /// there.
+    /// The bitmap of earlier changes, which gets a successor at the instant. Need not exist.
     pub bitmap: Option<String>,
-    /// Users change nothing until [`Backup::go_on`](super::Backup::go_on), or for as long as they wait for anything.
+    /// Whether users' writes are held until [`Backup::go_on`](super::Backup::go_on) or a timeout.
     pub held: bool,
 }
 
-/// Hears why it has failed, on a thread of the backup's.
+/// Callback with the reason of a failure, called on the backup's thread.
 pub type Failed = Box<dyn Fn(&str) + Send>;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Bytes in the scratch file.
+    /// Number of bytes in the scratch file.
     pub kept: u64,
-    /// Why what is read of it is not to be used: it has failed.
+    /// Why the backup has failed; data read from it must not be used.
     pub problem: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The disk as it was.
+//! The disk as it was at the instant of the backup.
 
 use fathom_core::extents::extents;
 use fathom_core::{
@@ -14,17 +14,19 @@ use std::path::PathBuf;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-/// Reads of the scratch file in flight, of one worker; more wait for these.
+/// Maximum reads of the scratch file in flight per worker; further reads wait for these.
 const CHILDREN: usize = 64;
 
-/// To be read only. Each read is one of the disk; then what is kept of it by now is read once more, in the scratch
-/// file: that may have been changed before, and the rest has not been.
+/// A read-only disk with the data of the instant.
+///
+/// Each read first reads the disk. The parts whose original data is in the scratch file by then
+/// are read again from there: they may have been overwritten earlier, and other parts were not.
 pub(super) struct View {
     pub(super) past: Arc<Past>,
-    /// In use by somebody else as long as this is.
+    /// The source disk, which the backup keeps activated as long as this view exists.
     pub(super) disk: Arc<dyn Disk>,
     pub(super) scratch: Arc<FileDisk>,
-    /// What a bitmap has said at the instant, if there is one.
+    /// The contents of the bitmap at the instant, if the backup has one.
     pub(super) dirty: Arc<OnceLock<Dirty>>,
 }
 
@@ -74,12 +76,12 @@ impl Disk for View {
     }
 }
 
-/// What is known of a request.
+/// The state of a request.
 #[derive(Clone, Copy, Default)]
 struct Reading {
-    /// It has not been looked at since the disk has been read.
+    /// Whether the request has not been examined since the disk completed it.
     is_new: bool,
-    /// Parts that are to be read once more.
+    /// Number of parts that must be read again from the scratch file.
     left: u32,
     errno: i32,
 }
@@ -91,11 +93,11 @@ struct ViewChannel {
     scratch: Box<dyn Channel>,
     owner: Owner,
     children: usize,
-    /// By request.
+    /// The state of each request, by [`RequestId`].
     readings: Vec<Reading>,
-    /// Parts whose turn has not come.
+    /// Parts whose read of the scratch file has not started.
     todo: VecDeque<(RequestId, Range<u64>)>,
-    /// What has been kept since it was asked for.
+    /// Requests whose data was saved to the scratch file after they were submitted.
     back: Vec<RequestId>,
 }
 
@@ -103,7 +105,7 @@ fn range(request: &Request) -> Range<u64> {
     request.offset..request.offset + request.len
 }
 
-/// The memory of a part of a request's data: `skip` bytes from its beginning on, `len` long.
+/// Appends to `to` the buffers for `len` bytes of a request, from its byte `skip` on.
 fn add_segments(of: &[iovec], skip: u64, len: u64, to: &mut Request) {
     let (mut skip, mut len) = (skip as usize, len as usize);
     for segment in of {
@@ -127,7 +129,7 @@ impl ViewChannel {
         &mut self.readings[id.0 as usize]
     }
 
-    /// Looks at what has been completed.
+    /// Examines the requests completed since `mark`.
     fn settle(&mut self, cx: &mut Cx, mut mark: Mark) {
         loop {
             let mut back = std::mem::take(&mut self.back);
@@ -147,14 +149,14 @@ impl ViewChannel {
         }
     }
 
-    /// Whether this is the request's answer: nothing that it is about has been changed.
+    /// Returns whether the result of the disk is final, because nothing in its range has changed.
     fn stands(&mut self, id: RequestId, request: &Request) -> bool {
-        // (Children of this layer and of those below are theirs.)
+        // Children of this layer and of lower layers are handled by those layers.
         let is_ours = request.owner == Owner::SOURCE || request.owner > self.owner;
         if !is_ours || !std::mem::take(&mut self.reading(id).is_new) || request.error != 0 {
             return true;
         }
-        // What was read was read before the bits are.
+        // The data must have been read before the bits that say which blocks are saved.
         fence(Ordering::Acquire);
         match request.op {
             Op::BlockStatus if self.dirty.get().is_some() => false,
@@ -171,7 +173,7 @@ impl ViewChannel {
             return cx.complete(id, libc::EIO);
         }
         if request.op == Op::BlockStatus {
-            // SAFETY: it has been answered, and its source has not seen that yet.
+            // SAFETY: the request is completed, and its source has not seen that yet.
             unsafe { retell(&self.past, self.dirty.get(), request) };
             return cx.complete(id, 0);
         }
@@ -188,7 +190,7 @@ impl ViewChannel {
         };
     }
 
-    /// Reads what is to be read once more, as far as it goes.
+    /// Starts the waiting reads of the scratch file, up to their maximum number.
     fn start(&mut self, cx: &mut Cx) {
         while self.children < CHILDREN
             && let Some((id, part)) = self.todo.pop_front()
@@ -229,10 +231,13 @@ impl ViewChannel {
     }
 }
 
-/// What is kept is data, whatever the disk has there now; and what has been changed before is dirty.
+/// Rewrites the block status reply of a request for the instant of the backup.
+///
+/// Saved blocks are reported as data, whatever the disk holds there now. Blocks that the bitmap
+/// marks are reported as dirty.
 ///
 /// # Safety
-/// The request has been answered, and its source has not seen that yet.
+/// The request is completed, and its source has not seen that yet.
 unsafe fn retell(past: &Past, dirty: Option<&Dirty>, request: &Request) {
     let segment = request.segments[0];
     // SAFETY: as required of the caller.

@@ -1,4 +1,4 @@
-//! The thread that brings down what images in the middle have.
+//! The thread that copies data of intermediate images into the image below them.
 
 use super::terms::Terms;
 use crate::above;
@@ -13,15 +13,15 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How far it is is told so often.
+/// Interval between updates of the progress.
 const SLICE: Duration = Duration::from_millis(100);
 
 pub(super) struct Committer {
     pub(super) source: Source,
     pub(super) image: Arc<ImageDisk>,
-    /// The disk as those in the middle have it.
+    /// The disk as seen from the topmost intermediate image.
     pub(super) middle: Arc<BesideDisk>,
-    /// And as the one below has it.
+    /// The disk as seen from the image below the intermediate images.
     pub(super) below: Arc<BesideDisk>,
     pub(super) terms: Terms,
     pub(super) shared: Arc<Shared>,
@@ -29,14 +29,16 @@ pub(super) struct Committer {
 }
 
 impl Committer {
-    /// Until it is over, when the disk is not in use by it any more.
+    /// Runs the job until it is over; it does not use the disk any more then.
     pub(super) fn run(self) {
         let (disk, tell) = (&self.source.disk, &self.tell);
         let outcome = self.shared.work_on(disk, tell, || self.commit());
         self.shared.conclude(outcome, tell);
     }
 
-    /// While the disk is in use. (Whatever others do to the images between two passes: each copies all of it.)
+    /// Makes one pass while the disk is in use.
+    ///
+    /// Others may change the images between two passes, so each pass copies all data.
     fn commit(&self) -> Result<Gone, String> {
         let checked = self
             .image
@@ -92,14 +94,14 @@ impl Committer {
             }
             match copy.slice(&todo, &mut cursor) {
                 Ok(copied) => self.shared.state().status.copied += copied,
-                // (See above.)
+                // The next iteration finds out why.
                 Err(Failure::Stopped) => {}
                 Err(Failure::Problem(problem)) => return Err(problem),
             }
         }
     }
 
-    /// The image below has all that those in the middle have: once that is durable, the one above them names it.
+    /// Flushes the lower image, then names it as the backing image of the image above the middle.
     fn name_below(&self, job: &Job, below: &Client) -> Result<(), String> {
         let errno = job.flush(below);
         if errno != 0 {

@@ -1,4 +1,4 @@
-//! Starting it.
+//! Starts a commit job.
 
 use super::committer::Committer;
 use super::terms::Terms;
@@ -9,9 +9,14 @@ use fathom_formats::served::ImageDisk;
 use fathom_units::cause;
 use std::sync::Arc;
 
-/// `image` is the source's own, with two disks beside it: what the one reads, from the image in the middle on, is written to
-/// the other one, and the image above the middle gets that below it. `over` hears that it is over. May block. The error is
-/// for the user: all is as before.
+/// Starts a job that copies the data of intermediate images into the image below them.
+///
+/// `image` is the source's own image, with two side views: the job reads one, from the middle
+/// image on, and writes to the other. At the end the image above the middle gets the lower image
+/// as its backing image. `over` is called when the job is over. May block.
+///
+/// # Errors
+/// A message for the user; all images are unchanged.
 pub fn start(
     source: Source,
     image: Arc<ImageDisk>,

@@ -1,11 +1,14 @@
-//! What images in the middle of a chain have is brought into one below them while users go on, until the image above them
-//! needs only that one.
+//! Copies the data of intermediate images into an image below them while the disk is in use.
+//! Afterwards the image above them needs only the lower image.
 //!
-//! - `terms` are what is asked for, and `handle` starts it; it is asked as all are that follow their disk (`following`);
-//! - `committer` is what the thread does: it copies, and at the end it names the image below in the header of the one above.
+//! - `terms` are the parameters, and `handle` starts the job, which is controlled like all jobs
+//!   that follow their disk (`following`);
+//! - `committer` is the thread: it copies the data, then names the lower image in the header of
+//!   the image above the intermediate ones.
 //!
-//! Users change the first image only, so nothing is copied twice. What is written below is hidden by those in the middle,
-//! which have it, too: whoever goes by the chain has the same disk all the time.
+//! Users change the top image only, so nothing is copied twice. Data written to the lower image is
+//! hidden by the intermediate images, which have the same data. So the chain reads as the same
+//! disk at any time.
 
 mod committer;
 mod handle;

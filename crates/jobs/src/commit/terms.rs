@@ -1,11 +1,11 @@
-//! What is asked for.
+//! Parameters of a commit job.
 
 use crate::name::Name;
 
-/// How it is to be done.
+/// Parameters of a commit job.
 pub struct Terms {
-    /// Bytes a second; None: as many as there can be.
+    /// Limit in bytes per second. `None` means no limit.
     pub rate: Option<u64>,
-    /// The image that is written to.
+    /// The image to which the data is written.
     pub below: Name,
 }

@@ -1,4 +1,4 @@
-//! The thread that follows a disk.
+//! The thread that mirrors a disk.
 
 use super::noting::{Noting, end_of};
 use super::terms::{Target, Terms};
@@ -14,59 +14,66 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Users can wait for so long: what is left then is no reason not to switch.
+/// Time that users can wait: remaining data that takes less does not prevent a switch.
 const SHORT: Duration = Duration::from_millis(200);
-/// What users have changed meanwhile is looked at so often.
+/// Interval between updates of the change map while data is copied.
 const SLICE: Duration = Duration::from_millis(100);
-/// While all is copied, it is looked so often what has changed.
+/// Interval between updates of the change map while both disks are identical.
 const IDLE: Duration = Duration::from_millis(20);
 
-/// While it brakes, no more is left than can be copied in half of that time, or so many bytes, once it has come so far;
-/// before, users change half of what is copied.
+/// Limits while the mirror throttles writes.
+///
+/// Once the initial copy is complete, the remaining data may grow to what is copied in half of
+/// [`SHORT`], within these two limits in bytes. While more remains, users may change 1/`SHARE`
+/// of the amount that is copied.
 const MOST_LEFT: u64 = 16 << 20;
 const LEAST_LEFT: u64 = 1 << 20;
 const SHARE: u64 = 2;
 
-/// Runs that are taken over at once.
+/// Maximum number of runs taken from the change map per call.
 const RUNS: usize = 1024;
 
 pub(super) struct Follower {
     pub(super) source: Source,
     pub(super) to: Target,
-    /// The disk that this is.
+    /// The disk of `to`.
     pub(super) target: Arc<dyn Disk>,
     pub(super) terms: Terms,
-    /// What users have changed; taken over to `todo` while nothing is in flight: of what is copied twice at once, the
-    /// older might come last.
+    /// The ranges that users have changed.
+    ///
+    /// They are moved to `todo` only while no copy is in flight. If the same range were copied
+    /// twice at once, the older data might be written last.
     pub(super) noted: Arc<Changes>,
     pub(super) todo: Changes,
-    /// Until the mirror ends, or its thread is abandoned.
+    /// Recording of changes, until the mirror ends or its thread is abandoned.
     pub(super) noting: Arc<Mutex<Option<Noting>>>,
     pub(super) brake: Arc<Brake>,
     pub(super) shared: Arc<Shared>,
     pub(super) tell: Tell,
-    /// As the disk's tap has counted them when this began.
+    /// The tap's count of changes by others when the mirror began.
     pub(super) changes_by_others: u64,
-    /// Where copying goes on.
+    /// Offset in bytes where copying continues.
     pub(super) cursor: u64,
-    /// It is known what was to be copied at the beginning.
+    /// Whether the initial data is marked in `todo`.
     pub(super) has_begun: bool,
-    /// That has been copied once: what is left is what users have changed.
+    /// Whether the initial data has been copied once: only changes by users remain.
     pub(super) has_come_round: bool,
 }
 
 impl Follower {
-    /// Until it is over, when neither disk is in use by it any more.
+    /// Runs the mirror until it is over; it does not use either disk any more then.
     pub(super) fn run(mut self, target: InUse) {
         let outcome = self.follow_on();
-        // From here on nothing is noted, and nobody waits.
+        // From here on, no change is recorded and no write is throttled.
         drop(end_of(&self.noting));
         let closed = target.end();
         let closed = closed.map_err(|error| format!("cannot close the target: {}", cause(error)));
         self.shared.conclude(outcome.and(closed), &self.tell);
     }
 
-    /// Until all is copied, whoever comes and goes. The error is for the user.
+    /// Copies until both disks are identical, across disconnections of the virtual machine.
+    ///
+    /// The error is a message for the user.
     fn follow_on(&mut self) -> Result<(), String> {
         let (shared, disk) = (self.shared.clone(), self.source.disk.clone());
         let mut is_first = true;
@@ -84,7 +91,7 @@ impl Follower {
         })
     }
 
-    /// Copies while the disk is in use.
+    /// Makes one pass while the disk is in use.
     fn follow(&mut self) -> Result<Gone, String> {
         let error = |error: DiskError| error.to_string();
         let engine = self.source.engine;
@@ -109,7 +116,7 @@ impl Follower {
         self.copy_on(copy, &job, &target)
     }
 
-    /// Notes what is to be copied, once.
+    /// Marks the initial data, once.
     fn begin(&mut self, copy: &Copy<'_>) -> Result<(), String> {
         if !self.has_begun {
             match &self.to {
@@ -121,7 +128,7 @@ impl Follower {
                     above::mark(&mut mapper, layers, copy.stops, &self.todo)?;
                 }
             }
-            // (If it was interrupted it is begun again.)
+            // An interrupted marking starts again.
             self.has_begun = !(copy.stops)();
         }
         Ok(())
@@ -141,14 +148,14 @@ impl Follower {
                 return Ok(Gone::Away);
             }
             self.check_disk()?;
-            // (At the end users wait.)
+            // The rate is suspended at the end, because users wait.
             copy.pace.set_free(is_last);
             self.take_noted();
             let left = self.todo.changed_bytes();
             self.shared.state().status.left = left;
             if left == 0 {
                 if is_last {
-                    // Nothing has changed since: nobody does.
+                    // `is_last` was read before the changes: no change can follow.
                     return self.finish(job, target);
                 }
                 self.has_come_round = true;
@@ -161,14 +168,14 @@ impl Follower {
             let (begin, from) = (Instant::now(), self.cursor);
             match copy.slice(&self.todo, &mut self.cursor) {
                 Ok(copied) => {
-                    // (Zeroes are no data, but done, too.)
+                    // Zeroes are not copied, but count as done.
                     let done = left.saturating_sub(self.todo.changed_bytes());
                     speed.copied(done, begin.elapsed());
                     self.shared.state().status.copied += copied;
                     self.has_come_round |= self.cursor < from;
                     self.brake_for(&speed, left, done);
                 }
-                // (See above.)
+                // The next iteration finds out why.
                 Err(Failure::Stopped) => {}
                 Err(Failure::Problem(problem)) => return Err(problem),
             }
@@ -187,7 +194,7 @@ impl Follower {
         }
     }
 
-    /// It is still the disk that is copied.
+    /// Checks that the disk has its original size and that changes can be recorded.
     fn check_disk(&self) -> Result<(), String> {
         if self.noted.is_outgrown() || self.source.disk.info().size != self.todo.size() {
             return Err("the disk has been resized".into());
@@ -198,7 +205,7 @@ impl Follower {
         }
     }
 
-    /// What users may change: `left` was to be copied, and `copied` has been since.
+    /// Sets how much users may change: `left` bytes were to be copied, `copied` of them have been.
     fn brake_for(&self, speed: &Speed, left: u64, copied: u64) {
         if self.terms.brakes && self.has_come_round {
             let most = speed.within(SHORT / 2).clamp(LEAST_LEFT, MOST_LEFT);
@@ -219,7 +226,7 @@ impl Follower {
         }
     }
 
-    /// What is left takes so long.
+    /// Updates the phase from the time that the remaining data takes.
     fn is_ready_in(&self, time: Duration) {
         if time < SHORT {
             self.shared.enter(Phase::Ready, &self.tell);

@@ -1,4 +1,4 @@
-//! A mirror, for whoever starts it.
+//! The handle of a mirror.
 
 use super::follower::Follower;
 use super::noting::{Noting, end_of};
@@ -10,7 +10,7 @@ use fathom_units::{Size, cause};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// A copy that follows its disk.
+/// A mirror of a disk.
 #[derive(Clone)]
 pub struct Mirror {
     pub following: Following,
@@ -18,7 +18,10 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// `over` hears when it is over. May block. The error is for the user: both disks are as before.
+    /// Starts a mirror. `over` is called when the mirror is over. May block.
+    ///
+    /// # Errors
+    /// A message for the user; both disks are unchanged.
     pub fn start(
         source: Source,
         to: Target,
@@ -47,9 +50,10 @@ impl Mirror {
         }
         let error = |error: DiskError| error.to_string();
         let shared = Shared::new(matches!(to, Target::Below(_)), terms.rate, &tell);
-        // The activation of another target may block: its lock is taken, or its file system is away.
-        // A front-end that leaves the source waits for those that use the source, so the source is
-        // not used meanwhile. A target below the source is a part of it, and is activated with it.
+        // Activating another target may block: its lock is taken, or its file system does not
+        // respond. A front-end that disconnects from the source waits for all users of the source.
+        // So the source is not activated yet. A target below the source is activated together with
+        // it.
         let early = match &to {
             Target::Other(_) => Some(InUse::new(&target).map_err(error)?),
             Target::Below(_) => None,
@@ -98,18 +102,23 @@ impl Mirror {
         })
     }
 
-    /// Bytes of both disks.
+    /// Returns the size of both disks in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// From now on the rest is copied when the disk is let go of.
+    /// Tells the mirror to copy the remaining data when the virtual machine disconnects.
     pub fn begin_finish(&self) {
         self.following.shared.change(|state| state.finish = true);
     }
 
-    /// Nobody changes the disk any more: has the rest copied. When this is right, the target is the same, durable,
-    /// and free. The error is for the user: it has failed, or the rest has taken too long, and goes on.
+    /// Copies the remaining data after the caller has stopped all changes of the disk.
+    ///
+    /// On success the target is identical, durable and released.
+    ///
+    /// # Errors
+    /// A message for the user: the mirror has failed, or the deadline has passed. In the latter
+    /// case copying continues.
     pub fn finish(&self, deadline: Instant) -> Result<(), String> {
         self.following.shared.change(|state| {
             state.finish = true;
@@ -121,7 +130,7 @@ impl Mirror {
         }
     }
 
-    /// It is not to be finished after all, unless it has been.
+    /// Cancels [`Mirror::finish`] or [`Mirror::begin_finish`], unless the mirror has finished.
     pub fn go_on(&self) {
         self.following.shared.change(|state| {
             state.finish = false;

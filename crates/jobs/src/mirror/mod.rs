@@ -1,13 +1,14 @@
-//! A disk that is copied to another one while its users go on, until both are the same: then it may take the place
-//! of the first, or be kept as it was at that instant.
+//! Copies a disk to another one while it is in use, until both are identical. Then the target may
+//! replace the disk, or be kept as a copy of that instant.
 //!
-//! - `terms` are what is asked for, and what is told of it;
-//! - `todo` is what is to be copied at the beginning, and `noting` adds what users change then;
-//! - `follower` is what the thread does: it copies what there is, and again what users have changed meanwhile;
-//! - it is started and asked by way of `handle`, and `following` is what both know.
+//! - `terms` are the parameters;
+//! - `todo` finds the initial data, and `noting` records the changes by users;
+//! - `follower` is the thread: it copies the initial data, then the changes;
+//! - `handle` starts and controls the mirror, and `following` is the state that both share.
 //!
-//! Users are never kept from anything for good: what goes wrong ends the mirror, and the disk is as before. While it
-//! *brakes*, they change no more than is copied meanwhile, so that it comes to an end with any load.
+//! A mirror never blocks users for good: any problem ends the mirror, and the disk is unchanged.
+//! While the mirror *brakes*, users may change no more than is copied, so that it converges under
+//! any load.
 
 mod follower;
 mod handle;

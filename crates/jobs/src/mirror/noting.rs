@@ -1,11 +1,11 @@
-//! Noting what users change.
+//! Records the changes by users.
 
 use crate::source::Source;
 use fathom_core::{Changes, WorkerHandle};
 use fathom_stack::{Brake, Tap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// As long as it is there, it is noted what users change, and they may be held back.
+/// Records changes by users and can throttle their writes, until it is dropped.
 pub(super) struct Noting {
     pub(super) brake: Arc<Brake>,
     tap: Arc<Tap>,
@@ -13,7 +13,9 @@ pub(super) struct Noting {
 }
 
 impl Noting {
-    /// In `noted`: whatever ends from now on. The error is for the user.
+    /// Starts to record in `noted` each write that completes from now on.
+    ///
+    /// The error is a message for the user.
     pub(super) fn begin(source: &Source, noted: &Arc<Changes>) -> Result<Noting, String> {
         let brake = Arc::<Brake>::default();
         source.tap.hold_back(&brake, &source.workers)?;
@@ -45,7 +47,7 @@ impl Drop for Noting {
     }
 }
 
-/// Takes it out of its place, for its end.
+/// Takes the [`Noting`] out of its mutex, so that the caller can drop it.
 pub(super) fn end_of(noting: &Mutex<Option<Noting>>) -> Option<Noting> {
     noting.lock().unwrap_or_else(PoisonError::into_inner).take()
 }

@@ -1,30 +1,32 @@
-//! What is asked for, and what is told.
+//! Parameters of a mirror.
 
 use fathom_core::Disk;
 use fathom_formats::served::ImageDisk;
 use fathom_stack::Unserved;
 use std::sync::Arc;
 
-/// How it is to be copied.
+/// Parameters of a mirror.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// Bytes a second; None: as many as there can be.
+    /// Limit in bytes per second. `None` means no limit.
     pub rate: Option<u64>,
-    /// Users change no more than is copied meanwhile.
+    /// Whether to throttle users to the speed of copying.
     pub brakes: bool,
 }
 
-/// Where a disk is copied to.
+/// The target of a mirror.
 pub enum Target {
-    /// Another disk, which is not active, and used by nobody else.
+    /// Another disk, which is not active and not used by anybody else.
     Other(Unserved),
-    /// The image below that disk that is written to, too: what those above it have is copied into it, where nobody sees it
-    /// because of them. It is the same disk all the time to those who go by the chain.
+    /// A lower image of the same chain.
+    ///
+    /// The data of the images above it is copied into it. Those images hide the copied data, so
+    /// the chain reads as the same disk at any time.
     Below(Arc<ImageDisk>),
 }
 
 impl Target {
-    /// The error is for the user.
+    /// Returns the target disk. The error is a message for the user.
     pub(super) fn disk(&self) -> Result<Arc<dyn Disk>, String> {
         Ok(match self {
             Target::Other(other) => other.disk.clone(),

@@ -1,4 +1,4 @@
-//! What is to be copied at the beginning: nothing where both disks have zeroes, or are the same.
+//! Finds the initial data of a mirror: ranges where both disks may differ.
 
 use crate::copy::Copy;
 use fathom_core::extents::extents;
@@ -8,11 +8,14 @@ use fathom_units::cause;
 use std::io;
 use std::ops::Range;
 
-/// So many bytes are asked about at once, and memory for the answer.
+/// Maximum bytes per block status query, and size in bytes of its reply buffer.
 const ASKED: u64 = 1 << 30;
 const ANSWER: usize = 64 << 10;
 
-/// Marks it, unless that is stopped. Who changes the source meanwhile has it marked, too.
+/// Marks the initial data in `todo`, unless the copy is stopped.
+///
+/// If the target holds any data, the whole disk is marked; otherwise only the data of the source.
+/// Changes to the source during this call are recorded separately.
 pub(super) fn mark(copy: &Copy<'_>, todo: &Changes) -> Result<(), String> {
     let mut is_empty = true;
     let looked = each_data(copy.job, copy.target, &mut |_| {
@@ -31,7 +34,7 @@ pub(super) fn mark(copy: &Copy<'_>, todo: &Changes) -> Result<(), String> {
     looked.map_err(|error| format!("cannot read the disk: {}", cause(error)))
 }
 
-/// Tells of all parts that may not be zeroes, in order, as long as that is wanted.
+/// Calls `tell` for each range that may hold data, in order, until `tell` returns false.
 fn each_data(job: &Job, disk: &Client, tell: &mut dyn FnMut(Range<u64>) -> bool) -> io::Result<()> {
     let size = disk.info().size;
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! A disk's way here, for whoever has it come.
+//! The handle of a pull.
 
 use super::puller::{Puller, Target, Tell};
 use super::record::Record;
@@ -13,48 +13,51 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Interval between attempts to note that a disk goes to another server, while that fails.
+/// Interval between attempts to record that a disk moves to another server, after a failure.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Time that a job has to end by itself.
 const ORDERLY_END: Duration = Duration::from_secs(1);
 
-/// A disk that is to come here, and has not come yet.
+/// A pull that has not started yet.
 pub struct Prepared {
     terms: Terms,
     record: Record,
 }
 
-/// A disk that comes here.
+/// A disk that is being pulled from another server.
 pub struct Pull {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Prepared {
-    /// The error is for the user.
+    /// Opens the record of the move. The error is a message for the user.
     pub fn new(terms: Terms) -> Result<Prepared, String> {
         let record = Record::open(&terms, &new_id())?;
         Ok(Prepared { terms, record })
     }
 
-    /// It has come here before, and is the disk.
+    /// Returns whether the disk has been pulled completely before.
     pub fn is_here(&self) -> bool {
         self.record.is_taken()
     }
 
-    /// Notes it when the disk, which is here, goes to another server.
+    /// Starts to wait for another server that takes over the disk, and records that move.
     pub fn note_going(self, gone: Gone) -> Result<Pull, String> {
         Pull::start(move |shared| note_going(shared, self.record, &gone))
     }
 
-    /// Has it come, from now on. The error is for the user: it can never come, as things are.
+    /// Starts the pull.
+    ///
+    /// # Errors
+    /// A message for the user: the pull cannot succeed with the present configuration.
     pub fn start(self, target: Target, tell: Tell, gone: Option<Gone>) -> Result<Pull, String> {
         let size = target.disk.info().size;
         let mut todo = Todo::new(size);
         let (mut client, is_arriving) = (None, self.record.is_arriving());
         if !is_arriving {
-            // What is wrong with the source is said at once.
+            // Problems with the source are reported at once.
             let id = self.record.id();
             let connected = source::connect(&self.terms.source, id, &mut todo);
             client = Some(connected.map_err(|error| error.to_string())?.0);
@@ -94,19 +97,21 @@ impl Prepared {
     }
 }
 
-/// How another server takes over a disk that is here: the disk goes once that is noted durably.
+/// The move of a local disk to another server, which is complete once it is recorded durably.
 pub trait Going: Send {
-    /// Has `wake` called whenever [`Going::is_to_be_noted`] becomes true.
+    /// Registers a callback, called whenever [`Going::is_to_be_noted`] becomes true.
     fn wake_by(&self, wake: Arc<dyn Fn() + Send + Sync>);
-    /// Another server waits for the disk.
+    /// Returns whether another server waits for the disk.
     fn is_to_be_noted(&self) -> bool;
-    /// That is noted durably; or it could not be, and the disk stays.
+    /// Reports whether the move is recorded durably. If it is not, the disk stays here.
     fn noted(&self, is_durable: bool);
 }
 
 pub type Gone = Box<dyn Going>;
 
-/// Notes that the disk goes, when another server waits for that. Returns when it is noted, or at the end.
+/// Records the move when another server waits for the disk.
+///
+/// Returns when the move is recorded, or when the job must stop.
 fn note_going(shared: &Arc<Shared>, mut record: Record, gone: &Gone) {
     let waked = shared.clone();
     gone.wake_by(Arc::new(move || waked.wake()));
@@ -114,7 +119,7 @@ fn note_going(shared: &Arc<Shared>, mut record: Record, gone: &Gone) {
     loop {
         shared.pause(AGAIN, |_| gone.is_to_be_noted());
         let stops = shared.stops();
-        // (After a failure nobody knows what the record says.)
+        // After a failed write, the contents of the record are unknown.
         let certain = record.make_certain();
         let noted = match gone.is_to_be_noted() {
             true => certain.and_then(|()| record.set_gone()).map(|()| true),
@@ -160,35 +165,36 @@ impl Pull {
         self.shared.state().status.clone()
     }
 
-    /// How many bytes it may copy per second. `None`: as many as it can.
+    /// Returns the limit in bytes per second. `None` means no limit.
     pub fn rate(&self) -> Option<u64> {
         self.shared.rate.limit()
     }
 
-    /// Sets that limit. It applies to the next piece that is copied.
+    /// Sets the limit in bytes per second. It applies to the next piece that is copied.
     pub fn set_rate(&self, limit: Option<u64>) {
         self.shared.rate.set(limit);
     }
 
-    /// All of it is here.
+    /// Returns whether the disk has been pulled completely.
     pub fn is_done(&self) -> bool {
         self.shared.state().status.phase == Phase::Done
     }
 
-    /// A guest is here and wants the disk, or does no more.
+    /// Sets whether a local guest wants the disk.
     pub fn want(&self, wanted: bool) {
         self.shared.state().wanted = wanted;
         self.shared.changed.notify_all();
     }
 
-    /// Lets it be; what is copied is of no use then, unless all of it is. Does not wait for it.
+    /// Tells the job to stop. Does not wait. An incomplete copy is unusable.
     pub fn begin_stop(&self) {
         self.shared.state().stop = true;
         self.shared.changed.notify_all();
     }
 
-    /// Ends the job. If the other server does not answer, its answers are not waited for any more. Returns false if the
-    /// job still uses the disk at `deadline`.
+    /// Ends the job. If the other server does not respond, its connections are closed.
+    ///
+    /// Returns false if the job still uses the disk at `deadline`.
     pub fn end(&self, deadline: Instant) -> bool {
         self.begin_stop();
         let mut give_up_at = Some(Instant::now() + ORDERLY_END);
@@ -203,7 +209,7 @@ impl Pull {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        // A panic has been told of.
+        // The panic handler has already reported a panic of that thread.
         thread.take().map(JoinHandle::join);
         true
     }
@@ -215,9 +221,9 @@ impl Drop for Pull {
     }
 }
 
-/// One that nobody else has.
+/// Returns a new, unique identifier of a move.
 fn new_id() -> String {
-    // (Keyed by the system's random numbers.)
+    // The system's random numbers are the keys of the hasher.
     let random = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", random(), random())
 }

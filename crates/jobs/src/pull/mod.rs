@@ -1,17 +1,18 @@
-//! A disk that moves here: it is copied from the server that has it while its guest goes on there, what
-//! changes meanwhile is copied again, and when the guest comes here the disk is taken over from that
-//! server. Until all of it is here, the guest waits.
+//! Moves a disk from another server to this one. The disk is copied while its guest runs there,
+//! and changes are copied again. When the guest arrives here, this server takes the disk over.
+//! The guest waits until all data is here.
 //!
-//! - `terms` are what is asked for, and what is told of it;
-//! - `record` is what is known of it after a restart;
-//! - `source` is that server, and what it says of changes;
-//! - `puller` is what the thread does, again and again if need be, and `post_copy` what it does where the
-//!   guest does not wait; it is started and asked by way of `handle`, and `shared` is what both know.
+//! - `terms` are the parameters and the status;
+//! - `record` is the persistent state;
+//! - `source` is the other server, which also reports changes;
+//! - `puller` is the thread, which retries after failures, and `post_copy` its variant for guests
+//!   that do not wait;
+//! - `handle` starts and controls the pull, and `shared` is the state that both share.
 //!
-//! Nothing is lost whatever is interrupted. As long as the disk has not been taken over, the other server
-//! has it, and a copy that ends early is begun again. From the moment at which it has been taken over, and
-//! until `record` says so durably, nobody has changed the copy but the puller: then, too, it can be begun
-//! again. Only then the guest goes on. (With post-copy it goes on before: see there.)
+//! No interruption loses data. Until the takeover the other server has the disk, and an
+//! interrupted copy starts again. Between the takeover and the durable `record` of the complete
+//! copy, only the puller changes the copy, so it can start again then, too. The guest resumes only
+//! after that. With post-copy the guest resumes earlier; see `post_copy`.
 
 mod handle;
 mod post_copy;

@@ -1,7 +1,7 @@
-//! A disk that follows its guest: what that touches comes first, the rest after it.
+//! Post-copy: the guest runs here at once; the data that it accesses is copied first.
 //!
-//! The guest may change a block once it is here, durably, and noted in the record, durably, too. So at no
-//! crash is anything brought again over what the guest has written, and nothing else needs to be known.
+//! The guest may change a block once the block is durable here and its bit in the record is
+//! durable. So a crash never causes a block to be copied over data that the guest has written.
 
 use super::puller::{FIRST_PAUSE, IDLE, IMPATIENT, LAST_PAUSE, Puller, Target, problem};
 use super::record::Record;
@@ -17,38 +17,38 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The rest is copied for so long before it is looked who waits.
+/// Time for copying the remaining data before waiting requests are checked.
 const SLICE: Duration = Duration::from_millis(10);
 
-/// What is here is noted so often, or when somebody waits for that.
+/// Interval between updates of the record, unless a writer waits for one.
 const NOTE: Duration = Duration::from_secs(1);
 
-/// So long it is waited for who wants something, when there is nothing else to do.
+/// Maximum wait for requests of the guest when there is nothing else to do.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// It goes on after this at the latest, whatever its speed.
+/// Maximum pause between two slices, whatever the rate.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Of this much (bytes) it is asked what has changed, to hear something of that server.
+/// Length in bytes of a query for changes that only checks the connection.
 const LOOKED_AT: u64 = 1 << 20;
 
-/// Runs that are looked at in one go.
+/// Maximum number of runs taken from a change map per call.
 const RUNS: usize = 256;
 
-/// What is to be brought.
+/// The data that is still to be copied.
 struct Rest {
     todo: Changes,
-    /// Of that what somebody waits for; empty but while it is brought.
+    /// The part of it for which a request waits; empty except while it is copied.
     urgent: Changes,
-    /// Where it goes on.
+    /// Offset in bytes where copying continues.
     cursor: u64,
     noted: Instant,
-    /// When the rate allows more of it.
+    /// When the rate allows the next slice.
     next: Instant,
 }
 
 impl Rest {
-    /// Of all that is missing.
+    /// Creates the map of all missing data.
     fn new(size: u64, missing: &Missing) -> Rest {
         let (todo, now) = (Changes::new(size), Instant::now());
         for part in missing.absent(0..size) {
@@ -63,7 +63,8 @@ impl Rest {
         }
     }
 
-    /// What is not noted is to be brought again: its guest cannot have changed it.
+    /// Marks again the blocks that the record does not have yet; the guest cannot have changed
+    /// them.
     fn take_back(&self, missing: &Missing) {
         for part in missing.forget_unnoted() {
             self.todo.mark(part.start, part.end - part.start);
@@ -72,8 +73,9 @@ impl Rest {
 }
 
 impl Puller {
-    /// Has the guest go on here as soon as it comes, and brings the disk after it. The record of that, or None: it is
-    /// to stop.
+    /// Takes the disk over as soon as the guest wants it, lets the guest run, then copies the disk.
+    ///
+    /// Returns the record of the complete move, or `None` if the job must stop.
     pub(super) fn run_at_once(mut self, target: &Target) -> Option<Record> {
         let size = target.disk.info().size;
         self.forget_todo();
@@ -83,7 +85,7 @@ impl Puller {
         target.latch.open(&target.workers);
         self.enter(Phase::Arriving);
         if self.follow(target).is_none() {
-            // Whoever waits has nobody any more who brings it.
+            // Nobody copies data for waiting requests any more: they fail.
             target.missing.set_hopeless(true);
             return None;
         }
@@ -91,7 +93,7 @@ impl Puller {
         Some(self.record)
     }
 
-    /// Until all is here. None: it is to stop.
+    /// Copies until all data is here. Returns `None` if the job must stop.
     fn follow(&mut self, target: &Target) -> Option<()> {
         self.insist(|_| target.disk.activate())?;
         let mut rest = Rest::new(target.disk.info().size, &target.missing);
@@ -108,7 +110,7 @@ impl Puller {
         is_here.then_some(())
     }
 
-    /// The map of what is here, once the disk has been taken over. None: it is to stop.
+    /// Takes the disk over and returns the map of present blocks. `None`: the job must stop.
     fn come(&mut self, size: u64) -> Option<Vec<u64>> {
         let mut pause = FIRST_PAUSE;
         loop {
@@ -138,7 +140,7 @@ impl Puller {
         if !self.record.is_arriving() {
             let (mut client, _) = self.connect_again(size)?;
             if !self.is_wanted() {
-                // It is still there.
+                // Checks that the server still responds.
                 client.next(0, size.min(LOOKED_AT)).map_err(problem)?;
                 self.client = Some(client);
                 self.enter(Phase::Ready);
@@ -158,7 +160,7 @@ impl Puller {
         noted.map(Some).map_err(|error| self.unwritten(&error))
     }
 
-    /// `true`: that server does not know of this move.
+    /// Connects again. Returns `true` as well if the server does not know of this move.
     fn connect_again(&mut self, size: u64) -> Result<(ChangesClient, bool), Failure> {
         let (client, is_new) = match self.client.take() {
             Some(client) => (client, false),
@@ -171,13 +173,13 @@ impl Puller {
         Ok((client, is_new))
     }
 
-    /// Nobody is here any more who may wait for something.
+    /// Returns whether the job must stop and no guest can wait for data.
     fn is_over(&self) -> bool {
         let state = self.shared.state();
         state.stop && !state.wanted
     }
 
-    /// Until all is here, and noted.
+    /// Copies until all data is here and recorded.
     fn bring(&mut self, target: &Target, rest: &mut Rest) -> Result<(), Failure> {
         if target.missing.is_whole() {
             return self.has_come();
@@ -213,7 +215,8 @@ impl Puller {
             self.now_left(left);
             let is_due = rest.noted.elapsed() > NOTE || left == 0;
             if is_due || target.missing.has_writers() {
-                // It is that server's disk still, of which nothing has changed.
+                // Checks that the server still has the disk, unchanged, before the data is
+                // recorded.
                 let taken = client.take_over().map_err(problem)?;
                 taken.map_err(problem)?;
                 self.note(&copy, target, rest)?;
@@ -231,7 +234,7 @@ impl Puller {
         noted.map_err(|error| self.unwritten(&error))
     }
 
-    /// Connected to the server that has the rest, where no guest has the disk.
+    /// Connects to the server with the remaining data, and makes sure that no guest uses it there.
     fn take_again(&mut self, target: &Target, rest: &Rest) -> Result<ChangesClient, Failure> {
         let (mut client, is_new) = self.connect_again(target.disk.info().size)?;
         let taken = client.take_over().map_err(problem)?;
@@ -247,7 +250,7 @@ impl Puller {
         Ok(client)
     }
 
-    /// What somebody waits for, or else some of the rest.
+    /// Copies the data for which requests wait, or else some of the remaining data.
     fn bring_more(&mut self, copy: &Copy, target: &Target, rest: &mut Rest) -> Result<(), Failure> {
         let goes_on = !self.shared.stops() && target.missing.left() > 0;
         let wait = match goes_on {
@@ -272,7 +275,7 @@ impl Puller {
         Ok(())
     }
 
-    /// What is here is known after a crash, too, from now on.
+    /// Flushes the disk, then records durably which blocks are here.
     fn note(&self, copy: &Copy, target: &Target, rest: &Rest) -> Result<(), Failure> {
         let words = target.missing.unnoted();
         if words.is_empty() {
@@ -280,7 +283,7 @@ impl Puller {
         }
         let errno = copy.job.flush(copy.target);
         if errno != 0 {
-            // What was written may be lost.
+            // Data written before the failed flush may be lost.
             rest.take_back(&target.missing);
             let error = io::Error::from_raw_os_error(errno);
             return Err(problem(format!("cannot flush the disk: {}", cause(error))));
@@ -292,7 +295,7 @@ impl Puller {
     }
 }
 
-/// Brings what somebody waits for; returns how many bytes that was.
+/// Copies the data for which requests wait, and returns the number of bytes.
 fn bring_first(
     copy: &Copy,
     target: &Target,
@@ -315,7 +318,7 @@ fn bring_first(
         })?;
     }
     for part in absent {
-        // Nothing brings it again: its guest may change it from the next note on.
+        // These blocks must not be copied again: the guest may change them after the next record.
         forget(&rest.todo, part.clone());
         target.missing.have_come(part);
     }
@@ -330,21 +333,21 @@ fn forget(todo: &Changes, part: Range<u64>) {
     }
 }
 
-/// Brings some of the rest; returns how many bytes that was.
+/// Copies some of the remaining data and returns the number of bytes.
 fn bring_some(copy: &Copy, target: &Target, rest: &mut Rest) -> Result<u64, Failure> {
     let (before, size) = (rest.cursor, rest.todo.size());
     let copied = copy.slice(&rest.todo, &mut rest.cursor)?;
     if before < rest.cursor {
         have_come(target, &rest.todo, before..rest.cursor);
     } else {
-        // Once around.
+        // The cursor has wrapped around.
         have_come(target, &rest.todo, before..size);
         have_come(target, &rest.todo, 0..rest.cursor);
     }
     Ok(copied)
 }
 
-/// What of the region is not to be brought any more is here.
+/// Reports all blocks of the region that are not marked in `todo` as present.
 fn have_come(target: &Target, todo: &Changes, region: Range<u64>) {
     let block = fathom_stack::block_of(todo.size());
     let mut at = region.start / block * block;

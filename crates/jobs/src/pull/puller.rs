@@ -1,4 +1,4 @@
-//! The thread that has a disk come here.
+//! The thread that pulls a disk.
 
 use super::record::Record;
 use super::shared::Shared;
@@ -14,57 +14,57 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A guest can wait for so long: what is left then is no reason not to come.
+/// Time that a guest can wait: remaining data that takes less does not prevent the move.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// How long is waited after a failure, at first and at most.
+/// Time to wait after a failure: initially, and at most after doubling.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(10);
 pub(super) const LAST_PAUSE: Duration = Duration::from_secs(10);
 
-/// What has changed meanwhile is asked for so often.
+/// Interval between queries for changes while data is copied.
 const SLICE: Duration = Duration::from_millis(250);
 
-/// While all is copied, it is asked so often what has changed.
+/// Interval between queries for changes while all data is copied.
 pub(super) const IDLE: Duration = Duration::from_millis(100);
-/// So often it is asked whether the guest has stopped there, when it is to go on here.
+/// Interval between queries whether the guest has stopped there, while a local guest waits.
 pub(super) const IMPATIENT: Duration = Duration::from_millis(2);
 
-/// Where it comes.
+/// The destination of a pull.
 pub struct Target {
-    /// All that is copied is written here; in use by the job while it has it.
+    /// The disk to which data is written; the job activates it.
     pub disk: Arc<dyn Disk>,
     pub engine: EngineKind,
-    /// Opened for the guest, whose workers these are, when all is here.
+    /// Latch of the workers' requests, opened for the guest when all data is here.
     pub latch: Latch,
-    /// What is missing from then on.
+    /// The blocks that are still missing after the latch is opened.
     pub missing: Arc<Missing>,
     pub workers: Arc<[WorkerHandle]>,
 }
 
-/// Hears of each change of phase.
+/// Callback for each change of phase.
 pub type Tell = Box<dyn Fn(Phase) + Send>;
 
-/// Has it come.
+/// The state of the thread that pulls a disk.
 pub(super) struct Puller {
     pub(super) terms: Terms,
     pub(super) record: Record,
     pub(super) shared: Arc<Shared>,
     todo: Todo,
-    /// Where copying goes on.
+    /// Offset in bytes where copying continues.
     cursor: u64,
-    /// It has been taken over: nothing changes there any more.
+    /// Whether the disk has been taken over: nothing changes on the other server any more.
     taken: bool,
-    /// It was asked for, and nobody knows what has become of that.
+    /// Whether a takeover was requested and its outcome is unknown.
     asked: bool,
-    /// The last problem that was told.
+    /// The last problem that was logged.
     told: Option<String>,
-    /// One that was connected beforehand.
+    /// The connection for changes that was opened before, if it still works.
     pub(super) client: Option<ChangesClient>,
     tell: Tell,
 }
 
 impl Puller {
-    /// `begun`: what is to be done, and a client that has been told so.
+    /// Creates a puller. `begun`: the data to copy, and a client whose server knows of this move.
     pub(super) fn new(
         terms: Terms,
         record: Record,
@@ -87,7 +87,7 @@ impl Puller {
         }
     }
 
-    /// Until it is here, with the record of that; or until it is to stop.
+    /// Pulls the disk and returns its record, or `None` if the job must stop.
     pub(super) fn run(mut self, target: &Target) -> Option<Record> {
         self.insist(|_| target.disk.activate())?;
         let is_over = |puller: &Puller| puller.shared.stops();
@@ -98,14 +98,14 @@ impl Puller {
             }
             return None;
         }
-        // Whoever has come meanwhile gets the disk with what it has brought.
+        // Deactivate first: the guest that waits must see what was written.
         self.insist(|_| target.disk.deactivate())?;
         target.latch.open(&target.workers);
         self.enter(Phase::Done);
         Some(self.record)
     }
 
-    /// Tries again until it succeeds. None: it is to stop.
+    /// Retries `act` until it succeeds. Returns `None` if the job must stop.
     pub(super) fn insist(&mut self, act: impl Fn(&Puller) -> Result<(), DiskError>) -> Option<()> {
         let mut pause = FIRST_PAUSE;
         loop {
@@ -120,7 +120,7 @@ impl Puller {
         }
     }
 
-    /// Tries again until it succeeds. False: it is over before.
+    /// Retries `attempt` until it succeeds. Returns false if the job is over before.
     pub(super) fn try_again_and_again(
         &mut self,
         is_over: impl Fn(&Puller) -> bool,
@@ -146,7 +146,7 @@ impl Puller {
         }
     }
 
-    /// A problem is told once, as long as there is no other.
+    /// Reports a problem and waits for `pause`. The same problem is logged once in a row.
     pub(super) fn fails(&mut self, problem: &str, pause: Duration) {
         if self.told.as_deref() != Some(problem) {
             tracing::warn!("{}: {problem}; retrying", self.terms.source);
@@ -156,7 +156,7 @@ impl Puller {
         self.shared.pause(pause, |_| false);
     }
 
-    /// Until all is here.
+    /// Copies until all data is here and recorded.
     fn pull(&mut self, target: &Target) -> Result<(), Failure> {
         let uncertain = self.record.make_certain();
         uncertain.map_err(|error| self.unwritten(&error))?;
@@ -184,7 +184,7 @@ impl Puller {
             if !self.taken {
                 source::fetch(&mut client, &mut self.todo, &stops)?;
                 if (self.is_wanted() || self.asked) && self.take_over(&mut client, &stops)? {
-                    // A guest waits.
+                    // A guest waits, so the rate is suspended.
                     copy.pace.set_free(true);
                     continue;
                 }
@@ -217,7 +217,7 @@ impl Puller {
         }
     }
 
-    /// For who never asks what has changed.
+    /// Drops the change map, which post-copy does not use.
     pub(super) fn forget_todo(&mut self) {
         self.todo = Todo::new(0);
     }
@@ -229,7 +229,7 @@ impl Puller {
         let (uri, id) = (&self.terms.source, self.record.id());
         let (client, is_new) = source::connect(uri, id, &mut self.todo).map_err(problem)?;
         if is_new {
-            // Its guest may have come back to it.
+            // The guest may have returned to the other server.
             self.taken = false;
             self.asked = false;
             self.shared.state().status.phase = Phase::Copying;
@@ -241,7 +241,9 @@ impl Puller {
         self.shared.state().wanted
     }
 
-    /// True: nothing changes there any more, and all that has is to be done.
+    /// Takes the disk over.
+    ///
+    /// On `true`, nothing changes on the other server any more, and all changes are in `todo`.
     fn take_over(
         &mut self,
         client: &mut ChangesClient,
@@ -263,7 +265,7 @@ impl Puller {
         }
     }
 
-    /// All is here: from now on this is the disk. False: there is still something to be done.
+    /// Records that all data is here: from then on this is the disk. Returns false if data is left.
     fn finish(
         &mut self,
         job: &Job,
@@ -273,12 +275,13 @@ impl Puller {
     ) -> Result<bool, Failure> {
         let errno = job.flush(own);
         if errno != 0 {
-            // What was written may be lost.
+            // Data written before the failed flush may be lost.
             self.todo.all();
             let error = io::Error::from_raw_os_error(errno);
             return Err(problem(format!("cannot flush the disk: {}", cause(error))));
         }
-        // The other server still knows that it has been taken over, and nobody has had the disk there.
+        // Checks that the other server still knows of the takeover and has had no other users
+        // since.
         let taken = client.take_over().map_err(problem)?;
         taken.map_err(problem)?;
         source::fetch(client, &mut self.todo, stops)?;
@@ -298,7 +301,7 @@ impl Puller {
         self.shared.state().status.left = left;
     }
 
-    /// What is left takes so long.
+    /// Updates the phase from the time that the remaining data takes.
     fn is_ready_in(&self, time: Duration) {
         if time < SHORT {
             self.enter(Phase::Ready);

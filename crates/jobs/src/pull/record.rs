@@ -1,4 +1,4 @@
-//! What is known after a restart: a file beside the image.
+//! The persistent state of a move: a file beside the image.
 
 use super::terms::Terms;
 use fathom_files::gate;
@@ -10,19 +10,19 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// All of the file but the map, which is written at once.
+/// Length in bytes of the header, which is written at once; the map follows it.
 const LEN: usize = 4096;
-/// Bytes of a word of the map, the lowest first.
+/// Bytes per word of the map, little-endian.
 const WORD: usize = 8;
 
-/// How far the move was at least.
+/// The header of the record. The move has come at least as far as it says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
-    /// What this server calls itself.
+    /// The identifier of this move.
     id: String,
     source: String,
-    /// The image's identity (`fathom_files::lasting`); None: it is in no file.
+    /// The image's identity (`fathom_files::lasting`). `None`: the image is not a file.
     image: Option<String>,
     stage: Stage,
 }
@@ -31,12 +31,13 @@ struct State {
 #[serde(rename_all = "kebab-case")]
 enum Stage {
     Copying,
-    /// It has been taken over, and its guest may have changed what is here: the map behind this says what
-    /// that is.
+    /// The disk has been taken over, and its guest may have changed the present blocks.
+    ///
+    /// The map after the header says which blocks are present.
     Arriving,
-    /// All of it is here.
+    /// All data is here.
     Taken,
-    /// It was, and then another server has taken it over from here.
+    /// All data was here, then another server took the disk over.
     Gone,
 }
 
@@ -44,13 +45,15 @@ enum Stage {
 pub(super) struct Record {
     file: File,
     state: State,
-    /// It could not be written: nobody knows what is there.
+    /// Whether a write has failed, so that the contents of the file are unknown.
     is_uncertain: bool,
 }
 
 impl Record {
-    /// The record of this move, which begins with `new_id` if there is none. The error is for the user: it
-    /// is of another one.
+    /// Opens the record of this move, or creates one with `new_id`.
+    ///
+    /// # Errors
+    /// A message for the user: the record belongs to another move, or cannot be used.
     pub(super) fn open(terms: &Terms, new_id: &str) -> Result<Record, String> {
         let shown = terms.record.display();
         let failed = |error: io::Error| format!("{shown}: {}", cause(error));
@@ -81,26 +84,28 @@ impl Record {
         &self.state.id
     }
 
-    /// All of the disk is here, and has been since.
+    /// Returns whether all data is here and the disk has stayed here since.
     pub(super) fn is_taken(&self) -> bool {
         self.state.stage == Stage::Taken
     }
 
-    /// Its guest has gone on here, and not all of it is here.
+    /// Returns whether the guest has run here while data was missing.
     pub(super) fn is_arriving(&self) -> bool {
         self.state.stage == Stage::Arriving
     }
 
-    /// From now on its guest may run here, and nothing is here but what is noted. `words`: of the map.
+    /// Records durably that the guest may run here and that no block is present yet.
+    ///
+    /// `words` is the length of the map.
     pub(super) fn begin_arriving(&mut self, words: usize) -> io::Result<()> {
-        // An old map must not be taken for this one.
+        // Clears the old map, which must not be mistaken for the new one.
         self.file.set_len(LEN as u64)?;
         self.file.set_len((LEN + words * WORD) as u64)?;
         self.file.sync_all()?;
         self.set(Stage::Arriving)
     }
 
-    /// What is here: a map of so many words.
+    /// Reads the map of present blocks, which must have `words` words.
     pub(super) fn noted(&self, words: usize) -> io::Result<Vec<u64>> {
         let mut bytes = vec![0; words * WORD];
         if self.file.metadata()?.len() != (LEN + bytes.len()) as u64 {
@@ -113,7 +118,7 @@ impl Record {
         Ok(words.iter().map(|word| u64::from_le_bytes(*word)).collect())
     }
 
-    /// Notes these words of the map, durably.
+    /// Writes these words of the map, durably.
     pub(super) fn note(&self, words: &[(usize, u64)]) -> io::Result<()> {
         for (n, word) in words {
             let at = (LEN + n * WORD) as u64;
@@ -122,17 +127,17 @@ impl Record {
         self.file.sync_data()
     }
 
-    /// All of the disk is here, durably.
+    /// Records durably that all data is here.
     pub(super) fn set_taken(&mut self) -> io::Result<()> {
         self.set(Stage::Taken)
     }
 
-    /// Another server has taken the disk over from here.
+    /// Records durably that another server has taken the disk over.
     pub(super) fn set_gone(&mut self) -> io::Result<()> {
         self.set(Stage::Gone)
     }
 
-    /// What is there is what is known here.
+    /// Writes the state again if the contents of the file are unknown.
     pub(super) fn make_certain(&mut self) -> io::Result<()> {
         if self.is_uncertain {
             self.write()?;
@@ -162,7 +167,7 @@ impl Record {
 }
 
 impl State {
-    /// What is known of the move that `new` describes. The error says what to do.
+    /// Returns the state with which the move `new` continues. The error says what to do.
     fn or(self, new: State) -> Result<State, String> {
         let image = match (&self.image, &new.image) {
             (Some(then), Some(now)) => lasting::compare(then, now),
@@ -172,7 +177,7 @@ impl State {
         let is_same = image == Sameness::Same && self.source == new.source;
         match self.stage {
             Stage::Copying if is_same => Ok(self),
-            // (Nothing is lost: it is copied anew.)
+            // No data is lost: the disk is copied again from the start.
             Stage::Copying => Ok(new),
             Stage::Arriving if is_same => Ok(self),
             Stage::Arriving if image == Sameness::Unknown => Err(
@@ -221,11 +226,13 @@ impl State {
     }
 }
 
-/// Whether a disk must not be served by itself, since the record at `path` says that a guest has run on it and not all
-/// of it is there. A record that cannot be read or understood may say that.
+/// Returns whether the disk must not be served by itself, according to the record at `path`.
+///
+/// That is so if a guest has run on the disk and some data is missing. A record that cannot be
+/// read or parsed counts as unfinished.
 pub fn is_unfinished(path: &Path) -> bool {
     let mut options = File::options();
-    // Who owns the directory may have put anything there.
+    // The owner of the directory may have put any kind of file there.
     options.custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOCTTY);
     let file = options.read(true).open(path);
     let found = file.and_then(|file| match file.metadata()?.is_file() {
@@ -253,7 +260,7 @@ fn read(file: &File) -> io::Result<Found> {
     let len = file.metadata()?.len();
     let mut bytes = vec![0; len.min(LEN as u64) as usize];
     file.read_exact_at(&mut bytes, 0)?;
-    // One that was made and not written, at a crash, is as good as none.
+    // A record that was created but not written before a crash counts as none.
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(Found::Nothing);
     }
@@ -262,10 +269,10 @@ fn read(file: &File) -> io::Result<Found> {
     Ok(state.map_or(Found::Other, Found::State))
 }
 
-/// The image's identity, also after a restart of the host.
+/// Returns the image's identity, which survives a restart of the host.
 fn identity(image: &Path) -> io::Result<String> {
     let id = lasting_id_at(image)?;
-    // (Which is that of no image.)
+    // `UNKNOWN` matches no image.
     Ok(id.unwrap_or_else(|| UNKNOWN.into()))
 }
 
@@ -288,7 +295,7 @@ mod tests {
             self.0.path().join(name)
         }
 
-        /// One that was not there before.
+        /// Replaces the image with a new file.
         fn make_image(&self) {
             fs::write(self.path("new"), [0; 512]).unwrap();
             fs::rename(self.path("new"), self.path("image")).unwrap();
@@ -311,7 +318,7 @@ mod tests {
         let place = Place::new();
         assert_eq!(place.open("a", "first").unwrap().id(), "first");
         assert_eq!(place.open("a", "second").unwrap().id(), "first");
-        // Another move.
+        // A record of another move is replaced.
         assert_eq!(place.open("b", "third").unwrap().id(), "third");
         let mut record = place.open("b", "fourth").unwrap();
         assert!(!record.is_taken());
@@ -352,13 +359,13 @@ mod tests {
         assert!(record.is_arriving() && !record.is_taken() && record.id() == "first");
         assert_eq!(record.noted(3).unwrap(), [0, 5, u64::MAX]);
         assert!(record.noted(4).is_err());
-        // Neither from elsewhere, nor into another image.
+        // The move resumes neither from another source nor into another image.
         let error = place.open("b", "third").unwrap_err();
         assert!(error.contains("its guest has run here"), "{error}");
         record.set_taken().unwrap();
         assert!(place.open("a", "fourth").unwrap().is_taken());
         assert!(!is_unfinished(&place.path("record")));
-        // A second one begins with nothing.
+        // A second move starts with an empty map.
         record.begin_arriving(3).unwrap();
         assert_eq!(record.noted(3).unwrap(), [0, 0, 0]);
         place.make_image();
@@ -368,7 +375,7 @@ mod tests {
         assert!(!is_unfinished(&place.path("nothing")));
     }
 
-    /// Of a device that nothing tells from others, and of a record of an earlier version.
+    /// Covers devices without an identity, and records of earlier versions.
     #[test]
     fn image_that_nothing_proves_is_refused() {
         let place = Place::new();
@@ -382,7 +389,7 @@ mod tests {
             bytes[..LEN].copy_from_slice(&text);
             fs::write(&path, bytes).unwrap();
         };
-        // It is copied anew.
+        // In stage `Copying` the disk is copied again from the start.
         place.open("a", "first").unwrap();
         forget_image();
         let mut record = place.open("a", "second").unwrap();
@@ -422,7 +429,7 @@ mod tests {
         std::os::unix::fs::symlink(place.path("elsewhere"), &path).unwrap();
         assert!(is_unfinished(&path), "a link");
         fs::remove_file(&path).unwrap();
-        // Made, and not written, before anything came.
+        // An empty file was created but never written.
         fs::write(&path, "").unwrap();
         assert!(!is_unfinished(&path));
     }
@@ -438,7 +445,7 @@ mod tests {
             assert!(error.contains("not a record"), "{error}");
             assert_eq!(fs::read(&path).unwrap(), bytes);
         }
-        // Made, and not written.
+        // These files were created but never written.
         for bytes in [&b""[..], &[0; 4096]] {
             fs::write(&path, bytes).unwrap();
             assert_eq!(place.open("a", "id").unwrap().id(), "id");

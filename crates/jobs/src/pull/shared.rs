@@ -1,4 +1,4 @@
-//! What the thread and the others know of a disk's way here.
+//! State shared by the thread of a pull and by those who control it.
 
 use super::terms::Status;
 use crate::copy::Rate;
@@ -8,18 +8,18 @@ use std::time::Duration;
 
 #[derive(Default)]
 pub(super) struct Shared {
-    /// Limit of what is copied.
+    /// Limit of the copying speed.
     pub(super) rate: Arc<Rate>,
     state: Mutex<State>,
     pub(super) changed: Condvar,
-    /// Gives up the connections to the other server: that of changes, and those of data.
+    /// Close the connections to the other server: for changes, and for data.
     halts: Mutex<[Option<Halt>; 2]>,
 }
 
 #[derive(Default)]
 pub(super) struct State {
     pub(super) status: Status,
-    /// A guest is here and wants the disk.
+    /// Whether a local guest wants the disk.
     pub(super) wanted: bool,
     pub(super) stop: bool,
 }
@@ -29,30 +29,30 @@ impl Shared {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Waits until that time is over, or there is something to be looked at.
+    /// Waits for `time`, or until the job must stop or `is_news` returns true.
     pub(super) fn pause(&self, time: Duration, is_news: impl Fn(&State) -> bool) {
         let idle = |state: &mut State| !state.stop && !is_news(state);
         drop(self.changed.wait_timeout_while(self.state(), time, idle));
     }
 
-    /// Has whoever [pauses](Shared::pause) look again.
+    /// Wakes a thread in [`Shared::pause`], which checks its condition again.
     pub(super) fn wake(&self) {
-        // (Whoever holds the lock has looked, and does not wait yet.)
+        // Taking the lock makes sure that a thread which has just checked is already waiting.
         drop(self.state());
         self.changed.notify_all();
     }
 
-    /// The job waits for answers on this connection from now on.
+    /// Registers the connection for changes, on whose replies the job waits from now on.
     pub(super) fn asks_for_changes(&self, client: &ChangesClient) {
         self.halts()[0] = Some(client.halt());
     }
 
-    /// The job waits for answers of this disk from now on.
+    /// Registers the connection for data, on whose replies the job waits from now on.
     pub(super) fn asks_for_data(&self, disk: &NbdDisk) {
         self.halts()[1] = Some(disk.halt());
     }
 
-    /// Has all that fail which the job waits for.
+    /// Makes all requests to the other server fail.
     pub(super) fn give_source_up(&self) {
         self.halts().iter().flatten().for_each(|halt| halt());
     }

@@ -7,17 +7,18 @@ use fathom_storage::{ChangesClient, NbdDisk, NbdOptions};
 use fathom_units::cause;
 use std::time::Duration;
 
-/// What is asked for at once: so much is copied again if no answer comes.
+/// Maximum bytes per query for changes. A range whose reply is lost is copied again.
 const RANGE: u64 = 64 << 30;
 
-/// So long a server that is away is waited for with what is under way; then all is begun again.
+/// Time to reconnect to the server with requests in flight, and timeout of a request.
+/// After that, the attempt fails and starts again.
 const RECONNECT: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is to be copied, and whether anything is known of it.
+/// The ranges to copy, and whether the changes on the server are known.
 pub(super) struct Todo {
     changes: Changes,
-    /// The server was told to note what changes, and all that it has said is here.
+    /// Whether the server records changes for this move, and all changes it reported are here.
     pub(super) is_known: bool,
 }
 
@@ -38,9 +39,10 @@ impl Todo {
     }
 }
 
-/// Connected, by a client that knows of changes; the size of the disk is that of `todo`. All is to be done
-/// if the server does not know what it has told: then `true` comes, too, and it may not know either that
-/// the disk was taken over.
+/// Connects to the server, which records changes from then on. The disk must be as long as `todo`.
+///
+/// If the server does not know which changes it has reported, the whole disk is marked, and
+/// `true` is returned, too. Such a server may not know of the takeover either.
 pub(super) fn connect(
     uri: &NbdUri,
     id: &str,
@@ -55,8 +57,10 @@ pub(super) fn connect(
     Ok((client, is_new))
 }
 
-/// Likewise, of a disk of `ours` bytes: `true` comes, too, unless the server `is_known` to have been told of this move
-/// and still knows it.
+/// Connects to the server of a disk of `ours` bytes.
+///
+/// `is_known` says whether the server was told of this move before. Returns false, too, if it
+/// still knows the move, otherwise true.
 pub(super) fn reach(
     uri: &NbdUri,
     id: &str,
@@ -79,7 +83,7 @@ pub(super) fn reach(
     Ok((client, true))
 }
 
-/// Adds what has changed to what is to be done: all of it, or it fails.
+/// Fetches all changes and marks them in `todo`.
 pub(super) fn fetch(
     client: &mut ChangesClient,
     todo: &mut Todo,
@@ -95,7 +99,7 @@ pub(super) fn fetch(
         let told = client.next(at, len);
         let told = told.map_err(|error| {
             todo.changes.mark(at, len);
-            // It has said no: what it knows is of no use.
+            // The server has refused: what it knows of this move is unusable.
             todo.is_known &= !matches!(error, DiskError::Unusable { .. });
             Failure::Problem(cause(error))
         })?;
@@ -109,7 +113,7 @@ pub(super) fn fetch(
     Ok(())
 }
 
-/// Its data.
+/// Connects to the server for the disk's data.
 pub(super) fn open(uri: &NbdUri) -> Result<NbdDisk, DiskError> {
     let options = NbdOptions {
         read_only: true,

@@ -1,36 +1,36 @@
-//! What is asked for, and what is told.
+//! Parameters and status of a pull.
 
 use fathom_nbd::NbdUri;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// Which disk is to come here, and how.
+/// Parameters of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
     pub source: NbdUri,
-    /// The image that it comes to, if that is a file.
+    /// The image to which the disk is copied, if the image is a file.
     pub image: Option<PathBuf>,
-    /// Where it is noted how far it is.
+    /// The path of the record.
     pub record: PathBuf,
-    /// Bytes a second; None: as many as there can be.
+    /// Limit in bytes per second. `None` means no limit.
     pub rate: Option<u64>,
-    /// The guest goes on here at once, and what is not here yet follows.
+    /// Whether the guest runs here at once, while the remaining data is copied.
     pub post_copy: bool,
 }
 
-/// How far it is.
+/// The phase of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// The guest runs where it was; what it has changed is copied again and again.
+    /// The guest runs on the other server; its changes are copied again and again.
     Copying,
-    /// Likewise, and what is left takes no longer than a guest can wait.
+    /// Like `Copying`, but the remaining data takes no longer than a guest can wait.
     Ready,
-    /// The disk has been taken over, and the guest waits for the rest.
+    /// The disk has been taken over, and the guest waits for the remaining data.
     Switching,
-    /// The disk has been taken over, the guest runs here, and the rest follows.
+    /// The disk has been taken over, and the guest runs here while the remaining data is copied.
     Arriving,
-    /// All of it is here.
+    /// All data is here.
     Done,
 }
 
@@ -49,11 +49,11 @@ impl Phase {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Status {
     pub phase: Phase,
-    /// Bytes that have been copied, some of them several times.
+    /// Number of bytes copied; ranges copied several times count each time.
     pub copied: u64,
-    /// Bytes that are still to be copied, as far as is known.
+    /// Estimated number of bytes still to be copied.
     pub left: u64,
-    /// Why it does not go on at the moment; it is tried again.
+    /// The problem that stops the pull at the moment; the pull retries.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }

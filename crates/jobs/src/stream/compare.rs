@@ -1,4 +1,4 @@
-//! Where another image below would make a difference.
+//! Finds where a different backing image would change the disk.
 
 use fathom_core::extents::extents;
 use fathom_core::{Op, Status};
@@ -7,10 +7,10 @@ use fathom_units::cause;
 use std::io;
 use std::ops::Range;
 
-/// Bytes that are compared at once: of what differs anywhere, so much becomes the image's own.
+/// Bytes per comparison, and so the unit in which differing data is copied into the image.
 const BLOCK: u64 = 64 << 10;
 
-/// So many bytes are asked about at once, and memory for the answer.
+/// Maximum bytes per block status query, and size in bytes of its reply buffer.
 const ASKED: u64 = 1 << 30;
 const ANSWER: usize = 4 << 10;
 
@@ -18,13 +18,14 @@ pub(super) struct Compare<'a> {
     pub(super) job: &'a Job,
     /// The disk as users see it.
     pub(super) ours: Side<'a>,
-    /// As the other image has it.
+    /// The disk with the other backing image.
     pub(super) theirs: Side<'a>,
 }
 
 impl Compare<'_> {
-    /// Whether they differ from the start of `range` on, and where that ends. None: it is to `stop`, and need not have an
-    /// answer. The error is for the user.
+    /// Returns whether both sides differ from the start of `range` on, and where that ends.
+    ///
+    /// Returns `None` as soon as `stop` returns true. The error is a message for the user.
     pub(super) fn look(
         &self,
         range: Range<u64>,
@@ -53,7 +54,7 @@ impl Compare<'_> {
         Ok((ours.bytes()[..len] != theirs.bytes()[..len], end))
     }
 
-    /// Whether it is known to be zeroes there, and where that ends.
+    /// Returns whether one side is known to be zero from the start of `range`, and where that ends.
     fn zero(
         &self,
         side: &Side<'_>,
@@ -73,14 +74,14 @@ impl Compare<'_> {
         Ok((zero, range.start.saturating_add(len).min(end)))
     }
 
-    /// Zeroes behind its end.
+    /// Reads a range of one side. Data beyond the end of the side is zero.
     fn read(
         &self,
         side: &Side<'_>,
         range: Range<u64>,
         stop: &dyn Fn() -> bool,
     ) -> Result<Pages, Halt> {
-        // (New pages are zeroes.)
+        // New pages are zeroed.
         let pages = Pages::new(BLOCK as usize).map_err(|error| side.failed(error))?;
         let end = range.end.min(side.disk.info().size);
         if range.start >= end {
@@ -99,7 +100,7 @@ impl Compare<'_> {
     }
 }
 
-/// One of the two, and what it is called.
+/// One side of a comparison, and its name in messages.
 pub(super) struct Side<'a> {
     pub(super) disk: &'a Client,
     pub(super) name: &'static str,
@@ -111,7 +112,7 @@ impl Side<'_> {
     }
 }
 
-/// Why there is no answer.
+/// Why a comparison has no result.
 enum Halt {
     Stopped,
     Problem(&'static str, io::Error),

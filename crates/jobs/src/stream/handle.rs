@@ -1,4 +1,4 @@
-//! Starting it.
+//! Starts a stream job.
 
 use super::streamer::Streamer;
 use super::terms::{Below, Terms};
@@ -9,8 +9,12 @@ use fathom_formats::served::ImageDisk;
 use fathom_units::cause;
 use std::sync::Arc;
 
-/// `image` is the source's own, with a disk beside it that copies on read. `over` hears that it is over. May block. The error
-/// is for the user: all is as before.
+/// Starts a job that copies data of backing images into the source's own `image`.
+///
+/// `image` has a side view that copies on read. `over` is called when the job is over. May block.
+///
+/// # Errors
+/// A message for the user; all images are unchanged.
 pub fn start(
     source: Source,
     image: Arc<ImageDisk>,

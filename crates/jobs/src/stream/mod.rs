@@ -1,12 +1,14 @@
-//! What is below a disk's own image becomes its own while users go on, until it needs another image below it, or none.
+//! Copies data of backing images into the top image while the disk is in use. Afterwards the image
+//! needs another backing image, or none.
 //!
-//! - `terms` are what is asked for;
-//! - `streamer` is what the thread does: it finds what is to become the image's own, and reads it by the disk beside that of
-//!   the users, which copies on read; at the end it names the other image in the header;
-//! - it is started by way of `handle`, and asked as all are that follow their disk (`following`).
+//! - `terms` are the parameters;
+//! - `streamer` is the thread: it finds the data that the image needs, and reads it through a side
+//!   view that copies on read. At the end it writes the new backing image to the header;
+//! - `handle` starts the job, which is controlled like all jobs that follow their disk
+//!   (`following`).
 //!
-//! What users write meanwhile is the image's own at once. What goes wrong ends it, and the disk is as before: it only has
-//! more of its own.
+//! What users write meanwhile belongs to the image at once. A failure ends the job and leaves the
+//! disk unchanged: the image merely holds more data of its own.
 
 mod compare;
 mod handle;

@@ -1,4 +1,4 @@
-//! The thread that brings up what is below.
+//! The thread that copies data of backing images into the top image.
 
 use super::compare::{Compare, Side};
 use super::terms::{Below, Terms};
@@ -14,28 +14,28 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes that are read at once, and how many such reads are under way.
+/// Maximum bytes per read, and maximum number of reads in flight.
 const PIECE: u64 = 1 << 20;
 const DEPTH: usize = 8;
 
-/// So many bytes are looked up in tables at once.
+/// Bytes of the disk looked up in the image tables per call.
 const MAPPED: usize = 16 << 30;
 
 pub(super) struct Streamer {
     pub(super) source: Source,
     pub(super) image: Arc<ImageDisk>,
-    /// The disk that copies on read.
+    /// The side view that copies on read.
     pub(super) beside: Arc<BesideDisk>,
     pub(super) terms: Terms,
     pub(super) shared: Arc<Shared>,
     pub(super) tell: Tell,
 }
 
-/// Why it does not go on.
+/// Why a pass ends early.
 enum Halt {
-    /// It is to end, or to let go of the disk.
+    /// The job must stop, or release the disk.
     Asked,
-    /// For the user.
+    /// A failure, with a message for the user.
     Problem(String),
 }
 
@@ -45,11 +45,11 @@ impl From<String> for Halt {
     }
 }
 
-/// What one pass has under way.
+/// The state of one pass.
 struct Pass<'a> {
     job: &'a Job,
     beside: &'a Client,
-    /// Tells what is the same in the other image.
+    /// Finds data that is the same in the other image.
     compare: Option<Compare<'a>>,
     pace: Pace,
     in_flight: usize,
@@ -57,7 +57,7 @@ struct Pass<'a> {
 }
 
 impl Streamer {
-    /// Until it is over, when no disk is in use by it any more.
+    /// Runs the job until it is over; it does not use any disk any more then.
     pub(super) fn run(self, other: Option<InUse>) {
         let (disk, tell) = (&self.source.disk, &self.tell);
         let outcome = self.shared.work_on(disk, tell, || self.stream());
@@ -65,7 +65,9 @@ impl Streamer {
         self.shared.conclude(outcome, tell);
     }
 
-    /// While the disk is in use. (Whatever others do to the image between two passes: each looks at all of it.)
+    /// Makes one pass while the disk is in use.
+    ///
+    /// Others may change the image between two passes, so each pass examines the whole disk.
     fn stream(&self) -> Result<Gone, String> {
         let error = |error: DiskError| error.to_string();
         self.image.check_images(0..1).map_err(error)?;
@@ -101,14 +103,15 @@ impl Streamer {
             free: Vec::new(),
         };
         let passed = self.pass(&mut pass);
-        // (Whatever has come of it, what has begun ends.)
+        // Requests in flight must complete, whatever the outcome of the pass.
         let ended = self.await_all(&mut pass);
         match passed.and(ended) {
             Ok(()) => self.name_below(&job, &beside).map(|()| Gone::Done),
             Err(Halt::Problem(problem)) => Err(problem),
             Err(Halt::Asked) if self.shared.state().stop => {
-                // What is in flight on the disk's own images ends here. Then only reads of the other image may be left,
-                // which nobody waits for: that image is not the disk's.
+                // Dropping the clients ends all requests to the disk's own images. Only reads of
+                // the other image may remain. Nobody waits for them, since that image is not the
+                // disk's.
                 drop(pass);
                 drop((beside, ours));
                 let release = Box::new(|| ());
@@ -116,7 +119,8 @@ impl Streamer {
                 Err(STOPPED.into())
             }
             Err(Halt::Asked) => {
-                // (The other image may not answer any more; who has it is waited for below.)
+                // The other image may not respond any more, and dropping its client waits for it.
+                // So the disk is released first.
                 self.shared.let_go();
                 Ok(Gone::Away)
             }
@@ -151,13 +155,13 @@ impl Streamer {
         Ok(())
     }
 
-    /// Whether it would read as something else, or may, with the other image below.
+    /// Returns whether the extent would or might read differently with the new backing image.
     fn is_to_come(&self, extent: &MapExtent) -> bool {
         let is_own = extent.present && extent.depth == 0;
         !is_own
             && match &self.terms.below {
                 Below::Nothing => !extent.zero,
-                // (Behind the end of a short image there are zeroes, whatever is below it.)
+                // Beyond the end of a short image the disk reads as zeroes, whatever is below.
                 Below::Own { .. } => !extent.is_below(),
                 Below::Other { .. } => true,
             }
@@ -183,7 +187,7 @@ impl Streamer {
         Ok(())
     }
 
-    /// Has a piece read, when there is room for it.
+    /// Starts to read a piece, as soon as the limits allow it.
     fn begin(&self, pass: &mut Pass<'_>, range: Range<u64>) -> Result<(), Halt> {
         while pass.in_flight == DEPTH || !pass.pace.may_begin() {
             self.check()?;
@@ -202,13 +206,13 @@ impl Streamer {
         Ok(())
     }
 
-    /// Waits for one of them, for a moment.
+    /// Waits a short time for one read to complete.
     fn await_one(&self, pass: &mut Pass<'_>) -> Result<(), Halt> {
         let Some(answer) = pass.job.wait_for(pass.pace.patience()) else {
             return Ok(());
         };
         if answer.client != pass.beside.number() {
-            // (Nobody waits for it any more.)
+            // A reply to an abandoned comparison.
             return Ok(());
         }
         pass.in_flight -= 1;
@@ -229,7 +233,7 @@ impl Streamer {
         outcome
     }
 
-    /// All that it takes is the image's own: once that is durable, the image names the other one.
+    /// Flushes the image, which has all it needs, then writes its new backing image to its header.
     fn name_below(&self, job: &Job, beside: &Client) -> Result<(), String> {
         let errno = job.flush(beside);
         if errno != 0 {

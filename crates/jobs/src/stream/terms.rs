@@ -1,28 +1,30 @@
-//! What is asked for.
+//! Parameters of a stream job.
 
 use crate::name::Name;
 use fathom_core::Disk;
 use std::sync::Arc;
 
-/// How it is to be done.
+/// Parameters of a stream job.
 pub struct Terms {
-    /// Bytes a second; None: as many as there can be.
+    /// Limit in bytes per second. `None` means no limit.
     pub rate: Option<u64>,
     pub below: Below,
 }
 
-/// What is below the image at the end.
+/// The backing image of the image at the end of the job.
 pub enum Below {
-    /// Nothing: it has all of its disk.
+    /// No backing image: the image holds all data itself.
     Nothing,
-    /// The image of that depth of the chain, 2 or more, which is called so.
+    /// The image at this depth of the chain, 2 or more, with its name.
     Own { depth: usize, name: Name },
-    /// Another image, which is that disk, not active and only read; or reads as zeroes behind its end.
+    /// Another image, with its disk, which is not active and read only.
+    ///
+    /// Beyond its end it reads as zeroes.
     Other { disk: Arc<dyn Disk>, name: Name },
 }
 
 impl Below {
-    /// Images of the chain that are looked at: what those below them have stays there.
+    /// Number of images of the chain to examine; data of the images below them stays there.
     pub(super) fn layers(&self) -> usize {
         match self {
             Below::Own { depth, .. } => *depth,
