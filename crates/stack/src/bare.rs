@@ -1,4 +1,4 @@
-//! A disk as it is without its filters.
+//! A disk without its filters.
 
 use fathom_core::{Disk, Part};
 use fathom_files::UsedFile;
@@ -8,15 +8,15 @@ use std::sync::Arc;
 
 pub(crate) struct Bare {
     pub(crate) disk: Arc<dyn Disk>,
-    /// That it is in, if it is in one.
+    /// The file of the disk, if the disk is in a file.
     pub(crate) file: Option<Arc<FileDisk>>,
-    /// The image that it is, if that has a format or is a part of its file.
-    /// That of its external data file, which is written to.
+    /// The external data file, which is written to.
     pub(crate) data: Option<Arc<FileDisk>>,
+    /// The disk's image, if it has a format or is a part of its file.
     pub(crate) image: Option<Arc<ImageDisk>>,
-    /// The file or image that it is all of, where it has no format.
+    /// The whole file or image, if the disk has no format.
     pub(crate) whole: Option<UsedFile>,
-    /// What it has to leave, and what that is called among the disk's parts.
+    /// The state for a successor, and its name among the disk's parts.
     pub(crate) part: Option<(&'static str, Arc<dyn Part>)>,
     /// See [`Opened::halt`](fathom_storage::Opened).
     pub(crate) halt: Option<Halt>,

@@ -1,9 +1,9 @@
-//! Whom to tell that there is something to look at.
+//! Eventfds that wake waiting workers.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The eventfds of those who wait, as long as they are there.
+/// The eventfds of waiting workers; dropped ones are skipped.
 #[derive(Default)]
 pub(crate) struct Bells(Mutex<Vec<Weak<OwnedFd>>>);
 
@@ -18,7 +18,7 @@ impl Bells {
 
     pub(crate) fn ring(&self) {
         for bell in self.bells().iter().filter_map(Weak::upgrade) {
-            // An eventfd's counter cannot overflow by ones.
+            // Increments of one cannot overflow an eventfd's counter.
             let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
         }
     }

@@ -1,35 +1,35 @@
-//! A disk's blocks, and a bit for each of them.
+//! The blocks of a disk, with one bit for each.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Blocks of a word.
+/// Number of blocks per word.
 pub(crate) const BITS: u64 = u64::BITS as u64;
-/// The smallest block (bytes), and the most that a disk has.
+/// Minimum size of a block in bytes, and maximum number of blocks of a disk.
 pub(crate) const SMALLEST: u64 = 64 << 10;
 const MOST_BLOCKS: u64 = 1 << 28;
 
-/// Bytes of a block, of a disk of this size.
+/// Returns the block size in bytes for a disk of this size.
 pub fn block_of(size: u64) -> u64 {
     let block = size.div_ceil(MOST_BLOCKS).next_power_of_two();
     block.max(SMALLEST)
 }
 
-/// Words of a map, a bit for each block from the lowest on.
+/// Returns the number of words of a map with one bit per block, from the lowest on.
 pub fn words_of(size: u64) -> usize {
     words_of_blocks(size.div_ceil(block_of(size)))
 }
 
-/// Words of so many bits.
+/// Returns the number of words for `count` bits.
 pub(crate) fn words_of_blocks(count: u64) -> usize {
     count.div_ceil(BITS) as usize
 }
 
-/// Where the blocks of a disk are.
+/// Division of a disk into blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
     pub(crate) size: u64,
-    /// A block has 2 to this power bytes: who looks at each request has no time to divide.
+    /// Binary logarithm of the block size in bytes; shifts avoid divisions for each request.
     shift: u32,
 }
 
@@ -38,7 +38,7 @@ impl Grid {
         Grid::with_block(size, block_of(size))
     }
 
-    /// A power of two.
+    /// Creates a grid with this block size, a power of two.
     pub(crate) fn with_block(size: u64, block: u64) -> Grid {
         let shift = block.trailing_zeros();
         Grid { size, shift }
@@ -52,7 +52,7 @@ impl Grid {
         self.size.div_ceil(self.block())
     }
 
-    /// The blocks that a range touches.
+    /// Returns the blocks that a range touches.
     #[inline]
     pub(crate) fn touched(&self, offset: u64, len: u64) -> Range<u64> {
         let end = offset.saturating_add(len).min(self.size);
@@ -62,7 +62,7 @@ impl Grid {
         }
     }
 
-    /// The blocks that lie wholly in a range (bytes).
+    /// Returns the blocks that lie wholly in a range of bytes.
     pub(crate) fn within(&self, range: Range<u64>) -> Range<u64> {
         let end = match range.end >= self.size {
             true => self.count(),
@@ -77,7 +77,7 @@ impl Grid {
     }
 }
 
-/// The words that have these blocks, and their bits there.
+/// Returns the words that hold these blocks, each with the mask of their bits.
 #[inline]
 pub(crate) fn bits(
     words: &[AtomicU64],
@@ -98,12 +98,12 @@ pub(crate) fn are_set(words: &[AtomicU64], blocks: Range<u64>) -> bool {
     bits(words, blocks).all(|(word, mask)| word.load(Ordering::Acquire) & mask == mask)
 }
 
-/// The first of these blocks that are not set, as far as they follow one another.
+/// Returns the first run of these blocks whose bits are not set.
 pub(crate) fn unset(words: &[AtomicU64], blocks: Range<u64>) -> Option<Range<u64>> {
     run(words, blocks, false)
 }
 
-/// The first of these blocks that are set, or are not.
+/// Returns the first run of these blocks whose bits have the value `set`.
 pub(crate) fn run(words: &[AtomicU64], blocks: Range<u64>, set: bool) -> Option<Range<u64>> {
     let is = |block: u64| are_set(words, block..block + 1) == set;
     let start = blocks.clone().find(|block| is(*block))?;

@@ -1,4 +1,4 @@
-//! Holding back users who change a disk faster than somebody follows.
+//! Throttles users who change a disk faster than a mirror copies it.
 
 use crate::bells::Bells;
 use fathom_core::Op;
@@ -6,24 +6,24 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// What a change that needs no data counts as, at most (bytes): it is as quickly followed.
+/// Maximum bytes that a request without data counts as, since it is copied as quickly.
 const WITHOUT_DATA: u64 = 1 << 20;
-/// What the smallest change counts as.
+/// Minimum bytes that a change counts as.
 const LEAST: u64 = 4096;
 
-/// Lets users change as many bytes as whoever follows says ([`Brake::allow`]). While it is *off* it holds back nobody.
+/// Limits how many bytes users may change ([`Brake::allow`]). While it is off it limits nothing.
 #[derive(Default)]
 pub struct Brake {
     is_on: AtomicBool,
     allowed: AtomicI64,
-    /// How often something was allowed.
+    /// Number of calls that allowed something.
     progress: AtomicU64,
     problem: OnceLock<String>,
     bells: Bells,
 }
 
 impl Brake {
-    /// So many bytes may be changed from now on, and no more.
+    /// Sets the number of bytes that may be changed from now on.
     pub fn allow(&self, bytes: u64) {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         self.allowed.store(bytes, Ordering::SeqCst);
@@ -36,7 +36,7 @@ impl Brake {
         self.bells.ring();
     }
 
-    /// So many more.
+    /// Adds to the number of bytes that may be changed.
     pub fn allow_more(&self, bytes: u64) {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         let more = |now: i64| Some(now.max(0).saturating_add(bytes));
@@ -46,24 +46,24 @@ impl Brake {
         self.begin();
     }
 
-    /// Everything is allowed.
+    /// Ends throttling: all requests pass.
     pub fn release(&self) {
         self.is_on.store(false, Ordering::SeqCst);
         self.bells.ring();
     }
 
-    /// Nobody has followed for too long: everything is allowed.
+    /// Ends throttling for good, because the mirror has made no progress for too long.
     pub(crate) fn give_up(&self, problem: String) {
         let _ = self.problem.set(problem);
         self.release();
     }
 
-    /// Why it was given up.
+    /// Returns why throttling was given up.
     pub fn problem(&self) -> Option<&str> {
         self.problem.get().map(String::as_str)
     }
 
-    /// Whether this may be done now; if so, it has been counted.
+    /// Returns whether the request may pass now; if so, counts it.
     #[inline]
     pub(crate) fn lets(&self, op: Op, len: u64) -> bool {
         let len = match op {
@@ -74,7 +74,7 @@ impl Brake {
         if !self.is_on.load(Ordering::SeqCst) || self.problem.get().is_some() {
             return true;
         }
-        // (As long as anything is allowed: a request may be longer than all that ever is.)
+        // A request may be longer than any allowance, so it passes if any bytes are left.
         let is_allowed = self.allowed.load(Ordering::SeqCst) > 0;
         if is_allowed {
             self.allowed
@@ -87,7 +87,7 @@ impl Brake {
         self.progress.load(Ordering::Relaxed)
     }
 
-    /// This eventfd is signalled when somebody who waits is to look again.
+    /// Registers an eventfd, which is signalled when waiting requests must be checked again.
     pub(crate) fn listen(&self, bell: &Arc<OwnedFd>) {
         self.bells.add(bell);
     }
@@ -106,7 +106,7 @@ mod tests {
         assert!(brake.lets(Op::Read, 1 << 30) && brake.lets(Op::Flush, 0));
         assert!(brake.lets(Op::Discard, 1 << 40));
         assert!(!brake.lets(Op::Write, 1) && brake.lets(Op::Read, 1));
-        // What was too much is not owed.
+        // An excess of the last request is not deducted.
         brake.allow_more(4096);
         assert!(brake.lets(Op::WriteZeroes, 512) && !brake.lets(Op::WriteZeroes, 512));
         brake.release();

@@ -1,4 +1,4 @@
-//! A disk's only client: a source of requests whose peer is a thread.
+//! A client of a disk within this process: a request source controlled by a thread.
 
 use crate::pages::Pages;
 use fathom_core::{
@@ -18,22 +18,21 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Requests of one client in flight, at most; more wait their turn.
+/// Maximum requests of one client in flight; further ones are queued.
 const CAPACITY: usize = 256;
 
-/// What is asked of a disk. It goes by the rules of a [`Request`].
+/// A request to a disk. The rules of [`Request`] apply.
 #[derive(Debug)]
 pub struct Ask {
     pub op: Op,
     pub offset: u64,
     pub len: u64,
-    /// Write zeroes: the range may be deallocated.
+    /// Whether write zeroes may deallocate the range.
     pub unmap: bool,
-    /// The memory to read to or to write from: its first `len` bytes, from `skip` on; for
-    /// [`Op::BlockStatus`] all of it.
+    /// The buffer for the data: `len` bytes from `skip` on; for [`Op::BlockStatus`] all of it.
     pub pages: Option<Pages>,
     pub skip: usize,
-    /// For who asks.
+    /// A value for the caller's use, returned in the reply.
     pub tag: u64,
 }
 
@@ -51,31 +50,31 @@ impl Ask {
     }
 }
 
-/// An [`Ask`] that is done.
+/// A completed [`Ask`].
 #[derive(Debug)]
 pub struct Answer {
     /// The client's number in its job.
     pub client: usize,
     pub ask: Ask,
-    /// 0, or the positive errno it failed with.
+    /// Zero, or the positive errno of the failure.
     pub errno: i32,
 }
 
-/// What brings the answers of several clients to one thread.
+/// Collects the replies of several clients for one thread.
 pub struct Job {
     answers: Receiver<Answer>,
-    /// Some that have come while another was waited for.
+    /// Replies that arrived while the thread waited for another one.
     kept: RefCell<VecDeque<Answer>>,
     sender: Sender<Answer>,
-    /// Number of requests that the disks have answered.
+    /// Number of requests that the disks have completed.
     answered: Arc<AtomicU64>,
     clients: usize,
 }
 
-/// Between looks whether to wait on.
+/// Interval between two checks for cancellation.
 const TICK: Duration = Duration::from_millis(50);
 
-/// The tag of what is waited for by itself.
+/// The tag of requests whose reply is awaited separately.
 const OWN: u64 = u64::MAX - 1;
 
 impl Default for Job {
@@ -85,7 +84,7 @@ impl Default for Job {
 }
 
 impl Job {
-    /// A job that adds to `answered` when a disk answers one of its requests.
+    /// Creates a job that increments `answered` for each of its requests that a disk completes.
     pub fn counted_by(answered: Arc<AtomicU64>) -> Job {
         let (sender, answers) = channel();
         Job {
@@ -97,19 +96,19 @@ impl Job {
         }
     }
 
-    /// The next answer of any client; the caller knows that there will be one.
+    /// Waits for the next reply of any client. The caller knows that a request is in flight.
     pub fn wait(&self) -> Answer {
         let kept = self.kept.borrow_mut().pop_front();
         kept.unwrap_or_else(|| self.answers.recv().expect("a sender is kept"))
     }
 
-    /// The next answer, if one comes within that time.
+    /// Waits for the next reply for `time` at most.
     pub fn wait_for(&self, time: Duration) -> Option<Answer> {
         let kept = self.kept.borrow_mut().pop_front();
         kept.or_else(|| self.answers.recv_timeout(time).ok())
     }
 
-    /// Asks, and waits for the answer; those of others that come meanwhile are kept.
+    /// Submits a request and waits for its reply. Other replies that arrive meanwhile are kept.
     pub fn answer_to(&self, client: &Client, ask: Ask) -> Answer {
         let own = Ask { tag: OWN, ..ask };
         client.ask(own);
@@ -122,7 +121,9 @@ impl Job {
         }
     }
 
-    /// Likewise, but for None as soon as it is to `stop`, where nobody asks anything more then.
+    /// Like [`Job::answer_to`], but returns `None` as soon as `stop` returns true.
+    ///
+    /// The caller must not submit such requests to the client any more after `None`.
     pub fn answer_unless(
         &self,
         client: &Client,
@@ -143,20 +144,20 @@ impl Job {
         }
     }
 
-    /// What has completed becomes durable; 0, or the errno it failed with.
+    /// Flushes the disk. Returns zero, or the errno of the failure.
     pub fn flush(&self, client: &Client) -> i32 {
         self.answer_to(client, Ask::new(Op::Flush, 0, 0, None))
             .errno
     }
 
-    /// A worker for `disk`, which is activated, with one client.
+    /// Starts a worker with one client for `disk`, which must be activated.
     pub fn client(&mut self, disk: Arc<dyn Disk>, engine: EngineKind) -> Result<Client, DiskError> {
         let number = self.clients;
         self.clients += 1;
         let info = disk.info();
         let options = WorkerOptions {
             name: format!("disk {number}"),
-            // The threads of a job do real work: none of them is to take another's CPU.
+            // The threads of a job do real work: none may poll on a CPU that another one needs.
             polling: Polling::Off,
             ..WorkerOptions::default()
         };
@@ -186,7 +187,7 @@ impl Job {
     }
 }
 
-/// A worker's client. When it is dropped, what is in flight ends first.
+/// A client of a worker. Dropping it waits for its requests in flight.
 pub struct Client {
     number: usize,
     info: DiskInfo,
@@ -204,12 +205,12 @@ impl Client {
         &self.info
     }
 
-    /// Starts it; its answer comes to the job.
+    /// Submits a request, whose reply goes to the job.
     pub fn ask(&self, ask: Ask) {
         self.ask_all([ask]);
     }
 
-    /// Starts all of them at once.
+    /// Submits several requests at once.
     pub fn ask_all(&self, asks: impl IntoIterator<Item = Ask>) {
         self.asked.push(asks);
     }
@@ -221,12 +222,12 @@ impl Drop for Client {
     }
 }
 
-/// From the thread to the worker.
+/// The queue of requests from the thread to the worker.
 struct Asked {
     queue: Mutex<VecDeque<Ask>>,
-    /// The queue's length.
+    /// Length of the queue.
     count: AtomicUsize,
-    /// The worker wants to be kicked.
+    /// Whether the worker needs a kick.
     armed: AtomicBool,
     kick: OwnedFd,
 }
@@ -248,11 +249,11 @@ impl Asked {
     fn push(&self, asks: impl IntoIterator<Item = Ask>) {
         let mut queue = self.queue();
         queue.extend(asks);
-        // Whoever arms looks at the count afterwards.
+        // A worker that arms checks the count after that.
         self.count.store(queue.len(), Ordering::SeqCst);
         drop(queue);
         if self.armed.swap(false, Ordering::SeqCst) {
-            // An eventfd's counter cannot overflow by ones.
+            // Increments of one cannot overflow an eventfd's counter.
             let _ = rustix::io::write(&self.kick, &1u64.to_ne_bytes());
         }
     }
@@ -269,13 +270,13 @@ impl Asked {
     }
 }
 
-/// The worker's end.
+/// The worker's end of the queue.
 struct Requests {
     asked: Arc<Asked>,
     answers: Sender<Answer>,
     answered: Arc<AtomicU64>,
     number: usize,
-    /// By the request's tag.
+    /// The requests in flight, by tag.
     in_flight: Vec<Option<Ask>>,
     free: Vec<u16>,
 }
@@ -331,7 +332,7 @@ impl Source for Requests {
             let tag = self.free.pop().expect("one is free");
             let id = cx.slab.take().expect("room was promised");
             fill(&mut cx.slab[id], &mut ask, tag);
-            // The memory does not move with the value that owns it.
+            // The buffer does not move when its owner does.
             self.in_flight[usize::from(tag)] = Some(ask);
             batch.push(id);
         }
@@ -343,7 +344,7 @@ impl Source for Requests {
         let ask = ask.expect("it is in flight");
         self.free.push(request.tag);
         self.answered.fetch_add(1, Ordering::Relaxed);
-        // Without a receiver nobody waits for it.
+        // Without a receiver, nobody waits for the reply.
         let _ = self.answers.send(Answer {
             client: self.number,
             ask,

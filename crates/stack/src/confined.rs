@@ -1,12 +1,11 @@
-//! Opening the files that images name: a backing file, an external data file.
+//! Opens the files that images name: backing files and external data files.
 //!
-//! An image may come from a stranger, and what it names is opened with our
-//! rights. So these files are opened only below directories that the user
-//! allows, which the kernel enforces (openat2(2) with RESOLVE_BENEATH), and
-//! only if they are regular files or block devices: to open some others
-//! blocks, or does something. None of them is opened for writing but for a job that
-//! the user has asked for, and the external data file of an image that is written to
-//! is one that the user names.
+//! An image may come from an untrusted source, and the files that it names are opened with our
+//! rights. So these files are opened only below directories that the user allows, which the
+//! kernel enforces (openat2(2) with RESOLVE_BENEATH). They must be regular files or block devices:
+//! opening other types of files may block or have side effects. A file is opened for writing only
+//! for a job that the user has started. The external data file of a writable image must be named
+//! by the user.
 
 use fathom_core::DiskError;
 use fathom_files::gate::{self, Wanted};
@@ -23,9 +22,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
-/// As many as the kernel follows.
+/// Maximum number of symbolic links to follow, as in the kernel.
 const MAX_LINKS: usize = 40;
-/// How often openat2(2) may be disturbed by others who rename directories.
+/// Maximum number of attempts at openat2(2) while others rename directories.
 const MAX_RACES: usize = 100;
 
 /// The directories below which files may be opened because an image names them.
@@ -34,17 +33,17 @@ pub struct AllowedDirs(Way);
 
 #[derive(Debug)]
 enum Way {
-    /// They are open here.
+    /// The directories are open in this process.
     Own(Vec<AllowedDir>),
-    /// Who has the rights is asked: the directory of this image, and more.
+    /// Another process opens files: the path of the first image, and additional directories.
     Gate(PathBuf, Vec<PathBuf>),
 }
 
 #[derive(Debug)]
 struct AllowedDir {
-    /// As the user wrote it, but absolute.
+    /// The path as the user wrote it, made absolute.
     given: PathBuf,
-    /// Without symbolic links.
+    /// The path without symbolic links.
     real: PathBuf,
     fd: OwnedFd,
 }
@@ -60,7 +59,7 @@ impl AllowedDir {
         })
     }
 
-    /// Likewise, without following links that somebody else could have placed on the way.
+    /// Opens the directory without following links that another user could have placed.
     fn open_for_other(path: &Path) -> io::Result<AllowedDir> {
         let fd = trusted::open_path(path)?;
         let own = format!("/proc/self/fd/{}", fd.as_raw_fd());
@@ -72,12 +71,13 @@ impl AllowedDir {
         Ok(AllowedDir { given, real, fd })
     }
 
-    /// Opens what `path` says, with O_PATH: nothing happens to it. `None` when
-    /// it does not say anything in this directory.
+    /// Opens `path` with O_PATH, which has no side effects.
+    ///
+    /// Returns `None` if `path` is not in this directory.
     fn open_path(&self, path: &Path, more: OFlags) -> Option<Result<OwnedFd, Errno>> {
         let rest = [&self.given, &self.real].map(|dir| path.strip_prefix(dir).ok());
         let rest = rest.into_iter().flatten().next()?;
-        // The directory itself.
+        // The path of the directory itself.
         let rest = if rest == Path::new("") {
             Path::new(".")
         } else {
@@ -94,9 +94,10 @@ impl AllowedDir {
 }
 
 impl AllowedDirs {
-    /// The directory that `image` is in, and those in `more`. The root
-    /// directory is allowed only if it is among the latter: an image in there
-    /// would otherwise reach every file.
+    /// Allows the directory of `image`, and those in `more`.
+    ///
+    /// The root directory is allowed only if `more` contains it: otherwise an image in the root
+    /// directory could name any file.
     pub fn new(image: &Path, more: &[PathBuf]) -> Result<AllowedDirs, DiskError> {
         if gate::other().is_some() {
             return Ok(AllowedDirs(Way::Gate(image.to_owned(), more.to_vec())));
@@ -104,8 +105,10 @@ impl AllowedDirs {
         AllowedDirs::own(image, more, AllowedDir::open)
     }
 
-    /// Likewise, for a process of somebody with fewer rights: links on the way to the directories are
-    /// followed only if no such process could have placed them.
+    /// Like [`AllowedDirs::new`], on behalf of a process of another user with fewer rights.
+    ///
+    /// Links on the way to the directories are followed only if no such process could have placed
+    /// them.
     pub fn for_other(image: &Path, more: &[PathBuf]) -> Result<AllowedDirs, DiskError> {
         AllowedDirs::own(image, more, AllowedDir::open_for_other)
     }
@@ -132,13 +135,15 @@ impl AllowedDirs {
         Ok(AllowedDirs(Way::Own(dirs)))
     }
 
-    /// Opens the file that `image` calls `name`, for reading; also says where
-    /// it is. A relative name is seen from the directory that `image` is in.
+    /// Opens the file that `image` calls `name`, for reading, and returns its path, too.
+    ///
+    /// A relative name is resolved from the directory of `image`.
     pub fn open(&self, image: &Path, name: &[u8]) -> Result<(PathBuf, File), DiskError> {
         self.open_for(image, name, false)
     }
 
-    /// Likewise, for writing, too: since the user wants that, not the image.
+    /// Like [`AllowedDirs::open`], but also for writing, because the user and not the image asks
+    /// for it.
     pub fn open_writable(&self, image: &Path, name: &[u8]) -> Result<(PathBuf, File), DiskError> {
         if let Way::Gate(..) = self.0 {
             let problem = "it names a file that only another user's process can read";
@@ -188,9 +193,10 @@ impl AllowedDirs {
         Ok((path, file))
     }
 
-    /// The file at `path`, which is absolute, by O_PATH. Where `path` is a link
-    /// out of a directory, it becomes what the link says. `EXDEV` when it is
-    /// not in the allowed directories.
+    /// Opens the file at `path`, which is absolute, with O_PATH.
+    ///
+    /// If `path` is a link out of an allowed directory, `path` is replaced by the link's target.
+    /// Returns `EXDEV` if the file is not in the allowed directories.
     fn find(&self, path: &mut PathBuf) -> Result<OwnedFd, Errno> {
         for _ in 0..MAX_LINKS {
             match self.open_path(path, OFlags::empty()) {
@@ -205,8 +211,9 @@ impl AllowedDirs {
         Err(Errno::LOOP)
     }
 
-    /// From the first directory that has it, or else the first error that
-    /// says more than that a directory does not.
+    /// Opens `path` in the first directory that contains it.
+    ///
+    /// Otherwise returns the first error other than `EXDEV`, if any.
     fn open_path(&self, path: &Path, more: OFlags) -> Result<OwnedFd, Errno> {
         let mut told = Errno::XDEV;
         let Way::Own(dirs) = &self.0 else {
@@ -223,9 +230,10 @@ impl AllowedDirs {
     }
 }
 
-/// The external data file of an image that is written to, and calls it `name`:
-/// what the user has given as that. By the image's word alone a stranger would
-/// have his neighbours' files written over.
+/// Returns the external data file of a writable image, which calls it `name`.
+///
+/// The path is the one that the user has given. If the image's name for it were trusted, an
+/// untrusted image could have other tenants' files overwritten.
 pub fn data_file<'a>(
     image: &Path,
     name: &[u8],
@@ -242,7 +250,7 @@ pub fn data_file<'a>(
     })
 }
 
-/// The user has named this file as the image's external data file.
+/// Returns the error for a data file that the user named for an image that has none.
 pub fn no_data_file(image: &Path) -> DiskError {
     let problem = "no external data file; --data-file applies to images that have one";
     unusable(image, problem.into())
@@ -257,7 +265,7 @@ fn shown(name: &[u8]) -> String {
     String::from_utf8_lossy(name).escape_debug().to_string()
 }
 
-/// The directory that this file is in.
+/// Returns the directory of a file.
 fn directory_of(file: &Path) -> &Path {
     let dir = file.parent().unwrap_or(file);
     if dir == Path::new("") {
@@ -266,9 +274,10 @@ fn directory_of(file: &Path) -> &Path {
     dir
 }
 
-/// What `name` is as seen from the directory that `file` is in. The steps
-/// upwards that a name begins with are taken, as no links are in the way
-/// there: they may lead from one allowed directory to another.
+/// Resolves `name` from the directory of `file`.
+///
+/// Leading `..` components are resolved here, since no link can precede them. They may lead from
+/// one allowed directory to another.
 fn seen_from(file: &Path, name: &Path) -> io::Result<PathBuf> {
     let mut path = PathBuf::from("/");
     if name.is_relative() {
@@ -288,8 +297,7 @@ fn seen_from(file: &Path, name: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Opens in earnest what was found, if it is of a kind that can be opened
-/// without consequences.
+/// Opens the file behind an O_PATH descriptor if opening its type has no side effects.
 fn reopen(found: &OwnedFd, write: bool) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", found.as_raw_fd());
     let kind = std::fs::metadata(&path)?.file_type();

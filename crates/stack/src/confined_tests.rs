@@ -5,8 +5,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, symlink};
 use tempfile::TempDir;
 
-/// A directory with files in and beside the one that an image is in. Each
-/// file's contents are its name.
+/// A directory tree with files in and beside the image's directory.
+///
+/// The contents of each file are its name.
 struct Place(TempDir);
 
 impl Place {
@@ -34,8 +35,7 @@ impl Place {
         AllowedDirs::new(&self.path(image), &more).unwrap()
     }
 
-    /// What an image gets when it names a file, with these directories
-    /// allowed, too: its contents or the error.
+    /// Opens `name` as an image names it, with additional directories; returns its contents.
     fn named_by(&self, image: &str, more: &[&str], name: &str) -> Result<String, String> {
         let dirs = self.dirs(image, more);
         read_of(dirs.open(&self.path(image), name.as_bytes()))
@@ -82,7 +82,7 @@ fn what_is_in_the_images_directory_is_opened() {
     assert_eq!(place.named("sub/deep").as_deref(), Ok("in/sub/deep"));
     let absolute = place.absolute("in/sub/deep");
     assert_eq!(place.named(&absolute).as_deref(), Ok("in/sub/deep"));
-    // Up and down again, without leaving.
+    // This name goes up and down again without leaving the directory.
     assert_eq!(place.named("../in/base").as_deref(), Ok("in/base"));
     says(
         place.named("missing"),
@@ -127,7 +127,7 @@ fn links_do_not_lead_out() {
     ] {
         assert_eq!(place.named(name).as_deref(), Ok(contents), "{name}");
     }
-    // A link's target is a name like an image's.
+    // The target of a link is resolved like a name in an image.
     place.link(place.path("in/base"), "in/absolute");
     assert_eq!(place.named("absolute").as_deref(), Ok("in/base"));
 
@@ -149,8 +149,7 @@ fn links_do_not_lead_out() {
     }
     place.link("loop", "in/loop");
     says(place.named("loop"), &["symbolic links"]);
-    // Two that lead to each other by absolute names, which the kernel does
-    // not follow here.
+    // Two links point at each other by absolute names, which the kernel does not follow here.
     place.link(place.path("in/pong"), "in/ping");
     place.link(place.path("in/ping"), "in/pong");
     says(place.named("ping"), &["symbolic links"]);
@@ -180,7 +179,7 @@ fn more_directories_can_be_allowed() {
     ] {
         let opened = place.named_by("in/image", &[dir], name);
         if name == "sub/../../out/secret" {
-            // Where a `..` after a directory leads is for the kernel to say.
+            // The kernel resolves a `..` that follows a directory.
             says(opened, &["--allow-dir"]);
         } else {
             assert_eq!(opened.as_deref(), Ok("out/secret"), "{dir} {name}");
@@ -190,7 +189,7 @@ fn more_directories_can_be_allowed() {
         place.named_by("in/image", &["out"], "../beside"),
         &["--allow-dir"],
     );
-    // What the error advises helps.
+    // The advice in the error message works.
     for name in ["../out/secret", "far", "door/secret", &absolute, &by_alias] {
         let error = place.named(name).unwrap_err();
         let advice = error.split("--allow-dir ").nth(1).unwrap();
@@ -230,7 +229,7 @@ fn only_files_and_block_devices_are_opened() {
     for name in ["fifo", "socket", "sub", ".", "sub/.."] {
         let opened = dirs.open(&place.path("in/image"), name.as_bytes());
         assert!(opened.is_err(), "{name}");
-        // To open the FIFO would be to wait for somebody who writes.
+        // Opening the FIFO would wait for a writer.
         says(place.named(name), &["in/image: ", "not a regular file"]);
     }
     let devices = AllowedDirs::new(&place.path("in/image"), &["/dev".into()]).unwrap();
@@ -246,7 +245,7 @@ fn the_links_of_proc_are_no_way_out() {
     let by_cwd = "/proc/self/cwd/Cargo.toml";
     let image = place.path("in/image");
     let here = AllowedDirs::new(&image, &[]).unwrap();
-    // Even where all of /proc is allowed.
+    // The result is the same where all of /proc is allowed.
     let proc = AllowedDirs::new(&image, &["/proc".into()]).unwrap();
     place.link(&by_fd, "in/fd");
     for name in [&by_fd, by_cwd, "fd"] {
@@ -287,7 +286,7 @@ fn a_data_file_is_written_to_only_if_the_user_names_it() {
 
 #[test]
 fn an_image_without_a_directory_part_is_in_the_current_directory() {
-    // Which is this crate's.
+    // The current directory of this test is the directory of this crate.
     let dirs = AllowedDirs::new(Path::new("image"), &[]).unwrap();
     let open = |name: &str| read_of(dirs.open(Path::new("image"), name.as_bytes()));
     assert!(open("Cargo.toml").unwrap().contains("fathom-stack"));

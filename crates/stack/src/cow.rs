@@ -1,4 +1,4 @@
-//! An overlay that takes a disk's changes and goes with the server.
+//! An overlay that takes a disk's changes and is discarded with the server.
 
 use crate::bare::Bare;
 use crate::confined::AllowedDirs;
@@ -16,12 +16,12 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What it is called among a disk's parts.
+/// The overlay's name among a disk's parts.
 const OVERLAY: &str = "overlay";
 
-/// Put a qcow2 image over the one at `path`, which is opened for reading
-/// only. Its file is in `dir`, without a name: a new one, or the one of the disk
-/// before this one.
+/// Opens the image at `path` for reading only, with a qcow2 overlay on top.
+///
+/// The overlay is an unnamed file in `dir`: a new one, or that of the predecessor.
 pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result<Bare, DiskError> {
     let unusable = |problem: String| DiskError::Unusable {
         path: path.to_owned(),
@@ -84,7 +84,7 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
     })
 }
 
-/// A new overlay for the image at `backing`, encrypted like that.
+/// Creates an overlay for the image at `backing`, encrypted if the disk has keys.
 fn make(
     backing: &Path,
     name: &str,
@@ -120,7 +120,7 @@ fn make(
     Ok(file)
 }
 
-/// What a successor goes on with: all of it is in the file when nobody uses the disk.
+/// The overlay's file, which a successor takes over; complete when the disk is not in use.
 struct Overlay(File);
 
 impl Part for Overlay {
@@ -133,8 +133,9 @@ impl Part for Overlay {
     }
 }
 
-/// An image of which nothing is left when the process is killed, so that its
-/// successor has nothing to restore: it wants no keepsake.
+/// An image that does not survive the process.
+///
+/// A successor of a killed process has nothing to restore, so the image needs no saved state.
 struct Passing(Arc<ImageDisk>);
 
 impl Disk for Passing {

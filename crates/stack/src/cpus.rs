@@ -1,4 +1,4 @@
-//! The CPUs of workers.
+//! CPU lists of workers.
 
 use std::fmt;
 use std::fs;
@@ -9,8 +9,9 @@ use std::str::FromStr;
 pub struct CpuList(Vec<usize>);
 
 impl CpuList {
-    /// The share of worker `worker` of `workers`: every CPU goes to one
-    /// worker while there are enough of them, else workers share CPUs.
+    /// Returns the CPUs of worker number `worker` of `workers`.
+    ///
+    /// Each CPU belongs to one worker if there are enough CPUs; otherwise workers share CPUs.
     pub fn share(&self, worker: usize, workers: usize) -> Vec<usize> {
         let CpuList(cpus) = self;
         if cpus.len() < workers {
@@ -20,8 +21,9 @@ impl CpuList {
         cpus.iter().skip(worker).step_by(workers).copied().collect()
     }
 
-    /// Refuses CPUs that this machine does not have. (What it has is not told everywhere; then the
-    /// kernel refuses.)
+    /// Rejects CPUs that this machine does not have.
+    ///
+    /// If the list of CPUs cannot be read, the kernel rejects them later.
     pub(crate) fn check(&self) -> Result<(), String> {
         let text = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
         let text = text.trim_end();
@@ -36,7 +38,7 @@ impl CpuList {
         }
     }
 
-    /// One that the other list does not have.
+    /// Returns a CPU that the other list does not contain.
     fn first_not_in(&self, other: &CpuList) -> Option<usize> {
         let mut cpus = self.0.iter().copied();
         cpus.find(|cpu| !other.0.contains(cpu))
@@ -48,7 +50,7 @@ impl FromStr for CpuList {
 
     fn from_str(text: &str) -> Result<CpuList, String> {
         let bad = || format!("'{text}' is not a list of CPUs such as 0,2-3");
-        // What sched_setaffinity(2) takes in a cpu_set_t.
+        // The CPUs that fit into the cpu_set_t of sched_setaffinity(2).
         let cpu = |number: &str| number.parse().ok().filter(|cpu: &usize| *cpu < 1024);
         let mut cpus = Vec::new();
         for part in text.split(',') {
@@ -64,7 +66,7 @@ impl FromStr for CpuList {
     }
 }
 
-/// As it is read, without ranges.
+/// Formats the list so that it can be parsed again, without ranges.
 impl fmt::Display for CpuList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let numbers: Vec<_> = self.0.iter().map(usize::to_string).collect();

@@ -14,83 +14,85 @@ use fathom_storage::{Cache, CacheTerms, EngineKind, KINDS, Location, OnSupersede
 use fathom_units::Timeout;
 use std::path::PathBuf;
 
-/// Where a disk's bytes are, what they mean, and how they are reached; not who may use it.
+/// The location, meaning and access method of a disk's bytes; not who may use the disk.
 #[derive(Clone, Debug)]
 pub struct Description {
     pub location: Location,
-    /// None: raw, unless the image looks like something else.
+    /// The format. `None`: raw, unless the image looks like another format.
     pub format: Option<Format>,
-    /// Of a raw image: where the disk starts in it, and the disk's size.
+    /// Start of the disk in a raw image, and size of the disk, both in bytes.
     pub offset: Option<u64>,
     pub size: Option<u64>,
-    /// Bytes of a qcow2 or QED image's tables in memory.
+    /// Maximum bytes of a qcow2 or QED image's tables in memory.
     pub metadata_cache: Option<u64>,
-    /// Clusters that an image's tables name behind the end of its file read as zeroes.
+    /// Whether clusters that an image maps beyond the end of its file read as zeroes.
     pub zero_missing_clusters: bool,
-    /// Where the files that a qcow2 or QED image names may be, beside its own
-    /// directory.
+    /// Directories, besides the image's own, of the files that a qcow2 or QED image may name.
     pub allow_dirs: Vec<PathBuf>,
-    /// The external data file of a qcow2 image, whatever the image calls it;
-    /// None: what it calls it, to be read only.
+    /// The external data file of a qcow2 image, whatever the image calls it.
+    ///
+    /// `None`: the file that the image names, for reading only.
     pub data_file: Option<PathBuf>,
-    /// Where its dirty bitmaps are, and no other disk's; none: beside its image, if that is a file.
+    /// The directory of this disk's dirty bitmaps. `None`: beside the image, if it is a file.
     pub bitmaps: Option<PathBuf>,
-    /// What unlocks its images that are encrypted.
+    /// The keys of the disk's encrypted images.
     pub keys: KeyRing,
     pub read_only: bool,
     pub engine: EngineKind,
-    /// Pin guest memory, so that io_uring need not map it for each request.
+    /// Whether to pin guest memory, so that io_uring need not map it for each request.
     pub register_memory: bool,
     pub cache: Cache,
-    /// How long the NBD server that has the disk may say nothing of a request
-    /// before it is taken for dead; None: the default.
+    /// Time without a reply after which an NBD server counts as dead. `None`: the default.
     pub server_timeout: Option<Timeout>,
-    /// How long requests wait for an NBD server that is away; None: the default.
+    /// Time that requests wait for an unreachable NBD server. `None`: the default.
     pub server_reconnect: Option<Timeout>,
-    /// Connections of each worker to an NBD server; None: the default.
+    /// Connections of each worker to an NBD server. `None`: the default.
     pub server_connections: Option<u8>,
-    /// Where the image that is below a qcow2 or QED image comes from, if that is to be kept on this host.
+    /// The source of the backing image of a qcow2 or QED image, if it is cached on this host.
     pub base: Option<String>,
-    /// How such images are kept.
+    /// How such backing images are cached.
     pub base_cache: CacheTerms,
-    /// Read an image that others may be writing. Needs `read_only`.
+    /// Whether to read an image that others may be writing. Needs `read_only`.
     pub force_share: bool,
-    /// It takes the place of one that has the image, and will let go of it.
+    /// Whether the disk replaces one that still has the image and will release it.
     pub succeeds: bool,
-    /// These bytes are being served as a raw disk already, so a format's magic number in them is the
-    /// guest's data.
+    /// Whether these bytes are served as a raw disk already. A format's magic number in them is the
+    /// guest's data then.
     pub known_raw: bool,
-    /// What that one has lent.
+    /// The state that the predecessor has handed over.
     pub legacy: Legacy,
-    /// What becomes of an image to be written that a newer one has superseded.
+    /// What to do if a newer image has superseded an image that will be written.
     pub superseded: OnSuperseded,
-    /// The guest may discard.
+    /// Whether the guest may discard.
     pub discard: bool,
     /// Number of workers, at least 1.
     pub iothreads: usize,
-    /// The CPUs that the workers may use, shared out among them; empty: any.
+    /// The CPUs for the workers, divided among them; empty: any CPU.
     pub cpus: CpuList,
     pub polling: Polling,
-    /// The pool whose threads serve the disk, in place of the engine, the workers and their CPUs and
-    /// polling that are given here; None: it has threads of its own.
+    /// The pool whose threads serve the disk. `None`: the disk has its own threads.
+    ///
+    /// A pool replaces the engine, workers, CPUs and polling of this description.
     pub pool: Option<String>,
-    /// Delay requests on purpose.
+    /// A delay to inject into requests.
     pub inject: Option<Injection>,
-    /// Filters around the disk, the first nearest to whoever uses it.
+    /// Filters around the disk, from the one nearest to the user inwards.
     pub filters: Vec<Spec>,
-    /// What a job needs that changes its chain of images. What users make zeroes reads so by the image's own entries then,
-    /// since its backing file may become another one.
+    /// The side view that a job needs that changes the disk's backing chain.
+    ///
+    /// Ranges that users zero are then recorded in the image's own tables, since its backing file
+    /// may be replaced.
     pub beside: Option<Beside>,
 }
 
-/// One for all that says how base images are kept.
+/// Stands for all options about the cache of base images.
 const BASE: &str = "base-cache";
 
-/// The formats keep this much in any case.
+/// Minimum size in bytes of the metadata cache, which the formats use in any case.
 const MIN_METADATA_CACHE: u64 = 64 << 10;
 
 impl Description {
-    /// The defaults for this disk.
+    /// Creates a description with the default options.
     pub fn new(location: Location) -> Description {
         Description {
             location,
@@ -128,12 +130,12 @@ impl Description {
         }
     }
 
-    /// Whether the image may be one of another format, which its user did not name.
+    /// Returns whether the image may have another format, because the user did not name one.
     pub(crate) fn may_be_other_format(&self) -> bool {
         self.format.is_none() && !self.known_raw
     }
 
-    /// Refuses what does not go together.
+    /// Rejects options that exclude each other or do not apply.
     pub fn check(&self) -> Result<(), String> {
         self.check_kind()?;
         self.check_window()?;
@@ -172,13 +174,13 @@ impl Description {
         Ok(())
     }
 
-    /// Where the image below comes from.
+    /// Returns the location of the backing image.
     pub(crate) fn base_location(&self) -> Result<Option<Location>, String> {
         let parsed = self.base.as_deref().map(Location::cached).transpose();
         parsed.map_err(|error| format!("--base: {error}"))
     }
 
-    /// What only some kinds of storage take.
+    /// Rejects options that apply to other kinds of storage only.
     fn check_kind(&self) -> Result<(), String> {
         let base = self.base_location()?;
         let given = [
@@ -218,7 +220,7 @@ impl Description {
         }
     }
 
-    /// The part of a raw image.
+    /// Checks the offset and size of a part of a raw image.
     fn check_window(&self) -> Result<(), String> {
         if let (Some(format), Some(_)) = (self.format, self.offset.or(self.size))
             && format != Format::Raw
@@ -238,7 +240,7 @@ impl Description {
         }
     }
 
-    /// With what is its pool's.
+    /// Returns the description with the options of its pool.
     pub(crate) fn in_pool(&self, pool: &NamedPool) -> Description {
         Description {
             engine: pool.options.engine,
@@ -247,12 +249,12 @@ impl Description {
         }
     }
 
-    /// The disk is all of its file.
+    /// Returns whether the disk is all of its file.
     pub(crate) fn is_whole(&self) -> bool {
         self.format.unwrap_or(Format::Raw) == Format::Raw && self.offset.or(self.size).is_none()
     }
 
-    /// See [`Description::metadata_cache`].
+    /// Returns [`Description::metadata_cache`], or its default.
     pub(crate) fn metadata_cache(&self) -> u64 {
         self.metadata_cache.unwrap_or(DEFAULT_METADATA_CACHE)
     }
@@ -280,7 +282,7 @@ impl Description {
     }
 }
 
-/// The format of that name.
+/// Parses the name of a format.
 pub fn parse_format(text: &str) -> Result<Format, String> {
     match Format::from_name(text) {
         Err(_) if fathom_files::magic::FORMATS.contains(&text) => Err(magic::unsupported(text)),

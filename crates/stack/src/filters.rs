@@ -1,4 +1,4 @@
-//! The filters of a disk: put around it, shown, and changed.
+//! Wraps a disk in its filters, lists them and changes their options.
 
 use fathom_core::{Disk, Legacy, Parts};
 use fathom_filters::{COW, Filter, Filters, Spec, wrap};
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// In the order in which requests meet them.
+/// The filters in the order in which requests pass them.
 pub struct DiskFilters(Vec<Arc<dyn Filter>>);
 
 impl DiskFilters {
@@ -19,7 +19,7 @@ impl DiskFilters {
         }
     }
 
-    /// Those of a disk, with what the ones before them have lent.
+    /// Creates the filters of a disk with the state that their predecessors have handed over.
     pub fn make(all: &Filters, specs: &[Spec], legacy: &Legacy) -> Result<DiskFilters, String> {
         let names: Vec<_> = specs.iter().map(|spec| spec.name.as_str()).collect();
         let made = specs.iter().enumerate();
@@ -27,7 +27,7 @@ impl DiskFilters {
         made.collect::<Result<_, _>>().and_then(DiskFilters::new)
     }
 
-    /// What they have to leave.
+    /// Adds the state of each filter for a successor.
     pub fn add_to(&self, parts: &mut Parts) {
         let names: Vec<_> = self.0.iter().map(|filter| filter.about().name).collect();
         for (at, filter) in self.0.iter().enumerate() {
@@ -35,7 +35,7 @@ impl DiskFilters {
         }
     }
 
-    /// The directory for an overlay, if there is to be one.
+    /// Returns the directory of the overlay, if the filters include one.
     pub fn overlay_dir(&self) -> Option<String> {
         let cow = self.0.iter().find(|filter| is_cow(filter))?;
         let default = COW.options[0].default.unwrap_or_default();
@@ -43,7 +43,7 @@ impl DiskFilters {
         Some(given.unwrap_or_else(|| default.to_owned()))
     }
 
-    /// The disk as its users see it. (An overlay is a part of the disk.)
+    /// Wraps the disk in its filters, except the overlay, which is a part of the disk.
     pub fn wrap(&self, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
         let around = self.0.iter().rev().filter(|filter| !is_cow(filter));
         around.fold(disk, |disk, filter| wrap(disk, filter.clone()))
@@ -53,8 +53,9 @@ impl DiskFilters {
         self.0.iter().map(|filter| info(&**filter)).collect()
     }
 
-    /// Change the options of the filter at that [position](Self::position). Workers must look
-    /// afterwards.
+    /// Changes the options of the filter at that [position](Self::position).
+    ///
+    /// The caller must make the workers look afterwards.
     pub fn set(&self, at: usize, options: BTreeMap<String, String>) -> Result<FilterInfo, String> {
         let filter = &*self.0[at];
         let changes: Vec<_> = options.into_iter().collect();
@@ -64,14 +65,14 @@ impl DiskFilters {
         Ok(info)
     }
 
-    /// Which one is called `name`, as [`position_of_filter`] says.
+    /// Returns the position of the filter `name`, as [`position_of_filter`] does.
     pub fn position(&self, name: &str) -> Result<usize, String> {
         let names: Vec<_> = self.0.iter().map(|filter| filter.about().name).collect();
         position_of_filter(&names, name)
     }
 }
 
-/// What the filter at `at` is called among a disk's parts: others may come and go around it.
+/// Returns the name of a filter among a disk's parts; it does not depend on other filters.
 fn part_name(names: &[&str], at: usize) -> String {
     let name = names[at];
     match names[..at].iter().filter(|other| **other == name).count() {
@@ -80,8 +81,9 @@ fn part_name(names: &[&str], at: usize) -> String {
     }
 }
 
-/// Which of the filters of these names is called `name`, or `name#2` if it is the second one of that
-/// name. The error is for the user.
+/// Finds a filter by its name, or by `name#2` for the second one of that name.
+///
+/// The error is a message for the user.
 pub fn position_of_filter(names: &[&str], name: &str) -> Result<usize, String> {
     let (kind, number) = match name.split_once('#') {
         Some((kind, number)) => (kind, number.parse().ok()),
@@ -110,18 +112,17 @@ pub fn position_of_filter(names: &[&str], name: &str) -> Result<usize, String> {
     })
 }
 
-/// A filter, and those of its options that are not at their defaults.
+/// A filter with those of its options that differ from their defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FilterInfo {
     pub name: String,
     pub options: BTreeMap<String, String>,
-    /// For how long its workers have held requests back, all together, in ns; absent where that is not
-    /// counted.
+    /// Total time in ns for which its workers have held requests back, if that is counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_ns: Option<u64>,
 }
 
-/// As it is written on the command line.
+/// Formats the filter as on the command line.
 impl fmt::Display for FilterInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spec = Spec {

@@ -1,4 +1,4 @@
-//! A disk whose users wait until it may be used.
+//! A disk whose users wait until it is available.
 
 use crate::missing::Missing;
 use fathom_core::token::woken;
@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Until it is opened, workers pop no requests of it: they stay where they come from, and none is lost. Later those
-/// wait that are about what is missing.
+/// A disk whose requests wait in their queues until its latch is opened; none is lost.
+///
+/// Afterwards only requests for missing blocks wait.
 pub struct Held {
     disk: Arc<dyn Disk>,
     is_open: Arc<AtomicBool>,
@@ -38,12 +39,12 @@ impl Held {
     }
 }
 
-/// Opens a disk that is held.
+/// Opens a disk whose requests are held.
 #[derive(Clone, Debug)]
 pub struct Latch(Arc<AtomicBool>);
 
 impl Latch {
-    /// For good. A worker that is stuck goes on when it is no longer.
+    /// Opens the disk for good. A stuck worker follows as soon as it responds again.
     pub fn open(&self, workers: &[WorkerHandle]) {
         self.0.store(true, Ordering::SeqCst);
         let looks: Vec<_> = workers.iter().map(WorkerHandle::begin_look).collect();
@@ -114,11 +115,11 @@ struct HeldChannel {
     channel: Box<dyn Channel>,
     is_open: Arc<AtomicBool>,
     missing: Arc<Missing>,
-    /// For what is missing.
+    /// Requests that wait for missing blocks.
     waiting: Vec<RequestId>,
-    /// See [`Missing::forgotten`]: what waits was said since.
+    /// The value of [`Missing::forgotten`] when all waiting requests were last registered.
     forgotten: u64,
-    /// Rung when something has come.
+    /// Eventfd that is signalled when blocks have arrived.
     bell: Arc<OwnedFd>,
 }
 
@@ -131,7 +132,7 @@ impl HeldChannel {
     fn wait(&mut self, cx: &mut Cx, id: RequestId) {
         let request = &cx.slab[id];
         if request.op == Op::BlockStatus {
-            // What is not known to be a hole is data.
+            // The missing blocks are not known to be holes, so they are reported as data.
             // SAFETY: the request is in flight.
             let mut out = unsafe { Extents::of(&request.segments, request.len) };
             out.push(Status::DATA, request.len);
@@ -139,11 +140,11 @@ impl HeldChannel {
         }
         self.waiting.push(id);
         self.missing.want(request.op, request.offset, request.len);
-        // It may have come meanwhile, or who waits here must not.
+        // The blocks may have arrived meanwhile, or the request may not be allowed to wait.
         let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
     }
 
-    /// Goes on with what has come.
+    /// Submits the waiting requests whose blocks are present now.
     fn go_on(&mut self, cx: &mut Cx) {
         let forgotten = self.missing.forgotten();
         let is_forgotten = std::mem::replace(&mut self.forgotten, forgotten) != forgotten;
@@ -179,7 +180,7 @@ impl Channel for HeldChannel {
         self.channel.complete(cx, id, tag, result);
     }
 
-    /// Every look of the worker comes here: it stays closed.
+    /// Runs after each look of the worker; keeps the worker closed.
     fn timer(&mut self, cx: &mut Cx) {
         self.channel.timer(cx);
         if !self.is_open.load(Ordering::SeqCst) {

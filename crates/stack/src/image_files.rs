@@ -1,4 +1,4 @@
-//! The files that qcow2 and QED images are in, as the formats use them.
+//! Image files as the qcow2 and QED formats use them.
 
 use crate::confined::{AllowedDirs, data_file, no_data_file};
 use fathom_core::{Disk, DiskError};
@@ -13,23 +13,25 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// What an image is in, open: a file, mostly.
+/// The open storage of an image, mostly a file.
 pub struct StoredImage {
     location: Location,
-    /// The location's name.
+    /// The name of the location.
     path: PathBuf,
     disk: Arc<dyn Disk>,
-    /// The disk, if that is a file.
+    /// The disk as a file, if it is one.
     file: Option<Arc<FileDisk>>,
-    /// The same bytes as the disk's. A file's through the page cache, whatever way the disk takes: the kernel
-    /// keeps both views the same.
+    /// The same bytes as those of `disk`.
+    ///
+    /// A file is accessed through the page cache here, however `disk` accesses it. The kernel keeps
+    /// both views coherent.
     bytes: Arc<dyn ImageFile>,
     identity: (u64, u64),
     file_id: FileId,
 }
 
 impl StoredImage {
-    /// The image that the user names.
+    /// Opens an image that the user names.
     pub fn open(location: &Location, options: &OpenOptions) -> Result<StoredImage, DiskError> {
         if let Some(path) = location.path() {
             return StoredImage::in_file(path, options.into());
@@ -66,7 +68,7 @@ impl StoredImage {
         StoredImage::new(path, FileDisk::open(path, options)?)
     }
 
-    /// An image in a file that is open; `path` is its name.
+    /// Uses an open file with the name `path`.
     pub fn from_file(
         path: &Path,
         file: File,
@@ -103,12 +105,12 @@ impl StoredImage {
         &self.location
     }
 
-    /// Whether it becomes longer as it is written to: it is no device.
+    /// Returns whether the image grows when it is written, so that it is no device.
     pub fn is_file(&self) -> bool {
         self.bytes.grows()
     }
 
-    /// Warns whoever is about to write to an image that a newer one has superseded.
+    /// Warns before a write to an image that a newer one has superseded.
     pub fn warn_if_superseded(&self) {
         if let Some(mark) = self.file.as_ref().and_then(|file| file.mark()) {
             tracing::warn!(
@@ -121,13 +123,13 @@ impl StoredImage {
         }
     }
 
-    /// What requests go to, if that is a file.
+    /// Returns the file to which requests go, if it is one.
     pub fn file_disk(&self) -> Option<&Arc<FileDisk>> {
         self.file.as_ref()
     }
 }
 
-/// Where that is which an image at `location` calls `name`, whether it may be used or not.
+/// Returns the location that an image at `location` calls `name`, whether or not it is allowed.
 pub fn seen_from(location: &Location, name: &[u8]) -> Result<Location, DiskError> {
     let unusable = |problem| DiskError::Unusable {
         path: location.name(),
@@ -182,7 +184,7 @@ impl Storage for StoredImage {
     }
 }
 
-/// Opens what images name, where that may be, and the data file that the user names.
+/// Opens the files that images name, if that is allowed, and the user's data file.
 pub struct ImageOpener {
     reach: Reach,
     data_file: Option<DataFile>,
@@ -191,7 +193,7 @@ pub struct ImageOpener {
     options: FileOptions,
 }
 
-/// What is below one image, as the user names both, whatever the image calls it.
+/// The backing image of one image, both named by the user, whatever the image calls it.
 struct Base {
     image: PathBuf,
     location: Location,
@@ -199,22 +201,22 @@ struct Base {
     is_used: AtomicBool,
 }
 
-/// Where what an image names may be.
+/// The locations that an image may name.
 enum Reach {
-    /// Files in the directories that it may use.
+    /// Files in the allowed directories.
     Files(AllowedDirs),
-    /// What its kind of storage has beside it, opened likewise.
+    /// Other images in the same storage, opened with the same options.
     Beside(Location, OpenOptions),
 }
 
-/// The external data file of one image, as the user names both.
+/// The external data file of one image, both named by the user.
 struct DataFile {
     image: PathBuf,
     path: PathBuf,
 }
 
 impl ImageOpener {
-    /// `options` are those of the image itself.
+    /// Creates an opener with the options of the image itself.
     pub fn new(dirs: AllowedDirs, options: FileOptions) -> ImageOpener {
         ImageOpener {
             reach: Reach::Files(dirs),
@@ -225,8 +227,9 @@ impl ImageOpener {
         }
     }
 
-    /// For an image that the user names, in a file or not; `more`: where the files that it names may be, beside
-    /// its own directory.
+    /// Creates an opener for an image that the user names, which may be a file or not.
+    ///
+    /// `more` are directories, besides the image's own, of files that it may name.
     pub fn of(
         location: &Location,
         options: &OpenOptions,
@@ -246,8 +249,9 @@ impl ImageOpener {
         })
     }
 
-    /// Takes what the user has given as what is below `image`, if anything, opened by `options`, whatever the image
-    /// calls it.
+    /// Sets the backing image of `image` that the user has given, if any, and its options.
+    ///
+    /// It applies whatever the image calls its backing file.
     pub fn with_base(
         self,
         image: &Path,
@@ -266,8 +270,7 @@ impl ImageOpener {
         ImageOpener { base, ..self }
     }
 
-    /// Takes what the user has given as the data file of `image`, if anything,
-    /// whatever the image calls it.
+    /// Sets the data file of `image` that the user has given, if any, whatever the image calls it.
     pub fn with_data_file(self, image: &Path, given: Option<&Path>) -> ImageOpener {
         let data_file = given.map(|path| DataFile {
             image: image.to_owned(),
@@ -276,12 +279,12 @@ impl ImageOpener {
         ImageOpener { data_file, ..self }
     }
 
-    /// Gets what requests to that data file go to, once it is open.
+    /// Returns the cell that receives the data file's disk once it is open.
     pub(crate) fn data_disk(&self) -> Arc<OnceLock<Arc<FileDisk>>> {
         self.data_disk.clone()
     }
 
-    /// Opens an image and what it names.
+    /// Opens an image and the files that it names.
     pub fn open_disk(
         self,
         image: Arc<StoredImage>,
@@ -307,7 +310,7 @@ impl ImageOpener {
         }
     }
 
-    /// Opens what `image` calls `name`, to be read, or written, too.
+    /// Opens the file that `image` calls `name`, for reading, or also for writing.
     pub fn open_named(
         &self,
         image: &Path,
@@ -331,7 +334,7 @@ impl ImageOpener {
         match &self.reach {
             Reach::Files(dirs) => {
                 let ((path, file), options) = match writable {
-                    // (Users wait: whoever has it has it.)
+                    // Users wait meanwhile, so a locked file is an error at once.
                     true => {
                         let options = FileOptions {
                             patient: false,
@@ -356,7 +359,7 @@ impl ImageOpener {
     fn writable(&self) -> FileOptions {
         FileOptions {
             force_share: false,
-            // Images below are superseded by those above, and written by jobs alone.
+            // Lower images are superseded by upper ones, and only jobs write to them.
             superseded: OnSuperseded::Ignore,
             ..self.options.clone()
         }

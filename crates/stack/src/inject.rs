@@ -1,10 +1,11 @@
-//! Delays put in on purpose: the known truth for instruments that say where
-//! time goes. Every other request (or notification) waits at one place, and
-//! the injector measures how long it really took.
+//! Injects delays on purpose, as a known truth for latency instruments.
 //!
-//! It is no filter: `delay` holds requests back before the disk has them and
-//! lets the worker go on, while this makes the worker itself, its storage, or
-//! its interrupts slow, which is what an instrument has to find.
+//! Every other request or notification waits at one place, and the injector measures the actual
+//! delay.
+//!
+//! Injection is not a filter: `delay` holds requests before they reach the disk and does not
+//! block the worker. Injection slows down the worker itself, its storage, or its interrupts, which
+//! is what an instrument must detect.
 
 use fathom_core::{
     Broken, Buffer, Channel, Clock, Cx, Disk, DiskError, DiskInfo, Eventfd, Keepsake, Request,
@@ -21,11 +22,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Where a delay can be put.
+/// The place of an injected delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
-    /// In the stage `queue`, before the disk has the request.
+    /// In the stage `queue`, before the disk receives the request.
     Queue,
     /// In the stage `device`, before the storage does the I/O.
     Storage,
@@ -62,7 +63,7 @@ impl FromStr for Injection {
     }
 }
 
-/// The delays as they turned out.
+/// Statistics of the injected delays as measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Injected {
     pub place: Place,
@@ -87,11 +88,11 @@ impl fmt::Display for Injected {
     }
 }
 
-/// Shared by everything that delays for one injection.
+/// State shared by all delays of one injection.
 pub struct Injector {
     injection: Injection,
     turn: AtomicU64,
-    /// Ticks that each delay took.
+    /// The measured delays in ticks.
     measured: Mutex<Vec<u64>>,
 }
 
@@ -104,7 +105,7 @@ impl Injector {
         })
     }
 
-    /// Wait, if it is this one's turn. True if it was.
+    /// Waits if it is this caller's turn, and returns whether it was.
     fn delay(&self) -> bool {
         if self.turn.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
             return false;
@@ -118,7 +119,7 @@ impl Injector {
         true
     }
 
-    /// None before the first delay.
+    /// Returns the statistics, or `None` before the first delay.
     pub fn outcome(&self) -> Option<Injected> {
         let measured = self.measured.lock().unwrap_or_else(|e| e.into_inner());
         let mut sorted = measured.clone();
@@ -133,7 +134,7 @@ impl Injector {
         })
     }
 
-    /// The disk as workers are to see it.
+    /// Wraps the disk that workers use.
     pub fn wrap_disk(self: &Arc<Self>, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
         match self.injection.place {
             Place::Notify => disk,
@@ -144,7 +145,7 @@ impl Injector {
         }
     }
 
-    /// What to put around queues.
+    /// Returns the wrapper for queues, if notifications are delayed.
     pub fn wrap_source(self: &Arc<Self>) -> Option<WrapSource> {
         let injector = self.clone();
         (self.injection.place == Place::Notify).then(|| {
@@ -338,7 +339,7 @@ mod tests {
         }
     }
 
-    /// A queue of a killed server, some of whose requests are to be served again.
+    /// A queue of a killed server with three requests to serve again.
     struct Killed;
 
     impl Source for Killed {

@@ -1,5 +1,5 @@
-//! What unlocks encrypted images: where users keep it. Never the key itself, which would be seen in
-//! arguments, in files of options and in logs.
+//! The sources of keys for encrypted images. Keys themselves are never passed as options, where
+//! arguments, option files and logs would reveal them.
 
 use fathom_files::gate;
 use fathom_formats::served::Keys;
@@ -17,16 +17,16 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use zeroize::Zeroizing;
 
-/// Where a key is. It is used byte for byte; of what a command prints, the last line break is not a part.
+/// The source of a key. All bytes count, but the last line break of a command's output does not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
     /// A regular file.
     File(PathBuf),
-    /// A descriptor that was inherited: a file from its beginning, a pipe up to its end.
+    /// An inherited descriptor: a file is read from its start, a pipe to its end.
     Descriptor(RawFd),
-    /// What systemd has put into this service's own directory (LoadCredential= and the like).
+    /// A systemd credential of this service (LoadCredential= and similar settings).
     Credential(String),
-    /// What a program prints, given as in a shell.
+    /// The output of a program, given as in a shell.
     Command(String),
 }
 
@@ -37,7 +37,7 @@ impl FromStr for KeySource {
         let kinds = "fd:N, file:PATH, credential:NAME or command:PROGRAM";
         let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
         match (kind, rest) {
-            // (It may be the key.)
+            // The text is not shown, because it may be the key itself.
             _ if rest.is_empty() => Err(format!("not a key's source; write {kinds}")),
             ("file", path) => Ok(KeySource::File(path.into())),
             ("fd", number) => match number.parse() {
@@ -69,7 +69,7 @@ impl fmt::Display for KeySource {
 }
 
 impl KeySource {
-    /// The file that it is.
+    /// Returns the path if the key is in a file.
     pub fn path(&self) -> Option<&Path> {
         match self {
             KeySource::File(path) => Some(path),
@@ -84,12 +84,14 @@ impl KeySource {
         }
     }
 
-    /// The same for every process of a service, at all times: no descriptor, and no program.
+    /// Returns whether each process of a service can read the key at any time.
+    ///
+    /// That excludes descriptors and programs.
     pub fn is_anywhere(&self) -> bool {
         matches!(self, KeySource::File(_) | KeySource::Credential(_))
     }
 
-    /// May wait for the program. The error is one line for the user.
+    /// Reads the key. May wait for the program. The error is one line for the user.
     pub fn read(&self) -> Result<Passphrase, String> {
         Passphrase::new(self.bytes()?).map_err(|error| format!("key {self}: {}", cause(error)))
     }
@@ -115,7 +117,7 @@ impl KeySource {
     }
 }
 
-/// Not a pipe or a device, for which one may wait.
+/// Reads a regular file. Rejects pipes and devices, which might block.
 fn read_file(path: PathBuf) -> io::Result<Vec<u8>> {
     let mut options = File::options();
     let file = options
@@ -128,7 +130,7 @@ fn read_file(path: PathBuf) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Into memory that is not moved as it is filled: nothing of it stays behind.
+/// Reads into a buffer that is never reallocated, so that no copy of the key remains.
 fn read_all(from: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(MAX_PASSPHRASE + 1);
     from.take(MAX_PASSPHRASE as u64 + 1)
@@ -156,7 +158,7 @@ fn run(command: &str) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The keys of a disk, read when they are first needed. Clones share what was read, and what was derived of it.
+/// The keys of a disk, read at first use. Clones share the keys and what was derived from them.
 #[derive(Clone, Debug, Default)]
 pub struct KeyRing {
     sources: Vec<KeySource>,
@@ -175,12 +177,12 @@ impl KeyRing {
         self.sources.is_empty()
     }
 
-    /// Whether reading them starts programs.
+    /// Returns whether reading the keys starts programs.
     pub fn run_programs(&self) -> bool {
         { self.sources.iter() }.any(|source| matches!(source, KeySource::Command(_)))
     }
 
-    /// With what another one of the same sources has read already.
+    /// Returns `other`, which may have read its keys already, if it has the same sources.
     pub fn or(self, other: &KeyRing) -> KeyRing {
         match self.sources == other.sources {
             true => other.clone(),
@@ -188,7 +190,7 @@ impl KeyRing {
         }
     }
 
-    /// The error is one line for the user.
+    /// Returns the keys. The error is one line for the user.
     pub fn keys(&self) -> Result<Keys, String> {
         if self.is_empty() {
             return Ok(Keys::default());

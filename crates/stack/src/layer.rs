@@ -1,4 +1,4 @@
-//! A new image on top of one that there is.
+//! Creates a new image on top of an existing one.
 
 use crate::keys::KeyRing;
 use fathom_files::explain_create;
@@ -10,8 +10,12 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-/// Makes a qcow2 image that reads as the disk of `size` bytes in `below`, durable. `path` must not be there. The error is
-/// for the user: nothing is left of it then. With keys it is encrypted, by the first of them.
+/// Creates a qcow2 image, durably, that reads as the disk of `size` bytes in `below`.
+///
+/// `path` must not exist. With keys the image is encrypted with the first of them.
+///
+/// # Errors
+/// A message for the user; the new file is removed.
 pub fn make_layer(
     path: &Path,
     below: &Path,
@@ -49,25 +53,27 @@ pub fn make_layer(
     made
 }
 
-/// As it is written in the image: they can be moved together if they are in one directory.
+/// Returns the name of `below` to write into the image at `path`.
+///
+/// The name is relative if both are in one directory, so that they can be moved together.
 pub fn name_from(path: &Path, below: &Path) -> Result<String, String> {
     let name = match (path.parent() == below.parent(), below.file_name()) {
         (true, Some(name)) => Path::new(name),
         _ => below,
     };
     let name = name.to_str().map(|name| match name.contains(':') {
-        // What is before it would be a protocol.
+        // The text before the colon would be parsed as a protocol.
         true if !name.starts_with('/') => format!("./{name}"),
         _ => name.to_owned(),
     });
     name.ok_or_else(|| format!("{}: not UTF-8, so an image cannot name it", below.display()))
 }
 
-/// Whoever may use the one below may use this.
+/// Gives the new image the owner and permissions of the one below, and makes it durable.
 fn seal(path: &Path, file: &File, below: &Path) -> io::Result<()> {
     let found = fs::metadata(below)?;
     file.set_permissions(Permissions::from_mode(found.mode() & 0o777))?;
-    // (Only root may give a file away.)
+    // Only root may change the owner of a file.
     let _ = std::os::unix::fs::fchown(file, Some(found.uid()), Some(found.gid()));
     file.sync_all()?;
     File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()

@@ -1,19 +1,23 @@
-//! From a disk's description to a running disk: its storage, the format of its image with all that
-//! the image names, its filters, and its workers.
+//! Builds a running disk from its description: the storage, the image format with all files that
+//! the image names, the filters and the workers.
 //!
-//! [`Description`] is what users say; [`Stack::open`] makes the disk. On the way: `confined` opens
-//! what images name, in the directories that they may use; `image_files` are an image's files as the
-//! formats use them; `cow` puts an overlay over an image; `filters` are those of one disk; `inject`
-//! delays on purpose; a `layer` is a new image on top of another one; `held` has users wait, for all of the disk or for what is `missing` of it;
-//! at the `tap`, below the filters, what users change is marked in the `bitmaps`, and waits until it is kept as it
-//! was in the `past`, or until a `brake` lets it (`bells` tell when); `pools` are threads that disks share. `client` is for whoever reads and writes a disk
-//! as a guest does, but waits.
+//! [`Description`] is what users specify, and [`Stack::open`] opens the disk. The modules:
 //!
-//! Who uses the disk, and how they come to it, is not known here.
+//! - `confined` opens the files that images name, in the allowed directories;
+//! - `image_files` are an image's files as the formats use them;
+//! - `cow` puts an overlay on an image, and `layer` creates a new image on top of another one;
+//! - `filters` are those of one disk, and `inject` delays requests on purpose;
+//! - `held` makes users wait for the whole disk, or for the blocks that are `missing`;
+//! - the `tap`, below the filters, marks changes in the `bitmaps`. There writes wait until the
+//!   `past` has saved the original data, or until a `brake` lets them pass; `bells` wake them;
+//! - `pools` are threads that disks share;
+//! - `client` lets a thread read and write a disk as a guest does, but synchronously.
 //!
-//! A request passes the layers from the outside in: `held` (if users wait), the storages'
-//! `ByteDisk` (if requests of any bytes are possible), the filters in the order of their options,
-//! `inject`, the `tap`, the image, and its storage.
+//! This crate does not know who uses a disk, or by which protocol.
+//!
+//! A request passes the layers from the outside in: `held` (if users wait), the storage's
+//! `ByteDisk` (if requests at any byte offset are possible), the filters in the order of their
+//! options, `inject`, the `tap`, the image, and its storage.
 
 mod bare;
 mod bells;

@@ -1,8 +1,8 @@
-//! What is said of image formats by name.
+//! Messages about image formats.
 
 use fathom_formats::Format;
 
-/// Why an image with this magic is not served without a `--format`.
+/// Returns why an image with this magic is not served without `--format`.
 pub fn refusal(format: &str) -> String {
     let other = match Format::from_name(format) {
         Ok(format) if format.is_only_read() => {
@@ -20,7 +20,7 @@ pub fn refusal(format: &str) -> String {
     )
 }
 
-/// Why a format that was asked for is not there.
+/// Returns why a format that the user asked for is not supported.
 pub fn unsupported(format: &str) -> String {
     format!("{format} images are not supported; convert the image (qemu-img convert -O qcow2)")
 }

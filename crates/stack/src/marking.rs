@@ -6,7 +6,7 @@ use fathom_files::{FileId, UsedFile};
 use fathom_storage::{FileDisk, Location, OnSuperseded, refusal_of};
 use std::sync::Arc;
 
-/// The image that a disk is written to.
+/// The image to which a disk's writes go.
 #[derive(Clone)]
 pub struct MarkedImage {
     location: Location,
@@ -15,7 +15,7 @@ pub struct MarkedImage {
 }
 
 impl MarkedImage {
-    /// `files`: what the disk has open.
+    /// Creates the value. `files` are the files that the disk has open.
     pub(crate) fn new(
         location: &Location,
         file: Option<&Arc<FileDisk>>,
@@ -61,7 +61,7 @@ impl MarkedImage {
         }
     }
 
-    /// Of memory and the like nothing is left that could be superseded.
+    /// Returns whether the image outlives the server. Images in memory cannot be superseded.
     fn outlives_server(&self) -> bool {
         self.file.is_some() || self.id.is_some() || self.location.kind().takes("server-timeout")
     }
@@ -74,8 +74,9 @@ impl MarkedImage {
         })
     }
 
-    /// An image that is in no file, and to be written: fails if a newer one has superseded it. (A file is looked at when
-    /// it is opened, and when it is taken into use.)
+    /// Fails if a newer image has superseded this one, which is not a file and will be written.
+    ///
+    /// A file is checked when it is opened and when it is activated.
     pub(crate) fn take(&self, on_superseded: OnSuperseded) -> Result<(), DiskError> {
         if self.file.is_some() || !self.outlives_server() || on_superseded == OnSuperseded::Ignore {
             return Ok(());

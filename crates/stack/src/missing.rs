@@ -1,4 +1,4 @@
-//! What of a disk is not here yet, while it is used.
+//! Tracks the blocks of a disk in use that have not arrived yet.
 
 use crate::blocks::{BITS, Grid, are_set, bits, unset};
 use fathom_core::Op;
@@ -10,23 +10,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-/// Of what one waits for, so much (bytes) is brought before others get their turn, and of what all do.
+/// Maximum bytes per turn that are copied for one waiting request, and for all of them.
 const OF_ONE: u64 = 1 << 20;
 const AT_ONCE: u64 = 4 << 20;
 
-/// Which parts of a disk its users have to wait for. Nothing is missing before [`Missing::begin`].
+/// The blocks of a disk for which users must wait. None is missing before [`Missing::begin`].
 ///
-/// A block that is *here* may be read. One that is *noted* may be changed, too: after a crash of any sort
-/// it will not be brought again, over what was changed.
+/// A present block may be read. A block that is also recorded may be changed: even after a crash
+/// it is not copied again over the changes.
 #[derive(Default)]
 pub struct Missing {
     map: OnceLock<Map>,
     waits: Mutex<Waits>,
-    /// Somebody has begun to wait.
+    /// Signalled when a request begins to wait.
     news: Condvar,
-    /// Who brings the rest cannot, at the moment.
+    /// Whether the job cannot copy blocks at the moment.
     hopeless: AtomicBool,
-    /// How often all has been forgotten that somebody waits for.
+    /// Number of times that all waiting requests have been forgotten.
     forgotten: AtomicU64,
     bells: Mutex<Vec<Weak<OwnedFd>>>,
 }
@@ -35,11 +35,11 @@ struct Map {
     grid: Grid,
     here: Box<[AtomicU64]>,
     noted: Box<[AtomicU64]>,
-    /// Blocks that are not noted.
+    /// Number of blocks that are not recorded.
     left: AtomicU64,
 }
 
-/// Blocks that somebody waits for, in the order in which they came.
+/// Blocks for which requests wait, in order of arrival.
 #[derive(Default)]
 struct Waits(Vec<Want>);
 
@@ -49,7 +49,7 @@ struct Want {
 }
 
 impl Map {
-    /// Whether this can be done now.
+    /// Returns whether the request may be submitted now.
     fn lets(&self, op: Op, offset: u64, len: u64) -> bool {
         match op {
             Op::Flush => true,
@@ -87,12 +87,14 @@ impl Waits {
 }
 
 impl Missing {
-    /// From now on all is missing but what is noted: `words` of [`words_of`] the disk's size. Once, before
-    /// anybody uses it.
+    /// Marks all blocks as missing, except those in `words`, which are recorded.
+    ///
+    /// `words` has the length [`words_of`](crate::words_of) for the disk's size. Called once,
+    /// before the disk is used.
     pub fn begin(&self, size: u64, words: &[u64]) {
         let grid = Grid::new(size);
         let blocks = grid.count();
-        // Bits behind the end mean nothing.
+        // Bits beyond the end of the disk are ignored.
         let of_word = |n: usize| blocks.saturating_sub(n as u64 * BITS).min(BITS);
         let mask = |n: usize| {
             u64::MAX
@@ -112,7 +114,7 @@ impl Missing {
         debug_assert!(is_first);
     }
 
-    /// Whether this can be done now.
+    /// Returns whether the request may be submitted now.
     #[inline]
     pub(crate) fn lets(&self, op: Op, offset: u64, len: u64) -> bool {
         match self.map.get() {
@@ -121,7 +123,7 @@ impl Missing {
         }
     }
 
-    /// Somebody waits for it, and looks again when his bell rings.
+    /// Registers a waiting request; its worker checks again when its eventfd is signalled.
     pub(crate) fn want(&self, op: Op, offset: u64, len: u64) {
         let Some(map) = self.map.get() else { return };
         let want = Want {
@@ -132,7 +134,7 @@ impl Missing {
         self.news.notify_all();
     }
 
-    /// Signalled when somebody who waits is to look again.
+    /// Returns an eventfd that is signalled when waiting requests must be checked again.
     pub(crate) fn listen(&self) -> io::Result<Arc<OwnedFd>> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let bell = Arc::new(bell);
@@ -145,7 +147,7 @@ impl Missing {
     fn ring(&self) {
         let bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
         for bell in bells.iter().filter_map(Weak::upgrade) {
-            // An eventfd's counter cannot overflow by ones.
+            // Increments of one cannot overflow an eventfd's counter.
             let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
         }
     }
@@ -154,7 +156,9 @@ impl Missing {
         self.hopeless.load(Ordering::SeqCst)
     }
 
-    /// Whether nothing comes at the moment: who must not wait fails then. Who waits still says so again.
+    /// Sets whether no blocks arrive at the moment.
+    ///
+    /// Requests that must not wait fail then. All others are registered again.
     pub fn set_hopeless(&self, hopeless: bool) {
         if self.hopeless.swap(hopeless, Ordering::SeqCst) != hopeless {
             self.waits().0.clear();
@@ -163,7 +167,7 @@ impl Missing {
         }
     }
 
-    /// Changes when all has been forgotten that somebody waits for.
+    /// Returns a number that changes when all waiting requests have been forgotten.
     pub(crate) fn forgotten(&self) -> u64 {
         self.forgotten.load(Ordering::SeqCst)
     }
@@ -172,8 +176,10 @@ impl Missing {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is waited for and not here (bytes, whole blocks): some of what each one waits for, a few megabytes at
-    /// most. Waits for somebody for so long.
+    /// Returns missing ranges for which requests wait, in bytes and whole blocks.
+    ///
+    /// The result has some ranges of each request, a few megabytes in total. If no request waits,
+    /// the function waits for one for the time `within` at most.
     pub fn wanted(&self, within: Duration) -> Vec<Range<u64>> {
         let Some(map) = self.map.get() else {
             return Vec::new();
@@ -188,7 +194,7 @@ impl Missing {
         found
     }
 
-    /// Whether somebody waits for something to be noted that is here.
+    /// Returns whether a write waits only for present blocks to be recorded.
     pub fn has_writers(&self) -> bool {
         let Some(map) = self.map.get() else {
             return false;
@@ -199,7 +205,7 @@ impl Missing {
         waits.0.iter().any(|want| want.writes && is_here(want))
     }
 
-    /// What is not here of a range (bytes, whole blocks).
+    /// Returns the missing parts of a range, in bytes and whole blocks.
     pub fn absent(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let Some(map) = self.map.get() else {
             return Vec::new();
@@ -215,7 +221,7 @@ impl Missing {
         all
     }
 
-    /// The blocks that lie wholly in this range (bytes) are here.
+    /// Marks the blocks that lie wholly in this range of bytes as present.
     pub fn have_come(&self, range: Range<u64>) {
         let Some(map) = self.map.get() else { return };
         for (word, mask) in bits(&map.here, map.grid.within(range)) {
@@ -224,7 +230,7 @@ impl Missing {
         self.ring();
     }
 
-    /// Words of the map with blocks that are here and not noted, as they are to be noted.
+    /// Returns the words of the map with blocks to be recorded, with their new values.
     pub fn unnoted(&self) -> Vec<(usize, u64)> {
         let Some(map) = self.map.get() else {
             return Vec::new();
@@ -241,7 +247,9 @@ impl Missing {
         new.map(|(n, here, _)| (n, here)).collect()
     }
 
-    /// What is here and not noted is not here after all (bytes, whole blocks).
+    /// Marks all blocks as missing again that are present but not recorded, and returns them.
+    ///
+    /// The ranges are in bytes, in whole blocks.
     pub fn forget_unnoted(&self) -> Vec<Range<u64>> {
         let Some(map) = self.map.get() else {
             return Vec::new();
@@ -257,20 +265,20 @@ impl Missing {
             }
         }
         if !gone.is_empty() {
-            // Who waits for it may have been told that it is here.
+            // A waiting request may have been dropped from the list because its block was present.
             self.forgotten.fetch_add(1, Ordering::SeqCst);
             self.ring();
         }
         gone
     }
 
-    /// Whether all is noted.
+    /// Returns whether all blocks are recorded.
     pub fn is_whole(&self) -> bool {
         let map = self.map.get();
         map.is_none_or(|map| map.left.load(Ordering::Acquire) == 0)
     }
 
-    /// These have been noted.
+    /// Marks the blocks in these words as recorded.
     pub fn are_noted(&self, words: &[(usize, u64)]) {
         let Some(map) = self.map.get() else { return };
         let mut new = 0;
@@ -282,7 +290,7 @@ impl Missing {
         self.ring();
     }
 
-    /// Bytes that are not here, in whole blocks.
+    /// Returns the number of missing bytes, in whole blocks.
     pub fn left(&self) -> u64 {
         self.map.get().map_or(0, |map| {
             let here = map.here.iter().map(|word| word.load(Ordering::Acquire));
@@ -353,7 +361,7 @@ mod tests {
         assert_eq!(next().pop(), Some(26 * BLOCK..42 * BLOCK));
         assert!(!missing.has_writers());
         missing.have_come(0..110 * BLOCK);
-        // Of the first one all is here; it waits for the note.
+        // All blocks of the first request are present; the request waits for the record.
         assert!(missing.has_writers());
         assert_eq!(next(), []);
         note(&missing);
@@ -383,7 +391,7 @@ mod tests {
         assert_eq!((missing.unnoted(), missing.left()), (vec![], 69 * BLOCK));
     }
 
-    /// A map may be a stranger's.
+    /// The map may come from an untrusted source.
     #[test]
     fn bits_behind_the_end_mean_nothing() {
         let missing = Missing::default();

@@ -1,20 +1,20 @@
-//! Memory for data, aligned to pages for direct I/O.
+//! Buffers aligned to pages, for direct I/O.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::io;
 
-/// Whole pages that belong to this value alone; all zeroes at first.
+/// A private mapping of whole pages, initially zero.
 #[derive(Debug)]
 pub struct Pages {
     base: *mut u8,
     len: usize,
 }
 
-// SAFETY: the mapping belongs to the value, and is memory like any other.
+// SAFETY: the mapping belongs to this value alone, and is ordinary memory.
 unsafe impl Send for Pages {}
 
 impl Pages {
-    /// `len` bytes, not 0.
+    /// Maps `len` bytes, which must not be zero.
     pub fn new(len: usize) -> io::Result<Pages> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -26,19 +26,19 @@ impl Pages {
     }
 
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is that long and lives as long as the value.
+        // SAFETY: the mapping has `len` bytes and lives as long as the value.
         unsafe { std::slice::from_raw_parts(self.base, self.len) }
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: see `bytes`; nobody else has it.
+        // SAFETY: see `bytes`; `&mut self` excludes other references.
         unsafe { std::slice::from_raw_parts_mut(self.base, self.len) }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, which nobody refers to any more.
+        // SAFETY: the mapping of `new`, to which no reference exists any more.
         let unmapped = unsafe { munmap(self.base.cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }

@@ -1,4 +1,4 @@
-//! A disk as it was at an instant, while it goes on being changed.
+//! Copy-before-write: a disk as it was at an instant, while it is changed.
 
 use crate::bells::Bells;
 use crate::blocks::{BITS, Grid, are_set, bits, run, unset};
@@ -9,38 +9,40 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Blocks that are told to whoever keeps them in one go, and of these those of one who waits: others wait, too.
+/// Maximum blocks to save per call, and maximum of those for one request.
 const AT_ONCE: u64 = 64;
 const OF_ONE: u64 = 16;
 
-/// What of a disk is kept as it was, before it is changed.
+/// The blocks of a disk whose original data has been saved before it is changed.
 ///
-/// A block that is *kept* is somewhere else, too, and may be changed. Who changes another one waits until it is
-/// ([`Past::lets`]); whoever keeps them is told what is waited for ([`Past::wanted`]). When nobody wants the past
-/// any more, or it cannot be kept, it is *over*, and nobody waits: the disk's users come first.
+/// A saved block has a copy elsewhere and may be changed. A write to any other block waits until
+/// the block is saved ([`Past::lets`]). The saving thread asks for the blocks for which writes
+/// wait ([`Past::wanted`]). When the past is not needed any more, or cannot be saved, it is over
+/// and no write waits: the disk's users take precedence.
 ///
-/// A reader of the past reads the disk, and asks afterwards what of it is kept: that may have been changed
-/// before it was read. The rest was not, since a change begins after what was there is kept.
+/// A reader of the past reads the disk first, then asks which blocks are saved. Those may have
+/// been changed before the read. All others were not, since a change begins only after the
+/// original data is saved.
 pub struct Past {
     grid: Grid,
     kept: Box<[AtomicU64]>,
-    /// Blocks that somebody waits for, in the order in which they came.
+    /// Blocks for which writes wait, in order of arrival.
     waits: Mutex<Vec<Range<u64>>>,
-    /// Somebody has begun to wait, or it has begun, or is over.
+    /// Signalled when a write begins to wait, and when saving begins or the past is over.
     news: Condvar,
-    /// Users wait, and what was in flight has ended: this is its instant.
+    /// Whether writes wait and all earlier ones have completed: the instant of the past.
     is_held: AtomicBool,
-    /// What they wait for is to be kept.
+    /// Whether blocks for which writes wait are to be saved.
     has_begun: AtomicBool,
     is_over: AtomicBool,
     problem: OnceLock<String>,
-    /// How often something has been kept.
+    /// Number of calls that saved blocks.
     progress: AtomicU64,
     bells: Bells,
 }
 
 impl Past {
-    /// Of a disk of so many bytes, of which nothing is kept.
+    /// Creates the past of a disk of `size` bytes, with no blocks saved.
     pub fn new(size: u64) -> Past {
         let grid = Grid::new(size);
         let words = grid.count().div_ceil(BITS);
@@ -62,23 +64,23 @@ impl Past {
         self.grid.size
     }
 
-    /// Nothing of the disk is in flight, and nothing will be.
+    /// Records that no write is in flight, and that all later ones wait.
     pub(crate) fn hold(&self) {
         self.is_held.store(true, Ordering::SeqCst);
     }
 
-    /// Users wait in any case, until it begins.
+    /// Returns whether all writes wait because saving has not begun.
     pub fn holds(&self) -> bool {
         self.is_held.load(Ordering::SeqCst) && !self.has_begun.load(Ordering::SeqCst)
     }
 
-    /// From now on what somebody waits for is to be kept: before, he only waits.
+    /// Begins to save the blocks for which writes wait; until then writes only wait.
     pub fn begin(&self) {
         self.has_begun.store(true, Ordering::SeqCst);
         self.tell_news();
     }
 
-    /// Whether this can be done to the disk now.
+    /// Returns whether the request may be submitted now.
     #[inline]
     pub(crate) fn lets(&self, op: Op, offset: u64, len: u64) -> bool {
         match op {
@@ -89,13 +91,13 @@ impl Past {
         }
     }
 
-    /// Somebody waits for these bytes to be kept, and looks again when his bell rings.
+    /// Registers a write that waits; its worker checks again when its eventfd is signalled.
     pub(crate) fn want(&self, offset: u64, len: u64) {
         self.waits().push(self.grid.touched(offset, len));
         self.news.notify_all();
     }
 
-    /// This eventfd is signalled when somebody who waits is to look again.
+    /// Registers an eventfd, which is signalled when waiting writes must be checked again.
     pub(crate) fn listen(&self, bell: &Arc<OwnedFd>) {
         self.bells.add(bell);
     }
@@ -104,8 +106,9 @@ impl Past {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is waited for and is to be kept: some of it (bytes, whole blocks, none of them twice). Waits so long
-    /// for somebody.
+    /// Returns ranges to save for which writes wait, in bytes and whole blocks, without overlaps.
+    ///
+    /// If there are none, the function waits for a write for the time `within` at most.
     pub fn wanted(&self, within: Duration) -> Vec<Range<u64>> {
         let mut waits = self.waits();
         let mut found = self.pieces(&mut waits);
@@ -141,14 +144,14 @@ impl Past {
                 rest.start = end;
                 pieces.push(missing.start..end);
             }
-            // What is before the first of them is kept.
+            // All blocks before the first unsaved one are saved.
             let first = unset(&self.kept, want.clone());
             later.extend(first.map(|first| first.start..want.end));
         }
-        // Whose turn it was comes last the next time.
+        // The requests that had their turn come last the next time.
         waits.drain(..told);
         waits.append(&mut later);
-        // Several may wait for the same.
+        // Several writes may wait for the same blocks.
         pieces.sort_by_key(|piece| piece.start);
         let mut apart: Vec<Range<u64>> = Vec::new();
         for piece in pieces {
@@ -163,9 +166,9 @@ impl Past {
             .collect()
     }
 
-    /// These bytes, whole blocks, are kept, and may be changed.
+    /// Marks these whole blocks, given in bytes, as saved; they may be changed.
     pub fn keep(&self, range: Range<u64>) {
-        // What was read of them, and written, is seen by whoever sees the bits.
+        // A reader that sees the bits also sees the saved data.
         for (word, mask) in bits(&self.kept, self.grid.within(range)) {
             word.fetch_or(mask, Ordering::AcqRel);
         }
@@ -173,12 +176,12 @@ impl Past {
         self.bells.ring();
     }
 
-    /// Changes whenever something has been kept.
+    /// Returns a number that changes whenever blocks have been saved.
     pub(crate) fn progress(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
     }
 
-    /// The first of these bytes that are kept, or are not, as far as they follow one another.
+    /// Returns the first part of this range of bytes that is saved, or not, as `kept` says.
     pub fn part(&self, range: Range<u64>, kept: bool) -> Option<Range<u64>> {
         let len = range.end.saturating_sub(range.start);
         let blocks = self.grid.touched(range.start, len);
@@ -186,14 +189,14 @@ impl Past {
         Some(part.start.max(range.start)..part.end.min(range.end))
     }
 
-    /// It cannot be kept, for this reason: it is over.
+    /// Ends the past with this problem, because blocks cannot be saved.
     pub fn give_up(&self, problem: String) {
         if !self.is_over() && self.problem.set(problem).is_ok() {
             self.end();
         }
     }
 
-    /// Nobody wants it any more.
+    /// Ends the past, which nobody needs any more.
     pub fn end(&self) {
         self.is_over.store(true, Ordering::SeqCst);
         self.tell_news();
@@ -201,7 +204,7 @@ impl Past {
     }
 
     fn tell_news(&self) {
-        // Whoever is about to wait for news sees them, or hears of them.
+        // Taking the lock makes sure that a thread about to wait sees the change or is woken.
         drop(self.waits());
         self.news.notify_all();
     }
@@ -211,7 +214,7 @@ impl Past {
         self.is_over.load(Ordering::SeqCst)
     }
 
-    /// Why it could not be kept.
+    /// Returns why blocks could not be saved.
     pub fn problem(&self) -> Option<&str> {
         self.problem.get().map(String::as_str)
     }

@@ -1,4 +1,4 @@
-//! Pools of threads that disks share, by name.
+//! Named pools of threads that disks share.
 
 use crate::cpus::CpuList;
 use fathom_core::{DiskError, Polling, Pool, WorkerOptions};
@@ -6,22 +6,22 @@ use fathom_storage::{EngineKind, Users};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// What a pool is to be like.
+/// Options of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolOptions {
-    /// What disks call it.
+    /// The name by which disks refer to the pool.
     pub name: String,
-    /// At least 1.
+    /// Number of threads, at least 1.
     pub threads: usize,
-    /// The CPUs that the threads may use, shared out among them; empty: any.
+    /// The CPUs for the threads, divided among them; empty: any CPU.
     pub cpus: CpuList,
     pub polling: Polling,
-    /// One for all disks.
+    /// The engine, which serves all disks of the pool.
     pub engine: EngineKind,
 }
 
 impl PoolOptions {
-    /// The defaults.
+    /// Returns the default options.
     pub fn new(name: String) -> PoolOptions {
         PoolOptions {
             name,
@@ -37,16 +37,16 @@ impl PoolOptions {
 pub(crate) struct NamedPool {
     pub(crate) options: PoolOptions,
     pub(crate) pool: Pool,
-    /// The engine that is used, after a fallback if need be.
+    /// The name of the engine in use, after a fallback if one was needed.
     pub(crate) engine: &'static str,
 }
 
-/// Those that there are. Each runs as long as this value or one of its disks.
+/// All pools. Each runs as long as this value or one of its disks exists.
 #[derive(Default)]
 pub struct Pools(Vec<Arc<NamedPool>>);
 
 impl Pools {
-    /// Their names differ.
+    /// Starts the pools, whose names must differ.
     pub fn start(all: Vec<PoolOptions>) -> Result<Pools, String> {
         let started = all.into_iter().map(|options| {
             let name = options.name.clone();
@@ -60,12 +60,12 @@ impl Pools {
         started.collect::<Result<_, _>>().map(Pools)
     }
 
-    /// The error is for the user.
+    /// Checks that a pool of this name exists. The error is a message for the user.
     pub fn check(&self, name: &str) -> Result<(), String> {
         self.find(name).map(drop)
     }
 
-    /// What each of its threads has used of a CPU; none if there is no such pool.
+    /// Returns the CPU time of each thread of the pool; empty if the pool does not exist.
     pub fn cpu_times(&self, name: &str) -> Vec<Duration> {
         self.find(name)
             .map_or_else(|_| Vec::new(), |pool| pool.pool.cpu_times())
@@ -95,7 +95,7 @@ impl NamedPool {
             let (kind, name) = (options.engine, name.clone());
             move || {
                 let engine = fathom_storage::engine_for(kind, Users::Many)?;
-                // Every thread has the same one.
+                // All threads use the same engine.
                 let _ = name.set(engine.name());
                 Ok(engine)
             }

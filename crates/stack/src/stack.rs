@@ -1,4 +1,4 @@
-//! A running disk: opened, in its filters, with its workers.
+//! A running disk: opened, with its filters and workers.
 
 use crate::bare::Bare;
 use crate::bitmaps::{Bitmaps, Place};
@@ -23,18 +23,19 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-/// Why there is no such disk; one line for the user.
+/// Why a disk cannot be opened; one line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A description that cannot be followed.
+    /// A description that is invalid.
     #[error("{0}")]
     Description(String),
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// Users wait until the latch is opened; whoever works on the disk until then has it. From then on they wait for
-/// what is missing.
+/// Holds users of a disk until its latch is opened; a job may use `disk` before.
+///
+/// Afterwards users wait only for missing blocks.
 pub struct Hold {
     pub latch: Latch,
     pub missing: Arc<Missing>,
@@ -45,31 +46,33 @@ pub struct Hold {
 pub struct Stack {
     pub disk: Arc<dyn Disk>,
     pub format: Format,
-    /// The file that the disk is in, if it is in one.
+    /// The file of the disk, if the disk is in a file.
     pub file: Option<Arc<FileDisk>>,
-    /// The image that it is, if that has a format or is a part of its file.
+    /// The disk's image, if it has a format or is a part of its file.
     pub image: Option<Arc<ImageDisk>>,
     pub workers: Arc<[WorkerHandle]>,
     pub filters: DiskFilters,
-    /// What has something to leave.
+    /// The components that hand state over to a successor.
     pub parts: Parts,
     pub injector: Option<Arc<Injector>>,
-    /// Where it may be kept as it was.
+    /// The tap, where writes are marked and may wait.
     pub tap: Arc<Tap>,
-    /// What keeps users waiting, if that is wanted.
+    /// Holds users, if requested.
     pub hold: Option<Hold>,
-    /// The engine that is used, after a fallback if need be.
+    /// The name of the engine in use, after a fallback if one was needed.
     pub engine: &'static str,
-    /// The image that it is written to.
+    /// The image to which the disk's writes go.
     pub marked: MarkedImage,
     whole: Option<UsedFile>,
-    /// Its changes go to a file without a name.
+    /// Whether changes go to an unnamed overlay.
     has_overlay: bool,
 }
 
 impl Stack {
-    /// Opens the disk and starts its workers. `any_bytes`: it has users whose requests are not of
-    /// whole blocks. `held`: users wait at first.
+    /// Opens the disk and starts its workers.
+    ///
+    /// `any_bytes`: whether users may send requests that are not of whole blocks. `held`: whether
+    /// users wait at first.
     pub fn open(
         description: &Description,
         any_bytes: bool,
@@ -164,7 +167,7 @@ impl Stack {
         })
     }
 
-    /// The files with names that the disk has open.
+    /// Returns the named files that the disk has open.
     pub fn used_files(&self) -> Vec<UsedFile> {
         used_files(self.image.as_deref(), self.whole.as_ref(), self.has_overlay)
     }
@@ -181,7 +184,7 @@ fn used_files(
     files
 }
 
-/// Where the disk's bitmaps are. The error says why there are none.
+/// Returns the place of the disk's bitmaps. The error says why it has none.
 fn place_of_bitmaps(description: &Description, has_overlay: bool) -> Result<Place, String> {
     let refused = |why: &str| Err(format!("no bitmaps: {why}"));
     if description.read_only {
@@ -200,18 +203,18 @@ fn place_of_bitmaps(description: &Description, has_overlay: bool) -> Result<Plac
         .or_else(|why| refused(&why))
 }
 
-/// A disk that only a job uses, and the files that it has open.
+/// A disk that only a job uses, with the files that it has open.
 pub struct Unserved {
     pub disk: Arc<dyn Disk>,
     pub files: Vec<UsedFile>,
-    /// Gives the disk up, if that is possible while its storage does not answer.
+    /// Makes all requests fail, if that is possible while the storage does not respond.
     pub halt: Option<Halt>,
 }
 
 /// Opens a disk that only a job uses.
 pub fn open_unserved(description: &Description) -> Result<Unserved, Error> {
     description.check().map_err(Error::Description)?;
-    // What the image has is overwritten.
+    // The image's contents are overwritten, so it does not matter if it is superseded.
     let description = &Description {
         superseded: OnSuperseded::Ignore,
         ..description.clone()
@@ -224,8 +227,10 @@ pub fn open_unserved(description: &Description) -> Result<Unserved, Error> {
     })
 }
 
-/// What the image of that description would have below it, if it called that `name`: to be read. It must be where that
-/// image may name files, and must not have the image itself below it.
+/// Opens a possible backing image of the described image for reading.
+///
+/// `name` is the name that the image would record. The backing image must be where the image may
+/// name files, and must not have the image itself in its chain.
 pub fn open_below(
     description: &Description,
     name: &[u8],
@@ -267,7 +272,7 @@ pub fn open_below(
     Ok(Arc::new(disk))
 }
 
-/// `overlay`: where its changes go, with the server.
+/// Opens the disk without its filters. `overlay`: the directory for a temporary overlay.
 fn open_disk(
     description: &Description,
     overlay: Option<&Path>,
@@ -322,10 +327,10 @@ fn open_disk(
     }
 }
 
-/// Threads that decompress, encrypt and decrypt for one disk, at most: there may be many disks.
+/// Maximum helper threads per disk for compression and encryption, since disks may be many.
 const HELPERS: usize = 4;
 
-/// Open an image whose disk is not all of its file, with all that it names.
+/// Opens an image whose disk is not all of its file, with the files that it names.
 fn open_image(description: &Description, own_bitmaps: OwnBitmaps) -> Result<Bare, Error> {
     let (location, options) = (&description.location, description.open_options());
     let stored = Arc::new(StoredImage::open(location, &options)?);
@@ -369,15 +374,16 @@ fn open_image(description: &Description, own_bitmaps: OwnBitmaps) -> Result<Bare
     })
 }
 
-/// Refuses a file that looks like an image of a format, where no user has named its format.
+/// Rejects a file that looks like another format if the user has named no format.
 fn check_unnamed(path: &Path) -> Result<(), DiskError> {
     let image = gate::open_image(path, false);
     let found = image.and_then(|image| fathom_files::magic::detect(&image));
     refuse_other_formats(path, found)
 }
 
-/// Refuses to write into a file that an image calls raw and that looks like a container of another
-/// format. A LUKS header is no such container: the guest encrypts its disk.
+/// Rejects writing to a file that an image calls raw but that looks like another format.
+///
+/// A LUKS header is accepted: the guest encrypts its disk.
 pub fn check_raw(path: &Path) -> Result<(), DiskError> {
     let image = gate::open_image(path, false);
     let found = image.and_then(|image| fathom_files::magic::detect(&image));
@@ -391,8 +397,9 @@ fn looks_like(bytes: &dyn ImageFile) -> io::Result<Option<&'static str>> {
     Ok(fathom_files::magic::detect_in(&start))
 }
 
-/// An image whose bytes are not the disk's is served only when the user says
-/// so. What cannot be read here is told when it is opened in earnest.
+/// Rejects an image that has a format the user did not name.
+///
+/// Errors are ignored here; opening the image reports them.
 fn refuse_other_formats(
     path: &Path,
     found: io::Result<Option<&'static str>>,
@@ -406,7 +413,7 @@ fn refuse_other_formats(
     }
 }
 
-/// Workers, and the engine that they use.
+/// The workers, and the name of their engine.
 type Workers = (Arc<[WorkerHandle]>, &'static str);
 
 fn join(
@@ -452,7 +459,7 @@ fn start_worker(
         if register_memory && !engine.pin_memory() {
             warn_of_memory(engine.name());
         }
-        // Every worker has the same one.
+        // All workers use the same engine.
         let _ = name.set(engine.name());
         Ok(engine)
     };

@@ -1,5 +1,4 @@
-//! A disk below its filters, where it is marked what is changed, and somebody may want what is there to be kept before,
-//! or users to be held back.
+//! A layer below the filters that marks changes, and can delay writes.
 
 use crate::bitmaps::{Bitmaps, Left, Marked, data_of};
 use crate::brake::Brake;
@@ -19,36 +18,37 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// So long somebody waits while nothing is kept at all. Then the past is given up.
+/// Time without any progress after which saving original data is given up.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// So long one waits in any case; and one whose source is leaving, for which others wait.
+/// Maximum time that a write waits in any case.
 const LONGEST: Duration = Duration::from_secs(20);
-/// So long one waits while whoever follows does not come further.
+/// Time without any progress of a mirror after which its throttling is given up.
 const BRAKED: Duration = Duration::from_secs(10);
 const LEAVING: Duration = Duration::from_secs(1);
-/// Between looks at these times.
+/// Interval between checks of these timeouts.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What users change goes through here: it is marked in the disk's bitmaps, and waits if somebody keeps the past, or
-/// follows and has not come so far.
-/// Of a request that reads, nothing is asked.
+/// Marks changes in the disk's bitmaps, and delays writes for a backup or a mirror.
+///
+/// A write waits while its original data is being saved, or while the mirror is behind. Reads
+/// pass at once.
 pub struct Tap {
     below: Arc<dyn Disk>,
     file: Option<Arc<FileDisk>>,
-    /// That of its data, if that is another one: it is changed without the image's.
+    /// The external data file, if any; writes may change it and not the image file.
     data: Option<Arc<FileDisk>>,
     bitmaps: Arc<Bitmaps>,
     wanted: Arc<Mutex<Wanted>>,
-    /// How often it was taken into use.
+    /// Number of activations.
     taken: AtomicU64,
 }
 
-/// What users wait for.
+/// The operations for which writes wait.
 #[derive(Clone, Default)]
 struct Wanted {
-    /// What they change is kept before.
+    /// Saves original data before it is overwritten.
     past: Option<Arc<Past>>,
-    /// Somebody follows what they have changed.
+    /// Throttles writes for a mirror.
     brake: Option<Arc<Brake>>,
 }
 
@@ -56,13 +56,13 @@ fn lock(wanted: &Mutex<Wanted>) -> MutexGuard<'_, Wanted> {
     wanted.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether there is the same, or nothing.
+/// Returns whether both are the same value, or both are `None`.
 fn is_same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
     one.map(Arc::as_ptr) == other.map(Arc::as_ptr)
 }
 
 impl Tap {
-    /// `file`: that of the image, if it is in one; `data`: that of its data, if that is another one.
+    /// Creates the tap. `file`: the image's file, if any; `data`: the external data file, if any.
     pub(crate) fn new(
         below: Arc<dyn Disk>,
         file: Option<Arc<FileDisk>>,
@@ -79,7 +79,9 @@ impl Tap {
         }
     }
 
-    /// Adds a bitmap in which every change is marked that has not ended when this returns. Waits for the workers.
+    /// Adds a bitmap, in which every change is marked that is not complete when this returns.
+    ///
+    /// Waits for the workers.
     pub fn add_bitmap(
         &self,
         name: &str,
@@ -92,7 +94,9 @@ impl Tap {
             .add(name, size, granularity, &mut mark_in_flight)
     }
 
-    /// Clears a bitmap, in which every change is marked that has not ended when this returns. Waits for the workers.
+    /// Clears a bitmap, in which every change is marked that is not complete when this returns.
+    ///
+    /// Waits for the workers.
     pub fn clear_bitmap(
         &self,
         name: &str,
@@ -102,19 +106,23 @@ impl Tap {
         self.bitmaps.clear(name, size, &mut || hear(workers))
     }
 
-    /// The disk without what goes through here, to be read.
+    /// Returns the disk below the tap, for reading.
     pub fn below(&self) -> &Arc<dyn Disk> {
         &self.below
     }
 
-    /// Where it is marked what is changed.
+    /// Returns the bitmaps in which changes are marked.
     pub fn bitmaps(&self) -> &Arc<Bitmaps> {
         &self.bitmaps
     }
 
-    /// From now on users change nothing, and whoever reads the disk after this has returned sees it as it is to be kept:
-    /// what they have asked for before has ended by then. What they ask for later waits until what it changes is kept,
-    /// which is from [`Past::begin`] on. The error is for the user: nothing is kept then.
+    /// Holds all writes and drains earlier ones.
+    ///
+    /// After this function has returned, a reader sees the disk as it is to be preserved. Later
+    /// writes wait until their original data is saved, which begins with [`Past::begin`].
+    ///
+    /// # Errors
+    /// A message for the user; nothing is held then.
     pub fn hold(&self, past: &Arc<Past>, workers: &[WorkerHandle]) -> Result<(), String> {
         {
             let mut wanted = lock(&self.wanted);
@@ -130,14 +138,14 @@ impl Tap {
         })
     }
 
-    /// No more; nobody waits for a past that is over.
+    /// Ends copy-before-write for a past that is over, so that no write waits.
     pub fn forget(&self, workers: &[WorkerHandle]) {
         lock(&self.wanted).past = None;
-        // (A worker that is stuck goes by it when it is no longer.)
+        // A stuck worker notices when it responds again.
         let _ = hear(workers);
     }
 
-    /// From now on this holds users back. The error is for the user: nobody is then.
+    /// Throttles writes by `brake` from now on. The error is a message for the user.
     pub fn hold_back(&self, brake: &Arc<Brake>, workers: &[WorkerHandle]) -> Result<(), String> {
         {
             let mut wanted = lock(&self.wanted);
@@ -152,15 +160,17 @@ impl Tap {
         })
     }
 
-    /// Nobody is held back any more.
+    /// Ends throttling.
     pub fn hold_back_no_more(&self, workers: &[WorkerHandle]) {
         lock(&self.wanted).brake = None;
-        // (As above.)
+        // A stuck worker notices when it responds again.
         let _ = hear(workers);
     }
 
-    /// How often others may have changed the image between its being left here and taken again. What is in no file may
-    /// have been, and a device does not tell.
+    /// Returns how often others may have changed the image between deactivation and activation.
+    ///
+    /// For an image that is not in a file, and for devices, each activation counts, since changes
+    /// cannot be detected.
     pub fn changes_by_others(&self) -> u64 {
         match self.telling() {
             Some(file) => file.changes_by_others(),
@@ -168,13 +178,13 @@ impl Tap {
         }
     }
 
-    /// The file that tells whether the image was changed.
+    /// Returns the file whose attributes show whether the image was changed.
     fn telling(&self) -> Option<&Arc<FileDisk>> {
         self.file.as_ref().filter(|_| self.data.is_none())
     }
 }
 
-/// What bitmaps are told of an image's file, and of that of its data, if that is another one.
+/// Returns the state of an image's file, and of its data file, for the bitmaps.
 fn as_left(image: Option<Metadata>, data: Option<Option<Metadata>>) -> Option<Left> {
     let image = image.filter(Metadata::is_file)?;
     Some(Left::of(
@@ -242,7 +252,7 @@ impl Disk for Tap {
 
     fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
         let before = self.below.info().size;
-        // (It may grow again, and what is cut off does not come back.)
+        // Data that is cut off does not come back if the disk grows again.
         let after = to.size.unwrap_or(before);
         if after < before {
             self.bitmaps.mark_from(after);
@@ -279,41 +289,43 @@ impl Disk for Tap {
     }
 }
 
-/// Whether an operation changes what the disk reads as.
+/// Returns whether an operation changes the disk's data.
 fn changes(op: Op) -> bool {
     matches!(op, Op::Write | Op::Discard | Op::WriteZeroes)
 }
 
 struct TapChannel {
     channel: Box<dyn Channel>,
-    /// The last owner of children below: their offsets are not the disk's.
+    /// The last owner of child requests below; their offsets are not the disk's.
     below: Owner,
     bitmaps: Arc<Bitmaps>,
-    /// What this worker marks, since this epoch of them.
+    /// The epoch of the bitmaps that this worker marks, and those bitmaps.
     epoch: u64,
     marked: Marked,
     wanted: Arc<Mutex<Wanted>>,
-    /// As this worker has seen last.
+    /// The value of `wanted` that this worker has seen last.
     goes_by: Wanted,
-    /// There is nothing to be marked, and nothing to wait for.
+    /// Whether no change must be marked, and no write must wait.
     is_idle: bool,
-    /// Signalled when something has been kept or allowed. (One for all: the engine could not tell several apart.)
+    /// Eventfd for progress. One serves all, because the engine could not tell several apart.
     bell: Option<Arc<OwnedFd>>,
-    /// Until what they change is kept and may be changed, and since when (in ticks), the longest first.
+    /// Waiting writes, each with its start of waiting in ticks, the oldest first.
     waiting: Vec<(RequestId, u64)>,
-    /// How far those had come who are waited for, and when that was looked at (in ticks).
+    /// The last progress that was seen, and its time in ticks.
     seen: (u64, u64),
 }
 
 impl TapChannel {
-    /// Takes over what is wanted now.
+    /// Takes over the current bitmaps and operations.
     fn look(&mut self, cx: &mut Cx) {
         self.look_at_wanted(cx);
         self.look_at_bitmaps(cx);
     }
 
-    /// Takes over the bitmaps to mark, if there are others than before. Requests in flight may change the disk later,
-    /// and were marked in the former bitmaps only: they are marked in all.
+    /// Takes over the current bitmaps if they have changed.
+    ///
+    /// Requests in flight may change the disk later, and were marked in the former bitmaps only. So
+    /// they are marked in all current ones.
     fn look_at_bitmaps(&mut self, cx: &Cx) {
         if self.epoch != self.bitmaps.epoch() {
             (self.epoch, self.marked) = self.bitmaps.marked();
@@ -335,7 +347,7 @@ impl TapChannel {
         });
     }
 
-    /// Marks what a request may change.
+    /// Marks the range that a request may change.
     fn mark(&self, request: &Request) {
         if changes(request.op) {
             let (offset, len) = (request.offset, request.len);
@@ -345,7 +357,7 @@ impl TapChannel {
         }
     }
 
-    /// Marks what a request is about to change. Returns true if the request waits or has been answered.
+    /// Marks the range that a request may change. Returns true if it waits or has completed.
     fn mark_or_wait(&mut self, cx: &mut Cx, id: RequestId) -> bool {
         if self.epoch != self.bitmaps.epoch() {
             self.look_at_bitmaps(cx);
@@ -362,11 +374,12 @@ impl TapChannel {
         true
     }
 
-    /// Whether it may go on.
+    /// Returns whether the request may pass.
     fn is_let(&self, cx: &Cx, id: RequestId) -> bool {
         let (Wanted { past, brake }, request) = (&self.goes_by, &cx.slab[id]);
         let (op, offset, len) = (request.op, request.offset, request.len);
-        // (What the brake lets through is counted, so it comes last. Others wait for a source that leaves.)
+        // The brake counts what it lets pass, so it comes last. A source that drains is not
+        // throttled, since others wait for it.
         past.as_ref().is_none_or(|past| past.lets(op, offset, len))
             && brake
                 .as_ref()
@@ -384,7 +397,7 @@ impl TapChannel {
         if let Err(problem) = self.listen(cx, has_past, has_brake) {
             self.give_up(&problem);
         }
-        // Whoever has waited for another one.
+        // These requests have waited for the former operations.
         for (id, _) in std::mem::take(&mut self.waiting) {
             self.submit(cx, id);
         }
@@ -399,14 +412,14 @@ impl TapChannel {
         Ok(())
     }
 
-    /// Nobody waits any more.
+    /// Gives up the operations, so that no write waits any more.
     fn give_up(&self, problem: &str) {
         let Wanted { past, brake } = &self.goes_by;
         past.iter().for_each(|past| past.give_up(problem.into()));
         brake.iter().for_each(|brake| brake.give_up(problem.into()));
     }
 
-    /// Changes whenever those come further who are waited for.
+    /// Returns a number that changes with each progress of the operations.
     fn progress(&self) -> u64 {
         let Wanted { past, brake } = &self.goes_by;
         let past = past.as_ref().map_or(0, |past| past.progress());
@@ -431,13 +444,13 @@ impl TapChannel {
         let request = &cx.slab[id];
         if let Some(past) = &self.goes_by.past {
             if request.op == Op::Discard {
-                // What it was to free is kept instead: it need not be free, and would have to be copied first.
+                // Discarding is optional. The data is retained instead of being saved first.
                 cx.enter(id, fathom_core::Stage::Device);
                 return cx.complete(id, 0);
             }
             past.want(request.offset, request.len);
         }
-        // It may have been kept meanwhile.
+        // The data may have been saved meanwhile.
         let _ = rustix::io::write(&**bell, &1u64.to_ne_bytes());
         if self.waiting.is_empty() {
             self.seen = (self.progress(), cx.now());
@@ -451,7 +464,7 @@ impl TapChannel {
         cx.wake_at(later);
     }
 
-    /// Goes on with what may be changed by now.
+    /// Submits the waiting writes that may pass now.
     fn go_on(&mut self, cx: &mut Cx) {
         if self.waiting.is_empty() {
             return;
@@ -464,7 +477,7 @@ impl TapChannel {
         }
     }
 
-    /// Whoever waits does so no longer if nothing comes of it at all, or for too long.
+    /// Gives up the operations if they make no progress, or if a write waits for too long.
     fn lose_patience(&mut self, cx: &mut Cx) {
         if self.waiting.is_empty() {
             return;
@@ -475,7 +488,7 @@ impl TapChannel {
         }
         let clock = cx.clock();
         let for_longer = |since: u64, than| clock.duration(now.saturating_sub(since)) >= than;
-        // (Who is held back by the brake waits for what others do, too.)
+        // A throttled write also waits for writes of other clients.
         let is_kept = self.goes_by.past.is_some();
         let patience = if is_kept { PATIENCE } else { BRAKED };
         let is_enough = |(id, since): &(RequestId, u64)| match cx.may_wait(*id) {
@@ -515,7 +528,7 @@ impl Channel for TapChannel {
         self.lose_patience(cx);
     }
 
-    /// What waits here waits for I/O under way, and not for long.
+    /// Waiting requests need I/O that is in progress, and do not wait long.
     fn drain(&mut self, cx: &mut Cx, source: u16) {
         self.channel.drain(cx, source);
         self.go_on(cx);

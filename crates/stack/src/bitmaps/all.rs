@@ -17,38 +17,38 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A disk's bitmaps.
+/// The bitmaps of a disk.
 pub struct Bitmaps {
-    /// Where they are; the error says why there are none.
+    /// The place of the bitmaps. The error says why there are none.
     pub(super) place: Result<Place, String>,
-    /// The image that they are in while the disk is not in use.
+    /// The image that holds the bitmaps while the disk is not in use.
     pub(super) image: Option<Arc<ImageDisk>>,
     state: Mutex<State>,
-    /// Those that workers mark. Requests may wait for it, so nobody has it for long.
+    /// The bitmaps that workers mark. Requests may wait for this lock, so it is held only briefly.
     marked: Mutex<Marked>,
-    /// Changes whenever there are others to mark.
+    /// A number that changes whenever `marked` changes.
     epoch: AtomicU64,
 }
 
-/// What a worker marks.
+/// The bitmaps that a worker marks.
 pub(crate) type Marked = Arc<[Arc<Bitmap>]>;
 
-/// Returns once each worker has marked its requests in flight in the bitmaps that were published last.
+/// Returns once each worker has marked its requests in flight in the published bitmaps.
 pub type MarkInFlight<'a> = &'a mut dyn FnMut() -> Result<(), String>;
 
 #[derive(Default)]
 pub(super) struct State {
-    /// Bytes of the disk; None: it is not in use.
+    /// Size of the disk in bytes; `None` while the disk is not in use.
     pub(super) size: Option<u64>,
-    /// The directory, locked, while there is one and it is in use.
+    /// The locked directory, while it exists and is in use.
     pub(super) dir: Option<File>,
     pub(super) current: Vec<Arc<Bitmap>>,
     pub(super) successors: Vec<Arc<Bitmap>>,
-    /// Names of those that are in the image, and stay there.
+    /// Names of bitmaps in the image that are not recorded, and stay there.
     pub(super) others: Vec<Vec<u8>>,
-    /// Of those that are in the image and have to stay there for now.
+    /// Names of bitmaps that must stay in the image for now.
     pub(super) fixed: Vec<String>,
-    /// Successors of these bitmaps, from these instants on, while the disk is not in use: nobody changes anything.
+    /// Names and start times of successors while the disk is not in use, when nothing changes.
     pending: Vec<(String, u64)>,
 }
 
@@ -62,7 +62,7 @@ fn unknown(name: &str) -> String {
 }
 
 impl Bitmaps {
-    /// `image`: that they are in while the disk is not in use.
+    /// Creates the bitmaps. `image` holds them while the disk is not in use.
     pub(crate) fn new(place: Result<Place, String>, image: Option<Arc<ImageDisk>>) -> Bitmaps {
         Bitmaps {
             place,
@@ -81,7 +81,7 @@ impl Bitmaps {
         self.place.as_ref().map_err(Clone::clone)
     }
 
-    /// Changes whenever there are others to mark.
+    /// Returns a number that changes whenever the bitmaps to mark change.
     #[inline]
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
@@ -92,8 +92,10 @@ impl Bitmaps {
         (self.epoch(), marked.clone())
     }
 
-    /// Publishes the bitmaps that workers mark. A worker takes them over before it submits its next request, or when it
-    /// is told to look, and marks its requests in flight in them.
+    /// Publishes the bitmaps that workers mark.
+    ///
+    /// A worker takes them over before it submits its next request, or when it is told to look. It
+    /// then marks its requests in flight in them.
     fn tell_workers(&self, state: &State) {
         let all = state.all().cloned().collect();
         let mut marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -101,8 +103,12 @@ impl Bitmaps {
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
-    /// The disk of so many bytes, whose image was like this when it became this process's, is about to be used.
-    /// The error is for the user; nothing may be changed then, which would be marked nowhere.
+    /// Opens the bitmaps before the disk of `size` bytes is used.
+    ///
+    /// `image` is the state of the image file when this process took it into use.
+    ///
+    /// # Errors
+    /// A message for the user. The disk must not be changed then, since no bitmap would record it.
     pub(crate) fn open(&self, size: u64, image: Option<Left>) -> Result<(), String> {
         let Ok(place) = &self.place else {
             return Ok(());
@@ -120,7 +126,10 @@ impl Bitmaps {
         Ok(())
     }
 
-    /// Nobody uses the disk any more. `end` brings what it has into the image, `how_left` tells then how that was left.
+    /// Closes the bitmaps when the disk is not used any more.
+    ///
+    /// `end` writes the disk's state to the image, and `how_left` then returns the state of the
+    /// file.
     pub(crate) fn close(
         &self,
         end: impl FnOnce() -> Result<(), DiskError>,
@@ -136,14 +145,14 @@ impl Bitmaps {
         };
         match &ended {
             Ok(()) => state.close(place, how_left(), Some(&left)),
-            // Nobody knows what is in the image: as if the process had died.
+            // The contents of the image are unknown, as if the process had died.
             Err(_) => *state = State::default(),
         }
         self.tell_workers(&state);
         ended
     }
 
-    /// What is there from `offset` on may be changed by the disk's getting another size.
+    /// Marks everything from `offset` on, which a resize may change.
     pub(crate) fn mark_from(&self, offset: u64) {
         self.state()
             .all()
@@ -155,7 +164,7 @@ impl Bitmaps {
         state.size = state.size.map(|_| size);
     }
 
-    /// In use, whether the disk is or not.
+    /// Calls `work` with the bitmaps open, whether or not the disk is in use.
     fn with<T>(
         &self,
         size: u64,
@@ -169,12 +178,14 @@ impl Bitmaps {
         let image = place.image();
         state.open(place, size, image)?;
         let outcome = work(place, &mut state);
-        // (Whoever has changed it since is noticed.)
+        // A change of the image by another program since `open` is detected later.
         state.close(place, image, None);
         outcome
     }
 
-    /// The disk is not in use, and work is done on its image that changes nothing of what the disk reads as.
+    /// Calls `work`, which changes the image of an unused disk but not the disk's data.
+    ///
+    /// The bitmaps remain valid.
     pub fn keep_through<T>(
         &self,
         size: u64,
@@ -193,7 +204,7 @@ impl Bitmaps {
         outcome
     }
 
-    /// As [`Bitmaps::with`], and there may be others afterwards.
+    /// Like [`Bitmaps::with`], for work that may change the set of bitmaps.
     fn change<T>(
         &self,
         size: u64,
@@ -210,7 +221,7 @@ impl Bitmaps {
         }
     }
 
-    /// All of a disk of so many bytes.
+    /// Lists all bitmaps of a disk of `size` bytes.
     pub fn list(&self, size: u64) -> Result<Vec<BitmapStatus>, String> {
         let is_idle = self.state().size.is_none();
         self.with(size, |_, state| {
@@ -222,8 +233,10 @@ impl Bitmaps {
         })
     }
 
-    /// Adds a bitmap. Nothing is dirty in it but what requests in flight may change, which `mark_in_flight` has the
-    /// workers mark. If that fails, no bitmap is added: it could miss a change. (A tool on an unserved disk has none.)
+    /// Adds an empty bitmap, and has `mark_in_flight` make the workers mark requests in flight.
+    ///
+    /// If that fails, the bitmap is not added, since it could miss a change. A tool that works on
+    /// an unserved disk has no requests in flight.
     pub fn add(
         &self,
         name: &str,
@@ -259,7 +272,7 @@ impl Bitmaps {
         })
     }
 
-    /// One less.
+    /// Removes a bitmap.
     pub fn remove(&self, name: &str, size: u64) -> Result<(), String> {
         self.change(size, |place, state| {
             state.may_go(name)?;
@@ -283,9 +296,12 @@ impl Bitmaps {
         })
     }
 
-    /// Begins a successor of this bitmap, which need not exist: later changes are marked in both. Replaces an earlier
-    /// successor. Returns what identifies the new one. Requests in flight need not be marked in it: the caller waits
-    /// for their end before it takes the instant that the successor counts from (`Tap::hold`).
+    /// Begins a successor of this bitmap, which need not exist, and returns the successor's
+    /// identifier.
+    ///
+    /// Later changes are marked in both. An earlier successor is replaced. Requests in flight need
+    /// not be marked in the successor: the caller drains them before the instant from which the
+    /// successor counts (`Tap::hold`).
     pub fn begin_successor(&self, name: &str) -> Result<u64, String> {
         check_bitmap_name(name)?;
         let place = self.place()?;
@@ -295,9 +311,9 @@ impl Bitmaps {
         Ok(since)
     }
 
-    /// Clears a bitmap. Nothing is dirty in it afterwards but what requests in flight may change, which
-    /// `mark_in_flight` has the workers mark. If that fails, the bitmap stays as it is. A successor that a backup has
-    /// begun is dropped.
+    /// Clears a bitmap, and has `mark_in_flight` make the workers mark requests in flight.
+    ///
+    /// If that fails, the bitmap is unchanged. A successor that a backup has begun is dropped.
     pub fn clear(
         &self,
         name: &str,
@@ -316,20 +332,21 @@ impl Bitmaps {
         })
     }
 
-    /// It has another name from now on.
+    /// Renames a bitmap.
     pub fn rename(&self, name: &str, to: &str, size: u64) -> Result<(), String> {
         check_bitmap_name(to)?;
         self.change(size, |place, state| state.rename(place, name, to))
     }
 
-    /// What is dirty in one of the others is so in this one, too; they stay as they are.
+    /// Marks in this bitmap everything that is dirty in `others`, which are unchanged.
     pub fn merge(&self, name: &str, others: &[String], size: u64) -> Result<(), String> {
         self.change(size, |_, state| {
             let find = |name: &str| state.find(name).cloned().ok_or_else(|| unknown(name));
             let into = find(name)?;
             let others = others.iter().map(|other| find(other));
             let others = others.collect::<Result<Vec<_>, _>>()?;
-            // (A backup under way does not have that: it may not advance to less.)
+            // A running backup does not contain these blocks, so they stay dirty after it advances,
+            // too.
             let next = state.successors.iter().find(|next| *next.name() == *name);
             for bitmap in [Some(&into), next].into_iter().flatten() {
                 others.iter().for_each(|other| bitmap.add(other));
@@ -338,31 +355,33 @@ impl Bitmaps {
         })
     }
 
-    /// What this bitmap says now; of one that is not there, that all is dirty.
+    /// Returns a copy of a bitmap. Everything is dirty in a bitmap that does not exist.
     pub fn dirty(&self, name: &str) -> Dirty {
         let state = self.state();
         let found = state.find(name);
         let dirty = found.map(|bitmap| (bitmap.sync().is_ok(), bitmap.copy(), bitmap));
-        // (It may be found out only now that it cannot be read.)
+        // The copy may have been the first access that finds the bitmap unreadable.
         match dirty.filter(|(is_there, _, bitmap)| *is_there && bitmap.problem().is_none()) {
             Some((_, dirty, _)) => dirty,
             None => Dirty::all(state.size.unwrap_or(0)),
         }
     }
 
-    /// No backup has been made.
+    /// Drops the successor of a bitmap, because the backup was not completed.
     pub fn drop_successor(&self, name: &str) {
         let Ok(place) = &self.place else {
             return;
         };
         let mut state = self.state();
         state.drop_successor(place, name);
-        // (The file of one that is not in use is removed by the next user.)
+        // The file of a successor that is not in use is removed when the bitmaps are opened next.
         state.pending.retain(|(pending, _)| pending != name);
         self.tell_workers(&state);
     }
 
-    /// The backup that began at this instant, or without one the last one, is safe: what was dirty then is no longer.
+    /// Replaces a bitmap by its successor, because the backup that began it is safe.
+    ///
+    /// `to` identifies the successor; `None` means any.
     pub fn advance(&self, name: &str, to: Option<u64>, size: u64) -> Result<(), String> {
         self.change(size, |place, state| state.advance(place, name, to))
     }
@@ -422,8 +441,8 @@ impl State {
                 Err(NotOpened::Strange(why)) => {
                     tracing::warn!("{}: {why}; the bitmap is ignored", path.display());
                 }
-                // The disk's users come first: they need not wait for what may be done again. But it must not be taken
-                // for right by somebody else.
+                // Users take precedence and need not wait for a bitmap that can be created again.
+                // But nobody else may trust an invalid bitmap, so its file is removed.
                 Err(NotOpened::Failed(error)) if !place.has_only_bitmaps(&path) => {
                     tracing::error!(
                         "{}: {}; the bitmap is ignored",
@@ -442,7 +461,7 @@ impl State {
                 }
             }
         }
-        // (Others who have used the disk have removed them, or have made their own.)
+        // Another process that has used the disk has removed them or has made its own.
         for (name, since) in pending {
             let next = Bitmap::open(&place.next_path(name), name, &now);
             let next = next.ok().filter(|next| next.since() == *since);
@@ -451,7 +470,9 @@ impl State {
         Ok(())
     }
 
-    /// `left`: those that the image has, too; none: as it was.
+    /// Closes all bitmaps.
+    ///
+    /// `left` are the names of those that the image has, too. `None`: as before.
     pub(super) fn close(&mut self, place: &Place, image: Option<Left>, left: Option<&[String]>) {
         let state = std::mem::take(self);
         let since = |next: &Arc<Bitmap>| (next.name().to_string(), next.since());
@@ -461,7 +482,7 @@ impl State {
         for (bitmap, path) in current.chain(next) {
             let is_left = |names: &[String]| names.iter().any(|name| **name == *bitmap.name());
             if left.is_none() && bitmap.was_killed() {
-                // (The image still says that it is in use: nobody may take it for one that was closed.)
+                // The image still says that it is in use, so the file must not count as closed.
                 continue;
             }
             let own = left.map_or(bitmap.is_own(), is_left);
@@ -476,7 +497,7 @@ impl State {
                 remove(&path);
             }
         }
-        // (Only now others may have the directory.)
+        // The lock on the directory is released last.
         drop(state.dir);
     }
 
@@ -547,7 +568,7 @@ impl State {
         if let Some(next) = next.cloned() {
             match fs::rename(place.next_path(name), place.next_path(to)) {
                 Ok(()) => next.rename(to),
-                // (It is one that nobody can advance to.)
+                // Nobody can advance to this successor any more.
                 Err(_) => self.drop_successor(place, name),
             }
         }
@@ -575,7 +596,7 @@ impl State {
     }
 }
 
-/// Whatever it says must not be taken for right.
+/// Removes the file of an invalid bitmap.
 pub(super) fn remove(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
         tracing::error!("{}: {}", path.display(), cause(error));

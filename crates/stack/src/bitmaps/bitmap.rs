@@ -1,4 +1,4 @@
-//! One bitmap, in use.
+//! A bitmap in use.
 
 use super::header::{self, Header, Left};
 use super::mapping::Mapping;
@@ -14,24 +14,24 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Says which parts of a disk may have been changed since it was begun.
+/// Records which blocks of a disk may have been changed since the bitmap was created.
 pub(crate) struct Bitmap {
-    /// It may get another one.
+    /// The name, which may change.
     name: Mutex<Arc<str>>,
     grid: Grid,
     file: Arc<File>,
     map: Mapping,
     since: u64,
     problem: Option<String>,
-    /// The image has it, too.
+    /// Whether the image has the bitmap, too.
     own: bool,
     of: Option<String>,
     before: Before,
-    /// It has no file that others could find.
+    /// Whether the bitmap has no file that others can find.
     in_memory: bool,
 }
 
-/// What it was before it was taken into use.
+/// State of a bitmap before it was taken into use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Before {
     New,
@@ -51,11 +51,11 @@ const OTHER_DISK: &str = "it belongs to another disk";
 /// Why a file is not used.
 #[derive(Debug)]
 pub(super) enum NotOpened {
-    /// It is none of this program's, and left alone.
+    /// The file is not a bitmap of this program, and is not touched.
     Strange(&'static str),
-    /// It may be one, but cannot be opened.
+    /// The file may be a bitmap, but cannot be opened.
     Failed(io::Error),
-    /// It is one, but cannot be used.
+    /// The file is a bitmap, but cannot be used.
     Broken(io::Error),
 }
 
@@ -67,16 +67,16 @@ impl From<io::Error> for NotOpened {
     }
 }
 
-/// What becomes of what the file says, when it is taken into use.
+/// The present state, to which a bitmap's header is compared.
 pub(super) struct Now<'a> {
-    /// The boot of this machine.
+    /// The boot identifier of this machine.
     pub(super) boot: &'a str,
-    /// The image's file, if it is in one; else what the disk is called.
+    /// State of the image's file, if the disk has one, and otherwise a digest of the disk's name.
     pub(super) image: Option<Left>,
     pub(super) of: Option<&'a str>,
 }
 
-/// What a file says that is only looked at.
+/// The contents of a bitmap's file that is only inspected.
 pub(super) struct Looked {
     pub(super) header: Header,
     pub(super) dirty: Dirty,
@@ -84,13 +84,13 @@ pub(super) struct Looked {
 }
 
 impl Looked {
-    /// What it says is not of this disk.
+    /// Returns whether the bitmap belongs to another disk.
     pub(super) fn is_of_another(&self, now: &Now<'_>) -> bool {
         self.header.of.as_deref() != now.of || Left::are_of_two_files(self.header.image, now.image)
     }
 }
 
-/// What a file is opened for.
+/// The mode in which a file is opened.
 #[derive(PartialEq, Eq)]
 enum Access {
     Read,
@@ -98,7 +98,7 @@ enum Access {
 }
 
 impl Bitmap {
-    /// A new file of that path, with nothing dirty, in use.
+    /// Creates a file at this path with an empty bitmap, in use.
     pub(super) fn make(
         path: &Path,
         name: &str,
@@ -111,11 +111,11 @@ impl Bitmap {
             .create_new(true)
             .open(path)?;
         let made = Bitmap::in_use(file, name, header, now);
-        // (One that was there is somebody else's.)
+        // `create_new` failed before this point for a file of somebody else.
         made.inspect_err(|_| drop(std::fs::remove_file(path)))
     }
 
-    /// The file of that path. What it says is kept only if it is known to be right.
+    /// Opens the file at this path. Its contents count only if they are known to be right.
     pub(super) fn open(path: &Path, name: &str, now: &Now<'_>) -> Result<Bitmap, NotOpened> {
         let (file, header) = open_own(path, Access::Write)?;
         Bitmap::taken(file, header, path, name, now).map_err(NotOpened::Broken)
@@ -129,11 +129,11 @@ impl Bitmap {
         now: &Now<'_>,
     ) -> io::Result<Bitmap> {
         only_name(&file)?;
-        // (Whatever the bits are: as long as there is a problem, all is dirty.)
+        // As long as there is a problem, everything is dirty, whatever the bits are.
         if header.problem.is_none()
             && let Some(problem) = problem_of(&file, &header, now)?
         {
-            // (What is in the image, too, need not be known by this.)
+            // A bitmap that is also in the image need not be valid here.
             if !header.own {
                 tracing::warn!("{}: all blocks count as dirty: {problem}", path.display());
             }
@@ -147,7 +147,9 @@ impl Bitmap {
         Ok(Bitmap { before, ..opened })
     }
 
-    /// What the file of that path says, which may be in use; and why that is not known to be right.
+    /// Inspects the file at this path, which may be in use.
+    ///
+    /// The result says why the contents are not known to be right, if so.
     pub(super) fn look(path: &Path, now: &Now<'_>) -> Result<Looked, NotOpened> {
         let (file, header) = open_own(path, Access::Read)?;
         only_name(&file).map_err(NotOpened::Broken)?;
@@ -166,7 +168,7 @@ impl Bitmap {
         })
     }
 
-    /// Without a file that others could find: it is gone when this process ends.
+    /// Creates a bitmap without a file that others can find; it is gone when this process ends.
     pub(super) fn in_memory(name: &str, header: Header, now: &Now<'_>) -> io::Result<Bitmap> {
         let file = memfd_create("fathom-bitmap", MemfdFlags::CLOEXEC)?;
         let made = Bitmap::in_use(file.into(), name, header, now)?;
@@ -176,7 +178,9 @@ impl Bitmap {
         })
     }
 
-    /// Its file, which says this from now on, and what `fill` marks. Until that is done it says that all is dirty.
+    /// Starts the bitmap's file again with this header and the blocks that `fill` marks.
+    ///
+    /// Until that is done, the file says that everything is dirty.
     pub(super) fn begin_anew(
         self,
         header: Header,
@@ -203,12 +207,12 @@ impl Bitmap {
         allocate(&file, &header)?;
         header.used_by = Some(now.boot.into());
         header.of = now.of.map(str::to_owned);
-        // (By which it is seen that another file has come in its place.)
+        // Shows later whether another file has taken the image's place.
         header.image = now.image;
         let grid = Grid::with_block(header.size, header.block);
         let file = Arc::new(file);
         let map = Mapping::new(&file, header::LEN, words_of_blocks(grid.count()))?;
-        // (Last: from then on whoever finds it believes what is marked in it.)
+        // The header comes last: from then on others trust the bits.
         header.write(&file)?;
         Ok(Bitmap {
             name: Mutex::new(name.into()),
@@ -224,12 +228,14 @@ impl Bitmap {
         })
     }
 
-    /// What it says is durable, and counts as long as the image's file is as it was left. Nobody marks anything any
-    /// more. `own`: the image has it, too. After an error it must not be there any more.
+    /// Closes the bitmap durably. It stays valid while the image's file is unchanged.
+    ///
+    /// Nobody marks anything any more. `own`: whether the image has the bitmap, too. After an error
+    /// the file must be removed.
     pub(super) fn close(&self, image: Option<Left>, own: bool) -> io::Result<()> {
         let written = self.map.sync();
         let problem = match written {
-            // (The image says that all is dirty, which counts: it is of that image now.)
+            // The image says that everything is dirty, and the image's version counts.
             Ok(()) if own => self.problem().map(|_| LEFT_SO.into()),
             Ok(()) => self.problem(),
             Err(error) => Some(format!("cannot write the bitmap: {}", cause(error))),
@@ -254,7 +260,7 @@ impl Bitmap {
         }
     }
 
-    /// These bytes may be changed from now on.
+    /// Marks a range that may be changed from now on.
     #[inline]
     pub(crate) fn mark(&self, offset: u64, len: u64) {
         for (word, mask) in bits(self.map.words(), self.grid.touched(offset, len)) {
@@ -264,7 +270,7 @@ impl Bitmap {
         }
     }
 
-    /// What it says now.
+    /// Returns a copy of the bitmap.
     pub(super) fn copy(&self) -> Dirty {
         let words = self.map.words().iter();
         let words = words.map(|word| AtomicU64::new(word.load(Ordering::Acquire)));
@@ -274,12 +280,13 @@ impl Bitmap {
         }
     }
 
-    /// Likewise, as words of a disk of so many bytes. What has been added to the disk is dirty.
+    /// Returns the words for a disk of `size` bytes, where added space is dirty.
     pub(super) fn words_for(&self, size: u64) -> Vec<u64> {
         let words = self.map.words().iter();
         let mut words = Vec::from_iter(words.map(|word| word.load(Ordering::Acquire)));
         if size > self.grid.size {
-            // (From the block on that may have been a short one; what there are no words for is dirty.)
+            // The last block may have been short, so it is dirty, too. Space without words counts
+            // as dirty.
             let first = self.grid.size / self.grid.block();
             if let Some(word) = words.get_mut((first / BITS) as usize) {
                 *word |= u64::MAX << (first % BITS);
@@ -295,12 +302,12 @@ impl Bitmap {
             .clone()
     }
 
-    /// What others find it by: it is one and the same otherwise.
+    /// Changes the name by which others find the bitmap.
     pub(super) fn rename(&self, name: &str) {
         *self.name.lock().unwrap_or_else(PoisonError::into_inner) = name.into();
     }
 
-    /// All that another one says, too.
+    /// Marks everything that is dirty in `other`.
     pub(super) fn add(&self, other: &Bitmap) {
         let (said, size) = (other.copy(), self.grid.size);
         if other.problem().is_some() {
@@ -320,21 +327,25 @@ impl Bitmap {
         self.own
     }
 
-    /// What the image says counts, if it can be believed: it is the image that it was of.
+    /// Returns whether the image's version of the bitmap counts, if it is valid.
+    ///
+    /// That requires that the bitmap belongs to this image.
     pub(super) fn is_as_in_image(&self) -> bool {
-        // (Whoever records in the image changes that, too, when it begins.)
+        // A program that records changes in the image also changes the bitmap there first.
         let is_unknown_there = [ELSEWHERE, OTHER_DISK, DATA_CHANGED]
             .map(Some)
             .contains(&self.problem.as_deref());
         self.own && !self.in_memory && !is_unknown_there
     }
 
-    /// It misses something that was changed after it had been closed; not while it is marked.
+    /// Makes everything dirty, since the bitmap misses changes after it was closed.
+    ///
+    /// Must not be called while workers mark the bitmap.
     pub(super) fn give_up(&mut self, why: &str) {
         self.problem.get_or_insert_with(|| why.into());
     }
 
-    /// The image has it, too, and a server that was killed has left both.
+    /// Returns whether a killed server left the bitmap and its version in the image.
     pub(super) fn was_killed(&self) -> bool {
         self.own && self.before == Before::Left
     }
@@ -343,7 +354,7 @@ impl Bitmap {
         self.before == Before::Closed
     }
 
-    /// Of the disk, when it was begun (bytes).
+    /// Returns the size in bytes of the disk when the bitmap was created.
     pub(super) fn size(&self) -> u64 {
         self.grid.size
     }
@@ -360,12 +371,12 @@ impl Bitmap {
         self.grid.block()
     }
 
-    /// What was marked is durable.
+    /// Makes all marks durable.
     pub(super) fn sync(&self) -> io::Result<()> {
         self.map.sync()
     }
 
-    /// Why all counts as dirty, if that is so. To be asked after what it says was read.
+    /// Returns why everything counts as dirty, if so. Call it after reading the bits.
     pub(super) fn problem(&self) -> Option<String> {
         let is_whole = |found: Metadata| found.len() >= file_len(&self.grid);
         let is_there = !self.map.is_lost() && self.file.metadata().is_ok_and(is_whole);
@@ -381,25 +392,25 @@ pub(super) fn sync_dir(path: &Path) -> io::Result<()> {
     File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// A page is there as a whole, or not at all.
+/// Returns the length of a bitmap's file. A page exists as a whole, or not at all.
 fn file_len(grid: &Grid) -> u64 {
     header::LEN + (8 * words_of_blocks(grid.count()) as u64).next_multiple_of(header::LEN)
 }
 
-/// All of it is there: a worker that marks something must not find the file system full.
+/// Allocates the file, so that a worker that marks a block never finds the file system full.
 pub(super) fn allocate(file: &File, header: &Header) -> io::Result<()> {
     let len = file_len(&Grid::with_block(header.size, header.block));
     Ok(fallocate(file, FallocateFlags::empty(), 0, len)?)
 }
 
-/// No link: whoever may write to the directory may have fewer rights.
+/// Opens a bitmap's file, not a link: others with fewer rights may write to the directory.
 fn open_own(path: &Path, access: Access) -> Result<(File, Header), NotOpened> {
     let file = open_file(path, access)?;
     let header = Header::read(&file)?.ok_or(STRANGE)?;
     Ok((file, header))
 }
 
-/// A file that somebody has linked to may be meant to be changed by that.
+/// Rejects a file with several links, since somebody may want it to be changed in this way.
 fn only_name(file: &File) -> io::Result<()> {
     match file.metadata()?.nlink() {
         1 => Ok(()),
@@ -416,7 +427,7 @@ fn open_file(path: &Path, access: Access) -> Result<File, NotOpened> {
         .custom_flags(flags)
         .open(path);
     let strange = Err(NotOpened::Strange("not a file of its own"));
-    // (A link, a directory, a socket, a program that runs.)
+    // A link, a directory, a socket, or a running program.
     let is_strange = |error: &io::Error| {
         let errno = error.raw_os_error();
         [libc::ELOOP, libc::EISDIR, libc::ENXIO, libc::ETXTBSY]
@@ -433,7 +444,9 @@ fn open_file(path: &Path, access: Access) -> Result<File, NotOpened> {
     }
 }
 
-/// Whether a file that was to become a bitmap may be removed: it is one, or has its room and nothing in it yet.
+/// Returns whether an unfinished bitmap file may be removed.
+///
+/// The file must be a bitmap, or be allocated and have no data yet.
 pub(super) fn is_left_over(path: &Path) -> bool {
     let Ok(file) = open_file(path, Access::Read) else {
         return false;
@@ -443,12 +456,12 @@ pub(super) fn is_left_over(path: &Path) -> bool {
     is_blank || Header::read(&file).is_ok_and(|header| header.is_some())
 }
 
-/// Whether it is a regular file, which nobody else has put where bitmaps of an image are.
+/// Returns whether the path is a regular file, as bitmaps of an image are.
 pub(super) fn is_file(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|found| found.is_file())
 }
 
-/// Why what the file says is not known to be right.
+/// Returns why the contents of the file are not known to be right.
 fn problem_of(file: &File, header: &Header, now: &Now<'_>) -> io::Result<Option<String>> {
     let grid = Grid::with_block(header.size, header.block);
     if file.metadata()?.len() < file_len(&grid) {
@@ -464,7 +477,7 @@ fn problem_of(file: &File, header: &Header, now: &Now<'_>) -> io::Result<Option<
         return Ok(Some(OTHER_DISK.into()));
     }
     Ok(match &header.used_by {
-        // Whoever had it has died; what it had marked is there.
+        // The previous user has died, and all its marks are in the file.
         Some(boot) if boot == now.boot => None,
         Some(_) => Some("the machine went down while the bitmap recorded writes".into()),
         None if Left::differ_in_data(header.image, now.image) => Some(DATA_CHANGED.into()),
@@ -473,14 +486,14 @@ fn problem_of(file: &File, header: &Header, now: &Now<'_>) -> io::Result<Option<
     })
 }
 
-/// What a bitmap has said at an instant.
+/// A copy of a bitmap.
 pub struct Dirty {
     grid: Grid,
     words: Box<[AtomicU64]>,
 }
 
 impl Dirty {
-    /// All of it.
+    /// Returns a value in which everything is dirty.
     pub(super) fn all(size: u64) -> Dirty {
         Dirty {
             grid: Grid::with_block(0, super::limits::granularity(size)),
@@ -488,7 +501,7 @@ impl Dirty {
         }
     }
 
-    /// What a file says, whose bits are all there.
+    /// Reads the bits of a complete file.
     fn read(file: &File, header: &Header) -> io::Result<Dirty> {
         let grid = Grid::with_block(header.size, header.block);
         let mut bytes = vec![0; 8 * words_of_blocks(grid.count())];
@@ -503,7 +516,9 @@ impl Dirty {
         })
     }
 
-    /// Whether the first of these bytes are dirty, and up to where that is so. What it has no bits for is.
+    /// Returns whether the range begins with dirty bytes, and where that ends.
+    ///
+    /// Bytes beyond the bits are dirty.
     pub fn part(&self, range: Range<u64>) -> (bool, u64) {
         let len = range.end.saturating_sub(range.start);
         let blocks = self.grid.touched(range.start, len);
@@ -517,12 +532,12 @@ impl Dirty {
         (dirty.is_some(), end.min(range.end))
     }
 
-    /// Bytes that are dirty, of a disk of this size.
+    /// Returns the number of dirty bytes of a disk of this size.
     pub fn bytes(&self, size: u64) -> u64 {
         let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
         let blocks: u64 = self.words.iter().map(ones).sum();
         let beyond = size.saturating_sub(self.grid.size);
-        // (The last block may be a short one.)
+        // The last block may be short.
         (blocks * self.grid.block()).min(self.grid.size.min(size)) + beyond
     }
 }

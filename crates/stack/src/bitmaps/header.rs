@@ -1,4 +1,4 @@
-//! The beginning of a bitmap's file: a line of JSON.
+//! The header of a bitmap's file: a line of JSON.
 
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata};
@@ -6,13 +6,13 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::SystemTime;
 
-/// Its bits begin here: a page, however large those are.
+/// Offset of the bits in bytes, a multiple of any page size.
 pub(super) const LEN: u64 = 64 << 10;
 
-/// A sector, which is written as a whole or not at all.
+/// Length of the header in bytes: a sector, which is written atomically.
 const LINE: usize = 512;
 
-/// Says that the file was found too short, or could not be read, while it was in use.
+/// Offset of a byte that is set if the file was truncated or unreadable while in use.
 const LOST: u64 = 4096;
 
 const FORMAT: &str = "fathom bitmap 1";
@@ -20,40 +20,40 @@ const FORMAT: &str = "fathom bitmap 1";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Header {
     pub(super) format: String,
-    /// Bytes of the disk that it has bits for, and of what one bit stands for.
+    /// Size of the disk, and bytes per bit.
     pub(super) size: u64,
     pub(super) block: u64,
-    /// When it was begun (nanoseconds since 1970), by which it is known.
+    /// Creation time in nanoseconds since 1970, which identifies the bitmap.
     pub(super) since: u64,
-    /// The boot of the machine that changes it now, or has died in the middle.
+    /// Boot identifier of the machine that uses the bitmap now, or died while it did.
     pub(super) used_by: Option<String>,
-    /// How the image's file was left, if it has one.
+    /// State of the image's file when it was closed, if there is one.
     pub(super) image: Option<Left>,
-    /// Stands for what the disk is called, where other disks may be meant.
+    /// Digest of the disk's name, where a directory may hold bitmaps of other disks.
     #[serde(default)]
     pub(super) of: Option<String>,
-    /// Why all is dirty.
+    /// Why everything is dirty.
     pub(super) problem: Option<String>,
-    /// The image has it, too, and what that says counts if it can be believed.
+    /// Whether the image has the bitmap, too, whose version there counts if it is valid.
     #[serde(default)]
     pub(super) own: bool,
 }
 
-/// A file that nobody has changed since looks like this.
+/// Attributes of a file that change whenever the file is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Left {
     inode: u64,
     size: u64,
-    /// Seconds and nanoseconds.
+    /// Times in seconds and nanoseconds.
     modified: (i64, i64),
     changed: (i64, i64),
-    /// Stands for how the file was left that its data is in, if that is another one.
+    /// Digest of the state of the external data file, if there is one.
     #[serde(default)]
     data: u64,
 }
 
 impl Left {
-    /// The image is as it was, and its data is not, which is in another file.
+    /// Returns whether the image is unchanged, but its external data file is not.
     pub(super) fn differ_in_data(one: Option<Left>, other: Option<Left>) -> bool {
         let is_same = |(one, other): (Left, Left)| {
             one != other && Left { data: 0, ..one } == Left { data: 0, ..other }
@@ -61,18 +61,19 @@ impl Left {
         one.zip(other).is_some_and(is_same)
     }
 
-    /// They are known to be.
+    /// Returns whether both are known to belong to different files.
     pub(super) fn are_of_two_files(one: Option<Left>, other: Option<Left>) -> bool {
         one.zip(other)
             .is_some_and(|(one, other)| one.inode != other.inode)
     }
 }
 
-/// Stands for how the file is that an image's data is in, if that is another one. None: it could not be seen, and is never
-/// as it was.
+/// Returns a digest of the state of an image's external data file.
+///
+/// `None` means that the state is unknown; such a digest never matches.
 pub(crate) fn data_of(found: Option<&Metadata>) -> u64 {
     let said = match found {
-        // (A device does not tell.)
+        // A device has no such attributes.
         Some(found) if !found.is_file() => return 0,
         Some(found) => format!("{:?}", Left::of(found, found.dev())),
         None => format!("{:?}", SystemTime::now()),
@@ -82,7 +83,7 @@ pub(crate) fn data_of(found: Option<&Metadata>) -> u64 {
 }
 
 impl Left {
-    /// `data`: [what stands for it](data_of), or 0.
+    /// Creates the state of a file. `data` is the [digest](data_of) of its data file, or zero.
     pub(crate) fn of(found: &Metadata, data: u64) -> Left {
         Left {
             inode: found.ino(),
@@ -109,7 +110,7 @@ impl Header {
         }
     }
 
-    /// None: it is none of this program's.
+    /// Reads the header. Returns `None` if the file is not a bitmap of this program.
     pub(super) fn read(file: &File) -> io::Result<Option<Header>> {
         let mut line = [0; LINE];
         match file.read_exact_at(&mut line, 0) {
@@ -125,7 +126,7 @@ impl Header {
         self.format == FORMAT && super::limits::is_granularity(self.size, self.block)
     }
 
-    /// Durably.
+    /// Writes the header durably.
     pub(super) fn write(&self, file: &File) -> io::Result<()> {
         let mut line = serde_json::to_vec(self)?;
         if line.len() >= LINE {
@@ -138,9 +139,9 @@ impl Header {
     }
 }
 
-/// Says so. Async-signal-safe.
+/// Marks the file as lost. Async-signal-safe.
 pub(super) fn tell_lost(file: &File) {
-    // (Where that cannot be written, the file is too short, which is seen.)
+    // If the write fails, the file is too short, which is detected, too.
     let _ = rustix::io::pwrite(file, &[1], LOST);
 }
 

@@ -1,4 +1,4 @@
-//! The bits of a bitmap's file, in memory.
+//! The memory mapping of a bitmap's bits.
 
 use super::header::tell_lost;
 use fathom_sigbus::{Alarm, Guarded, Spare};
@@ -10,18 +10,18 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Shared with the file: what was marked is there even if this process is killed.
+/// A shared mapping of the file: marks survive even if this process is killed.
 pub(super) struct Mapping {
     start: *mut AtomicU64,
     words: usize,
-    /// Bytes.
+    /// Length in bytes.
     len: usize,
     file: Arc<File>,
     lost: Arc<Lost>,
     guarded: Option<Guarded>,
 }
 
-/// Hears that the file has become shorter, or cannot be read.
+/// Records that the file was truncated or could not be read.
 struct Lost {
     is: AtomicBool,
     file: Arc<File>,
@@ -39,13 +39,13 @@ impl Alarm for Lost {
     }
 }
 
-// SAFETY: what it points to is atomics, and stays mapped as long as it.
+// SAFETY: the pointer refers to atomics, which stay mapped as long as this value lives.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// So many words from `offset` on, a multiple of any page's size.
+    /// Maps `words` words from `offset` on, which must be a multiple of any page size.
     pub(super) fn new(file: &Arc<File>, offset: u64, words: usize) -> io::Result<Mapping> {
         let len = (words.max(1) * size_of::<AtomicU64>()).next_multiple_of(page_size());
         let lost = Arc::new(Lost {
@@ -53,7 +53,7 @@ impl Mapping {
             file: file.clone(),
             spare: Spare::new()?,
         });
-        // SAFETY: the kernel chooses where, so nothing else is there.
+        // SAFETY: the kernel chooses the address, so the mapping replaces nothing.
         let start = unsafe {
             mmap(
                 ptr::null_mut(),
@@ -79,8 +79,9 @@ impl Mapping {
 
     #[inline]
     pub(super) fn words(&self) -> &[AtomicU64] {
-        // SAFETY: mapped as long as this is, aligned to a page, and so long. Whatever other processes write there
-        // are bits; if the file becomes shorter, other memory takes its place.
+        // SAFETY: the memory is mapped as long as this value lives, aligned to a page, and long
+        // enough. Other processes may write any bits there; if the file is truncated, other memory
+        // takes its place.
         unsafe { std::slice::from_raw_parts(self.start, self.words) }
     }
 
@@ -88,9 +89,9 @@ impl Mapping {
         self.lost.is.load(Ordering::Relaxed)
     }
 
-    /// What was marked is durable.
+    /// Makes all marks durable.
     pub(super) fn sync(&self) -> io::Result<()> {
-        // SAFETY: it is what was mapped.
+        // SAFETY: the range is the one that was mapped.
         unsafe { msync(self.start.cast(), self.len, MsyncFlags::SYNC) }?;
         self.file.sync_data()
     }
@@ -99,7 +100,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         drop(self.guarded.take());
-        // SAFETY: it is what was mapped, and nobody has a reference to it any more.
+        // SAFETY: the range is the one that was mapped, and no reference to it exists any more.
         let unmapped = unsafe { munmap(self.start.cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }

@@ -1,17 +1,19 @@
-//! What of a disk has been changed since somebody was here last: its dirty bitmaps.
+//! Dirty bitmaps: the blocks of a disk that were changed since some instant.
 //!
-//! Each bitmap is a file in a directory beside the image, a bit for each block, mapped into memory: a worker marks
-//! what a request changes before it passes the request on. So it is right when the process is killed at any
-//! instant. After the machine has gone down, and after something else has changed the image's file, nobody
-//! knows what is missing: all counts as dirty then, and the reason is told. It is never too clean.
+//! Each bitmap is a file in a directory beside the image, with one bit per block, mapped into
+//! memory. A worker marks the range of a request before it submits the request. So the bitmap is
+//! right even if the process is killed at any instant. After a crash of the machine, and after
+//! another program has changed the image's file, missing changes are unknown: everything counts
+//! as dirty then, and the reason is reported. The bitmap never misses a change.
 //!
-//! `header` is the beginning of such a file, `mapping` its bits in memory, `bitmap` the two together; `all` are those of
-//! a disk, in `place`, `limits` what there may be, `status` what is told of one. Those of a qcow2 image are in the image
-//! itself whenever the disk is not in use: `own`. Tools see to those of a disk that nobody serves: `unserved`.
+//! `header` is the start of such a file, `mapping` its bits in memory, and `bitmap` both together.
+//! `all` are the bitmaps of a disk, in a `place`; `limits` restrict them, and `status` describes
+//! one. The bitmaps of a qcow2 image are in the image itself whenever the disk is not in use:
+//! `own`. Tools manage the bitmaps of a disk that nobody serves: `unserved`.
 //!
-//! A backup begins the bitmap's *successor*, which marks what is changed from its instant on. The bitmap itself
-//! goes on, too: if the backup is of no use, nothing has happened. When it is known to be safe the bitmap
-//! *advances*: its successor takes its place, by one rename.
+//! A backup begins a *successor* of the bitmap, which marks changes from the backup's instant on.
+//! The bitmap itself is marked, too, so that a failed backup has no effect. When the backup is
+//! known to be safe, the bitmap *advances*: its successor takes its place, by one rename.
 
 mod all;
 mod bitmap;

@@ -1,11 +1,13 @@
-//! The bitmaps that a qcow2 image has itself. While the disk is in use they are files as others are, and afterwards the image
-//! has them, too, as QEMU wants them there.
+//! Bitmaps that a qcow2 image holds itself. While the disk is in use they are files like others;
+//! afterwards the image has them, too, in QEMU's format.
 //!
-//! What the image says counts, if it can be believed: whoever changes the disk has marked them as in use before. If not, this
-//! server was killed, and the files count; or somebody else was, and all is dirty.
+//! The image's version counts if it is valid: a program that changes the disk first marks the
+//! bitmaps as in use. If they are marked so, either this server was killed, and the files count.
+//! Or another program was killed, and everything is dirty.
 //!
-//! Whoever takes a disk into use may not make files. Those of bitmaps that others have made are made beforehand; where that
-//! was too early, a bitmap is in memory until the disk is left.
+//! A process that takes a disk into use may lack the right to create files. So the files for
+//! bitmaps that others have made are created beforehand. Where that was too early, a bitmap is in
+//! memory until the disk is released.
 
 use super::all::{Bitmaps, State, remove};
 use super::bitmap::{Bitmap, Now, allocate, sync_dir};
@@ -27,7 +29,7 @@ const DIED: &str = "the image was not closed cleanly";
 const RESTORED: &str =
     "its virtual machine knew of changes that the image lacked when the bitmap was begun";
 
-/// Those that were closed and not used since miss something.
+/// Gives up the bitmaps that were closed and not used since: they miss changes.
 fn give_up_closed(bitmaps: &mut [Arc<Bitmap>], why: &str) {
     let closed = bitmaps.iter_mut().filter(|bitmap| bitmap.was_closed());
     for bitmap in closed.filter_map(Arc::get_mut) {
@@ -35,10 +37,12 @@ fn give_up_closed(bitmaps: &mut [Arc<Bitmap>], why: &str) {
     }
 }
 
-/// Bits that all of an image's bitmaps have.
+/// Maximum number of bits of all bitmaps of an image.
 const MOST_BITS_OF_ALL: u64 = 4 * MOST_BITS;
 
-/// Whether a bitmap can be recorded here. (There may be any number of any size in an image.)
+/// Returns a function that says whether a bitmap can be recorded here.
+///
+/// An image may have any number of bitmaps of any size.
 fn can_be(size: u64) -> impl FnMut(&str, u64) -> bool {
     let (mut left, mut bits_left) = (MOST, MOST_BITS_OF_ALL);
     move |name, granularity| {
@@ -55,7 +59,7 @@ fn can_be(size: u64) -> impl FnMut(&str, u64) -> bool {
     }
 }
 
-/// What the image says of those that can be.
+/// Lists the bitmaps of the image that can be recorded.
 fn own_of(image: &ImageDisk, size: u64) -> Result<Vec<Listed>, DiskError> {
     let mut can_be = can_be(size);
     image.look(|file| {
@@ -67,12 +71,12 @@ fn own_of(image: &ImageDisk, size: u64) -> Result<Vec<Listed>, DiskError> {
 }
 
 impl Bitmaps {
-    /// Whether they are in the image while the disk is not in use.
+    /// Returns whether the bitmaps are in the image while the disk is not in use.
     pub fn are_in_image(&self) -> bool {
         self.image.is_some()
     }
 
-    /// Before the disk of so many bytes is in use: makes what cannot be made then.
+    /// Creates the files that cannot be created while the disk of `size` bytes is in use.
     pub fn prepare(&self, size: u64) {
         if let (Ok(place), Some(image)) = (&self.place, &self.image)
             && self.state().size.is_none()
@@ -81,8 +85,10 @@ impl Bitmaps {
         }
     }
 
-    /// The disk is not in use, and there may be reasons why its image is to stay as it is: they are taken from there, and
-    /// left beside it.
+    /// Calls `work` with the bitmaps of an image whose disk is not in use.
+    ///
+    /// The image may have to stay unchanged. So the bitmaps are read from it, and the result is
+    /// left in files beside it.
     pub(super) fn with_own<T>(
         &self,
         size: u64,
@@ -101,7 +107,7 @@ impl Bitmaps {
                 state.fixed = there;
                 work(place, &mut state)
             });
-            // (As long as nobody else can have it.)
+            // Closed before anybody else can use the image.
             state.close(place, place.image(), Some(&[]));
             Ok(done)
         });
@@ -110,7 +116,7 @@ impl Bitmaps {
 }
 
 impl State {
-    /// Whether this one may be removed.
+    /// Returns an error if this bitmap must not be removed or renamed.
     pub(super) fn may_go(&self, name: &str) -> Result<(), String> {
         match self.fixed.iter().any(|fixed| fixed == name) {
             false => Ok(()),
@@ -121,7 +127,7 @@ impl State {
         }
     }
 
-    /// Takes those of the image, of a disk of so many bytes, that has just been taken into use. Gives their names.
+    /// Takes over the bitmaps of the image, which is in use now, and returns their names.
     pub(super) fn take_own(
         &mut self,
         place: &Place,
@@ -148,7 +154,7 @@ impl State {
             give_up_closed(&mut self.current, RESTORED);
         }
         if place.image.is_none() {
-            // (Who has had it since cannot be seen.)
+            // Other users of the image in the meantime cannot be detected.
             self.successors.clear();
         }
         self.drop_removed(place, &there);
@@ -171,7 +177,7 @@ impl State {
         let mut header = Header::new(size, own.granularity, 0);
         header.own = true;
         match (at, &own.words) {
-            // Somebody else has had it since, and died.
+            // Another program has used the bitmap since, and was killed.
             (Some(at), None) if self.current[at].is_own() => {
                 give_up_closed(&mut self.current[at..=at], DIED);
                 return Ok(());
@@ -186,7 +192,7 @@ impl State {
                 let begun = begun.and_then(|there| {
                     there.begin_anew(header.clone(), &now, |anew| {
                         anew.add_words(words, own.granularity);
-                        // (Who has made it larger may have made it smaller before.)
+                        // A disk that was enlarged may have been shrunk before.
                         anew.mark(before, size.saturating_sub(before));
                     })
                 });
@@ -206,7 +212,7 @@ impl State {
                     }
                 }
             }
-            // Each has come into being without the other.
+            // The bitmap in the image and the one in the file were created independently.
             (Some(at), Some(words)) => {
                 self.current[at].add_words(words, own.granularity);
                 return Ok(());
@@ -224,7 +230,7 @@ impl State {
         Ok(())
     }
 
-    /// Somebody has removed them from the image.
+    /// Drops bitmaps that another program has removed from the image.
     fn drop_removed(&mut self, place: &Place, there: &[String]) {
         let is_gone = |bitmap: &Arc<Bitmap>| {
             bitmap.is_own()
@@ -240,7 +246,7 @@ impl State {
             .for_each(|bitmap| remove(&place.path(&bitmap.name())));
     }
 
-    /// Likewise, of a disk that is not in use: what there will be.
+    /// Lists the bitmaps of a disk that is not in use, as they will be when it is.
     pub(super) fn list_own(
         &self,
         image: &ImageDisk,
@@ -280,7 +286,7 @@ impl State {
         Ok(list)
     }
 
-    /// All that belong into the image of a disk of so many bytes, one after the other.
+    /// Returns all bitmaps to be written into the image of a disk of `size` bytes.
     pub(super) fn for_image(&self, size: u64) -> impl Iterator<Item = OwnBitmap> {
         self.current
             .iter()
@@ -288,7 +294,7 @@ impl State {
     }
 }
 
-/// Makes the files of those that the image has, as far as it can be told now.
+/// Creates files for the bitmaps in the image, as far as they are known now.
 fn prepare(place: &Place, size: u64, image: &ImageDisk) {
     for own in own_of(image, size).unwrap_or_default() {
         let (name, granularity) = (own.name(), own.bitmap.granularity());
@@ -320,7 +326,7 @@ fn make_file(place: &Place, name: &str, header: &Header) -> io::Result<()> {
         header.write(&file)
     });
     written.inspect_err(|error| {
-        // (Another process may have made one.)
+        // Another process may have created the file.
         if error.kind() != io::ErrorKind::AlreadyExists {
             remove(&path);
         }
@@ -329,7 +335,7 @@ fn make_file(place: &Place, name: &str, header: &Header) -> io::Result<()> {
 }
 
 impl Bitmap {
-    /// What these bits say, of so many bytes each, is dirty.
+    /// Marks everything that these bits mark, with `granularity` bytes per bit.
     fn add_words(&self, words: &[u64], granularity: u64) {
         for (at, word) in words.iter().enumerate() {
             let (mut at, mut rest) = (at as u64 * BITS, *word);
@@ -353,7 +359,7 @@ impl Bitmap {
         OwnBitmap {
             name: self.name().to_string(),
             granularity: self.block(),
-            // (After they were read: see there.)
+            // The problem must be read after the bits; see `Bitmap::problem`.
             words: self.problem().is_none().then_some(words),
         }
     }

@@ -1,4 +1,4 @@
-//! Where a disk's bitmaps are.
+//! The directory of a disk's bitmaps.
 
 use super::bitmap::{is_file, is_left_over, sync_dir};
 use super::header::{Left, data_of};
@@ -15,36 +15,38 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// So long one who comes waits for one who is about to leave.
+/// Maximum wait for another process that is about to release the bitmaps.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Clone)]
 pub(crate) struct Place {
-    /// The directory, which need not be there as long as there are none.
+    /// The directory, which need not exist if there are no bitmaps.
     pub(crate) dir: PathBuf,
-    /// The image's file, if it is in one.
+    /// The image's file, if there is one.
     pub(crate) image: Option<PathBuf>,
-    /// The file that its data is in, if that is another one.
+    /// The external data file, if there is one.
     pub(crate) data: Option<PathBuf>,
-    /// Stands for what the disk is called, where other disks may be meant.
+    /// Digest of the disk's name, where the directory may hold bitmaps of other disks.
     pub(crate) of: Option<String>,
-    /// The boot of this machine.
+    /// The boot identifier of this machine.
     pub(crate) boot: String,
 }
 
 impl Place {
-    /// Of the disk that is there; `dir` is where it is if not beside its image. The error says why there is none.
+    /// Returns the place for a disk. `dir` is the directory if it is not beside the image.
+    ///
+    /// The error says why the disk has no bitmaps.
     pub(crate) fn of(location: &Location, dir: Option<&Path>) -> Result<Place, String> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let boot = boot.map_err(cause)?.trim().into();
         if let Some(path) = location.path().filter(|path| path.is_file()) {
-            // (However it is called: all who serve it must find the same ones.)
+            // The path is resolved, so that all who serve the image find the same bitmaps.
             let image = gate::real_path(path).map_err(cause)?;
             let mut beside = image.clone().into_os_string();
             beside.push(".bitmaps");
             return Ok(Place {
                 dir: dir.map_or(beside.into(), Path::to_owned),
-                // (Beside an image it can be no other's.)
+                // A directory beside an image belongs to that image alone.
                 of: dir.map(|_| digest(image.as_os_str().as_bytes())),
                 image: Some(image),
                 data: None,
@@ -52,7 +54,7 @@ impl Place {
             });
         }
         match dir {
-            // (`memory:SIZE`, say.)
+            // For example `memory:SIZE`.
             _ if location.with_size(512).is_some() => {
                 Err("its changes are discarded when the server ends".into())
             }
@@ -71,12 +73,12 @@ impl Place {
         self.dir.join(name)
     }
 
-    /// Nobody's bitmap: names do not begin like this.
+    /// Returns the path of a successor, which is not a valid bitmap name because of the dot.
     pub(super) fn next_path(&self, name: &str) -> PathBuf {
         self.dir.join(format!(".{name}.next"))
     }
 
-    /// The directory is there, durably.
+    /// Creates the directory, durably, if it does not exist.
     pub(super) fn make(&self) -> io::Result<()> {
         match fs::create_dir(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -84,19 +86,21 @@ impl Place {
         }
     }
 
-    /// As it is now.
+    /// Returns the present state of the image's file.
     pub(crate) fn image(&self) -> Option<Left> {
         let found = fs::metadata(self.image.as_ref()?).ok()?;
         let data = |path| data_of(fs::metadata(path).ok().as_ref());
         Some(Left::of(&found, self.data.as_ref().map_or(0, data)))
     }
 
-    /// Nobody has said where it is, and it is made and removed as it is needed.
+    /// Returns whether the directory is the default one, which is created and removed as needed.
     pub(crate) fn is_beside(&self) -> bool {
         self.of.is_none()
     }
 
-    /// What was said is there: it is by that that other processes are kept away, where the disk cannot be locked.
+    /// Creates the directory that the user has named.
+    ///
+    /// Its lock keeps other processes away if the disk itself cannot be locked.
     pub(crate) fn make_said(&self) -> Result<(), String> {
         let made = match self.is_beside() {
             true => Ok(()),
@@ -110,7 +114,7 @@ impl Place {
             )
         };
         match made.map_err(told) {
-            // (Its file is locked.)
+            // The image's file is locked instead.
             Err(problem) if self.image.is_some() => {
                 tracing::warn!("{problem}");
                 Ok(())
@@ -119,13 +123,14 @@ impl Place {
         }
     }
 
-    /// Nothing but a bitmap can be there: nobody else has anything in the directory.
+    /// Returns whether the path must be a bitmap, because nobody else uses the directory.
     pub(super) fn has_only_bitmaps(&self, path: &Path) -> bool {
         (self.is_beside() || self.image.is_none()) && is_file(path)
     }
 
-    /// The directory, for this process alone: another one that uses it is about to leave, or has the disk. None: there
-    /// is none.
+    /// Opens and locks the directory. Returns `None` if it does not exist.
+    ///
+    /// Waits for another process that is about to release it.
     pub(super) fn lock(&self) -> io::Result<Option<File>> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -147,7 +152,7 @@ impl Place {
                 }
                 Err(errno) => return Err(errno.into()),
                 Ok(()) if self.is(&dir)? => return Ok(Some(dir)),
-                // (Somebody has removed it meanwhile.)
+                // Another process has removed the directory meanwhile.
                 Ok(()) if Instant::now() < until => sleep(Duration::from_millis(10)),
                 Ok(()) => return Err(io::Error::other("the file is replaced repeatedly")),
             }
@@ -163,7 +168,7 @@ impl Place {
         }
     }
 
-    /// The bitmaps that may be there.
+    /// Returns the names of files that may be bitmaps.
     pub(super) fn names(&self) -> io::Result<Vec<String>> {
         let mut names = self.files()?;
         names.retain(|name| check_bitmap_name(name).is_ok());
@@ -171,8 +176,9 @@ impl Place {
         Ok(names)
     }
 
-    /// Removes what nobody needs: the bitmap that it was to follow goes on in its place. (What cannot be removed is in
-    /// nobody's way until then.)
+    /// Removes unneeded successors and unfinished files.
+    ///
+    /// Their bitmaps continue without them. A file that cannot be removed does no harm.
     pub(super) fn tidy(&self, pending: &[(String, u64)]) -> io::Result<()> {
         let needed = Vec::from_iter(pending.iter().map(|(name, _)| self.next_path(name)));
         let is_next = |name: &String| {
@@ -193,7 +199,7 @@ impl Place {
     }
 }
 
-/// Stands for what a disk is called, however long that is.
+/// Returns a digest of fixed length of a disk's name.
 fn digest(name: &[u8]) -> String {
     blake3::hash(name).to_hex()[..32].to_owned()
 }

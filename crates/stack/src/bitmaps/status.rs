@@ -1,23 +1,25 @@
-//! What is told of a bitmap.
+//! The status of a bitmap.
 
-/// What is told of a bitmap.
+/// The status of a bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BitmapStatus {
     pub name: String,
-    /// Bytes that a bit stands for.
+    /// Bytes per bit.
     pub granularity: u64,
-    /// Bytes that count as changed.
+    /// Number of bytes that count as changed.
     pub dirty: u64,
-    /// When it was begun (nanoseconds since 1970), if that is known.
+    /// Creation time in nanoseconds since 1970, if known.
     pub since: Option<u64>,
-    /// Why all counts as changed, if that is so.
+    /// Why everything counts as changed, if so.
     pub problem: Option<String>,
-    /// What it may advance to: a backup's instant (nanoseconds since 1970), by which it is known.
+    /// The successor to which the bitmap may advance, identified by a backup's instant.
+    ///
+    /// The instant is in nanoseconds since 1970.
     pub successor: Option<u64>,
 }
 
 impl BitmapStatus {
-    /// Of a file, with the time in its header.
+    /// Creates the status of a bitmap's file, with the creation time in its header.
     pub(super) fn of_file(name: String, granularity: u64, since: u64) -> BitmapStatus {
         BitmapStatus {
             name,
@@ -29,7 +31,7 @@ impl BitmapStatus {
         }
     }
 
-    /// What it says of a disk of so many bytes, if that can be believed.
+    /// Sets the number of dirty bytes and the problem for a disk of `size` bytes.
     pub(super) fn says(self, dirty: u64, problem: Option<String>, size: u64) -> BitmapStatus {
         BitmapStatus {
             dirty: match problem {

@@ -1,4 +1,4 @@
-//! Successors: what a bitmap becomes when the backup that was made with it is safe.
+//! Successors, which replace a bitmap when the backup made with it is safe.
 
 use super::all::{State, now, remove};
 use super::bitmap::{Bitmap, sync_dir};
@@ -73,11 +73,11 @@ impl State {
             )));
         }
         fs::rename(place.next_path(name), &path).map_err(|error| stays(cause(error)))?;
-        // (From here on it is the one that there is.)
+        // From here on the successor is the bitmap.
         let next = self.successors.remove(at);
         self.current.retain(|bitmap| *bitmap.name() != *name);
         self.current.push(next);
-        // If the machine goes down before this is durable, both count as all dirty.
+        // If the machine crashes before the rename is durable, everything is dirty in both.
         sync_dir(&path).map_err(cause)
     }
 }

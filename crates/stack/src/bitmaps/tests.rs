@@ -12,12 +12,12 @@ use tempfile::TempDir;
 const BLOCK: u64 = 64 << 10;
 const SIZE: u64 = 100 * BLOCK + 512;
 
-/// No request is in flight.
+/// Marks nothing, because no request is in flight.
 fn idle() -> Result<(), String> {
     Ok(())
 }
 
-/// An image, and its bitmaps as a process has them.
+/// An image with its bitmaps, as one process uses them.
 struct Host {
     dir: TempDir,
     boot: &'static str,
@@ -62,7 +62,7 @@ impl Host {
         Some(Left::of(&fs::metadata(self.image()).unwrap(), 0))
     }
 
-    /// With one bitmap.
+    /// Creates a host with one bitmap.
     fn with_one() -> (Host, Bitmaps) {
         let host = Host::new();
         let bitmaps = host.used();
@@ -87,7 +87,7 @@ fn mark(bitmaps: &Bitmaps, offset: u64, len: u64) {
         .for_each(|bitmap| bitmap.mark(offset, len));
 }
 
-/// Its only one: what is dirty, and why all is.
+/// Returns the dirty bytes and the problem of the only bitmap.
 fn only(bitmaps: &Bitmaps) -> (u64, Option<String>) {
     let all = bitmaps.list(SIZE).unwrap();
     let [only] = &all[..] else {
@@ -120,7 +120,7 @@ fn what_was_marked_is_told_by_the_block() {
         (SIZE, true),
     ];
     assert_eq!(told, expected);
-    // What the disk has grown by was not there before.
+    // Space by which the disk has grown was not recorded before.
     let grown = parts(&bitmaps.dirty("a"), SIZE + BLOCK);
     assert_eq!(grown.last(), Some(&(SIZE + BLOCK, true)));
     assert_eq!(parts(&bitmaps.dirty("none"), SIZE), [(SIZE, true)]);
@@ -130,7 +130,7 @@ fn what_was_marked_is_told_by_the_block() {
 fn nothing_is_lost_by_a_process_that_is_killed() {
     let (host, bitmaps) = Host::with_one();
     mark(&bitmaps, 5 * BLOCK, 1);
-    // (Its memory and its lock go, and nothing is done at its end.)
+    // The process loses its memory and its lock, without any cleanup.
     drop(bitmaps);
     assert_eq!(only(&host.used()), (BLOCK, None));
     assert_eq!(only(&host.idle()), (BLOCK, None));
@@ -154,7 +154,7 @@ fn after_the_machine_went_down_all_is_dirty_until_a_backup_is_safe() {
     mark(&bitmaps, 0, 1);
     bitmaps.advance("a", None, SIZE).unwrap();
     assert_eq!(only(&bitmaps), (BLOCK, None));
-    // And not by going down when nobody used it.
+    // A crash while nobody uses the bitmap has no effect.
     host_close(&host, &bitmaps);
     host.boot = "three";
     assert_eq!(only(&host.used()), (BLOCK, None));
@@ -163,12 +163,12 @@ fn after_the_machine_went_down_all_is_dirty_until_a_backup_is_safe() {
 #[test]
 fn whoever_changes_the_image_otherwise_is_noticed() {
     let (host, bitmaps) = Host::with_one();
-    // As its users do.
+    // The disk's users change the image while the bitmap is in use.
     fs::write(host.image(), b"more").unwrap();
     host_close(&host, &bitmaps);
     assert_eq!(only(&host.idle()), (0, None));
     let file = File::options().write(true).open(host.image()).unwrap();
-    // (Clocks of file systems are coarse.)
+    // File system timestamps are coarse.
     std::thread::sleep(std::time::Duration::from_millis(20));
     file.write_all_at(b"x", 0).unwrap();
     let (dirty, problem) = only(&host.used());
@@ -192,7 +192,7 @@ fn a_file_that_is_cut_off_is_noticed() {
         (dirty, problem.unwrap().contains("truncated")),
         (SIZE, true)
     );
-    // Though it be as long as before again.
+    // The truncation is detected even if the file has its full length again.
     let (host, bitmaps) = Host::with_one();
     let file = File::options().write(true).open(host.file("a")).unwrap();
     let len = file.metadata().unwrap().len();
@@ -218,14 +218,14 @@ fn a_successor_counts_only_when_the_bitmap_advances() {
     assert!(bitmaps.list(SIZE).unwrap()[0].successor.is_some());
     bitmaps.drop_successor("a");
     assert_eq!(only(&bitmaps), (2 * BLOCK, None));
-    // A process that dies meanwhile.
+    // A process dies while the successor is in use.
     bitmaps.begin_successor("a").unwrap();
     mark(&bitmaps, 2 * BLOCK, 1);
     drop(bitmaps);
     let bitmaps = host.used();
     assert_eq!(only(&bitmaps), (3 * BLOCK, None));
     assert!(bitmaps.advance("a", None, SIZE).is_err() && !host.file(".a.next").exists());
-    // While nobody uses the disk, nothing changes.
+    // Nothing changes while nobody uses the disk.
     bitmaps.begin_successor("a").unwrap();
     mark(&bitmaps, 4 * BLOCK, 1);
     host_close(&host, &bitmaps);
@@ -235,7 +235,7 @@ fn a_successor_counts_only_when_the_bitmap_advances() {
     host_close(&host, &bitmaps);
     bitmaps.advance("a", None, SIZE).unwrap();
     assert_eq!(only(&bitmaps), (2 * BLOCK, None));
-    // Unless others use it.
+    // The successor is dropped if another process uses the disk.
     host_open(&host, &bitmaps);
     bitmaps.begin_successor("a").unwrap();
     host_close(&host, &bitmaps);
@@ -276,7 +276,7 @@ fn what_is_none_of_ours_is_left_alone() {
     host_close(&host, &bitmaps);
     let precious = host.dir.path().join("precious");
     fs::write(&precious, vec![b'x'; 100_000]).unwrap();
-    // Whoever may write to the directory keeps nobody from the disk.
+    // Files of others in the directory must not block the disk.
     std::os::unix::fs::symlink(&precious, host.file("b")).unwrap();
     fs::hard_link(&precious, host.file("c")).unwrap();
     fs::copy(&precious, host.file("d")).unwrap();
@@ -286,7 +286,7 @@ fn what_is_none_of_ours_is_left_alone() {
     assert_eq!(only(&user), (0, None));
     assert_eq!(fs::read(&precious).unwrap(), vec![b'x'; 100_000]);
     assert_eq!(fs::read(host.file("d")).unwrap(), vec![b'x'; 100_000]);
-    // Two cannot have them.
+    // Two processes cannot use the bitmaps at once.
     let second = host.idle();
     assert!(second.list(SIZE).unwrap_err().contains("another process"));
     user.begin_successor("a").unwrap();
@@ -323,13 +323,13 @@ fn what_is_cut_off_and_grows_again_is_dirty() {
 fn one_that_cannot_be_used_is_given_up_for_the_disks_users() {
     let (host, bitmaps) = Host::with_one();
     host_close(&host, &bitmaps);
-    // (It has another name, too, by which somebody may have it.)
+    // The file has a second link, through which another program may use it.
     std::fs::copy(host.file("a"), host.file("b")).unwrap();
     std::fs::hard_link(host.file("b"), host.file(".link")).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(host.file("socket")).unwrap();
     assert_eq!(only(&host.used()), (0, None));
     assert!(!host.file("b").exists() && host.file(".link").exists());
-    // What is none is nobody's to remove.
+    // A file that is not a bitmap is never removed.
     assert!(host.file("socket").exists());
 }
 
@@ -365,7 +365,7 @@ fn headers_that_lie_are_no_bitmaps() {
         header.write(&file).unwrap();
         assert_eq!(host.idle().list(SIZE), Ok(Vec::new()), "{header:?}");
     }
-    // (It says that it is longer than it is.)
+    // The header claims more bits than the file has.
     Header {
         size: 1 << 40,
         ..good
@@ -394,7 +394,7 @@ fn granularities_are_checked() {
     assert_eq!((all[1].granularity, all[1].dirty), (4096, 0));
 }
 
-/// A disk in use below the bitmaps, with one worker, which has a write of one block in flight.
+/// A disk in use with its bitmaps and one worker, which has a write of one block in flight.
 struct Writing {
     _host: Host,
     tap: Tap,
@@ -431,7 +431,7 @@ impl Writing {
         }
     }
 
-    /// Bytes that the bitmap says are dirty.
+    /// Returns the number of dirty bytes of a bitmap.
     fn dirty(&self, name: &str) -> u64 {
         let all = self.tap.bitmaps().list(DISK).unwrap();
         all.iter().find(|bitmap| bitmap.name == name).unwrap().dirty
@@ -463,7 +463,7 @@ fn bitmap_cleared_while_a_write_is_in_flight_has_it_marked() {
     let bitmaps = writing.tap.bitmaps();
     bitmaps.clear("a", DISK, &mut look).unwrap();
     assert_eq!(writing.dirty("a"), BLOCK);
-    // The mark is the worker's: a clear leaves nothing dirty by itself.
+    // The mark comes from the worker: a clear by itself leaves nothing dirty.
     bitmaps.clear("a", DISK, &mut idle).unwrap();
     assert_eq!(writing.dirty("a"), 0);
 }

@@ -1,4 +1,4 @@
-//! The bitmaps of a disk that nobody serves, for tools.
+//! Bitmaps of a disk that nobody serves, for tools.
 
 use super::all::Bitmaps;
 use super::bitmap::{Bitmap, Looked, NotOpened, Now};
@@ -15,12 +15,14 @@ use std::panic;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-/// A bitmap's file, as far as it is known. The error is for the user.
+/// A bitmap's name and file contents. The error is a message for the user.
 type Found = (String, Result<Looked, String>);
 
 impl Bitmaps {
-    /// Those beside the image that is there, or in `dir` if that is said. `data`: the file that its data is in, if that is
-    /// another one. Whoever changes them has locked the image. The error says why there can be none.
+    /// Returns the bitmaps beside an image, or in `dir`. `data`: the external data file, if any.
+    ///
+    /// A caller that changes the bitmaps must have locked the image. The error says why there can
+    /// be no bitmaps.
     pub fn unserved(
         location: &Location,
         dir: Option<&Path>,
@@ -33,14 +35,15 @@ impl Bitmaps {
         Ok(Bitmaps::new(Ok(place), None))
     }
 
-    /// All that are not in the image, of a disk of so many bytes; and what cannot be told, for the user. Nothing is
-    /// changed, and others may use them.
+    /// Lists the bitmaps of a disk of `size` bytes that are not in the image.
+    ///
+    /// Also returns problems, for the user. Changes nothing; others may use the bitmaps meanwhile.
     pub fn look(&self, size: u64) -> Result<(Vec<BitmapStatus>, Vec<String>), String> {
         let place = self.place.as_ref().map_err(Clone::clone)?;
         let (mut all, mut problems) = (Vec::new(), Vec::new());
         for (name, found) in found(place, place.is_beside())? {
             match found {
-                // (It counts as it is in the image.)
+                // The version in the image counts.
                 Ok(found) if found.header.own => {}
                 Ok(found) => all.push(status(name, found, size)),
                 Err(problem) => problems.push(problem),
@@ -49,9 +52,11 @@ impl Bitmaps {
         Ok((all, problems))
     }
 
-    /// Changes them, if all that are there are of this disk and can be used: the directory may be another one than was
-    /// meant. It is done with the rights of the owner of the directory, or if there is none of the image: a server that
-    /// has no more is to use them, and whoever may write there gains nothing by it.
+    /// Changes the bitmaps if all files in the directory belong to this disk and are usable.
+    ///
+    /// Otherwise the directory may be the wrong one. The change runs with the rights of the owner
+    /// of the directory, or of the image if there is no directory. So a server with those rights
+    /// can use the files, and a user who may write to the directory gains no rights.
     pub fn change_unserved(
         &self,
         change: impl FnOnce(&Bitmaps) -> Result<(), String> + Send,
@@ -71,7 +76,7 @@ impl Bitmaps {
             let changed = self.change_own(place, change);
             changed.map_err(|problem| format!("{problem} (as user {}, the owner)", owner.uid()))
         };
-        // (They are the thread's.)
+        // The new credentials apply to this thread only.
         let done = thread::scope(|scope| scope.spawn(work).join());
         done.unwrap_or_else(|panic| panic::resume_unwind(panic))
     }
@@ -96,7 +101,7 @@ impl Bitmaps {
     }
 }
 
-/// This thread has no other rights than that from now on.
+/// Gives this thread the rights of the owner, for good.
 fn become_owner(owner: &Metadata) -> Result<(), String> {
     let (user, group) = (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid()));
     set_thread_groups(&[])
@@ -113,7 +118,7 @@ fn now_of(place: &Place) -> Now<'_> {
     }
 }
 
-/// Those that are there. The directory need not be there if it `may_lack`.
+/// Inspects all bitmaps. The directory may be missing only if `may_lack` is true.
 fn found(place: &Place, may_lack: bool) -> Result<Vec<Found>, String> {
     let told = |path: &Path, error: io::Error| format!("{}: {}", path.display(), cause(error));
     let names = match place.names() {
@@ -123,10 +128,10 @@ fn found(place: &Place, may_lack: bool) -> Result<Vec<Found>, String> {
     let mut all = Vec::new();
     for name in names {
         let path = place.path(&name);
-        // (Somebody may use it, and the image, meanwhile.)
+        // Another process may use the bitmap and the image meanwhile.
         match Bitmap::look(&path, &now_of(place)) {
             Ok(found) => all.push((name, Ok(found))),
-            // (It is nobody's, or somebody has removed it meanwhile.)
+            // The file is not a bitmap, or another process has removed it meanwhile.
             Err(NotOpened::Strange(_)) => {}
             Err(NotOpened::Failed(error)) if error.kind() == io::ErrorKind::NotFound => {}
             Err(NotOpened::Failed(error) | NotOpened::Broken(error)) => {
