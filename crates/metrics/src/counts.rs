@@ -1,16 +1,16 @@
-//! What is counted of a disk.
+//! Counters of a disk.
 
 use crate::info::WorkerInfo;
 use fathom_trace::{HistogramsState, SlowRequest};
 use serde::{Deserialize, Serialize};
 
-/// What is counted of a disk, by worker.
+/// Counters of a disk, by worker.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DiskCounts {
     pub histograms: Vec<HistogramsState>,
     pub workers: Vec<WorkerInfo>,
     pub refused: u64,
-    /// For how long; absent where a server of before did not know.
+    /// Time that the counters cover, in seconds. Absent if it comes from an older server.
     #[serde(default)]
     pub seconds: Option<f64>,
     /// Some of the slowest requests, the slowest first.

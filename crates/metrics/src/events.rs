@@ -1,4 +1,4 @@
-//! What happens, for whoever wants to hear of it.
+//! Events, for clients that subscribe to them.
 
 use crate::repeats::message_of;
 use fathom_trace::SlowRequest;
@@ -11,7 +11,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use utoipa::ToSchema;
 
-/// Who has not taken in so many loses the oldest, and is told how many.
+/// Number of events buffered for a client; a slower client loses the oldest and gets a count.
 const KEPT: usize = 1024;
 
 /// Type of a connection to a disk: `vhost-user` for a virtual machine, `nbd` for an NBD client.
@@ -105,7 +105,7 @@ pub enum Happened {
 }
 
 impl Happened {
-    /// The name of the disk to which it has.
+    /// Returns the name of the disk that the event concerns.
     pub fn disk(&self) -> Option<&str> {
         match self {
             Happened::Added { disk }
@@ -147,15 +147,16 @@ impl Line {
         }
     }
 
-    /// With its end.
+    /// Returns the event as a line with its line break.
     pub fn to_text(&self) -> String {
         let text = serde_json::to_string(self);
         text.map_or_else(|_| String::new(), |text| text + "\n")
     }
 }
 
-/// Tells all who listen; a layer of the log, too, of which it tells the errors. Nobody who has
-/// something to tell waits for them.
+/// Sends events to all subscribers, and as a layer of the log also the errors that are logged.
+///
+/// Sending never waits for a subscriber.
 #[derive(Clone, Debug)]
 pub struct Events(Sender<Arc<str>>);
 
@@ -168,12 +169,12 @@ impl Default for Events {
 impl Events {
     pub fn tell(&self, happened: Happened) {
         if self.0.receiver_count() > 0 {
-            // They may have gone just now.
+            // The subscribers may have left just now.
             let _ = self.0.send(Line::of(happened).to_text().into());
         }
     }
 
-    /// What happens from now on, line by line.
+    /// Subscribes to all events from now on, as lines.
     pub fn listen(&self) -> Receiver<Arc<str>> {
         self.0.subscribe()
     }

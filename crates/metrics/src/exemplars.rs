@@ -1,6 +1,7 @@
-//! Slow requests that are known, beside the buckets that count them.
+//! Exemplars: known slow requests, attached to the buckets that count them.
 //!
-//! (The library makes exemplars only for histograms of its own, so they are put into its page.)
+//! The library supports exemplars only for its own histograms, so they are inserted into its
+//! output.
 
 use super::families::{DURATION, each_op};
 use super::measured::Measured;
@@ -13,10 +14,10 @@ use prost_types::Timestamp;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
-/// By the number of a histogram among those of its family, and that of a bucket.
+/// Slow requests by the index of a histogram in its family, and the index of a bucket.
 pub struct Exemplars<'a>(BTreeMap<(usize, usize), &'a SlowRequest>);
 
-/// What comes before the buckets of a histogram: its sum and its count.
+/// Number of lines before the buckets of a histogram: its sum and its count.
 const BEFORE: usize = 2;
 
 impl<'a> Exemplars<'a> {
@@ -25,7 +26,7 @@ impl<'a> Exemplars<'a> {
         let mut series = 0;
         for disk in disks {
             each_op(disk, |_, of_op| {
-                // Of a bucket the slowest, which comes last.
+                // The slowest request of a bucket comes last and remains.
                 for one in of_op.slow() {
                     let seconds = one.total_ns as f64 / 1e9;
                     let bucket = TOTAL.partition_point(|bound| *bound < seconds);
@@ -38,7 +39,7 @@ impl<'a> Exemplars<'a> {
         Ok(Exemplars(all))
     }
 
-    /// Into OpenMetrics' text of their family.
+    /// Inserts the exemplars into the OpenMetrics text of their family.
     pub fn into_text(self, family: &str, out: &mut impl Write) -> fmt::Result {
         let head = family.find("\nfathom_").map_or(family.len(), |at| at + 1);
         let of_histogram = BEFORE + TOTAL.len();
@@ -58,7 +59,7 @@ impl<'a> Exemplars<'a> {
         out.write_str(rest)
     }
 
-    /// Into the families of Prometheus's protobuf.
+    /// Inserts the exemplars into the families of Prometheus's protobuf format.
     pub fn into_families(self, families: &mut [MetricFamily]) {
         let name = format!("fathom_{DURATION}_seconds");
         let Some(family) = families.iter_mut().find(|family| family.name == name) else {

@@ -1,4 +1,4 @@
-//! A page of metrics, as who asks for it wants it.
+//! A page of metrics in the requested format.
 
 use super::exemplars::Exemplars;
 use super::families::{DISKS, DURATION};
@@ -17,19 +17,19 @@ use prost::Message;
 use std::fmt;
 use std::sync::Arc;
 
-/// What a page is made of.
+/// The contents of a page.
 #[derive(Debug)]
 pub struct Page {
     pub disks: Vec<Measured>,
-    /// Of the disks that one uses, by their place among these.
+    /// The guests of the disks that are in use, with the index of the disk.
     pub guests: Vec<(usize, Guest)>,
-    /// This process.
+    /// The metrics of this process.
     pub own: ProcessInfo,
     pub scale: Arc<Scale>,
     pub form: Form,
 }
 
-/// What is written at once.
+/// The part of a page that is written at once.
 #[derive(Clone, Copy, Debug)]
 enum Part {
     Build,
@@ -50,12 +50,14 @@ impl Part {
     }
 }
 
-/// Tells the page, piece by piece, to `take`, who may not want more of it. (It takes some time: 0.1 ms a
-/// disk.)
+/// Writes the page piece by piece to `take`, which may return an error to stop.
+///
+/// This takes about 0.1 ms per disk.
 pub fn expose(page: Page, take: impl FnMut(Vec<u8>) -> fmt::Result) -> fmt::Result {
     let page = Arc::new(page);
     let mut pieces = Pieces::new(take);
-    // All are there until the last is made: their memory would be given back and asked for again each time.
+    // All families stay allocated until the last is made: otherwise their memory would be released
+    // and allocated again each time.
     let mut families = Vec::new();
     for part in Part::all() {
         let mut registry = Registry::default();
@@ -86,7 +88,7 @@ pub fn expose(page: Page, take: impl FnMut(Vec<u8>) -> fmt::Result) -> fmt::Resu
     pieces.end()
 }
 
-/// A part of a page that is looked at for others, too.
+/// A part of a shared page, for a registry.
 #[derive(Debug)]
 struct Shared(Arc<Page>, Part);
 

@@ -1,4 +1,4 @@
-//! The metrics of disks, one after the other as they are told.
+//! The metrics of disks, in the order of the page.
 
 use super::measured::{Measured, QueueInfo};
 use super::samples::{Family, Label, Samples};
@@ -10,10 +10,10 @@ use prometheus_client::registry::Unit;
 use rustix::io::Errno;
 use std::fmt;
 
-/// How long requests took in all.
+/// Total duration of requests.
 pub const DURATION: &str = "request_duration";
 
-/// What is said of each disk. Names are without `fathom_`, the unit, and what the kind adds.
+/// The metrics of each disk. Names lack the prefix `fathom_`, the unit, and the type's suffix.
 pub const DISKS: &[Family] = &[
     Family {
         name: "disk",
@@ -371,7 +371,7 @@ fn disk_info(disk: &Measured, to: &mut Samples<'_, '_>) -> fmt::Result {
     to.info(&labels)
 }
 
-/// All that was counted of one operation.
+/// The counters of one operation.
 pub struct OfOp<'a> {
     op: Op,
     all: &'a [HistogramsState],
@@ -379,13 +379,13 @@ pub struct OfOp<'a> {
 }
 
 impl<'a> OfOp<'a> {
-    /// Of one stage, or with their number of all together.
+    /// Returns the histograms of one stage, or of all together if `stage` is the number of stages.
     fn histograms(&self, stage: usize) -> impl Iterator<Item = &'a Occupied> + Clone + use<'a> {
         let op = self.op;
         self.all.iter().filter_map(move |one| one.of(op).get(stage))
     }
 
-    /// Some of the slowest, the fastest of these first.
+    /// Returns some of the slowest requests, the slowest last.
     pub fn slow(&self) -> impl Iterator<Item = &'a SlowRequest> + use<'a> {
         let name = self.op.name();
         self.slow.iter().rev().filter(move |one| one.op == name)
@@ -401,7 +401,7 @@ impl<'a> OfOp<'a> {
     }
 }
 
-/// Each operation that has occurred.
+/// Calls `tell` for each operation that has occurred.
 pub fn each_op<'a>(
     disk: &'a Measured,
     mut tell: impl FnMut((&'static str, &'static str), OfOp<'a>) -> fmt::Result,
@@ -434,7 +434,7 @@ fn request_errors(disk: &Measured, to: &mut Samples<'_, '_>) -> fmt::Result {
     })
 }
 
-/// Those that disks have, by their names.
+/// Returns the name of an errno that disks commonly return, otherwise its number.
 fn name_of(errno: u8) -> String {
     let known = [
         (Errno::IO, "EIO"),

@@ -1,18 +1,20 @@
-//! As what metrics are written.
+//! Formats of a page of metrics.
 
-/// How a page is written.
+/// The format of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     OpenMetrics,
-    /// Prometheus's text of before.
+    /// Prometheus's older text format.
     Text,
-    /// Prometheus's own, with native histograms.
+    /// Prometheus's protobuf format, with native histograms.
     Protobuf,
 }
 
 impl Form {
-    /// Returns the form that this `Accept` prefers (RFC 9110, section 12.5.1), of two that are preferred
-    /// alike the first. Without one that is known: the text that all scrapers read.
+    /// Returns the format that this `Accept` prefers (RFC 9110, section 12.5.1).
+    ///
+    /// If several are equally preferred, the first counts. If none is known, returns the text
+    /// format, which all scrapers can read.
     pub fn wanted(accept: &str) -> Form {
         let known = |one: &str| {
             let mut parts = one.split(';').map(str::trim);
@@ -41,7 +43,7 @@ impl Form {
         best.map_or(Form::Text, |(form, _): (Form, f64)| form)
     }
 
-    /// Lines, which say no native histograms.
+    /// Returns whether the format consists of lines, which cannot express native histograms.
     pub fn is_text(self) -> bool {
         self != Form::Protobuf
     }

@@ -1,27 +1,27 @@
-//! Which virtual machine a front-end is: its arguments say it.
+//! Identifies the virtual machine of a front-end by its process's arguments.
 
 use super::samples::Label;
 use std::fs::File;
 use std::io::Read;
 
-/// What is known of one.
+/// The identity of a virtual machine, as far as known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Guest {
     pid: String,
-    /// The program.
+    /// The name of the program.
     vmm: Option<String>,
     name: Option<String>,
     uuid: Option<String>,
 }
 
-/// As much of a process's arguments is read: those that are looked for come early.
+/// Maximum bytes of a process's arguments to read; the relevant ones come early.
 const MAX: u64 = 64 << 10;
 
-/// A label's value, which anybody may have chosen, has so many characters at most.
+/// Maximum number of characters of a label, whose value the guest's owner may choose.
 const MAX_LABEL: usize = 128;
 
 impl Guest {
-    /// Of a process that does not say who it is.
+    /// Returns a guest of which only the process ID is known.
     pub fn unknown(pid: i32) -> Guest {
         Guest {
             pid: pid.to_string(),
@@ -29,11 +29,13 @@ impl Guest {
         }
     }
 
-    /// The process of that number (0: it cannot be seen from here), which may take as long as it likes.
+    /// Reads the arguments of a process. `pid` is zero if the process is not visible from here.
+    ///
+    /// The process can delay this call for any time.
     pub fn of(pid: i32) -> Guest {
         let mut arguments = Vec::new();
         if let Ok(file) = File::open(format!("/proc/{pid}/cmdline")) {
-            // What could not be read is not known.
+            // Arguments that cannot be read remain unknown.
             let _ = file.take(MAX).read_to_end(&mut arguments);
         }
         let arguments = String::from_utf8_lossy(&arguments);

@@ -1,7 +1,7 @@
-//! Who the front-ends are, read once of each that comes.
+//! Identities of front-ends, read once for each connection.
 //!
-//! A process can have whoever reads its arguments wait for as long as it likes (they are in its memory,
-//! whose pages it may hold back). So each is read on a thread of its own, and waited for but shortly.
+//! A process can delay anybody who reads its arguments for any time: they are in its memory, whose
+//! pages it can hold back. So each is read on its own thread, which is waited for only briefly.
 
 use super::guest::Guest;
 use std::collections::{BTreeSet, HashMap};
@@ -9,22 +9,22 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-/// Arguments are in memory: whoever needs longer to show them holds them back.
+/// Maximum wait for a process's arguments, which are normally in memory.
 const DEADLINE: Duration = Duration::from_millis(100);
-/// Reads that do not end; more are not begun.
+/// Maximum number of reads in progress, which may be stuck.
 const MOST_STUCK: usize = 64;
-/// Disks whose front-ends are known; with more, all are read again.
+/// Maximum number of disks whose front-ends are cached; beyond that, all are read again.
 const MOST_KNOWN: usize = 4096;
 
-/// Those of all disks of this process.
+/// The guests of all disks of this process.
 pub static GUESTS: LazyLock<Guests> = LazyLock::new(|| Guests::new(Guest::of));
 
-/// A front-end's process, and how many have come before it.
+/// A front-end's process ID, and the number of earlier connections.
 type Which = (i32, u64);
 
 pub struct Guests {
     read: fn(i32) -> Guest,
-    /// By the disk's name.
+    /// The known guests, by the disk's name.
     known: Mutex<HashMap<String, (Which, Guest)>>,
     /// Processes whose arguments are being read.
     reading: Arc<Mutex<BTreeSet<i32>>>,
@@ -39,8 +39,9 @@ impl Guests {
         }
     }
 
-    /// Who has the disk: the front-end of that process, before which `nth` others have come. As long as it
-    /// does not show its arguments, nothing but its process is known.
+    /// Returns the guest of a disk: the process `pid`, whose connection is number `nth`.
+    ///
+    /// As long as the process does not show its arguments, only its process ID is known.
     pub fn of(&self, disk: &str, pid: i32, nth: u64) -> Guest {
         let key = (pid, nth);
         if let Some((_, guest)) = locked(&self.known).get(disk).filter(|(of, _)| *of == key) {
@@ -70,7 +71,7 @@ impl Guests {
         let begun = thread.spawn(move || {
             let guest = read(pid);
             locked(&reading).remove(&pid);
-            // Nobody may wait for it any more.
+            // The caller may have stopped waiting.
             let _ = tell.send(guest);
         });
         if begun.is_err() {
@@ -90,7 +91,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Instant;
 
-    /// From here on they never show who they are.
+    /// Processes from this ID on never show their arguments.
     const HOSTILE: i32 = 1000;
 
     fn read(pid: i32) -> Guest {
@@ -115,7 +116,7 @@ mod tests {
         }
         assert_eq!(locked(&guests.reading).len(), 1);
         assert!(started.elapsed() < 100 * DEADLINE);
-        // Others are known.
+        // Other processes are still identified.
         assert_eq!(guests.of("b", 1, 0), named());
     }
 

@@ -1,4 +1,4 @@
-//! What is told of a disk.
+//! The state of a disk, as the API reports it.
 
 use crate::alarm::AlarmInfo;
 use crate::job_id::JobKind;
@@ -152,7 +152,7 @@ pub struct PullInfo {
 }
 
 impl PullInfo {
-    /// The progress of a move with this limit.
+    /// Returns the progress of a move with this limit.
     pub fn new(status: Status, speed: Option<u64>) -> PullInfo {
         PullInfo {
             phase: status.phase.name().to_owned(),
@@ -354,7 +354,7 @@ pub struct ImageInfo {
 }
 
 impl ImageInfo {
-    /// None: the image has no tables.
+    /// Returns the counters, or `None` if the image has no tables.
     pub fn of(image: &ImageDisk) -> Option<ImageInfo> {
         let counts = image.counts()?;
         Some(ImageInfo {
@@ -384,7 +384,7 @@ pub enum ImageProblem {
 }
 
 impl ImageProblem {
-    /// The problem and what repairs the image.
+    /// Describes the problem, and what repairs the image.
     pub fn describe(self) -> &'static str {
         match self {
             ImageProblem::Leaks => {
@@ -432,7 +432,7 @@ pub struct TenantLimits {
 }
 
 impl Info {
-    /// Who is connected, for people; None: nobody.
+    /// Describes who is connected, for display. Returns `None` if nobody is.
     pub fn users(&self) -> Option<String> {
         let front_end = self.front_end.as_ref().map(|one| match one.pid {
             0 => "a front-end".to_owned(),
@@ -538,7 +538,7 @@ impl WorkerInfo {
         }
     }
 
-    /// With what one before it has done.
+    /// Adds the counters of an earlier worker.
     pub fn and(self, before: &WorkerInfo) -> WorkerInfo {
         let before_of = |size| before.batches.get(size).copied().unwrap_or(0);
         let batches = self.batches.iter().enumerate();

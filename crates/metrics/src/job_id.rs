@@ -63,7 +63,7 @@ impl FromStr for JobId {
             Some(_) => (text, ""),
             None => text.rsplit_once('.').ok_or(())?,
         };
-        // (A disk's name may contain dots, too.)
+        // A disk's name may contain dots, too.
         let (disk, kind) = front.rsplit_once('.').ok_or(())?;
         let kind = JobKind::ALL.into_iter().find(|one| one.name() == kind);
         Ok(JobId {

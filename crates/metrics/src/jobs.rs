@@ -1,4 +1,4 @@
-//! Jobs: what a server does with disks beside serving them, as one list.
+//! Jobs: the background operations on disks, as one list.
 
 use crate::info::{BackupInfo, Info, MirrorInfo, PullInfo, StartingJob, StreamInfo};
 use crate::job_id::{JobId, JobKind};
@@ -76,7 +76,7 @@ pub enum JobState {
 }
 
 impl JobState {
-    /// The state in a phase of any kind of job.
+    /// Returns the state for a phase of any kind of job.
     fn of(phase: &str) -> JobState {
         match phase {
             "starting" => JobState::Starting,
@@ -90,14 +90,14 @@ impl JobState {
     }
 }
 
-/// The error for a job that does not exist.
+/// Returns the error for a job that does not exist.
 pub fn unknown_job(id: &str) -> RequestError {
     let text = format!("no job '{id}', or it has been removed; 'fathom jobs --json' lists all");
     ErrorKind::Unknown.because(text)
 }
 
 impl Info {
-    /// The jobs of the disk.
+    /// Returns the jobs of the disk.
     pub fn jobs(&self) -> Vec<JobInfo> {
         let disk = &self.name;
         let pull = self.pull.iter().map(|one| JobInfo::pull(disk, one));
@@ -109,7 +109,7 @@ impl Info {
             .collect()
     }
 
-    /// The job of the disk with this identity.
+    /// Returns the job of the disk with this identity.
     ///
     /// # Errors
     /// If the job does not exist.
@@ -121,7 +121,7 @@ impl Info {
 }
 
 impl JobInfo {
-    /// A job of which only this is known.
+    /// Creates a job with these values and no others.
     fn new(disk: &str, kind: JobKind, number: &str, phase: &str) -> JobInfo {
         let id = JobId {
             disk: disk.to_owned(),

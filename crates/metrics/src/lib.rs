@@ -1,17 +1,19 @@
-//! What a server knows of its disks: their state, their jobs, what happens to them, and what is counted.
+//! What a server reports of its disks: their state, jobs, events and metrics.
 //!
-//! - `info` is the state of a disk, `jobs` the list of jobs, `events` what happens;
-//! - `counts` is what is counted of a disk, `measured` what is known of one at a moment, as the process that has the
-//!   disk tells it; `sent` checks what another process has sent, and `untrusted` makes its texts safe to show;
-//! - `families` has one line for each metric, `process` those of processes, `guest` says which virtual machine uses a disk;
-//! - `scale` puts latencies into the buckets that all disks have in common;
-//! - `form` is the format of a page of metrics, `samples` how families are written, `exposition` makes a page of them,
-//!   in `pieces`, and `exemplars` adds slow requests;
-//! - `live` tells intervals to whoever looks, and `alarm` watches disks;
-//! - `repeats` counts log lines that are repeated.
+//! - `info` is the state of a disk, `jobs` the list of jobs, and `events` reports events;
+//! - `counts` are the counters of a disk, and `measured` its state at one moment, as the process
+//!   that serves it reports it. `sent` checks reports of other processes, and `untrusted` makes
+//!   their texts safe to show;
+//! - `families` has an entry for each metric of disks, `process` those of processes, and `guest`
+//!   identifies the virtual machine of a disk;
+//! - `scale` converts latencies to buckets that all disks share;
+//! - `form` is the format of a page of metrics, and `samples` writes families. `exposition` makes
+//!   a page of them, in `pieces`, and `exemplars` adds slow requests;
+//! - `live` reports intervals to listeners, and `alarm` watches disks;
+//! - `repeats` limits repeated log lines.
 //!
-//! No request is counted for metrics alone: `measured` reads atomics that workers write anyway, each of which has one
-//! writer.
+//! No request is counted for metrics alone: `measured` reads atomics that workers update anyway.
+//! Each atomic has a single writer.
 
 mod alarm;
 mod counts;

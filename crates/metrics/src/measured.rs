@@ -1,4 +1,4 @@
-//! What is known of a disk, as the process that has it tells it.
+//! The measurements of a disk, as the process that serves it reports them.
 
 use crate::counts::DiskCounts;
 use crate::info::Info;
@@ -7,19 +7,19 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A disk at one moment.
+/// The measurements of a disk at one moment.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Measured {
     pub info: Info,
     pub counts: DiskCounts,
-    /// The virtqueues that run, in order.
+    /// The running virtqueues, in order.
     pub queues: Vec<QueueInfo>,
     pub in_flight: u64,
-    /// How often front-ends and NBD clients have come.
+    /// Number of connections of front-ends, and of NBD clients.
     pub front_ends: u64,
     pub clients: u64,
     pub process: ProcessInfo,
-    /// What each of its pool's threads has used of a CPU, in ns: the same for all of its disks.
+    /// CPU time of each thread of the disk's pool in ns, for all disks of the pool.
     pub pool_threads: Vec<u64>,
 }
 
@@ -28,7 +28,7 @@ use serde_json::Value;
 
 #[cfg(test)]
 impl Measured {
-    /// A disk that nobody uses, whose one worker and counts these are.
+    /// Creates an unused disk with one worker and these counters.
     pub fn made(name: &str, worker: Value, counts: Value) -> Measured {
         let measured = serde_json::json!({
             "info": {
@@ -43,11 +43,11 @@ impl Measured {
     }
 }
 
-/// A virtqueue.
+/// The counters of a virtqueue.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct QueueInfo {
     pub queue: u16,
-    /// Requests that can be in flight.
+    /// Maximum number of requests in flight.
     pub size: u64,
     pub requests: u64,
     pub in_flight: u64,
@@ -56,7 +56,7 @@ pub struct QueueInfo {
 }
 
 impl QueueInfo {
-    /// None: it is a connection.
+    /// Returns the counters, or `None` if the source is an NBD connection.
     pub fn of(counters: &SourceCounters) -> Option<QueueInfo> {
         Some(QueueInfo {
             queue: counters.queue?,
@@ -69,18 +69,18 @@ impl QueueInfo {
     }
 }
 
-/// The process that has the disk, and may have others.
+/// The process that serves the disk, and possibly other disks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProcessInfo {
     pub pid: u32,
-    /// Bytes.
+    /// Resident memory in bytes.
     pub resident: u64,
     pub cpu_ns: u64,
     pub threads: u64,
 }
 
 impl ProcessInfo {
-    /// This one.
+    /// Returns the metrics of this process.
     pub fn own() -> ProcessInfo {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let value = |key: &str| {
@@ -97,7 +97,7 @@ impl ProcessInfo {
     }
 }
 
-/// How often somebody has come.
+/// Number of connections to a disk.
 #[derive(Debug, Default)]
 pub struct Visits {
     front_ends: AtomicU64,
@@ -113,7 +113,7 @@ impl Visits {
         self.clients.fetch_add(1, Relaxed);
     }
 
-    /// Front-ends, and NBD clients.
+    /// Returns the number of connections of front-ends, and of NBD clients.
     pub fn counts(&self) -> (u64, u64) {
         (self.front_ends.load(Relaxed), self.clients.load(Relaxed))
     }

@@ -1,13 +1,14 @@
-//! A page on its way, of which there are never more than a few pieces: all of it may be tens of megabytes,
-//! and memory that is new costs more than what is written there.
+//! Hands a page on in pieces, a few of which exist at a time.
+//!
+//! A page may have tens of megabytes, and new memory costs more than writing the text.
 
 use std::fmt::{self, Write};
 use std::mem::replace;
 
-/// So much of it is handed on at once.
+/// Size of a piece in bytes.
 pub const PIECE: usize = 64 << 10;
 
-/// Gathers text, and hands it on.
+/// Collects text and hands it on in pieces.
 pub struct Pieces<F> {
     piece: String,
     take: F,
@@ -19,12 +20,12 @@ impl<F: FnMut(Vec<u8>) -> fmt::Result> Pieces<F> {
         Pieces { piece, take }
     }
 
-    /// What is no text.
+    /// Hands on binary data.
     pub fn take(&mut self, piece: Vec<u8>) -> fmt::Result {
         (self.take)(piece)
     }
 
-    /// There is no more text.
+    /// Hands on the last piece.
     pub fn end(mut self) -> fmt::Result {
         match self.piece.is_empty() {
             true => Ok(()),

@@ -1,4 +1,4 @@
-//! The metrics of processes, and of what several disks have in common.
+//! The metrics of processes and pools.
 
 use super::measured::{Measured, ProcessInfo};
 use super::samples::{Samples, Style};
@@ -8,7 +8,7 @@ use prometheus_client::registry::Unit;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The server's own process, and those of tenants, each once, by its number.
+/// Writes the metrics of the server's own process and those of tenants, each once.
 pub fn expose(
     own: &ProcessInfo,
     disks: &[Measured],
@@ -46,7 +46,7 @@ pub fn expose(
     pools(disks, style, to)
 }
 
-/// The threads of pools, each once: all disks of a process that are in a pool tell the same of it.
+/// Writes the metrics of each pool's threads once: all its disks in a process report the same.
 fn pools(disks: &[Measured], style: Style<'_>, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let of_pools = disks.iter().filter_map(|disk| {
         let pool = disk.info.pool.as_deref()?;

@@ -1,8 +1,8 @@
-//! Lines of log that come again and again do not fill the log.
+//! Limits repeated log lines.
 //!
-//! A client, a front-end or a disk that fails can cause a line as often as it
-//! likes. Here, and nowhere else, most of them are left out: of lines alike
-//! some are written in each [`WINDOW`], and then how many more there were.
+//! A failing client, front-end or disk can cause any number of log lines. This module, and no
+//! other, suppresses most of them: in each [`WINDOW`] some similar lines are written, and then the
+//! number of suppressed ones.
 
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_units::redacted;
@@ -16,18 +16,19 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// In this time at most [`LINES`] lines that are alike are written.
+/// Window in which at most [`LINES`] similar lines are written.
 const WINDOW: Duration = Duration::from_secs(10);
 const LINES: u64 = 20;
 
-/// Of one place in the code, lines of so many kinds are told apart, so that a
-/// peer that can choose a line's words gains nothing by that.
+/// Maximum number of different kinds of lines per place in the code.
+///
+/// So a peer that can choose the words of a line cannot evade the limit.
 const KINDS: usize = 8;
 
-/// What is said once, however many disks there are: the start and the end.
+/// Target of messages that are never suppressed: the start and the end of the server.
 const ALWAYS: &str = "fathom_daemon::daemon";
 
-/// A layer for the log that leaves repeated lines out.
+/// A layer of the log that suppresses repeated lines.
 #[derive(Clone, Default)]
 pub struct Repeats(Arc<Mutex<Window>>);
 
@@ -35,16 +36,16 @@ pub struct Repeats(Arc<Mutex<Window>>);
 struct Window {
     begun: Option<Instant>,
     places: HashMap<Identifier, Vec<Kind>>,
-    /// A thread will tell what was left out when the window ends.
+    /// Whether a thread will report the suppressed lines when the window ends.
     will_tell: bool,
 }
 
-/// Lines that are alike: of one place, with the same words but for numbers.
+/// Similar lines: from one place in the code, with the same words except for numbers.
 struct Kind {
-    /// Of the words; None: all those for which there was no room.
+    /// Hash of the words. `None`: all kinds for which there was no room.
     words: Option<u64>,
     seen: u64,
-    /// The first that was left out.
+    /// The first suppressed line.
     first: Option<(Level, String)>,
 }
 
@@ -53,7 +54,7 @@ impl Repeats {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Whether to write the line. If not, it is counted.
+    /// Returns whether to write the line. If not, the line is counted.
     fn admit(&self, event: &Event<'_>) -> bool {
         let level = *event.metadata().level();
         let target = event.metadata().target();
@@ -73,7 +74,7 @@ impl Repeats {
         if !window.will_tell {
             let repeats = self.clone();
             let thread = std::thread::Builder::new().name("log".into());
-            // If there is no thread now, perhaps there is one for the next.
+            // If the thread cannot be started, the next suppressed line tries again.
             let told = thread.spawn(move || {
                 thread_starts(ThreadKind::Log);
                 repeats.tell_later();
@@ -88,7 +89,7 @@ impl Repeats {
         self.tell();
     }
 
-    /// Say now what has been left out.
+    /// Reports the suppressed lines now.
     pub fn tell(&self) {
         let mut window = self.window();
         let lasted = window
@@ -117,7 +118,7 @@ impl Repeats {
 }
 
 impl Window {
-    /// Begin another one if this is over and nothing of it is to be told.
+    /// Begins a new window if this one is over and has no suppressed lines to report.
     fn renew(&mut self) {
         let is_over = self.begun.is_none_or(|begun| begun.elapsed() >= WINDOW);
         let all_told = || {
@@ -153,26 +154,26 @@ impl<S: Subscriber> Layer<S> for Repeats {
     }
 }
 
-/// An event's text.
+/// Returns the text of an event.
 pub fn message_of(event: &Event<'_>) -> String {
     let mut text = String::new();
     event.record(&mut Message(&mut text));
     redacted(&text).into_owned()
 }
 
-/// Writes an event's text somewhere.
+/// A visitor that writes an event's text to a writer.
 struct Message<'a, W>(&'a mut W);
 
 impl<W: Write> Visit for Message<'_, W> {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         if field.name() == "message" {
-            // What is written to here takes everything.
+            // These writers never fail.
             let _ = write!(self.0, "{value:?}");
         }
     }
 }
 
-/// A hash (FNV-1a) of what is written, but for numbers and addresses.
+/// An FNV-1a hash of the text except for hexadecimal digits, and so numbers and addresses.
 struct Words(u64);
 
 impl Write for Words {
@@ -203,7 +204,7 @@ mod tests {
         }
     }
 
-    /// The lines that are written while `work` logs.
+    /// Returns the lines that are written while `work` logs.
     fn lines(work: impl FnOnce(&Repeats)) -> Vec<String> {
         let (log, repeats) = (Log::default(), Repeats::default());
         let writer = log.clone();

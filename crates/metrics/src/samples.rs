@@ -1,4 +1,4 @@
-//! How families write what they have.
+//! Writes the samples of metric families.
 
 use super::form::Form;
 use super::measured::Measured;
@@ -16,25 +16,25 @@ use std::iter;
 /// A label's name and value.
 pub type Label<'a> = (&'static str, &'a str);
 
-/// How all samples of a page are written.
+/// The style in which all samples of a page are written.
 #[derive(Clone, Copy)]
 pub struct Style<'a> {
     pub scale: &'a Scale,
     pub form: Form,
 }
 
-/// Where a family's samples of one disk, or of one process, go.
+/// Writes the samples of a family for one disk or process.
 pub struct Samples<'a, 'e> {
     to: &'a mut MetricEncoder<'e>,
     style: Style<'a>,
-    /// Which disk or process they are of.
+    /// The label of the disk or process.
     of: Label<'a>,
 }
 
-/// Whose samples, and which.
+/// The labels of a sample.
 enum Labels<'a> {
     Each(Label<'a>, &'a [Label<'a>]),
-    /// As a line has them.
+    /// All labels as the text of a line.
     Joined(String),
 }
 
@@ -45,7 +45,7 @@ impl EncodeLabelSet for Labels<'_> {
                 let mut all = iter::once(of).chain(*more);
                 all.try_for_each(|label| label.encode(encoder.encode_label()))
             }
-            // A name is written as it is.
+            // A label's name is written without escaping.
             Labels::Joined(text) => encoder.encode_label().encode_label_key()?.write_str(text),
         }
     }
@@ -56,33 +56,33 @@ impl<'a, 'e> Samples<'a, 'e> {
         Samples { to, style, of }
     }
 
-    /// What only grows.
+    /// Writes a counter.
     pub fn counter(&mut self, labels: &[Label<'_>], count: u64) -> fmt::Result {
         let labels = self.labels(labels);
         let mut to = self.to.encode_family(&labels)?;
         to.encode_counter::<NoLabelSet, u64, f64>(&count, None)
     }
 
-    /// Likewise a time, of nanoseconds.
+    /// Writes a counter of seconds, from a time in nanoseconds.
     pub fn seconds(&mut self, labels: &[Label<'_>], ns: u64) -> fmt::Result {
         let labels = self.labels(labels);
         let mut to = self.to.encode_family(&labels)?;
         to.encode_counter::<NoLabelSet, f64, f64>(&(ns as f64 / 1e9), None)
     }
 
-    /// What there is now.
+    /// Writes a gauge.
     pub fn gauge(&mut self, labels: &[Label<'_>], value: u64) -> fmt::Result {
         let labels = self.labels(labels);
         self.to.encode_family(&labels)?.encode_gauge(&value)
     }
 
-    /// That it is so: the labels say what.
+    /// Writes an info metric, whose information is in the labels.
     pub fn info(&mut self, labels: &[Label<'_>]) -> fmt::Result {
-        // (The encoder of the text format wants these as a label set of their own.)
+        // The encoder of the text format expects these as a separate label set.
         self.to.encode_info(&self.labels(labels))
     }
 
-    /// How long requests took, by several workers; in all, or in one stage.
+    /// Writes a histogram of durations from several workers, in total or in one stage.
     pub fn latency<'h>(
         &mut self,
         labels: &[Label<'_>],
@@ -118,7 +118,7 @@ impl<'a, 'e> Samples<'a, 'e> {
         to.encode_histogram_with_native::<NoLabelSet>(sum, count, &classic, None, native)
     }
 
-    /// How many there were of each size; of these sizes at most, the last any.
+    /// Writes a histogram of batch sizes by powers of two, where the last bucket is unbounded.
     pub fn sizes(&mut self, labels: &[Label<'_>], counts: &[u64], sum: u64) -> fmt::Result {
         let bounds = (0..counts.len()).map(|size| match size + 1 == counts.len() {
             true => f64::INFINITY,
@@ -138,7 +138,9 @@ impl<'a, 'e> Samples<'a, 'e> {
         Labels::Each(self.of, more)
     }
 
-    /// Likewise for a histogram, which is many lines: the library would write each label on each of them.
+    /// Returns labels for a histogram with its many lines, formatted only once if possible.
+    ///
+    /// Otherwise the library would format each label on every line.
     fn labels_of_lines<'l>(&self, more: &'l [Label<'l>]) -> Labels<'l>
     where
         'a: 'l,
@@ -161,10 +163,10 @@ impl<'a, 'e> Samples<'a, 'e> {
 #[derive(Debug)]
 pub struct Family {
     pub name: &'static str,
-    /// For Prometheus a part of the name.
+    /// The unit, which Prometheus makes a part of the name.
     pub unit: Option<Unit>,
     pub kind: MetricType,
     pub help: &'static str,
-    /// Of one disk.
+    /// Writes the samples of one disk.
     pub samples: fn(&Measured, &mut Samples<'_, '_>) -> fmt::Result,
 }

@@ -1,13 +1,13 @@
-//! Latencies in the buckets that all disks have in common.
+//! Converts latencies to buckets that all disks share.
 //!
-//! A disk's own buckets are so many ticks of the clock wide. How long a tick takes is known a little
-//! better with each second, but a bucket of Prometheus must never lose what it had, which would look
-//! like a server that was started again: so one and the same value is used as long as there is a
-//! server, by its successors, too.
+//! The width of a disk's own buckets is in ticks of the clock. The length of a tick is known more
+//! exactly each second. But a bucket of a Prometheus histogram must never decrease, which would
+//! look like a restart of the server. So one fixed value is used throughout the life of the server
+//! and its successors.
 
 use fathom_trace::{BUCKETS, Occupied, middle_of};
 
-/// The upper bounds of what a request took in all, in seconds.
+/// Upper bounds of the buckets for the total duration of requests, in seconds.
 pub const TOTAL: [f64; 23] = [
     1e-6,
     2e-6,
@@ -34,7 +34,7 @@ pub const TOTAL: [f64; 23] = [
     f64::INFINITY,
 ];
 
-/// Likewise in one stage: there are six times as many of these.
+/// Upper bounds for the time in one stage, in seconds; coarser, as there are six times as many.
 pub const STAGE: [f64; 16] = [
     1e-6,
     3e-6,
@@ -54,19 +54,21 @@ pub const STAGE: [f64; 16] = [
     f64::INFINITY,
 ];
 
-/// A native histogram has so many buckets for each doubling, 2^SCHEMA: the bounds of number n are
-/// 2^((n-1)/8) and 2^(n/8) seconds.
+/// The schema of native histograms, which have 2^SCHEMA buckets per doubling.
+///
+/// The bounds of bucket n are 2^((n-1)/8) and 2^(n/8) seconds.
 pub const SCHEMA: i32 = 3;
 
-/// The numbers of native buckets, up to five hours. What is below, a microsecond, is in its bucket of
-/// zeroes.
+/// Number of the first native bucket, and number of buckets, up to five hours.
+///
+/// Durations below a microsecond are in the zero bucket.
 const FIRST: i32 = -159;
 const NATIVE: usize = 273;
 
-/// What a native histogram's bucket of zeroes ends with, in seconds.
+/// Upper bound of a native histogram's zero bucket, in seconds.
 pub const ZERO: f64 = 1.0 / (1 << 20) as f64;
 
-/// Where each of a disk's buckets belongs.
+/// Maps each of a disk's own buckets to the shared buckets.
 #[derive(Debug)]
 pub struct Scale {
     ticks_per_second: f64,
@@ -77,7 +79,7 @@ pub struct Scale {
 struct Place {
     total: u8,
     stage: u8,
-    /// From [`FIRST`] on; None: among the zeroes.
+    /// Index of the native bucket from [`FIRST`] on. `None`: the zero bucket.
     native: Option<u16>,
 }
 
@@ -85,7 +87,7 @@ impl Scale {
     pub fn new(ticks_per_second: f64) -> Scale {
         let place = |bucket| {
             let seconds = middle_of(bucket) / ticks_per_second;
-            // The last one is infinite.
+            // The last bound is infinite.
             let of = |bounds: &[f64]| bounds.partition_point(|bound| *bound < seconds) as u8;
             let native = (seconds.log2() * f64::from(1 << SCHEMA)).ceil() as i32;
             let native = u16::try_from(native - FIRST).ok();
@@ -101,12 +103,12 @@ impl Scale {
         }
     }
 
-    /// For a successor.
+    /// Returns the length of a tick that a successor must use, too.
     pub fn ticks_per_second(&self) -> f64 {
         self.ticks_per_second
     }
 
-    /// All of these together. `is_total`: in the buckets of [`TOTAL`], else of [`STAGE`].
+    /// Adds up histograms in the buckets of [`TOTAL`] if `is_total`, otherwise of [`STAGE`].
     pub fn spread<'a>(
         &self,
         histograms: impl Iterator<Item = &'a Occupied>,
@@ -129,7 +131,7 @@ impl Scale {
         spread
     }
 
-    /// Likewise in native buckets.
+    /// Adds up histograms in native buckets.
     pub fn native<'a>(&self, histograms: impl Iterator<Item = &'a Occupied>) -> Native {
         let mut native = Native {
             counts: [0; NATIVE],
@@ -147,14 +149,14 @@ impl Scale {
 
 /// A histogram in seconds.
 pub struct Spread {
-    /// As many as there are bounds; how many are in each, not in those before it.
+    /// Counts per bucket, not cumulative; unused buckets at the end are zero.
     classic: [u64; TOTAL.len()],
     pub count: u64,
     pub sum: f64,
 }
 
 impl Spread {
-    /// Bounds, and how many are below each and not below the one before.
+    /// Returns the upper bounds and the counts of the buckets, not cumulative.
     pub fn classic<'a>(&'a self, bounds: &'a [f64]) -> impl Iterator<Item = (f64, u64)> + 'a {
         bounds.iter().copied().zip(self.classic)
     }
@@ -167,8 +169,10 @@ pub struct Native {
 }
 
 impl Native {
-    /// As native histograms are written: runs of buckets (how far from the end of the one before, how
-    /// many), and how much more is in each bucket than in the one before it.
+    /// Returns the spans and deltas of a native histogram.
+    ///
+    /// A span is a run of buckets: its distance from the end of the previous one, and its length. A
+    /// delta is the difference between the counts of a bucket and of the previous one.
     pub fn spans(&self) -> (Vec<(i32, u32)>, Vec<i64>) {
         let (mut spans, mut deltas) = (Vec::<(i32, u32)>::new(), Vec::new());
         let (mut end, mut before) = (0, 0);

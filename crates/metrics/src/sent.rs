@@ -1,5 +1,5 @@
-//! Measurements of a disk that another process has sent. A tenant's process may be under the control of its
-//! guest, so everything is checked here before it gets into a page with others' metrics.
+//! Checks measurements that another process has sent. A guest may control its tenant's process, so
+//! everything is checked before it becomes a part of a page with metrics of others.
 
 use super::measured::{Measured, ProcessInfo};
 use crate::untrusted::clean_text;
@@ -7,28 +7,27 @@ use fathom_trace::{HistogramsState, Op, SlowRequest, Stage};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// Largest number of workers, of queues and of a pool's threads.
+/// Maximum number of workers, of queues and of a pool's threads.
 const MAX_THREADS: usize = 256;
-/// Largest number of alarms and of filters.
+/// Maximum number of alarms and of filters.
 const MAX_NAMED: usize = 4096;
-/// Largest number of sizes of batches: powers of two.
+/// Maximum number of batch sizes, which are powers of two.
 const MAX_SIZES: usize = 63;
-/// Digits of the longest id of a slow request.
+/// Maximum number of digits of a slow request's id.
 const MAX_ID: usize = 16;
-/// What is counted of a disk in all: more would overflow where such counts are added and subtracted.
+/// Maximum sum of a disk's counters; larger values could overflow in additions.
 const MAX_COUNT: u64 = 1 << 62;
 
-/// All disks at one moment.
+/// The measurements of all disks at one moment.
 pub enum Measures {
-    /// This process's.
+    /// Measurements of this process.
     Own(Vec<Measured>),
-    /// Those of other processes, as they have sent them. Reading them takes long, so the control thread
-    /// does not.
+    /// Messages of other processes. Parsing them takes long, so the control thread does not do it.
     OfTenants(Vec<Sent>),
 }
 
 impl Measures {
-    /// Reads what other processes have sent. A disk whose process sends anything else is left out.
+    /// Parses the messages of other processes. A disk with a malformed message is omitted.
     pub fn read(self) -> Vec<Measured> {
         let disks = match self {
             Measures::Own(disks) => return disks,
@@ -53,16 +52,16 @@ impl Measures {
 #[derive(Debug, Serialize)]
 pub struct Sent {
     pub name: String,
-    /// The process that has the disk.
+    /// ID of the process that serves the disk.
     pub pid: u32,
     pub message: String,
-    /// Takes the measurements out of the message. The error says why it has none.
+    /// Extracts the measurements from the message. The error says why it has none.
     #[serde(skip)]
     pub parse: fn(&str) -> Result<Measured, String>,
 }
 
 impl Sent {
-    /// Reads and checks the measurements. The error says which of them is wrong.
+    /// Parses and checks the measurements. The error says which of them is wrong.
     pub fn read(&self) -> Result<Measured, String> {
         let mut measured = (self.parse)(&self.message)?;
         check_lengths(&measured)?;
@@ -106,7 +105,7 @@ fn check_lengths(measured: &Measured) -> Result<(), String> {
     Ok(())
 }
 
-/// All counts together, of histograms, bytes, errors and workers, are no more than [`MAX_COUNT`].
+/// Checks that the sum of all counters is at most [`MAX_COUNT`].
 fn check_counts(measured: &Measured) -> Result<(), String> {
     let histograms = { measured.counts.histograms.iter() }.flat_map(counts_of);
     let workers = measured.info.workers.iter().chain(&measured.counts.workers);
@@ -130,7 +129,7 @@ fn counts_of(worker: &HistogramsState) -> impl Iterator<Item = u64> + '_ {
     })
 }
 
-/// The id and the stage of a slow request become a part of a page as they are.
+/// Checks the parts of a slow request that are written to a page without escaping.
 fn check_slow(slow: &SlowRequest) -> Result<(), String> {
     let is_hex = slow.id.bytes().all(|byte| byte.is_ascii_hexdigit());
     let is_id = is_hex && (1..=MAX_ID).contains(&slow.id.len());
@@ -143,7 +142,7 @@ fn check_slow(slow: &SlowRequest) -> Result<(), String> {
     }
 }
 
-/// Two samples with the same labels would spoil the whole page.
+/// Removes duplicates: two samples with the same labels would make the whole page invalid.
 fn make_unambiguous(measured: &mut Measured) {
     let mut queues = BTreeSet::new();
     measured.queues.retain(|queue| queues.insert(queue.queue));
@@ -171,7 +170,7 @@ mod tests {
     use serde_json::{Value, json};
     use std::sync::Arc;
 
-    /// A disk with some requests, as its process would send it.
+    /// Returns the measurements of a disk with some requests, as an honest process sends them.
     fn honest() -> Value {
         let occupied = json!({"buckets": "5:3 7:1", "sum": 22, "max": 7});
         let stages = vec![occupied; Stage::COUNT + 1];
@@ -230,7 +229,7 @@ mod tests {
         assert_eq!(read.process.pid, 42);
     }
 
-    /// What makes a lie of what a tenant sends.
+    /// Falsifies measurements as a hostile tenant might.
     type Lie = fn(&mut Value);
 
     #[test]

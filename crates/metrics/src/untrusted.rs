@@ -1,11 +1,11 @@
-//! Text that another process has written: made safe to show to people and to write into logs.
+//! Makes text from other processes safe to show and to log.
 
 use serde_json::Value;
 
-/// Bytes of the longest text: more than the longest path.
+/// Maximum length of a text in bytes, more than that of the longest path.
 const MAX_TEXT: usize = 8 << 10;
 
-/// The text as one line of at most `most` bytes, without anything that a terminal would carry out.
+/// Returns the text as one line of at most `most` bytes, without terminal control sequences.
 pub fn one_line(text: &str, most: usize) -> String {
     let mut shown = String::new();
     for (at, char) in text.char_indices() {
@@ -18,14 +18,14 @@ pub fn one_line(text: &str, most: usize) -> String {
     shown
 }
 
-/// Makes a text safe to show. A text that is safe stays as it is.
+/// Makes a text safe to show. A safe text is unchanged.
 pub fn clean_text(text: &mut String) {
     if text.len() > MAX_TEXT || text.contains(is_dangerous) {
         *text = one_line(text, MAX_TEXT);
     }
 }
 
-/// Makes all texts of a JSON value safe to show, names of members included.
+/// Makes all texts of a JSON value safe to show, including member names.
 pub fn clean(value: &mut Value) {
     match value {
         Value::String(text) => clean_text(text),
@@ -46,7 +46,7 @@ pub fn clean(value: &mut Value) {
     }
 }
 
-/// Control characters, ends of lines, and what changes the direction of text.
+/// Returns whether a character is a control character, ends a line or changes text direction.
 fn is_dangerous(char: char) -> bool {
     let changes_lines = matches!(char, '\u{2028}' | '\u{2029}');
     let changes_direction = matches!(

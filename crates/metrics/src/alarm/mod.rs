@@ -1,9 +1,9 @@
-//! Alarms: who watches a disk is told when its requests take too long, and in which stage.
+//! Alarms: report when a disk's requests take too long, and in which stage.
 //!
-//! `watch` checks the alarms of a disk: it looks at what is counted anyway, each few seconds, and at the oldest
-//!   request that is not answered yet.
+//! `watch` checks the alarms of a disk. Every few seconds it examines existing counters, and the
+//! oldest request in flight.
 //!
-//! Disks without alarms are never looked at.
+//! Disks without alarms are not examined.
 
 mod watch;
 

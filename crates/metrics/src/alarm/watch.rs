@@ -1,4 +1,4 @@
-//! A disk's alarms being kept.
+//! The alarms of one disk.
 
 use crate::events::{Events, Happened};
 use fathom_core::{Oldest, Op, WorkerHandle};
@@ -11,13 +11,13 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 use utoipa::ToSchema;
 
-/// The slowest requests that an alarm tells.
+/// Maximum number of slow requests in an alarm's event.
 const TOLD: usize = 5;
-/// Number of slow answers of which fewer may be an accident.
+/// Minimum number of slow completed requests; fewer may be a coincidence.
 const ENOUGH: u64 = 10;
-/// Time for workers to say which requests wait in them at the end of a window.
+/// Time for workers to report their waiting requests at the end of a window.
 const REPLY: Duration = Duration::from_millis(250);
-/// How often the oldest request is looked for.
+/// Minimum and maximum interval between checks of the oldest request.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
 
 /// State of an alarm.
@@ -31,7 +31,7 @@ pub struct AlarmInfo {
     pub times: u64,
 }
 
-/// What is looked at.
+/// The data that alarms examine.
 pub struct Seen<'a> {
     pub workers: &'a [WorkerHandle],
     pub in_flight: u64,
@@ -43,14 +43,14 @@ pub struct Seen<'a> {
 #[derive(Default)]
 pub struct Watches {
     all: Vec<Watch>,
-    /// What was counted when the window began; None: it has not begun.
+    /// The counters at the start of the window. `None`: no window has begun.
     before: Option<Summary>,
     window_ends: Option<Instant>,
-    /// A window that has ended, and is to be judged.
+    /// A window that has ended and is to be judged.
     ended: Option<Ended>,
 }
 
-/// A window whose end has come: workers are asked for the requests that wait.
+/// A window that has ended, while workers report their waiting requests.
 struct Ended {
     window: Summary,
     since: Instant,
@@ -61,7 +61,7 @@ struct Ended {
 struct Waits {
     age: Duration,
     stage: String,
-    /// None: the worker that has it does not answer.
+    /// The request. `None`: its worker does not respond.
     request: Option<SlowRequest>,
 }
 
@@ -69,17 +69,17 @@ struct Watch {
     alarm: Alarm,
     raised: bool,
     times: u64,
-    /// When to look for the oldest request again.
+    /// When to check the oldest request again.
     look_at: Option<Instant>,
-    /// Of those who were asked.
+    /// The pending replies of workers.
     asked: Vec<Receiver<Option<Oldest>>>,
-    /// Since when one of them says nothing.
+    /// Since when a worker has not responded.
     unheard: Option<Instant>,
 }
 
 /// Why an alarm is raised.
 struct Cause {
-    /// For people.
+    /// Description for display.
     text: String,
     stage: String,
     requests: Vec<SlowRequest>,
@@ -106,7 +106,7 @@ impl Watches {
         }
     }
 
-    /// Begins the window again: what is counted by now has come from elsewhere.
+    /// Restarts the window, because present counters come from another process.
     pub fn restart(&mut self) {
         (self.before, self.ended) = (None, None);
         self.window_ends = self.window_ends.map(|_| Instant::now());
@@ -121,14 +121,14 @@ impl Watches {
         self.all.iter().map(info).collect()
     }
 
-    /// When there is something to look at next.
+    /// Returns when to call [`Watches::look`] next.
     pub fn next(&self) -> Option<Instant> {
         let looks = self.all.iter().filter_map(|one| one.look_at);
         let judged = self.ended.as_ref().map(|ended| ended.since + REPLY);
         looks.chain(self.window_ends).chain(judged).min()
     }
 
-    /// Look at what it is time for, and tell what has changed.
+    /// Makes the checks that are due, and reports changes.
     pub fn look(&mut self, disk: &str, seen: &Seen<'_>, events: &Events) {
         let now = Instant::now();
         if self.window_ends.is_some_and(|end| end <= now) {
@@ -171,8 +171,9 @@ impl Ended {
         }
     }
 
-    /// The oldest request of each worker. That of a worker that does not answer is as old as the question,
-    /// at least.
+    /// Returns the oldest request of each worker.
+    ///
+    /// If a worker does not respond, its request is at least as old as the question to it.
     fn waits(&self, now: Instant, seen: &Seen<'_>) -> Vec<Waits> {
         let clocks = Now::read();
         let answers = self.asked.iter().map(Receiver::try_recv);
@@ -198,8 +199,10 @@ impl Ended {
 }
 
 impl Watch {
-    /// Judges by how many requests took longer, or wait for longer: where there are too few for a
-    /// percentile, and where none are answered at all. None: all is well.
+    /// Judges by the number of requests that took longer or are in flight for longer.
+    ///
+    /// This covers operations with too few requests for a percentile, or with none completed.
+    /// Returns `None` if no limit is exceeded.
     fn by_waiting(
         &self,
         window: &Summary,
@@ -212,7 +215,7 @@ impl Watch {
         let is_meant = |name: &str| op.is_none_or(|op| op.name() == name);
         let is_of = |waits: &Waits, name: &str| match &waits.request {
             Some(request) => request.op == name,
-            // (Which operation it is about is not known.)
+            // The operation of this request is unknown.
             None => op.is_none(),
         };
         let names = Op::ALL.into_iter().map(Op::name);
@@ -259,7 +262,7 @@ impl Watch {
         })
     }
 
-    /// Requests of an operation that took too long in the last window, the slowest first.
+    /// Returns requests of an operation that took too long in the last window, the slowest first.
     fn slow_requests(&self, op: &str, seen: &Seen<'_>) -> Vec<SlowRequest> {
         let window = WINDOW + REPLY;
         let since = Now::read()
@@ -273,7 +276,7 @@ impl Watch {
         requests
     }
 
-    /// None: all is well.
+    /// Judges by a percentile. Returns `None` if the limit is not exceeded.
     fn by_percentile(
         &self,
         window: &Summary,
@@ -317,7 +320,8 @@ impl Watch {
         })
     }
 
-    /// None: it is not known yet. Some of nothing: all is well.
+    /// Judges by the oldest request. `None`: not known yet. `Some(None)`: the limit is not
+    /// exceeded.
     fn by_oldest(&mut self, now: Instant, seen: &Seen<'_>) -> Option<Option<Cause>> {
         let answered: Vec<_> = self.asked.iter().map(Receiver::try_recv).collect();
         if answered.contains(&Err(TryRecvError::Empty)) {
@@ -359,7 +363,7 @@ impl Watch {
         }))
     }
 
-    /// Tell whether it is raised, if that is new.
+    /// Sets whether the alarm is raised, and reports a change.
     fn tell(&mut self, disk: &str, cause: Option<Cause>, events: &Events) {
         let is_new = cause.is_some() != self.raised;
         self.raised = cause.is_some();
@@ -393,7 +397,7 @@ impl Watch {
     }
 }
 
-/// The stage in which these were for longest, all together.
+/// Returns the stage in which these requests spent the most time in total.
 fn longest(requests: &[SlowRequest]) -> Option<String> {
     let mut stages = BTreeMap::new();
     for (stage, ns) in requests.iter().flat_map(|one| &one.stages) {
@@ -403,7 +407,7 @@ fn longest(requests: &[SlowRequest]) -> Option<String> {
     Some(longest.0.clone())
 }
 
-/// To three digits or so.
+/// Rounds a time to two or more significant digits.
 fn rounded(time: Duration) -> String {
     let ns = time.as_nanos() as u64;
     let unit = [1, 1_000, 1_000_000, 1_000_000_000];

@@ -3,7 +3,7 @@ use crate::pieces::PIECE;
 use fathom_trace::{Op, Recorder, Stage, StageHistograms, Stamps, TraceRecord, Wire};
 use serde_json::json;
 
-/// A disk that has read something, slowly.
+/// Returns a disk with one slow read.
 fn measured(name: &str) -> Measured {
     let histograms = Arc::new(StageHistograms::default());
     let mut recorder = Recorder::new(histograms.clone());

@@ -1,20 +1,20 @@
-//! What a disk has counted until a moment: what is needed to subtract it from a later moment.
+//! The counters of a disk at a moment, which can be subtracted from those of a later moment.
 
 use crate::counts::DiskCounts;
 use fathom_trace::{HistogramsState, Op, Stage};
 use std::collections::BTreeMap;
 
-/// Of one operation, of all workers together. Times are in ticks.
+/// The counters of one operation for all workers together, with times in ticks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OpCounted {
-    /// How long requests took, by the histogram's bucket.
+    /// Number of requests by bucket of the duration's histogram.
     pub buckets: BTreeMap<usize, u64>,
-    /// How long they were in each stage.
+    /// Total time of the requests in each stage.
     pub stages: [u64; Stage::COUNT],
     pub total: u64,
-    /// The longest.
+    /// The longest duration.
     pub max: u64,
-    /// Whether one of the interval has taken that long: before, all were shorter.
+    /// Whether a request of the interval took that long, and none before the interval.
     pub max_is_new: bool,
     pub bytes: u64,
     pub errors: u64,
@@ -40,7 +40,7 @@ impl OpCounted {
         self.errors += other.errors;
     }
 
-    /// What has come since.
+    /// Returns the increase since `before`.
     fn since(&self, before: &OpCounted) -> OpCounted {
         let then = |bucket: &usize| before.buckets.get(bucket).copied().unwrap_or(0);
         let buckets = self.buckets.iter();
@@ -61,12 +61,12 @@ impl OpCounted {
     }
 }
 
-/// All operations, in the order of [`Op::ALL`].
+/// The counters of all operations, in the order of [`Op::ALL`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counted {
     pub ops: [OpCounted; Op::COUNT],
     pub refused: u64,
-    /// For how long; None: a server of before did not know.
+    /// Time that the counters cover, in seconds. `None`: an older server did not record it.
     pub seconds: Option<f64>,
 }
 
@@ -79,8 +79,9 @@ impl Counted {
         }
     }
 
-    /// What has come since an earlier moment of the same disk; None: the disk has gone meanwhile and
-    /// come back, so that all of it has.
+    /// Returns the increase since an earlier moment of the same disk.
+    ///
+    /// Returns `None` if the disk was removed and added again in between: then all counts are new.
     pub fn since(&self, before: &Counted) -> Option<Counted> {
         let mut pairs = self.ops.iter().zip(&before.ops);
         let fell = pairs.any(|(now, then)| now.requests() < then.requests());
@@ -101,7 +102,7 @@ impl Counted {
         })
     }
 
-    /// All requests together.
+    /// Returns the sum of all operations.
     pub fn all(&self) -> OpCounted {
         let mut all = OpCounted::default();
         self.ops.iter().for_each(|op| all.add(op));

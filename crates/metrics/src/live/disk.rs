@@ -1,4 +1,4 @@
-//! An interval of one disk, by what it told before and after.
+//! An interval of one disk, computed from two moments.
 
 use super::counted::Counted;
 use super::limiter::{Limiter, Seen};
@@ -8,7 +8,7 @@ use crate::info::WorkerInfo;
 use crate::{Measured, QueueInfo};
 use fathom_trace::Op;
 
-/// A disk at a moment.
+/// The counters of a disk at a moment.
 pub struct Moment {
     pub counted: Counted,
     pub workers: Vec<WorkerInfo>,
@@ -26,7 +26,7 @@ impl Moment {
         }
     }
 
-    /// Nothing is known of what was before.
+    /// Returns a moment without any counts.
     fn empty() -> Moment {
         Moment {
             counted: Counted::default(),
@@ -37,13 +37,13 @@ impl Moment {
     }
 }
 
-/// The interval that ended `now`.
+/// The interval that ended at `now`.
 pub struct Between<'a> {
     pub measured: &'a Measured,
-    /// None: the disk was not there yet.
+    /// The previous moment. `None`: the disk did not exist then.
     pub before: Option<&'a Moment>,
     pub now: &'a Moment,
-    /// How long it was, as far as the disk itself does not know better.
+    /// Length of the interval in seconds, unless the disk's own counters say it more exactly.
     pub seconds: f64,
     pub ns_per_tick: f64,
     pub front_end: Option<FrontEndSample>,
@@ -106,7 +106,7 @@ impl Between<'_> {
     }
 }
 
-/// What there is to judge by.
+/// Returns the figures from which the limiter is derived.
 fn seen(disk: &DiskSample) -> Seen {
     let Figures { stages_us, .. } = &disk.all;
     let mean_us = disk.all.mean_us.unwrap_or(0.0);
@@ -131,12 +131,12 @@ fn seen(disk: &DiskSample) -> Seen {
     }
 }
 
-/// How much more there is of something than before; of what has begun anew, all.
+/// Returns the increase of a counter, or its value if it has started again.
 fn more(now: u64, before: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }
 
-/// Of one CPU, or of the time.
+/// Returns a time as a percentage of the interval.
 fn percent(ns: u64, seconds: f64) -> f64 {
     (rate(ns, seconds) / 1e7).min(100.0)
 }
@@ -167,7 +167,7 @@ fn workers(before: &[WorkerInfo], now: &[WorkerInfo], seconds: f64) -> Vec<Worke
 fn queues(before: &[QueueInfo], now: &[QueueInfo], seconds: f64) -> Vec<QueueSample> {
     let of = |now: &QueueInfo| {
         let before = before.iter().find(|before| before.queue == now.queue);
-        // One that was stopped and started counts anew.
+        // A virtqueue that was stopped and started counts from zero.
         let before = before.filter(|before| before.requests <= now.requests);
         let per_second =
             |count: fn(&QueueInfo) -> u64| rate(more(count(now), before.map_or(0, count)), seconds);
@@ -183,7 +183,7 @@ fn queues(before: &[QueueInfo], now: &[QueueInfo], seconds: f64) -> Vec<QueueSam
     now.iter().map(of).collect()
 }
 
-/// Of a pool's threads, the one that has used most; None: there are none.
+/// Returns the usage of a pool's busiest thread, or `None` if there is no thread.
 fn busiest(before: &[u64], now: &[u64], seconds: f64) -> Option<f64> {
     let pairs = now.iter().enumerate();
     let used = pairs.map(|(index, ns)| more(*ns, before.get(index).copied().unwrap_or(*ns)));

@@ -1,6 +1,6 @@
-//! What holds a disk back, in one line, by a few rules that look at where its requests' time goes.
+//! Suspects what limits a disk, by a few rules about where its requests spend their time.
 //!
-//! It is a hint: it says what is seen, and no more.
+//! The result is a hint, derived only from the interval's figures.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -48,41 +48,41 @@ pub struct Limiter {
     pub text: String,
 }
 
-/// What is seen of a disk in an interval.
+/// The figures of a disk in an interval.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     pub frozen: bool,
     pub requests: u64,
     pub in_flight: u64,
-    /// On average.
+    /// Mean number of requests in flight.
     pub depth: f64,
     pub mean_us: f64,
-    /// In stages: how much of the time.
+    /// Shares of the time that requests spend in these stages.
     pub queue: f64,
     pub map: f64,
     pub device: f64,
-    /// As on the command line.
+    /// The filters as on the command line.
     pub filters: Vec<String>,
-    /// How much of a CPU the busiest worker has used, and for how much of the time it polled.
+    /// Share of a CPU that the busiest worker has used, and share of the time in which it polled.
     pub cpu_percent: f64,
     pub polling_percent: f64,
-    /// The busiest thread of its pool, for all of the pool's disks.
+    /// CPU usage in percent of the busiest thread of the disk's pool, for all disks of the pool.
     pub pool_cpu_percent: f64,
-    /// Where its bytes are.
+    /// Whether the disk's storage is an NBD server.
     pub is_nbd: bool,
 }
 
-/// Filters that keep requests for a while. (Others change or count them.)
+/// Filters that delay requests. Others change or count them.
 const HOLDING: [&str; 4] = ["delay", "throttle", "pause", "fault"];
-/// A stage with more of the time than this is where it goes.
+/// Share of the time above which a stage counts as the main one.
 const MOST: f64 = 0.5;
-/// Of a CPU, in percent: no time is left.
+/// Percentage of a CPU above which no CPU time is left.
 const BUSY: f64 = 90.0;
-/// On average less than this in flight: mostly there is nothing to do.
+/// Mean number of requests in flight below which the disk is mostly idle.
 const LITTLE: f64 = 0.05;
-/// Likewise up to this: one after the other.
+/// Mean number of requests in flight up to which requests come one after the other.
 const ONE: f64 = 1.5;
-/// From so many on, it is the storage that has enough to do.
+/// Mean number of requests in flight from which on the storage counts as busy.
 const DEEP: f64 = 4.0;
 
 impl Limiter {
@@ -178,7 +178,7 @@ fn stuck(in_flight: u64, filters: &[String]) -> String {
     }
 }
 
-/// Which of them hold requests back, as far as that is known.
+/// Names the filters that delay requests, as far as known.
 fn holding(filters: &[String]) -> String {
     let name = |filter: &String| filter.split(':').next().unwrap_or_default().to_owned();
     let may = filters
@@ -213,7 +213,7 @@ fn time(us: f64) -> String {
 mod tests {
     use super::*;
 
-    /// A disk with something to do.
+    /// Returns the figures of a disk with some load.
     fn some() -> Seen {
         Seen {
             requests: 1000,
@@ -351,7 +351,7 @@ mod tests {
             "filters delay, throttle:iops=5 hold",
         );
         is(held(&["cow"]), filter, "filter cow");
-        // Without filters, there is a queue in front of the image.
+        // Without filters, requests queue in front of the image.
         is(held(&[]), LimiterKind::Latency, "latency");
     }
 }

@@ -1,4 +1,4 @@
-//! Those who look. All who want the same interval share a sampler, which goes when they do.
+//! Clients of live numbers. Those with the same interval share a sampler, which ends with them.
 
 use super::sample::Sample;
 use super::sampler::Sampler;
@@ -11,18 +11,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval_at};
 
-/// Who listen at the same time.
+/// Maximum number of listeners at the same time.
 const LISTENERS: usize = 16;
-/// Different intervals of theirs: each measures all disks.
+/// Maximum number of different intervals, each of which measures all disks.
 const SAMPLERS: usize = 4;
-/// Samples that a listener may be late by, before it loses the oldest.
+/// Number of samples buffered for a listener, before it loses the oldest.
 const KEPT: usize = 2;
 
-/// There are as many listeners as there may be: one line for the user.
+/// The error if a limit is reached: one line for the user.
 #[derive(Debug)]
 pub struct Full(pub String);
 
-/// A sample, and the line that tells it, which all listeners have in common.
+/// A sample with its line of text, which all listeners share.
 #[derive(Debug)]
 pub struct Told {
     pub sample: Sample,
@@ -35,7 +35,7 @@ impl Told {
         Told { sample, line }
     }
 
-    /// With one of its disks only, or without any if it is not there.
+    /// Returns the line with only the named disk, or without any disk if it does not exist.
     pub fn line_with(&self, disk: &str) -> String {
         let disks = self.sample.disks.iter().filter(|one| one.name == disk);
         line_of(&Sample {
@@ -51,14 +51,14 @@ fn line_of(sample: &Sample) -> String {
     text.map_or_else(|_| String::new(), |text| text + "\n")
 }
 
-/// One of those who look; no longer when dropped.
+/// A listener, which ends when it is dropped.
 pub struct Listener {
     told: Receiver<Arc<Told>>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Listener {
-    /// The next sample that is not lost; None: there is none any more.
+    /// Waits for the next sample, skipping lost ones. Returns `None` if none will follow.
     pub async fn next(&mut self) -> Option<Arc<Told>> {
         use tokio::sync::broadcast::error::RecvError;
         loop {
@@ -71,21 +71,21 @@ impl Listener {
     }
 }
 
-/// All of them.
+/// All listeners.
 #[derive(Clone)]
 pub struct Listeners {
     places: Arc<Semaphore>,
     samplers: Arc<Mutex<BTreeMap<Duration, Running>>>,
 }
 
-/// A sampler, which has the one that keeps listeners waiting: they hear of its end.
+/// A running sampler, whose task holds the sender: listeners notice when it ends.
 struct Running {
     to: WeakSender<Arc<Told>>,
     task: AbortHandle,
 }
 
 impl Running {
-    /// None: nobody listens, or it has ended.
+    /// Returns the sender, or `None` if nobody listens or the sampler has ended.
     fn heard(&self) -> Option<Sender<Arc<Told>>> {
         self.to.upgrade().filter(|to| to.receiver_count() > 0)
     }
@@ -101,7 +101,9 @@ impl Default for Listeners {
 }
 
 impl Listeners {
-    /// Listen to what comes every `interval`. `measure` is how all disks are asked; None says that nothing will come any more.
+    /// Subscribes to samples with this interval.
+    ///
+    /// `measure` measures all disks; it returns `None` if no more samples will follow.
     pub fn listen<F>(
         &self,
         interval: Duration,
@@ -151,7 +153,7 @@ impl Listeners {
     }
 }
 
-/// Measures as long as somebody listens.
+/// Measures at each interval as long as somebody listens.
 async fn sample<F>(interval: Duration, measure: impl Fn() -> F, to: Sender<Arc<Told>>)
 where
     F: Future<Output = Option<Measures>>,
@@ -168,7 +170,7 @@ where
             return;
         };
         let at = Instant::now();
-        // On a thread of its own, for this one has other clients.
+        // Processing runs on a separate thread, because this one serves other clients.
         let taken = tokio::task::spawn_blocking(move || {
             let told = take(&mut sampler, measured, at);
             (sampler, told)
@@ -178,7 +180,7 @@ where
         };
         sampler = back;
         if let Some(told) = told {
-            // They may have gone just now.
+            // The listeners may have left just now.
             let _ = to.send(Arc::new(told));
         }
     }

@@ -1,11 +1,11 @@
-//! What goes on right now, interval by interval, for whoever looks.
+//! Live numbers of disks, interval by interval.
 //!
-//! - `sample` is how an interval is told, a line of `/v1/live`;
-//! - `counted` is what there is to subtract: all that a disk has counted until a moment;
-//! - `spread` has latencies of an interval: quantiles, and the buckets of a heat map;
-//! - `disk` makes an interval of two moments of a disk, `sampler` of those of all disks;
-//! - `limiter` says in a line what holds a disk back;
-//! - `listeners` are those who look: while there are none, nothing is measured.
+//! - `sample` is the report of an interval, a line of `/v1/live`;
+//! - `counted` are a disk's counters at a moment, which can be subtracted;
+//! - `spread` has the latencies of an interval: quantiles, and the buckets of a heat map;
+//! - `disk` computes an interval from two moments of a disk, and `sampler` those of all disks;
+//! - `limiter` says in a line what limits a disk;
+//! - `listeners` are the clients: without any, nothing is measured.
 
 mod counted;
 mod disk;

@@ -1,4 +1,4 @@
-//! How an interval is told.
+//! The report of an interval.
 
 use super::limiter::Limiter;
 use serde::{Deserialize, Serialize};
@@ -92,7 +92,7 @@ pub struct DiskSample {
 }
 
 impl DiskSample {
-    /// Of one operation; None: it has not occurred.
+    /// Returns the figures of one operation, or `None` if it has not occurred.
     pub fn op(&self, name: &str) -> Option<&Figures> {
         let found = self.operations.iter().find(|one| one.op == name);
         found.map(|one| &one.figures)

@@ -1,4 +1,4 @@
-//! Intervals of all disks of a server.
+//! Computes intervals of all disks of a server.
 
 use super::disk::{Between, Moment};
 use super::sample::{DiskSample, FrontEndSample, Sample};
@@ -7,17 +7,18 @@ use fathom_trace::Clock;
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// A disk whose process does not answer for a while goes on when it does; one that has been away for
-/// more rounds than this is forgotten.
+/// Maximum number of rounds for which a disk without a report is remembered.
+///
+/// A disk whose process does not respond for a while continues afterwards.
 const ROUNDS: u32 = 120;
-/// A disk that says it is not older than the interval, within so many seconds, is new.
+/// Tolerance in seconds when the age of a disk is compared to the interval to see if it is new.
 const SLACK: f64 = 0.5;
 
-/// Makes an interval of each two moments.
+/// Computes an interval from each two successive moments.
 #[derive(Default)]
 pub struct Sampler {
     disks: BTreeMap<String, Known>,
-    /// What processes have used of CPUs.
+    /// CPU time of processes in ns, by process ID.
     processes: BTreeMap<u32, u64>,
     last: Option<Instant>,
     number: u64,
@@ -25,12 +26,12 @@ pub struct Sampler {
 
 struct Known {
     moment: Moment,
-    /// How often it was not told of since.
+    /// Number of rounds since the last report.
     missed: u32,
 }
 
 impl Sampler {
-    /// The interval since the moment before; None: there was none.
+    /// Returns the interval since the previous moment, or `None` at the first one.
     pub fn take(&mut self, disks: Vec<Measured>, own: ProcessInfo, at: Instant) -> Option<Sample> {
         let seconds = self.last.replace(at);
         let seconds = seconds.map(|last| at.duration_since(last).as_secs_f64().max(1e-6));
@@ -68,7 +69,7 @@ impl Sampler {
             .collect();
         let before = std::mem::replace(&mut self.processes, now);
         let used = self.processes.iter();
-        // Of a process that was not there, nothing is known.
+        // The usage of a process that was not known before cannot be computed.
         used.map(|(pid, now)| now.saturating_sub(*before.get(pid).unwrap_or(now)))
             .fold(0, u64::saturating_add)
     }
@@ -83,7 +84,7 @@ impl Sampler {
                 .counted
                 .seconds
                 .is_some_and(|age| age <= seconds + SLACK);
-            // One that was there before and that nothing is known of begins with the next interval.
+            // An older disk without a previous moment begins with the next interval.
             (moment.is_some() || is_new).then(|| {
                 let between = Between {
                     measured: &measured,
@@ -105,7 +106,7 @@ impl Sampler {
     }
 }
 
-/// Who uses the disk.
+/// Returns the virtual machine that uses the disk.
 fn front_end_of(measured: &Measured) -> Option<FrontEndSample> {
     let pid = measured.info.front_end.as_ref()?.pid;
     let guest = GUESTS.of(&measured.info.name, pid, measured.front_ends);

@@ -1,24 +1,24 @@
-//! How long requests took in an interval.
+//! Durations of requests in an interval.
 
 use super::counted::OpCounted;
 use super::sample::Figures;
 use fathom_trace::{Stage, middle_of, quantile, range_of};
 use std::collections::BTreeMap;
 
-/// Of a heat map: a request's time is known to a fifth of itself.
+/// Number of a heat map's buckets per doubling; durations are known to about a fifth.
 pub const BUCKETS_PER_DOUBLING: u32 = 4;
 
-/// Where a heat map's bucket begins, in ns; it ends where the next one begins.
+/// Returns the lower bound of a heat map's bucket in ns, which is the previous one's upper bound.
 pub fn bucket_ns(bucket: u32) -> f64 {
     (f64::from(bucket) / f64::from(BUCKETS_PER_DOUBLING)).exp2()
 }
 
 fn bucket_of(ns: f64) -> u32 {
-    // (What is negative becomes 0.)
+    // Negative values become zero.
     (ns.max(1.0).log2() * f64::from(BUCKETS_PER_DOUBLING)) as u32
 }
 
-/// The figures of what was counted in so many seconds, with ticks of that length.
+/// Returns the figures of counts from `seconds`, with ticks of this length.
 pub fn figures(counted: &OpCounted, seconds: f64, ns_per_tick: f64) -> Figures {
     let us_per_tick = ns_per_tick / 1e3;
     let requests = counted.requests();
@@ -30,7 +30,7 @@ pub fn figures(counted: &OpCounted, seconds: f64, ns_per_tick: f64) -> Figures {
     let end = ranges.clone().next_back().map(|(_, to, _)| to);
     let longest = end.map(|end| match counted.max_is_new {
         true => counted.max as f64,
-        // Some may have taken as long before: only the bucket is known.
+        // Earlier requests may have taken as long, so only the bucket is known.
         false => end.min(counted.max as f64),
     });
     let at = |q| quantile(ranges.clone(), longest.unwrap_or(0.0), q);
@@ -52,7 +52,7 @@ pub fn figures(counted: &OpCounted, seconds: f64, ns_per_tick: f64) -> Figures {
     }
 }
 
-/// So many in a second.
+/// Returns the rate per second.
 pub fn rate(n: u64, seconds: f64) -> f64 {
     match seconds > 0.0 {
         true => n as f64 / seconds,
@@ -60,7 +60,7 @@ pub fn rate(n: u64, seconds: f64) -> f64 {
     }
 }
 
-/// The same times in a heat map's buckets.
+/// Returns the durations in a heat map's buckets.
 pub fn histogram(counted: &OpCounted, ns_per_tick: f64) -> Vec<(u32, u64)> {
     let mut all = BTreeMap::new();
     for (bucket, n) in &counted.buckets {
