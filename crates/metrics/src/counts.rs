@@ -19,7 +19,7 @@ pub struct DiskCounts {
 }
 
 impl DiskCounts {
-    /// Replaces the workers' histograms by one with what all have counted.
+    /// Replaces the histograms of the workers by their sum.
     pub fn merge_histograms(&mut self) {
         self.histograms = vec![HistogramsState::merged(&self.histograms)];
     }

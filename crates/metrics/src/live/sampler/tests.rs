@@ -23,7 +23,7 @@ impl Disk {
         }
     }
 
-    /// So many reads of 4 KiB, half of the time of which is spent in filters.
+    /// Records `n` reads of 4 KiB that spend half of their time in filters.
     fn read(&mut self, n: u64, micros: u64) {
         let clock = Clock::get();
         for _ in 0..n {
@@ -88,7 +88,7 @@ fn an_interval_is_what_has_come_in_it() {
     disk.fail(8);
     let sample = take(disk.measure(12.0, 1500), 2).unwrap();
     assert_eq!((sample.number, sample.seconds), (1, 2.0));
-    // Of two processes, one has done nothing.
+    // One of the two processes has used no CPU time.
     assert!((sample.cpu_percent - 50.0).abs() < 1e-6 && sample.memory == 4096);
     let one = &sample.disks[0];
     let all = &one.all;
@@ -109,10 +109,10 @@ fn an_interval_is_what_has_come_in_it() {
     let (bucket, _) = one.histogram[0];
     assert!((90e3..105e3).contains(&crate::live::bucket_ns(bucket)));
     assert_eq!(one.front_end.as_ref().unwrap().pid, 0);
-    // A line of it is read as it was.
+    // The sample survives a conversion to JSON and back.
     let text = serde_json::to_string(&sample).unwrap();
     assert_eq!(serde_json::from_str::<Sample>(&text).unwrap(), sample);
-    // Nothing has come since.
+    // No request has completed since.
     let sample = take(disk.measure(13.0, 1500), 3).unwrap();
     let one = &sample.disks[0];
     assert_eq!((one.all.requests, one.all.p50_us), (0, None));
@@ -153,7 +153,7 @@ fn who_was_not_heard_of_for_a_while_has_done_what_it_has() {
     sampler.take(vec![a.measure(50.0, 0)], own(), start);
     assert_eq!(sampler.take(vec![], own(), at(1.0)).unwrap().disks, []);
     a.read(6, 100);
-    // One that has just come has done all that it has; of one that was there, nothing is known yet.
+    // All counts of a new disk are in its first interval; those of an older disk are unknown.
     b.read(3, 100);
     let mut c = Disk::new("c");
     c.read(100, 100);
