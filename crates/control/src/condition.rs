@@ -1,4 +1,4 @@
-//! Conditions of requests about disks (RFC 9110, section 13), which are evaluated where the disks are.
+//! Conditions of requests about disks (RFC 9110, section 13), evaluated by the host of the disks.
 
 use crate::error::{ErrorKind, RequestError};
 use fathom_spec::DiskSpec;
@@ -11,9 +11,9 @@ const ANY: &str = "*";
 /// Versions that a disk must have, or must not have, for a request to be carried out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Condition {
-    /// `If-Match`: one of these; empty: not given.
+    /// `If-Match`: the disk must have one of these versions. Empty: no such condition.
     pub wanted: Vec<String>,
-    /// `If-None-Match`: none of these; empty: not given.
+    /// `If-None-Match`: the disk must have none of these versions. Empty: no such condition.
     pub unwanted: Vec<String>,
 }
 
@@ -22,7 +22,7 @@ pub struct Condition {
 /// # Errors
 /// If the options cannot be written as JSON: a path is not UTF-8.
 pub fn version_of(spec: &DiskSpec) -> Result<String, RequestError> {
-    // (The members of a value are sorted.)
+    // Members of a JSON value are sorted, so equal options have equal text.
     let options = serde_json::to_value(spec);
     let options = options.map_err(|error| ErrorKind::Failed.because(error.to_string()))?;
     let mut hasher = DefaultHasher::new();
@@ -31,18 +31,19 @@ pub fn version_of(spec: &DiskSpec) -> Result<String, RequestError> {
 }
 
 impl Condition {
-    /// Whether the request names versions that the disk must have.
+    /// Returns whether the request names versions that the disk must have.
     pub fn names_versions(&self) -> bool {
         self.wanted.iter().any(|tag| tag != ANY)
     }
 
-    /// Whether the disk must not exist.
+    /// Returns whether the disk must not exist.
     pub fn rules_out_existing(&self) -> bool {
         self.unwanted.iter().any(|tag| tag == ANY)
     }
 
-    /// Refuses a request that is not meant for the disk as it is. `present`: the disk's version, if the
-    /// disk exists.
+    /// Rejects a request whose condition the disk does not meet.
+    ///
+    /// `present` is the disk's version, if the disk exists.
     pub fn check(&self, disk: &str, present: Option<&str>) -> Result<(), RequestError> {
         let is_it = |tag: &str| present.is_some_and(|present| tag == ANY || tag == present);
         if !self.wanted.is_empty() && !self.wanted.iter().any(|tag| is_it(tag)) {
@@ -54,7 +55,7 @@ impl Condition {
                 None => format!("no disk '{disk}' (If-Match)"),
             }));
         }
-        // (Weak comparison: section 13.1.2.)
+        // If-None-Match uses weak comparison (section 13.1.2).
         let strong = |tag: &String| is_it(tag.strip_prefix("W/").unwrap_or(tag));
         match self.unwanted.iter().any(strong) {
             true => Err(ErrorKind::Exists.because(format!(
@@ -65,7 +66,7 @@ impl Condition {
         }
     }
 
-    /// The refusal while another request changes the disk.
+    /// Returns the error for a conditional request while another request changes the disk.
     pub fn overtaken(disk: &str) -> RequestError {
         ErrorKind::Changed.because(format!(
             "disk '{disk}': being changed by another request (If-Match); read the disk again, \

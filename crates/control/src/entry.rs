@@ -1,4 +1,4 @@
-//! What the registry knows of one disk's name.
+//! The registry's state for one disk's name.
 
 use crate::definition::Definition;
 use crate::error::RequestError;
@@ -8,25 +8,26 @@ use fathom_trace::Summary;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Everything about one name.
+/// The state for one name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Entry {
-    /// What the configuration or the command line says, as last read.
+    /// The definition in the configuration or on the command line, as last read.
     pub declared: Option<Box<DiskSpec>>,
     /// The definition that owns the name. `None`: the name is free.
     pub owner: Option<Definition>,
     pub presence: Presence,
-    /// A write or a removal of the disk's file has failed, so the file may not be what `owner` says.
+    /// Whether a write or removal of the disk's file has failed, so that `owner` may differ from
+    /// it.
     pub is_file_uncertain: bool,
-    /// Why it is not known which definition the disk has: there are two, or the disk's file cannot be read.
+    /// Why the disk's definition is unknown: there are two, or the disk's file cannot be read.
     pub conflict: Option<String>,
-    /// Images that a static disk has left by a switch to another image.
+    /// Images from which a static disk has been switched away.
     pub left_images: BTreeSet<String>,
-    /// The change in progress: one at a time.
+    /// The change in progress, of which there is at most one.
     pub work: Option<Work>,
-    /// The removal with the host.
+    /// The removal that the host carries out.
     pub removal: Option<Removing>,
-    /// What waits for the end of `work` and `removal`, in this order.
+    /// Operations that wait for the end of `work` and `removal`, in this order.
     pub waiting: VecDeque<Waiting>,
 }
 
@@ -41,9 +42,9 @@ pub enum Presence {
     Failed {
         /// One line for the user.
         problem: String,
-        /// Number of attempts that have failed. The server tries again, unless `is_final`.
+        /// Number of failed attempts. The server retries, unless `is_final`.
         attempts: u32,
-        /// Only another definition can help.
+        /// Whether only another definition can help.
         is_final: bool,
     },
 }
@@ -61,25 +62,27 @@ pub enum Requester {
 pub struct Removing {
     pub by: Requester,
     pub how: Removal,
-    /// Users are disconnected. Otherwise the host refuses soon, if the disk has users.
+    /// Whether users are disconnected. Otherwise the host rejects the removal of a disk in use.
     pub is_forced: bool,
 }
 
-/// What waits.
+/// An operation that waits.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum Waiting {
     Request(Requester, Request),
-    /// The disk as its configuration or file says. `before`: the owner when that was read.
+    /// Applies the definition of the configuration or a file.
+    ///
+    /// `before` is the owner when the definition was read.
     Definition {
         spec: Box<DiskSpec>,
         owner: Definition,
         before: Option<Definition>,
     },
-    /// No definition is left. `before`: the owner when that was read.
+    /// Removes a disk without a definition. `before` is the owner when definitions were read.
     Undefined {
         before: Option<Definition>,
     },
-    /// The host has removed the disk, or refused.
+    /// Finishes a removal that the host has carried out or rejected.
     Removed(Requester, Removal, Result<Box<Summary>, RequestError>),
 }
 
@@ -89,7 +92,7 @@ pub struct Putting {
     pub by: Requester,
     /// The owner of the name afterwards. [`Definition::Transient`] changes no owner.
     pub owner: Definition,
-    /// Whether the disk's file is to be written.
+    /// Whether the disk's file must be written.
     pub is_written: bool,
 }
 
@@ -100,7 +103,7 @@ pub enum Work {
     Putting(Putting),
     /// The host removes a new disk again, because the disk's file could not be written.
     Withdrawing { by: Requester, problem: String },
-    /// The file of such a disk is being removed: the failed write may have created it.
+    /// The file of such a disk is being removed, since the failed write may have created it.
     ErasingWithdrawn { by: Requester, problem: String },
     /// The host sets options of a filter.
     SettingFilter {
@@ -111,20 +114,22 @@ pub enum Work {
     },
     /// The host resizes the disk.
     Resizing { by: Requester },
-    /// The host shows the options that are to be stored.
+    /// The host returns the options that will be stored.
     Adopting { by: Requester },
     /// The host opens the other image and holds users.
     PreparingSwitch { by: Requester },
-    /// Users wait. The host shows which image a static disk leaves for `now`.
+    /// Users wait. The host returns the image that a static disk leaves for the image `now`.
     ShowingImage { by: Requester, now: String },
-    /// Users continue on the other image. `before`: what the disk's file said. `left`: the image that a static disk
+    /// Users continue on the other image.
+    ///
+    /// `before` is the former contents of the disk's file. `left` is the image that a static disk
     /// leaves, and its new image.
     EndingSwitch {
         by: Requester,
         before: Option<Box<DiskSpec>>,
         left: Option<(String, String)>,
     },
-    /// Users continue: on the old image, or on the new image if the file still names that.
+    /// Users continue: on the old image, or on the new one if the file still names that one.
     UndoingSwitch {
         by: Requester,
         error: RequestError,
@@ -135,7 +140,7 @@ pub enum Work {
         spec: Box<DiskSpec>,
         then: AfterWrite,
     },
-    /// The disk's file could not be written again and is read, to learn what it says.
+    /// The disk's file could not be restored, and is read to learn its contents.
     ReadingFile { before: Box<DiskSpec>, then: Revert },
     /// The file of a disk that is no longer served is being removed.
     Erasing {
@@ -144,7 +149,7 @@ pub enum Work {
     },
 }
 
-/// What follows when a file is durable.
+/// The continuation after a file was written.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum AfterWrite {
     /// The disk was added or changed.
@@ -156,13 +161,13 @@ pub enum AfterWrite {
         by: Requester,
         before: Box<DiskSpec>,
     },
-    /// The file is to be as it was before a switch.
+    /// The file is restored after a failed switch.
     Revert(Revert),
-    /// The file is to be as it was before a disk was added that is not served any more.
+    /// The file is restored after the addition of a disk has failed.
     Withdrawn { by: Requester, problem: String },
 }
 
-/// Why a file is written as it was.
+/// Why a file is restored.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum Revert {
     /// Users wait: the file with the new image could not be written.
@@ -172,7 +177,7 @@ pub enum Revert {
 }
 
 impl Work {
-    /// Whether the disk's file is being written, read or removed.
+    /// Returns whether the disk's file is being written, read or removed.
     pub fn is_about_file(&self) -> bool {
         matches!(
             self,
@@ -183,7 +188,7 @@ impl Work {
         )
     }
 
-    /// Whether the step usually takes no longer than the write of a file, so that other requests wait for it.
+    /// Returns whether the step is usually as short as a file write, so that other requests wait.
     pub fn is_short(&self) -> bool {
         let is_question = matches!(self, Work::SettingFilter { .. } | Work::Adopting { .. });
         is_question || self.is_about_file()
@@ -199,18 +204,18 @@ impl Entry {
         self.owner == Some(Definition::Static)
     }
 
-    /// Whether nothing of the name is left.
+    /// Returns whether the name has no definition and no operation.
     pub fn is_free(&self) -> bool {
         let is_defined = self.declared.is_some() || self.owner.is_some() || self.conflict.is_some();
         !is_defined && self.is_settled()
     }
 
-    /// Whether no operation is in progress.
+    /// Returns whether no operation is in progress.
     pub fn is_settled(&self) -> bool {
         self.work.is_none() && self.removal.is_none() && self.waiting.is_empty()
     }
 
-    /// Why the disk is not served although it is defined, and whether the server tries again.
+    /// Returns why a defined disk is not served, and whether the server retries.
     pub fn failure(&self) -> Option<(&str, bool)> {
         match (&self.conflict, &self.presence) {
             (_, Presence::Served) => None,
@@ -225,7 +230,7 @@ impl Entry {
         }
     }
 
-    /// What the disk's file says, if the disk is persistent.
+    /// Returns the contents of the disk's file, if the disk is persistent.
     pub fn stored(&self) -> Option<&DiskSpec> {
         match &self.owner {
             Some(Definition::Persistent(spec)) => Some(spec),

@@ -8,7 +8,7 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestError {
     pub kind: ErrorKind,
-    /// One line for the user, which says what to do.
+    /// One line for the user that says how to proceed.
     pub text: String,
 }
 
@@ -47,12 +47,12 @@ impl fmt::Display for RequestError {
 /// Maximum number of names in the message about an unknown name.
 const MAX_NAMES: usize = 5;
 
-/// The error for a disk that does not exist; `names`: all disks.
+/// Returns the error for a disk that does not exist. `names` are all disks.
 pub fn unknown_disk(name: &str, names: &[String]) -> RequestError {
     unknown("disk", name, names)
 }
 
-/// The error for an object of this kind that does not exist; `names`: all objects of the kind.
+/// Returns the error for an object that does not exist. `names` are all objects of the kind.
 pub fn unknown(what: &str, name: &str, names: &[String]) -> RequestError {
     let near = nearest(name, names.iter().map(String::as_str));
     let hint = near.map_or(String::new(), |near| format!("; did you mean '{near}'?"));
@@ -69,7 +69,7 @@ pub fn unknown(what: &str, name: &str, names: &[String]) -> RequestError {
     })
 }
 
-/// The error while another request adds or removes the disk.
+/// Returns the error while another request adds or removes the disk.
 pub fn changing_disk(name: &str, is_added: bool) -> RequestError {
     let what = if is_added { "added" } else { "removed" };
     ErrorKind::Conflict.because(format!(

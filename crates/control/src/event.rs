@@ -1,4 +1,4 @@
-//! Events that the registry takes, and the operations that it starts.
+//! Events that the registry processes, and operations that it starts.
 
 use crate::condition::Condition;
 use crate::definition::Found;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Something that has happened.
+/// An event for the registry.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A client has sent a request.
@@ -20,24 +20,27 @@ pub enum Event {
         disk: String,
         request: Request,
     },
-    /// The host has carried out what [`Effect::Ask`] asked, or has refused.
+    /// The host has carried out or rejected the request of an [`Effect::Ask`].
     HostDone {
         disk: String,
         slot: Slot,
         outcome: Result<Done, RequestError>,
     },
-    /// [`Effect::Write`] or [`Effect::Erase`] has ended. On an error, the file may be the old or the new one.
+    /// An [`Effect::Write`] or [`Effect::Erase`] has ended. After an error, the file may be either
+    /// the old or the new one.
     Stored {
         disk: String,
         outcome: Result<(), String>,
     },
-    /// [`Effect::ReadFile`] has ended: what the disk's file says. `None`: the file does not exist.
+    /// An [`Effect::ReadFile`] has ended, with the file's contents. `None`: no such file.
     FileRead {
         disk: String,
         found: Result<Option<Box<DiskSpec>>, String>,
     },
-    /// The configuration and `disks-dir` were read, between the operations on files whose ends came before this event
-    /// and those whose ends come after it.
+    /// The configuration and `disks-dir` were read.
+    ///
+    /// The read took place after all file operations whose events precede this one, and before all
+    /// whose events follow it.
     DefinitionsRead {
         declared: Vec<DiskSpec>,
         /// `FILE:LINE` of each disk's entry in the configuration.
@@ -48,39 +51,40 @@ pub enum Event {
     RetryDue { disk: String },
 }
 
-/// The host works on a change and on the removal of a disk at the same time: a disk whose process hangs can be removed.
+/// The kind of a host's work on a disk. The host works on a change and a removal of a disk at the
+/// same time, so that a disk whose process hangs can be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Slot {
     Change,
     Removal,
 }
 
-/// An operation to start. Each ends with one event, except `Reply`, `Log` and `Forget`.
+/// An operation to start. Each ends with one event, except `Reply` and `Log`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum Effect {
-    /// Have the host carry this out; ends with [`Event::HostDone`].
+    /// Sends a request to the host; ends with [`Event::HostDone`].
     Ask {
         disk: String,
         slot: Slot,
         request: HostRequest,
     },
-    /// Write the disk's file; ends with [`Event::Stored`] when the file is durable.
+    /// Writes the disk's file; ends with [`Event::Stored`] when the file is durable.
     Write(Box<DiskSpec>),
-    /// Remove the disk's file; ends with [`Event::Stored`].
+    /// Removes the disk's file; ends with [`Event::Stored`].
     Erase {
         disk: String,
     },
-    /// Read the disk's file; ends with [`Event::FileRead`].
+    /// Reads the disk's file; ends with [`Event::FileRead`].
     ReadFile {
         disk: String,
     },
-    /// Send a request's reply.
+    /// Sends the reply to a request.
     Reply {
         to: RequestId,
         disk: String,
         reply: Result<Reply, RequestError>,
     },
-    /// Send [`Event::RetryDue`] after this time.
+    /// Sends [`Event::RetryDue`] after this time.
     RetryAfter {
         disk: String,
         pause: Duration,
@@ -95,33 +99,33 @@ pub enum Level {
     Info,
 }
 
-/// What the host is asked to do with a disk.
+/// A request to the host about a disk.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum HostRequest {
-    /// Adds or changes the disk: [`Done::Put`].
+    /// Adds or changes the disk. The reply is [`Done::Put`].
     Put {
         spec: Box<DiskSpec>,
         named: Option<BTreeSet<String>>,
         only_if: Condition,
     },
-    /// [`Done::Removed`].
+    /// Removes the disk. The reply is [`Done::Removed`].
     Remove { force: bool, only_if: Condition },
-    /// [`Done::FilterSet`].
+    /// Sets options of a filter. The reply is [`Done::FilterSet`].
     SetFilter {
         filter: String,
         options: BTreeMap<String, String>,
     },
-    /// [`Done::Resized`].
+    /// Resizes the disk. The reply is [`Done::Resized`].
     Resize { size: Option<u64>, shrink: bool },
-    /// Opens the other image and holds the disk's users: [`Done::SwitchPrepared`].
+    /// Opens the other image and holds the disk's users. The reply is [`Done::SwitchPrepared`].
     BeginSwitch { to: SwitchTo, leave_bitmaps: bool },
-    /// Lets users continue, with `go` on the other image: [`Done::Switched`].
+    /// Resumes users, on the other image if `go`. The reply is [`Done::Switched`].
     EndSwitch { go: bool },
-    /// [`Done::Options`].
+    /// Returns the disk's options. The reply is [`Done::Options`].
     ShowOptions,
 }
 
-/// What the host has done.
+/// The host's reply to a successful request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Done {
     /// The disk is served.
@@ -132,9 +136,9 @@ pub enum Done {
     FilterSet(FilterInfo),
     /// The disk's size in bytes.
     Resized(u64),
-    /// Users wait. These are the disk's options with the other image.
+    /// Users wait. The options are those of the disk with the other image.
     SwitchPrepared(Box<DiskSpec>),
     Switched,
-    /// The options of the disk as it is served.
+    /// The options of the served disk.
     Options(Box<DiskSpec>),
 }

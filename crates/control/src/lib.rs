@@ -1,9 +1,9 @@
-//! The decisions of the control plane, without input or output: which disks exist, who owns each disk's name, and what
-//! each disk is after a restart. docs/configuration.md has the rules.
+//! The decisions of the control plane, without I/O: which disks exist, who owns each disk's name,
+//! and what each disk is after a restart. docs/configuration.md has the rules.
 //!
-//! [`Registry`] is a state machine. [`Registry::take`] takes one event (a request, or the end of an operation) and
-//! returns the operations to start next. It has no threads, no clock and no files, so that a test can explore every
-//! order of events (`tests/model.rs`).
+//! [`Registry`] is a state machine. [`Registry::take`] processes one event, which is a request or
+//! the end of an operation, and returns the operations to start next. It uses no threads, clocks
+//! or files, so that a test can explore every order of events (`tests/model`).
 
 mod condition;
 mod definition;

@@ -20,7 +20,7 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// One sentence for people: how long changes of such a disk last.
+    /// Returns a sentence for display: how long changes of such a disk last.
     pub fn describe(self) -> &'static str {
         match self {
             Owner::Static => "static: changes last until the server restarts",
@@ -29,7 +29,7 @@ impl Owner {
         }
     }
 
-    /// The name in the API.
+    /// Returns the name in the API.
     pub fn name(self) -> &'static str {
         match self {
             Owner::Static => "static",

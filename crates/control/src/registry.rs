@@ -31,9 +31,9 @@ const MAX_WAITING: usize = 64;
 /// Options of the server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Settings {
-    /// Directory of persistent disks' files. `None`: no definition can be stored.
+    /// Directory of the files of persistent disks. `None`: definitions cannot be stored.
     pub disks_dir: Option<PathBuf>,
-    /// An NBD listener that authenticates nobody, as its address is written.
+    /// Address of an NBD listener that does not authenticate clients, as the user wrote it.
     pub open_listener: Option<String>,
 }
 
@@ -46,15 +46,15 @@ pub struct Registry {
     places: BTreeMap<String, String>,
 }
 
-/// A disk that is defined, but could not be opened.
+/// A disk that is defined but could not be opened.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure<'a> {
     pub name: &'a str,
     pub owner: Owner,
-    /// What the definition says, if there is one definition that can be read.
+    /// The definition, if there is exactly one and it can be read.
     pub spec: Option<&'a DiskSpec>,
     pub problem: &'a str,
-    /// Whether the server tries again without being asked to.
+    /// Whether the server retries by itself.
     pub is_retried: bool,
 }
 
@@ -82,7 +82,7 @@ impl Registry {
         }
     }
 
-    /// Takes an event and returns the operations to start, in this order.
+    /// Processes an event and returns the operations to start, in this order.
     pub fn take(&mut self, event: Event) -> Vec<Effect> {
         let mut effects = Vec::new();
         let out = &mut effects;
@@ -133,27 +133,28 @@ impl Registry {
         effects
     }
 
-    /// `FILE:LINE` of each disk's entry in the configuration.
+    /// Returns `FILE:LINE` of each disk's entry in the configuration.
     pub fn places(&self) -> &BTreeMap<String, String> {
         &self.places
     }
 
-    /// Whether no operation is in progress.
+    /// Returns whether no operation is in progress.
     pub fn is_settled(&self) -> bool {
         self.entries.values().all(Entry::is_settled)
     }
 
-    /// The owner of a disk's name, whether or not the disk is served; `None`: the name is free.
+    /// Returns the owner of a disk's name, whether or not the disk is served. `None`: the name is
+    /// free.
     pub fn owner_of(&self, name: &str) -> Option<Owner> {
         let entry = self.entries.get(name)?;
         let declared = entry.declared.as_ref().map(|_| Owner::Static);
         let owner = entry.owner.as_ref().map(Definition::owner);
-        // (A file that cannot be read owns its name.)
+        // A file that cannot be read owns its name.
         let conflict = entry.conflict.as_ref().map(|_| Owner::Persistent);
         owner.or(declared).or(conflict)
     }
 
-    /// What a disk is after a restart; `None`: the disk is transient, or the name is free.
+    /// Returns what a disk is after a restart. `None`: the disk is transient, or the name is free.
     pub fn definition_of(&self, name: &str) -> Option<&DiskSpec> {
         let entry = self.entries.get(name)?;
         match &entry.owner {
@@ -163,7 +164,7 @@ impl Registry {
         }
     }
 
-    /// Disks that are defined, but could not be opened, by name.
+    /// Returns the disks that are defined but could not be opened, by name.
     pub fn failures(&self) -> impl Iterator<Item = Failure<'_>> {
         self.entries.iter().filter_map(|(name, entry)| {
             let (problem, is_retried) = entry.failure()?;
@@ -177,7 +178,9 @@ impl Registry {
         })
     }
 
-    /// Refuses to change which image a static disk has, unless `transient`: its definition would name the old image.
+    /// Rejects a change of a static disk's image, unless `transient`.
+    ///
+    /// After a restart, the disk's definition would still name the old image.
     pub fn check_image_change(&self, name: &str, transient: bool) -> Result<(), RequestError> {
         let is_static = self.entries.get(name).is_some_and(Entry::is_static);
         match is_static && !transient {
@@ -191,7 +194,7 @@ impl Registry {
         }
     }
 
-    /// Where a static disk is defined, as part of a sentence.
+    /// Returns the place of a static disk's definition, as part of a sentence.
     fn place_of(&self, name: &str) -> String {
         match self.places.get(name) {
             Some(place) => format!("in {place}"),
@@ -199,7 +202,7 @@ impl Registry {
         }
     }
 
-    /// The path of the file that defines a persistent disk, for messages.
+    /// Returns the path of a persistent disk's file, for messages.
     fn file_of(&self, name: &str) -> String {
         file_of(self.settings.disks_dir.as_deref(), name)
     }
@@ -271,7 +274,7 @@ impl Registry {
         }
     }
 
-    /// Runs what waits, up to what begins a change, and forgets the name if it is free.
+    /// Runs waiting operations until one begins a change. Forgets the name if it is free.
     fn run_waiting(&mut self, name: &str, out: &mut Vec<Effect>) {
         while let Some(entry) = self.entries.get_mut(name)
             && entry.work.is_none()
@@ -304,7 +307,7 @@ impl Registry {
         }
     }
 
-    /// The host has carried out a step of a change, or has refused it.
+    /// Continues a change after the host has carried out or rejected a step.
     fn change_done(
         &mut self,
         name: &str,
@@ -341,7 +344,7 @@ impl Registry {
                 true => reply(by, name, Ok(Reply::Disk { created: false }), out),
                 false => reply(by, name, Err(error), out),
             },
-            // (The host was not asked for these.)
+            // The host has no part in these steps.
             work @ (Work::Writing { .. }
             | Work::ReadingFile { .. }
             | Work::Erasing { .. }
@@ -359,7 +362,7 @@ impl Registry {
         });
     }
 
-    /// Refuses requests about a disk that is defined, but is not served.
+    /// Rejects requests about a disk that is defined but not served.
     pub fn check_served(&self, name: &str) -> Result<(), RequestError> {
         match self.entries.get(name).and_then(Entry::failure) {
             None => Ok(()),
@@ -368,12 +371,12 @@ impl Registry {
     }
 }
 
-/// The error for a request about a disk that could not be opened.
+/// Returns the error for a request about a disk that could not be opened.
 fn not_served(name: &str, problem: &str) -> RequestError {
     ErrorKind::Conflict.because(format!("disk '{name}': not served: {problem}"))
 }
 
-/// The error while another request changes the disk.
+/// Returns the error while another request changes the disk.
 fn busy(name: &str, entry: &Entry, request: &Request) -> RequestError {
     if let Request::Put { only_if, .. } = request {
         if entry.is_served()
@@ -408,7 +411,7 @@ fn reply(by: Requester, name: &str, outcome: Result<Reply, RequestError>, out: &
     }
 }
 
-/// Logs a line about a disk, whose name is put in front if the line does not begin with it.
+/// Logs a line about a disk, prefixed with its name unless the line begins with it.
 fn log(level: Level, name: &str, text: &str, out: &mut Vec<Effect>) {
     let start = format!("disk '{name}'");
     let line = match text.starts_with(&start) {

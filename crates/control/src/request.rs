@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// Identifies a request until it has its reply.
+/// Identifies a request until its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct RequestId(pub u64);
 
@@ -18,24 +18,26 @@ pub enum Request {
     /// Adds the disk, or changes the disk of that name.
     Put {
         spec: Box<DiskSpec>,
-        /// Keys that the request names: a static disk that is served keeps all others. `None`: all keys.
+        /// Keys that the request names. `None`: all keys.
+        ///
+        /// A served static disk keeps its values of all other keys.
         named: Option<BTreeSet<String>>,
-        /// The change is not stored.
+        /// Whether the change is not stored.
         until_restart: bool,
         only_if: Condition,
     },
     Remove {
-        /// Disconnects the disk's users; without it, a disk in use stays.
+        /// Whether to disconnect users; otherwise a disk in use is not removed.
         force: bool,
         how: Removal,
         only_if: Condition,
     },
-    /// Changes options of a filter; an empty value is the option's default.
+    /// Changes options of a filter. An empty value stands for the option's default.
     SetFilter {
-        /// Name of the filter, with `#2` for the second filter of that name.
+        /// The name of the filter, with `#2` for the second filter of that name.
         filter: String,
         options: BTreeMap<String, String>,
-        /// The change is not stored.
+        /// Whether the change is not stored.
         until_restart: bool,
     },
     Resize {
@@ -43,16 +45,16 @@ pub enum Request {
         size: Option<u64>,
         shrink: bool,
     },
-    /// Continues on another image.
+    /// Switches the disk to another image.
     Switch {
         to: SwitchTo,
-        /// Allows the switch for a static disk, whose definition then names the old image.
+        /// Whether to allow a switch of a static disk, whose definition keeps the old image.
         transient: bool,
         leave_bitmaps: bool,
     },
-    /// Stores the definition of a disk, as the disk is now.
+    /// Stores the present options of a disk as its definition.
     Adopt {
-        /// Where the configuration or the command line still defines the disk.
+        /// The place in the configuration or command line that still defines the disk.
         defined_at: Option<String>,
     },
 }
@@ -60,15 +62,15 @@ pub enum Request {
 /// What a removal does to a disk's definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Removal {
-    /// Removes the file of a persistent disk. A static disk is gone until the server restarts.
+    /// Removes the file of a persistent disk. A static disk is removed until the server restarts.
     Definition,
-    /// Keeps the definition: the disk is gone until the server restarts.
+    /// Keeps the definition: the disk is removed until the server restarts.
     UntilRestart,
-    /// No definition is left.
+    /// Removes a disk whose definition no longer exists.
     Undefined,
 }
 
-/// The image on which a disk continues.
+/// The image to which a disk is switched.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SwitchTo {
     /// The target of the disk's mirror.
@@ -77,10 +79,10 @@ pub enum SwitchTo {
     Layer(PathBuf),
 }
 
-/// Reply to a request that succeeded. `is_static`: the change lasts until the server restarts.
+/// The reply to a successful request. `is_static`: the change lasts until the server restarts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum Reply {
-    /// The disk as it is now; `created`: whether the request added the disk.
+    /// The disk was added or changed; `created`: whether it was added.
     Disk {
         created: bool,
     },

@@ -1,20 +1,20 @@
-//! Disks that the configuration and a file define.
+//! Disks with two definitions: in the configuration and in a file.
 
 use crate::definition::Found;
 use fathom_spec::DiskSpec;
 use std::path::Path;
 
-/// What a disk's file means for the disk's entry in the configuration.
+/// The relation of a disk's file to the disk's entry in the configuration.
 pub enum SecondDefinition {
-    /// There is no such file.
+    /// No such file exists.
     None,
-    /// The file names the same data, and is not used. (A warning.)
+    /// The file names the same data and is ignored, with a warning.
     SameData(String),
-    /// Which of the two has the disk's data is not known. (An error.)
+    /// It is unknown which of the two has the disk's data, which is an error.
     OtherData(String),
 }
 
-/// The file that defines a persistent disk, for messages.
+/// Returns the path of a persistent disk's file, for messages.
 pub fn file_of(disks_dir: Option<&Path>, name: &str) -> String {
     let dir = disks_dir.unwrap_or(Path::new(""));
     dir.join(format!("{name}.toml")).display().to_string()
@@ -47,8 +47,10 @@ impl SecondDefinition {
     }
 }
 
-/// Leaves out the disks whose data a file in `disks_dir` defines differently. Which of the two definitions is the newer
-/// one is not known, and writing to the older image may destroy the newer one.
+/// Omits the disks whose data a file in `disks_dir` defines differently.
+///
+/// It is unknown which of the two definitions is newer, and writing to the older image may destroy
+/// the newer one.
 pub fn without_conflicts<'a>(
     declared: impl IntoIterator<Item = &'a DiskSpec>,
     found: &Found,

@@ -1,4 +1,4 @@
-//! Changes of a disk that its definition follows: options of filters, the size, and the owner.
+//! Changes that a disk's definition follows: options of filters, the size, and the owner.
 
 use super::{Registry, reply};
 use crate::entry::{AfterWrite, Requester, Work};
@@ -9,7 +9,7 @@ use fathom_spec::DiskSpec;
 use fathom_stack::position_of_filter;
 use std::collections::BTreeMap;
 
-/// Name of a filter, and the new values of its options.
+/// The name of a filter, and the new values of its options.
 type FilterChange = (String, BTreeMap<String, String>);
 
 impl Registry {
@@ -38,7 +38,7 @@ impl Registry {
         self.ask(name, request, work, out);
     }
 
-    /// The filter has the new options. `change`: what is to be stored.
+    /// Stores `change`, after the host has set the filter's options.
     pub(super) fn filter_set(
         &mut self,
         name: &str,
@@ -96,7 +96,7 @@ impl Registry {
             Err(error) => return reply(by, name, Err(error), out),
         };
         let entry = self.entry(name);
-        // (The size of most kinds of storage is that of a file, and lasts.)
+        // Most kinds of storage record their size themselves, so it need not be stored.
         let declared = entry.declared.as_deref();
         let is_defined = declared.is_some_and(|spec| spec.image.with_size(bytes).is_some());
         let is_static = entry.is_static() && is_defined;
@@ -110,7 +110,7 @@ impl Registry {
         self.store_change(name, by, changed, Reply::Size { bytes, is_static }, out);
     }
 
-    /// Stores the changed definition of a persistent disk, if there is a difference, and then replies.
+    /// Stores the changed definition of a persistent disk, if it differs, and then replies.
     fn store_change(
         &mut self,
         name: &str,
@@ -128,7 +128,7 @@ impl Registry {
         }
     }
 
-    /// Begins to store the definition of a disk, as the disk is now.
+    /// Begins to store the present options of a disk as its definition.
     pub(super) fn begin_to_adopt(
         &mut self,
         name: &str,
@@ -178,7 +178,7 @@ impl Registry {
     }
 }
 
-/// The error for a reply of another kind.
+/// Returns the error for a reply of the wrong type.
 pub(super) fn unexpected(name: &str) -> RequestError {
     ErrorKind::Failed.because(format!("disk '{name}': unexpected reply; see the log"))
 }

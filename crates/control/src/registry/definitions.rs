@@ -1,4 +1,4 @@
-//! Compares the configuration and `disks-dir` with the disks that are served: at the server's start, and at each reload.
+//! Compares the configuration and `disks-dir` with the served disks, at the start and at reloads.
 
 use super::{Registry, log};
 use crate::condition::Condition;
@@ -10,8 +10,9 @@ use crate::second_definition::SecondDefinition;
 use fathom_spec::DiskSpec;
 
 impl Registry {
-    /// Adds, changes and removes disks, so that they are as the definitions say. A disk whose definition is as before
-    /// stays as requests have left it.
+    /// Adds, changes and removes disks to match their definitions.
+    ///
+    /// A disk whose definition is unchanged keeps the changes that requests have made.
     pub(super) fn compare(
         &mut self,
         declared: Vec<DiskSpec>,
@@ -43,7 +44,7 @@ impl Registry {
         }
     }
 
-    /// Removes the disks that neither the configuration nor a file defines any more.
+    /// Removes disks that neither the configuration nor a file defines any more.
     fn remove_undefined(&mut self, found: &Found, out: &mut Vec<Effect>) {
         let is_gone = |(name, entry): &(&String, &Entry)| {
             let is_defined = entry.declared.is_some() || found.has(name);
@@ -73,7 +74,7 @@ impl Registry {
         entry.left_images.clear();
     }
 
-    /// Serves or changes a disk as the configuration says.
+    /// Serves or changes a disk according to the configuration.
     fn compare_static(
         &mut self,
         spec: DiskSpec,
@@ -111,7 +112,7 @@ impl Registry {
                     entry.conflict = Some(problem.clone());
                     Some(problem)
                 }
-                // (The comparison of the file tells.)
+                // The comparison of the file reports this.
                 SecondDefinition::SameData(_) | SecondDefinition::None => None,
             },
         };
@@ -121,7 +122,7 @@ impl Registry {
         }
     }
 
-    /// Serves or changes a disk as its file says.
+    /// Serves or changes a disk according to its file.
     fn compare_persistent(&mut self, spec: &DiskSpec, found: &Found, out: &mut Vec<Effect>) {
         let name = spec.name.clone();
         let file = self.file_of(&name);
@@ -146,7 +147,7 @@ impl Registry {
                     "defined by the configuration, so {file} is ignored; remove one of the two"
                 ))
             }
-            // (The configuration's entry was compared already.)
+            // The entry in the configuration has already been compared.
             None if entry.declared.is_some() => return,
             _ => None,
         };
@@ -166,7 +167,7 @@ impl Registry {
         self.follow(&name, spec.clone(), owner, out);
     }
 
-    /// Changes a disk to its definition, after the change of the disk that is in progress.
+    /// Applies a definition to a disk, after the change in progress, if any.
     fn follow(&mut self, name: &str, spec: DiskSpec, owner: Definition, out: &mut Vec<Effect>) {
         if !self.is_busy(name) {
             return self.begin_definition(name, spec, owner, out);
@@ -184,7 +185,7 @@ impl Registry {
         entry.work.is_some() || entry.removal.is_some()
     }
 
-    /// What was read before is out of date.
+    /// Queues a definition that was read, which replaces those read before.
     fn wait(&mut self, name: &str, read: Waiting) {
         let is_about_requests = |waiting: &Waiting| {
             let is_read = matches!(
@@ -198,8 +199,9 @@ impl Registry {
         waiting.push_back(read);
     }
 
-    /// Whether the owner of a name is still the same as when definitions were read. Otherwise a request has changed the
-    /// disk since, and that change stays.
+    /// Returns whether the owner of a name is the same as when definitions were read.
+    ///
+    /// Otherwise a request has changed the disk since, and that change takes precedence.
     pub(super) fn is_owner(
         &mut self,
         name: &str,

@@ -1,4 +1,4 @@
-//! The registry's state, for a successor.
+//! Hands the registry's state over to a successor.
 
 use super::{Registry, Settings};
 use crate::definition::{Definition, Definitions};
@@ -7,11 +7,11 @@ use crate::event::Effect;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Time after which a successor tries to open the disks that its predecessor could not open.
+/// Time after which a successor retries to open the disks that its predecessor could not open.
 const RETRY: Duration = Duration::from_secs(5);
 
 impl Registry {
-    /// Returns the definitions of the disks that are served, and all others. No operation may be in progress.
+    /// Returns the definitions of served disks, and all others. No operation may be in progress.
     pub fn to_handover(&self) -> (BTreeMap<String, Definition>, Definitions) {
         let mut served = BTreeMap::new();
         let mut others = Definitions::default();
@@ -38,7 +38,7 @@ impl Registry {
         (served, others)
     }
 
-    /// Returns a successor's registry, and the operations to start.
+    /// Creates a successor's registry, and returns the operations to start, too.
     pub fn from_handover(
         settings: Settings,
         served: BTreeMap<String, Definition>,

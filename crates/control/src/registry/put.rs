@@ -11,13 +11,15 @@ use fathom_spec::DiskSpec;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Time between the attempts to open a disk: the first, and the longest.
+/// Pause between attempts to open a disk: the first, and the maximum.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 impl Registry {
-    /// Begins a request to add or change a disk. A static disk is changed only until the server restarts, and keeps the
-    /// options that the request does not name.
+    /// Begins a request to add or change a disk.
+    ///
+    /// A static disk is changed only until the server restarts, and keeps the options that the
+    /// request does not name.
     #[allow(clippy::too_many_arguments, reason = "the members of a request")]
     pub(super) fn begin_put(
         &mut self,
@@ -81,11 +83,12 @@ impl Registry {
         }
     }
 
-    /// Refuses to serve a disk on another image than its definition names: the disk would be back on that image after a
-    /// restart.
+    /// Rejects a disk on an image other than the one in its definition.
+    ///
+    /// After a restart, the disk would be on the defined image again.
     fn check_data(&self, name: &str, spec: &DiskSpec) -> Result<(), RequestError> {
         let Some(entry) = { self.entries.get(name) }.filter(|entry| !entry.is_served()) else {
-            // (The host compares what it serves.)
+            // For a served disk, the host compares the images.
             return Ok(());
         };
         let (defined, place) = match (&entry.owner, &entry.declared) {
@@ -107,7 +110,7 @@ impl Registry {
         }
     }
 
-    /// Does not export a new disk to NBD clients whom nothing authenticates, unless the request asks for it.
+    /// Prevents the export of a new disk to NBD clients without authentication, unless requested.
     fn do_not_export_unasked(
         &self,
         name: &str,
@@ -135,7 +138,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Begins to serve or change a disk as its definition says.
+    /// Begins to serve or change a disk according to its definition.
     pub(super) fn begin_definition(
         &mut self,
         name: &str,
@@ -156,7 +159,7 @@ impl Registry {
         self.ask(name, request, Work::Putting(putting), out);
     }
 
-    /// The host serves the disk, or has refused: the owner is noted.
+    /// Records the owner after the host has added or changed the disk, or has rejected that.
     pub(super) fn put_done(
         &mut self,
         name: &str,
@@ -187,7 +190,7 @@ impl Registry {
         let is_as_before = entry.owner.as_ref() == Some(&owner);
         let is_uncertain = entry.is_file_uncertain;
         match owner {
-            // (What is known of the file of a disk that was removed may be wrong.)
+            // After a removal, the recorded contents of the file may be wrong.
             Definition::Persistent(spec) if is_written => {
                 match created || !is_as_before || is_uncertain {
                     true => self.write(name, *spec, AfterWrite::Put { by, created }, out),
@@ -202,7 +205,7 @@ impl Registry {
         }
     }
 
-    /// A disk that is defined could not be opened or changed.
+    /// Handles the failure to open or change a defined disk.
     fn open_failed(
         &mut self,
         name: &str,
@@ -247,7 +250,7 @@ impl Registry {
         }
     }
 
-    /// Tries again to open a disk.
+    /// Retries to open a disk.
     pub(super) fn retry(&mut self, name: &str, out: &mut Vec<Effect>) {
         let Some(entry) = self.entries.get(name) else {
             return;
@@ -266,8 +269,9 @@ impl Registry {
         }
     }
 
-    /// The host has removed a disk again whose file could not be written. The failed write may have changed the file,
-    /// which is removed, or written as it was.
+    /// Continues after the host has removed a new disk whose file could not be written.
+    ///
+    /// The failed write may have changed the file, which is removed or restored.
     pub(super) fn withdrawn(
         &mut self,
         name: &str,
@@ -278,7 +282,7 @@ impl Registry {
         let entry = self.entry(name);
         entry.presence = Presence::Absent;
         match entry.stored().cloned() {
-            // (The disk was removed until the server restarts.)
+            // The disk had been removed until the server restarts.
             Some(before) => {
                 let then = AfterWrite::Withdrawn { by, problem };
                 self.write(name, before, then, out);
@@ -291,7 +295,7 @@ impl Registry {
         }
     }
 
-    /// The file of a disk that could not be added is as it was, or could not be changed.
+    /// Replies after the file of a disk that could not be added was restored, or could not be.
     pub(super) fn withdrawal_stored(
         &mut self,
         name: &str,

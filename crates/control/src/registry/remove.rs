@@ -41,7 +41,7 @@ impl Registry {
         });
     }
 
-    /// Removes a disk that is defined, but not served.
+    /// Removes a disk that is defined but not served.
     fn remove_unserved(&mut self, name: &str, by: Requester, how: Removal, out: &mut Vec<Effect>) {
         let entry = self.entry(name);
         let is_persistent = matches!(entry.owner, Some(Definition::Persistent(_)));
@@ -63,7 +63,7 @@ impl Registry {
         reply(by, name, Ok(removed), out);
     }
 
-    /// The host has removed the disk, or has refused.
+    /// Continues after the host has removed the disk, or has rejected that.
     pub(super) fn removal_done(
         &mut self,
         name: &str,
@@ -80,7 +80,7 @@ impl Registry {
             Err(error) => Err(error),
         };
         match entry.work {
-            // (A change of the disk may be writing the disk's file.)
+            // A change of the disk may be writing the disk's file.
             Some(_) => entry.waiting.push_front(Waiting::Removed(by, how, outcome)),
             None => self.finish_removal(name, by, how, outcome, out),
         }
@@ -98,7 +98,7 @@ impl Registry {
         let entry = self.entry(name);
         let statistics = match outcome {
             Ok(statistics) => statistics,
-            // (The host may have lost the disk.)
+            // The host may have lost the disk.
             Err(error) if error.kind == ErrorKind::Unknown && entry.owner.is_some() => {
                 Box::default()
             }
@@ -134,7 +134,7 @@ impl Registry {
         out.push(Effect::Erase { disk });
     }
 
-    /// The disk's file is gone, or could not be removed.
+    /// Replies after the disk's file was removed, or could not be.
     pub(super) fn erased(
         &mut self,
         name: &str,

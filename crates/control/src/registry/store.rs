@@ -1,6 +1,6 @@
-//! Writes the files of persistent disks, one change of a disk after the other.
+//! Writes the files of persistent disks, one change of a disk after another.
 //!
-//! A definition changes only once its file is durable. Each change begins with the result of the previous change.
+//! A definition changes only when its file is durable. Each change starts from the previous result.
 
 use super::{Registry, log, reply};
 use crate::definition::Definition;
@@ -29,7 +29,7 @@ impl Registry {
         self.entry(name).work = Some(Work::Writing { spec, then });
     }
 
-    /// A write or a removal of a file has ended.
+    /// Continues after a write or removal of a file.
     pub(super) fn stored(
         &mut self,
         name: &str,
@@ -61,7 +61,7 @@ impl Registry {
         if outcome.is_ok() {
             let entry = self.entry(name);
             entry.owner = Some(Definition::Persistent(spec.clone()));
-            // (The owner may have changed.)
+            // The owner may have been the configuration before.
             entry.left_images.clear();
         }
         match (then, outcome) {
@@ -105,7 +105,7 @@ impl Registry {
         }
     }
 
-    /// The disk's file says this, after two writes have failed.
+    /// Continues with the contents of the disk's file, after two writes have failed.
     pub(super) fn file_read(
         &mut self,
         name: &str,
@@ -119,8 +119,9 @@ impl Registry {
         let is_as_before = match &found {
             Ok(None) => true,
             Ok(Some(spec)) => spec.image == before.image,
-            // The file may name the new image. The old image has a mark, so the disk continues on the new image:
-            // whatever the file says after a restart, no old data is served.
+            // The file may name the new image. The old image is marked as superseded, so the disk
+            // continues on the new image. Then no old data is served after a restart, whatever the
+            // file contains.
             Err(_) => false,
         };
         match found {
@@ -134,7 +135,7 @@ impl Registry {
         self.reverted(name, then, is_as_before, out);
     }
 
-    /// The disk's file is as it was before a switch, or (`is_as_before` is false) is not.
+    /// Ends a failed switch. `is_as_before`: whether the disk's file names the old image again.
     fn reverted(&mut self, name: &str, revert: Revert, is_as_before: bool, out: &mut Vec<Effect>) {
         match revert {
             Revert::BeforeSwitch { by, error } => {
@@ -151,7 +152,7 @@ impl Registry {
         }
     }
 
-    /// Users wait for a switch whose definition could not be written: the file is written as it was.
+    /// Restores the file after it could not be written for a switch, while users wait.
     fn undo_switch(
         &mut self,
         name: &str,
@@ -166,13 +167,13 @@ impl Registry {
         ));
         let revert = Revert::BeforeSwitch { by, error };
         match self.settings.disks_dir {
-            // (The failed write may have changed the file.)
+            // The failed write may have changed the file.
             Some(_) => self.write(name, before, AfterWrite::Revert(revert), out),
             None => self.reverted(name, revert, true, out),
         }
     }
 
-    /// The host has refused to end a switch that is in the disk's file.
+    /// Restores the file after the host has rejected the end of a switch.
     pub(super) fn revert_switch(
         &mut self,
         name: &str,
@@ -186,7 +187,7 @@ impl Registry {
     }
 }
 
-/// The reply to a change that is in force, but not in the disk's file.
+/// Replies to a change that is in effect but not stored.
 fn not_stored(by: Requester, name: &str, problem: &str, out: &mut Vec<Effect>) {
     log(Level::Error, name, problem, out);
     let error = ErrorKind::Failed.because(format!(

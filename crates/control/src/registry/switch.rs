@@ -1,9 +1,9 @@
-//! Continues disks on other images.
+//! Switches disks to other images.
 //!
-//! A switch has two steps. After the first step the other image is open, the old image is marked as superseded, and the
-//! disk's users wait. Then the disk's file is written. The second step lets users continue on the new image, or on the
-//! old image if the file could not be written. So whenever the server is killed, the file names the image with all data
-//! that users know to be written.
+//! A switch has two steps. The first step opens the other image, marks the old image as superseded
+//! and holds the disk's users. Then the disk's file is written. The second step resumes users on
+//! the new image, or on the old image if the file could not be written. So even if the server is
+//! killed at any time, the file names the image with all acknowledged writes.
 
 use super::change::unexpected;
 use super::{Registry, reply};
@@ -34,7 +34,7 @@ impl Registry {
         }
     }
 
-    /// Users wait; `outcome` has the disk's options with the new image.
+    /// Continues while users wait; `outcome` has the disk's options with the new image.
     pub(super) fn switch_prepared(
         &mut self,
         name: &str,
@@ -64,7 +64,7 @@ impl Registry {
         }
     }
 
-    /// Users wait; a static disk leaves the image that `outcome` has.
+    /// Continues while users wait; `outcome` has the image that a static disk leaves.
     pub(super) fn image_shown(
         &mut self,
         name: &str,
@@ -92,7 +92,7 @@ impl Registry {
         self.ask(name, HostRequest::EndSwitch { go: true }, work, out);
     }
 
-    /// Users continue on the new image, or the host has refused.
+    /// Ends a switch after the host has resumed users on the new image, or has rejected that.
     pub(super) fn switched(
         &mut self,
         name: &str,

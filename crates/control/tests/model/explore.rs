@@ -4,17 +4,19 @@ use crate::world::World;
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Write;
 
-/// What an exploration has found.
+/// The result of an exploration.
 pub struct Explored {
-    /// Number of different states.
+    /// Number of distinct states.
     pub states: usize,
-    /// Whether states were left out because there were too many.
+    /// Whether states were omitted because there were too many.
     pub is_cut: bool,
-    /// The first violation of a property, with the shortest way to it.
+    /// The first violation of a property, with the shortest path to it.
     pub violation: Option<String>,
 }
 
-/// Maximum number of states: enough for all scenarios, in less than a minute. `make torture` sets more.
+/// Maximum number of states: enough for all scenarios, in less than a minute.
+///
+/// `make torture` sets a larger number.
 fn max_states() -> usize {
     let set = std::env::var("FATHOM_MODEL_STATES");
     set.ok()
@@ -22,7 +24,7 @@ fn max_states() -> usize {
         .unwrap_or(150_000)
 }
 
-/// Explores all states that can be reached.
+/// Explores all reachable states.
 pub fn explore(world: World) -> Explored {
     let max_states = max_states();
     let mut ways: HashMap<u64, (u64, String)> = HashMap::new();
@@ -61,7 +63,7 @@ pub fn explore(world: World) -> Explored {
     }
 }
 
-/// The steps to a state, one in each line.
+/// Returns the steps to a state, one per line.
 fn way_to(ways: &HashMap<u64, (u64, String)>, mut state: u64) -> String {
     let mut steps = Vec::new();
     while let Some((from, step)) = ways.get(&state)

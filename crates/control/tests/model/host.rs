@@ -1,4 +1,4 @@
-//! A host of disks, as far as the registry sees it, and the images that the disks have.
+//! A model of the host of disks as the registry sees it, and of the disks' images.
 
 use fathom_control::{
     Done, ErrorKind, HostRequest, RequestError, Slot, SwitchTo, unknown_disk, version_of,
@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 /// An image file.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Image {
-    /// Number of the writes that the image has, of all that were acknowledged to its disk's users.
+    /// Number of writes in the image, of all that were acknowledged to its disk's users.
     pub writes: u8,
-    /// Another image has superseded this one.
+    /// The mark of a superseded image.
     pub mark: Option<Mark>,
-    /// The image opens only with a key.
+    /// Whether the image opens only with a key.
     pub has_key: bool,
 }
 
@@ -23,11 +23,12 @@ pub struct Image {
 pub struct Mark {
     /// The disk that was switched to a newer image.
     pub disk: String,
-    /// A disk's file decides whether the switch took place: the mark counts unless the file still names this image.
+    /// Whether a disk's file decides about the switch: the mark counts unless the file still
+    /// names this image.
     pub is_undecided: bool,
 }
 
-/// A disk that is served.
+/// A served disk.
 #[derive(Clone, Debug, Serialize)]
 pub struct Served {
     pub spec: DiskSpec,
@@ -35,13 +36,13 @@ pub struct Served {
     pub switching: Option<DiskSpec>,
 }
 
-/// A request to the host that has no reply yet.
+/// A request to the host without a reply.
 #[derive(Clone, Debug, Serialize)]
 pub struct Asked {
     pub disk: String,
     pub slot: Slot,
     pub request: HostRequest,
-    /// A client has named the image.
+    /// Whether a client has named the image.
     pub is_explicit: bool,
 }
 
@@ -53,9 +54,9 @@ pub struct Host {
     pub disks: BTreeMap<String, Served>,
     pub images: BTreeMap<String, Image>,
     pub asked: Vec<Asked>,
-    /// Number of the writes that were acknowledged to each disk's users.
+    /// Number of writes that were acknowledged to each disk's users.
     pub acknowledged: BTreeMap<String, u8>,
-    /// A disk whose process is under the control of its guest: a tenant's.
+    /// A tenant's disk, whose process is under the control of its guest.
     pub hostile: Option<String>,
     /// Old rule: superseded images get no mark.
     pub marks_nothing: bool,
@@ -68,8 +69,10 @@ impl Host {
         Some(self.disks.get(disk)?.spec.image.to_string())
     }
 
-    /// What the process of a hostile disk may reply to a request, each with whether it carries the request out. (Replies
-    /// of another type never reach the registry: the supervisor turns them into errors.)
+    /// Returns possible replies of a hostile disk's process, each with and without carrying out the
+    /// request.
+    ///
+    /// Replies of another type never reach the registry: the supervisor converts them to errors.
     pub fn lies(&self, asked: &Asked) -> Vec<Lie> {
         if self.hostile.as_ref() != Some(&asked.disk) {
             return Vec::new();
@@ -86,7 +89,7 @@ impl Host {
                     held_ns: None,
                 }))]
             }
-            // (From the supervisor's own records.)
+            // The supervisor replies from its own records.
             HostRequest::ShowOptions => return Vec::new(),
             other => panic!("{other:?}"),
         };
@@ -97,7 +100,7 @@ impl Host {
             .collect()
     }
 
-    /// Carries out a request. `files`: the definitions of persistent disks.
+    /// Carries out a request. `files` are the definitions of persistent disks.
     pub fn carry_out(
         &mut self,
         asked: &Asked,
@@ -258,7 +261,7 @@ impl Host {
         Ok(Done::Switched)
     }
 
-    /// A guest's write, which is acknowledged. Users of a disk that is switched wait.
+    /// Returns whether a guest can write. Users of a disk that is being switched wait.
     pub fn can_write(&self, disk: &str) -> bool {
         let served = self.disks.get(disk);
         served.is_some_and(|served| served.switching.is_none() || self.holds_nobody)

@@ -1,5 +1,5 @@
-//! Explores the registry's states: every order of requests, of the ends of operations, and of failures and crashes, in
-//! small worlds. In each state the properties of `properties.rs` must hold.
+//! Explores the registry's states in small worlds: every order of requests, ends of operations,
+//! failures and crashes. In each state the properties of `properties.rs` must hold.
 //!
 //! `old_rules.rs` shows that the exploration finds the faults that earlier versions had.
 

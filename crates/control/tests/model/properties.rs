@@ -1,10 +1,10 @@
-//! What holds in every state.
+//! Properties that hold in every state.
 
 use crate::world::World;
 use fathom_control::{Definition, Request};
 use std::collections::BTreeSet;
 
-/// The error says which property does not hold.
+/// Checks all properties. The error says which one is violated.
 pub fn check(world: &World) -> Result<(), String> {
     serves_everything_acknowledged(world)?;
     has_one_writer(world)?;
@@ -17,7 +17,7 @@ pub fn check(world: &World) -> Result<(), String> {
     }
 }
 
-/// The image that is served has every write that was acknowledged. (A hostile process may lose its own disk's.)
+/// The served image has every acknowledged write. A hostile process may lose its own disk's writes.
 fn serves_everything_acknowledged(world: &World) -> Result<(), String> {
     let hostile = world.host.hostile.as_ref();
     for (name, disk) in &world.host.disks {
@@ -47,7 +47,7 @@ fn has_one_writer(world: &World) -> Result<(), String> {
     Ok(())
 }
 
-/// No name is in the configuration and in a file, unless the user has put it there.
+/// No name is both in the configuration and in a file, unless the user has put it there.
 fn has_one_owner(world: &World) -> Result<(), String> {
     let both = { world.store.files.keys() }.find(|name| world.config.contains_key(*name));
     match both {
@@ -58,7 +58,7 @@ fn has_one_owner(world: &World) -> Result<(), String> {
     }
 }
 
-/// When nothing is in progress, every request has its reply.
+/// When no operation is in progress, every request has its reply.
 fn nobody_waits_for_ever(world: &World) -> Result<(), String> {
     match world.is_quiet() && !(world.outstanding.is_empty() && world.registry.is_settled()) {
         true => Err("a request waits, and nothing is in progress".into()),
@@ -66,7 +66,9 @@ fn nobody_waits_for_ever(world: &World) -> Result<(), String> {
     }
 }
 
-/// After a crash, and without failures, each disk with a file is served, unless the configuration contradicts the file.
+/// After a crash without failures, each disk with a file is served.
+///
+/// An exception is a disk whose file the configuration contradicts.
 fn is_served_after_crash(world: &World) -> Result<(), String> {
     let is_changed = world.has_failed || world.is_edited;
     let is_meant = world.has_crashed && world.is_quiet() && !is_changed;
@@ -92,7 +94,7 @@ fn is_served_after_crash(world: &World) -> Result<(), String> {
     Ok(())
 }
 
-/// What holds when a request has succeeded.
+/// Checks the properties of a successful request.
 pub fn check_reply(world: &World, disk: &str, request: &Request) -> Result<(), String> {
     let (served, others) = world.registry.to_handover();
     let definition = served.get(disk).or_else(|| others.absent.get(disk));

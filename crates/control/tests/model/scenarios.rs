@@ -6,7 +6,7 @@ use fathom_control::{Condition, Removal, Request, SwitchTo, version_of};
 use fathom_spec::DiskSpec;
 use std::collections::BTreeMap;
 
-/// Requests for every change of a disk of this name on image `/a`.
+/// Returns requests for every change of a disk of this name on image `/a`.
 pub fn all_changes(name: &str) -> Vec<(String, Request)> {
     let spec = disk(name, "/a");
     let changed = DiskSpec {
@@ -51,7 +51,7 @@ pub fn switch(name: &str, to: SwitchTo) -> (String, Request) {
     (name.to_owned(), request)
 }
 
-/// A change of the disk under the condition that the disk is `before`.
+/// Returns a request to change the disk on the condition that it equals `before`.
 pub fn conditional(before: &DiskSpec, after: &DiskSpec) -> (String, Request) {
     let before = before.clone().without_defaults();
     let request = Request::Put {
@@ -66,14 +66,14 @@ pub fn conditional(before: &DiskSpec, after: &DiskSpec) -> (String, Request) {
     (after.name.clone(), request)
 }
 
-/// A world with one persistent disk on `/a`.
+/// Returns a world with one persistent disk on `/a`.
 pub fn persistent(budget: Budget) -> World {
     let mut world = World::start(vec![], vec![disk("d", "/a")], &["/a", "/c"], budget);
     world.menu = all_changes("d");
     world
 }
 
-/// A world with one static disk on `/a`.
+/// Returns a world with one static disk on `/a`.
 pub fn of_configuration(budget: Budget) -> World {
     let mut world = World::start(vec![disk("d", "/a")], vec![], &["/a", "/c"], budget);
     world.menu = all_changes("d");
@@ -170,8 +170,10 @@ fn two_disks_never_write_to_one_image() {
     holds("two disks", world);
 }
 
-/// A tenant's process that lies harms its own disk only. Every request gets its reply, no name gets a second owner, and
-/// what is said to be stored is stored.
+/// A lying process of a tenant harms only its own disk.
+///
+/// Every request gets its reply, no name gets a second owner, and whatever is reported as stored
+/// is stored.
 #[test]
 fn tenant_that_answers_anything_harms_no_other_disk() {
     let budget = Budget {

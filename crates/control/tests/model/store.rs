@@ -1,4 +1,4 @@
-//! The directory of persistent disks' files, and the thread that writes there: one operation after the other.
+//! The directory of persistent disks' files, and the thread that writes them one after another.
 
 use fathom_control::Effect;
 use fathom_spec::DiskSpec;
@@ -9,22 +9,22 @@ use std::collections::{BTreeMap, VecDeque};
 pub struct Store {
     /// Durable contents of the directory.
     pub files: BTreeMap<String, DiskSpec>,
-    /// Writes, removals and reads of files that have not ended.
+    /// File operations that have not ended.
     pub operations: VecDeque<Effect>,
 }
 
-/// How an operation ends.
+/// The outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     Succeeds,
-    /// The file system is full: nothing has changed.
+    /// The file system is full, and nothing has changed.
     FailsBefore,
-    /// The file has changed, but is not known to be durable.
+    /// The file has changed, but may not be durable.
     FailsAfter,
 }
 
 impl Store {
-    /// Changes the files as the operation does.
+    /// Applies an operation to the files.
     pub fn change(&mut self, operation: &Effect) {
         match operation {
             Effect::Write(spec) => drop(self.files.insert(spec.name.clone(), (**spec).clone())),

@@ -13,7 +13,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 
-/// How often something may happen.
+/// How many times each kind of step may happen.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Budget {
     pub requests: u8,
@@ -24,18 +24,18 @@ pub struct Budget {
     pub writes: u8,
     pub edits: u8,
     pub reloads: u8,
-    /// Replies of a hostile disk's process that are not true.
+    /// False replies of a hostile disk's process.
     pub lies: u8,
 }
 
-/// A rule that an earlier version had, and that loses data.
+/// A rule of an earlier version that loses data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub enum OldRule {
     #[default]
     None,
     /// A static disk that is changed gets a file, and becomes persistent.
     StaticBecomesPersistent,
-    /// A definition is noted before its file is written.
+    /// A definition is recorded before its file is written.
     NotedBeforeWritten,
     /// A switch stores the image, but not the keys.
     KeysAreNotStored,
@@ -48,23 +48,23 @@ pub struct World {
     pub registry: Registry,
     pub host: Host,
     pub store: Store,
-    /// What the configuration says now.
+    /// The present contents of the configuration.
     pub config: BTreeMap<String, DiskSpec>,
-    /// What other contents the configuration may get.
+    /// Other contents that the configuration may get.
     #[serde(skip)]
     pub edits: Vec<BTreeMap<String, DiskSpec>>,
     /// Requests that clients may send, each with its disk.
     #[serde(skip)]
     pub menu: Vec<(String, Request)>,
     pub budget: Budget,
-    /// Definitions that were read, and that the registry does not have yet.
+    /// Definitions that were read but not yet passed to the registry.
     pub read: Option<(Vec<DiskSpec>, Vec<DiskSpec>)>,
     /// Requests without a reply, by their identities.
     pub outstanding: BTreeMap<u64, usize>,
     pub retries: BTreeSet<String>,
-    /// Disks that the user has given another image by an edit of the configuration since the server's start.
+    /// Disks whose image the user has changed in the configuration since the server's start.
     pub edited: BTreeSet<String>,
-    /// The configuration was edited.
+    /// Whether the configuration was edited.
     pub is_edited: bool,
     /// Number of requests with the same condition that have succeeded.
     pub conditional_successes: u8,
@@ -76,7 +76,7 @@ pub struct World {
     pub old_rule: OldRule,
 }
 
-/// What may happen next.
+/// A possible next step.
 #[derive(Clone, Debug)]
 pub enum Step {
     Send(usize),
@@ -94,14 +94,14 @@ pub enum Step {
     ReadDefinitions,
     TakeDefinitions,
     Retry(String),
-    /// The server is killed, and started again. The operation on a file that was in progress may have taken place.
+    /// The server is killed and started again; the file operation in progress may have completed.
     Crash {
         is_durable: bool,
     },
 }
 
 impl World {
-    /// A server with this configuration, these files and these images, which starts.
+    /// Starts a server with this configuration, these files and these images.
     pub fn start(
         config: Vec<DiskSpec>,
         files: Vec<DiskSpec>,
@@ -149,7 +149,7 @@ impl World {
         hasher.finish()
     }
 
-    /// All that may happen next.
+    /// Returns all possible next steps.
     pub fn steps(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         let left = &self.budget;
@@ -157,7 +157,7 @@ impl World {
             steps.extend((0..self.menu.len()).map(Step::Send));
         }
         for (asked, request) in self.host.asked.iter().enumerate() {
-            // (The host carries out what is asked about a disk in order.)
+            // The host carries out requests about one disk in order.
             let before = &self.host.asked[..asked];
             if before.iter().any(|earlier| earlier.disk == request.disk) {
                 continue;
@@ -166,7 +166,7 @@ impl World {
                 asked,
                 fails: false,
             });
-            // (Users wait until the host has ended a switch, so that cannot fail.)
+            // Users wait until the host has ended a switch, so that step cannot fail.
             let can_fail = !matches!(request.request, HostRequest::EndSwitch { .. });
             if left.failures > 0 && can_fail {
                 steps.push(Step::HostDoes { asked, fails: true });
@@ -176,7 +176,7 @@ impl World {
                 steps.extend(lies.map(|lie| Step::HostLies { asked, lie }));
             }
         }
-        // (The thread that reads is the one that writes, and its results arrive in order.)
+        // One thread reads and writes, and its results arrive in order.
         if !self.store.operations.is_empty() && self.read.is_none() {
             steps.push(Step::StoreDoes(Ending::Succeeds));
             if left.failures > 0 {
@@ -355,7 +355,7 @@ impl World {
         }
     }
 
-    /// An old rule: the disk's definition is this from now on.
+    /// Applies an old rule: records this definition for the disk.
     fn note_persistent(&mut self, spec: DiskSpec) {
         if !self.registry.is_settled() {
             return;
@@ -384,7 +384,7 @@ impl World {
         })
     }
 
-    /// The server starts.
+    /// Starts the server.
     fn begin(&mut self) -> Result<(), String> {
         self.registry = Registry::new(settings(), [], BTreeMap::new());
         let config = self.config.values().cloned().collect();
@@ -405,7 +405,7 @@ impl World {
         self.read = None;
         self.outstanding.clear();
         self.retries.clear();
-        // (The user has named an image, for a disk that only the configuration defines.)
+        // The user has named an image for a disk that only the configuration defines.
         for name in std::mem::take(&mut self.edited) {
             let is_static = !self.store.files.contains_key(&name);
             let image = self.config.get(&name).map(|spec| spec.image.to_string());
@@ -417,7 +417,7 @@ impl World {
         self.begin()
     }
 
-    /// Gives the registry an event, and starts what it wants.
+    /// Passes an event to the registry, and starts the resulting operations.
     fn feed(&mut self, event: Event) -> Result<(), String> {
         for effect in self.registry.take(event) {
             match effect {
@@ -472,7 +472,7 @@ impl World {
         properties::check_reply(self, disk, &request)
     }
 
-    /// Whether nothing is in progress.
+    /// Returns whether no operation is in progress.
     pub fn is_quiet(&self) -> bool {
         self.host.asked.is_empty() && self.store.operations.is_empty() && self.read.is_none()
     }
@@ -485,14 +485,14 @@ fn settings() -> Settings {
     }
 }
 
-/// A disk on this image.
+/// Returns a disk on this image.
 pub fn disk(name: &str, image: &str) -> DiskSpec {
     let mut spec = DiskSpec::new(name.into(), image.parse().unwrap());
     spec.filters = vec!["delay:read=1ms".parse().unwrap()];
     spec.with_format()
 }
 
-/// A request to add or change this disk.
+/// Returns a request to add or change this disk.
 pub fn put(spec: &DiskSpec) -> (String, Request) {
     let request = Request::Put {
         spec: Box::new(spec.clone()),
