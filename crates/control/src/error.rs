@@ -18,7 +18,9 @@ pub enum ErrorKind {
     Invalid,
     /// The object does not exist.
     Unknown,
-    /// The object's state does not allow the request: the object exists already, is in use, or is being changed.
+    /// The object's state does not allow the request.
+    ///
+    /// The object exists already, is in use, or is being changed.
     Conflict,
     /// The operation was tried and failed.
     Failed,

@@ -20,10 +20,11 @@ use std::time::{Duration, Instant};
 
 /// Time without any progress after which saving original data is given up.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Maximum time that a write waits in any case.
+/// Maximum time that a write waits for its original data to be saved, despite progress.
 const LONGEST: Duration = Duration::from_secs(20);
 /// Time without any progress of a mirror after which its throttling is given up.
 const BRAKED: Duration = Duration::from_secs(10);
+/// Maximum time that a write of a draining source waits, since others wait for the source.
 const LEAVING: Duration = Duration::from_secs(1);
 /// Interval between checks of these timeouts.
 const LOOK: Duration = Duration::from_millis(500);
@@ -169,8 +170,8 @@ impl Tap {
 
     /// Returns how often others may have changed the image between deactivation and activation.
     ///
-    /// For an image that is not in a file, and for devices, each activation counts, since changes
-    /// cannot be detected.
+    /// Each activation counts if changes cannot be detected: for devices, for images that are not
+    /// in a file, and for images with an external data file.
     pub fn changes_by_others(&self) -> u64 {
         match self.telling() {
             Some(file) => file.changes_by_others(),

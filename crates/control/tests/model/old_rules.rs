@@ -21,8 +21,8 @@ const ALL: Budget = Budget {
     lies: 0,
 };
 
-/// `disk change` and PUT wrote a file for a disk of the configuration. The disk was then switched as a persistent disk,
-/// but the configuration named the old image after a restart.
+/// `disk change` and PUT wrote a file for a disk of the configuration. The disk was then switched
+/// as a persistent disk, but the configuration named the old image after a restart.
 #[test]
 fn static_disk_that_becomes_persistent_is_found() {
     let mut world = of_configuration(ALL);
